@@ -1,0 +1,1 @@
+"""The gateway before the Triton pool, and the models that Triton runs."""

@@ -1,0 +1,35 @@
+"""The seam between the service and whatever generates: the engine child on the device, an OpenAI server in the cloud."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from router.types import Chunk, Embeddings, Request, Target
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One attempt's ask. `deadline` is monotonic seconds (the loop's clock); work must stop there, everywhere."""
+
+    id: str  # the decision's id, for logs and `x-request-id`
+    request: Request
+    target: Target
+    deadline: float
+    confidence_tokens: int = 0  # > 0: report Confidence on the chunks of the first tokens (a handoff is possible)
+    traceparent: str = ""
+
+
+class Backend(Protocol):
+    """Generates for the targets of one place. Raises router.errors.BackendError (with its phase) or InvalidRequest.
+
+    Closing the iterator (``aclose``, or cancelling the task that iterates) stops the work within one decode step and
+    frees its slot; nothing is left running.
+    """
+
+    def generate(self, call: Call) -> AsyncIterator[Chunk]: ...
+
+    async def embed(self, call: Call) -> Embeddings: ...
+
+    async def close(self) -> None: ...

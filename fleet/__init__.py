@@ -1,0 +1,1 @@
+"""The control plane; its first room: checking policies and running their cases."""

@@ -1,0 +1,1 @@
+"""Tests tell behaviour: fake clock, real bytes, real parts."""
