@@ -1,0 +1,97 @@
+"""`python -m tests.bench [name ...] [--write]`: run the benchmarks, print each ratio beside its limit.
+
+``--write`` keeps the table in tests/bench/RESULTS.md with the command and the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import platform
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from .rows import Row
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "RESULTS.md"
+VERDICT = {True: "holds", False: "MISSES", None: ""}
+
+
+def available() -> list[str]:
+    return sorted(p.stem.removeprefix("bench_") for p in HERE.glob("bench_*.py"))
+
+
+def machine() -> str:
+    try:
+        model = next(
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        )
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    memory_gb = psutil.virtual_memory().total / 2**30
+    return f"{psutil.cpu_count()} cores {model}, {memory_gb:.0f} GiB, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+
+
+def limit_of(row: Row) -> str:
+    if row.limit is None:
+        return ""
+    return f"{'≤' if row.better == 'lower' else '≥'} {row.limit:g} {row.unit}"
+
+
+def cells(row: Row) -> tuple[str, str, str, str, str]:
+    return row.name, f"{row.value:.3g} {row.unit}", limit_of(row), VERDICT[row.holds], row.note
+
+
+def markdown(names: list[str], rows: list[Row], took_s: float) -> str:
+    lines = [
+        "# Measured figures",
+        "",
+        f"Command: `python -m tests.bench {' '.join(names)}` (`make bench`), {took_s:.0f} s, "
+        f"{datetime.now(timezone.utc):%Y-%m-%d}.",
+        f"Machine: {machine()}; load before the run {psutil.getloadavg()[0]:.1f}.",
+        "",
+        "Each figure is a ratio or difference within one run, of medians over interleaved rounds; the absolute figures",
+        "behind it are in the last column.",
+        "",
+        "| what | measured | limit | | behind it |",
+        "|---|---|---|---|---|",
+    ]
+    lines += ["| " + " | ".join(c.replace("|", "/") for c in cells(row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"which ones; default all: {', '.join(available())}")
+    parser.add_argument("--write", action="store_true", help=f"keep the table in {RESULTS.name}")
+    args = parser.parse_args()
+    names: list[str] = args.names or available()
+    if unknown := sorted(set(names) - set(available())):
+        parser.error(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(available())}")
+    console = Console(soft_wrap=True)
+    rows: list[Row] = []
+    started = time.monotonic()
+    for name in names:
+        console.print(f"[dim]running {name} …[/dim]")
+        rows += importlib.import_module(f"{__package__}.bench_{name}").main()
+    table = Table("what", "measured", "limit", "", "behind it")
+    for row in rows:
+        table.add_row(*cells(row), style="red" if row.holds is False else None)
+    console.print(table)
+    if args.write:
+        RESULTS.write_text(markdown(names, rows, time.monotonic() - started))
+        console.print(f"kept in {RESULTS}")
+    return 1 if any(row.holds is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
