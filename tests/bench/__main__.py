@@ -38,7 +38,8 @@ def machine() -> str:
     except (OSError, StopIteration):
         model = platform.processor() or platform.machine()
     memory_gb = psutil.virtual_memory().total / 2**30
-    return f"{psutil.cpu_count()} cores {model}, {memory_gb:.0f} GiB, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return f"{psutil.cpu_count()} cores {model}, {memory_gb:.0f} GiB, {system}"
 
 
 def limit_of(row: Row) -> str:
@@ -52,11 +53,11 @@ def cells(row: Row) -> tuple[str, str, str, str, str]:
 
 
 def markdown(names: list[str], rows: list[Row], took_s: float) -> str:
+    command = f"python -m tests.bench {' '.join(names)}"
     lines = [
         "# Measured figures",
         "",
-        f"Command: `python -m tests.bench {' '.join(names)}` (`make bench`), {took_s:.0f} s, "
-        f"{datetime.now(timezone.utc):%Y-%m-%d}.",
+        f"Command: `{command}` (`make bench`), {took_s:.0f} s, {datetime.now(timezone.utc):%Y-%m-%d}.",
         f"Machine: {machine()}; load before the run {psutil.getloadavg()[0]:.1f}.",
         "",
         "Each figure is a ratio or difference within one run, of medians over interleaved rounds; the absolute figures",
