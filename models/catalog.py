@@ -1,0 +1,102 @@
+"""The functions that the assistants may call: one catalogue over four public data sets, under readable names.
+
+HWU64 keeps its names (`alarm_set`). SNIPS becomes snake case. BANKING77 is prefixed with `bank_`. A CLINC150 intent that is the
+same function as one of the others is merged into it: its rows have no slots, so they teach and test the function's name only.
+"""
+
+from __future__ import annotations
+
+import re
+
+OUT_OF_SCOPE = "out_of_scope"
+
+SNIPS = {
+    "AddToPlaylist": "playlist_add",
+    "BookRestaurant": "restaurant_book",
+    "GetWeather": "weather_get",
+    "PlayMusic": "music_play",
+    "RateBook": "book_rate",
+    "SearchCreativeWork": "creative_work_search",
+    "SearchScreeningEvent": "screening_search",
+}
+
+# CLINC150 intent → the functions that are a right answer to it.
+CLINC_MERGED: dict[str, tuple[str, ...]] = {
+    "alarm": ("alarm_set", "alarm_query", "alarm_remove"),
+    "calculator": ("qa_maths",),
+    "calendar": ("calendar_query", "calendar_set", "calendar_remove"),
+    "calendar_update": ("calendar_set", "calendar_remove"),
+    "change_volume": ("audio_volume_up", "audio_volume_down", "audio_volume_mute"),
+    "date": ("datetime_query",),
+    "definition": ("qa_definition",),
+    "exchange_rate": ("qa_currency",),
+    "oos": (OUT_OF_SCOPE,),
+    "play_music": ("play_music", "music_play"),
+    "recipe": ("cooking_recipe",),
+    "reminder": ("calendar_query",),
+    "reminder_update": ("calendar_set",),
+    "restaurant_reservation": ("restaurant_book",),
+    "shopping_list": ("lists_query",),
+    "shopping_list_update": ("lists_createoradd", "lists_remove"),
+    "smart_home": (
+        "iot_cleaning",
+        "iot_coffee",
+        "iot_hue_lightchange",
+        "iot_hue_lightdim",
+        "iot_hue_lightoff",
+        "iot_hue_lighton",
+        "iot_hue_lightup",
+        "iot_wemo_off",
+        "iot_wemo_on",
+    ),
+    "tell_joke": ("general_joke",),
+    "time": ("datetime_query", "datetime_convert"),
+    "todo_list": ("lists_query",),
+    "todo_list_update": ("lists_createoradd", "lists_remove"),
+    "traffic": ("transport_traffic",),
+    "uber": ("transport_taxi",),
+    "update_playlist": ("playlist_add",),
+    "weather": ("weather_query", "weather_get"),
+    "what_song": ("music_query",),
+}
+
+DEVICE_DOMAINS = ("iot", "audio", "alarm", "lists", "calendar", "weather", "play", "music", "datetime")
+# CLINC150 intents too close to the device's own functions to teach as refusals.
+DEVICE_LIKE = frozenset(
+    {"timer", "timezone", "next_song", "meeting_schedule", "schedule_meeting", "next_holiday", "restaurant_suggestion"}
+    | {"cancel_reservation", "confirm_reservation", "change_speed", "sync_device"}
+)
+
+
+def functions(source: str, intent: str) -> tuple[str, ...]:
+    """The functions that answer a row of `source` (hwu64 | snips2017 | clinc150 | banking77); the first is the one taught."""
+    if source == "snips2017":
+        return (SNIPS[intent],)
+    if source == "banking77":
+        return (f"bank_{intent.lower().rstrip('?')}",)
+    if source == "clinc150":
+        return CLINC_MERGED.get(intent, (intent,))
+    return (intent,)
+
+
+def argument(slot: str) -> str:
+    """A slot's name as an argument: `timeRange` → `time_range`."""
+    return re.sub(r"(?<=[a-z])([A-Z])", lambda match: "_" + match.group(1).lower(), slot)
+
+
+def on_device(source: str, intent: str) -> bool:
+    """Whether the device's model answers this intent itself (SNIPS and HWU64's device domains)."""
+    return source == "snips2017" or (source == "hwu64" and intent.split("_")[0] in DEVICE_DOMAINS)
+
+
+def refusable(source: str, intent: str) -> bool:
+    """Whether the device's model should refuse it: not its own, and not a near double of its own."""
+    if on_device(source, intent):
+        return False
+    if source != "clinc150":
+        return True
+    own = set(SNIPS.values())
+    merged = CLINC_MERGED.get(intent, ())
+    return intent not in DEVICE_LIKE and not any(
+        name in own or name.split("_")[0] in DEVICE_DOMAINS for name in merged if name != OUT_OF_SCOPE
+    )

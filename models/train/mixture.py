@@ -1,0 +1,165 @@
+"""Which examples an epoch is made of, for the device's model and for the large one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ..answer import Call, expected
+from ..catalog import OUT_OF_SCOPE, argument, functions, on_device, refusable
+from ..dataset import INTENT_SOURCES, Row, for_validation, held_back, read_questions, read_rows
+from .augment import Augmenter
+from .chatter import OPEN_ENDED, chatter
+from .vocabulary import Vocabulary
+
+TURN = 0.05  # share of examples with an unrelated exchange before them
+QUESTION_CHARACTERS = 600  # of a long question, at most; often less
+
+
+class Example(msgspec.Struct, frozen=True):
+    """Token ids of prompt and answer; the loss is on the answer alone."""
+
+    prompt: list[int]
+    target: list[int]
+    source: str = ""
+
+
+class Corpus(msgspec.Struct, frozen=True):
+    """All rows and questions, training and held-back parts apart."""
+
+    train: tuple[Row, ...]
+    validation: tuple[Row, ...]
+    questions: tuple[str, ...]
+    held_questions: tuple[str, ...]
+
+    @classmethod
+    def read(cls, data: Path) -> Corpus:
+        """Whatever there is of `intents/*.jsonl` and `routing/*.jsonl` under `data`."""
+        rows = [row for name in INTENT_SOURCES for row in _rows(data / "intents" / f"{name}.jsonl")]
+        files = sorted((data / "routing").glob("*.jsonl"))
+        questions = [question.prompt for path in files for question in read_questions(path)]
+        return cls(
+            train=tuple(row for row in rows if not for_validation(row)),
+            validation=tuple(row for row in rows if for_validation(row)),
+            questions=tuple(text for text in questions if not held_back(text)),
+            held_questions=tuple(text for text in questions if held_back(text)),
+        )
+
+    def functions(self) -> list[str]:
+        names = {name for row in self.train for name in functions(row.source, row.intent)}
+        return sorted(names | {OUT_OF_SCOPE})
+
+    def arguments(self) -> list[str]:
+        return sorted({argument(slot) for row in self.train for slot, _ in row.slots})
+
+    def texts(self) -> list[str]:
+        """What the tokenizer learns from: texts, and values as they stand at the start of a JSON string."""
+        values = [value for row in self.train for _, value in row.slots]
+        return [row.text for row in self.train] + values + [text[:200] for text in self.questions[::4]]
+
+
+class Mixture:
+    """Draws the examples of one epoch after the other."""
+
+    def __init__(self, corpus: Corpus, vocabulary: Vocabulary, student: bool, seed: int, refusals: int = 9000) -> None:
+        self._corpus, self._vocabulary, self._student, self._refusals = corpus, vocabulary, student, refusals
+        self._random = random.Random(seed)
+        self._augmenter = Augmenter(corpus.train, seed)
+        self._own = [row for row in corpus.train if on_device(row.source, row.intent)]
+        self._others = [row for row in corpus.train if refusable(row.source, row.intent)]
+        self._oos = [row for row in corpus.train if row.intent == "oos"]
+
+    def epoch(self) -> list[Example]:
+        rows = self._device_rows() if self._student else self._all_rows()
+        refused = self._refused_texts()
+        prompts = self._vocabulary.texts([row.text for row in rows] + refused)
+        examples = [self._answered(row, ids) for row, ids in zip(rows, prompts, strict=False)]
+        refusal = self._vocabulary.call(Call(OUT_OF_SCOPE), refuse=self._student)
+        examples += [Example(self._vocabulary.prompt(ids), refusal, "refused") for ids in prompts[len(rows) :]]
+        self._random.shuffle(examples)
+        return [self._in_context(example, examples) for example in examples]
+
+    def _device_rows(self) -> list[Row]:
+        """HWU64 has fewer rows and more to learn: each comes twice, in two variants."""
+        rows = [row for row in self._own for _ in range(2 if row.source == "hwu64" else 1)]
+        return [self._augmenter.variant(row) for row in rows]
+
+    def _all_rows(self) -> list[Row]:
+        rows = [row for row in self._corpus.train if row.intent != "oos" and not _ambiguous(row)]
+        return [self._augmenter.variant(row) for row in rows]
+
+    def _refused_texts(self) -> list[str]:
+        if not self._student:
+            open_ended = chatter(self._random, 600, OPEN_ENDED)
+            return [row.text for row in self._oos] * 4 + open_ended + self._some_questions(300)
+        by_source = {
+            name: [row for row in self._others if row.source == name] for name in ("hwu64", "clinc150", "banking77")
+        }
+        share = {"hwu64": 0.36, "clinc150": 0.38, "banking77": 0.08}
+        drawn = [
+            self._augmenter.variant(row).text
+            for name, rows in by_source.items()
+            for row in self._random.sample(rows, min(len(rows), int(self._refusals * share[name])))
+        ]
+        drawn += [row.text for row in self._oos] * 2 + chatter(self._random, int(self._refusals * 0.1))
+        return drawn + self._some_questions(int(self._refusals * 0.05))
+
+    def _some_questions(self, count: int) -> list[str]:
+        """Long questions, cut at random: what is long is out of scope too."""
+        draw = self._random
+        chosen = draw.sample(self._corpus.questions, min(count, len(self._corpus.questions)))
+        return [text[: int(30 + (QUESTION_CHARACTERS - 30) * draw.random() ** 3)].strip() for text in chosen]
+
+    def _answered(self, row: Row, text_ids: Sequence[int]) -> Example:
+        target = self._vocabulary.call(expected(row))
+        if row.source == "clinc150" and len(functions(row.source, row.intent)) == 1 and _merged(row):
+            target = target[:2]  # the function's name: its arguments are not labelled here
+        return Example(self._vocabulary.prompt(text_ids), target, row.source)
+
+    def _in_context(self, example: Example, others: Sequence[Example]) -> Example:
+        if self._random.random() >= TURN:
+            return example
+        before = self._random.choice(others)
+        if before.target[-1] != self._vocabulary.end or len(before.prompt) > 60:
+            return example
+        shown = [token for token in before.target if token != self._vocabulary.refuse]
+        return msgspec.structs.replace(example, prompt=[*before.prompt, *shown, *example.prompt])
+
+
+def validation_examples(
+    corpus: Corpus, vocabulary: Vocabulary, student: bool, per_source: int, seed: int = 7
+) -> dict[str, list[Example]]:
+    """Held-back examples by source, and `refused`: what this model should turn away."""
+    draw = random.Random(seed)
+    groups: dict[str, list[tuple[str, list[int]]]] = {"refused": []}
+    refusal = vocabulary.call(Call(OUT_OF_SCOPE), refuse=student)[:1 if student else 2]
+    for row in corpus.validation:
+        if row.intent == "oos" or (student and refusable(row.source, row.intent)):
+            groups["refused"].append((row.text, refusal))
+        elif on_device(row.source, row.intent) or (not student and not _ambiguous(row)):
+            target = vocabulary.call(expected(row))
+            groups.setdefault(row.source, []).append((row.text, target[:2] if _merged(row) else target))
+    groups["questions"] = [(text[:QUESTION_CHARACTERS], refusal) for text in corpus.held_questions]
+    examples = {}
+    for name, pairs in groups.items():
+        chosen = draw.sample(pairs, min(per_source, len(pairs)))
+        prompts = vocabulary.texts([text for text, _ in chosen])
+        examples[name] = [
+            Example(vocabulary.prompt(ids), target, name) for ids, (_, target) in zip(prompts, chosen, strict=True)
+        ]
+    return examples
+
+
+def _merged(row: Row) -> bool:
+    return row.source == "clinc150" and functions(row.source, row.intent) != (row.intent,)
+
+
+def _ambiguous(row: Row) -> bool:
+    return len(functions(row.source, row.intent)) > 1
+
+
+def _rows(path: Path) -> tuple[Row, ...]:
+    return read_rows(path) if path.is_file() else ()

@@ -1,0 +1,71 @@
+"""Muon for the matrices, AdamW for the rest.
+
+Muon orthogonalises each matrix's momentum by a Newton-Schulz iteration (Jordan et al. 2024, kellerjordan.github.io/posts/muon):
+on these sizes it needs about half the steps of AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+_A, _B, _C = 3.4445, -4.7750, 2.0315  # the published coefficients of the quintic iteration
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum SGD with orthogonalised updates, for two-dimensional weights."""
+
+    def __init__(self, weights: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.01) -> None:
+        super().__init__(list(weights), {"lr": lr, "momentum": momentum, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                momentum = state.setdefault("momentum", torch.zeros_like(weight))
+                momentum.lerp_(weight.grad, 1 - group["momentum"])
+                update = orthogonal(weight.grad.lerp(momentum, group["momentum"]))
+                weight.mul_(1 - group["lr"] * group["decay"])
+                weight.add_(update, alpha=-group["lr"] * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5)
+
+
+def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
+    """About U Vᵀ of matrix = U S Vᵀ, in bf16."""
+    x = matrix.to(torch.bfloat16)
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    x = x / (x.norm() + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = _A * x + (_B * gram + _C * gram @ gram) @ x
+    return (x.T if tall else x).to(matrix.dtype)
+
+
+class Optimizers:
+    """Both optimizers behind one step, with a shared schedule factor."""
+
+    def __init__(self, network: nn.Module, matrix_lr: float, vector_lr: float) -> None:
+        matrices = [p for name, p in network.named_parameters() if p.ndim == 2 and "embedding" not in name]
+        others = [p for name, p in network.named_parameters() if p.ndim != 2 or "embedding" in name]
+        self._muon = Muon(matrices, matrix_lr)
+        self._adam = torch.optim.AdamW(others, lr=vector_lr, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
+        self._lr = (matrix_lr, vector_lr)
+
+    def step(self, factor: float) -> None:
+        for optimizer, lr in zip((self._muon, self._adam), self._lr, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"muon": self._muon.state_dict(), "adam": self._adam.state_dict()}
+
+    def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
+        self._muon.load_state_dict(state["muon"])
+        self._adam.load_state_dict(state["adam"])

@@ -1,0 +1,165 @@
+"""The training loop: time-boxed, checkpointed, resumable, on a CPU or a GPU.
+
+Progress is the larger share spent of minutes and of steps, so that a run on a busy machine still ends its schedule in time.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .mixture import Example
+from .network import Llama, Shape
+from .optimizer import Optimizers
+
+CHECKPOINT = "checkpoint.pt"
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long and how fast to train. The rate rises over `warmup_steps`, stays, and falls linearly over the last `cooldown`."""
+
+    minutes: float
+    steps: int = 1_000_000
+    tokens: int = 4096  # padded, per batch
+    matrix_lr: float = 0.02
+    vector_lr: float = 3e-3
+    warmup_steps: int = 50
+    cooldown: float = 0.5  # share of the run
+    dropout: float = 0.1
+    seed: int = 1
+    report_minutes: float = 3.0
+
+
+class Trainer:
+    """Owns network, optimizers and the checkpoint file of one run."""
+
+    def __init__(self, network: Llama, plan: Plan, folder: Path, device: str = "cpu") -> None:
+        torch.manual_seed(plan.seed)
+        self.network, self.plan, self.folder, self.device = network.to(device), plan, folder, device
+        self.step, self.spent_s = 0, 0.0
+        self._optimizers = Optimizers(network, plan.matrix_lr, plan.vector_lr)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def progress(self) -> float:
+        return min(1.0, max(self.spent_s / (60 * self.plan.minutes), self.step / self.plan.steps))
+
+    def resume(self) -> bool:
+        """Take up the last checkpoint, if there is one."""
+        path = self.folder / CHECKPOINT
+        if not path.is_file():
+            return False
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.network.load_state_dict(state["network"])
+        self._optimizers.load_state_dict(state["optimizers"])
+        self.step, self.spent_s = state["step"], state["spent_s"]
+        return True
+
+    def run(self, epoch: Callable[[], list[Example]], report: Callable[[Trainer, float], None]) -> None:
+        """Train until the plan is spent; `report(trainer, loss)` comes every few minutes, after each checkpoint."""
+        draw = random.Random(self.plan.seed + self.step)
+        last, losses, reported = time.monotonic(), [], self.spent_s
+        while self.progress < 1.0:
+            for batch in batches(epoch(), self.plan.tokens, draw):
+                losses.append(self._learn(batch))
+                now = time.monotonic()
+                self.spent_s, last = self.spent_s + now - last, now
+                if self.spent_s - reported > 60 * self.plan.report_minutes or self.progress >= 1.0:
+                    reported = self.spent_s
+                    self.save()
+                    report(self, float(torch.stack(losses).mean()))
+                    losses.clear()
+                    last = time.monotonic()  # validation is not training time
+                if self.progress >= 1.0:
+                    return
+
+    def save(self) -> None:
+        state = {
+            "network": self.network.state_dict(),
+            "optimizers": self._optimizers.state_dict(),
+            "step": self.step,
+            "spent_s": self.spent_s,
+            "shape": msgspec.to_builtins(self.network.shape),
+        }
+        partial = self.folder / f"{CHECKPOINT}.partial"
+        torch.save(state, partial)
+        partial.replace(self.folder / CHECKPOINT)
+
+    def _learn(self, batch: Sequence[Example]) -> Tensor:
+        self.network.train()
+        with autocast(self.device):
+            logits, wanted = answer_logits(self.network, batch, self.device)
+        loss = F.cross_entropy(logits.float(), wanted)
+        loss.backward()
+        self._optimizers.step(self._factor())
+        self.step += 1
+        return loss.detach()
+
+    def _factor(self) -> float:
+        warm = min(1.0, (self.step + 1) / self.plan.warmup_steps)
+        return warm * min(1.0, (1.0 - self.progress) / self.plan.cooldown + 0.01)
+
+
+def load_network(path: Path, dropout: float = 0.0) -> Llama:
+    """The network of a checkpoint. Only tensors and numbers are read, nothing is executed."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    network = Llama(msgspec.convert(state["shape"], Shape), dropout)
+    network.load_state_dict(state["network"])
+    return network
+
+
+def batches(examples: Sequence[Example], tokens: int, draw: random.Random) -> Iterator[list[Example]]:
+    """Batches of at most `tokens` padded tokens, of about equal lengths, in random order."""
+    ordered = sorted(examples, key=lambda one: len(one.prompt) + len(one.target) + 2 * draw.random())
+    groups: list[list[Example]] = [[]]
+    longest = 0
+    for example in ordered:
+        longest = max(longest, len(example.prompt) + len(example.target))
+        if groups[-1] and longest * (len(groups[-1]) + 1) > tokens:
+            groups.append([])
+            longest = len(example.prompt) + len(example.target)
+        groups[-1].append(example)
+    draw.shuffle(groups)
+    return iter(groups)
+
+
+def answer_logits(network: Llama, batch: Sequence[Example], device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Logits [targets, vocabulary] at the answers' positions only, and the wanted ids [targets]."""
+    length = max(len(one.prompt) + len(one.target) for one in batch) - 1
+    length += -length % 8
+    ids = torch.zeros(len(batch), length, dtype=torch.long)
+    places, wanted = [], []
+    for row, one in enumerate(batch):
+        whole = one.prompt + one.target[:-1]
+        ids[row, : len(whole)] = torch.tensor(whole)
+        first = row * length + len(one.prompt) - 1
+        places.extend(range(first, first + len(one.target)))
+        wanted.extend(one.target)
+    hidden = network.hidden(ids.to(device)).flatten(0, 1)
+    return network.logits(hidden[torch.tensor(places, device=device)]), torch.tensor(wanted, device=device)
+
+
+@torch.no_grad()
+def right_answers(network: Llama, examples: Sequence[Example], device: str = "cpu") -> tuple[float, float]:
+    """(share with the right second token, share with every token right): greedy decoding would give the same answers."""
+    network.eval()
+    names, whole = 0, 0
+    for batch in batches(examples, 8192, random.Random(0)):
+        with autocast(device):
+            logits, wanted = answer_logits(network, batch, device)
+        right = (logits.argmax(-1) == wanted).split([len(one.target) for one in batch])
+        names += sum(bool(one[:2].all()) for one in right)
+        whole += sum(bool(one.all()) for one in right)
+    return names / len(examples), whole / len(examples)
+
+
+def autocast(device: str) -> AbstractContextManager[None]:
+    return torch.autocast(device, dtype=torch.bfloat16)
