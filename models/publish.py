@@ -1,0 +1,80 @@
+"""Make an artifact: weights, manifest and card in one folder, activated by rename."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from .gguf_file import read_gguf
+from .spec import Artifact, ArtifactError, DataSource, Manifest, load_artifact, save_manifest, sha256_of, verify_artifact
+
+ATTRIBUTIONS = (
+    DataSource("HWU64", "CC BY 4.0", "Liu et al. 2019, xliuhw/NLU-Evaluation-Data"),
+    DataSource("SNIPS 2017", "CC0 1.0", "Coucke et al. 2018, sonos/nlu-benchmark"),
+    DataSource("CLINC150", "CC BY 3.0", "Larson et al. 2019, clinc/oos-eval"),
+    DataSource("BANKING77", "CC BY 4.0", "Casanueva et al. 2020, PolyAI-LDN/task-specific-datasets"),
+    DataSource("MMLU questions", "MIT", "Hendrycks et al. 2021; only as questions to turn away"),
+    DataSource("GSM8K questions", "MIT", "Cobbe et al. 2021; only as questions to turn away"),
+)
+
+
+def publish_gguf(
+    weights: Path,
+    name: str,
+    root: Path,
+    *,
+    data: tuple[DataSource, ...] = (),
+    metrics: Mapping[str, float] | None = None,
+    command: str = "",
+    licence: str | None = None,
+    seed: int | None = None,
+    note: str = "",
+) -> Artifact:
+    """Copy `weights` to `root/name/model.gguf` beside a manifest made from its own metadata, and verify the copy."""
+    about = read_gguf(weights)
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / "model.gguf.partial"
+    shutil.copyfile(weights, partial)
+    manifest = Manifest(
+        name=name,
+        file="model.gguf",
+        sha256=sha256_of(partial),
+        size_bytes=partial.stat().st_size,
+        format="gguf",
+        architecture=about.architecture,
+        quantisation=about.quantisation,
+        context_length=about.context_length,
+        licence=licence or about.licence or "unknown",
+        data=data,
+        metrics=dict(metrics or {}),
+        parameters=about.parameters,
+        refuse_token=about.refuse_token,
+        tokenizer_sha256=about.tokenizer_sha256,
+        chat_template_sha256=_hash(about.chat_template) if about.chat_template else None,
+        command=command,
+        seed=seed,
+        note=note,
+    )
+    partial.replace(folder / manifest.file)
+    artifact = save_manifest(manifest, folder)
+    verify_artifact(artifact)
+    return artifact
+
+
+def write_card(artifact: Artifact, text: str) -> None:
+    (artifact.folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def remove(name: str, root: Path) -> None:
+    """Forget an artifact that an owner added. Raises ArtifactError when the folder holds no manifest."""
+    load_artifact(root / name)
+    if Path(name).name != name:
+        raise ArtifactError(f"{name!r} is not a plain name")
+    shutil.rmtree(root / name)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
