@@ -1,0 +1,240 @@
+"""The configuration is frozen, layered, and refuses what it does not know, naming the place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge_node.config import MEANING, PREFIX, Config, config_keys, config_variable, load_config
+from edge_node.layers import build, leaves_of, read_yaml
+from router.errors import ConfigError
+
+EXAMPLE = Path(__file__).parents[2] / "edge_node" / "deploy" / "edge.example.yaml"
+HOME = {"HOME": "/home/kiosk"}
+SHA = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "edge.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_without_a_file_the_defaults_hold() -> None:
+    """No file, no variable, no flag: loopback, port 8080, edge only."""
+    config = load_config(None, HOME, {})
+    assert config == msgspec.structs.replace(Config(), state_dir="/home/kiosk/.local/state/causeway")
+
+
+def test_flag_wins_over_environment_wins_over_file(tmp_path: Path) -> None:
+    """Each layer overrides only the keys that it names."""
+    path = write(tmp_path, "server: {host: 0.0.0.0, port: 1, drain_s: 5}\n")
+    environ = HOME | {"CAUSEWAY_SERVER__PORT": "2", "CAUSEWAY_SERVER__DRAIN_S": "6s"}
+    config = load_config(path, environ, {"server.port": 3, "server.socket": None})
+    assert (config.server.host, config.server.port, config.server.drain_s) == ("0.0.0.0", 3, 6.0)
+    assert config.server.socket == ""
+
+
+def test_every_key_can_be_set_from_the_environment() -> None:
+    """Each key has a variable, and its documented default, written as text, is read back as the same value."""
+    defaults = Config()
+    environ = dict(HOME)
+    for key in config_keys():
+        value = msgspec.to_builtins(_at(defaults, key))
+        environ[config_variable(key)] = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
+    environ.pop("CAUSEWAY_CLOUD__API_KEY_FILE")
+    config = load_config(None, environ, {})
+    assert msgspec.structs.replace(config, state_dir="") == defaults
+
+
+def _at(config: object, key: str) -> object:
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def test_every_key_has_a_meaning() -> None:
+    """The table of meanings and the structs name the same keys."""
+    assert set(MEANING) == set(config_keys())
+    assert all(MEANING.values())
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("30", 30.0), ("1.5", 1.5), ("500ms", 0.5), ("45s", 45.0), ("10m", 600.0), ("2h", 7200.0), ("'7d'", 604800.0)],
+)
+def test_durations_are_friendly(tmp_path: Path, written: str, expected: float) -> None:
+    """A duration is seconds or carries its unit."""
+    path = write(tmp_path, f"decisions: {{max_age_s: {written}}}\n")
+    assert load_config(path, HOME, {}).decisions.max_age_s == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("1048576", 2**20), ("64KiB", 65536), ("32MiB", 2**25), ("1GB", 10**9), ("1.5 MiB", 1572864), ("64M", 2**26)],
+)
+def test_sizes_are_friendly(tmp_path: Path, written: str, expected: int) -> None:
+    """A size is bytes or carries its unit; MB is decimal, MiB binary, a bare M as systemd means it."""
+    path = write(tmp_path, f"cache: {{memory_bytes: {written}}}\n")
+    assert load_config(path, HOME, {}).cache.memory_bytes == expected
+
+
+REFUSED = [
+    ("server: {prot: 1}", "edge.yaml:1: server.prot", "did you mean `server.port`?"),
+    ("port: 1", "edge.yaml:1: port", "did you mean `server.port`?"),
+    ("sever: {port: 1}", "edge.yaml:1: sever", "did you mean `server`?"),
+    ("log: info\nfrobnicate: 1", "edge.yaml:2: frobnicate", "there are: cache, cloud, decisions"),
+    (
+        "server:\n  port: eighty",
+        "edge.yaml:2: server.port",
+        "a whole number, at least 0 and at most 65535, not 'eighty'",
+    ),
+    ("server:\n  port: 99999", "edge.yaml:2: server.port", "at most 65535, not 99999"),
+    ("server:\n  port: '8080'", "edge.yaml:2: server.port", "not '8080'"),
+    ("server:\n  port: true", "edge.yaml:2: server.port", "not True"),
+    ("server:\n  port:", "edge.yaml:2: server.port", "empty (give a value or remove the key)"),
+    ("server: {host: 127}", "server.host", "must be text, not 127"),
+    ("server: {drain_s: -1}", "server.drain_s", "a duration in seconds (30, 500ms, 10m, 7d), at least 0, not -1"),
+    ("server: {drain_s: 5 fortnights}", "server.drain_s", "not '5 fortnights'"),
+    ("server: {read_timeout_s: .inf}", "server.read_timeout_s", "not inf"),
+    ("server: {read_timeout_s: .nan}", "server.read_timeout_s", "not nan"),
+    ("cache: {memory_bytes: 5 parsecs}", "cache.memory_bytes", "a size in bytes (1048576, 64MiB, 1GB)"),
+    ("engine: {enabled: maybe}", "engine.enabled", "true or false, not 'maybe'"),
+    ("engine: {model_dirs: 7}", "engine.model_dirs", "a list of texts, not 7"),
+    ("log: loud", "edge.yaml:1: log", "one of debug, error, info, warning, not 'loud'"),
+    ("cloud: {url: gateway.example}", "cloud.url", "a URL like https://cloud.example/v1"),
+    ("cloud: {url: 'ftp://x/v1'}", "cloud.url", "a URL like"),
+    ("cloud: {api_key: a, api_key_file: b}", "cloud.api_key", "not both"),
+    (f"server: {{keys: [{{name: a, sha256: {SHA}, tag: x}}]}}", "server.keys", "unknown field"),
+    ("server: {keys: [{name: a, sha256: plain}]}", "server.keys", "sha256"),
+    ("server: 5", "edge.yaml:1", "`server` must be a mapping"),
+    ("- a\n- b", "edge.yaml:1", "the file must be a mapping"),
+    ("server: {port: 1}\nserver: {port: 2}", "edge.yaml:2: server", "written twice"),
+    ("server: &a {port: 1}\ncache: *a", "edge.yaml:2", "aliases"),
+    ("server: {port: 1", "edge.yaml", "not valid YAML"),
+    ("server: !!python/object:os.system {}", "edge.yaml:1", "`server` must be a mapping"),
+    ("log: \x00", "edge.yaml", "not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "where", "told"), REFUSED)
+def test_a_bad_file_is_refused_with_line_key_and_what_was_expected(
+    tmp_path: Path, text: str, where: str, told: str
+) -> None:
+    """Whatever is wrong, the message says where it is and what would be right."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, text), HOME, {})
+    assert where in caught.value.where
+    assert told in str(caught.value)
+
+
+def test_a_secret_in_an_error_is_not_shown(tmp_path: Path) -> None:
+    """A token of the wrong type is refused without being printed."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, "cloud: {api_key: 123456789}"), HOME, {})
+    assert "123456789" not in str(caught.value)
+
+
+def test_unknown_variables_in_our_sections_are_refused() -> None:
+    """A slip in a variable's name is an error, as it would be in the file."""
+    for variable, told in (
+        ("CAUSEWAY_SERVER__PROT", "server.port"),
+        ("CAUSEWAY_SERVR__PORT", "server.port"),
+        ("CAUSEWAY_POLCY", "policy"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"${variable}")) as caught:
+            load_config(None, HOME | {variable: "1"}, {})
+        assert told in str(caught.value)
+
+
+def test_variables_of_our_other_programs_are_left_alone() -> None:
+    """The SDK's and the gateway's variables share the prefix and do not stop the daemon."""
+    load_config(None, HOME | {"CAUSEWAY_URL": "x", "CAUSEWAY_API_KEY": "y", "CAUSEWAY_GATEWAY__PORT": "1"}, {})
+
+
+def test_a_wrong_variable_is_refused_by_its_name() -> None:
+    """The message names the variable, not a line of a file."""
+    with pytest.raises(ConfigError, match=r"\$CAUSEWAY_SERVER__PORT: server.port: must be a whole number"):
+        load_config(None, HOME | {"CAUSEWAY_SERVER__PORT": "many"}, {})
+
+
+def test_unknown_flags_are_refused() -> None:
+    """`--set` names keys as the file does."""
+    with pytest.raises(ConfigError, match=r"command line: server.prot: .*server.port"):
+        load_config(None, HOME, {"server.prot": "1"})
+
+
+def test_the_token_comes_from_a_file(tmp_path: Path) -> None:
+    """`api_key_file` is read at start; its path is relative to the configuration that names it."""
+    (tmp_path / "token").write_text("secret-token\n")
+    config = load_config(write(tmp_path, "cloud: {url: 'https://c.example/v1/', api_key_file: token}"), HOME, {})
+    assert (config.cloud.api_key, config.cloud.url) == ("secret-token", "https://c.example/v1")
+
+
+@pytest.mark.parametrize("content", [None, "", "two\nlines\n"])
+def test_a_bad_token_file_is_refused(tmp_path: Path, content: str | None) -> None:
+    """A missing, empty or longer file is an error that names it."""
+    if content is not None:
+        (tmp_path / "token").write_text(content)
+    with pytest.raises(ConfigError, match="token"):
+        load_config(write(tmp_path, "cloud: {api_key_file: token}"), HOME, {})
+
+
+def test_a_token_in_the_environment_wins_over_a_file_in_the_file(tmp_path: Path) -> None:
+    """The stronger layer decides, in whichever form it gives the token."""
+    path = write(tmp_path, "cloud: {api_key_file: missing}")
+    assert load_config(path, HOME | {"CAUSEWAY_CLOUD__API_KEY": "t"}, {}).cloud.api_key == "t"
+
+
+def test_relative_paths_belong_to_the_file(tmp_path: Path) -> None:
+    """A path in the file is found beside it, `~` is the home, and a flag's path is the shell's."""
+    path = write(tmp_path, "policy: p.yaml\nstate_dir: state\nengine: {model_dirs: [m, /abs]}\n")
+    config = load_config(path, HOME, {})
+    assert config.policy == str(tmp_path / "p.yaml")
+    assert config.state_dir == str(tmp_path / "state")
+    assert config.engine.model_dirs == (str(tmp_path / "m"), "/abs")
+    environ = HOME | {"CAUSEWAY_ENGINE__MODEL_DIRS": "m, /abs"}
+    assert load_config(path, environ, {}).engine.model_dirs == (str(Path.cwd() / "m"), "/abs")
+    assert load_config(path, HOME, {"policy": "q.yaml"}).policy == str(Path.cwd() / "q.yaml")
+
+
+def test_systemd_says_where_the_state_goes() -> None:
+    """`StateDirectory=` wins over the home, and an explicit key over both."""
+    environ = HOME | {"STATE_DIRECTORY": "/var/lib/causeway:/var/lib/other"}
+    assert load_config(None, environ, {}).state_dir == "/var/lib/causeway"
+    assert load_config(None, HOME | {"XDG_STATE_HOME": "/x"}, {}).state_dir == "/x/causeway"
+    assert load_config(None, environ, {"state_dir": "/mine"}).state_dir == "/mine"
+
+
+def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
+    """The file's name is in the error."""
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot read"):
+        load_config(tmp_path / "none.yaml", HOME, {})
+    (tmp_path / "bin.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"bin\.yaml: .*UTF-8"):
+        load_config(tmp_path / "bin.yaml", HOME, {})
+
+
+def test_an_empty_section_is_no_error(tmp_path: Path) -> None:
+    """A section whose keys are all commented out keeps its defaults."""
+    assert load_config(write(tmp_path, "server:\ncache:\n"), HOME, {}).server == Config().server
+
+
+def test_the_shipped_example_is_the_defaults() -> None:
+    """Every key is in the example; as it ships it changes nothing; with every comment taken away it is still valid."""
+    text = EXAMPLE.read_text()
+    leaves = leaves_of(Config)
+    active = read_yaml(text, EXAMPLE.name, leaves)
+    assert build(Config, [active]) == Config()
+    uncommented = re.sub(r"^(\s*)# ((?: {2,})?(?:- )?[a-z0-9_]+:)", r"\1\2", text, flags=re.MULTILINE)
+    everything = read_yaml(uncommented, EXAMPLE.name, leaves)
+    assert set(everything) == set(config_keys())
+    build(Config, [everything])
+
+
+def test_the_environment_prefix_is_what_the_documentation_says() -> None:
+    """CAUSEWAY_SERVER__PORT is the documented style."""
+    assert (PREFIX, config_variable("server.port")) == ("CAUSEWAY_", "CAUSEWAY_SERVER__PORT")
