@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import TypeVar, get_type_hints
 
 import msgspec
-import yaml
 from msgspec import inspect
 
+from router import strict_yaml
 from router.errors import ConfigError
 
 from .values import Leaf, Setting, coerce
-
-MAX_FILE_BYTES = 256 * 1024
 
 T = TypeVar("T", bound=msgspec.Struct)
 Leaves = Mapping[str, Leaf]
@@ -42,59 +40,52 @@ def leaves_of(struct: type[msgspec.Struct]) -> dict[str, Leaf]:
 
 
 def read_yaml(text: str, file: str, leaves: Leaves, base: Path = Path()) -> dict[str, Setting]:
-    """The settings of a YAML document. Aliases, duplicate keys and unknown keys are refused with file, line and key."""
-    if len(text.encode()) > MAX_FILE_BYTES:
-        raise ConfigError(f"the file is larger than {MAX_FILE_BYTES} bytes", where=file)
-    found: dict[str, Setting] = {}
+    """The settings of a YAML document. Unknown and duplicate keys are refused with file, line and key."""
+    if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
+        return {}  # nothing but comments
     try:
-        _refuse_aliases(text, file)
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        if node is not None:
-            _walk_yaml(loader, node, "", file, leaves, base, found)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"not valid YAML: {error.problem or error}", where=f"{file}{line}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"not valid YAML: {error}", where=file) from error
+        tree = strict_yaml.read_yaml(text, file)
+    except strict_yaml.YamlFault as fault:
+        raise ConfigError(fault.problem.message, where=str(fault.problem.place)) from fault
+    found: dict[str, Setting] = {}
+    _walk(tree, leaves, base, found)
     return found
 
 
-def _refuse_aliases(text: str, file: str) -> None:
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            line = event.start_mark.line + 1 if event.start_mark else 0
-            raise ConfigError("YAML aliases are not allowed here", where=f"{file}:{line}")
-
-
-def _walk_yaml(
-    loader: yaml.SafeLoader,
-    node: yaml.Node,
-    prefix: str,
-    file: str,
-    leaves: Leaves,
-    base: Path,
-    found: dict[str, Setting],
-) -> None:
-    if not isinstance(node, yaml.MappingNode) or node.tag != "tag:yaml.org,2002:map":
-        if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
-            return  # a section whose keys are all commented out
-        name = f"`{prefix.rstrip('.')}`" if prefix else "the file"
-        raise ConfigError(f"{name} must be a mapping of keys", where=f"{file}:{node.start_mark.line + 1}")
-    seen: set[str] = set()
-    for key_node, value_node in node.value:
-        where = f"{file}:{key_node.start_mark.line + 1}"
-        key = prefix + str(loader.construct_object(key_node))
-        if key in seen:
-            raise ConfigError("the key is written twice", where=f"{where}: {key}")
-        seen.add(key)
+def _walk(tree: strict_yaml.Tree, leaves: Leaves, base: Path, found: dict[str, Setting]) -> None:
+    if isinstance(tree, strict_yaml.Scalar) and tree.kind == "null" and tree.place.path:
+        return  # a section whose keys are all commented out
+    if not isinstance(tree, strict_yaml.Mapping):
+        raise ConfigError("must be a mapping of keys", where=str(tree.place))
+    for name, value in zip(tree.keys, tree.values, strict=True):
+        key = name.place.path
+        where = str(msgspec.structs.replace(name.place, path=""))
         if key in leaves:
-            found[key] = Setting(loader.construct_object(value_node, deep=True), where, base=base)
+            found[key] = Setting(_plain(value), where, base=base)
         elif any(leaf.startswith(f"{key}.") for leaf in leaves):
-            _walk_yaml(loader, value_node, f"{key}.", file, leaves, base, found)
+            _walk(value, leaves, base, found)
         else:
             raise unknown_key(key, where, leaves)
+
+
+def _plain(tree: strict_yaml.Tree) -> object:
+    """Plain values. What YAML reads as a date or a number of base 60 stays text: where text is meant, it is right."""
+    if isinstance(tree, strict_yaml.Mapping):
+        return {key.text: _plain(value) for key, value in zip(tree.keys, tree.values, strict=True)}
+    if isinstance(tree, strict_yaml.Sequence):
+        return [_plain(item) for item in tree.items]
+    if tree.kind == "null":
+        return None
+    if tree.kind == "bool":
+        return tree.text.lower() in ("true", "yes", "on")
+    try:
+        if tree.kind == "int":
+            return int(tree.text.replace("_", ""))
+        if tree.kind == "float":
+            return float(tree.text.replace("_", ""))
+    except ValueError:
+        return tree.text
+    return tree.text
 
 
 def read_environ(environ: Mapping[str, str], prefix: str, leaves: Leaves) -> dict[str, Setting]:

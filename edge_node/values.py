@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import msgspec
-import yaml
 from msgspec import inspect
 
 from router.errors import ConfigError
@@ -70,8 +69,8 @@ def _read_plain(text: str, kind: inspect.Type) -> object:
     if isinstance(kind, inspect.VarTupleType):
         if text.lstrip().startswith("["):
             try:
-                return yaml.safe_load(text)
-            except yaml.YAMLError:
+                return msgspec.json.decode(text)
+            except msgspec.DecodeError:
                 return text
         return [part.strip() for part in text.split(",") if part.strip()]
     try:

@@ -94,13 +94,14 @@ REFUSED = [
     ),
     ("server:\n  port: 99999", "edge.yaml:2: server.port", "at most 65535, not 99999"),
     ("server:\n  port: '8080'", "edge.yaml:2: server.port", "not '8080'"),
+    ("server: {port: 1:30}", "server.port", "not '1:30'"),
     ("server:\n  port: true", "edge.yaml:2: server.port", "not True"),
     ("server:\n  port:", "edge.yaml:2: server.port", "empty (give a value or remove the key)"),
     ("server: {host: 127}", "server.host", "must be text, not 127"),
     ("server: {drain_s: -1}", "server.drain_s", "a duration in seconds (30, 500ms, 10m, 7d), at least 0, not -1"),
     ("server: {drain_s: 5 fortnights}", "server.drain_s", "not '5 fortnights'"),
-    ("server: {read_timeout_s: .inf}", "server.read_timeout_s", "not inf"),
-    ("server: {read_timeout_s: .nan}", "server.read_timeout_s", "not nan"),
+    ("server: {read_timeout_s: .inf}", "server.read_timeout_s", "not '.inf'"),
+    ("server: {read_timeout_s: .nan}", "server.read_timeout_s", "not '.nan'"),
     ("cache: {memory_bytes: 5 parsecs}", "cache.memory_bytes", "a size in bytes (1048576, 64MiB, 1GB)"),
     ("engine: {enabled: maybe}", "engine.enabled", "true or false, not 'maybe'"),
     ("engine: {model_dirs: 7}", "engine.model_dirs", "a list of texts, not 7"),
@@ -110,12 +111,12 @@ REFUSED = [
     ("cloud: {api_key: a, api_key_file: b}", "cloud.api_key", "not both"),
     (f"server: {{keys: [{{name: a, sha256: {SHA}, tag: x}}]}}", "server.keys", "unknown field"),
     ("server: {keys: [{name: a, sha256: plain}]}", "server.keys", "sha256"),
-    ("server: 5", "edge.yaml:1", "`server` must be a mapping"),
-    ("- a\n- b", "edge.yaml:1", "the file must be a mapping"),
-    ("server: {port: 1}\nserver: {port: 2}", "edge.yaml:2: server", "written twice"),
-    ("server: &a {port: 1}\ncache: *a", "edge.yaml:2", "aliases"),
+    ("server: 5", "edge.yaml:1", "server: must be a mapping"),
+    ("- a\n- b", "edge.yaml:1", "must be a mapping"),
+    ("server: {port: 1}\nserver: {port: 2}", "edge.yaml:2: server", "there twice"),
+    ("server: &a {port: 1}\ncache: *a", "edge.yaml:1", "anchors"),
     ("server: {port: 1", "edge.yaml", "not valid YAML"),
-    ("server: !!python/object:os.system {}", "edge.yaml:1", "`server` must be a mapping"),
+    ("server: !!python/object:os.system {}", "edge.yaml:1", "tags are not allowed"),
     ("log: \x00", "edge.yaml", "not valid YAML"),
 ]
 
@@ -127,7 +128,7 @@ def test_a_bad_file_is_refused_with_line_key_and_what_was_expected(
     """Whatever is wrong, the message says where it is and what would be right."""
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path, text), HOME, {})
-    assert where in caught.value.where
+    assert where in re.sub(r"(yaml:\d+):\d+", r"\1", str(caught.value))  # the column is there too
     assert told in str(caught.value)
 
 

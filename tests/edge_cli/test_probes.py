@@ -1,0 +1,248 @@
+"""The probes tell what a box tells, and nothing where it tells nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_node.probes import RESCAN_S, CpuTimes, Probes
+from edge_node.probes.sysfs import read_number
+from router.types import DeviceSignals
+
+from . import boxes
+
+MIB = 2**20
+
+
+def probes(root: Path, available: int = 2000 * MIB) -> Probes:
+    return Probes(root, cpu_times=lambda: CpuTimes(0.0, 0.0), available_bytes=lambda: available)
+
+
+def test_orin_nano_tells_heat_throttling_and_the_whole_modules_power(tmp_path: Path) -> None:
+    """VDD_IN is the module's power, not the sum of the rails behind it; powered-down zones do not disturb."""
+    signals = probes(boxes.plant(tmp_path, boxes.orin_nano())).read(0.0)
+    assert signals.temperature_c == pytest.approx(52.468)
+    assert signals.throttled is False  # the hot-surface alert is a warning to fingers, the fan is no brake
+    assert signals.power_w == pytest.approx(4.960 * 1.424)
+    assert signals.battery is None
+
+
+def test_a_jetson_throttle_alert_is_throttling(tmp_path: Path) -> None:
+    """One alert that is set is enough, and it goes when the alert goes."""
+    sensors = probes(boxes.plant(tmp_path, boxes.orin_nano(), boxes.cooling(3, "gpu-throttle-alert", "1")))
+    assert sensors.read(0.0).throttled is True
+    boxes.plant(tmp_path, boxes.cooling(3, "gpu-throttle-alert", "0"))
+    assert sensors.read(1.0).throttled is False
+
+
+def test_over_current_events_throttle_only_while_they_rise(tmp_path: Path) -> None:
+    """The counters count since boot: what matters is a rise since the last read, also across a new scan."""
+    sensors = probes(boxes.plant(tmp_path, boxes.orin_nano()))
+    assert sensors.read(0.0).throttled is False
+    counter = {"sys/class/hwmon/hwmon3/oc3_event_cnt": "38"}
+    boxes.plant(tmp_path, counter)
+    assert sensors.read(1.0).throttled is True
+    assert sensors.read(2.0).throttled is False
+    boxes.plant(tmp_path, {"sys/class/hwmon/hwmon3/oc3_event_cnt": "39"})
+    assert sensors.read(2.0 + RESCAN_S).throttled is True
+
+
+def test_agx_orin_adds_its_rails(tmp_path: Path) -> None:
+    """Without a rail for the whole the connected rails are added, over both monitors, each once."""
+    root = boxes.plant(tmp_path, boxes.agx_orin())
+    link = root / "sys" / "class" / "hwmon" / "hwmon3"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(root / "sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon3")
+    signals = probes(root).read(0.0)
+    assert signals.power_w == pytest.approx(3.2 + 0.8 + 4.5 + 0.5)
+    assert signals.temperature_c == 61.0
+    assert signals.throttled is None  # nothing on this tree says
+
+
+def test_a_missing_rail_makes_the_power_unknown(tmp_path: Path) -> None:
+    """Half the rails are not the power of the box."""
+    rail = "sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon3/curr2_input"
+    assert probes(boxes.plant(tmp_path, boxes.agx_orin(), {rail: None})).read(0.0).power_w is None
+
+
+def test_jetpack_4_is_read_too(tmp_path: Path) -> None:
+    """The old driver's rails are read, and the PMIC's constant 100 °C is not believed."""
+    signals = probes(boxes.plant(tmp_path, boxes.jetson_nano_jetpack4())).read(0.0)
+    assert (signals.power_w, signals.temperature_c) == (pytest.approx(2.15), 41.0)
+
+
+def test_thors_input_monitor_is_the_whole_box(tmp_path: Path) -> None:
+    """An INA238 measures the input in µW."""
+    root = boxes.plant(
+        tmp_path,
+        boxes.ina3221("sys/class/hwmon/hwmon2", [("VDD_GPU", "5000", "1000"), None, None]),
+        {"sys/class/hwmon/hwmon4/name": "ina238", "sys/class/hwmon/hwmon4/power1_input": "42500000"},
+    )
+    assert probes(root).read(0.0).power_w == pytest.approx(42.5)
+
+
+def test_a_laptop_tells_its_battery_and_what_it_draws(tmp_path: Path) -> None:
+    """Two batteries count as one, a mouse's does not; radios and firmware constants are no processor."""
+    root = boxes.plant(tmp_path, boxes.laptop())
+    sensors = probes(root)
+    signals = sensors.read(0.0)
+    assert signals.battery == pytest.approx(0.61)
+    assert signals.power_w == pytest.approx(9.5 + 3.0)
+    assert signals.temperature_c == 63.0
+    assert signals.throttled is False
+    for battery in ("BAT0", "BAT1"):
+        boxes.plant(root, {f"sys/class/power_supply/{battery}/status": "Charging"})
+    assert sensors.read(1.0).power_w is None  # on mains the battery does not know
+
+
+def test_a_held_frequency_cap_is_throttling(tmp_path: Path) -> None:
+    """Where the kernel caps frequencies for heat, the box is throttled."""
+    root = boxes.plant(tmp_path, boxes.laptop(), boxes.cooling(0, "Processor", "3"))
+    assert probes(root).read(0.0).throttled is True
+
+
+@pytest.mark.parametrize(("temperature", "throttled"), [("98900", False), ("99000", True)])
+def test_a_passive_trip_point_is_throttling_where_nothing_else_tells(
+    tmp_path: Path, temperature: str, throttled: bool
+) -> None:
+    """At its passive trip point the kernel slows the box down."""
+    root = boxes.plant(tmp_path, boxes.zone(0, "cpu-thermal", temperature, passive="99000"))
+    assert probes(root).read(0.0).throttled is throttled
+
+
+def test_a_desktop_without_zones_has_its_hwmon_chip(tmp_path: Path) -> None:
+    """The processor's own sensor is read, the hotter disk is not."""
+    assert probes(boxes.plant(tmp_path, boxes.amd_desktop())).read(0.0).temperature_c == 55.125
+
+
+@pytest.mark.parametrize(("word", "throttled"), [("0", False), ("50000", False), ("50005", True), ("8", True)])
+def test_a_raspberry_pi_says_so_itself(tmp_path: Path, word: str, throttled: bool) -> None:
+    """Only the bits of now count, not those that say that it once happened."""
+    assert probes(boxes.plant(tmp_path, boxes.raspberry_pi(word))).read(0.0).throttled is throttled
+
+
+def test_a_container_with_nothing_tells_only_memory(tmp_path: Path) -> None:
+    """No sysfs at all: everything that cannot be read is absent."""
+    assert probes(tmp_path, available=512 * MIB).read(0.0) == DeviceSignals(memory_free_mb=512.0)
+
+
+GARBAGE = ["", "hot", "nan", "inf", "-inf", "999999999", "-273151", "\xff\x00", "0x", "1e400", "1 2", None]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_in_any_file_is_absence(tmp_path: Path, garbage: str | None) -> None:
+    """Whatever one file says, the others are still read and nothing is raised."""
+    for make in (boxes.orin_nano, boxes.agx_orin, boxes.jetson_nano_jetpack4, boxes.laptop, boxes.amd_desktop):
+        root = boxes.plant(tmp_path / make.__name__, make())
+        for name, text in make().items():
+            boxes.plant(root, {name: garbage})
+            signals = probes(root).read(0.0)
+            assert signals.memory_free_mb == 2000.0
+            assert signals.temperature_c is None or 0 < signals.temperature_c < 150
+            assert signals.power_w is None or 0 <= signals.power_w < 3000
+            assert signals.battery is None or 0 <= signals.battery <= 1
+            boxes.plant(root, {name: text})
+
+
+@given(content=st.binary(max_size=64))
+def test_any_bytes_are_a_number_or_nothing(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    """Reading a number never raises."""
+    path = tmp_path_factory.mktemp("sensor") / "temp"
+    path.write_bytes(content)
+    number = read_number(path)
+    assert number is None or number == number
+
+
+def test_a_sensor_that_appears_later_is_found(tmp_path: Path) -> None:
+    """A battery that is plugged in is seen after the next scan."""
+    sensors = probes(tmp_path)
+    assert sensors.read(0.0).battery is None
+    boxes.plant(tmp_path, boxes.laptop())
+    assert sensors.read(RESCAN_S - 1).battery is None
+    assert sensors.read(RESCAN_S).battery == pytest.approx(0.61)
+
+
+def test_a_sensor_that_disappears_is_absent(tmp_path: Path) -> None:
+    """A file that was there at the scan and is gone at the read is no error."""
+    sensors = probes(boxes.plant(tmp_path, boxes.raspberry_pi("0")))
+    assert sensors.read(0.0).temperature_c is not None
+    (tmp_path / "sys/class/thermal/thermal_zone0/temp").unlink()
+    assert sensors.read(1.0).temperature_c is None
+
+
+@pytest.mark.parametrize("version", [boxes.cgroup_1, boxes.cgroup_2])
+def test_a_cgroup_limit_is_less_than_the_systems_memory(tmp_path: Path, version: object) -> None:
+    """Free is what the limit leaves; page cache that can be dropped is not used memory."""
+    tree = version("pod/box", str(1000 * MIB), str(700 * MIB), str(200 * MIB))  # type: ignore[operator]
+    assert probes(boxes.plant(tmp_path, tree)).read(0.0).memory_free_mb == 500.0
+
+
+def test_the_tightest_of_nested_limits_counts(tmp_path: Path) -> None:
+    """A parent's limit binds too."""
+    inner = boxes.cgroup_2("pod/box", str(4000 * MIB), "0")
+    outer = boxes.cgroup_2("pod", str(300 * MIB), str(100 * MIB))
+    root = boxes.plant(tmp_path, outer, inner)
+    assert probes(root).read(0.0).memory_free_mb == 200.0
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        boxes.cgroup_2("", "max", "1"),
+        boxes.cgroup_1("", "9223372036854771712", "1"),
+        boxes.cgroup_2("", "garbage", "1"),
+        boxes.cgroup_2("", "1000", "garbage"),
+        {"proc/self/cgroup": "garbage"},
+        {"proc/self/cgroup": None},
+    ],
+)
+def test_without_a_limit_the_system_counts(tmp_path: Path, tree: boxes.Files) -> None:
+    """No limit, or none that can be read: what the system has available."""
+    assert probes(boxes.plant(tmp_path, tree)).read(0.0).memory_free_mb == 2000.0
+
+
+def test_a_containers_host_path_falls_back_to_the_mount(tmp_path: Path) -> None:
+    """Inside a container the path may be the host's; the mount itself is then our group."""
+    root = boxes.plant(
+        tmp_path,
+        boxes.cgroup_2("", str(100 * MIB), str(60 * MIB)),
+        {"proc/self/cgroup": "0::/../../docker/4f5e"},
+    )
+    assert probes(root).read(0.0).memory_free_mb == 40.0
+
+
+def test_memory_over_its_limit_is_none_left(tmp_path: Path) -> None:
+    """Never negative."""
+    root = boxes.plant(tmp_path, boxes.cgroup_2("", "100", "200"))
+    assert probes(root).read(0.0).memory_free_mb == 0.0
+
+
+def test_cpu_is_the_share_since_the_read_before(tmp_path: Path) -> None:
+    """Absent at first, then busy over all; too short an interval keeps the last value."""
+    times = [CpuTimes(10, 100), CpuTimes(13, 104), CpuTimes(13.01, 104.02), CpuTimes(17, 108), CpuTimes(16, 112)]
+    reads = iter(times)
+    sensors = Probes(tmp_path, cpu_times=lambda: next(reads), available_bytes=lambda: 0)
+    shares = [sensors.read(float(second)).cpu for second in range(len(times))]
+    assert shares == [None, 0.75, 0.75, 1.0, 0.0]
+
+
+def test_a_failing_source_is_absent(tmp_path: Path) -> None:
+    """psutil may raise where /proc is not what it expects."""
+
+    def broken() -> int:
+        raise OSError("no /proc")
+
+    def broken_times() -> CpuTimes:
+        raise OSError("no /proc")
+
+    assert Probes(tmp_path, cpu_times=broken_times, available_bytes=broken).read(0.0) == DeviceSignals()
+
+
+def test_this_machine_is_read_without_an_error() -> None:
+    """The real sources, whatever this machine has: memory at least."""
+    signals = Probes().read(0.0)
+    assert signals.memory_free_mb is not None
+    assert signals.memory_free_mb > 0
