@@ -1,0 +1,46 @@
+# Two commands: `make run` and `make test`. Both set everything up first; a second time that takes a moment.
+PYTHON ?= python3
+PREPARE = $(PYTHON) -m edge_node.deploy.prepare
+BIN = .venv/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check lint bench train-setup lock clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Set everything up: packages, llama.cpp, Triton, Redis
+	@$(PREPARE) test
+
+# `exec`: Ctrl-C and SIGTERM reach the program itself, which drains, and its exit status is ours.
+run: ## Set up, then start Triton, the gateway and the edge; Ctrl-C drains and stops
+	@$(PREPARE) run && exec $(BIN)/causeway-edge up $(ARGS)
+
+test: ## Set up, then check and run every test (ARGS='-k name' narrows)
+	@$(PREPARE) test
+	@$(MAKE) --no-print-directory lint
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+check: ## Lint, format, types, import directions
+	@$(PREPARE) check
+	@$(MAKE) --no-print-directory lint
+	@exec $(BIN)/python -m pytest -q tests/check
+
+lint:
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: ## Set up, then measure against the parts themselves
+	@$(PREPARE) test && exec $(BIN)/python -m tests.bench $(ARGS)
+
+train-setup: ## Add torch, for making models anew (CAUSEWAY_TORCH names the build)
+	@$(PREPARE) train
+
+lock: ## Write the lock files anew from pyproject.toml (needs uv in .venv)
+	@$(PREPARE) lock
+
+clean: ## Remove the environments and caches in this checkout (the compiled llama.cpp stays in the user's cache)
+	rm -rf .venv .venv-triton .run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

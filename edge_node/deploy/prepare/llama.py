@@ -1,0 +1,186 @@
+"""llama.cpp, compiled once for this machine: a wheel in the cache that both environments install.
+
+The default build of llama-cpp-python takes about ten CPU-minutes; ours leaves out the image tools and llama.cpp's
+`common` library, which the bindings never call, and takes under three. The wheel is tagged `py3-none`, so it serves
+every Python, but it is compiled for this very processor (GGML_NATIVE): the cache's key holds the processor.
+$CMAKE_ARGS is honoured and part of the key, so `CMAKE_ARGS=-DGGML_CUDA=on make run` builds for a Jetson's GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+import shlex
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from .checks import glibc_version, require_compilers, require_disk
+from .environments import NETWORK_ADVICE, install_locked
+from .places import Places, child_environment, usable_cores
+from .progress import Progress, StepFailed, run
+from .steps import digest
+
+CPU_SECONDS = 165  # measured: AMD EPYC, GCC 12
+GIB_PER_JOB = 1.0  # the largest translation units of ggml need about so much
+BUILD_BYTES = 1_500_000_000
+# The bindings' CMake file forces this one ON; CMake includes our file right after llama.cpp's project() and undoes it.
+TRIM = 'set(LLAMA_BUILD_COMMON OFF CACHE BOOL "" FORCE)\n'
+FLAGS = (
+    "-DLLAVA_BUILD=OFF",
+    "-DCMAKE_INSTALL_LIBDIR=llama_cpp/lib",  # else everything is packed twice
+    "-DCMAKE_INSTALL_BINDIR=llama_cpp/lib",
+    "-DCMAKE_INSTALL_INCLUDEDIR=llama_cpp/include",
+)
+
+
+def wheel_key(places: Places, environ: Mapping[str, str]) -> str:
+    """Names the build: version, flags, processor and C library."""
+    return digest(
+        places.edge_deploy / "requirements-llama.txt",
+        places.edge_deploy / "requirements-build.txt",
+        *FLAGS,
+        environ.get("CMAKE_ARGS", ""),
+        platform.machine(),
+        processor(),
+        "{}.{}".format(*glibc_version()),
+    )
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name and features, as far as they decide which instructions a native build uses."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    first: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in wanted:
+            first.setdefault(name.strip(), value.strip())
+    return repr(sorted(first.items()))
+
+
+def cached_wheel(places: Places, environ: Mapping[str, str]) -> Path | None:
+    return next(iter(sorted(_home(places, environ).glob("*.whl"))), None)
+
+
+def install_engine(places: Places, python: Path, progress: Progress) -> str:
+    """Puts the wheel into an environment, compiling it first if the cache has none. Raises StepFailed."""
+    wheel = cached_wheel(places, os.environ)
+    words = "llama.cpp, from the cache"
+    if wheel is None:
+        wheel = build_wheel(places, progress)
+        words = "llama.cpp compiled, and kept for the next time"
+    run(
+        [python, "-m", "pip", "install", "--no-deps", "--no-index", "--force-reinstall", wheel],
+        log=places.logs / "llama-install.log",
+        environ=child_environment(os.environ),
+        advice=f"Remove {wheel} to have it compiled afresh.",
+    )
+    return words
+
+
+def build_wheel(places: Places, progress: Progress) -> Path:
+    """Downloads, unpacks and compiles. Parts are kept until the wheel is there, so an interrupted build carries on."""
+    require_compilers()
+    require_disk(places.cache, BUILD_BYTES)
+    home = _home(places, os.environ)
+    bench = home / "build"  # fixed paths: a second try finds the objects of the first
+    python = _tools(places, bench / "tools", progress)
+    source = bench / "source"
+    if not source.exists():
+        _fetch_source(places, python, bench, source, progress)
+    (bench / "trim.cmake").write_text(TRIM, encoding="utf-8")
+    _compile(places, python, bench, source, progress)
+    (built,) = (bench / "wheel").glob("*.whl")
+    wheel = home / built.name
+    built.replace(wheel)
+    shutil.rmtree(bench)
+    return wheel
+
+
+def _home(places: Places, environ: Mapping[str, str]) -> Path:
+    return places.cache / "llama" / wheel_key(places, environ)[:16]
+
+
+def _tools(places: Places, folder: Path, progress: Progress) -> Path:
+    """CMake, Ninja and the build backend in an environment of their own, so a box without CMake can build."""
+    progress.show("fetching CMake and Ninja")
+    python = folder / "bin" / "python"
+    run(
+        [places.python, "-m", "venv", folder],
+        log=places.logs / "llama-tools.log",
+        environ=child_environment(os.environ),
+    )
+    install_locked(places, python, places.edge_deploy / "requirements-build.txt", progress)
+    return python
+
+
+def _fetch_source(places: Places, python: Path, bench: Path, source: Path, progress: Progress) -> None:
+    progress.show("fetching llama.cpp's source (75 MB)")
+    download = bench / "download"
+    lock = places.edge_deploy / "requirements-llama.txt"
+    flags = ["--no-deps", "--no-binary=:all:", "--no-build-isolation", "--require-hashes", "--progress-bar=off"]
+    run(
+        [python, "-m", "pip", "download", *flags, "-r", lock, "-d", download],
+        log=places.logs / "llama-download.log",
+        environ=_build_environment(bench),
+        advice=NETWORK_ADVICE,
+    )
+    (archive,) = download.glob("*.tar.gz")
+    draft = bench / "source.draft"
+    shutil.rmtree(draft, ignore_errors=True)
+    # Before 3.11.4 (Ubuntu 22.04 has 3.11.0) tarfile has no filters; the archive's hash was checked either way.
+    options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(archive) as packed:
+        packed.extractall(draft, **options)  # type: ignore[arg-type]
+    (inner,) = draft.iterdir()
+    inner.replace(source)
+
+
+def _compile(places: Places, python: Path, bench: Path, source: Path, progress: Progress) -> None:
+    def counter(line: str) -> str | None:
+        found = re.search(r"\[(\d+)/(\d+)\]", line)
+        return f"compiling llama.cpp {found.group(1)}/{found.group(2)}" if found else None
+
+    flags = ["-v", "--no-deps", "--no-build-isolation", f"-Cbuild-dir={bench / 'objects'}"]
+    run(
+        [python, "-m", "pip", "wheel", *flags, "-w", bench / "wheel", source],
+        log=places.logs / "llama-compile.log",
+        environ=_build_environment(bench),
+        watch=counter,
+        progress=progress,
+        advice="The log shows the compiler's error. Out of memory? Compile one file at a time: "
+        "CMAKE_BUILD_PARALLEL_LEVEL=1 make ...",
+    )
+    if not list((bench / "wheel").glob("*.whl")):
+        raise StepFailed("the build ended without a wheel", f"See {places.logs / 'llama-compile.log'}")
+
+
+def _build_environment(bench: Path) -> dict[str, str]:
+    environ = child_environment(os.environ)
+    include = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={bench / 'trim.cmake'}"
+    environ["CMAKE_ARGS"] = shlex.join([*FLAGS, include, *shlex.split(environ.get("CMAKE_ARGS", ""))])
+    environ["CMAKE_GENERATOR"] = "Ninja"
+    environ["PATH"] = f"{bench / 'tools' / 'bin'}{os.pathsep}{environ.get('PATH', '')}"
+    environ.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(parallel_jobs()))
+    return environ
+
+
+def parallel_jobs(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """As many compilers as there are cores, but no more than the free memory holds."""
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"))
+    except OSError:
+        found = None
+    room = int(int(found.group(1)) / 1024**2 / GIB_PER_JOB) if found else usable_cores()
+    return max(1, min(usable_cores(), room))
+
+
+def expected_minutes() -> int:
+    return math.ceil(CPU_SECONDS / 60 / parallel_jobs())

@@ -1,0 +1,68 @@
+"""Writes the lock files anew (`make lock`): versions and hashes, and nothing about where the packages come from."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from .places import Places, child_environment
+from .progress import Progress, StepFailed, run
+
+# What the wheel of llama-cpp-python imports, and what an editable install of ours needs.
+RUN_EXTRAS = ("diskcache", "setuptools>=77", "wheel")
+BUILD = ("cmake>=3.25", "ninja", "scikit-build-core[pyproject]>=0.9.2", "pip")
+LLAMA = ("llama-cpp-python==0.3.36",)
+# Without dependencies: pytriton's own (client, web server) are not needed to run the server's binary.
+TRITON = (
+    "nvidia-pytriton==0.7.0",
+    "numpy<2",
+    "msgspec",
+    "jinja2",
+    "markupsafe",
+    "diskcache",
+    "typing-extensions",
+    "psutil",
+)
+
+# pyproject's [tool.uv] environments: true wherever a set-up gets past its checks, so only noise in every line.
+COMMON_MARKER = (
+    " ; python_full_version < '3.14' and platform_python_implementation == 'CPython' and sys_platform == 'linux'"
+)
+
+
+def write_locks(places: Places, progress: Progress) -> str:
+    edge, cloud = places.edge_deploy, places.cloud_deploy
+    project = places.root / "pyproject.toml"
+    _compile(places, progress, edge / "requirements.txt", RUN_EXTRAS, project, "--extra=cpu")
+    pins = f"--constraints={edge / 'requirements.txt'}"
+    _compile(places, progress, edge / "requirements-dev.txt", RUN_EXTRAS, project, "--extra=cpu", "--extra=dev", pins)
+    _compile(places, progress, edge / "requirements-build.txt", BUILD)
+    _compile(places, progress, edge / "requirements-llama.txt", LLAMA, None, "--no-deps")
+    _compile(places, progress, cloud / "requirements-triton.txt", TRITON, None, "--no-deps")
+    return "lock files written"
+
+
+def _compile(
+    places: Places, progress: Progress, target: Path, extra: tuple[str, ...], project: Path | None = None, *flags: str
+) -> None:
+    progress.show(f"resolving {target.name}")
+    wishes = places.cache / "lock" / "wishes.in"
+    wishes.parent.mkdir(parents=True, exist_ok=True)
+    wishes.write_text("\n".join(extra) + "\n", encoding="utf-8")
+    sources = [wishes] if project is None else [project, wishes]
+    plain = ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--generate-hashes"]
+    draft = wishes.with_name(target.name)
+    draft.unlink(missing_ok=True)
+    uv: list[str | Path] = [places.venv / "bin" / "uv", "pip", "compile", "-q", "--universal", "--python-version=3.11"]
+    run(
+        [*uv, *plain, *flags, "-o", draft, *sources],
+        log=places.logs / "lock.log",
+        environ=child_environment(os.environ),
+        advice=f"uv writes the locks: {places.venv_python} -m pip install uv",
+        cwd=places.root,
+    )
+    text = draft.read_text(encoding="utf-8")
+    if re.search(r"://|^-", text, flags=re.MULTILINE):
+        raise StepFailed(f"{target.name} would name a place that packages come from", f"Look at {draft}.")
+    target.write_text(text.replace(COMMON_MARKER, ""), encoding="utf-8")

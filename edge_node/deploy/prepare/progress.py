@@ -1,0 +1,132 @@
+"""What the user sees while a step works, and the running of the programs that do the work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, TextIO
+
+QUIET_S = 10.0  # off a terminal, at most one line in so many seconds
+KILL_AFTER_S = 5.0
+
+
+class Watch(Protocol):
+    """Makes of a line of output what the user sees of it, None for nothing."""
+
+    def __call__(self, line: str, /) -> str | None: ...
+
+
+class StepFailed(Exception):
+    """A step could not do its work. `advice` says what to do about it, `tail` holds the last lines of its log."""
+
+    def __init__(self, fault: str, advice: str = "", tail: str = "", log: Path | None = None) -> None:
+        super().__init__(fault)
+        self.fault = fault
+        self.advice = advice
+        self.tail = tail
+        self.log = log
+
+
+class Progress:
+    """One line, rewritten in place on a terminal; elsewhere (CI) a fresh line now and then."""
+
+    def __init__(self, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
+        self._out = out
+        self._now = now
+        self._live = out.isatty()
+        self._head = ""
+        self._began = 0.0
+        self._shown = 0.0
+
+    def begin(self, head: str, title: str) -> None:
+        self._head = head
+        self._began = self._shown = self._now()
+        self._write(f"{head} {title} ...")
+
+    def show(self, detail: str) -> None:
+        now = self._now()
+        if self._live or now - self._shown >= QUIET_S:
+            self._shown = now
+            self._write(f"{self._head} {detail} ({now - self._began:.0f} s)")
+
+    def end(self, words: str) -> None:
+        self._write(f"{self._head} {words} ({self._now() - self._began:.1f} s)")
+        if self._live:
+            self._out.write("\n")
+            self._out.flush()
+
+    def _write(self, line: str) -> None:
+        if self._live:
+            width = os.get_terminal_size(self._out.fileno()).columns or 80
+            self._out.write("\r\x1b[K" + line[: width - 1])
+        else:
+            self._out.write(line + "\n")
+        self._out.flush()
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    log: Path,
+    environ: Mapping[str, str],
+    watch: Watch = lambda _line: None,
+    progress: Progress | None = None,
+    advice: str = "",
+    cwd: Path | None = None,
+) -> None:
+    """Runs a program, all its output into `log`, and shows what `watch` makes of each line.
+
+    The program gets a process group of its own, and leaving here by any exception (Ctrl-C is one) ends that whole
+    group: no compiler is left running. Raises StepFailed when the program cannot start or does not exit with 0.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8", errors="replace") as record:
+        try:
+            child = subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(environ),
+                cwd=cwd,
+                start_new_session=True,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise StepFailed(f"cannot start {command[0]}: {error.strerror}", advice) from error
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                record.write(line)
+                detail = watch(line)
+                if detail is not None and progress is not None:
+                    progress.show(detail)
+            status = child.wait()
+        except BaseException:
+            _end_group(child)
+            raise
+    if status != 0:
+        name = Path(str(command[0])).name
+        raise StepFailed(f"{name} ended with status {status}", advice, _tail(log), log)
+
+
+def _end_group(child: subprocess.Popen[str]) -> None:
+    for number in (signal.SIGINT, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, number)
+            child.wait(timeout=KILL_AFTER_S)
+            return
+        except (ProcessLookupError, PermissionError):
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return "\n".join(text.rstrip().splitlines()[-lines:])

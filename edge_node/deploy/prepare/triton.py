@@ -1,0 +1,114 @@
+"""Triton Inference Server from the PyPI wheel `nvidia-pytriton`, in an environment of its own (`.venv-triton`).
+
+The server needs numpy<2 in that environment: with numpy 2 its Python backend answers OK with empty data. Its Python
+stub is looked for beside the backend's library and finds packages through the environment's `bin` on PATH, so the
+backend is copied and the stub of this Python's version is put beside it. What a launcher has to know is written to
+`.venv-triton/triton.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from .checks import find_libpython, glibc_version
+from .environments import install_locked, make_environment
+from .llama import install_engine
+from .places import Places, child_environment
+from .progress import Progress, StepFailed, run
+
+SKIP_ADVICE = "Or go on without a cloud of your own: CAUSEWAY_SKIP=triton make ..."
+STUB = "triton_python_backend_stub"
+LOADER_FAILED = 127
+
+
+def install_triton(places: Places, progress: Progress) -> str:
+    """Makes Triton's environment and proves that the server starts. Raises StepFailed."""
+    libpython = require_triton_host(places, progress)
+    make_environment(places, places.triton_venv, progress)
+    lock = places.cloud_deploy / "requirements-triton.txt"
+    install_locked(places, places.triton_python, lock, progress, with_dependencies=False)
+    install_engine(places, places.triton_python, progress)
+    packages = site_packages(places.triton_venv)
+    # The models of the repository import our packages from the checkout.
+    (packages / "causeway.pth").write_text(f"{places.root}\n", encoding="utf-8")
+    server = packages / "pytriton" / "tritonserver"
+    backends = _copy_backends(places, server)
+    library_path = [packages / "nvidia_pytriton.libs", libpython]
+    for program in (server / "bin" / "tritonserver", backends / "python" / STUB):
+        _prove(program, library_path)
+    description = {
+        "server": str(server / "bin" / "tritonserver"),
+        "backend_directory": str(backends),
+        "cache_directory": str(server / "caches"),
+        "library_path": [str(folder) for folder in library_path],
+        "path": str(places.triton_venv / "bin"),
+    }
+    target = places.triton_venv / "triton.json"
+    draft = target.with_suffix(".draft")
+    draft.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    draft.replace(target)
+    return "Triton Inference Server"
+
+
+def require_triton_host(places: Places, progress: Progress) -> Path:
+    """Checks what the server's wheel asks of a machine, and returns libpython's folder. Raises StepFailed."""
+    if platform.machine() not in ("x86_64", "aarch64"):
+        raise StepFailed(f"Triton's wheel is for x86_64 and aarch64, this is {platform.machine()}", SKIP_ADVICE)
+    if glibc_version() < (2, 35):
+        raise StepFailed(f"Triton needs glibc 2.35 (Ubuntu 22.04, Debian 12), this is {glibc_version()}", SKIP_ADVICE)
+    folder = find_libpython()
+    if folder is None:
+        package = f"libpython3.{sys.version_info[1]}"
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            raise StepFailed(
+                "Triton's Python backend needs the shared libpython", f"apt-get install {package}. {SKIP_ADVICE}"
+            )
+        apt_install(places, package, progress)
+        folder = find_libpython()
+    if folder is None:
+        raise StepFailed("Triton's Python backend needs the shared libpython, and this Python has none", SKIP_ADVICE)
+    return folder
+
+
+def apt_install(places: Places, package: str, progress: Progress) -> None:
+    """As root, on Debian and its kin. Raises StepFailed."""
+    environ = {**child_environment(os.environ), "DEBIAN_FRONTEND": "noninteractive"}
+    log = places.logs / f"apt-{package}.log"
+    progress.show(f"apt-get install {package}")
+    # Stale lists are the usual reason for a 404; failing to refresh them need not be one.
+    try:
+        run(["apt-get", "update", "-qq"], log=log, environ=environ)
+    except StepFailed as fault:
+        progress.show(f"apt-get update failed ({fault}), going on with the lists there are")
+    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
+    run(command, log=log, environ=environ, advice=f"Install {package} by hand, then run the same command again.")
+
+
+def site_packages(venv: Path) -> Path:
+    return venv / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+
+def _copy_backends(places: Places, server: Path) -> Path:
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    stub = server / "python_backend_stubs" / version / STUB
+    if not stub.exists():
+        raise StepFailed(f"Triton's wheel has no Python stub for {version}", SKIP_ADVICE)
+    target = places.triton_venv / "backends"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(server / "backends", target)
+    shutil.copy2(stub, target / "python" / STUB)
+    return target
+
+
+def _prove(program: Path, library_path: list[Path]) -> None:
+    """Asked for nothing, both programs print their usage and end with 1; the loader's own failure is 127."""
+    environ = {**child_environment(os.environ), "LD_LIBRARY_PATH": os.pathsep.join(map(str, library_path))}
+    answer = subprocess.run([program, "--help"], env=environ, capture_output=True, text=True, check=False)
+    if answer.returncode == LOADER_FAILED:
+        raise StepFailed(f"Triton's {program.name} does not start: {answer.stderr.strip()}", SKIP_ADVICE)
