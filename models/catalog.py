@@ -1,7 +1,9 @@
 """The functions that the assistants may call: one catalogue over four public data sets, under readable names.
 
-HWU64 keeps its names (`alarm_set`). SNIPS becomes snake case. BANKING77 is prefixed with `bank_`. A CLINC150 intent that is the
-same function as one of the others is merged into it: its rows have no slots, so they teach and test the function's name only.
+HWU64 keeps its names (`alarm_set`). SNIPS becomes snake case. BANKING77 is prefixed with `bank_`. A CLINC150 intent
+that is the
+same function as one of the others is merged into it: its rows have no slots, so they teach and test the function's
+name only.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ DEVICE_LIKE = frozenset(
 
 
 def functions(source: str, intent: str) -> tuple[str, ...]:
-    """The functions that answer a row of `source` (hwu64 | snips2017 | clinc150 | banking77); the first is the one taught."""
+    """The functions that answer a row of `source` (hwu64 | snips2017 | clinc150 | banking77); the first is the one
+    taught.
+    """
     if source == "snips2017":
         return (SNIPS[intent],)
     if source == "banking77":

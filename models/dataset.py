@@ -42,9 +42,7 @@ class Question(msgspec.Struct, frozen=True):
 
 def read_rows(path: Path, source: str = "") -> tuple[Row, ...]:
     """All rows of one file; `source` defaults to the file's name. Raises ArtifactError with file and line."""
-    return tuple(
-        msgspec.structs.replace(row, source=source or path.stem).clean for row in _decode_lines(path, Row)
-    )
+    return tuple(msgspec.structs.replace(row, source=source or path.stem).clean for row in _decode_lines(path, Row))
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:

@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import llama_cpp
 import msgspec
@@ -17,7 +18,11 @@ from numpy.typing import NDArray
 
 from .spec import ArtifactError
 
-_LOG = llama_cpp.llama_log_callback(lambda level, text, data: None)
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
+GGML_F32 = 0  # `enum ggml_type`
 # One function call as compact JSON.
 GRAMMAR = r"""
 root ::= "{\"name\":" string ",\"arguments\":" arguments "}"
@@ -40,9 +45,12 @@ class Answer(msgspec.Struct, frozen=True):
 class GreedyModel:
     """A GGUF held open. Not thread safe; use as a context manager."""
 
-    def __init__(self, path: Path, *, slots: int = 16, context: int = 8192, threads: int = 2) -> None:
+    def __init__(
+        self, path: Path, *, slots: int = 16, context: int = 8192, threads: int = 2, exact_cache: bool = False
+    ) -> None:
+        """`exact_cache` keeps keys and values at F32 instead of F16, to compare logits with other implementations."""
         llama_cpp.llama_backend_init()
-        llama_cpp.llama_log_set(_LOG, ctypes.c_void_p(0))
+        llama_cpp.llama_log_set(_QUIET, ctypes.c_void_p(0))
         self._slots = slots
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         if not self._model:
@@ -50,6 +58,8 @@ class GreedyModel:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = context, 2048, 512
         params.n_seq_max, params.kv_unified = slots, True
+        if exact_cache:
+            params.type_k = params.type_v = GGML_F32
         params.n_threads = params.n_threads_batch = threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
@@ -61,7 +71,7 @@ class GreedyModel:
         self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
         self.chat_template = (llama_cpp.llama_model_chat_template(self._model, None) or b"").decode()
 
-    def __enter__(self) -> GreedyModel:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -7,9 +7,23 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from .gguf_file import read_gguf
-from .spec import Artifact, ArtifactError, DataSource, Manifest, load_artifact, save_manifest, sha256_of, verify_artifact
+import msgspec
 
+from .card import card
+from .gguf_file import read_gguf
+from .report import Report
+from .spec import (
+    Artifact,
+    ArtifactError,
+    DataSource,
+    Manifest,
+    load_artifact,
+    save_manifest,
+    sha256_of,
+    verify_artifact,
+)
+
+LICENCE = "Apache-2.0"
 ATTRIBUTIONS = (
     DataSource("HWU64", "CC BY 4.0", "Liu et al. 2019, xliuhw/NLU-Evaluation-Data"),
     DataSource("SNIPS 2017", "CC0 1.0", "Coucke et al. 2018, sonos/nlu-benchmark"),
@@ -61,6 +75,20 @@ def publish_gguf(
     partial.replace(folder / manifest.file)
     artifact = save_manifest(manifest, folder)
     verify_artifact(artifact)
+    return artifact
+
+
+def publish_assistant(
+    weights: Path, name: str, root: Path, *, report: Path | None, command: str, seed: int | None, note: str
+) -> Artifact:
+    """Publish one of the assistants trained here, with its attributions and the figures of `evaluate --json`."""
+    reports = msgspec.json.decode(report.read_bytes(), type=list[Report]) if report else []
+    own = [one for one in reports if one.model == name] or reports
+    metrics = {key: value for one in own for key, value in one.metrics("grammar/" if one.grammar else "").items()}
+    artifact = publish_gguf(
+        weights, name, root, data=ATTRIBUTIONS, metrics=metrics, command=command, licence=LICENCE, seed=seed, note=note
+    )
+    write_card(artifact, card(artifact.manifest, own))
     return artifact
 
 

@@ -12,6 +12,7 @@ from .spec import ArtifactError
 # llama.cpp's `enum llama_ftype` (include/llama.h).
 QUANTISATIONS = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18}
 GGML_Q4_0 = 2  # `enum ggml_type`
+_QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
 def quantize(source: Path, target: Path, to: str, *, embedding_too: bool = False, threads: int = 2) -> None:
@@ -22,6 +23,7 @@ def quantize(source: Path, target: Path, to: str, *, embedding_too: bool = False
     if to not in QUANTISATIONS:
         raise ArtifactError(f"unknown quantisation {to!r}; there are: {', '.join(QUANTISATIONS)}")
     llama_cpp.llama_backend_init()
+    llama_cpp.llama_log_set(_QUIET, ctypes.c_void_p(0))
     params = llama_cpp.llama_model_quantize_default_params()
     params.nthread = threads
     params.ftype = QUANTISATIONS[to]

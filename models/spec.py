@@ -1,4 +1,5 @@
-"""What a model artifact is: a folder with one weights file and a `manifest.json` that says what it is and where it came from.
+"""What a model artifact is: a folder with one weights file and a `manifest.json` that says what it is and where it "
+"came from.
 
     models/artifacts/<name>/model.gguf      the weights (GGUF, or ONNX for the small signals)
     models/artifacts/<name>/manifest.json   a `Manifest`
@@ -43,7 +44,8 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One artifact's description.
 
-    `metrics` are measured on held-back rows, as shares of 1 unless the key says otherwise (`student/snips/exact_match`).
+    `metrics` are measured on held-back rows, as shares of 1 unless the key says otherwise
+    (`student/snips/exact_match`).
     `refuse_token` is the special token whose probability at the first position means "not mine to answer".
     """
 
@@ -106,7 +108,9 @@ def save_manifest(manifest: Manifest, folder: Path) -> Artifact:
 
 
 def list_artifacts(extra_dirs: Sequence[Path] = ()) -> tuple[Artifact, ...]:
-    """Every artifact that can be named, sorted by name; a folder in `extra_dirs` hides a shipped one of the same name."""
+    """Every artifact that can be named, sorted by name; a folder in `extra_dirs` hides a shipped one of the same
+    name.
+    """
     found: dict[str, Artifact] = {}
     for root in (*extra_dirs, SHIPPED):
         for manifest in sorted(root.glob(f"*/{MANIFEST}")):

@@ -12,11 +12,13 @@ from ..answer import spans
 from ..dataset import Row
 
 # Slots that take any name at all: here a model must learn to copy, not to recognise.
-OPEN_SLOTS = frozenset(
-    "playlist artist object_name entity_name track album movie_name restaurant_name city poi geographic_poi served_dish "
+_NAMES = (
+    "playlist artist object_name entity_name track album movie_name restaurant_name city poi geographic_poi "
+    "served_dish "
     "artist_name song_name podcast_name audiobook_name list_name event_name person playlist_name game_name radio_name "
-    "place_name playlist_owner party_size_description business_name".split()
+    "place_name playlist_owner party_size_description business_name"
 )
+OPEN_SLOTS = frozenset(_NAMES.split())
 SUBSTITUTE, INVENT = 0.6, 0.15
 _BEFORE = ("please ", "hey ", "ok ", "can you ", "could you please ", "hi, ", "now ")
 _AFTER = (" please", ".", "?", " now", " thanks", "!", " .", " ?")
@@ -43,6 +45,10 @@ class Augmenter:
         if row.slots and self._random.random() < SUBSTITUTE:
             row = self._substituted(row)
         return self._dressed(row)
+
+    def nonsense(self, words: int) -> str:
+        """That many different known words, in no order."""
+        return " ".join(self._random.sample(self._words, min(words, len(self._words))))
 
     def _substituted(self, row: Row) -> Row:
         places = spans(row)

@@ -7,35 +7,46 @@ from __future__ import annotations
 
 import random
 
-_TOPIC = (
-    "photosynthesis|quantum computing|the french revolution|inflation|black holes|machine learning|the stock market|dna|"
+
+def _list(joined: str) -> list[str]:
+    return joined.split("|")
+
+
+_TOPIC = _list(
+    "photosynthesis|quantum computing|the french revolution|inflation|black holes|machine learning|the stock "
+    "market|dna|"
     "world war two|the roman empire|climate change|electricity|gravity|blockchain|evolution|the water cycle|democracy|"
     "the big bang|antibiotics|plate tectonics|compound interest|the cold war|relativity|vaccines|supply and demand|"
-    "neural networks|the immune system|volcanoes|the solar system|renewable energy|stoicism|jazz|impressionism|sql joins"
-).split("|")
-_THING = (
+    "neural networks|the immune system|volcanoes|the solar system|renewable energy|stoicism|jazz|impressionism|sql "
+    "joins"
+)
+_THING = _list(
     "a poem|a short story|an essay|a cover letter|a haiku|a limerick|a speech|a blog post|a summary|a song|a product "
-    "description|a thank you note|a resignation letter|a wedding toast|a business plan|a press release|a tweet|a recipe blog"
-).split("|")
-_CODE = (
-    "a python function|a sql query|a bash script|a javascript class|a regex|a unit test|a c++ program|a rust struct|an html "
+    "description|a thank you note|a resignation letter|a wedding toast|a business plan|a press release|a tweet|a "
+    "recipe blog"
+)
+_CODE = _list(
+    "a python function|a sql query|a bash script|a javascript class|a regex|a unit test|a c++ program|a rust struct|an "
+    "html "
     "page|a css animation|a dockerfile|a makefile|a go routine"
-).split("|")
-_TASK = (
+)
+_TASK = _list(
     "sort a list|reverse a string|parse json|find prime numbers|connect to a database|count words in a file|merge two "
-    "arrays|read a csv|validate an email address|compute fibonacci numbers|scrape a web page|resize images|send a request"
-).split("|")
-_PERSON = (
+    "arrays|read a csv|validate an email address|compute fibonacci numbers|scrape a web page|resize images|send a "
+    "request"
+)
+_PERSON = _list(
     "einstein|napoleon|marie curie|shakespeare|cleopatra|gandhi|mozart|darwin|newton|picasso|lincoln|aristotle|tesla|"
     "galileo|beethoven|da vinci|columbus|churchill|socrates|turing"
-).split("|")
-_PLACE = "france|japan|brazil|egypt|canada|india|kenya|norway|peru|italy|mongolia|texas|spain|australia|greece".split("|")
-_LANGUAGE = "french|spanish|german|japanese|italian|chinese|latin|korean|arabic|russian".split("|")
-_PHRASE = (
-    "good morning|where is the station|i love you|thank you very much|how much is this|see you tomorrow|i am hungry|happy "
+)
+_PLACE = _list("france|japan|brazil|egypt|canada|india|kenya|norway|peru|italy|mongolia|texas|spain|australia|greece")
+_LANGUAGE = _list("french|spanish|german|japanese|italian|chinese|latin|korean|arabic|russian")
+_PHRASE = _list(
+    "good morning|where is the station|i love you|thank you very much|how much is this|see you tomorrow|i am "
+    "hungry|happy "
     "birthday|what is your name|the cat is on the table"
-).split("|")
-_ANIMAL = "whales|octopuses|bees|eagles|dogs|penguins|sharks|ants|bats|elephants|frogs|horses".split("|")
+)
+_ANIMAL = _list("whales|octopuses|bees|eagles|dogs|penguins|sharks|ants|bats|elephants|frogs|horses")
 
 _FILLERS = {
     "topic": _TOPIC,
@@ -139,6 +150,8 @@ def _dressed(draw: random.Random, text: str) -> str:
     style = draw.random()
     if style < 0.4:
         return text
-    ending = "?" if text.split()[0] in ("what", "who", "how", "why", "when", "is", "do", "can", "should", "are") else "."
+    ending = (
+        "?" if text.split()[0] in ("what", "who", "how", "why", "when", "is", "do", "can", "should", "are") else "."
+    )
     capital = text[:1].upper() + text[1:]
     return capital + ending if style < 0.8 else capital

@@ -17,7 +17,8 @@ from .vocabulary import ASSISTANT, END, PAD, REFUSE, SPECIAL, USER, Vocabulary
 CHAT_TEMPLATE = (
     "{%- macro said(content) -%}"
     "{%- if content is string -%}{{ content | trim }}"
-    "{%- elif content -%}{%- for part in content -%}{%- if part.type == 'text' -%}{{ part.text }}{%- endif -%}{%- endfor -%}"
+    "{%- elif content -%}{%- for part in content -%}{%- if part.type == 'text' -%}{{ part.text }}{%- endif -%}{%- "
+    "endfor -%}"
     "{%- endif -%}{%- endmacro -%}"
     "{%- set turns = messages | selectattr('role', 'in', ['user', 'assistant']) | list -%}"
     "{%- for turn in turns[-3:] -%}"

@@ -15,6 +15,8 @@ from .augment import Augmenter
 from .chatter import OPEN_ENDED, chatter
 from .vocabulary import Vocabulary
 
+REFUSED = "refused"  # the source of examples to turn away
+COPIED, COPIES = "copied", 2500  # exercises in copying, and how many an epoch has
 TURN = 0.05  # share of examples with an unrelated exchange before them
 QUESTION_CHARACTERS = 600  # of a long question, at most; often less
 
@@ -78,7 +80,8 @@ class Mixture:
         prompts = self._vocabulary.texts([row.text for row in rows] + refused)
         examples = [self._answered(row, ids) for row, ids in zip(rows, prompts, strict=False)]
         refusal = self._vocabulary.call(Call(OUT_OF_SCOPE), refuse=self._student)
-        examples += [Example(self._vocabulary.prompt(ids), refusal, "refused") for ids in prompts[len(rows) :]]
+        examples += [Example(self._vocabulary.prompt(ids), refusal, REFUSED) for ids in prompts[len(rows) :]]
+        examples += self._copies(COPIES)
         self._random.shuffle(examples)
         return [self._in_context(example, examples) for example in examples]
 
@@ -113,6 +116,19 @@ class Mixture:
         chosen = draw.sample(self._corpus.questions, min(count, len(self._corpus.questions)))
         return [text[: int(30 + (QUESTION_CHARACTERS - 30) * draw.random() ** 3)].strip() for text in chosen]
 
+    def _copies(self, count: int) -> list[Example]:
+        """Go on from where you were in a made-up list of words: nothing but copying, which is what takes longest to
+        learn.
+        """
+        made = []
+        for ids in self._vocabulary.texts(
+            [self._augmenter.nonsense(self._random.randint(5, 14)) for _ in range(count)]
+        ):
+            start = self._random.randrange(max(1, len(ids) - 3))
+            prompt = [*self._vocabulary.prompt(ids), ids[start]]
+            made.append(Example(prompt, [*ids[start + 1 :], self._vocabulary.end], COPIED))
+        return made
+
     def _answered(self, row: Row, text_ids: Sequence[int]) -> Example:
         target = self._vocabulary.call(expected(row))
         if row.source == "clinc150" and len(functions(row.source, row.intent)) == 1 and _merged(row):
@@ -120,10 +136,10 @@ class Mixture:
         return Example(self._vocabulary.prompt(text_ids), target, row.source)
 
     def _in_context(self, example: Example, others: Sequence[Example]) -> Example:
-        if self._random.random() >= TURN:
+        if example.source == COPIED or self._random.random() >= TURN:
             return example
         before = self._random.choice(others)
-        if before.target[-1] != self._vocabulary.end or len(before.prompt) > 60:
+        if before.source == COPIED or before.target[-1] != self._vocabulary.end or len(before.prompt) > 60:
             return example
         shown = [token for token in before.target if token != self._vocabulary.refuse]
         return msgspec.structs.replace(example, prompt=[*before.prompt, *shown, *example.prompt])
@@ -134,11 +150,11 @@ def validation_examples(
 ) -> dict[str, list[Example]]:
     """Held-back examples by source, and `refused`: what this model should turn away."""
     draw = random.Random(seed)
-    groups: dict[str, list[tuple[str, list[int]]]] = {"refused": []}
-    refusal = vocabulary.call(Call(OUT_OF_SCOPE), refuse=student)[:1 if student else 2]
+    groups: dict[str, list[tuple[str, list[int]]]] = {REFUSED: []}
+    refusal = vocabulary.call(Call(OUT_OF_SCOPE), refuse=student)[: 1 if student else 2]
     for row in corpus.validation:
         if row.intent == "oos" or (student and refusable(row.source, row.intent)):
-            groups["refused"].append((row.text, refusal))
+            groups[REFUSED].append((row.text, refusal))
         elif on_device(row.source, row.intent) or (not student and not _ambiguous(row)):
             target = vocabulary.call(expected(row))
             groups.setdefault(row.source, []).append((row.text, target[:2] if _merged(row) else target))

@@ -1,11 +1,13 @@
-"""The llama architecture in torch: RMSNorm, rotary positions, SwiGLU, tied embeddings (Touvron et al. 2023, arXiv 2302.13971)."""
+"""The llama architecture in torch: RMSNorm, rotary positions, SwiGLU, tied embeddings (Touvron et al. 2023, arXiv
+2302.13971).
+"""
 
 from __future__ import annotations
 
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +34,7 @@ class Norm(nn.Module):
         self._epsilon = shape.epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self._epsilon)
+        return functional.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self._epsilon)
 
 
 class Block(nn.Module):
@@ -49,7 +51,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self._dropped(self._attend(self.attention_norm(x), cos, sin))
         gate, up = self.gate_up(self.feed_norm(x)).chunk(2, -1)
-        return x + self._dropped(self.down(F.silu(gate) * up))
+        return x + self._dropped(self.down(functional.silu(gate) * up))
 
     def _dropped(self, x: Tensor) -> Tensor:
         return dropped(x, self.dropout) if self.training and self.dropout else x
@@ -63,7 +65,8 @@ class Block(nn.Module):
         hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         scores = (q @ k.transpose(-1, -2) * self.shape.head_width**-0.5).masked_fill(hidden, -torch.inf)
         mixed = scores.softmax(-1, dtype=v.dtype) @ v
-        return self.out(mixed.transpose(1, 2).reshape(n, length, width))
+        attended: Tensor = self.out(mixed.transpose(1, 2).reshape(n, length, width))
+        return attended
 
 
 class Llama(nn.Module):
@@ -79,17 +82,18 @@ class Llama(nn.Module):
 
     def hidden(self, ids: Tensor) -> Tensor:
         """ids [n, length] → [n, length, width], normalised."""
-        x = self.embedding(ids)
+        x: Tensor = self.embedding(ids)
         if torch.is_autocast_enabled("cpu"):
             x = x.to(torch.bfloat16)
         cos, sin = rotary(self.shape, ids.shape[1], x.dtype)
         for block in self.blocks:
             x = block(x, cos, sin)
-        return self.norm(x)
+        normed: Tensor = self.norm(x)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[…, width] → […, vocabulary], through the tied embedding."""
-        return F.linear(hidden, self.embedding.weight)
+        return functional.linear(hidden, self.embedding.weight)
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.logits(self.hidden(ids))

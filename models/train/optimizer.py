@@ -1,6 +1,7 @@
 """Muon for the matrices, AdamW for the rest.
 
-Muon orthogonalises each matrix's momentum by a Newton-Schulz iteration (Jordan et al. 2024, kellerjordan.github.io/posts/muon):
+Muon orthogonalises each matrix's momentum by a Newton-Schulz iteration (Jordan et al. 2024,
+kellerjordan.github.io/posts/muon):
 on these sizes it needs about half the steps of AdamW.
 """
 
@@ -15,10 +16,13 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315  # the published coefficients of the quinti
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum SGD with orthogonalised updates, for two-dimensional weights."""
+    """Momentum SGD with orthogonalised updates, for two-dimensional weights; a fused weight's parts are treated
+    apart.
+    """
 
-    def __init__(self, weights: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.01) -> None:
-        super().__init__(list(weights), {"lr": lr, "momentum": momentum, "decay": decay})
+    def __init__(self, weights: Iterable[tuple[nn.Parameter, int]], lr: float) -> None:
+        groups = [{"params": [weight], "parts": parts} for weight, parts in weights]
+        super().__init__(groups, {"lr": lr, "momentum": 0.95, "decay": 0.01})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -27,11 +31,13 @@ class Muon(torch.optim.Optimizer):
                 if weight.grad is None:
                     continue
                 state = self.state[weight]
-                momentum = state.setdefault("momentum", torch.zeros_like(weight))
-                momentum.lerp_(weight.grad, 1 - group["momentum"])
-                update = orthogonal(weight.grad.lerp(momentum, group["momentum"]))
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(weight)
+                momentum = state["momentum"].lerp_(weight.grad, 1 - group["momentum"])
+                parts = weight.grad.lerp(momentum, group["momentum"]).chunk(group["parts"])
+                stretch = max(1.0, parts[0].shape[0] / parts[0].shape[1]) ** 0.5
                 weight.mul_(1 - group["lr"] * group["decay"])
-                weight.add_(update, alpha=-group["lr"] * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5)
+                weight.add_(torch.cat([orthogonal(part) for part in parts]), alpha=-group["lr"] * stretch)
 
 
 def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
@@ -43,15 +49,17 @@ def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.T
         x = _A * x + (_B * gram + _C * gram @ gram) @ x
-    return (x.T if tall else x).to(matrix.dtype)
+    result: Tensor = (x.T if tall else x).to(matrix.dtype)
+    return result
 
 
 class Optimizers:
     """Both optimizers behind one step, with a shared schedule factor."""
 
     def __init__(self, network: nn.Module, matrix_lr: float, vector_lr: float) -> None:
-        matrices = [p for name, p in network.named_parameters() if p.ndim == 2 and "embedding" not in name]
-        others = [p for name, p in network.named_parameters() if p.ndim != 2 or "embedding" in name]
+        named = list(network.named_parameters())
+        matrices = [(p, _parts(name)) for name, p in named if p.ndim == 2 and "embedding" not in name]
+        others = [p for name, p in named if p.ndim != 2 or "embedding" in name]
         self._muon = Muon(matrices, matrix_lr)
         self._adam = torch.optim.AdamW(others, lr=vector_lr, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
         self._lr = (matrix_lr, vector_lr)
@@ -69,3 +77,8 @@ class Optimizers:
     def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
         self._muon.load_state_dict(state["muon"])
         self._adam.load_state_dict(state["adam"])
+
+
+def _parts(name: str) -> int:
+    """How many matrices a weight of `network.Block` holds, one above the other."""
+    return 3 if "qkv" in name else 2 if "gate_up" in name else 1

@@ -1,4 +1,4 @@
-"""Train one of the two assistants from the data folder into a run folder: tokenizer, checkpoint, log."""
+"""Train, distil and export the two assistants. A run is a folder: tokenizer, plan, checkpoint, log."""
 
 from __future__ import annotations
 
@@ -8,14 +8,35 @@ from pathlib import Path
 import msgspec
 import torch
 
+from .export import About, write_gguf
 from .mixture import Corpus, Mixture, validation_examples
 from .network import Llama, Shape, grown
-from .trainer import Plan, Trainer, load_network, right_answers
+from .trainer import CHECKPOINT, Plan, Trainer, load_network, right_answers
 from .vocabulary import Vocabulary
 
 TOKENIZER, PLAN, LOG = "tokenizer.json", "plan.json", "log.jsonl"
+STUDENT, TEACHER = "assistant", "assistant-large"
 MERGES = 1700
-SHAPES = {"assistant": {"layers": 4}, "assistant-large": {"layers": 12}}
+LAYERS = {STUDENT: 4, TEACHER: 12}
+ABOUT = {
+    STUDENT: "Device commands to function calls in JSON; refuses everything else with <|refuse|>",
+    TEACHER: "Utterances to function calls in JSON over the whole catalogue",
+}
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """What a run was started with, kept beside its checkpoint."""
+
+    name: str
+    plan: Plan
+    shape: Shape
+    grown_from: str | None = None
+    teacher: str | None = None
+
+
+def shape_for(name: str, layers: int | None, width: int, hidden: int | None = None) -> dict[str, int]:
+    """Sizes without the vocabulary: heads of 64, a hidden layer three times as wide."""
+    return {"layers": layers or LAYERS[name], "width": width, "heads": width // 64, "hidden": hidden or 3 * width}
 
 
 def train(
@@ -25,45 +46,101 @@ def train(
     plan: Plan,
     *,
     shape: dict[str, int] | None = None,
-    start: Path | None = None,
-    tokenizer: Path | None = None,
+    grow_from: Path | None = None,
+    merges: int = MERGES,
     say: Callable[[str], None] = print,
 ) -> Trainer:
-    """Train `name` (assistant: the device's, with refusals; assistant-large: the whole catalogue), or take a run up again.
+    """Train `name` (assistant: the device's, with refusals; assistant-large: the whole catalogue), or take its run up "
+    "again.
 
-    `start` is a checkpoint of the same width to grow from; its tokenizer must be given too.
+    `grow_from` is the run of a shallower network of the same width; its tokenizer is used too.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     corpus = Corpus.read(data)
-    vocabulary = _vocabulary(corpus, folder, tokenizer)
-    sizes = Shape(vocabulary=vocabulary.size, **(shape or SHAPES[name]))
-    network = grown(load_network(start), sizes, plan.dropout) if start else _fresh(sizes, vocabulary, plan)
-    trainer = Trainer(network, plan, folder, "cuda" if torch.cuda.is_available() else "cpu")
-    (folder / PLAN).write_bytes(msgspec.json.encode({"name": name, "plan": plan, "shape": sizes}))
+    vocabulary = _vocabulary(corpus, folder, grow_from, merges)
+    sizes = Shape(vocabulary=vocabulary.size, **(shape or shape_for(name, None, 256)))
+    if grow_from:
+        network = grown(load_network(grow_from / CHECKPOINT), sizes, plan.dropout)
+    else:
+        network = _fresh(sizes, vocabulary, plan)
+    recipe = Recipe(name, plan, sizes, grown_from=str(grow_from) if grow_from else None)
+    return _run(recipe, corpus, vocabulary, network, folder, say)
+
+
+def distill(
+    data: Path,
+    folder: Path,
+    plan: Plan,
+    *,
+    teacher: Path,
+    student: Path | None = None,
+    shape: dict[str, int] | None = None,
+    say: Callable[[str], None] = print,
+) -> Trainer:
+    """Teach the device's model by the probabilities of the run `teacher` (Hinton et al. 2015, arXiv 1503.02531).
+
+    Both share the teacher's tokenizer. `student` is a run to start from, of the same tokenizer.
+    """
+    corpus = Corpus.read(data)
+    vocabulary = _vocabulary(corpus, folder, teacher, MERGES)
+    if student:
+        network = load_network(student / CHECKPOINT, plan.dropout)
+    else:
+        network = _fresh(
+            Shape(vocabulary=vocabulary.size, **(shape or shape_for(STUDENT, None, 256))), vocabulary, plan
+        )
+    recipe = Recipe(STUDENT, plan, network.shape, grown_from=str(student) if student else None, teacher=str(teacher))
+    return _run(recipe, corpus, vocabulary, network, folder, say, load_network(teacher / CHECKPOINT))
+
+
+def export_run(folder: Path, target: Path) -> None:
+    """Write a run's network and tokenizer as an F32 GGUF."""
+    name = msgspec.json.decode((folder / PLAN).read_bytes(), type=Recipe).name
+    network = load_network(folder / CHECKPOINT)
+    write_gguf(network, Vocabulary.load(folder / TOKENIZER), target, About(f"causeway-{name}", ABOUT[name]))
+
+
+def _run(
+    recipe: Recipe,
+    corpus: Corpus,
+    vocabulary: Vocabulary,
+    network: Llama,
+    folder: Path,
+    say: Callable[[str], None],
+    teacher: Llama | None = None,
+) -> Trainer:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    trainer = Trainer(network, recipe.plan, folder, device, teacher)
+    (folder / PLAN).write_bytes(msgspec.json.encode(recipe))
     resumed = trainer.resume()
-    student = name == "assistant"
-    mixture = Mixture(corpus, vocabulary, student, plan.seed + 1000 * trainer.step)
+    student = recipe.name == STUDENT
+    mixture = Mixture(corpus, vocabulary, student, recipe.plan.seed + 1000 * trainer.step)
     validation = validation_examples(corpus, vocabulary, student, per_source=500)
     parameters = sum(weight.numel() for weight in network.parameters())
-    say(f"{name}: {parameters:,} parameters, vocabulary {vocabulary.size}, resumed {resumed} at step {trainer.step}")
+    state = f"taken up at step {trainer.step}" if resumed else "new"
+    say(f"{recipe.name}: {parameters:,} parameters, vocabulary {vocabulary.size}, {state}")
 
     def report(trainer: Trainer, loss: float) -> None:
-        shares = {name: right_answers(trainer.network, rows, trainer.device) for name, rows in validation.items()}
+        shares = {
+            name: right_answers(trainer.network, rows, trainer.device) for name, rows in validation.items() if rows
+        }
         entry = {"step": trainer.step, "minutes": trainer.spent_s / 60, "loss": loss, "right": shares}
         with (folder / LOG).open("ab") as log:
             log.write(msgspec.json.encode(entry) + b"\n")
         table = "  ".join(f"{name} {intent:.3f}/{exact:.3f}" for name, (intent, exact) in shares.items())
-        say(f"step {trainer.step} {trainer.spent_s / 60:.1f} min  loss {loss:.4f}  {table}")
+        say(f"step {trainer.step}  {trainer.spent_s / 60:.1f} min  loss {loss:.4f}  {table}")
 
     trainer.run(mixture.epoch, report)
     return trainer
 
 
-def _vocabulary(corpus: Corpus, folder: Path, given: Path | None) -> Vocabulary:
+def _vocabulary(corpus: Corpus, folder: Path, given: Path | None, merges: int) -> Vocabulary:
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / TOKENIZER
     if not path.is_file():
-        made = Vocabulary.load(given) if given else None
-        made = made or Vocabulary.train(corpus.texts(), corpus.functions(), corpus.arguments(), MERGES)
+        if given:
+            made = Vocabulary.load(given / TOKENIZER)
+        else:
+            made = Vocabulary.train(corpus.texts(), corpus.functions(), corpus.arguments(), merges)
         made.save(path)
     return Vocabulary.load(path)
 
@@ -73,9 +150,10 @@ def _fresh(shape: Shape, vocabulary: Vocabulary, plan: Plan) -> Llama:
     torch.manual_seed(plan.seed)
     network = Llama(shape, plan.dropout)
     ids = vocabulary.tokenizer.get_vocab()
+    weight = network.embedding.weight
     with torch.no_grad():
         for piece, token in ids.items():
             bare = ids.get(piece[1:]) if piece.startswith("Ġ") else None
             if bare is not None:
-                network.embedding.weight[token] = 0.95 * network.embedding.weight[bare] + 0.3 * network.embedding.weight[token]
+                weight[token] = 0.95 * weight[bare] + 0.3 * weight[token]
     return network

@@ -1,6 +1,7 @@
 """The training loop: time-boxed, checkpointed, resumable, on a CPU or a GPU.
 
-Progress is the larger share spent of minutes and of steps, so that a run on a busy machine still ends its schedule in time.
+Progress is the larger share spent of minutes and of steps, so that a run on a busy machine still ends its schedule in
+time.
 """
 
 from __future__ import annotations
@@ -14,35 +15,44 @@ from pathlib import Path
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
-from .mixture import Example
+from .mixture import COPIED, REFUSED, Example
 from .network import Llama, Shape
 from .optimizer import Optimizers
 
 CHECKPOINT = "checkpoint.pt"
+UNTAUGHT = (REFUSED, COPIED)  # the teacher answers what the student should turn away; copying needs no teacher
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long and how fast to train. The rate rises over `warmup_steps`, stays, and falls linearly over the last `cooldown`."""
+    """How long and how fast to train. The rate rises over `warmup_steps`, stays, and falls linearly over the last
+    `cooldown`.
+    """
 
     minutes: float
     steps: int = 1_000_000
     tokens: int = 4096  # padded, per batch
-    matrix_lr: float = 0.02
-    vector_lr: float = 3e-3
+    matrix_lr: float = 0.01
+    vector_lr: float = 1.5e-3
     warmup_steps: int = 50
-    cooldown: float = 0.5  # share of the run
+    cooldown: float = 0.9  # share of the run
     dropout: float = 0.1
     seed: int = 1
+    threads: int = 2
     report_minutes: float = 3.0
+    teacher_weight: float = 0.0  # of the teacher's probabilities against the labels
 
 
 class Trainer:
     """Owns network, optimizers and the checkpoint file of one run."""
 
-    def __init__(self, network: Llama, plan: Plan, folder: Path, device: str = "cpu") -> None:
+    def __init__(
+        self, network: Llama, plan: Plan, folder: Path, device: str = "cpu", teacher: Llama | None = None
+    ) -> None:
         torch.manual_seed(plan.seed)
+        torch.set_num_threads(plan.threads)
+        self._teacher = teacher.to(device).eval() if teacher else None
         self.network, self.plan, self.folder, self.device = network.to(device), plan, folder, device
         self.step, self.spent_s = 0, 0.0
         self._optimizers = Optimizers(network, plan.matrix_lr, plan.vector_lr)
@@ -95,13 +105,27 @@ class Trainer:
 
     def _learn(self, batch: Sequence[Example]) -> Tensor:
         self.network.train()
-        with autocast(self.device):
-            logits, wanted = answer_logits(self.network, batch, self.device)
-        loss = F.cross_entropy(logits.float(), wanted)
-        loss.backward()
+        loss = self._loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizers.step(self._factor())
         self.step += 1
         return loss.detach()
+
+    def _loss(self, batch: Sequence[Example]) -> Tensor:
+        with autocast(self.device):
+            logits, wanted = answer_logits(self.network, batch, self.device)
+        hard = functional.cross_entropy(logits.float(), wanted, reduction="none")  # [targets]
+        taught = [one for one in batch if one.source not in UNTAUGHT]
+        if self._teacher is None or not taught:
+            return hard.mean()
+        with torch.no_grad(), autocast(self.device):
+            told, _ = answer_logits(self._teacher, taught, self.device)
+        kept = torch.tensor([one.source not in UNTAUGHT for one in batch for _ in one.target], device=self.device)
+        soft = functional.kl_div(logits[kept].float().log_softmax(-1), told.float().softmax(-1), reduction="none").sum(
+            -1
+        )
+        weight = self.plan.teacher_weight
+        return (hard.sum() - weight * hard[kept].sum() + weight * soft.sum()) / len(hard)
 
     def _factor(self) -> float:
         warm = min(1.0, (self.step + 1) / self.plan.warmup_steps)
@@ -136,7 +160,8 @@ def answer_logits(network: Llama, batch: Sequence[Example], device: str = "cpu")
     length = max(len(one.prompt) + len(one.target) for one in batch) - 1
     length += -length % 8
     ids = torch.zeros(len(batch), length, dtype=torch.long)
-    places, wanted = [], []
+    places: list[int] = []
+    wanted: list[int] = []
     for row, one in enumerate(batch):
         whole = one.prompt + one.target[:-1]
         ids[row, : len(whole)] = torch.tensor(whole)
@@ -149,13 +174,15 @@ def answer_logits(network: Llama, batch: Sequence[Example], device: str = "cpu")
 
 @torch.no_grad()
 def right_answers(network: Llama, examples: Sequence[Example], device: str = "cpu") -> tuple[float, float]:
-    """(share with the right second token, share with every token right): greedy decoding would give the same answers."""
+    """(share with the right second token, share with every token right): greedy decoding would give the same
+    answers.
+    """
     network.eval()
     names, whole = 0, 0
     for batch in batches(examples, 8192, random.Random(0)):
         with autocast(device):
             logits, wanted = answer_logits(network, batch, device)
-        right = (logits.argmax(-1) == wanted).split([len(one.target) for one in batch])
+        right = (logits.argmax(-1) == wanted).split([len(one.target) for one in batch])  # type: ignore[no-untyped-call]
         names += sum(bool(one[:2].all()) for one in right)
         whole += sum(bool(one.all()) for one in right)
     return names / len(examples), whole / len(examples)

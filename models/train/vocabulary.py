@@ -1,8 +1,10 @@
 """The tokenizer: byte-level BPE, and one token for each fixed piece of an answer.
 
 `{"name":"alarm_set","arguments":{"time":"six am"}}` is
-`{"name":` `"alarm_set"` `,"arguments":{` `"time":"` six am `"}}`: five fixed tokens, the first of which says whether the model
-answers at all (its rival is `<|refuse|>`) and the second which function it is. The pieces carry quotes, so they do not occur in
+`{"name":` `"alarm_set"` `,"arguments":{` `"time":"` six am `"}}`: five fixed tokens, the first of which says whether
+the model
+answers at all (its rival is `<|refuse|>`) and the second which function it is. The pieces carry quotes, so they do
+not occur in
 what people say.
 """
 
@@ -40,8 +42,10 @@ class Vocabulary:
     def train(cls, texts: Iterable[str], functions: Sequence[str], arguments: Sequence[str], merges: int) -> Vocabulary:
         """Learn about `merges` merges; the size is rounded up to a multiple of 64 (Q4_0 blocks, bf16 matrix tiles).
 
-        Words are learnt without the space before them; then each piece that starts words gets a twin with the space, merged
-        last. So a word is cut at the same places with and without a space, and copying it into a JSON string maps piece to piece.
+        Words are learnt without the space before them; then each piece that starts words gets a twin with the space,
+        merged
+        last. So a word is cut at the same places with and without a space, and copying it into a JSON string maps
+        piece to piece.
         """
         texts = list(texts)
         bare = _bare_words(texts, merges)
@@ -115,7 +119,9 @@ def _with_spaces(bare: Tokenizer, texts: Sequence[str]) -> tuple[dict[str, int],
     starts: Counter[str] = Counter()
     for text in texts:
         words = text.split()
-        starts.update(encoding.tokens[0] for encoding in bare.encode_batch(words, add_special_tokens=False) if encoding.tokens)
+        starts.update(
+            encoding.tokens[0] for encoding in bare.encode_batch(words, add_special_tokens=False) if encoding.tokens
+        )
     for piece, count in starts.most_common():
         if count >= RARE and f"Ġ{piece}" not in vocabulary:
             vocabulary[f"Ġ{piece}"] = len(vocabulary)

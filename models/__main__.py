@@ -1,0 +1,5 @@
+"""`python -m models` is `causeway-models`."""
+
+from .cli import main
+
+main()
