@@ -1,0 +1,68 @@
+"""How fast things are lately: a mean that forgets, quantiles of a window. Explicit monotonic time, bounded memory."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+
+class Ewma:
+    """A mean in which a sample weighs half as much after each `half_life_s`. Unit: that of the samples.
+
+    Weights decay with time, not with count: ten samples at once weigh ten times one, and a silent source fades.
+    Source: exponential decay by age, as in https://dimacs.rutgers.edu/~graham/pubs/papers/fwddecay.pdf (section 3).
+    """
+
+    def __init__(self, half_life_s: float, *, faded: float = 1 / 64) -> None:
+        """`faded`: below this weight (six half-lives after one sample) the mean says nothing any more."""
+        self._half_life_s = half_life_s
+        self._faded = faded
+        self._sum = 0.0
+        self._weight = 0.0
+        self._at = 0.0
+
+    def add(self, value: float, now: float) -> None:
+        decay = self._decay(now)
+        self._sum = self._sum * decay + value
+        self._weight = self._weight * decay + 1.0
+        self._at = max(self._at, now)
+
+    def value(self, now: float) -> float | None:
+        """The mean; None if there was no sample, or only long ago."""
+        if self._weight * self._decay(now) < self._faded:
+            return None
+        return self._sum / self._weight
+
+    def _decay(self, now: float) -> float:
+        if self._weight == 0.0:
+            return 0.0
+        return float(0.5 ** (max(0.0, now - self._at) / self._half_life_s))
+
+
+class Window:
+    """The newest `size` samples of the last `window_s`, for quantiles. A read sorts: O(size log size)."""
+
+    def __init__(self, window_s: float, size: int = 512) -> None:
+        self._window_s = window_s
+        self._samples: deque[tuple[float, float]] = deque(maxlen=size)  # (when, value)
+
+    def add(self, value: float, now: float) -> None:
+        self._samples.append((now, value))
+
+    def count(self, now: float) -> int:
+        return len(self._recent(now))
+
+    def quantile(self, q: float, now: float) -> float | None:
+        """The smallest sample that at least the share `q` (0..1) does not exceed; None without samples."""
+        if not 0.0 <= q <= 1.0:
+            raise ValueError(f"not a share: {q!r}")
+        values = sorted(self._recent(now))
+        if not values:
+            return None
+        rank = math.ceil(q * len(values) - 1e-9)  # 0.07 * 100 is a little more than 7
+        return values[max(0, rank - 1)]
+
+    def _recent(self, now: float) -> list[float]:
+        while self._samples and self._samples[0][0] <= now - self._window_s:
+            self._samples.popleft()
+        return [value for _, value in self._samples]
