@@ -78,6 +78,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     name: str = ""
     schema: str = ""  # canonical JSON schema, for json_schema
     strict: bool = False
+    description: str = ""
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -111,6 +112,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...] = ()  # chat
     prompts: tuple[str | tuple[int, ...], ...] = ()  # completion and embedding; text or token ids
     max_tokens: int | None = None
+    # The caller's own name for it: some servers know only the old one, some models refuse it.
+    limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     n: int = 1

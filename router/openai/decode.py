@@ -1,0 +1,267 @@
+"""An OpenAI-compatible server's answers → Chunks, whole or streamed, in the dialects of OpenAI, vLLM and NIM.
+
+Tolerated: null or missing content, role and usage; usage on every chunk; a missing ``[DONE]`` after every choice has
+ended; tool calls without index or id; fields that we do not know (``reasoning_content`` among them: it is not passed
+on). What is no answer at all is CloudFailed; what stops before its end is StreamBroken.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from ..errors import BackendError, CloudFailed, Phase, StreamBroken
+from ..types import Chunk, FinishReason, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+    refusal: str | None = None
+
+
+class _Alternative(msgspec.Struct):
+    token: str
+    logprob: float | None = None
+    bytes: tuple[int, ...] | None = None
+
+
+class _Token(msgspec.Struct):
+    token: str
+    logprob: float | None = None
+    bytes: tuple[int, ...] | None = None
+    top_logprobs: list[_Alternative] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Token] | None = None  # chat
+    tokens: list[str] | None = None  # completions: parallel lists
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Message | None = None
+    message: _Message | None = None
+    text: str | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class _Detail(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Detail | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: object = None
+    kind: str | None = msgspec.field(default=None, name="object")
+    message: object = None  # vLLM's error is {"object": "error", "message": …}
+
+
+_DECODER = msgspec.json.Decoder(_Answer)
+
+_FINISH: Final[dict[str, FinishReason]] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "content_filter": "content_filter",
+    "function_call": "tool_calls",
+    # Text Generation Inference's, and other servers', words for the same.
+    "eos_token": "stop",
+    "eos": "stop",
+    "stop_sequence": "stop",
+    "end_turn": "stop",
+    "max_tokens": "length",
+}
+
+
+def decode_answer(body: bytes) -> list[Chunk]:
+    """A whole answer: one chunk per choice, then one with the usage if it was said. Raises CloudFailed."""
+    answer = _read(body, "first_token")
+    if not answer.choices:
+        raise CloudFailed("The target's answer has no choices.")
+    usage = _usage(answer.usage)
+    tokens = usage.completion_tokens if usage is not None and len(answer.choices) == 1 else 0
+    chunks = [_whole(choice, tokens) for choice in answer.choices]
+    return chunks if usage is None else [*chunks, Chunk(usage=usage)]
+
+
+class StreamDecoder:
+    """A streamed answer, event by event: `feed` each event's data, then `finish` when the bytes end.
+
+    The usage comes as the last chunk, once, whether the target says it at the end or with every chunk.
+    """
+
+    def __init__(self) -> None:
+        self.done = False  # [DONE] was read: what follows is not looked at
+        self._unfinished: set[int] = set()
+        self._seen = False
+        self._usage: Usage | None = None
+        self._named: set[tuple[int, int]] = set()  # (choice, call) whose id went out
+
+    def feed(self, event_data: bytes) -> list[Chunk]:
+        """The chunks of one event. Raises CloudFailed for an error object, or for what is no answer."""
+        if self.done:
+            return []
+        if event_data == b"[DONE]" or event_data.strip() == b"[DONE]":
+            return self._done()
+        answer = _read(event_data, self._phase)
+        if answer.usage is not None:
+            self._usage = _usage(answer.usage)
+        chunks = []
+        for choice in answer.choices or ():
+            chunk = self._chunk(choice)
+            if chunk is not None:
+                chunks.append(chunk)
+        return chunks
+
+    def finish(self) -> list[Chunk]:
+        """The bytes have ended. Raises StreamBroken if a choice had not, or none came."""
+        if self.done:
+            return []
+        if self._unfinished or not self._seen:
+            raise StreamBroken("The target's stream stopped before its end.", phase=self._phase)
+        return self._done()
+
+    @property
+    def _phase(self) -> Phase:
+        return "stream" if self._seen else "first_token"
+
+    def _done(self) -> list[Chunk]:
+        if not self._seen:
+            raise CloudFailed("The target's stream has no choices.")
+        self.done = True
+        # The target itself says that it is done: a choice that it left open ended well.
+        chunks = [Chunk(index=index, finish_reason="stop") for index in sorted(self._unfinished)]
+        self._unfinished.clear()
+        return chunks if self._usage is None else [*chunks, Chunk(usage=self._usage)]
+
+    def _chunk(self, choice: _Choice) -> Chunk | None:
+        self._seen = True
+        index = choice.index
+        finish = _finish(choice.finish_reason, self._phase)
+        if finish is None:
+            self._unfinished.add(index)
+        else:
+            self._unfinished.discard(index)
+        delta = choice.delta
+        text = (choice.text if delta is None else delta.content) or ""
+        logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
+        calls = () if delta is None or not delta.tool_calls else self._calls(index, delta.tool_calls)
+        refusal = None if delta is None else delta.refusal or None
+        if not (text or logprobs or calls or finish or refusal):
+            return None  # a role, or fields that we do not pass on
+        tokens = len(logprobs) or (1 if text or calls else 0)
+        return Chunk(text, index, tokens, calls, logprobs, finish, None, None, refusal)
+
+    def _calls(self, choice: int, wire: list[_Call]) -> tuple[ToolCallDelta, ...]:
+        calls = []
+        for at, call in enumerate(wire):
+            index = at if call.index is None else call.index
+            first = (choice, index) not in self._named
+            self._named.add((choice, index))
+            calls.append(_call(call, index, first=first))
+        return tuple(calls)
+
+
+def _read(data: bytes, phase: Phase) -> _Answer:
+    try:
+        answer = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CloudFailed(f"The target's answer is malformed: {error}.", phase=phase) from None
+    if answer.error is not None or answer.kind == "error":
+        raise _reported(answer, phase)
+    return answer
+
+
+def _reported(answer: _Answer, phase: Phase) -> BackendError:
+    said = answer.message if answer.error is None else answer.error
+    if isinstance(said, dict):
+        said = said.get("message", said.get("code", "no message"))
+    return CloudFailed(f"The target reported: {str(said)[:500]}", phase=phase)
+
+
+def _whole(choice: _Choice, tokens: int) -> Chunk:
+    message = choice.message
+    wire = [] if message is None else message.tool_calls or []
+    calls = tuple([_call(call, at, first=True) for at, call in enumerate(wire)])
+    logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
+    return Chunk(
+        text=(choice.text if message is None else message.content) or "",
+        index=choice.index,
+        tokens=tokens or len(logprobs),
+        tool_calls=calls,
+        logprobs=logprobs,
+        finish_reason=_finish(choice.finish_reason, "first_token") or ("tool_calls" if calls else "stop"),
+        refusal=None if message is None else message.refusal,
+    )
+
+
+def _finish(reason: str | None, phase: Phase) -> FinishReason | None:
+    if reason is None or reason == "":
+        return None
+    finish = _FINISH.get(reason)
+    if finish is None:
+        # "abort", "error", "insufficient_system_resource": to call them `stop` would pass off half an answer as whole.
+        raise CloudFailed(f"The target ended its answer with finish_reason {reason[:64]!r}.", phase=phase)
+    return finish
+
+
+def _call(call: _Call, index: int, *, first: bool) -> ToolCallDelta:
+    function = call.function or _Function()
+    identity = call.id or (f"call_{index}" if first else None)
+    return ToolCallDelta(index, function.arguments or "", identity if first else None, function.name or None)
+
+
+def _usage(wire: _Usage | None) -> Usage | None:
+    if wire is None:
+        return None
+    cached = 0 if wire.prompt_tokens_details is None else wire.prompt_tokens_details.cached_tokens or 0
+    return Usage(wire.prompt_tokens or 0, wire.completion_tokens or 0, cached)
+
+
+def _logprobs(wire: _Logprobs) -> tuple[TokenLogprob, ...]:
+    if wire.content is not None:
+        return tuple([_token(token) for token in wire.content])
+    tokens = wire.tokens or []
+    chosen = wire.token_logprobs or [None] * len(tokens)
+    tops = wire.top_logprobs or [None] * len(tokens)
+    # Lists of different lengths: the shortest says how far all three are known.
+    return tuple(
+        [
+            TokenLogprob(token, _number(logprob), top=tuple([TokenAlternative(*item) for item in (top or {}).items()]))
+            for token, logprob, top in zip(tokens, chosen, tops, strict=False)
+        ]
+    )
+
+
+def _token(wire: _Token) -> TokenLogprob:
+    top = tuple([TokenAlternative(t.token, _number(t.logprob), t.bytes) for t in wire.top_logprobs or ()])
+    return TokenLogprob(wire.token, _number(wire.logprob), wire.bytes, top)
+
+
+def _number(logprob: float | None) -> float:
+    """NaN: none was given (the first token of an echo)."""
+    return math.nan if logprob is None else logprob

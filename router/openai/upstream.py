@@ -1,0 +1,231 @@
+"""Request → the body for an OpenAI-compatible server. Wishes never leave: nothing of `Request.wishes` is written here.
+
+The sampling extensions go out under vLLM's names. A stream always asks for its usage, whatever the caller asked:
+we count and bill it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw
+
+from ..types import AudioPart, FilePart, ImagePart, Message, Part, Request, TextPart, Tool, ToolCall
+
+_ENCODER = msgspec.json.Encoder()
+_USAGE = {"include_usage": True}
+
+
+class _ImageUrl(msgspec.Struct, omit_defaults=True):
+    url: str
+    detail: str = "auto"
+
+
+class _Audio(msgspec.Struct):
+    data: str
+    format: str
+
+
+class _Text(msgspec.Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class _Image(msgspec.Struct, tag_field="type", tag="image_url"):
+    image_url: _ImageUrl
+
+
+class _InputAudio(msgspec.Struct, tag_field="type", tag="input_audio"):
+    input_audio: _Audio
+
+
+class _File(msgspec.Struct, tag_field="type", tag="file"):
+    file: Raw
+
+
+class _CallFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _CallFunction
+    type: str = "function"
+
+
+class _Message(msgspec.Struct, omit_defaults=True):
+    role: str
+    content: str | list[_Text | _Image | _InputAudio | _File] | None
+    name: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+
+
+class _Function(msgspec.Struct, omit_defaults=True):
+    name: str
+    description: str = ""
+    parameters: Raw | None = None
+    strict: bool = False
+
+
+class _Tool(msgspec.Struct):
+    function: _Function
+    type: str = "function"
+
+
+class _Schema(msgspec.Struct, omit_defaults=True):
+    schema: Raw
+    name: str = ""
+    strict: bool = False
+    description: str = ""
+
+
+class _Format(msgspec.Struct, omit_defaults=True):
+    type: str
+    json_schema: _Schema | None = None
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Choice(msgspec.Struct):
+    function: _Named
+    type: str = "function"
+
+
+class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
+    model: str
+    messages: list[_Message] | None = None
+    prompt: object = None
+    input: object = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: dict[int, float] | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    stream: bool = False
+    stream_options: dict[str, bool] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: str | _Choice | None = None
+    parallel_tool_calls: bool = True
+    response_format: _Format | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int = 0
+    echo: bool = False
+    suffix: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+def encode_request(request: Request, model: str, *, stream: bool | None = None) -> bytes:
+    """The upstream body that asks `model` for what `request` asks; `stream` None is the caller's own choice."""
+    if request.kind == "embedding":
+        # Vectors come back as numbers whatever the caller wants: base64 is OpenAI's own, we write it ourselves.
+        body = _Body(model=model, input=_prompts(request), dimensions=request.dimensions, user=request.user)
+    else:
+        body = _generation(request, model, request.stream if stream is None else stream)
+    encoded = _ENCODER.encode(body)
+    if not request.extra or request.extra == "{}":
+        return encoded
+    return encoded[:-1] + b"," + request.extra[1:].encode()
+
+
+def _generation(request: Request, model: str, stream: bool) -> _Body:
+    sampling = request.sampling
+    body = _Body(
+        model=model,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repeat_penalty,
+        seed=sampling.seed,
+        logit_bias=dict(sampling.logit_bias) if sampling.logit_bias else None,
+        stop=request.stop,
+        n=request.n,
+        stream=stream,
+        stream_options=_USAGE if stream else None,
+        user=request.user,
+    )
+    if request.limit_name == "max_tokens":
+        body.max_tokens = request.max_tokens
+    else:
+        body.max_completion_tokens = request.max_tokens
+    if request.kind == "chat":
+        _chat(body, request)
+    else:
+        _completion(body, request)
+    return body
+
+
+def _chat(body: _Body, request: Request) -> None:
+    body.messages = [_message(message) for message in request.messages]
+    if request.tools:
+        body.tools = [_tool(tool) for tool in request.tools]
+        body.parallel_tool_calls = request.parallel_tool_calls
+        choice = request.tool_choice
+        if choice.mode == "function":
+            body.tool_choice = _Choice(_Named(choice.name or ""))
+        elif choice.mode != "auto":
+            body.tool_choice = choice.mode
+    wanted = request.response_format
+    if wanted is not None:
+        schema = _Schema(Raw(wanted.schema.encode()), wanted.name, wanted.strict, wanted.description)
+        body.response_format = _Format(wanted.kind, schema if wanted.kind == "json_schema" else None)
+    if request.logprobs is not None:
+        body.logprobs = True
+        body.top_logprobs = request.logprobs
+
+
+def _completion(body: _Body, request: Request) -> None:
+    body.prompt = _prompts(request)
+    body.logprobs = request.logprobs
+    body.echo = request.echo
+    body.suffix = request.suffix
+
+
+def _prompts(request: Request) -> object:
+    prompts = request.prompts
+    return prompts[0] if len(prompts) == 1 else prompts
+
+
+def _message(message: Message) -> _Message:
+    content = message.content
+    if isinstance(content, tuple):
+        wire = _Message(message.role, [_part(part) for part in content], message.name)
+    else:
+        wire = _Message(message.role, content, message.name)
+    if message.tool_calls:
+        wire.tool_calls = [_call(call) for call in message.tool_calls]
+    wire.tool_call_id = message.tool_call_id
+    return wire
+
+
+def _call(call: ToolCall) -> _Call:
+    return _Call(call.id, _CallFunction(call.name, call.arguments))
+
+
+def _part(part: Part) -> _Text | _Image | _InputAudio | _File:
+    if isinstance(part, TextPart):
+        return _Text(part.text)
+    if isinstance(part, ImagePart):
+        return _Image(_ImageUrl(part.url, part.detail))
+    if isinstance(part, AudioPart):
+        return _InputAudio(_Audio(part.data, part.format))
+    assert isinstance(part, FilePart)
+    return _File(Raw(part.document.encode()))
+
+
+def _tool(tool: Tool) -> _Tool:
+    parameters = Raw(tool.parameters.encode()) if tool.parameters != "{}" else None
+    return _Tool(_Function(tool.name, tool.description, parameters, tool.strict))
