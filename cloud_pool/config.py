@@ -1,0 +1,179 @@
+"""The gateway's configuration: frozen, checked at start, unknown keys refused with file, line and key. File < flags.
+
+A relative path in the file is relative to the file. Without a file there is one tier, `assistant-large`, on a
+Triton at its usual port on this machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from router import strict_yaml
+from router.errors import ConfigError
+
+from .parameters import GuidedKey
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Pause = Annotated[float, Meta(ge=0)]
+DEFAULT_TIER = "assistant-large"
+
+
+class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    port: Port = 8090  # 0: any free one
+    token_file: str = ""  # devices' bearer tokens; "": none asked, which only loopback may do
+    max_body_bytes: Positive = 8 * 1024 * 1024
+    read_timeout_s: Seconds = 20.0  # a whole request must have arrived by then
+    drain_s: Pause = 20.0
+    default_deadline_s: Seconds = 120.0  # a request's whole time where the caller names none
+    probe_ttl_s: Pause = 5.0  # how long the answer of /readyz, a real inference, is kept
+
+
+class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model in a Triton, under the name that callers use."""
+
+    name: Annotated[str, Meta(min_length=1)] = DEFAULT_TIER
+    aliases: tuple[str, ...] = ()
+    triton: str = "127.0.0.1:8001"  # host:port of its gRPC
+    model: str = ""  # its name in Triton; "": the tier's
+    artifact: str = ""  # chat template, tokens and context of this artifact; "": of the one named like the tier
+    template_file: str = ""  # a Jinja chat template instead of the artifact's (a stock vLLM or TensorRT-LLM tier)
+    special_tokens: tuple[str, ...] = ()  # with template_file: what a user's text must not be able to say
+    bos: str = ""  # with template_file
+    eos: str = ""  # with template_file
+    context_tokens: Count = 0  # 0: the artifact's
+    max_tokens: Count = 0  # of an answer where the caller names none; 0: the whole context
+    concurrency: Positive = 16  # requests in Triton at once
+    queue: Count = 64  # more wait here; beyond: 429
+    guided: GuidedKey = "guided_decoding"  # what the tier's vLLM backend calls grammars: structured_outputs since 25.09
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    server: ServerConfig = ServerConfig()
+    tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
+    model_dirs: tuple[str, ...] = ()  # searched for artifacts before the ones that ship
+    log: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Flags(msgspec.Struct, frozen=True, kw_only=True):
+    """From the command line; None was not given."""
+
+    host: str | None = None
+    port: int | None = None
+    token_file: str | None = None
+    triton: str | None = None  # for every tier
+    tiers: tuple[str, ...] = ()  # names, instead of the file's
+    model_dirs: tuple[str, ...] = ()
+    log: Literal["debug", "info", "warning", "error"] | None = None
+
+
+def load_config(path: Path | None, flags: Flags) -> Config:
+    """Raises ConfigError."""
+    config = Config() if path is None else _absolute(_read(path), path.parent)
+    tiers = tuple(TierConfig(name=name) for name in flags.tiers) or config.tiers
+    if flags.triton is not None:
+        tiers = tuple(msgspec.structs.replace(tier, triton=flags.triton) for tier in tiers)
+    server = {name: getattr(flags, name) for name in ("host", "port", "token_file") if getattr(flags, name) is not None}
+    config = msgspec.structs.replace(
+        config,
+        server=msgspec.structs.replace(config.server, **server),
+        tiers=tiers,
+        model_dirs=(*flags.model_dirs, *config.model_dirs),
+        log=flags.log or config.log,
+    )
+    _check(config)
+    return config
+
+
+def _read(path: Path) -> Config:
+    try:
+        tree = strict_yaml.read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(error), where=str(path)) from error
+    except strict_yaml.YamlFault as fault:
+        raise ConfigError(fault.problem.message, where=str(fault.problem.place)) from fault
+    places: dict[str, str] = {}
+    document = _plain(tree, places)
+    try:
+        return msgspec.convert(document, Config)
+    except msgspec.ValidationError as error:
+        reason, _, key = str(error).partition(" - at `$")
+        unknown = re.search(r"unknown field `(.*)`", reason)
+        key = key.rstrip("`").lstrip(".") + (f".{unknown[1]}" if unknown else "")
+        raise ConfigError(reason, where=places.get(key.lstrip("."), f"{path}: {key}")) from error
+
+
+def _plain(tree: strict_yaml.Tree, places: dict[str, str]) -> object:
+    """The tree as plain values; `places` gets each key's file, line and path."""
+    places[tree.place.path] = str(tree.place)
+    if isinstance(tree, strict_yaml.Mapping):
+        pairs = zip(tree.keys, tree.values, strict=True)
+        found = {}
+        for key, value in pairs:
+            found[key.text] = _plain(value, places)
+            places[key.place.path] = str(key.place)
+        return found
+    if isinstance(tree, strict_yaml.Sequence):
+        return [_plain(item, places) for item in tree.items]
+    return _scalar(tree)
+
+
+def _scalar(scalar: strict_yaml.Scalar) -> object:
+    """Raises ConfigError for what YAML writes and we have no type for (dates, octal numbers)."""
+    text, kind = scalar.text, scalar.kind
+    try:
+        if kind == "int":
+            return int(text.replace("_", ""))
+        if kind == "float":
+            return float(text.replace("_", ""))
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not a plain number", where=str(scalar.place)) from error
+    if kind == "bool":
+        return text.lower() in ("true", "yes", "on")
+    if kind == "null":
+        return None
+    if kind == "other":
+        raise ConfigError(f"{text!r} is a YAML date or binary; quote it if text is meant", where=str(scalar.place))
+    return text
+
+
+def _absolute(config: Config, folder: Path) -> Config:
+    def at(path: str) -> str:
+        return str((folder / path).absolute()) if path else ""
+
+    return msgspec.structs.replace(
+        config,
+        server=msgspec.structs.replace(config.server, token_file=at(config.server.token_file)),
+        tiers=tuple(msgspec.structs.replace(tier, template_file=at(tier.template_file)) for tier in config.tiers),
+        model_dirs=tuple(at(path) for path in config.model_dirs),
+    )
+
+
+def _check(config: Config) -> None:
+    if not config.server.token_file and not _is_loopback(config.server.host):
+        raise ConfigError(f"listening on {config.server.host} needs bearer tokens", where="server.token_file")
+    seen: dict[str, str] = {}
+    for at, tier in enumerate(config.tiers):
+        where = f"tiers[{at}]"
+        if not re.fullmatch(r"[^:/\s]+:\d+|\[[0-9a-fA-F:]+\]:\d+", tier.triton):
+            raise ConfigError(f"{tier.triton!r} is not host:port", where=f"{where}.triton")
+        for name in (tier.name, *tier.aliases):
+            if name in seen:
+                raise ConfigError(f"{name!r} is already {seen[name]}", where=where)
+            seen[name] = where
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,228 @@
+"""`causeway-cloud triton`: keeps one Triton Inference Server running.
+
+    starting ──all models ready──▶ ready ──process ended──▶ (back-off) ──▶ starting
+       └──ended before it was ever ready──▶ give up: nothing that waiting would mend
+
+`kill -9` leaves the Python backend's stubs and their shared memory behind. Stubs stay in the server's process group
+and their memory carries our prefix, so both are cleared after every end, and nobody else's are touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from .environment import TritonEnvironment
+from .triton_log import worth_saying
+
+SHARED_MEMORY = Path("/dev/shm")
+POLL_S = 0.05
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 10.0
+STEADY_S = 60.0
+"""A server that ran this long starts again with the first delay."""
+_PR_SET_PDEATHSIG = 1
+
+
+class Ports(msgspec.Struct, frozen=True):
+    host: str = "127.0.0.1"
+    grpc: int = 8001
+    http: int = 8000
+    metrics: int = 8002
+
+    def line(self) -> str:
+        """What is printed when all models are ready, for machines to read."""
+        return f"ready grpc={self.host}:{self.grpc} http={self.host}:{self.http} metrics={self.host}:{self.metrics}"
+
+
+def choose_ports(ports: Ports) -> Ports:
+    """Free ones in place of each 0. They stay the same over restarts, so that clients reconnect."""
+    with contextlib.ExitStack() as held:
+        return Ports(
+            ports.host, *(port or _free_port(ports.host, held) for port in (ports.grpc, ports.http, ports.metrics))
+        )
+
+
+def _free_port(host: str, held: contextlib.ExitStack) -> int:
+    # Held until all are chosen, or one port could be given out twice.
+    sock = held.enter_context(socket.socket())
+    sock.bind((host, 0))
+    return int(sock.getsockname()[1])
+
+
+def command(
+    environment: TritonEnvironment,
+    repository: Path,
+    names: tuple[str, ...],
+    ports: Ports,
+    *,
+    drain_s: float,
+    memory_prefix: str,
+) -> list[str]:
+    return [
+        environment.server,
+        f"--model-repository={repository}",
+        f"--backend-directory={environment.backend_directory}",
+        f"--backend-config=python,shm-region-prefix-name={memory_prefix}",
+        # Each model's config is complete; asking every model for it costs a second of start-up.
+        "--disable-auto-complete-config",
+        # Explicit: the gateway repairs a dead stub by unload and load.
+        "--model-control-mode=explicit",
+        *(f"--load-model={name}" for name in names),
+        f"--grpc-address={ports.host}",
+        f"--grpc-port={ports.grpc}",
+        f"--http-address={ports.host}",
+        f"--http-port={ports.http}",
+        f"--metrics-address={ports.host}",
+        f"--metrics-port={ports.metrics}",
+        f"--exit-timeout-secs={max(1, round(drain_s))}",
+    ]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    code: int
+    ready_for_s: float | None  # None: it never was
+
+
+class Launcher:
+    """Owns the server's process. `say` gets the ready line, `log` everything for people."""
+
+    def __init__(
+        self,
+        argv: list[str],
+        environ: Mapping[str, str],
+        ports: Ports,
+        *,
+        memory_prefix: str,
+        drain_s: float,
+        restart: bool,
+        say: Callable[[str], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._argv = argv
+        self._environ = dict(environ)
+        self._ports = ports
+        self._memory_prefix = memory_prefix
+        self._drain_s = drain_s
+        self._restart = restart
+        self._say = say
+        self._log = log
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Until `stop`, or until the server cannot be kept up. Returns the exit status for the command."""
+        delay_s, was_ready = FIRST_DELAY_S, False
+        while True:
+            ended = await self._once(stop)
+            if stop.is_set():
+                return 0
+            was_ready = was_ready or ended.ready_for_s is not None
+            if not was_ready:
+                self._log(f"the server ended with status {ended.code} before its models were ready: giving up")
+                return 1
+            if not self._restart:
+                self._log(f"the server ended with status {ended.code}")
+                return 1
+            delay_s = FIRST_DELAY_S if (ended.ready_for_s or 0.0) >= STEADY_S else delay_s
+            self._log(f"the server ended with status {ended.code}; starting it again in {delay_s:g} s")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(stop.wait(), delay_s)
+                return 0
+            delay_s = min(2.0 * delay_s, LONGEST_DELAY_S)
+
+    async def _once(self, stop: asyncio.Event) -> Ended:
+        process = await asyncio.create_subprocess_exec(
+            *self._argv,
+            env=self._environ,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            # A group of its own: Ctrl-C reaches us only, and what it leaves behind can be found.
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        ready_at: list[float] = []
+        read_out = asyncio.Event()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._forward, process, read_out)
+                tasks.start_soon(self._watch_ready, ready_at)
+                tasks.start_soon(self._drain_at, stop, process)
+                code = await process.wait()
+                self._clear(process.pid)  # A stub that still lives would hold the log open.
+                with anyio.move_on_after(1.0):
+                    await read_out.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._clear(process.pid)  # Also on cancellation: nothing of the server outlives this call.
+        return Ended(code, time.monotonic() - ready_at[0] if ready_at else None)
+
+    async def _drain_at(self, stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
+        await stop.wait()
+        await self._drain(process)
+
+    async def _drain(self, process: asyncio.subprocess.Process) -> None:
+        """SIGTERM lets the server finish what it has; it may take a little longer than it was told."""
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(process.wait(), self._drain_s + 5.0)
+            return
+        self._log("the server did not end in time: killed")
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+    async def _watch_ready(self, ready_at: list[float]) -> None:
+        while not await _is_ready(self._ports):  # noqa: ASYNC110  (another process: nothing tells us)
+            await anyio.sleep(POLL_S)
+        ready_at.append(time.monotonic())
+        self._say(self._ports.line())
+
+    async def _forward(self, process: asyncio.subprocess.Process, read_out: asyncio.Event) -> None:
+        assert process.stdout is not None
+        while True:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:  # longer than the reader's buffer, which it has dropped
+                continue
+            if not line:
+                read_out.set()
+                return
+            said = worth_saying(line.decode(errors="replace").rstrip("\n"))
+            if said is not None:
+                self._log(said)
+
+    def _clear(self, group: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        for region in SHARED_MEMORY.glob(f"{self._memory_prefix}*"):
+            region.unlink(missing_ok=True)
+
+
+async def _is_ready(ports: Ports) -> bool:
+    """Triton's own word, which covers every model; its ports open when they are loaded."""
+    try:
+        reader, writer = await asyncio.open_connection(ports.host, ports.http)
+    except OSError:
+        return False
+    try:
+        writer.write(f"GET /v2/health/ready HTTP/1.1\r\nHost: {ports.host}\r\nConnection: close\r\n\r\n".encode())
+        status = await asyncio.wait_for(reader.readline(), 2.0)
+        return b" 200 " in status
+    except (OSError, asyncio.TimeoutError):
+        return False
+    finally:
+        writer.close()
+
+
+def _end_with_parent() -> None:
+    """In the child before exec: SIGTERM when the launcher dies, even by kill -9 (Linux, prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

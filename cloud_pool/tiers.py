@@ -1,0 +1,125 @@
+"""What the gateway knows of a tier's model before it asks Triton: how messages become its prompt, and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf
+import msgspec
+
+from models.chat_template import render
+from models.spec import ArtifactError, find_artifact
+from router.errors import ConfigError, UnsupportedFeature
+from router.types import Request
+
+from .config import Config, TierConfig
+
+_CONTROL = 3  # tokenizer.ggml.token_type of the tokens that text must not be able to say
+
+
+class Wording(msgspec.Struct, frozen=True):
+    """A model's chat template and the tokens around it."""
+
+    template: str
+    bos: str = ""
+    eos: str = ""
+    special: tuple[str, ...] = ()
+    context_tokens: int = 0
+
+
+class Tier(msgspec.Struct, frozen=True):
+    config: TierConfig
+    wording: Wording
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def model(self) -> str:
+        """In Triton."""
+        return self.config.model or self.config.name
+
+    @property
+    def max_tokens(self) -> int:
+        """Of an answer where the caller names none. The engine stops at the end of its context in any case."""
+        return self.config.max_tokens or self.config.context_tokens or self.wording.context_tokens or 1024
+
+    def prompts(self, request: Request) -> tuple[str, ...]:
+        """The text of each prompt. Raises InvalidRequest."""
+        if request.kind == "chat":
+            return (self._rendered(request),)
+        found = []
+        for at, prompt in enumerate(request.prompts):
+            if not isinstance(prompt, str):
+                raise UnsupportedFeature(
+                    "Triton's models take text, not token ids. Send a string.", param=f"prompt[{at}]"
+                )
+            found.append(prompt)
+        return tuple(found)
+
+    def _rendered(self, request: Request) -> str:
+        if not self.wording.template:
+            raise UnsupportedFeature(
+                f"the tier {self.name!r} has no chat template: use /v1/completions", param="messages"
+            )
+        wording = self.wording
+        return render(wording.template, request.messages, request.tools, bos=wording.bos, eos=wording.eos)
+
+
+def load_tiers(config: Config) -> tuple[Tier, ...]:
+    """Raises ConfigError."""
+    return tuple(Tier(tier, _wording(tier, config, f"tiers[{at}]")) for at, tier in enumerate(config.tiers))
+
+
+def by_name(tiers: tuple[Tier, ...]) -> Mapping[str, Tier]:
+    return {name: tier for tier in tiers for name in (tier.name, *tier.config.aliases)}
+
+
+def _wording(tier: TierConfig, config: Config, where: str) -> Wording:
+    if tier.template_file:
+        try:
+            template = Path(tier.template_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(str(error), where=f"{where}.template_file") from error
+        return Wording(template, tier.bos, tier.eos, tier.special_tokens, tier.context_tokens)
+    try:
+        artifact = find_artifact(tier.artifact or tier.name, [Path(folder) for folder in config.model_dirs])
+    except ArtifactError as error:
+        raise ConfigError(f"{error}; name an `artifact` or a `template_file`", where=where) from error
+    return read_wording(artifact.path)
+
+
+def read_wording(path: Path) -> Wording:
+    """From a GGUF file's metadata; the weights are not read. Raises ConfigError."""
+    try:
+        reader = gguf.GGUFReader(path)
+        found = {name: field.contents() for name, field in reader.fields.items() if _is_wanted(name)}
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise ConfigError(f"not a readable GGUF file ({error})", where=str(path)) from error
+    tokens = found.get("tokenizer.ggml.tokens", [])
+    kinds = found.get("tokenizer.ggml.token_type", [])
+
+    def token(name: str) -> str:
+        index = found.get(f"tokenizer.ggml.{name}_token_id")
+        return str(tokens[index]) if isinstance(index, int) and index < len(tokens) else ""
+
+    context = next((value for name, value in found.items() if name.endswith(".context_length")), 0)
+    return Wording(
+        template=str(found.get("tokenizer.chat_template", "")),
+        bos=token("bos"),
+        eos=token("eos"),
+        special=tuple(str(text) for text, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL),
+        context_tokens=int(context),
+    )
+
+
+def _is_wanted(name: str) -> bool:
+    return name.endswith(".context_length") or name in {
+        "tokenizer.chat_template",
+        "tokenizer.ggml.tokens",
+        "tokenizer.ggml.token_type",
+        "tokenizer.ggml.bos_token_id",
+        "tokenizer.ggml.eos_token_id",
+    }

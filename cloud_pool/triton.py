@@ -1,0 +1,196 @@
+"""One Triton server, over the gRPC stubs that tritonclient ships.
+
+Not over its InferenceServerClient: that one drops the flag of the last response, which tells a whole answer from a
+broken one, and takes a request through an iterator and numpy. One call a request, so that cancelling it cancels the
+work.
+
+A Python model whose process (stub) died stays "ready", answers each new call with an error, and leaves running
+calls hanging for ever. So a stream that has been quiet for QUIET_S makes us ask the model something small; at the
+stub's error every stream of the model is ended and the model unloaded and loaded again. A Triton without explicit
+model control cannot be repaired this way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import anyio
+import grpc
+from anyio.abc import TaskGroup
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, EngineUnavailable, Phase, StreamBroken
+
+from .faults import RETRY_S, StubDead, translate
+from .parameters import SamplingParameters
+from .tensors import Ask, Delta, delta_of, request_of
+
+QUIET_S = 1.0
+PROBE_S = 3.0
+LOAD_S = 300.0
+_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # A restarted Triton is back in seconds; gRPC would wait up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+)
+_log = logging.getLogger("causeway.cloud.triton")
+
+
+class Stream:
+    """A running call. Its owner is `Triton.generate`; others may only `end` it."""
+
+    def __init__(self, model: str, call: grpc.aio.StreamStreamCall, now: float) -> None:
+        self.model = model
+        self.heard_at = now
+        self.ended_by: CausewayError | None = None
+        self._call = call
+
+    def end(self, why: CausewayError) -> None:
+        self.ended_by = why
+        self._call.cancel()
+
+
+class Triton:
+    """`tasks` runs repairs and probes; `repaired` is told each model that was loaded again."""
+
+    def __init__(
+        self,
+        address: str,
+        tasks: TaskGroup,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        repaired: Callable[[str], None] = lambda model: None,
+    ) -> None:
+        self.address = address
+        self._tasks = tasks
+        self._clock = clock
+        self._repaired = repaired
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._streams: set[Stream] = set()
+        self._in_repair: set[str] = set()
+        self._in_probe: set[str] = set()
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+        """The answer, piece by piece. Raises CausewayError; closing the generator cancels the work in Triton."""
+        if ask.model in self._in_repair:
+            raise EngineUnavailable("the model is being loaded again", phase="connect", retry_after_s=RETRY_S)
+        async with aclosing(self._generate(ask)) as deltas:
+            try:
+                async for delta in deltas:
+                    yield delta
+            except StubDead:
+                self._repair(ask.model)
+                raise
+
+    async def probe(self, model: str, timeout_s: float = PROBE_S) -> None:
+        """A real, tiny inference: nothing less shows that the model answers. Raises CausewayError."""
+        parameters = SamplingParameters(max_tokens=1, temperature=0.0)
+        ask = Ask(
+            model=model, prompt="a", parameters=parameters, deadline=self._clock() + timeout_s, request_id="probe"
+        )
+        async with aclosing(self.generate(ask)) as deltas:
+            async for _ in deltas:
+                pass
+
+    async def watch(self) -> None:
+        """Runs for as long as the server is used: finds models that died under their streams."""
+        while True:
+            await anyio.sleep(QUIET_S / 4)
+            now = self._clock()
+            quiet = {stream.model for stream in self._streams if now - stream.heard_at >= QUIET_S}
+            for model in quiet - self._in_probe - self._in_repair:
+                self._in_probe.add(model)
+                self._tasks.start_soon(self._look_after, model)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def _generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+        left_s = ask.deadline - self._clock()
+        if left_s <= 0.0:
+            raise DeadlineExceeded("the time for this request is over")
+        metadata = [("triton_grpc_error", "true")]  # errors as gRPC statuses, from release 24.08 on
+        if ask.traceparent:
+            metadata.append(("traceparent", ask.traceparent))
+        call = self._stub.ModelStreamInfer(metadata=metadata, timeout=left_s)
+        stream = Stream(ask.model, call, self._clock())
+        self._streams.add(stream)
+        phase: Phase = "connect"
+        try:
+            await call.write(request_of(ask, left_s))
+            await call.done_writing()
+            phase = "first_token"
+            final = False
+            while (message := await call.read()) is not grpc.aio.EOF:
+                stream.heard_at = self._clock()
+                if message.error_message:
+                    raise translate("", message.error_message, phase)
+                delta = delta_of(message.infer_response, ask.parameters.logprobs or 0)
+                final = final or delta.final
+                phase = "stream"
+                yield delta
+            if not final:
+                raise _broken(await call.code(), await call.details(), phase)
+        except grpc.aio.AioRpcError as error:
+            _log.debug("%s: %s", ask.request_id, error)
+            raise _broken(error.code(), error.details(), phase) from None
+        except asyncio.CancelledError:
+            # Ours when the stream was ended for a dead model; else the caller's.
+            if stream.ended_by is not None:
+                raise stream.ended_by from None
+            raise
+        except asyncio.InvalidStateError:  # the call was over before the request was written
+            raise stream.ended_by or _broken(await call.code(), await call.details(), phase) from None
+        finally:
+            self._streams.discard(stream)
+            call.cancel()
+
+    async def _look_after(self, model: str) -> None:
+        try:
+            await self.probe(model)
+        except CausewayError as error:
+            _log.debug("probe of %s: %s", model, error)
+        finally:
+            self._in_probe.discard(model)
+
+    def _repair(self, model: str) -> None:
+        """Decide, then act: from here on the model is in repair, and nothing waits for its dead process."""
+        if model in self._in_repair:
+            return
+        self._in_repair.add(model)
+        for stream in [one for one in self._streams if one.model == model]:
+            stream.end(
+                StreamBroken("the model's process died during the answer", phase="stream", retry_after_s=RETRY_S)
+            )
+        self._tasks.start_soon(self._load_again, model)
+
+    async def _load_again(self, model: str) -> None:
+        _log.warning("%s: the process of %s died, loading the model again", self.address, model)
+        unload = service_pb2.RepositoryModelUnloadRequest(model_name=model)
+        load = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        try:
+            await self._stub.RepositoryModelUnload(unload, timeout=LOAD_S)
+            await self._stub.RepositoryModelLoad(load, timeout=LOAD_S)
+            self._repaired(model)
+            _log.warning("%s: %s is loaded again", self.address, model)
+        except grpc.aio.AioRpcError as error:
+            _log.error("%s: %s could not be loaded again: %s", self.address, model, error.details())
+        finally:
+            # The next request finds out: it works, or it begins another repair.
+            self._in_repair.discard(model)
+
+
+def _broken(code: grpc.StatusCode, details: str | None, phase: Phase) -> CausewayError:
+    found = translate(code.name, details or "", phase)
+    if phase == "stream" and (code is grpc.StatusCode.OK or isinstance(found, CloudUnreachable)):
+        return StreamBroken("Triton ended the answer before its end", phase="stream", retry_after_s=RETRY_S)
+    return found
