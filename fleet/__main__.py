@@ -1,0 +1,5 @@
+"""`python -m fleet` is `causeway-fleet`."""
+
+from .cli import main
+
+main()
