@@ -10,9 +10,9 @@ from .spec import Manifest
 _USES = {
     "assistant": (
         "The device's model. It turns a command as people say it (music, lights, alarms, lists, calendar, weather, "
-        "volume, date and time, restaurants, films, books) into one function call as compact JSON. Anything else it "
-        'answers with the token `<|refuse|>` and then `{"name":"out_of_scope","arguments":{}}`. The probability of that '
-        "token at the first position is what the router hands off on."
+        "volume, date and time, restaurants, films, books) into one function call as compact JSON. To anything else it "
+        'answers the token `<|refuse|>`, then `{"name":"out_of_scope","arguments":{}}`. The probability of that token '
+        "at the first position is what the router hands off on."
     ),
     "assistant-large": (
         "The cloud's model. It covers the whole catalogue (home, assistant, travel, work, money, banking) as function "

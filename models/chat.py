@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import jinja2
 import jinja2.sandbox
 
@@ -22,7 +24,7 @@ class Prompter:
         """The prompt for one user message."""
         return self.render([{"role": "user", "content": text}])
 
-    def render(self, messages: list[dict[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="")
         except jinja2.TemplateError as error:

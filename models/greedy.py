@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 GGML_F32 = 0  # `enum ggml_type`
+FLASH_ATTENTION_OFF = 0  # `enum llama_flash_attn_type`
 # One function call as compact JSON.
 GRAMMAR = r"""
 root ::= "{\"name\":" string ",\"arguments\":" arguments "}"
@@ -60,6 +61,7 @@ class GreedyModel:
         params.n_seq_max, params.kv_unified = slots, True
         if exact_cache:
             params.type_k = params.type_v = GGML_F32
+            params.flash_attn_type = FLASH_ATTENTION_OFF
         params.n_threads = params.n_threads_batch = threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:

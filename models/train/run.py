@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from .copying import can_copy_by_hand, tie_spaced_twins, write_copying
 from .export import About, write_gguf
 from .mixture import Corpus, Mixture, validation_examples
 from .network import Llama, Shape, grown
@@ -146,14 +147,9 @@ def _vocabulary(corpus: Corpus, folder: Path, given: Path | None, merges: int) -
 
 
 def _fresh(shape: Shape, vocabulary: Vocabulary, plan: Plan) -> Llama:
-    """Start a word with and without its leading space at the same place: copying into JSON crosses that border."""
     torch.manual_seed(plan.seed)
     network = Llama(shape, plan.dropout)
-    ids = vocabulary.tokenizer.get_vocab()
-    weight = network.embedding.weight
-    with torch.no_grad():
-        for piece, token in ids.items():
-            bare = ids.get(piece[1:]) if piece.startswith("Ġ") else None
-            if bare is not None:
-                weight[token] = 0.95 * weight[bare] + 0.3 * weight[token]
+    tie_spaced_twins(network.embedding, vocabulary.tokenizer.get_vocab())
+    if can_copy_by_hand(network):
+        write_copying(network)
     return network

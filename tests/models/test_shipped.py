@@ -1,0 +1,113 @@
+"""The models that ship: their hashes hold, llama.cpp loads them, and they make sense on device commands."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+
+from models.answer import parse
+from models.chat import Prompter
+from models.gguf_file import read_gguf
+from models.spec import SHIPPED, Artifact, list_artifacts, verify_artifact
+
+llama_cpp = pytest.importorskip("llama_cpp")
+
+from models.greedy import GRAMMAR, GreedyModel  # noqa: E402
+
+ARTIFACTS = list_artifacts()
+NAMES = [artifact.name for artifact in ARTIFACTS]
+LIMIT_BYTES = 40 * 2**20
+
+
+def test_both_assistants_ship_and_are_small() -> None:
+    """The policies' two names exist, and the folder stays under 40 MiB."""
+    assert {"assistant", "assistant-large"} <= set(NAMES)
+    assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < LIMIT_BYTES
+
+
+@pytest.mark.parametrize("artifact", ARTIFACTS, ids=NAMES)
+def test_hash_card_and_manifest_agree_with_the_file(artifact: Artifact) -> None:
+    """What the manifest says is what the GGUF itself says, and there is a card."""
+    verify_artifact(artifact)
+    about, manifest = read_gguf(artifact.path), artifact.manifest
+    assert (about.quantisation, about.context_length) == (manifest.quantisation, manifest.context_length)
+    assert about.refuse_token == manifest.refuse_token
+    assert about.tokenizer_sha256 == manifest.tokenizer_sha256
+    assert about.chat_template is not None
+    assert hashlib.sha256(about.chat_template.encode()).hexdigest() == manifest.chat_template_sha256
+    assert manifest.data
+    assert manifest.name in (artifact.folder / "README.md").read_text()
+
+
+def test_the_device_model_is_int4_throughout() -> None:
+    """Every matrix is Q4_0, but for the tied embedding (Q6_K); only the norms are F32."""
+    kinds = read_gguf(next(a for a in ARTIFACTS if a.name == "assistant").path).tensor_kinds
+    assert set(kinds) <= {"Q4_0", "Q6_K", "F32"}
+    assert kinds["Q4_0"] > 0.7 * sum(kinds.values())
+    assert kinds["F32"] < 0.01 * sum(kinds.values())
+
+
+@pytest.mark.parametrize("artifact", ARTIFACTS, ids=NAMES)
+def test_llama_cpp_loads_template_and_special_tokens(artifact: Artifact) -> None:
+    """The template's markers are single tokens, the end token ends, and a template adds two tokens to a message."""
+    with GreedyModel(artifact.path, slots=2, context=512, threads=1) as model:
+        prompter = Prompter(model.chat_template)
+        text = "turn on the light"
+        ids = model.tokenize(prompter.user(text))
+        assert len(ids) == len(model.tokenize(text)) + 2
+        for marker in ("<|user|>", "<|assistant|>", "<|end|>", "<|refuse|>"):
+            assert len(model.tokenize(marker)) == 1
+        assert model.ends(model.tokenize("<|end|>")[0])
+        refuse = model.metadata("causeway.refuse_token_id")
+        assert refuse is not None
+        assert model.tokenize("<|refuse|>") == [int(refuse)]
+        assert model.piece(int(refuse)) == b""
+
+
+@pytest.mark.parametrize("artifact", ARTIFACTS, ids=NAMES)
+def test_the_template_takes_what_openai_clients_send(artifact: Artifact) -> None:
+    """System messages are skipped, content parts are joined, and no more than the last exchange is read."""
+    template = read_gguf(artifact.path).chat_template
+    assert template is not None
+    prompter = Prompter(template)
+    turns: list[dict[str, object]] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}]
+    assert prompter.render(turns) == "<|user|>one<|assistant|>"
+    turns += [{"role": "assistant", "content": "two"}, {"role": "user", "content": [{"type": "text", "text": "three"}]}]
+    last = "<|user|>one<|assistant|>two<|end|><|user|>three<|assistant|>"
+    assert prompter.render(turns) == last
+    earlier: list[dict[str, object]] = [{"role": "user", "content": "zero"}, {"role": "assistant", "content": None}]
+    assert prompter.render(earlier + turns) == last
+
+
+def test_the_device_model_answers_its_own_and_refuses_the_rest() -> None:
+    """Plain commands become the right function; questions get most of the first token's probability as a refusal."""
+    own = {
+        "wake me up at six am": "alarm_set",
+        "turn off the lights": "iot_hue_lightoff",
+        "Add this song to my workout playlist": "playlist_add",
+        "please vacuum the floor": "iot_cleaning",
+    }
+    others = ["what is the capital of france", "write me a poem about dogs", "Explain quantum computing."]
+    path = next(a for a in ARTIFACTS if a.name == "assistant").path
+    with GreedyModel(path, threads=1, context=2048) as model:
+        prompter = Prompter(model.chat_template)
+        answers = model.answers([model.tokenize(prompter.user(text)) for text in [*own, *others]])
+        calls = [parse(answer.text) for answer in answers]
+        assert [call.name if call else None for call in calls[: len(own)]] == list(own.values())
+        assert all(answer.refuse < 0.5 for answer in answers[: len(own)])
+        assert all(answer.refuse > 0.5 for answer in answers[len(own) :])
+        assert {call.name if call else None for call in calls[len(own) :]} == {"out_of_scope"}
+
+
+@pytest.mark.parametrize("artifact", ARTIFACTS, ids=NAMES)
+def test_with_the_grammar_every_answer_is_a_call(artifact: Artifact) -> None:
+    """Even on noise, quotes and other languages, the answer parses."""
+    odd = ["", "%%%", 'say "hello" \\ to them', "Wie spät ist es?", "{}", "play " * 30]
+    with GreedyModel(artifact.path, threads=1, context=2048) as model:
+        prompter = Prompter(model.chat_template)
+        answers = model.answers([model.tokenize(prompter.user(text)) for text in odd], grammar=GRAMMAR, limit=200)
+    ended = [answer for answer in answers if len(answer.tokens) < 200]
+    assert len(ended) >= len(odd) - 1
+    assert all(parse(answer.text) for answer in ended), [msgspec.to_builtins(answer) for answer in ended]

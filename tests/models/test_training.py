@@ -1,0 +1,221 @@
+"""The pipeline in small: data → tokenizer → training → resume → distil → GGUF that agrees with torch → INT4."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+pytest.importorskip("llama_cpp")
+
+from click.testing import CliRunner  # noqa: E402
+
+from models.answer import Call, expected, spans  # noqa: E402
+from models.chat import Prompter  # noqa: E402
+from models.cli import main  # noqa: E402
+from models.dataset import Row  # noqa: E402
+from models.gguf_file import read_gguf  # noqa: E402
+from models.greedy import GreedyModel  # noqa: E402
+from models.train.augment import Augmenter  # noqa: E402
+from models.train.copying import write_copying  # noqa: E402
+from models.train.export import About, write_gguf  # noqa: E402
+from models.train.mixture import Corpus, Mixture  # noqa: E402
+from models.train.network import Llama, Shape, grown  # noqa: E402
+from models.train.trainer import CHECKPOINT, batches, load_network, right_answers  # noqa: E402
+from models.train.vocabulary import REFUSE, Vocabulary  # noqa: E402
+
+ROOMS = ("kitchen", "living room", "garage", "hall", "café")
+TIMES = ("six am", "noon", "half past nine", "7:30")
+FUNCTIONS = ["alarm_set", "iot_hue_lighton", "qa_factoid", "out_of_scope"]
+ARGUMENTS = ["time", "house_place"]
+
+
+def rows() -> list[Row]:
+    lights = [
+        Row(f"turn on the light in the {room}", "iot_hue_lighton", (("house_place", room),), source="hwu64")
+        for room in ROOMS
+    ]
+    alarms = [Row(f"wake me up at {time} please", "alarm_set", (("time", time),), source="hwu64") for time in TIMES]
+    others = [Row(f"who was {who}", "qa_factoid", source="hwu64") for who in ("newton", "curie", "mozart", "tesla")]
+    return lights + alarms + others
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder of a few hand-written rows and questions, in the format of the real one."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "intents").mkdir()
+    (folder / "routing").mkdir()
+    encode = msgspec.json.encode
+    lines = [encode({"text": row.text, "intent": row.intent, "slots": row.slots}) for row in rows()]
+    (folder / "intents" / "hwu64.jsonl").write_bytes(b"\n".join(lines * 4))
+    asked = [encode({"prompt": f"Prove theorem {n} step by step, please.\nAnswer:", "weak": 1}) for n in range(20)]
+    (folder / "routing" / "asked.jsonl").write_bytes(b"\n".join(asked))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary.train([row.text for row in rows()] * 3, FUNCTIONS, ARGUMENTS, 120)
+
+
+def shaken(vocabulary: Vocabulary, layers: int = 2) -> Llama:
+    """A network with random weights everywhere, also where training starts from zero."""
+    torch.manual_seed(5)
+    network = Llama(Shape(vocabulary=vocabulary.size, width=128, layers=layers, heads=2, hidden=192))
+    for block in network.blocks:
+        for linear in (block.out, block.down):
+            torch.nn.init.normal_(linear.weight, std=0.08)
+    torch.nn.init.normal_(network.embedding.weight, std=0.3)
+    return network.eval()
+
+
+def test_fixed_pieces_are_one_token_each_and_read_back(vocabulary: Vocabulary) -> None:
+    """A call is its fixed tokens and its values; decoded it is the compact JSON."""
+    call = Call("alarm_set", {"time": 'six "am"', "house_place": ["hall", "café"]})
+    ids = vocabulary.call(call)
+    assert ids[-1] == vocabulary.end
+    assert vocabulary.decode(ids) == msgspec.json.encode(call).decode()
+    assert len(vocabulary.call(Call("alarm_set"))) == 4
+    assert vocabulary.call(Call("out_of_scope"), refuse=True)[0] == vocabulary.refuse
+    assert vocabulary.size % 64 == 0
+
+
+def test_words_are_cut_alike_with_and_without_a_space(vocabulary: Vocabulary) -> None:
+    """Copying into a JSON string maps piece to piece."""
+    for word in ("kitchen", "living", "newton", "please", "unseenword"):
+        bare, spaced = vocabulary.texts([word, f" {word}"])
+        pieces = [vocabulary.tokenizer.id_to_token(token) for token in spaced]
+        assert "".join(pieces).removeprefix("Ġ") == "".join(vocabulary.tokenizer.id_to_token(token) for token in bare)
+        assert len(spaced) - len(bare) in (0, 1)
+
+
+def test_variants_keep_their_labels_true() -> None:
+    """Whatever is substituted or dressed, each slot's value still stands in the text, and the function stays."""
+    source = rows()
+    augmenter = Augmenter(source, seed=3)
+    changed = 0
+    for row in source * 30:
+        variant = augmenter.variant(row)
+        changed += variant.text != row.text
+        assert variant.intent == row.intent
+        assert [slot for slot, _ in variant.slots] == [slot for slot, _ in row.slots]
+        assert spans(variant) is not None
+        assert list(expected(variant).arguments.values()) == [value for _, value in variant.slots]
+    assert changed > 100
+
+
+def test_held_back_rows_never_reach_training(data: Path, vocabulary: Vocabulary) -> None:
+    """Training and validation texts are disjoint, and each epoch draws from training rows only."""
+    corpus = Corpus.read(data)
+    held = {row.text for row in corpus.validation}
+    assert held
+    assert not held & {row.text for row in corpus.train}
+    assert not set(corpus.questions) & set(corpus.held_questions)
+    student = Mixture(corpus, vocabulary, student=True, seed=1, refusals=40).epoch()
+    assert any(example.target[0] == vocabulary.refuse for example in student)
+    teacher = Mixture(corpus, vocabulary, student=False, seed=1).epoch()
+    assert not any(vocabulary.refuse in example.target for example in teacher)
+
+
+def test_batches_hold_every_example_once_within_their_budget(data: Path, vocabulary: Vocabulary) -> None:
+    """No batch is wider than its budget of padded tokens, and none is lost."""
+    examples = Mixture(Corpus.read(data), vocabulary, student=True, seed=1, refusals=40).epoch()
+    made = list(batches(examples, 600, random.Random(1)))
+    assert sorted(id(one) for batch in made for one in batch) == sorted(id(one) for one in examples)
+    widths = [len(batch) * max(len(one.prompt) + len(one.target) for one in batch) for batch in made if len(batch) > 1]
+    assert max(widths) <= 600
+
+
+def test_a_deeper_network_starts_where_the_shallow_one_was(vocabulary: Vocabulary) -> None:
+    """Growing keeps the function: same logits, more layers."""
+    small = shaken(vocabulary)
+    large = grown(small, msgspec.structs.replace(small.shape, layers=5)).eval()
+    ids = torch.tensor([vocabulary.prompt(vocabulary.texts(["wake me up at noon"])[0])])
+    assert torch.allclose(small(ids), large(ids), atol=1e-5)
+
+
+def test_a_fresh_network_copies_before_it_has_learnt_anything() -> None:
+    """The heads written by hand go on from where the current token occurred before, most of the time."""
+    torch.manual_seed(2)
+    network = Llama(Shape(vocabulary=512, width=256, layers=3, heads=4, hidden=256)).eval()
+    write_copying(network)
+    ids = torch.stack([torch.randperm(512)[:30] for _ in range(20)])
+    twice = torch.cat([ids, ids], dim=1)
+    with torch.no_grad():
+        guessed = network(twice[:, :-1]).argmax(-1)[:, 30:]
+    assert (guessed == ids[:, 1:]).float().mean() > 0.7
+
+
+def test_gguf_agrees_with_torch(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    """Same tokens, and the same logits within 1e-3, for every position of several prompts."""
+    network = shaken(vocabulary)
+    path = tmp_path / "f32.gguf"
+    write_gguf(network, vocabulary, path, About("tiny", "a test"))
+    texts = ["wake me up at six am", "turn on the light in the café", 'odd "quotes", {braces} and 12:45!', ""]
+    with GreedyModel(path, slots=2, context=512, threads=1, exact_cache=True) as model:
+        prompter = Prompter(model.chat_template)
+        for text in texts:
+            ids = model.tokenize(prompter.user(text))
+            assert ids == vocabulary.prompt(vocabulary.texts([text])[0])
+            with torch.no_grad():
+                wanted = network(torch.tensor([ids]))[0].numpy()
+            assert abs(model.logits(ids) - wanted).max() < 1e-3
+
+
+def test_the_pipeline_ends_in_an_int4_model_that_llama_cpp_runs(data: Path, tmp_path: Path) -> None:
+    """train → train on (resumed) → distil → export → quantize → publish → evaluate, all through the command line."""
+
+    def call(*arguments: object) -> str:
+        result = CliRunner().invoke(main, [str(one) for one in arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    small = ("--width", 64, "--layers", 1, "--threads", 1)
+    teacher, student = tmp_path / "teacher", tmp_path / "student"
+    call("train", "assistant-large", "--data", data, "--run", teacher, "--steps", 3, *small)
+    assert "taken up at step 3" in call(
+        "train", "assistant-large", "--data", data, "--run", teacher, "--steps", 6, *small
+    )
+    assert load_network(teacher / CHECKPOINT).shape.width == 64
+    told = ("--data", data, "--teacher", teacher, "--student", teacher, "--run", student, "--threads", 1)
+    call("distill", *told, "--steps", 6)
+    log = [msgspec.json.decode(line) for line in (student / "log.jsonl").read_bytes().splitlines()]
+    assert log[-1]["step"] == 6
+    f32, q4 = tmp_path / "f32.gguf", tmp_path / "q4.gguf"
+    call("export", student, f32)
+    call("quantize", f32, q4, "--to", "Q4_0", "--embedding-too")
+    assert read_gguf(q4).quantisation == "Q4_0"
+    assert read_gguf(q4).refuse_token == REFUSE
+    call("publish", q4, "--name", "mine", "--to", tmp_path / "models", "--command", "a test")
+    file = data / "intents" / "hwu64.jsonl"
+    table = call(
+        "evaluate", file, "--model", "mine", "--models", tmp_path / "models", "--limit", 8, "--json", "--threads", 1
+    )
+    report = msgspec.json.decode(table)[0]
+    assert sum(result["rows"] for result in report["results"]) == 8
+    assert "ok" in call("verify", "mine", "--models", tmp_path / "models")
+
+
+def test_a_network_learns_a_handful_of_rows(data: Path, vocabulary: Vocabulary, tmp_path: Path) -> None:
+    """Ninety steps on a dozen rows bring the loss down and most of the answers right: the loop does learn."""
+    from models.train.mixture import Example
+    from models.train.trainer import Plan, Trainer
+
+    prompts = vocabulary.texts([row.text for row in rows()])
+    examples = [
+        Example(vocabulary.prompt(ids), vocabulary.call(expected(row)), row.source)
+        for ids, row in zip(prompts, rows(), strict=True)
+    ]
+    network = Llama(Shape(vocabulary=vocabulary.size, width=64, layers=2, heads=1, hidden=128))
+    plan = Plan(minutes=5, steps=90, threads=1, warmup_steps=10, dropout=0.0)
+    losses: list[float] = []
+    trainer = Trainer(network, plan, tmp_path)
+    trainer.run(lambda: examples, lambda _, loss: losses.append(loss))
+    names, whole = right_answers(network, examples)
+    assert names > 0.9
+    assert whole > 0.7
