@@ -1,0 +1,186 @@
+"""Which way imports point. The rules are functions of source text, so each is first shown to catch its own breach."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from .sources import PACKAGES, ROOT, absolute_imports, parse, python_files, relative_reach
+
+MAY_IMPORT = {
+    "router": set(),
+    "models": {"router"},
+    "fleet": {"router"},
+    "edge_node": {"router", "models"},
+    "cloud_pool": {"router", "models"},
+}
+# What would let the outside into the pure part: sockets, files, clocks, threads, processes, chance, the event loop.
+IMPURE = {
+    *("asyncio", "socket", "ssl", "select", "selectors", "socketserver", "threading", "multiprocessing", "concurrent"),
+    *(
+        "subprocess",
+        "signal",
+        "sched",
+        "time",
+        "os",
+        "io",
+        "pathlib",
+        "shutil",
+        "tempfile",
+        "glob",
+        "fileinput",
+        "mmap",
+    ),
+    *("random", "secrets", "sqlite3", "shelve", "dbm", "http", "urllib", "logging", "queue", "fcntl", "ctypes", "sys"),
+    *("aiohttp", "anyio", "uvloop", "psutil", "redis", "grpc", "tritonclient", "openai", "requests"),
+}
+IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__", "breakpoint"}
+# Triton loads a model.py by its path, as a part of no package: it can only import absolutely.
+LOADED_BY_PATH = "triton_models"
+# Import names that differ from the name of the distribution that brings them.
+BROUGHT_BY = {
+    "cel": "common-expression-language",
+    "yaml": "pyyaml",
+    "grpc": "tritonclient",
+    "llama_cpp": "llama-cpp-python",
+}
+# What Triton itself provides to its models.
+PROVIDED = {"triton_python_backend_utils"}
+
+
+def direction_breaches(package: str, tree: ast.Module, *, by_path: bool = False) -> list[str]:
+    """Imports of our packages that the direction of the arrows forbids, and absolute ones inside a package."""
+    own = MAY_IMPORT[package] | ({package} if by_path else set())
+    tops = [(line, name.split(".")[0]) for line, name in absolute_imports(tree)]
+    return [f"line {line}: {package} imports {top}" for line, top in tops if top in PACKAGES and top not in own]
+
+
+def purity_breaches(tree: ast.Module) -> list[str]:
+    """Imports and calls by which the pure part would touch the outside."""
+    imports = [f"line {line}: imports {name}" for line, name in absolute_imports(tree) if name.split(".")[0] in IMPURE]
+    calls = [
+        f"line {node.lineno}: calls {node.func.id}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS
+    ]
+    coroutines = [f"line {node.lineno}: is async" for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)]
+    return imports + calls + coroutines
+
+
+def declared() -> set[str]:
+    """Distributions that pyproject.toml asks for, extras for development left out."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wishes = [*project["dependencies"], *(wish for name in ("engine", "cpu", "train") for wish in extras[name])]
+    names = set()
+    for wish in wishes:
+        name = wish
+        for mark in "[<>=!~; ":
+            name = name.split(mark)[0]
+        names.add(name.lower().replace("_", "-"))
+    return names
+
+
+def by_file(package: str, breaches: Callable[[Path, ast.Module], list[str]]) -> dict[str, list[str]]:
+    """What `breaches` finds in a package, under the names of the files where it finds anything."""
+    found = {str(path.relative_to(ROOT)): breaches(path, parse(path)) for path in python_files(package)}
+    assert found, f"{package} has no files: nothing was checked"
+    return {name: breach for name, breach in found.items() if breach}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_follow_the_arrows(package: str) -> None:
+    """router imports nothing of ours, models and fleet import router, the two ends import router and models."""
+
+    def breaches(path: Path, tree: ast.Module) -> list[str]:
+        return direction_breaches(package, tree, by_path=LOADED_BY_PATH in path.parts)
+
+    assert by_file(package, breaches) == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_relative_imports_stay_inside_their_package(package: str) -> None:
+    """A relative import never climbs out of the package that it is in."""
+
+    def climbs(path: Path, tree: ast.Module) -> list[str]:
+        dots = relative_reach(tree)
+        return [f"{dots} dots"] if dots > len(path.relative_to(ROOT).parts) - 1 else []
+
+    assert by_file(package, climbs) == {}
+
+
+def test_router_is_pure() -> None:
+    """router has no sockets, files, clocks, threads, chance or event loop: values in, values out."""
+    assert by_file("router", lambda _path, tree: purity_breaches(tree)) == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_third_party_imports_are_declared(package: str) -> None:
+    """Whatever a package imports is in the standard library, ours, or named in pyproject.toml."""
+    wishes = declared()
+    known = set(sys.stdlib_module_names) | set(PACKAGES) | PROVIDED
+
+    def undeclared(_path: Path, tree: ast.Module) -> list[str]:
+        outside = {name.split(".")[0] for _, name in absolute_imports(tree)} - known
+        return sorted(name for name in outside if BROUGHT_BY.get(name, name).replace("_", "-") not in wishes)
+
+    assert by_file(package, undeclared) == {}
+
+
+def test_the_sdk_can_be_shipped_alone() -> None:
+    """edge_node/client.py imports none of our packages, absolutely or relatively."""
+    tree = parse(ROOT / "edge_node" / "client.py")
+    assert relative_reach(tree) == 0
+    assert {name.split(".")[0] for _, name in absolute_imports(tree)} & set(PACKAGES) == set()
+
+
+def test_set_up_runs_before_anything_is_installed() -> None:
+    """The set-up program, and the package it lies in, import the standard library and each other only."""
+    files = [ROOT / "edge_node" / "__init__.py", *python_files("edge_node/deploy")]
+    for path in files:
+        outside = {name.split(".")[0] for _, name in absolute_imports(parse(path))} - set(sys.stdlib_module_names)
+        assert outside == set(), path
+        assert relative_reach(parse(path)) <= 1, path
+
+
+def test_set_up_parses_on_an_old_python() -> None:
+    """An old Python (3.8, JetPack 5) gets as far as being told what it needs."""
+    for path in python_files("edge_node/deploy"):
+        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "breach"),
+    [
+        ("router", "import models.spec", "line 1: router imports models"),
+        ("models", "from edge_node import cli", "line 1: models imports edge_node"),
+        ("edge_node", "def late():\n    import cloud_pool", "line 2: edge_node imports cloud_pool"),
+        ("fleet", "from models.spec import Artifact", "line 1: fleet imports models"),
+        ("models", "from models.spec import Artifact", "line 1: models imports models"),
+    ],
+)
+def test_a_wrong_direction_is_seen(package: str, source: str, breach: str) -> None:
+    """Found: an import against the arrows, a late one inside a function, an absolute one of one's own package."""
+    assert direction_breaches(package, ast.parse(source)) == [breach]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import time", "from pathlib import Path", "import os.path", "open('x')", "async def f(): ...", "import asyncio"],
+)
+def test_an_impurity_is_seen(source: str) -> None:
+    """Each way of reaching the outside is found by the purity rule."""
+    assert len(purity_breaches(ast.parse(source))) == 1
+
+
+def test_allowed_imports_pass() -> None:
+    """The rules leave the allowed directions and plain values alone."""
+    assert (
+        direction_breaches("edge_node", ast.parse("from router.types import Request\nfrom .config import Config")) == []
+    )
+    assert purity_breaches(ast.parse("import msgspec, hashlib, math\nfrom .types import Request")) == []

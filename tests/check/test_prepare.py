@@ -1,0 +1,303 @@
+"""How set-up behaves: what is current is passed over; what fails or is interrupted is taken up again."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from edge_node.deploy.prepare import checks, llama, plan
+from edge_node.deploy.prepare.environments import locked_names, package_counter
+from edge_node.deploy.prepare.places import Places, child_environment, find_places
+from edge_node.deploy.prepare.progress import QUIET_S, Progress, StepFailed, run
+from edge_node.deploy.prepare.steps import Step, carry_out, digest
+
+from .sources import ROOT
+
+LOCKS = sorted([*ROOT.glob("edge_node/deploy/requirements*.txt"), *ROOT.glob("cloud_pool/deploy/requirements*.txt")])
+
+
+def quiet() -> Progress:
+    return Progress(io.StringIO(), now=lambda: 0.0)
+
+
+def step(stamp: Path, work: Callable[[], None], *, key: str = "k", there: bool = True) -> Step:
+    def do(_progress: Progress) -> str:
+        work()
+        return "done"
+
+    return Step(title="a step", stamp=stamp, key=key, there=lambda: there, work=do)
+
+
+def places(tmp_path: Path) -> Places:
+    return Places(root=ROOT, cache=tmp_path / "cache", python=Path(sys.executable))
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_step_is_done_once(tmp_path: Path) -> None:
+    """A step whose stamp fits is passed over the second time."""
+    calls: list[int] = []
+    steps = [step(tmp_path / "stamp", lambda: calls.append(1))]
+    assert [carry_out(steps, quiet()), carry_out(steps, quiet())] == [1, 0]
+    assert calls == [1]
+
+
+def test_a_changed_key_does_it_again(tmp_path: Path) -> None:
+    """When what the result depends on changes, the work is done again."""
+    calls: list[int] = []
+    for key in ("a", "a", "b"):
+        carry_out([step(tmp_path / "stamp", lambda: calls.append(1), key=key)], quiet())
+    assert len(calls) == 2
+
+
+def test_a_vanished_result_does_it_again(tmp_path: Path) -> None:
+    """A stamp alone is no proof: when the result is gone, the work is done again."""
+    calls: list[int] = []
+    for there in (True, False):
+        carry_out([step(tmp_path / "stamp", lambda: calls.append(1), there=there)], quiet())
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("end", [StepFailed("no network"), KeyboardInterrupt(), SystemExit(143)])
+def test_a_broken_step_leaves_no_stamp_and_is_resumed(tmp_path: Path, end: BaseException) -> None:
+    """A step that fails, or is interrupted, leaves no stamp, even over an older one; the next run begins with it."""
+    calls: list[str] = []
+
+    def breaks() -> None:
+        raise end
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    second.write_text("an older key")
+    steps = [step(first, lambda: calls.append("first")), step(second, breaks)]
+    with pytest.raises(type(end)):
+        carry_out(steps, quiet())
+    assert first.exists()
+    assert not second.exists()
+    steps[1] = step(second, lambda: calls.append("second"))
+    assert carry_out(steps, quiet()) == 1
+    assert calls == ["first", "second"]
+
+
+def test_output_goes_to_the_log_and_what_is_watched_is_shown(tmp_path: Path) -> None:
+    """A program's lines land in its log, and what the watch makes of them on the progress line."""
+    out = io.StringIO()
+    clock = iter(float(number) * QUIET_S for number in range(100))
+    progress = Progress(out, now=lambda: next(clock))
+    progress.begin("[1/1]", "work")
+    run(
+        python("print('one'); print('two')"),
+        log=tmp_path / "log",
+        environ=os.environ,
+        progress=progress,
+        watch=str.strip,
+    )
+    assert (tmp_path / "log").read_text() == "one\ntwo\n"
+    assert re.findall(r"\] (one|two) \(", out.getvalue()) == ["one", "two"]
+
+
+def test_off_a_terminal_progress_is_sparing() -> None:
+    """In a log file a line comes at most every ten seconds, not one for each compiled file."""
+    out = io.StringIO()
+    now = 0.0
+    progress = Progress(out, now=lambda: now)
+    progress.begin("[1/1]", "work")
+    for second in range(25):
+        now = float(second)
+        progress.show(str(second))
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["work", "10", "20"]
+
+
+def test_a_failing_program_says_what_and_where(tmp_path: Path) -> None:
+    """The failure carries the program's status, its last lines, the log and the advice."""
+    with pytest.raises(StepFailed) as caught:
+        run(
+            python("print('no space'); raise SystemExit(3)"),
+            log=tmp_path / "log",
+            environ=os.environ,
+            advice="free some",
+        )
+    fault = caught.value
+    assert "status 3" in fault.fault
+    assert (fault.tail, fault.advice, fault.log) == ("no space", "free some", tmp_path / "log")
+
+
+def test_a_missing_program_is_a_failed_step(tmp_path: Path) -> None:
+    """A program that is not there is named, with the advice."""
+    with pytest.raises(StepFailed, match="no-such-program"):
+        run(["/no-such-program"], log=tmp_path / "log", environ={})
+
+
+def test_an_interrupt_ends_the_whole_group(tmp_path: Path) -> None:
+    """Leaving a running program by an exception ends it and what it started: no compiler is left behind."""
+    # The program starts one of its own, tells its pid, and both would sleep for a minute.
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    ended: list[int] = []  # readable as soon as that process has ended
+
+    def interrupt(line: str) -> None:
+        ended.append(os.pidfd_open(int(line)))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(python(code), log=tmp_path / "log", environ=os.environ, watch=interrupt)
+    try:
+        assert select.select(ended, [], [], 30.0)[0] == ended
+    finally:
+        os.close(ended[0])
+
+
+def test_the_program_answers_sigterm_with_143(tmp_path: Path) -> None:
+    """SIGTERM in the middle of a step ends set-up with 143, the step's program too, and leaves no stamp."""
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from edge_node.deploy.prepare import __main__ as prepare\n"
+        "from edge_node.deploy.prepare.progress import run\n"
+        "from edge_node.deploy.prepare.steps import Step, carry_out\n"
+        "from edge_node.deploy.prepare.progress import Progress\n"
+        "signal.signal(signal.SIGTERM, prepare._terminated)\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "def work(progress):\n"
+        "    run(['sleep', '60'], log=folder / 'log', environ=os.environ)\n"
+        "    return ''\n"
+        "print('at work', flush=True)\n"
+        "step = Step('t', folder / 'stamp', 'k', lambda: True, work)\n"
+        "carry_out([step], Progress(sys.stderr))\n"
+    )
+    with subprocess.Popen(
+        python(code), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(timeout=30) == 143
+    assert not (tmp_path / "stamp").exists()
+
+
+def test_pip_is_counted() -> None:
+    """pip's lines become a count of packages; a package seen twice counts once; other lines are not shown."""
+    watch = package_counter(3)
+    shown = [
+        watch(line)
+        for line in ("Collecting aiohttp==3.1", "  Downloading x", "Collecting aiohttp==3.1", "Collecting yarl")
+    ]
+    assert shown == ["1/3 packages: aiohttp", None, "1/3 packages: aiohttp", "2/3 packages: yarl"]
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+def test_locks_are_hashed_and_name_no_place(lock: Path) -> None:
+    """Every locked package has an exact version and hashes, and nothing says where packages come from."""
+    text = lock.read_text()
+    entries = re.split(r"\n(?=\S)", text.strip())
+    assert entries
+    assert [entry.split()[0] for entry in entries if not re.match(r"[A-Za-z0-9_.-]+==\S+", entry)] == []
+    assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+    assert re.findall(r"\S*(?:://|--(?:extra-)?index|--find-links)\S*", text) == []
+
+
+def test_the_locks_hold_what_the_project_asks_for() -> None:
+    """Each dependency in pyproject.toml is in the lock that `make run` installs; torch is in none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wishes = {re.split(r"[<>=!~;\[ ]", wish)[0].lower() for wish in project["dependencies"]}
+    assert wishes - set(locked_names(ROOT / "edge_node/deploy/requirements.txt")) == set()
+    assert [lock.name for lock in LOCKS if "torch" in locked_names(lock)] == []
+
+
+def test_triton_gets_the_numpy_that_its_server_needs() -> None:
+    """Triton's lock pins numpy below 2: above, its Python backend answers with empty data."""
+    text = (ROOT / "cloud_pool/deploy/requirements-triton.txt").read_text()
+    (version,) = re.findall(r"^numpy==(\d+)\.", text, flags=re.MULTILINE)
+    assert int(version) < 2
+
+
+def test_the_cache_follows_the_environment(tmp_path: Path) -> None:
+    """$CAUSEWAY_CACHE, then $XDG_CACHE_HOME, then ~/.cache hold what is compiled."""
+    assert find_places({"CAUSEWAY_CACHE": str(tmp_path)}).cache == tmp_path
+    assert find_places({"XDG_CACHE_HOME": str(tmp_path)}).cache == tmp_path / "causeway"
+    assert find_places({}).cache == Path.home() / ".cache" / "causeway"
+
+
+def test_what_would_lead_pip_astray_is_taken_out() -> None:
+    """An activated environment or a user install does not redirect set-up; the user's index does stay."""
+    environ = child_environment({"PYTHONPATH": "x", "PIP_USER": "1", "VIRTUAL_ENV": "y", "PIP_INDEX_URL": "z"})
+    assert not {"PYTHONPATH", "PIP_USER", "VIRTUAL_ENV"} & set(environ)
+    assert environ["PIP_INDEX_URL"] == "z"
+
+
+def test_another_processor_or_flag_is_another_wheel(tmp_path: Path) -> None:
+    """The compiled wheel is found again only for the same flags and processor."""
+    here = places(tmp_path)
+    assert llama.wheel_key(here, {}) == llama.wheel_key(here, {"HOME": "/x"})
+    assert llama.wheel_key(here, {}) != llama.wheel_key(here, {"CMAKE_ARGS": "-DGGML_CUDA=on"})
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("processor: 0\nmodel name: A\nflags: sse avx\ncpu MHz: 1\n")
+    new.write_text("processor: 0\nmodel name: A\nflags: sse avx avx512f\ncpu MHz: 1\n")
+    assert llama.processor(old) != llama.processor(new)
+    new.write_text("processor: 0\nmodel name: A\nflags: sse avx\ncpu MHz: 2\n\nprocessor: 1\nflags: sse avx\n")
+    assert llama.processor(old) == llama.processor(new)
+
+
+def test_compilers_fit_into_memory(tmp_path: Path) -> None:
+    """A box short of memory compiles with fewer jobs than it has cores, but with one at least."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable:     300000 kB\n")
+    assert llama.parallel_jobs(meminfo) == 1
+    meminfo.write_text(f"MemAvailable: {999 * 1024**2} kB\n")
+    assert llama.parallel_jobs(meminfo) >= 1
+
+
+def test_skipping_leaves_steps_out(tmp_path: Path) -> None:
+    """CAUSEWAY_SKIP leaves Triton and Redis out, and a name it does not know is refused with those it does."""
+    here = places(tmp_path)
+    full = [each.title for each in plan.plan("test", here, {})]
+    less = [each.title for each in plan.plan("test", here, {"CAUSEWAY_SKIP": "triton,redis"})]
+    assert len(full) - len(less) == 2
+    with pytest.raises(StepFailed) as caught:
+        plan.plan("test", here, {"CAUSEWAY_SKIP": "tritn"})
+    assert "triton redis" in caught.value.advice
+
+
+def test_run_needs_no_torch_and_no_redis(tmp_path: Path) -> None:
+    """Neither `make run` nor `make test` installs torch; only the steps they need are in their plans."""
+    here = places(tmp_path)
+    for goal in ("run", "test", "check"):
+        assert not [each.title for each in plan.plan(goal, here, {}) if "torch" in each.title]
+    assert [each.title for each in plan.plan("train", here, {}) if "torch" in each.title]
+
+
+def test_a_moved_environment_is_not_taken_for_ours(tmp_path: Path) -> None:
+    """An environment copied from elsewhere holds the other place's paths and is made anew."""
+    venv = tmp_path / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "activate").write_text("VIRTUAL_ENV=/elsewhere/.venv")
+    assert not checks.is_made_here(venv)
+    (venv / "bin" / "activate").write_text(f"VIRTUAL_ENV={venv}")
+    assert checks.is_made_here(venv)
+
+
+def test_too_little_disk_is_said_before_compiling(tmp_path: Path) -> None:
+    """Both sizes are in the message, and how to put the cache elsewhere."""
+    with pytest.raises(StepFailed, match="GB are needed") as caught:
+        checks.require_disk(tmp_path, 10**18)
+    assert "CAUSEWAY_CACHE" in caught.value.advice
+
+
+def test_parts_of_a_digest_do_not_run_together() -> None:
+    """Where one part ends and the next begins is part of the hash."""
+    assert digest("ab", "c") != digest("a", "bc")
