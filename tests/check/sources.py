@@ -31,3 +31,65 @@ def relative_reach(tree: ast.AST) -> int:
 
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def loaded_with(start: Path) -> set[str]:
+    """Top names of all that is imported, from outside our packages too, as soon as `start` is: imports followed through
+    our own files, those inside functions and for type checkers only left out."""
+    outside: set[str] = set()
+    seen: set[Path] = set()
+    waiting = [start]
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for name in _eager_imports(path):
+            ours = _files_of(name) if name.split(".")[0] in PACKAGES else None
+            if ours is None:
+                outside.add(name.split(".")[0])
+            else:
+                waiting += ours
+    return outside
+
+
+def _eager_imports(path: Path) -> list[str]:
+    """Absolute dotted names; `from a import b` gives `a.b`, which may be a module or a name in one."""
+    names: list[str] = []
+    package = list(path.relative_to(ROOT).parts[:-1])
+    for node in _eager_statements(parse(path).body):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names += [f"{base}.{alias.name}" for alias in node.names]
+    return names
+
+
+def _eager_statements(body: list[ast.stmt]) -> list[ast.stmt]:
+    found: list[ast.stmt] = []
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            found += _eager_statements(node.orelse)
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            found += _eager_statements(
+                [child for child in ast.walk(node) if isinstance(child, ast.stmt) and child is not node]
+            )
+        else:
+            found.append(node)
+    return found
+
+
+def _files_of(name: str) -> list[Path]:
+    """The files that importing a dotted name of ours runs: each package's __init__, then the module itself."""
+    files: list[Path] = []
+    folder = ROOT
+    for part in name.split("."):
+        if (folder / f"{part}.py").exists():
+            files.append(folder / f"{part}.py")
+            break
+        folder = folder / part
+        if (folder / "__init__.py").exists():
+            files.append(folder / "__init__.py")
+    return files

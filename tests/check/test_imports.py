@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from .sources import PACKAGES, ROOT, absolute_imports, parse, python_files, relative_reach
+from edge_node.deploy.prepare.environments import locked_names
+
+from .sources import PACKAGES, ROOT, absolute_imports, loaded_with, parse, python_files, relative_reach
 
 MAY_IMPORT = {
     "router": set(),
@@ -42,6 +44,7 @@ IMPURE = {
 IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__", "breakpoint"}
 # Triton loads a model.py by its path, as a part of no package: it can only import absolutely.
 LOADED_BY_PATH = "triton_models"
+TRITON_MODELS = sorted(ROOT.glob(f"cloud_pool/{LOADED_BY_PATH}/*/1/model.py"))
 # Import names that differ from the name of the distribution that brings them.
 BROUGHT_BY = {
     "cel": "common-expression-language",
@@ -130,6 +133,17 @@ def test_third_party_imports_are_declared(package: str) -> None:
         return sorted(name for name in outside if BROUGHT_BY.get(name, name).replace("_", "-") not in wishes)
 
     assert by_file(package, undeclared) == {}
+
+
+@pytest.mark.parametrize(
+    "model", sorted(ROOT.glob("cloud_pool/triton_models/*/1/model.py")), ids=lambda path: path.parts[-3]
+)
+def test_tritons_environment_has_what_its_models_import(model: Path) -> None:
+    """All that a model pulls in, through our own files too, is locked for Triton's environment, which has little else."""
+    locked = set(locked_names(ROOT / "cloud_pool" / "deploy" / "requirements-triton.txt")) | {"llama-cpp-python"}
+    outside = loaded_with(model) - set(sys.stdlib_module_names) - PROVIDED
+    assert {"numpy", "msgspec"} <= outside, "the walk followed nothing"
+    assert {name for name in outside if BROUGHT_BY.get(name, name).replace("_", "-") not in locked} == set()
 
 
 def test_the_sdk_can_be_shipped_alone() -> None:
