@@ -159,9 +159,9 @@ class StreamDecoder:
         return chunks if self._usage is None else [*chunks, Chunk(usage=self._usage)]
 
     def _chunk(self, choice: _Choice) -> Chunk | None:
-        self._seen = True
         index = choice.index
         finish = _finish(choice.finish_reason, self._phase)
+        self._seen = True
         if finish is None:
             self._unfinished.add(index)
         else:

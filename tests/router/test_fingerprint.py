@@ -1,0 +1,142 @@
+"""The cache's key covers what changes an answer, and nothing else."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.fingerprint import IGNORED, SIZE_BYTES, fingerprint
+from router.types import (
+    ImagePart,
+    Message,
+    Request,
+    ResponseFormat,
+    Sampling,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    Wishes,
+)
+
+from .openai_values import chat_requests, completion_requests
+
+BASE = Request(
+    kind="chat",
+    model="auto",
+    messages=(Message("system", "be brief"), Message("user", "hi")),
+    tools=(Tool("lamp"),),
+    response_format=ResponseFormat("json_schema", "s", "{}"),
+)
+
+# Every field of Request, with other values than BASE has. A new field fails the test until it is decided here.
+CHANGES: dict[str, list[object]] = {
+    "kind": ["completion", "embedding"],
+    "model": ["small"],
+    "messages": [
+        (Message("system", "be brief"), Message("user", "hi ")),
+        (Message("system", "be long"), Message("user", "hi")),
+        (Message("system", "be brief"), Message("developer", "hi")),
+        (Message("user", "hi"), Message("system", "be brief")),
+        (Message("system", "be brief"), Message("user", (TextPart("hi"),))),
+        (Message("system", "be brief"), Message("user", (ImagePart("hi"),))),
+        (Message("system", "be brief"), Message("user", "hi", "eva")),
+        (Message("system", "be brief"), Message("user", "hi", tool_calls=(ToolCall("a", "b", "c"),))),
+        (Message("system", "be brief"), Message("user", "hi", tool_call_id="x")),
+        (Message("system", "be briefhi"), Message("user", "")),
+    ],
+    "prompts": [("a",), ("a", "b"), ((1, 2),), ((1,), (2,)), ("ab",)],
+    "max_tokens": [1, 2],
+    "limit_name": ["max_completion_tokens"],
+    "sampling": [
+        Sampling(temperature=0.0),
+        Sampling(top_p=0.5),
+        Sampling(top_k=1),
+        Sampling(min_p=0.5),
+        Sampling(presence_penalty=0.5),
+        Sampling(frequency_penalty=0.5),
+        Sampling(repeat_penalty=0.5),
+        Sampling(seed=1),
+        Sampling(logit_bias=((1, 0.5),)),
+    ],
+    "stop": [("a",), ("a", "b"), ("b", "a"), ("ab",)],
+    "n": [2],
+    "stream": [True],
+    "include_usage": [True],
+    "tools": [(), (Tool("fan"),), (Tool("lamp", "d"),), (Tool("lamp", "", '{"a":1}'),), (Tool("lamp", strict=True),)],
+    "tool_choice": [ToolChoice("none"), ToolChoice("required"), ToolChoice("function", "lamp")],
+    "parallel_tool_calls": [False],
+    "response_format": [
+        None,
+        ResponseFormat(),
+        ResponseFormat("json_object"),
+        ResponseFormat("json_schema", "t", "{}"),
+        ResponseFormat("json_schema", "s", "[]"),
+        ResponseFormat("json_schema", "s", "{}", True),
+    ],
+    "logprobs": [0, 1],
+    "echo": [True],
+    "suffix": ["", "z"],
+    "dimensions": [8],
+    "encoding_format": ["base64"],
+    "user": ["eva"],
+    "extra": ['{"a":1}', '{"a":2}'],
+    "wishes": [Wishes(tags=("a",)), Wishes(client="c"), Wishes(deadline_ms=5)],
+}
+
+
+def test_the_table_is_exhaustive() -> None:
+    """Every field of Request is decided on, and every exception has its reason."""
+    assert set(CHANGES) == set(Request.__struct_fields__)
+    assert all(IGNORED.values())
+
+
+@pytest.mark.parametrize("field", Request.__struct_fields__)
+def test_each_field_alone(field: str) -> None:
+    """A covered field, changed alone, changes the key, and each value to another one; an ignored one never does."""
+    keys = {fingerprint(msgspec.structs.replace(BASE, **{field: value}), b"") for value in CHANGES[field]}
+    if field in IGNORED:
+        assert keys == {fingerprint(BASE, b"")}
+    else:
+        assert len(keys - {fingerprint(BASE, b"")}) == len(CHANGES[field])
+
+
+def test_the_preference_is_covered() -> None:
+    """Device and cloud answer differently: who asked for one does not get the other's answer."""
+    preferences = [None, "prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
+    assert len({fingerprint(msgspec.structs.replace(BASE, wishes=Wishes(prefer=p)), b"") for p in preferences}) == 5  # type: ignore[arg-type]
+
+
+def test_scopes_are_apart() -> None:
+    """The same request under another policy, or for another client, is another entry."""
+    assert len({fingerprint(BASE, scope) for scope in (b"", b"a", b"b", b"ab")}) == 4
+    assert len(fingerprint(BASE, b"")) == SIZE_BYTES == 16
+
+
+_ANY = chat_requests() | completion_requests()
+
+
+@given(_ANY, _ANY)
+@settings(max_examples=200)
+def test_two_requests_share_a_key_only_if_they_ask_the_same(one: Request, other: Request) -> None:
+    """Keys are equal exactly when all that is covered is."""
+
+    def covered(request: Request) -> Request:
+        ignored = {"stream": False, "include_usage": False, "user": None, "wishes": Wishes(request.wishes.prefer)}
+        return msgspec.structs.replace(request, **ignored)
+
+    assert (fingerprint(one, b"") == fingerprint(other, b"")) is (repr(covered(one)) == repr(covered(other)))
+    assert fingerprint(one, b"") == fingerprint(covered(one), b"")
+
+
+@given(_ANY, st.data())
+@settings(max_examples=200)
+def test_one_field_of_another_request(one: Request, data: st.DataObject) -> None:
+    """Taking over any one covered field that differs makes another key."""
+    other = data.draw(_ANY)
+    field = data.draw(st.sampled_from([name for name in Request.__struct_fields__ if name not in IGNORED]))
+    mixed = msgspec.structs.replace(one, **{field: getattr(other, field)})
+    same = repr(getattr(one, field)) == repr(getattr(other, field))
+    assert (fingerprint(one, b"x") == fingerprint(mixed, b"x")) is same

@@ -1,0 +1,95 @@
+"""Server-sent events, in any pieces."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.errors import CloudFailed
+from router.sse import Event, SSEParser, event
+
+STREAM = (
+    b": a comment\nretry: 10\n\n"
+    b"data: one\n\n"
+    b"event: error\nid: 7\ndata:two\ndata\ndata:  three\n\n"
+    b"event: nothing\n\n"
+    b"data: four\n\ndata: cut"
+)
+EVENTS = [Event(b"one"), Event(b"two\n\n three", b"error", b"7"), Event(b"four", b"", b"7")]
+
+
+def parse(stream: bytes, *cuts: int) -> list[Event]:
+    parser = SSEParser()
+    ends = [*sorted(cuts), len(stream)]
+    starts = [0, *ends]
+    return [found for start, end in zip(starts, ends, strict=False) for found in parser.feed(stream[start:end])]
+
+
+def test_events_as_the_standard_has_them() -> None:
+    """Comments and unknown fields are skipped, data lines joined, an event without data is none."""
+    assert parse(STREAM) == EVENTS
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+@given(data=st.data())
+@settings(max_examples=100)
+def test_any_cutting_gives_the_same_events(newline: bytes, data: st.DataObject) -> None:
+    """Pieces of any size, with any of the three line ends, a byte order mark before or not."""
+    stream = data.draw(st.sampled_from([b"", b"\xef\xbb\xbf"])) + STREAM.replace(b"\n", newline)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    assert parse(stream, *cuts) == EVENTS
+    assert parse(stream, *range(len(stream))) == EVENTS
+
+
+@given(st.lists(st.binary(max_size=20), max_size=4), st.data())
+@settings(max_examples=200)
+def test_what_is_written_reads_back(payloads: list[bytes], data: st.DataObject) -> None:
+    """Any payload survives, but for the kind of its line breaks."""
+    stream = b"".join([event(payload) for payload in payloads])
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8))
+    plain = [payload.replace(b"\r\n", b"\n").replace(b"\r", b"\n") for payload in payloads]
+    assert [found.data for found in parse(stream, *cuts)] == plain
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=6))
+@settings(max_examples=200)
+def test_any_bytes_in_any_pieces(stream: bytes, cuts: list[int]) -> None:
+    """Garbage gives the same events however it is cut, and raises nothing."""
+    assert parse(stream, *[min(cut, len(stream)) for cut in cuts]) == parse(stream)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"data: " + b"x" * 200],
+        [b"data: x"] + [b"x"] * 200,
+        [b"data: x\n"] * 40,
+        [b"event: " + b"x" * 200 + b"\n"],
+        [b":" + b"x" * 200],
+    ],
+)
+def test_an_endless_event_is_refused(pieces: list[bytes]) -> None:
+    """One long line, a dripping one, and many lines without an end are all bounded."""
+    parser = SSEParser(max_event_bytes=100)
+    with pytest.raises(CloudFailed):
+        [parser.feed(piece) for piece in pieces]
+
+
+def test_many_events_are_not_one_long_event() -> None:
+    """The bound is for each event, not for the stream."""
+    parser = SSEParser(max_event_bytes=20)
+    assert len([found for _ in range(100) for found in parser.feed(b"data: 12345\n\nda")]) == 1
+    parser = SSEParser(max_event_bytes=20)
+    assert sum(len(parser.feed(piece)) for _ in range(100) for piece in (b"data: 12", b"345\n", b"\n")) == 100
+
+
+def test_a_cut_stream_is_noticed() -> None:
+    """`pending` says whether the bytes ended in the middle of an event."""
+    parser = SSEParser()
+    parser.feed(b"data: a\n\n")
+    assert not parser.pending
+    parser.feed(b"data: b\n")
+    assert parser.pending
+    parser.feed(b"\n")
+    assert not parser.pending
