@@ -1,0 +1,36 @@
+"""One thing that was looked at, how it is, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+Level = Literal["ok", "warn", "fail"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`warn`: the daemon works, with less than it could. `fail`: it would not start, or not answer."""
+
+    check: str
+    level: Level
+    found: str
+    advice: str = ""  # what to do; "" only where nothing is to be done
+
+
+def ok(check: str, found: str) -> Finding:
+    return Finding(check, "ok", found)
+
+
+def warn(check: str, found: str, advice: str) -> Finding:
+    return Finding(check, "warn", found, advice)
+
+
+def fail(check: str, found: str, advice: str) -> Finding:
+    return Finding(check, "fail", found, advice)
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    levels = {finding.level for finding in findings}
+    return "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"

@@ -1,0 +1,409 @@
+"""Each fault that the doctor knows, made for real as far as a test can, and what it says to do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge_node.config import CacheConfig, CloudConfig, Config, EngineConfig, KeyConfig, ServerConfig
+from edge_node.doctor import Finding, examine, network, packages, parts, worst
+from models.fit import estimate
+from models.gguf_file import read_gguf
+from models.spec import find_artifact
+from router.types import DeviceSignals
+
+from .boxes import plant
+
+POLICY = Path(__file__).parents[2] / "policies" / "default.yaml"
+MIB = 2**20
+
+
+def levels(findings: Iterator[Finding] | list[Finding]) -> list[tuple[str, str]]:
+    return [(finding.check, finding.level) for finding in findings]
+
+
+# --- packages --------------------------------------------------------------------------------------------------------
+
+
+def distribution(site: Path, name: str, version: str = "1.0", top: str = "", requires: tuple[str, ...] = ()) -> None:
+    """A distribution as pip leaves it, with one module."""
+    at = f"{name.replace('-', '_')}-{version}.dist-info"
+    metadata = "\n".join([f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *requires])
+    files = {f"{at}/METADATA": metadata, f"{at}/RECORD": f"{top}/__init__.py,,\n{at}/METADATA,,"}
+    plant(site, files, {f"{top}/__init__.py": ""})
+
+
+OURS = ("Requires-Dist: aiohttp>=3.11", "Requires-Dist: llama-cpp-python==0.3.36; extra == 'engine'")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """An environment in which everything is right."""
+    distribution(tmp_path, "causeway", top="router", requires=OURS)
+    distribution(tmp_path, "aiohttp", "3.12", top="aiohttp")
+    distribution(tmp_path, "llama_cpp_python", "0.3.36", top="llama_cpp")
+    return tmp_path
+
+
+def test_a_whole_environment_is_well(site: Path) -> None:
+    """All requirements are met, each name has one owner."""
+    installed = packages.read_installed([str(site)])
+    assert levels(packages.check_requirements(installed, needs_engine=True)) == [("packages", "ok")]
+    assert levels(packages.check_owners(installed, lambda name: site / name)) == [("import names", "ok")]
+
+
+def test_a_missing_or_old_package_is_named(site: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With the command that mends it; the engine's only where there is an engine."""
+    bare = tmp_path_factory.mktemp("bare")
+    distribution(bare, "causeway", top="router", requires=OURS)
+    distribution(bare, "aiohttp", "3.8", top="aiohttp")
+    installed = packages.read_installed([str(bare)])
+    old, missing = packages.check_requirements(installed, needs_engine=True)
+    assert (old.level, missing.level) == ("fail", "fail")
+    assert old.found == "aiohttp is 3.8, needed is >=3.11"
+    assert "pip install 'llama-cpp-python==0.3.36'" in missing.advice
+    assert len(list(packages.check_requirements(installed, needs_engine=False))) == 1
+
+
+def test_running_without_being_installed_is_said(tmp_path: Path) -> None:
+    """A source tree on the path has no requirements to check."""
+    findings = packages.check_requirements(packages.read_installed([str(tmp_path)]), needs_engine=True)
+    assert levels(findings) == [("packages", "fail")]
+
+
+def test_both_onnxruntimes_are_one_too_many(site: Path) -> None:
+    """The CPU and the GPU distribution bring the same import name."""
+    distribution(site, "onnxruntime", top="onnxruntime")
+    distribution(site, "onnxruntime-gpu", top="onnxruntime")
+    (finding,) = packages.check_owners(packages.read_installed([str(site)]), lambda name: site / name)
+    assert finding.level == "fail"
+    assert "onnxruntime and onnxruntime-gpu" in finding.found
+    assert finding.advice.startswith("`pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu`")
+
+
+def test_a_stranger_with_our_name_is_found(site: Path) -> None:
+    """Another distribution ships a top-level `router`."""
+    distribution(site, "some-router", top="router")
+    (finding,) = packages.check_owners(packages.read_installed([str(site)]), lambda name: site / name)
+    assert (finding.level, finding.found) == ("fail", "`router` also belongs to some-router")
+
+
+def test_a_folder_that_hides_ours_is_found(site: Path, tmp_path: Path) -> None:
+    """A `models` folder where the program is started wins over ours."""
+    places = {"models": tmp_path / "elsewhere" / "models"}
+    installed = packages.read_installed([str(site)])
+    (finding,) = packages.check_owners(installed, lambda name: places.get(name, site / name))
+    assert finding.level == "fail"
+    assert str(places["models"]) in finding.found
+
+
+def test_our_own_names_are_found_where_they_are() -> None:
+    """The real lookup, in this very tree."""
+    home = packages.locate("edge_node")
+    assert home is not None
+    assert packages.locate("router") == home.parent / "router"
+    assert packages.locate("no_such_module_of_ours") is None
+
+
+def python_that(tmp_path: Path, script: str) -> str:
+    """A `python` that does what the shell script says."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("script", "level", "told"),
+    [
+        ("printf 0.3.36", "ok", "llama-cpp-python 0.3.36 loads"),
+        ("kill -ILL $$", "fail", "an instruction that this processor does not have"),
+        ("kill -SEGV $$", "fail", "ended with SIGSEGV"),
+        ("echo \"ModuleNotFoundError: No module named 'llama_cpp'\" >&2; exit 1", "fail", "No module named"),
+        ("exit 3", "fail", "no message"),
+    ],
+)
+def test_a_library_that_does_not_load_is_told_by_how_it_fails(
+    tmp_path: Path, script: str, level: str, told: str
+) -> None:
+    """A wrong processor, a crash, a missing module: each in its own words."""
+    finding = packages.check_llama(python_that(tmp_path, script))
+    assert finding.level == level
+    assert told in finding.found
+    assert bool(finding.advice) == (level != "ok")
+
+
+def test_a_library_that_hangs_or_has_no_python(tmp_path: Path) -> None:
+    """Loading is bounded in time, and a missing interpreter is no crash of ours."""
+    assert "did not load within" in packages.check_llama(python_that(tmp_path, "sleep 60"), timeout_s=0.05).found
+    assert packages.check_llama(str(tmp_path / "none")).level == "fail"
+
+
+def test_an_old_python_is_refused() -> None:
+    """3.10 is the oldest."""
+    assert packages.check_python((3, 9)).level == "fail"
+    assert packages.check_python((3, 10)).level == "ok"
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_policy_and_models_are_well() -> None:
+    """What ships passes: the policy parses, the model is there with the right hash and fits."""
+    policy, finding = parts.read_policy(POLICY)
+    assert finding.level == "ok"
+    assert policy is not None
+    artifacts, findings = parts.check_models(policy, EngineConfig())
+    assert levels(findings) == [("model", "ok")]
+    assert levels(parts.check_memory(artifacts, EngineConfig(), DeviceSignals(memory_free_mb=4000))) == [
+        ("memory", "ok")
+    ]
+    assert levels(parts.check_targets(policy, EngineConfig(), "http://c/v1")) == []
+
+
+@pytest.mark.parametrize("content", [None, b"\xff", b"version: 1\nname: x\nroutes: nonsense\n"])
+def test_a_bad_policy_is_a_failure(tmp_path: Path, content: bytes | None) -> None:
+    """Missing, binary or wrong: the file is named."""
+    path = tmp_path / "p.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    policy, finding = parts.read_policy(path)
+    assert policy is None
+    assert finding.level == "fail"
+    assert str(path) in finding.found
+
+
+def test_a_missing_and_an_altered_model_are_failures(tmp_path: Path) -> None:
+    """Nowhere to be found, and found with other bytes than its manifest says."""
+    policy, _ = parts.read_policy(POLICY)
+    assert policy is not None
+    real = find_artifact("assistant")
+    folder = tmp_path / "assistant"
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes((real.folder / "manifest.json").read_bytes())
+    engine = EngineConfig(model_dirs=(str(tmp_path),))
+    _, (gone,) = parts.check_models(policy, engine)
+    (folder / real.manifest.file).write_bytes(real.path.read_bytes()[:-1] + b"!")
+    _, (altered,) = parts.check_models(policy, engine)
+    assert (gone.level, altered.level) == ("fail", "fail")
+    assert "sha256" in altered.found
+    assert parts.check_models(policy, EngineConfig(enabled=False)) == ([], [])
+
+
+@pytest.mark.parametrize(("share", "level"), [(0.5, "fail"), (1.1, "warn"), (10.0, "ok"), (None, "warn")])
+def test_memory_is_held_against_what_the_model_needs(share: float | None, level: str) -> None:
+    """Too little, just enough, plenty, unknown."""
+    artifact = find_artifact("assistant")
+    need_mb = estimate(read_gguf(artifact.path), context=256, batch=1).total_bytes / MIB
+    device = DeviceSignals(memory_free_mb=None if share is None else share * need_mb)
+    assert levels(parts.check_memory([artifact], EngineConfig(), device)) == [("memory", level)]
+
+
+def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+    """A file where the folder should be, whoever we are."""
+    (tmp_path / "state").write_text("a file")
+    (finding,) = parts.check_state_dir(tmp_path / "state" / "causeway", CacheConfig())
+    assert finding.level == "fail"
+    assert "state_dir" in finding.advice
+
+
+@pytest.mark.parametrize(("free", "level"), [(10 * MIB, "fail"), (200 * MIB, "warn"), (2000 * MIB, "ok")])
+def test_a_full_disk_is_seen_before_it_hurts(tmp_path: Path, free: int, level: str) -> None:
+    """Room for the cache and a little more; nothing is made by looking."""
+    findings = parts.check_state_dir(tmp_path / "a" / "b", CacheConfig(), usage=lambda _: free)
+    assert levels(findings) == [("state folder", level)]
+    assert not (tmp_path / "a").exists()
+    assert levels(parts.check_state_dir(tmp_path, CacheConfig(disk_bytes=0))) == [("state folder", "ok")]
+
+
+def test_more_threads_than_cores_is_a_warning() -> None:
+    """A barrier waits for the slowest."""
+    assert parts.check_threads(EngineConfig(threads=8), cores=2).level == "warn"
+    assert parts.check_threads(EngineConfig(threads=2), cores=2).level == "ok"
+    assert parts.check_threads(EngineConfig()).level == "ok"
+
+
+def test_only_missing_sensors_that_the_policy_needs_are_warned_of() -> None:
+    """An absent battery is no concern of a policy that does not name it."""
+    policy, _ = parts.read_policy(POLICY)
+    assert policy is not None
+    blind = levels(parts.check_sensors(policy, DeviceSignals(memory_free_mb=1.0)))
+    assert set(blind) == {("sensors", "warn")}
+    assert len(blind) == len({"device.temperature_c", "device.throttled"} & policy.needs)
+    seeing = DeviceSignals(temperature_c=50.0, throttled=False, memory_free_mb=1.0, power_w=5.0, battery=None)
+    assert levels(parts.check_sensors(policy, seeing)) == [("sensors", "ok")]
+    assert levels(parts.check_sensors(None, DeviceSignals())) == [("sensors", "ok")]
+
+
+def test_targets_out_of_reach_are_warned_of() -> None:
+    """A cloud target without a cloud, a device target without an engine."""
+    policy, _ = parts.read_policy(POLICY)
+    assert policy is not None
+    assert levels(parts.check_targets(policy, EngineConfig(enabled=False), "")) == [
+        ("engine", "warn"),
+        ("cloud", "warn"),
+    ]
+
+
+# --- network ---------------------------------------------------------------------------------------------------------
+
+
+class Answer(msgspec.Struct, frozen=True):
+    status: int = 200
+    body: bytes = b"{}"
+    date: str | None = None
+    content_type: str = "application/json"
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[dict[str, Answer], int]]:
+    """A real HTTP server: path → answer, and its port. The clock it tells is that of `date`."""
+    answers: dict[str, Answer] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = answers.get(self.path, Answer(404))
+            self.send_response_only(answer.status)
+            if answer.date is not None:
+                self.send_header("date", answer.date)
+            self.send_header("content-length", str(len(answer.body)))
+            self.end_headers()
+            self.wfile.write(answer.body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield answers, server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_free_port_is_free_and_any_port_is_any() -> None:
+    """Port 0 asks for nothing in particular."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+    assert network.check_port(ServerConfig(port=port)).level == "ok"
+    assert network.check_port(ServerConfig(port=0)).level == "ok"
+
+
+def test_a_taken_port_names_its_holder() -> None:
+    """A stranger listens there."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        finding = network.check_port(ServerConfig(port=holder.getsockname()[1]))
+    assert finding.level == "fail"
+    assert "is taken by" in finding.found
+
+
+def test_a_port_of_our_own_daemon_is_well(served: tuple[dict[str, Answer], int]) -> None:
+    """`doctor` may run beside the daemon."""
+    answers, port = served
+    answers["/healthz"] = Answer(body=b'{"service":"causeway-edge"}')
+    assert network.check_port(ServerConfig(port=port)) == Finding(
+        "port", "ok", f"127.0.0.1:{port} is taken by a Causeway daemon that runs already"
+    )
+    answers["/healthz"] = Answer(body=b"hello")
+    assert network.check_port(ServerConfig(port=port)).level == "fail"
+
+
+def test_an_address_that_is_not_ours_is_a_failure() -> None:
+    """TEST-NET-1 is nobody's address."""
+    finding = network.check_port(ServerConfig(host="192.0.2.1", port=8080))
+    assert (finding.level, finding.advice) == ("fail", "set server.host")
+
+
+def test_the_socket_is_looked_at(tmp_path: Path) -> None:
+    """Free, left behind, a plain file, a folder that is not there, a path that is too long."""
+    assert levels(network.check_socket("")) == []
+    assert levels(network.check_socket(str(tmp_path / "s"))) == [("socket", "ok")]
+    assert levels(network.check_socket(str(tmp_path / "none" / "s"))) == [("socket", "fail")]
+    assert levels(network.check_socket(str(tmp_path / ("s" * 110)))) == [("socket", "fail")]
+    (tmp_path / "file").write_text("")
+    assert levels(network.check_socket(str(tmp_path / "file"))) == [("socket", "fail")]
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "stale"))
+    (stale_finding,) = network.check_socket(str(tmp_path / "stale"))
+    assert "takes it over" in stale_finding.found
+
+
+def test_listening_everywhere_without_a_key_is_a_warning() -> None:
+    """Loopback needs none."""
+    key = KeyConfig(name="a", sha256="0" * 64)
+    assert levels(network.check_exposure(ServerConfig())) == []
+    assert levels(network.check_exposure(ServerConfig(host="0.0.0.0"))) == [("exposure", "warn")]
+    assert levels(network.check_exposure(ServerConfig(host="0.0.0.0", keys=(key,)))) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "level", "told"),
+    [(200, "ok", "answers in"), (401, "fail", "refuses our token"), (404, "warn", "ends in /v1"), (500, "warn", "500")],
+)
+def test_the_cloud_is_asked(served: tuple[dict[str, Answer], int], status: int, level: str, told: str) -> None:
+    """By its models, with our token."""
+    answers, port = served
+    answers["/v1/models"] = Answer(status)
+    finding = next(network.check_cloud(CloudConfig(url=f"http://127.0.0.1:{port}/v1", api_key="t")))
+    assert finding.level == level
+    assert told in finding.found + finding.advice
+
+
+@pytest.mark.parametrize(("skew", "level"), [(0.0, "ok"), (60.0, "warn"), (-60.0, "warn"), (4000.0, "fail")])
+def test_a_wrong_clock_is_seen_by_the_clouds(served: tuple[dict[str, Answer], int], skew: float, level: str) -> None:
+    """Half a minute is a warning, five are a failure."""
+    answers, port = served
+    answers["/v1/models"] = Answer(date=formatdate(1_700_000_000, usegmt=True))
+    config = CloudConfig(url=f"http://127.0.0.1:{port}/v1")
+    findings = levels(network.check_cloud(config, unix_time=lambda: 1_700_000_000 + skew))
+    assert findings == [("cloud", "ok"), ("clock", level)]
+
+
+@pytest.mark.parametrize("date", [None, "", "yesterday"])
+def test_a_cloud_without_a_clock_says_nothing_about_ours(
+    served: tuple[dict[str, Answer], int], date: str | None
+) -> None:
+    """No Date header, or nonsense in it."""
+    answers, port = served
+    answers["/v1/models"] = Answer(date=date)
+    assert levels(network.check_cloud(CloudConfig(url=f"http://127.0.0.1:{port}/v1"))) == [("cloud", "ok")]
+
+
+def test_a_cloud_that_is_away_is_a_warning() -> None:
+    """The box works without it."""
+    assert levels(network.check_cloud(CloudConfig(url="http://127.0.0.1:9/v1"))) == [("cloud", "warn")]
+    assert levels(network.check_cloud(CloudConfig())) == [("cloud", "ok")]
+    assert levels(network.check_cloud(CloudConfig(url="http://x/v1", ca_file="/none.pem"))) == [("cloud", "fail")]
+
+
+# --- all together ----------------------------------------------------------------------------------------------------
+
+
+def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path) -> None:
+    """The whole examination of a box on which much is wrong."""
+    config = Config(
+        state_dir=str(tmp_path),
+        server=ServerConfig(host="192.0.2.1", socket="/nowhere/s"),
+        engine=EngineConfig(enabled=False, threads=999),
+        cloud=CloudConfig(url="http://127.0.0.1:9/v1"),
+    )
+    findings = list(examine(config, tmp_path / "none.yaml", DeviceSignals()))
+    assert worst(findings) == "fail"
+    assert all(finding.advice for finding in findings if finding.level != "ok")
+    assert {"python", "policy", "port", "socket", "exposure", "cloud", "threads"} <= {one.check for one in findings}
+
+
+def test_the_worst_finding_decides() -> None:
+    """fail over warn over ok."""
+    one = Finding("a", "ok", "x")
+    assert worst([]) == worst([one]) == "ok"
+    assert worst([one, Finding("b", "warn", "x", "y")]) == "warn"
+    assert worst([Finding("c", "fail", "x", "y"), Finding("b", "warn", "x", "y")]) == "fail"
