@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 OUT_OF_SCOPE = "out_of_scope"
+LABELLED = "labelled"  # the source of rows that a teacher labelled; their intents are functions already
 
 SNIPS = {
     "AddToPlaylist": "playlist_add",
@@ -89,8 +90,12 @@ def argument(slot: str) -> str:
 
 
 def on_device(source: str, intent: str) -> bool:
-    """Whether the device's model answers this intent itself (SNIPS and HWU64's device domains)."""
-    return source == "snips2017" or (source == "hwu64" and intent.split("_")[0] in DEVICE_DOMAINS)
+    """Whether the device's model answers this itself (SNIPS, HWU64's device domains, what a teacher labelled)."""
+    return source in ("snips2017", "hwu64", LABELLED) and device_function(functions(source, intent)[0])
+
+
+def device_function(name: str) -> bool:
+    return name in SNIPS.values() or name.split("_")[0] in DEVICE_DOMAINS
 
 
 def refusable(source: str, intent: str) -> bool:
@@ -99,8 +104,4 @@ def refusable(source: str, intent: str) -> bool:
         return False
     if source != "clinc150":
         return True
-    own = set(SNIPS.values())
-    merged = CLINC_MERGED.get(intent, ())
-    return intent not in DEVICE_LIKE and not any(
-        name in own or name.split("_")[0] in DEVICE_DOMAINS for name in merged if name != OUT_OF_SCOPE
-    )
+    return intent not in DEVICE_LIKE and not any(device_function(name) for name in CLINC_MERGED.get(intent, ()))

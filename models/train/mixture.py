@@ -36,6 +36,7 @@ class Corpus(msgspec.Struct, frozen=True):
     validation: tuple[Row, ...]
     questions: tuple[str, ...]
     held_questions: tuple[str, ...]
+    labelled: tuple[Row, ...] = ()  # by a teacher
 
     @classmethod
     def read(cls, data: Path) -> Corpus:
@@ -69,8 +70,8 @@ class Mixture:
     def __init__(self, corpus: Corpus, vocabulary: Vocabulary, student: bool, seed: int, refusals: int = 9000) -> None:
         self._corpus, self._vocabulary, self._student, self._refusals = corpus, vocabulary, student, refusals
         self._random = random.Random(seed)
-        self._augmenter = Augmenter(corpus.train, seed)
-        self._own = [row for row in corpus.train if on_device(row.source, row.intent)]
+        self._augmenter = Augmenter([*corpus.train, *corpus.labelled], seed)
+        self._own = [row for row in [*corpus.train, *corpus.labelled] if on_device(row.source, row.intent)]
         self._others = [row for row in corpus.train if refusable(row.source, row.intent)]
         self._oos = [row for row in corpus.train if row.intent == "oos"]
 
@@ -91,7 +92,9 @@ class Mixture:
         return [self._augmenter.variant(row) for row in rows]
 
     def _all_rows(self) -> list[Row]:
-        rows = [row for row in self._corpus.train if row.intent != "oos" and not _ambiguous(row)]
+        rows = [
+            row for row in [*self._corpus.train, *self._corpus.labelled] if row.intent != "oos" and not _ambiguous(row)
+        ]
         return [self._augmenter.variant(row) for row in rows]
 
     def _refused_texts(self) -> list[str]:

@@ -8,14 +8,17 @@ from pathlib import Path
 import msgspec
 import torch
 
+from ..catalog import LABELLED
+from ..dataset import Row, read_rows
 from .copying import can_copy_by_hand, tie_spaced_twins, write_copying
 from .export import About, write_gguf
+from .labels import label, save, unlabelled
 from .mixture import Corpus, Mixture, validation_examples
 from .network import Llama, Shape, grown
 from .trainer import CHECKPOINT, Plan, Trainer, load_network, right_answers
 from .vocabulary import Vocabulary
 
-TOKENIZER, PLAN, LOG = "tokenizer.json", "plan.json", "log.jsonl"
+TOKENIZER, PLAN, LOG, LABELS = "tokenizer.json", "plan.json", "log.jsonl", "labels.jsonl"
 STUDENT, TEACHER = "assistant", "assistant-large"
 MERGES = 1700
 LAYERS = {STUDENT: 4, TEACHER: 12}
@@ -77,12 +80,14 @@ def distill(
     shape: dict[str, int] | None = None,
     say: Callable[[str], None] = print,
 ) -> Trainer:
-    """Teach the device's model by the probabilities of the run `teacher` (Hinton et al. 2015, arXiv 1503.02531).
+    """Teach the device's model by the run `teacher`: its probabilities on every token (Hinton et al. 2015, arXiv
+    1503.02531), and its answers to utterances whose arguments nobody labelled (Kim and Rush 2016, arXiv 1606.07947).
 
     Both share the teacher's tokenizer. `student` is a run to start from, of the same tokenizer.
     """
     corpus = Corpus.read(data)
     vocabulary = _vocabulary(corpus, folder, teacher, MERGES)
+    corpus = msgspec.structs.replace(corpus, labelled=_labels(corpus, folder, teacher, plan.threads))
     if student:
         network = load_network(student / CHECKPOINT, plan.dropout)
     else:
@@ -132,6 +137,17 @@ def _run(
 
     trainer.run(mixture.epoch, report)
     return trainer
+
+
+def _labels(corpus: Corpus, folder: Path, teacher: Path, threads: int) -> tuple[Row, ...]:
+    """The teacher's labels, made once and kept in the run's folder."""
+    path = folder / LABELS
+    if not path.is_file():
+        weights = folder / "teacher.gguf"
+        export_run(teacher, weights)
+        save(label(weights, unlabelled(corpus.train), threads), path)
+        weights.unlink()
+    return read_rows(path, LABELLED)
 
 
 def _vocabulary(corpus: Corpus, folder: Path, given: Path | None, merges: int) -> Vocabulary:
