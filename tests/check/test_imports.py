@@ -139,7 +139,7 @@ def test_third_party_imports_are_declared(package: str) -> None:
     "model", sorted(ROOT.glob("cloud_pool/triton_models/*/1/model.py")), ids=lambda path: path.parts[-3]
 )
 def test_tritons_environment_has_what_its_models_import(model: Path) -> None:
-    """All that a model pulls in, through our own files too, is locked for Triton's environment, which has little else."""
+    """All that a model pulls in, through our own files too, is locked for Triton's environment."""
     locked = set(locked_names(ROOT / "cloud_pool" / "deploy" / "requirements-triton.txt")) | {"llama-cpp-python"}
     outside = loaded_with(model) - set(sys.stdlib_module_names) - PROVIDED
     assert {"numpy", "msgspec"} <= outside, "the walk followed nothing"
