@@ -1,4 +1,5 @@
-"""The commands that make models: train, distill, export, quantize, publish. Torch is imported when one of them runs."""
+"""The commands that make models: train, distill, export, quantize, publish, catalog. Torch is imported only when
+one of them needs it."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from .dataset import INTENT_SOURCES, for_validation, read_rows
+from .functions import CATALOG, catalog_of, save_catalog
 from .gguf_file import read_gguf
 
 _data = click.option(
@@ -124,8 +127,19 @@ def publish(gguf: Path, name: str, to: Path, report: Path | None, command: str, 
     click.echo(f"{artifact.path}: {_mib(artifact.manifest.size_bytes)}")
 
 
+@click.command()
+@_data
+@click.option("--to", type=click.Path(dir_okay=False, path_type=Path), default=CATALOG, show_default=True)
+def catalog(data: Path, to: Path) -> None:
+    """Write the catalogue of functions and arguments that the data's intents make."""
+    rows = [row for name in INTENT_SOURCES for row in read_rows(data / "intents" / f"{name}.jsonl")]
+    made = catalog_of(row for row in rows if not for_validation(row))
+    save_catalog(made, to)
+    click.echo(f"{to}: {len(made)} functions, {sum(len(one.arguments) for one in made)} arguments")
+
+
 def _mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-COMMANDS: tuple[click.Command, ...] = (train, distill, export, quantize, publish)
+COMMANDS: tuple[click.Command, ...] = (train, distill, export, quantize, publish, catalog)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from .card import card
+from .functions import CATALOG
 from .gguf_file import read_gguf
 from .report import Report
 from .spec import (
@@ -45,6 +46,7 @@ def publish_gguf(
     licence: str | None = None,
     seed: int | None = None,
     note: str = "",
+    catalog_sha256: str | None = None,
 ) -> Artifact:
     """Copy `weights` to `root/name/model.gguf` beside a manifest made from its own metadata, and verify the copy."""
     about = read_gguf(weights)
@@ -68,6 +70,7 @@ def publish_gguf(
         refuse_token=about.refuse_token,
         tokenizer_sha256=about.tokenizer_sha256,
         chat_template_sha256=_hash(about.chat_template) if about.chat_template else None,
+        catalog_sha256=catalog_sha256,
         command=command,
         seed=seed,
         note=note,
@@ -86,7 +89,16 @@ def publish_assistant(
     own = [one for one in reports if one.model == name] or reports
     metrics = {key: value for one in own for key, value in one.metrics("grammar/" if one.grammar else "").items()}
     artifact = publish_gguf(
-        weights, name, root, data=ATTRIBUTIONS, metrics=metrics, command=command, licence=LICENCE, seed=seed, note=note
+        weights,
+        name,
+        root,
+        data=ATTRIBUTIONS,
+        metrics=metrics,
+        command=command,
+        licence=LICENCE,
+        seed=seed,
+        note=note,
+        catalog_sha256=sha256_of(CATALOG),
     )
     write_card(artifact, card(artifact.manifest, own))
     return artifact
