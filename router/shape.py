@@ -68,6 +68,8 @@ class _Reader:
         if isinstance(kind, shapes.UnionType):  # only `X | None`: the key may be left out
             inner = next(option for option in kind.types if not isinstance(option, shapes.NoneType))
             return self.read(tree, inner, title)
+        if isinstance(tree, Scalar) and tree.kind == "null":
+            return self._wrong(tree, "is empty: give a value or leave the key out")
         if isinstance(kind, shapes.StructType):
             return self._struct(tree, kind)
         if isinstance(kind, shapes.DictType):
@@ -123,8 +125,6 @@ class _Reader:
         if not isinstance(tree, Scalar):
             return self._wrong(tree, f"must be {title or _words(kind)}, not a {type(tree).__name__.lower()}")
         self.scalars[tree.place.path] = tree
-        if tree.kind == "null":
-            return self._wrong(tree, "is empty: give a value or leave the key out")
         for known, read in _SCALARS:
             if isinstance(kind, known):
                 value, message = read(tree, kind, title)
