@@ -281,6 +281,12 @@ def test_run_needs_no_torch_and_no_redis(tmp_path: Path) -> None:
     assert [each.title for each in plan.plan("train", here, {}) if "torch" in each.title]
 
 
+def test_training_installs_what_the_project_names() -> None:
+    """`make train-setup` takes its packages from pyproject.toml, torch among them."""
+    wishes = plan.train_extra(ROOT / "pyproject.toml")
+    assert [wish for wish in wishes if wish.startswith("torch")]
+
+
 def test_a_moved_environment_is_not_taken_for_ours(tmp_path: Path) -> None:
     """An environment copied from elsewhere holds the other place's paths and is made anew."""
     venv = tmp_path / ".venv"

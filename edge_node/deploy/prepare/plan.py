@@ -122,11 +122,12 @@ def _redis(places: Places) -> Step:
 
 def _torch(places: Places, environ: Mapping[str, str]) -> Step:
     """torch is in no lock file: which build fits (CPU, CUDA, Jetson) and where it comes from is the user's to say."""
-    wish = environ.get("CAUSEWAY_TORCH", "torch>=2.5")
+    project = places.root / "pyproject.toml"
+    wish = environ.get("CAUSEWAY_TORCH", "torch")
 
     def work(progress: Progress) -> str:
         run(
-            [places.venv_python, "-m", "pip", "install", "--progress-bar=off", wish],
+            [places.venv_python, "-m", "pip", "install", "--progress-bar=off", wish, *train_extra(project)],
             log=places.logs / "torch.log",
             environ=child_environment(os.environ),
             watch=lambda line: (
@@ -140,10 +141,19 @@ def _torch(places: Places, environ: Mapping[str, str]) -> Step:
     return Step(
         title=f"{wish} (the usual build brings several GB of CUDA: point pip at a CPU build if you want that)",
         stamp=_stamp(places, "torch"),
-        key=digest(_python_key(places), wish),
+        key=digest(_python_key(places), project, wish),
         there=lambda: any(places.venv.glob("lib/python3*/site-packages/torch/__init__.py")),
         work=work,
     )
+
+
+def train_extra(project: Path) -> list[str]:
+    """The requirements of pyproject's extra `train`."""
+    import tomllib  # new in 3.11: this module is also read by older Pythons, on the way to being told so
+
+    with project.open("rb") as file:
+        wishes = tomllib.load(file)["project"]["optional-dependencies"]["train"]
+    return [str(wish) for wish in wishes]
 
 
 def _python_key(places: Places) -> str:
