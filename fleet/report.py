@@ -79,7 +79,8 @@ def print_run(console: Console, run: CaseRun) -> None:
     for result in run.results:
         if not result.differences:
             continue
-        console.print(Text.assemble(f"{result.place}: ", ("FAIL", "bold red"), f" {result.name}"), soft_wrap=True)
+        place = msgspec.structs.replace(result.place, path="")
+        console.print(Text.assemble(f"{place}: ", ("FAIL", "bold red"), f" {result.name}"), soft_wrap=True)
         for difference in result.differences:
             console.print(Text(f"    {difference.what}"))
             console.print(Text(f"      - expected  {difference.expected}", "green"), soft_wrap=True)

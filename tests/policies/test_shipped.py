@@ -1,0 +1,123 @@
+"""The policies that ship: without fault or doubt, in step with the schema, each with cases that pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fleet.cases import read_cases, run_cases
+from fleet.repository import case_files, check_file, policy_files, run_file
+from fleet.schema import policy_schema
+from router.features import SIGNALS
+from router.policy import Policy
+
+POLICIES = Path(__file__).parents[2] / "policies"
+SHIPPED = policy_files((POLICIES,))
+CASES = case_files(POLICIES)
+
+jsonschema = pytest.importorskip("jsonschema")
+
+
+def load(path: Path) -> Policy:
+    policy = check_file(path).policy
+    assert policy is not None
+    return policy
+
+
+def test_the_named_policies_ship() -> None:
+    """The default and the three that the README promises are there."""
+    assert {path.stem for path in SHIPPED} >= {"default", "offline_first", "private", "cost_cap"}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_policy_has_no_problem(path: Path) -> None:
+    """No error, and no warning either: what ships is an example."""
+    checked = check_file(path)
+    assert [str(problem) for problem in checked.problems] == []
+    assert checked.policy is not None
+
+
+def test_the_schema_is_the_codes() -> None:
+    """`causeway-fleet schema > policies/schema.json` after each change of the grammar."""
+    assert (POLICIES / "schema.json").read_bytes() == policy_schema()
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_policy_is_valid_by_the_schema(path: Path) -> None:
+    """An editor that holds the schema marks nothing in it."""
+    schema = json.loads((POLICIES / "schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(yaml.safe_load(path.read_text()), schema, jsonschema.Draft202012Validator)
+
+
+REFUSED_BY_SCHEMA = [
+    ("routes", []),
+    ("version", 2),
+    ("surprise", 1),
+    ("targets", {"a b": {"at": "edge", "model": "m"}}),
+    ("targets", {"a": {"at": "moon", "model": "m"}}),
+    ("limits", {"queue": -1}),
+    ("cache", [{"exact": {"ttl": "30"}}]),
+    ("routes", [{"name": "r", "use": ["a"], "handoff": {"after_tokens": 0, "below": 0.5}}]),
+    ("constraints", None),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), REFUSED_BY_SCHEMA, ids=str)
+def test_the_schema_refuses_what_the_daemon_refuses(key: str, value: object, tmp_path: Path) -> None:
+    """The schema is no decoration: the same mistakes are marked in the editor and refused at start."""
+    document = yaml.safe_load((POLICIES / "default.yaml").read_text())
+    document[key] = value
+    schema = json.loads((POLICIES / "schema.json").read_text())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, schema, jsonschema.Draft202012Validator)
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(yaml.safe_dump(document))
+    assert check_file(broken).policy is None
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_every_case_passes(path: Path) -> None:
+    """Each case of each policy is decided as it says."""
+    run = run_file(path)
+    assert run.problems == ()
+    assert run.results
+    assert [(result.name, result.differences) for result in run.results if result.differences] == []
+
+
+def test_every_shipped_policy_has_cases_and_every_rule_is_reached_by_one() -> None:
+    """A rule that no case reaches is a rule that nobody has seen work."""
+    covered: dict[str, set[str]] = {path.stem: set() for path in SHIPPED}
+    for path in CASES:
+        cases, _, _ = read_cases(path)
+        assert cases is not None
+        expected = {case.expect.route for case in cases.cases if isinstance(case.expect.route, str)}
+        covered[Path(cases.policy).stem] |= expected
+    for path in SHIPPED:
+        assert {route.name for route in load(path).routes} <= covered[path.stem]
+
+
+def test_a_case_can_fail() -> None:
+    """Run against another policy, the default's cases differ: they compare something."""
+    cases, document, _ = read_cases(POLICIES / "cases" / "default.yaml")
+    assert cases is not None
+    results = run_cases(cases, document, load(POLICIES / "private.yaml"))
+    differing = [result for result in results if result.differences]
+    assert len(differing) > len(results) // 2
+    assert {difference.what for result in differing for difference in result.differences} >= {"route", "targets"}
+
+
+def test_the_private_policy_has_nowhere_to_leak() -> None:
+    """No cloud target at all, and a constraint without condition."""
+    policy = load(POLICIES / "private.yaml")
+    assert {target.at for target in policy.targets} == {"edge"}
+    assert [(constraint.when, constraint.keep) for constraint in policy.constraints] == [(None, "on_device")]
+
+
+def test_shipped_policies_name_only_signals_of_the_table() -> None:
+    """What a policy needs, the table explains."""
+    for path in SHIPPED:
+        assert load(path).needs <= set(SIGNALS)
