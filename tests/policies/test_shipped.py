@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -17,8 +18,6 @@ from router.policy import Policy
 POLICIES = Path(__file__).parents[2] / "policies"
 SHIPPED = policy_files((POLICIES,))
 CASES = case_files(POLICIES)
-
-jsonschema = pytest.importorskip("jsonschema")
 
 
 def load(path: Path) -> Policy:
