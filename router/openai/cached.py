@@ -97,9 +97,9 @@ class CachedAnswer:
         tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         pieces = [self._shape.opening(choice.index) for choice in self.choices]
         for choice in self.choices:
-            text, end = _split(choice)
-            pieces += [self._shape.piece(text, 0)] if has_content(text) else []
-            pieces.append(self._shape.piece(end, len(text.text)))
+            said, end = _split(choice)
+            pieces += [self._shape.piece(said, 0)] if has_content(said) else []
+            pieces.append(self._shape.piece(end, 0))  # has no token, so no offset
         events = [piece + tail for piece in pieces if piece]
         if include_usage:
             events.append(b'],"usage":' + usage_json(self.usage) + b"}\n\n")

@@ -161,6 +161,8 @@ def test_text_is_held_no_longer_than_it_must() -> None:
     assert parser.feed('{"ci') == ("", ())
     assert parser.feed('ty": ')[0] == '{"city": '
     assert parser.feed('"Bern"}')[0] == '"Bern"}'
+    endless = '{"' + "x" * 300
+    assert ToolCallParser(LAMP).feed(endless)[0] == endless
     assert ToolCallParser(LAMP).feed("Sure, I can")[0] == "Sure, I can"
     assert ToolCallParser(LAMP).feed("I <b")[0] == "I <b"
 
