@@ -1,7 +1,8 @@
-"""The seam between the service and whatever generates: the engine child on the device, an OpenAI server in the cloud."""
+"""The seam between the service and what generates: the engine child on the device, an OpenAI server in the cloud."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -17,6 +18,7 @@ class Call(msgspec.Struct, frozen=True):
     request: Request
     target: Target
     deadline: float
+    first_token_by: float = math.inf  # monotonic seconds, for a target that streams
     confidence_tokens: int = 0  # > 0: report Confidence on the chunks of the first tokens (a handoff is possible)
     traceparent: str = ""
 

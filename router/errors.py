@@ -68,6 +68,13 @@ class BodyTooLarge(InvalidRequest):
     code = "body_too_large"
 
 
+class RequestTimeout(InvalidRequest):
+    """The request itself did not arrive in time: a slow sender."""
+
+    status = 408
+    code = "request_timeout"
+
+
 class UnsupportedMediaType(InvalidRequest):
     status = 415
     code = "unsupported_media_type"
@@ -189,6 +196,13 @@ class EngineOutOfMemory(BackendError):
 
     status = 503
     code = "engine_out_of_memory"
+
+
+class EngineTimeout(BackendError):
+    """No first token, or no whole answer, in the target's time."""
+
+    status = 504
+    code = "engine_timeout"
 
 
 class CloudUnreachable(BackendError):

@@ -1,0 +1,291 @@
+"""The cloud's side of the seam: any OpenAI-compatible server behind one URL.
+
+An answer is streamed from it when the client streams, or when its first tokens may have to be held back; else it is
+fetched whole. Time is bounded by phase: connect, first token, all of it. A breaker keeps a server that fails out of the
+way, and a probe finds out when it is back. Nothing is taken from the environment (proxies, netrc), redirects are not
+followed: what leaves this box goes where the configuration says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import aiohttp
+import anyio
+
+from router.breaker import Breaker
+from router.errors import (
+    BreakerOpen,
+    CausewayError,
+    CloudFailed,
+    CloudRejected,
+    CloudSaturated,
+    CloudTimeout,
+    InvalidRequest,
+    Phase,
+)
+from router.latency import Ewma
+from router.openai import StreamDecoder, decode_answer, decode_embeddings, encode_request
+from router.sse import SSEParser
+from router.types import Chunk, CloudSignals, Embeddings, Kind, Request
+
+from .backend import Call
+from .cloud_faults import client_error, status_error
+from .config import CloudConfig
+
+log = logging.getLogger(__name__)
+
+_PATHS: dict[Kind, str] = {"chat": "/chat/completions", "completion": "/completions", "embedding": "/embeddings"}
+_MAX_ANSWER_BYTES = 16 * 1024 * 1024
+_MAX_ERROR_BYTES = 64 * 1024
+_IDLE_S = 15.0  # shorter than common servers keep a silent connection: the pool has few that are closed already
+_RTT_HALF_LIFE_S = 60.0
+_PROBE_S = 5.0
+_PROBE_BACKOFF = 4.0  # the longest pause between probes, in intervals
+_END_S = 0.05
+_TIMER_STEP_S = 0.005  # timers may fire this much early
+# Neither of these says that the server is ill.
+_ANSWERED = (InvalidRequest, CloudRejected)
+
+
+class CloudBackend:
+    """One server, its connections, its breaker, and what is known of the way to it."""
+
+    def __init__(self, config: CloudConfig, *, breaker: Breaker | None = None) -> None:
+        self._config = config
+        self._breaker = breaker or Breaker()
+        self._rtt_ms = Ewma(_RTT_HALF_LIFE_S)
+        self._reachable: bool | None = None
+        self._tier: str | None = None
+        self._heard = float("-inf")  # when the server last answered anything
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Opens no connection yet. Raises OSError or ssl.SSLError for an unusable `cloud.ca_file`."""
+        verify: ssl.SSLContext | bool = True
+        if self._config.ca_file:
+            verify = ssl.create_default_context(cafile=self._config.ca_file)
+        connector = aiohttp.TCPConnector(limit=self._config.connections, keepalive_timeout=_IDLE_S, ssl=verify)
+        headers = {"Accept-Encoding": "identity", "User-Agent": "causeway-edge"}
+        if self._config.api_key:
+            headers["Authorization"] = f"Bearer {self._config.api_key}"
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers=headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_s),
+            auto_decompress=False,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def signals(self) -> CloudSignals:
+        now = _now()
+        return CloudSignals(
+            reachable=self._reachable,
+            rtt_ms=self._rtt_ms.value(now),
+            breaker=self._breaker.state(now),
+            tier=self._tier,
+        )
+
+    # --- Backend -----------------------------------------------------------------------------------------------------
+
+    async def generate(self, call: Call) -> AsyncIterator[Chunk]:
+        streams = call.request.stream or call.confidence_tokens > 0
+        body = encode_request(call.request, call.target.model, stream=streams)
+        with self._judged(call, streams=streams):
+            until = min(call.deadline, call.first_token_by) if streams else call.deadline
+            async with self._asked(call, body, until) as response:
+                if not streams:
+                    for chunk in decode_answer(await _whole(response, call, until)):
+                        yield chunk
+                    return
+                async for chunk in _stream(response, call, until):
+                    yield chunk
+
+    async def embed(self, call: Call) -> Embeddings:
+        body = encode_request(call.request, call.target.model, stream=False)
+        with self._judged(call, streams=False):
+            async with self._asked(call, body, call.deadline) as response:
+                return decode_embeddings(await _whole(response, call, call.deadline))
+
+    @contextmanager
+    def _judged(self, call: Call, *, streams: bool) -> Iterator[None]:
+        """The breaker hears exactly one verdict per call, also when the call is given up half way."""
+        started = _now()
+        if not self._breaker.allow(_now()):
+            wait_s = self._breaker.retry_after_s(_now())
+            raise BreakerOpen("the cloud failed repeatedly and is left alone", phase="connect", retry_after_s=wait_s)
+        try:
+            yield
+        except _ANSWERED:
+            self._breaker.success(_now())
+            raise
+        except CausewayError as error:
+            ill = _is_ill(error, _now() - started, self._granted_s(call, error, streams=streams))
+            (self._breaker.failure if ill else self._breaker.cancelled)(_now())
+            raise
+        except BaseException:
+            self._breaker.cancelled(_now())
+            raise
+        else:
+            self._breaker.success(_now())
+
+    def _granted_s(self, call: Call, error: CausewayError, *, streams: bool) -> float:
+        """The time that policy and configuration give a target; a caller's own deadline may be shorter."""
+        if streams and isinstance(error, CloudTimeout) and error.phase == "first_token":
+            return call.target.first_token_timeout_s or self._config.first_token_timeout_s
+        return call.target.timeout_s or self._config.timeout_s
+
+    @asynccontextmanager
+    async def _asked(self, call: Call, body: bytes, until: float) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The server's answer, with status 200. Leaving early closes the connection, which stops the server's work."""
+        response = await self._ask(call, body, until)
+        try:
+            self._hear(response)
+            if response.status != 200:
+                with _within(until, call, "first_token"):
+                    said = await _read(response, _MAX_ERROR_BYTES)
+                raise status_error(response.status, response.headers, said or b"", call.target.name)
+            yield response
+        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            raise client_error(error, call.target.name, "stream") from error
+        finally:
+            response.release()  # a connection whose answer was read to the end is used again, any other is closed
+
+    async def _ask(self, call: Call, body: bytes, until: float, *, again: bool = True) -> aiohttp.ClientResponse:
+        assert self._session is not None, "start() comes first"
+        url = self._config.url + _PATHS[call.request.kind]
+        try:
+            with _within(until, call, "first_token"):
+                return await self._session.post(url, data=body, headers=_headers(call), allow_redirects=False)
+        except (aiohttp.ClientError, OSError) as error:
+            if again and isinstance(error, aiohttp.ServerDisconnectedError):
+                # The server closed a kept connection just as it was used: a fresh one tells whether it is there.
+                return await self._ask(call, body, until, again=False)
+            failure = client_error(error, call.target.name, "send")
+            if failure.phase == "connect":
+                self._reachable = False
+            raise failure from error
+
+    def _hear(self, response: aiohttp.ClientResponse) -> None:
+        self._reachable = True
+        self._heard = _now()
+        self._tier = response.headers.get("x-causeway-tier", self._tier)
+
+    # --- the probe ---------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """For ever: ask whether the server is there, unless its answers have just said so."""
+        interval_s = pause_s = self._config.probe_interval_s
+        while True:
+            quiet = _now() - self._heard >= interval_s
+            if quiet or self._rtt_ms.value(_now()) is None:
+                await self.probe()
+            pause_s = interval_s if self._reachable else min(interval_s * _PROBE_BACKOFF, pause_s * 2.0)
+            await asyncio.sleep(pause_s)
+
+    async def probe(self) -> bool:
+        """Whether the server answers at all; any HTTP status will do. Updates `reachable` and `rtt_ms`."""
+        assert self._session is not None, "start() comes first"
+        started = _now()
+        try:
+            with anyio.fail_after(_PROBE_S):
+                async with self._session.get(self._config.url + "/models", allow_redirects=False) as response:
+                    self._hear(response)
+                    self._rtt_ms.add((_now() - started) * 1000.0, _now())
+                    await _read(response, _MAX_ERROR_BYTES)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if self._reachable is not False:
+                log.warning("the cloud cannot be reached: %s", type(error).__name__)
+            self._reachable = False
+        return self._reachable is True
+
+
+async def _stream(response: aiohttp.ClientResponse, call: Call, until: float) -> AsyncIterator[Chunk]:
+    """Server-sent events → chunks. `until` bounds the first one, the call's deadline the rest."""
+    parser, decoder = SSEParser(), StreamDecoder()
+    size_bytes = 0
+    phase: Phase = "first_token"
+    while not decoder.done:
+        with _within(until, call, phase):
+            data = await response.content.readany()
+        if not data:
+            break
+        size_bytes += len(data)
+        if size_bytes > _MAX_ANSWER_BYTES:
+            raise CloudFailed(f"{call.target.name}'s answer exceeds {_MAX_ANSWER_BYTES} bytes", phase="stream")
+        for event in parser.feed(data):
+            for chunk in decoder.feed(event.data):
+                until, phase = call.deadline, "stream"
+                yield chunk
+    for chunk in decoder.finish():
+        yield chunk
+    with anyio.move_on_after(_END_S):
+        await response.content.readany()  # the body's own end, so that the connection can be used again
+
+
+async def _whole(response: aiohttp.ClientResponse, call: Call, until: float) -> bytes:
+    with _within(until, call, "first_token"):
+        body = await _read(response, _MAX_ANSWER_BYTES)
+    if body is None:
+        raise CloudFailed(f"{call.target.name}'s answer exceeds {_MAX_ANSWER_BYTES} bytes", phase="stream")
+    return body
+
+
+async def _read(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
+    """The body, or None when it is larger."""
+    body = bytearray()
+    while data := await response.content.readany():
+        body += data
+        if len(body) > limit_bytes:
+            return None
+    return bytes(body)
+
+
+@contextmanager
+def _within(until: float, call: Call, phase: Phase) -> Iterator[None]:
+    """Raises CloudTimeout when the clock passes `until` inside. Must not enclose a yield to the caller."""
+    with anyio.CancelScope(deadline=until) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise CloudTimeout(f"{call.target.name} took too long", phase=phase)
+
+
+def _is_ill(error: CausewayError, took_s: float, granted_s: float) -> bool:
+    """Whether the server is to blame. One that is full and says for how long is well; a caller's short deadline is
+    nobody's fault."""
+    if isinstance(error, CloudSaturated):
+        return error.retry_after_s is None
+    return not isinstance(error, CloudTimeout) or took_s >= granted_s - _TIMER_STEP_S
+
+
+def _headers(call: Call) -> dict[str, str]:
+    left_ms = max(1, int((call.deadline - _now()) * 1000.0))
+    headers = {
+        "Content-Type": "application/json",
+        "x-request-id": call.id,
+        "x-causeway-deadline-ms": str(left_ms),
+        "x-causeway-priority": _priority(call.request),
+    }
+    if call.traceparent:
+        headers["traceparent"] = call.traceparent
+    return headers
+
+
+def _priority(request: Request) -> str:
+    """Somebody watches a stream as it comes; who can wait says so with the tag `bulk`."""
+    if "bulk" in request.wishes.tags:
+        return "bulk"
+    return "interactive" if request.stream else "standard"
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

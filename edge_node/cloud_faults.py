@@ -1,0 +1,113 @@
+"""What a cloud server's refusals and aiohttp's exceptions mean in our own error tree. Translated here, once.
+
+1. nobody there: refused, no route, DNS, TLS, no connection in time         CloudUnreachable
+2. 429, 503: it has no room now; `Retry-After` travels on                   CloudSaturated
+3. 400, 413, 415, 422: the ask is wrong; the server's words and param       InvalidRequest (or ContextLengthExceeded, …)
+4. 401, 403, 404, other 4xx: our credentials, our URL, our model name       CloudRejected
+5. 408, 504: it ran out of time                                             CloudTimeout
+6. other 5xx, redirects, no HTTP at all                                     CloudFailed
+7. an answer that stops before its end                                      StreamBroken
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+
+import aiohttp
+import msgspec
+
+from router.errors import (
+    BackendError,
+    CausewayError,
+    CloudFailed,
+    CloudRejected,
+    CloudSaturated,
+    CloudTimeout,
+    CloudUnreachable,
+    ContextLengthExceeded,
+    InvalidGrammar,
+    InvalidRequest,
+    Phase,
+    StreamBroken,
+    UnsupportedFeature,
+)
+
+_SAID = 1000  # characters of the server's words
+_MAX_RETRY_S = 3600.0
+_WRONG_ASK = (400, 413, 415, 422)
+_KNOWN: dict[str, type[InvalidRequest]] = {
+    kind.code: kind for kind in (ContextLengthExceeded, InvalidGrammar, UnsupportedFeature)
+}
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    param: str | None = None
+    code: str | int | None = None
+
+
+class _Envelope(msgspec.Struct):
+    error: _Error | str | None = None
+    message: str = ""  # vLLM's older shape: the error object itself
+    param: str | None = None
+    code: str | int | None = None
+    detail: object = None  # FastAPI's
+
+
+def status_error(status: int, headers: Mapping[str, str], body: bytes, name: str) -> CausewayError:
+    """(2) to (6): the error for an answer that is not 200. `name` is the target's."""
+    said = _said(body)
+    if status in _WRONG_ASK:  # (3)
+        kind = _KNOWN.get(str(said.code), InvalidRequest)
+        return kind(said.message[:_SAID] or f"{name} refused the request (HTTP {status})", param=said.param)
+    told = f"{name} answered HTTP {status}"
+    if status in (429, 503):  # (2)
+        return CloudSaturated(told, phase="first_token", retry_after_s=retry_after_s(headers.get("Retry-After", "")))
+    if status in (408, 504):  # (5)
+        return CloudTimeout(told, phase="first_token")
+    if 400 <= status < 500:  # (4)
+        return CloudRejected(told, phase="first_token")
+    return CloudFailed(told, phase="first_token")  # (6)
+
+
+def client_error(error: Exception, name: str, phase: Phase) -> BackendError:
+    """(1), (6), (7): the error for an exception of aiohttp's client."""
+    kind = type(error).__name__
+    if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):  # (1)
+        return CloudUnreachable(f"{name} cannot be reached ({kind})", phase="connect")
+    if phase == "stream":  # (7)
+        return StreamBroken(f"{name}'s answer broke off ({kind})", phase="stream")
+    if isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError)):  # (1)
+        return CloudUnreachable(f"{name} closed the connection ({kind})", phase="send")
+    return CloudFailed(f"{name} did not speak HTTP as expected ({kind})", phase=phase)  # (6)
+
+
+def retry_after_s(text: str) -> float | None:
+    """RFC 9110, 10.2.3: seconds, or a date. None for anything else."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        try:
+            when = parsedate_to_datetime(text)
+        except ValueError:
+            return None
+        aware = when if when.tzinfo is not None else when.replace(tzinfo=timezone.utc)
+        seconds = (aware - datetime.now(timezone.utc)).total_seconds()
+    return min(_MAX_RETRY_S, max(0.0, seconds))
+
+
+def _said(body: bytes) -> _Error:
+    """The server's error object, as far as one can be made out."""
+    try:
+        envelope = msgspec.json.decode(body, type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Error()
+    if isinstance(envelope.error, _Error):
+        return envelope.error
+    message = envelope.error or envelope.message or (envelope.detail if isinstance(envelope.detail, str) else "")
+    return _Error(message, envelope.param, envelope.code)

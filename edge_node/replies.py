@@ -1,0 +1,130 @@
+"""Chunks → bytes: how an answer, a refusal or a break reaches an HTTP client."""
+
+from __future__ import annotations
+
+import anyio
+from aiohttp import web
+
+from router.errors import AuthenticationFailed, CausewayError, ClientGone
+from router.openai import AnswerEncoder, CachedAnswer, encode_embeddings, encode_error, error_event
+from router.types import Embeddings, Request
+
+from .intake import retry_after
+from .reply import Head, Piece
+
+JSON = "application/json"
+EVENTS = "text/event-stream; charset=utf-8"
+_STALLED_S = 30.0  # a client that takes nothing for so long is gone
+_PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
+
+
+class HttpReply:
+    """One client's answer. Afterwards `finish` or `fail` gives the response that the server returns."""
+
+    def __init__(self, request: Request, http: web.BaseRequest, *, id: str, created: int) -> None:  # noqa: A002
+        self._request = request
+        self._http = http
+        self._answer_id = _PREFIX[request.kind] + id
+        self._created = created
+        self._head: Head | None = None
+        self._whole: bytes | None = None  # an answer that needs no encoding any more
+        self._pieces: list[Piece] = []
+        self._stream: web.StreamResponse | None = None
+        self._encoder: AnswerEncoder | None = None
+        self._opening = b""
+
+    # --- the service's side (Reply) ----------------------------------------------------------------------------------
+
+    async def commit(self, head: Head) -> None:
+        self._head = head
+        if not self._request.stream:
+            return
+        self._encoder = AnswerEncoder(self._request, self._answer_id, head.model, self._created)
+        self._opening = self._encoder.start()
+        self._stream = web.StreamResponse(headers=_headers(head, EVENTS))
+        await self._stream.prepare(self._http)
+
+    async def send(self, piece: Piece) -> None:
+        if self._stream is None or self._encoder is None or isinstance(piece, Embeddings):
+            self._pieces.append(piece)
+            return
+        data = self._encoder.chunk(piece)
+        if data:
+            await self._write(self._stream, self._opening + data)
+            self._opening = b""
+
+    async def replay(self, head: Head, answer: CachedAnswer | Embeddings) -> None:
+        self._head = head
+        if isinstance(answer, Embeddings):
+            self._pieces = [answer]
+        elif self._request.stream:
+            usage = self._request.include_usage
+            self._whole = answer.stream(self._answer_id, self._created, include_usage=usage)
+        else:
+            self._whole = answer.whole(self._answer_id, self._created)
+
+    # --- the server's side -------------------------------------------------------------------------------------------
+
+    async def finish(self) -> web.StreamResponse:
+        if self._stream is not None and self._encoder is not None:
+            await self._write(self._stream, self._opening + self._encoder.end())
+            return self._stream
+        assert self._head is not None
+        media = EVENTS if self._request.stream else JSON
+        body = self._whole if self._whole is not None else self._encode(self._head)
+        return web.Response(body=body, headers=_headers(self._head, media))
+
+    async def fail(self, error: CausewayError, *, id: str, policy: str) -> web.StreamResponse:  # noqa: A002
+        """Before the first byte: a status and the error object. After it: an error event, and the stream ends there."""
+        if self._stream is None:
+            return error_response(error, {"x-causeway-decision": id, "x-causeway-policy": policy})
+        self._stream.force_close()
+        if not isinstance(error, ClientGone):
+            await self._write(self._stream, error_event(error))
+        return self._stream
+
+    def _encode(self, head: Head) -> bytes:
+        first = self._pieces[0]
+        if isinstance(first, Embeddings):
+            return encode_embeddings(self._request, first, head.model)
+        chunks = [piece for piece in self._pieces if not isinstance(piece, Embeddings)]
+        return AnswerEncoder(self._request, self._answer_id, head.model, self._created).whole(chunks)
+
+    async def _write(self, stream: web.StreamResponse, data: bytes) -> None:
+        """Raises ClientGone when nobody takes the bytes."""
+        with anyio.CancelScope(deadline=anyio.current_time() + _STALLED_S) as bound:
+            try:
+                await stream.write(data)
+            except ConnectionError as error:
+                raise ClientGone("the client closed the connection") from error
+        if bound.cancelled_caught:
+            if self._http.transport is not None:
+                self._http.transport.abort()
+            raise ClientGone(f"the client took no byte for {_STALLED_S:g} s")
+
+
+def error_response(error: CausewayError, headers: dict[str, str] | None = None) -> web.Response:
+    known = {"Content-Type": JSON, **(headers or {})}
+    if error.retry_after_s is not None:
+        known["Retry-After"] = retry_after(error.retry_after_s)
+    if isinstance(error, AuthenticationFailed):
+        known["WWW-Authenticate"] = "Bearer"
+    return web.Response(status=error.status, body=encode_error(error), headers=known)
+
+
+def _headers(head: Head, media: str) -> dict[str, str]:
+    headers = {
+        "Content-Type": media,
+        "x-request-id": head.id,
+        "x-causeway-decision": head.id,
+        "x-causeway-route": head.route,
+        "x-causeway-target": head.target,
+        "x-causeway-reason": head.reason,
+        "x-causeway-cache": head.cache,
+        "x-causeway-policy": head.policy,
+        "x-causeway-degraded": "true" if head.degraded else "false",
+    }
+    if media is EVENTS:
+        headers["Cache-Control"] = "no-cache"
+        headers["X-Accel-Buffering"] = "no"  # nginx would hold a stream back until its buffer is full
+    return headers

@@ -1,0 +1,42 @@
+"""The seam between the service and whoever reads the answer: a streaming client, a whole body, a flight's listeners."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from router.openai import CachedAnswer
+from router.types import CacheStatus, Chunk, Embeddings, Route
+
+Piece = Chunk | Embeddings
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What the ``x-causeway-*`` headers say; complete when the first byte leaves."""
+
+    id: str
+    policy: str  # name@revision
+    route: Route
+    target: str
+    model: str
+    reason: str
+    cache: CacheStatus
+    degraded: bool = False
+
+
+class Sink(Protocol):
+    """`commit` once, before the first `send`: from there on no other target may answer.
+
+    Both may block while the reader is slow, and raise ClientGone when nobody reads any more.
+    """
+
+    async def commit(self, head: Head) -> None: ...
+
+    async def send(self, piece: Piece) -> None: ...
+
+
+class Reply(Sink, Protocol):
+    """A client's side: it also takes an answer that is there already, all of it at once."""
+
+    async def replay(self, head: Head, answer: CachedAnswer | Embeddings) -> None: ...

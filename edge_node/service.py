@@ -1,0 +1,288 @@
+"""One request, hop by hop, always forward. Read this first: it is the table of hops.
+
+    bytes → Request      `server`, `intake`: parsed and validated once, before we come in
+    admission            `admission`: a rate per client; a bounded number at work, a bounded queue
+    cache                `cache`, `flight`: the policy's rule; an exact answer, or one that is being made right now
+    Request → Decision   `router.decide`: pure
+    Decision → Chunks    `attempts`: until one target answers; after the first byte there is no other
+    Chunks → Outcome     `story`: exactly one, whatever happens: metrics, decision record, cache write
+
+An answer from the cache takes no slot: it does not wait behind the work that it saves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+
+import anyio
+import msgspec
+
+from router.course import Course
+from router.decide import decide, plan_cache
+from router.errors import AllAttemptsFailed, BackendError, CausewayError, ClientGone, DeadlineExceeded, QueueFull
+from router.fingerprint import fingerprint
+from router.openai import CachedAnswer
+from router.policy import Policy
+from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
+
+from .admission import Admission
+from .attempts import Attempts, where
+from .cache import Answer, AnswerCache, Found
+from .clock import Clock
+from .decisions import DecisionStore
+from .flight import Flight, Flights, Listener
+from .metrics import Metrics, Worked
+from .policies import PolicyStore
+from .reply import Piece, Reply, Sink
+from .signals import Signals
+from .story import Ask, Story
+from .work import Work
+
+log = logging.getLogger(__name__)
+
+Count = Callable[[Request], Awaitable[int | None]]
+_COUNT_S = 1.0  # the engine's time to count a prompt's tokens: past it the signal is absent
+_TOKENS = "request.prompt_tokens"
+_REHEARSAL = Request(kind="chat", model=AUTO, messages=(Message(role="user", content="Are you there?"),), max_tokens=1)
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """What would happen to a request now. `cached_age_s` None: the cache has no answer."""
+
+    cache: CachePlan
+    cached_age_s: float | None
+    decision: Decision
+    estimates: Estimates
+    snapshot: Snapshot
+
+
+class Service:
+    """`count` asks the edge model for a prompt's length; `scope` is what else tells answers of one policy apart."""
+
+    def __init__(
+        self,
+        *,
+        policies: PolicyStore,
+        admission: Admission,
+        cache: AnswerCache,
+        flights: Flights,
+        attempts: Attempts,
+        signals: Signals,
+        decisions: DecisionStore,
+        metrics: Metrics,
+        clock: Clock,
+        count: Count | None = None,
+        scope: bytes = b"",
+        deadline_s: float = 120.0,
+    ) -> None:
+        self._policies = policies
+        self._admission = admission
+        self._cache = cache
+        self._flights = flights
+        self._attempts = attempts
+        self._signals = signals
+        self._decisions = decisions
+        self._metrics = metrics
+        self._clock = clock
+        self._count = count
+        self._scope = scope
+        self._deadline_s = deadline_s
+        self._scoped: tuple[Policy | None, bytes] = (None, b"")
+
+    async def answer(self, request: Request, reply: Reply, ask: Ask) -> None:
+        """Returns when `reply` has the whole answer. Raises CausewayError, or CancelledError when the caller leaves."""
+        story = Story(self._begin(request, ask), reply)
+        try:
+            await self._hops(story)
+        except CausewayError as error:
+            story.error = error
+            raise
+        except asyncio.CancelledError:
+            story.error = ClientGone("the caller left")
+            raise
+        except Exception as failure:
+            log.error("a request failed unexpectedly: %s", where(failure))
+            story.error = CausewayError("internal error")
+            raise story.error from failure
+        finally:
+            self._settle(story)
+
+    async def explain(self, request: Request) -> Explanation:
+        """What would happen, without doing it."""
+        work = self._begin(request, Ask(id="", arrived=self._clock.monotonic()))
+        self._admission.admit(request.wishes.client, work.arrived)
+        found = await self._find(work)
+        await self._decide(work)
+        assert work.decision is not None
+        return Explanation(
+            cache=work.plan,
+            cached_age_s=None if found is None else found.age_s,
+            decision=work.decision,
+            estimates=work.estimates,
+            snapshot=work.snapshot,
+        )
+
+    def rehearse(self) -> Decision:
+        """Route something, for whoever wants to know whether we still can: nothing is run, counted or recorded."""
+        policy = self._policies.active
+        snapshot = self._signals.snapshot(policy)
+        plan_cache(policy, _REHEARSAL, snapshot, Estimates())
+        return decide(policy, _REHEARSAL, snapshot, Estimates())
+
+    def _begin(self, request: Request, ask: Ask) -> Work:
+        policy = self._policies.active
+        left_s = self._deadline_s
+        if request.wishes.deadline_ms is not None:
+            left_s = min(left_s, request.wishes.deadline_ms / 1000.0)
+        return Work(
+            ask.id,
+            request,
+            policy,
+            self._signals.snapshot(policy),
+            arrived=ask.arrived,
+            deadline=ask.arrived + left_s,
+            traceparent=ask.traceparent,
+        )
+
+    # --- the hops ----------------------------------------------------------------------------------------------------
+
+    async def _hops(self, story: Story) -> None:
+        self._admission.admit(story.request.wishes.client, story.arrived)
+        found = await self._find(story.work)
+        if found is not None and _is_fresh(found, story.work.plan):
+            await story.replay(found.answer)
+            return
+        try:
+            if story.work.key is None:
+                await self._do(story.work, story)
+            else:
+                await self._share(story, story.work.key)
+        except CausewayError as error:
+            if found is None or story.committed or not _may_be_stale(found, story.work.plan, error):
+                raise
+            await story.replay(found.answer, stale=error)
+
+    async def _find(self, work: Work) -> Found | None:
+        """Cache: the policy's rule for this request, and what is known under its key, however old."""
+        if _TOKENS in work.policy.cache_needs.signals:
+            await self._estimate(work)
+        work.plan = plan_cache(work.policy, work.request, work.snapshot, work.estimates)
+        if work.plan.exact is None:
+            return None
+        work.key = fingerprint(work.request, self._scope_of(work))
+        found = self._cache.recall(work.key)
+        if found is None and not work.on_device:
+            found = await self._cache.fetch(work.key, work.request)
+        return found
+
+    async def _share(self, story: Story, key: bytes) -> None:
+        """One answer for all who ask the same at the same time."""
+        flight_key = key + (b"stream" if story.request.stream else b"whole")
+        while True:
+            own = story.work
+            with self._flights.join(flight_key, own, self._do_and_keep) as (listener, started):
+                story.follow(listener.flight.work, shared=not started)
+                try:
+                    await _listen(listener, story)
+                    return
+                except DeadlineExceeded:
+                    # The one who started it may have had less time than this caller, who then starts afresh.
+                    if started or story.committed or self._clock.monotonic() >= story.deadline:
+                        raise
+            story.follow(own, shared=False)
+
+    async def _do_and_keep(self, flight: Flight) -> None:
+        await self._do(flight.work, flight)
+        if flight.whole:
+            self._keep(flight.work, flight.pieces)
+
+    async def _do(self, work: Work, sink: Sink) -> None:
+        """Work that a target does: a slot, the decision, the attempts."""
+        async with self._admission.slot(work.deadline):
+            work.snapshot = self._signals.snapshot(work.policy)
+            await self._decide(work)
+            try:
+                await self._attempts.run(work, sink)
+            finally:
+                self._account(work)
+
+    async def _decide(self, work: Work) -> None:
+        if _TOKENS in work.policy.route_needs.signals:
+            await self._estimate(work)
+        work.decision = decide(work.policy, work.request, work.snapshot, work.estimates)
+        choices = work.request.n * max(1, len(work.request.prompts))
+        work.course = Course(work.decision, stream=work.request.stream, choices=choices, arrived=work.arrived)
+
+    async def _estimate(self, work: Work) -> None:
+        if self._count is None or work.estimates.prompt_tokens is not None:
+            return
+        with anyio.move_on_after(_COUNT_S):
+            work.estimates = Estimates(prompt_tokens=await self._count(work.request))
+
+    # --- what remains ------------------------------------------------------------------------------------------------
+
+    def _account(self, work: Work) -> None:
+        """Once per work, however many listened."""
+        usd = work.usd()
+        self._signals.spent(usd)
+        self._metrics.worked(
+            Worked(
+                kind=work.request.kind,
+                requested=work.request.model,
+                attempts=work.records(self._clock.monotonic()),
+                target=work.target if work.committed else None,
+                usage=work.usage,
+                usd=usd,
+                degraded=work.degraded,
+            )
+        )
+
+    def _keep(self, work: Work, pieces: tuple[Piece, ...]) -> None:
+        """A later hit has to say what the policy's first choice said: an answer of second choice is not kept."""
+        target, decision = work.target, work.decision
+        assert target is not None
+        assert decision is not None
+        assert work.key is not None
+        if work.degraded or (decision.private and not work.plan.private):
+            return  # the latter: its key does not keep it from others
+        if isinstance(pieces[0], Embeddings):
+            answer = Answer(target.name, target.model, pieces[0])
+        else:
+            chunks = [piece for piece in pieces if isinstance(piece, Chunk)]
+            if any(chunk.finish_reason == "content_filter" for chunk in chunks):
+                return
+            answer = Answer(target.name, target.model, CachedAnswer(work.request, target.model, chunks))
+        self._cache.put(work.key, answer, durable=not work.on_device)
+
+    def _settle(self, story: Story) -> None:
+        outcome = story.outcome(self._clock.monotonic())
+        self._decisions.add(story.record(outcome, self._clock.unix()))
+        self._metrics.settled(outcome)
+
+    def _scope_of(self, work: Work) -> bytes:
+        """What the request does not say itself: which models the names stand for; for private ones, whose it is."""
+        if self._scoped[0] is not work.policy:
+            targets = msgspec.msgpack.encode((self._scope, work.policy.targets))
+            self._scoped = (work.policy, hashlib.blake2b(targets, digest_size=16).digest())
+        private = b"private:" + work.request.wishes.client.encode("utf-8", "replace") if work.plan.private else b""
+        return self._scoped[1] + private
+
+
+async def _listen(listener: Listener, story: Story) -> None:
+    while (piece := await listener.next(story.deadline)) is not None:
+        if not story.committed and listener.flight.head is not None:
+            await story.commit(listener.flight.head)
+        await story.send(piece)
+
+
+def _is_fresh(found: Found, plan: CachePlan) -> bool:
+    return plan.exact is not None and found.age_s < plan.exact.ttl_s
+
+
+def _may_be_stale(found: Found, plan: CachePlan, error: CausewayError) -> bool:
+    """An old answer instead of an error: only where the targets failed, not where the policy or the caller said no."""
+    failed = isinstance(error, (AllAttemptsFailed, BackendError, DeadlineExceeded, QueueFull))
+    return failed and plan.exact is not None and found.age_s < plan.exact.ttl_s + plan.exact.stale_if_error_s

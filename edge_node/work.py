@@ -1,0 +1,111 @@
+"""The making of one answer: the request, the decision, the attempts. Several requests may share one (`flight`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.course import Course
+from router.errors import InvalidRequest
+from router.policy import Policy
+from router.types import AttemptRecord, CachePlan, Decision, Estimates, Request, Snapshot, Target, Usage
+
+from .reply import Head
+
+_FALLBACK = "fallback"
+_HANDOFF = "handoff"
+
+
+class Work:
+    """Facts that grow while the answer is made; only the task that runs the work writes them. Times: monotonic s."""
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 -- of the decision
+        request: Request,
+        policy: Policy,
+        snapshot: Snapshot,
+        *,
+        arrived: float,
+        deadline: float,
+        traceparent: str = "",
+    ) -> None:
+        self.id = id
+        self.request = request
+        self.policy = policy
+        self.snapshot = snapshot
+        self.arrived = arrived
+        self.deadline = deadline
+        self.traceparent = traceparent
+        self.plan = CachePlan()
+        self.key: bytes | None = None  # of the cache; None: the policy keeps this out of it
+        self.estimates = Estimates()
+        self.decision: Decision | None = None
+        self.course: Course | None = None
+        self.usage = Usage()
+        self.committed = False  # a byte of the answer has left
+
+    @property
+    def on_device(self) -> bool:
+        """Bound to the device by a wish or a constraint: nothing of the content may be kept on disk."""
+        wished = self.request.wishes.prefer == "only_on_device"
+        return wished or self.plan.private or (self.decision is not None and self.decision.on_device)
+
+    @property
+    def target(self) -> Target | None:
+        """Who answers: the attempt at work, or the last one."""
+        return self.course.attempts[-1].plan.target if self.course is not None and self.course.attempts else None
+
+    @property
+    def degraded(self) -> bool:
+        return self.course is not None and self.course.degraded
+
+    @property
+    def reason(self) -> str:
+        """The rule that chose; if a later attempt answers, what made it: a failure goes before a handoff."""
+        if self.decision is None or self.course is None:
+            return ""
+        before = [attempt for attempt in self.course.attempts[:-1] if attempt.error is not None]
+        failed = [attempt for attempt in before if attempt.state.value != "handed_off"]
+        for attempts, kind in ((failed, _FALLBACK), (before, _HANDOFF)):
+            if attempts and attempts[-1].error is not None:
+                return f"{kind}: {attempts[-1].error.code}"
+        return self.decision.rule or "model_named"
+
+    def head(self) -> Head:
+        target = self.target
+        assert target is not None
+        return Head(
+            id=self.id,
+            policy=policy_label(self.policy),
+            route=target.at,
+            target=target.name,
+            model=target.model,
+            reason=self.reason,
+            cache="bypass" if self.key is None else "miss",
+            degraded=self.degraded,
+        )
+
+    def records(self, now: float) -> tuple[AttemptRecord, ...]:
+        """What each attempt came to. What a target said about an ask that it refused may quote the ask: left out."""
+        if self.course is None:
+            return ()
+        return tuple(
+            msgspec.structs.replace(record, detail="") if isinstance(attempt.error, InvalidRequest) else record
+            for attempt, record in zip(self.course.attempts, self.course.records(now), strict=True)
+        )
+
+    def usd(self) -> float:
+        """What the attempts cost, also those that were given up. The answer's own usage where the target told it."""
+        if self.course is None:
+            return 0.0
+        cost = 0.0
+        for attempt in self.course.attempts:
+            tokens = attempt.tokens
+            if attempt is self.course.attempts[-1]:
+                tokens = max(tokens, self.usage.prompt_tokens + self.usage.completion_tokens)
+            cost += tokens / 1000.0 * attempt.plan.target.usd_per_1k_tokens
+        return cost
+
+
+def policy_label(policy: Policy) -> str:
+    return f"{policy.name}@{policy.revision}"

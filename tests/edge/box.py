@@ -1,0 +1,204 @@
+"""A whole daemon on real sockets, with scripted generators, and a client that speaks to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from edge_node.app import App, build
+from edge_node.config import CloudConfig, Config, EngineConfig, ServerConfig
+from router.types import DecisionRecord
+
+from .scripted import ScriptedCloud, ScriptedEngine
+
+POLICY = """
+version: 1
+name: test
+targets:
+  small: {at: edge, model: m-small, first_token_timeout: 200ms, can: [chat, completion, embedding, tools, json, logprobs]}
+  large: {at: cloud, model: m-large, first_token_timeout: 200ms, timeout: 350ms, usd_per_1k_tokens: 1.0, can: [chat, completion, embedding, tools, json, logprobs]}
+constraints:
+  - name: private-stays
+    when: '"private" in request.tags'
+    keep: on_device
+routes:
+  - name: cloud-first
+    when: '"cloud" in request.tags'
+    use: [large, small]
+  - name: unsure
+    when: '"handoff" in request.tags'
+    use: [small, large]
+    handoff: {after_tokens: 2, below: 0.5}
+  - name: only-edge
+    when: '"edge" in request.tags'
+    use: [small]
+  - name: edge-first
+    use: [small, large]
+cache:
+  - when: request.temperature == 0.0 && "stale" in request.tags
+    exact: {ttl: 1ms, stale_if_error: 10m}
+  - name: greedy
+    when: request.temperature == 0.0
+    exact: {ttl: 30s, stale_if_error: 10m}
+limits: {concurrent: 4, queue: 4}
+"""
+
+
+class Box:
+    """The daemon, its generators, and an HTTP session to it."""
+
+    def __init__(self, app: App, engine: ScriptedEngine, cloud: ScriptedCloud, session: aiohttp.ClientSession) -> None:
+        self.app = app
+        self.engine = engine
+        self.cloud = cloud
+        self.session = session
+        self.parts = app.parts
+
+    async def ask(
+        self, text: str = "hello", *, tags: str = "", headers: Mapping[str, str] = {}, **body: object
+    ) -> Answer:
+        said = {"x-causeway-tags": tags, **headers} if tags else dict(headers)
+        body = {"model": "auto", "messages": [{"role": "user", "content": text}], **body}
+        async with self.session.post("/v1/chat/completions", json=body, headers=said) as response:
+            return Answer(response.status, dict(response.headers), await _all(response))
+
+    async def get(self, path: str) -> Answer:
+        async with self.session.get(path) as response:
+            return Answer(response.status, dict(response.headers), await response.read())
+
+    async def record(self, answer: Answer) -> DecisionRecord:
+        found = await self.get(f"/v1/decisions/{answer.headers['x-causeway-decision']}")
+        assert found.status == 200
+        return msgspec.json.decode(found.body, type=DecisionRecord)
+
+    def newest(self) -> DecisionRecord:
+        return next(reversed(self.parts.decisions._memory.values()))
+
+    def assert_nothing_leaks(self) -> None:
+        stats = self.parts.admission.stats()
+        assert (stats.working, stats.waiting, len(self.parts.flights)) == (0, 0, 0)
+        assert self.engine.running == 0
+
+
+class Answer(msgspec.Struct, frozen=True):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, object]:
+        return msgspec.json.decode(self.body, type=dict[str, object])
+
+    @property
+    def text(self) -> str:
+        """The answer's text: of choice 0, whole or streamed."""
+        if self.headers["Content-Type"].startswith("text/event-stream"):
+            return "".join(_delta(event) for event in self.events)
+        return msgspec.json.decode(self.body, type=_Whole).choices[0].message.content
+
+    @property
+    def events(self) -> list[dict[str, object]]:
+        """The stream's events, without [DONE]."""
+        lines = [line[6:] for line in self.body.decode().splitlines() if line.startswith("data: ")]
+        return [json.loads(line) for line in lines if line != "[DONE]"]
+
+    @property
+    def done(self) -> bool:
+        return self.body.endswith(b"data: [DONE]\n\n")
+
+    @property
+    def finish_reasons(self) -> list[object]:
+        choices = [choice for event in self.events for choice in event.get("choices", [])]
+        return [choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None]
+
+    @property
+    def code(self) -> str:
+        """Of the error object."""
+        return msgspec.json.decode(self.body, type=_Failed).error.code
+
+    @property
+    def message(self) -> str:
+        return msgspec.json.decode(self.body, type=_Failed).error.message
+
+
+class _Message(msgspec.Struct):
+    content: str
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Whole(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class _Error(msgspec.Struct):
+    message: str
+    type: str
+    code: str
+    param: str | None
+
+
+class _Failed(msgspec.Struct):
+    error: _Error
+
+
+def _delta(event: dict[str, object]) -> str:
+    choices = event.get("choices")
+    if not isinstance(choices, list) or not choices or choices[0]["index"] != 0:
+        return ""
+    return str(choices[0]["delta"].get("content") or "")
+
+
+async def _all(response: aiohttp.ClientResponse) -> bytes:
+    """The body, as far as it came."""
+    body = b""
+    try:
+        async for data in response.content.iter_any():
+            body += data
+    except aiohttp.ClientPayloadError:
+        pass
+    return body
+
+
+def config(state_dir: Path, *, policy: str = POLICY, server: ServerConfig | None = None, cloud: str = "") -> Config:
+    state_dir.mkdir(parents=True, exist_ok=True)
+    path = state_dir / "policy.yaml"
+    path.write_text(policy)
+    return Config(
+        policy=str(path),
+        state_dir=str(state_dir / "state"),
+        server=server or ServerConfig(port=0, read_timeout_s=0.5, drain_s=1.0, default_deadline_s=3.0),
+        engine=EngineConfig(enabled=True),
+        cloud=CloudConfig(url=cloud, connect_timeout_s=0.3, first_token_timeout_s=0.2, timeout_s=1.0),
+    )
+
+
+@asynccontextmanager
+async def running(
+    state_dir: Path,
+    *,
+    policy: str = POLICY,
+    server: ServerConfig | None = None,
+    engine: ScriptedEngine | None = None,
+    cloud: ScriptedCloud | None = None,
+) -> AsyncIterator[Box]:
+    engine = engine or ScriptedEngine()
+    cloud = cloud or ScriptedCloud()
+    await cloud.start()
+    app = build(
+        config(state_dir, policy=policy, server=server, cloud=cloud.url), make_engine=lambda _: engine, environ={}
+    )
+    await app.start()
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
+            yield Box(app, engine, cloud, session)
+    finally:
+        await app.close()
+        await cloud.stop()

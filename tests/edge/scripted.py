@@ -1,0 +1,239 @@
+"""What generates, scripted: an engine in memory and an OpenAI-compatible server on a real socket, each with the faults."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Literal
+
+from aiohttp import web
+
+from edge_node.backend import Call
+from router.errors import EngineCrashed, EngineUnavailable
+from router.types import Chunk, Confidence, EdgeSignals, Embeddings, Request, Usage
+
+Fault = Literal["none", "refuse", "stall", "die", "drip", "corrupt", "unfinished"]
+FAULTS: tuple[Fault, ...] = ("refuse", "stall", "die", "drip", "corrupt", "unfinished")
+"""refuse: at once · stall: nothing comes · die: after the first pieces · drip: so slowly that time runs out ·
+corrupt: nonsense · unfinished: it ends without an end"""
+
+EDGE_WORDS = ("edge ", "says ", "so")
+CLOUD_WORDS = ("cloud ", "says ", "so")
+DRIP_S = 0.15
+
+
+class ScriptedEngine:
+    """An `engines.Engine` without a model."""
+
+    def __init__(self, model: str = "m-small") -> None:
+        self.model = model
+        self.fault: Fault = "none"
+        self.score = 0.9
+        self.state = "ready"
+        self.restarts = 0
+        self.running = 0
+        self.calls: list[Call] = []
+        self.gate: asyncio.Event | None = None  # set: held back until somebody opens it
+        self.entered = asyncio.Event()
+        self.closed = False
+
+    async def start(self) -> None:
+        self.state = "ready"
+
+    async def count(self, request: Request) -> int | None:
+        texts = [message.content for message in request.messages if isinstance(message.content, str)]
+        return sum(len(text.split()) for text in texts) if self.state == "ready" else None
+
+    def signals(self) -> EdgeSignals:
+        return EdgeSignals(queue=self.running, tokens_per_s=100.0, loaded=self.state == "ready")
+
+    async def generate(self, call: Call) -> AsyncIterator[Chunk]:
+        self.calls.append(call)
+        self.running += 1
+        self.entered.set()
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            async for chunk in self._answer(call):
+                yield chunk
+        finally:
+            self.running -= 1
+
+    async def embed(self, call: Call) -> Embeddings:
+        self.calls.append(call)
+        self._break_early()
+        return Embeddings(tuple((float(len(str(p))), 1.0) for p in call.request.prompts), Usage(prompt_tokens=2))
+
+    async def close(self) -> None:
+        self.closed = True
+        self.state = "closed"
+
+    def _break_early(self) -> None:
+        if self.fault == "refuse":
+            raise EngineUnavailable("no model is loaded", phase="connect")
+        if self.fault == "corrupt":
+            raise ValueError("bad frame: the secret prompt")
+
+    async def _answer(self, call: Call) -> AsyncIterator[Chunk]:
+        self._break_early()
+        if self.fault == "stall":
+            await asyncio.sleep(3600)
+        choices = range(call.request.n * max(1, len(call.request.prompts)))
+        for at, word in enumerate(EDGE_WORDS):
+            confidence = Confidence(at + 1, self.score, -0.1, 0.5, 0.2) if call.confidence_tokens > at else None
+            for index in choices:
+                yield Chunk(text=word, index=index, tokens=1, confidence=confidence if index == 0 else None)
+            if self.fault == "die" and at == 1:
+                raise EngineCrashed("the child was killed", phase="stream")
+            if self.fault == "drip":
+                await asyncio.sleep(DRIP_S)
+        if self.fault != "unfinished":
+            for index in choices:
+                yield Chunk(index=index, finish_reason="stop")
+            yield Chunk(usage=Usage(prompt_tokens=5, completion_tokens=3 * len(choices)))
+
+
+class ScriptedCloud:
+    """An OpenAI-compatible server. `fault` is one of FAULTS, or `status` answers that instead."""
+
+    def __init__(self) -> None:
+        self.fault: Fault = "none"
+        self.status = 200
+        self.error: dict[str, object] = {}
+        self.headers: dict[str, str] = {}
+        self.running = 0
+        self.bodies: list[dict[str, object]] = []
+        self.asked: list[dict[str, str]] = []
+        self.gate: asyncio.Event | None = None
+        self.entered = asyncio.Event()
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> ScriptedCloud:
+        app = web.Application()
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
+            app.router.add_post(path, self._serve)
+        app.router.add_get("/v1/models", self._models)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        return self
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": []})
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.asked.append({name.lower(): value for name, value in request.headers.items()})
+        self.running += 1
+        self.entered.set()
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            return await self._answer(request, body)
+        finally:
+            self.running -= 1
+
+    async def _answer(self, request: web.Request, body: dict[str, object]) -> web.StreamResponse:
+        if self.status != 200:
+            return web.json_response({"error": self.error}, status=self.status, headers=self.headers)
+        if self.fault == "refuse":
+            _hang_up(request)
+        if self.fault == "stall":
+            await asyncio.sleep(3600)
+        if request.path.endswith("/embeddings"):
+            return web.json_response(_embeddings(body))
+        if body.get("stream"):
+            return await self._stream(request)
+        return await self._whole(request)
+
+    async def _whole(self, request: web.Request) -> web.StreamResponse:
+        data = b"<html>" if self.fault == "corrupt" else json.dumps(_whole("".join(CLOUD_WORDS))).encode()
+        if self.fault not in ("die", "drip", "unfinished"):
+            return web.Response(body=data, content_type="application/json", headers=self.headers)
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(data))})
+        await response.prepare(request)
+        for at in range(0, len(data) - 20, 20):
+            await response.write(data[at : at + 20])
+            if self.fault == "drip":
+                await asyncio.sleep(DRIP_S)
+        _hang_up(request)
+        return response
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **self.headers})
+        await response.prepare(request)
+        if self.fault == "corrupt":
+            await response.write(b"data: {nonsense\n\n")
+            return response
+        for at, word in enumerate(CLOUD_WORDS):
+            await response.write(_event({"content": word}))
+            if self.fault == "die" and at == 1:
+                _hang_up(request)
+            if self.fault == "drip":
+                await asyncio.sleep(DRIP_S)
+        if self.fault != "unfinished":
+            await response.write(_event({}, "stop") + _usage() + b"data: [DONE]\n\n")
+        return response
+
+
+def _hang_up(request: web.Request) -> None:
+    assert request.transport is not None
+    request.transport.abort()
+    raise asyncio.CancelledError
+
+
+def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return (
+        b"data: " + json.dumps({"id": "x", "object": "chat.completion.chunk", "choices": [choice]}).encode() + b"\n\n"
+    )
+
+
+def _usage() -> bytes:
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    return b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+
+
+def _whole(text: str) -> dict[str, object]:
+    message = {"role": "assistant", "content": text}
+    return {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m-large",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+    }
+
+
+def _embeddings(body: dict[str, object]) -> dict[str, object]:
+    return {
+        "object": "list",
+        "model": body["model"],
+        "data": [{"index": 0, "object": "embedding", "embedding": [0.5, 0.25]}],
+        "usage": {"prompt_tokens": 2, "total_tokens": 2},
+    }
+
+
+async def until(condition: object, timeout_s: float = 5.0) -> None:
+    """Wait for something that happens on its own: a task that ends, a connection that is noticed to be gone."""
+    assert callable(condition)
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(_poll(condition), timeout_s)
+    assert condition(), "it did not happen in time"
+
+
+async def _poll(condition: object) -> None:
+    assert callable(condition)
+    while not condition():
+        await asyncio.sleep(0.002)

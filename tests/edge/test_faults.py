@@ -1,0 +1,159 @@
+"""Every fault of every target, whole and streamed: the client gets one answer or one error, and nothing is left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from .box import Answer, Box
+from .scripted import CLOUD_WORDS, EDGE_WORDS, FAULTS, Fault, until
+
+EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
+# After these the client of a stream has bytes already: there is no way back.
+LATE: tuple[Fault, ...] = ("die", "unfinished")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("first", ["edge", "cloud"])
+async def test_a_fault_of_the_first_target_is_answered_by_the_second_or_told(
+    box: Box, first: str, fault: Fault, stream: bool
+) -> None:
+    """Before the first byte the other target answers, marked degraded; after it the stream ends with an error event."""
+    (box.engine if first == "edge" else box.cloud).fault = fault
+    answer = await box.ask(stream=stream, tags=first if first == "cloud" else "")
+    record = await box.record(answer)
+    if fault == "drip" and first == "edge":
+        # Slow is not broken: nothing bounds it but the request's deadline, and that is far.
+        assert answer.text == EDGE
+    elif stream and (fault in LATE or (fault == "drip" and first == "cloud")):
+        assert_cut(answer, EDGE if first == "edge" else CLOUD)
+        assert record.outcome.status == "error"
+        assert len(record.outcome.attempts) == 1, "no switch after the first byte"
+    else:
+        assert answer.status == 200
+        assert answer.text == (CLOUD if first == "edge" else EDGE)
+        assert answer.headers["x-causeway-degraded"] == "true"
+        assert [attempt.target for attempt in record.outcome.attempts] == (
+            ["small", "large"] if first == "edge" else ["large", "small"]
+        )
+        assert record.outcome.attempts[0].error
+        assert record.outcome.degraded
+    await assert_settled(box, answer)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("edge_fault", ["refuse", "stall", "corrupt"])
+@pytest.mark.parametrize("cloud_fault", ["refuse", "stall", "corrupt"])
+async def test_when_every_target_fails_the_error_names_every_reason(
+    box: Box, edge_fault: Fault, cloud_fault: Fault, stream: bool
+) -> None:
+    """No attempt left is a 503 with each target's reason, and without the words of a broken part."""
+    box.engine.fault, box.cloud.fault = edge_fault, cloud_fault
+    answer = await box.ask(stream=stream)
+    assert answer.status == 503
+    assert answer.code == "all_attempts_failed"
+    assert "small" in answer.message
+    assert "large" in answer.message
+    assert "secret" not in answer.message
+    record = await box.record(answer)
+    assert record.outcome.http_status == 503
+    assert len(record.outcome.attempts) == 2
+    await assert_settled(box, answer)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("fault", ["none", *FAULTS])
+async def test_an_answer_bound_to_the_device_never_leaves_it(box: Box, fault: Fault, stream: bool) -> None:
+    """Whatever fails, nothing of a private request reaches the cloud, the disk or the cache of others."""
+    box.engine.fault = fault
+    answer = await box.ask("my secret", stream=stream, tags="private", temperature=0)
+    assert box.cloud.bodies == []
+    record = await box.record(answer)
+    assert all(attempt.at == "edge" for attempt in record.outcome.attempts)
+    assert record.decision is not None
+    assert record.decision.private
+    await assert_settled(box, answer)
+
+
+@pytest.mark.parametrize("fault", ["none", *FAULTS])
+@pytest.mark.parametrize("first", ["edge", "cloud"])
+async def test_a_client_that_leaves_frees_everything(box: Box, first: str, fault: Fault) -> None:
+    """A client that hangs up while a target works is one cancelled outcome, and the target's work ends."""
+    (box.engine if first == "edge" else box.cloud).fault = fault
+    part = box.engine if first == "edge" else box.cloud
+    body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    async with box.session.post(
+        "/v1/chat/completions", json=body, headers={"x-causeway-tags": first, "Connection": "close"}
+    ) as response:
+        await part.entered.wait()
+        response.close()
+    await until(lambda: box.parts.decisions._memory)
+    await until(lambda: box.engine.running == 0 and box.cloud.running == 0)
+    assert len(box.parts.decisions._memory) == 1
+    box.assert_nothing_leaks()
+
+
+async def test_a_handoff_shows_only_the_second_answer(box: Box) -> None:
+    """First tokens that are not sure enough are never seen; the record has both attempts and the confidence."""
+    box.engine.score = 0.1
+    answer = await box.ask(stream=True, tags="handoff")
+    assert answer.text == CLOUD
+    assert answer.headers["x-causeway-degraded"] == "false", "low confidence is no failure"
+    assert answer.headers["x-causeway-reason"] == "handoff: low_confidence"
+    record = await box.record(answer)
+    assert [attempt.state for attempt in record.outcome.attempts] == ["handed_off", "done"]
+    confidence = record.outcome.attempts[0].confidence
+    assert confidence is not None
+    assert confidence.score == 0.1
+    await assert_settled(box, answer)
+
+
+async def test_a_sure_start_is_kept(box: Box) -> None:
+    """First tokens that are sure enough are released, and the cloud is not asked."""
+    answer = await box.ask(stream=True, tags="handoff")
+    assert answer.text == EDGE
+    assert box.cloud.bodies == []
+    await assert_settled(box, answer)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("fault", ["refuse", "stall", "corrupt"])
+async def test_after_a_handoff_to_a_broken_cloud_the_device_answers(box: Box, fault: Fault, stream: bool) -> None:
+    """An unsure answer is better than none: the device answers after all, marked degraded."""
+    box.engine.score = 0.1
+    box.cloud.fault = fault
+    answer = await box.ask(stream=stream, tags="handoff")
+    assert answer.text == EDGE
+    assert answer.headers["x-causeway-degraded"] == "true"
+    record = await box.record(answer)
+    assert [attempt.target for attempt in record.outcome.attempts] == ["small", "large", "small"]
+    await assert_settled(box, answer)
+
+
+@pytest.mark.parametrize("fault", ["stall", "drip"])
+async def test_a_deadline_ends_the_work_everywhere(box: Box, fault: Fault) -> None:
+    """When the caller's time is up the answer is a 504, and no other target is tried."""
+    box.cloud.fault = fault
+    answer = await box.ask(tags="cloud", headers={"x-causeway-deadline-ms": "100"})
+    assert answer.status == 504
+    assert answer.code == "deadline_exceeded"
+    assert box.engine.calls == []
+    assert 0 < int(box.cloud.asked[0]["x-causeway-deadline-ms"]) <= 100
+    await assert_settled(box, answer)
+
+
+def assert_cut(answer: Answer, words: str) -> None:
+    """A stream that broke: a beginning of one answer, then an error event, and nothing that says it ended well."""
+    assert answer.status == 200
+    assert words.startswith(answer.text)
+    assert not answer.done
+    assert "stop" not in answer.finish_reasons
+    assert "error" in answer.events[-1]
+
+
+async def assert_settled(box: Box, answer: Answer) -> None:
+    """One outcome for this request, no slot taken, nobody at work."""
+    records = box.parts.decisions._memory
+    assert list(records) == [answer.headers["x-causeway-decision"]]
+    await until(lambda: box.engine.running == 0 and box.cloud.running == 0)
+    box.assert_nothing_leaks()
