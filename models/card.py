@@ -26,15 +26,18 @@ def card(manifest: Manifest, reports: Sequence[Report]) -> str:
     lines = [f"# {manifest.name}", "", _USES.get(manifest.name, manifest.note), ""]
     lines += ["| | |", "|---|---|"]
     facts = {
-        "architecture": f"{manifest.architecture}, {manifest.parameters:,} parameters",
+        "architecture": manifest.architecture
+        + (f", {manifest.parameters:,} parameters" if manifest.parameters else ""),
         "weights": f"{manifest.quantisation}, {manifest.size_bytes:,} bytes",
-        "context": f"{manifest.context_length} tokens; trained on single utterances and pairs of turns under 250 "
-        "tokens",
+        "context": f"{manifest.context_length} tokens; trained on up to 250" if manifest.context_length else "",
         "licence": manifest.licence,
         "made by": f"`{manifest.command}`" if manifest.command else "",
         "note": manifest.note,
     }
     lines += [f"| {key} | {value} |" for key, value in facts.items() if value]
+    if not reports and manifest.metrics:
+        lines += ["", "## Measured", "", "On held-back prompts.", ""]
+        lines += [f"- {key}: {value:g}" for key, value in manifest.metrics.items()]
     if reports:
         lines += [
             "",
@@ -47,7 +50,8 @@ def card(manifest: Manifest, reports: Sequence[Report]) -> str:
     if manifest.data:
         lines += ["", "## Trained on", ""]
         lines += [f"- {source.name} ({source.licence}): {source.attribution}" for source in manifest.data]
-    lines += ["", "## Limits", "", *_LIMITS]
+    if manifest.format == "gguf":
+        lines += ["", "## Limits", "", *_LIMITS]
     return "\n".join(lines) + "\n"
 
 

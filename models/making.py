@@ -1,5 +1,5 @@
-"""The commands that make models: train, distill, export, quantize, publish, catalog. Torch is imported only when
-one of them needs it."""
+"""The commands that make models: train, distill, export, quantize, publish, catalog, quality. Torch is imported
+only when one of them needs it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import click
 from .dataset import INTENT_SOURCES, for_validation, read_rows
 from .functions import CATALOG, catalog_of, save_catalog
 from .gguf_file import read_gguf
+from .publish import publish_signal
+from .spec import find_artifact
 
 _data = click.option(
     "--data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="Folder with intents/."
@@ -138,8 +140,30 @@ def catalog(data: Path, to: Path) -> None:
     click.echo(f"{to}: {len(made)} functions, {sum(len(one.arguments) for one in made)} arguments")
 
 
+@click.command()
+@_data
+@click.option(
+    "--run", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="The student's."
+)
+@click.option("--model", default="assistant", show_default=True, help="The published model that the run became.")
+@click.option("--name", default="edge-quality", show_default=True)
+@click.option("--to", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of models.")
+@click.option("--seed", type=int, default=6, show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
+def quality(data: Path, run: Path, model: str, name: str, to: Path, seed: int, threads: int) -> None:
+    """Train the signal edge.quality on what the device's model gets right and wrong."""
+    from .train.quality import train_quality
+
+    judged = find_artifact(model, (to,))
+    weights = run / "quality.onnx"
+    fit = train_quality(data, run, weights, seed=seed, threads=threads, say=click.echo)
+    metrics = {"auroc": fit.auroc, "ece": fit.ece, "right": fit.right, "rows": fit.rows}
+    artifact = publish_signal(weights, name, to, judged, {key: round(value, 4) for key, value in metrics.items()})
+    click.echo(f"{artifact.path}: {artifact.manifest.metrics}")
+
+
 def _mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-COMMANDS: tuple[click.Command, ...] = (train, distill, export, quantize, publish, catalog)
+COMMANDS: tuple[click.Command, ...] = (train, distill, export, quantize, publish, catalog, quality)

@@ -104,6 +104,35 @@ def publish_assistant(
     return artifact
 
 
+def publish_signal(weights: Path, name: str, root: Path, judged: Artifact, metrics: Mapping[str, float]) -> Artifact:
+    """Publish an ONNX signal that judges the answers of `judged`, with its card."""
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / "model.onnx.partial"
+    shutil.copyfile(weights, partial)
+    manifest = Manifest(
+        name=name,
+        file="model.onnx",
+        sha256=sha256_of(partial),
+        size_bytes=partial.stat().st_size,
+        format="onnx",
+        architecture="hashed words, mean, two layers",
+        quantisation="int8 table",
+        context_length=0,
+        licence=LICENCE,
+        data=ATTRIBUTIONS,
+        metrics=dict(metrics),
+        judges_sha256=judged.manifest.sha256,
+        command="causeway-models quality",
+        note=f"The probability that {judged.name} answers a prompt rightly, from the prompt alone.",
+    )
+    partial.replace(folder / manifest.file)
+    artifact = save_manifest(manifest, folder)
+    verify_artifact(artifact)
+    write_card(artifact, card(manifest, ()))
+    return artifact
+
+
 def write_card(artifact: Artifact, text: str) -> None:
     (artifact.folder / "README.md").write_text(text, encoding="utf-8")
 

@@ -65,6 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None
     catalog_sha256: str | None = None
+    judges_sha256: str | None = None  # of the weights whose answers this signal was trained on
     seed: int | None = None
     command: str = ""
     note: str = ""

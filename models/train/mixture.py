@@ -16,8 +16,8 @@ from .chatter import OPEN_ENDED, chatter
 from .vocabulary import Vocabulary
 
 REFUSED = "refused"  # the source of examples to turn away
-COPIED, COPIES = "copied", 2500  # exercises in copying, and how many an epoch has
-TURN = 0.05  # share of examples with an unrelated exchange before them
+COPIED, COPIES = "copied", 500  # exercises in copying, and how many an epoch has
+TURN = 0.03  # share of examples with an unrelated exchange before them
 QUESTION_CHARACTERS = 600  # of a long question, at most; often less
 
 

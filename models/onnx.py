@@ -1,0 +1,35 @@
+"""One small ONNX Runtime wrapper for the learned signals: one thread, arrays in, arrays out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from .spec import ArtifactError
+
+Arrays = Mapping[str, NDArray[np.int64]] | Mapping[str, NDArray[np.float32]]
+
+
+class Graph:
+    """A loaded ONNX file. Calls are synchronous and take microseconds; they may come from any thread."""
+
+    def __init__(self, path: Path, threads: int = 1) -> None:
+        """Raises ArtifactError when ONNX Runtime cannot load the file."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = threads
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises classes of its own without a common base
+            raise ArtifactError(f"{path}: ONNX Runtime cannot load it ({error})") from error
+        self._outputs = [output.name for output in self._session.get_outputs()]
+
+    def __call__(self, inputs: Arrays) -> NDArray[np.float32]:
+        """The first output."""
+        result: NDArray[np.float32] = self._session.run(self._outputs[:1], inputs)[0]
+        return result
