@@ -128,6 +128,24 @@ def test_only_on_device_is_never_handed_off() -> None:
     assert (decision.on_device, decision.private) == (True, False)
 
 
+@pytest.mark.parametrize(
+    "request_", [chat(prefer="only_on_device"), chat(tags=("private",))], ids=["wish", "constraint"]
+)
+def test_what_is_bound_to_the_device_is_not_handed_off_inside_it(request_: Request) -> None:
+    """Two models on the device and nothing cut: the order stays, the handoff goes."""
+    policy = parse_policy("""
+version: 1
+name: two-on-board
+targets: {tiny: {at: edge, model: a}, bigger: {at: edge, model: b}}
+constraints: [{name: c, when: '"private" in request.tags', keep: on_device}]
+routes: [{name: r, use: [tiny, bigger], handoff: {after_tokens: 4, below: 0.5}}]
+""")
+    assert handoffs(decide(policy, chat(), COOL, SHORT)) == ["tiny"]
+    bound = decide(policy, request_, COOL, SHORT)
+    assert targets(bound) == ["tiny", "bigger"]
+    assert handoffs(bound) == []
+
+
 # --- constraints -----------------------------------------------------------------------------------------------------
 
 
