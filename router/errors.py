@@ -1,4 +1,4 @@
-"""One error tree. Each class owns its HTTP status and its OpenAI `type` and `code`; nothing else in the tree picks a status.
+"""One error tree. Each class owns its HTTP status and its OpenAI `type` and `code`; nothing else picks a status.
 
 Foreign exceptions are translated into these once, at the adapter that meets them. `phase` says where an attempt broke,
 `retryable` whether another attempt may be made before the first byte reached the client.
@@ -12,7 +12,7 @@ Phase = Literal["connect", "send", "first_token", "stream"]
 
 
 class CausewayError(Exception):
-    """Base. `message` is for people: what, where, what to do. `param` is the path of the offending key, if there is one."""
+    """Base. `message` is for people: what, where, what to do. `param` is the path of the offending key, if any."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"

@@ -1,7 +1,8 @@
 """The vocabulary: what travels between the hops, frozen.
 
 bytes → Request → (cache) → Decision → Chunks → Outcome. Durations are seconds (``*_s``) or milliseconds (``*_ms``);
-text is str; JSON documents that we only carry (schemas, unknown fields) stay canonical JSON text so that everything is hashable.
+text is str; JSON documents that we only carry (schemas, unknown fields) stay canonical JSON text, so that everything is
+hashable.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Confidence(msgspec.Struct, frozen=True):
-    """How sure the model was over its first `tokens` tokens. `score` in [0, 1] is what a handoff compares with `below`."""
+    """How sure the model was over its first `tokens` tokens. `score`, in [0, 1], is what a handoff compares."""
 
     tokens: int
     score: float
