@@ -14,7 +14,7 @@ from .gguf_file import GgufFile
 
 UBATCH = 512  # tokens per llama.cpp micro batch, its default
 CACHE_ELEMENT_BYTES = 2  # F16
-PROCESS_BYTES = 60 * 2**20  # interpreter, libraries, tokenizer of one engine process
+PROCESS_BYTES = 80 * 2**20  # interpreter, libraries, tokenizer of one engine process
 GIB = 2**30
 
 
@@ -62,10 +62,10 @@ def estimate(model: GgufFile, *, context: int, batch: int) -> Need:
     per_token = model.layers * model.kv_heads * (model.key_width + model.value_width) * CACHE_ELEMENT_BYTES
     rows = min(UBATCH, context * batch)
     logits = rows * model.vocabulary * 4
-    # Attention scores of one layer over the whole cache, and a handful of activations as wide as the network.
-    scores = rows * model.heads * min(context * batch, 65_536) * 4
+    # Flash attention keeps no scores, but a mask of every row against the whole cache (F16).
+    mask = rows * context * batch * 2
     activations = rows * model.width * 4 * 8
-    return Need(model.tensors_bytes, per_token * context * batch, logits + scores + activations)
+    return Need(model.tensors_bytes, per_token * context * batch, logits + mask + activations)
 
 
 def largest_batch(model: GgufFile, device: Device, context: int, most: int = 256) -> int:

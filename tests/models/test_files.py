@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,23 @@ def test_memory_grows_with_context_and_batch() -> None:
     assert largest_batch(model, Device("tiny", one.total_bytes, 1.0), 1024) == 1
     assert largest_batch(model, Device("none", 2**20), 1024) == 0
     assert {"orin-nano-8gb", "orin-nx-16gb", "agx-orin-64gb", "this-machine"} == set(DEVICES)
+
+
+MEASURE = """
+import sys, psutil
+from pathlib import Path
+from models.greedy import GreedyModel
+with GreedyModel(Path(sys.argv[1]), slots=8, context=16384, threads=1) as model:
+    model.logits(model.tokenize("turn on the light " * 100)[:400])
+    print(psutil.Process().memory_info().rss)
+"""
+
+
+def test_the_estimate_is_near_what_a_process_really_takes() -> None:
+    """Resident memory of a process with eight sequences of 2048 tokens: at most the estimate, at least half of it."""
+    ran = subprocess.run([sys.executable, "-c", MEASURE, str(SHIPPED)], capture_output=True, text=True, check=True)
+    need = estimate(read_gguf(SHIPPED), context=2048, batch=8).total_bytes
+    assert 0.5 * need < int(ran.stdout) < 1.1 * need
 
 
 def test_quantising_to_an_unknown_kind_or_from_junk_is_an_error(tmp_path: Path) -> None:
