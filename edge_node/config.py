@@ -197,12 +197,13 @@ def _later_secret_wins(layers: list[dict[str, Setting]]) -> dict[str, Setting]:
     """One layer out of several. A token in the environment wins over a token *file* in the file, and vice versa."""
     merged: dict[str, Setting] = {}
     for layer in layers:
-        if "cloud.api_key" in layer and "cloud.api_key_file" in layer:
+        given = {key for key in ("cloud.api_key", "cloud.api_key_file") if key in layer and layer[key].value}
+        if len(given) == 2:
             where = f"{layer['cloud.api_key'].where}: cloud.api_key"
             raise ConfigError("give either this or cloud.api_key_file, not both", where=where)
-        if "cloud.api_key" in layer:
+        if "cloud.api_key" in given:
             merged.pop("cloud.api_key_file", None)
-        if "cloud.api_key_file" in layer:
+        if "cloud.api_key_file" in given:
             merged.pop("cloud.api_key", None)
         merged |= layer
     return merged

@@ -64,13 +64,13 @@ def check_socket(path: str) -> Iterator[Finding]:
 
 
 def _is_ours(url: str, uds: str | None) -> bool:
-    """Whether a Causeway daemon answers there: it alone says which policy is in force with each answer."""
+    """Whether a Causeway daemon answers there: its readiness says which policy is in force."""
     try:
         with httpx.Client(transport=httpx.HTTPTransport(uds=uds), timeout=_PROBE_TIMEOUT_S, trust_env=False) as client:
-            answer = client.get(f"{url}/healthz")
-            return answer.status_code < 500 and "causeway" in (answer.text + str(answer.headers)).lower()
-    except (httpx.HTTPError, UnicodeDecodeError):
+            told = client.get(f"{url}/readyz").json()
+    except (httpx.HTTPError, ValueError):
         return False
+    return isinstance(told, dict) and {"policy", "waiting_for"} <= told.keys()
 
 
 def _holder(port: int) -> str:

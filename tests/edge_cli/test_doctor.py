@@ -308,12 +308,13 @@ def test_a_taken_port_names_its_holder() -> None:
 def test_a_port_of_our_own_daemon_is_well(served: tuple[dict[str, Answer], int]) -> None:
     """`doctor` may run beside the daemon."""
     answers, port = served
-    answers["/healthz"] = Answer(body=b'{"service":"causeway-edge"}')
+    answers["/readyz"] = Answer(503, b'{"ready":false,"waiting_for":["engine"],"policy":{"name":"default"}}')
     assert network.check_port(ServerConfig(port=port)) == Finding(
         "port", "ok", f"127.0.0.1:{port} is taken by a Causeway daemon that runs already"
     )
-    answers["/healthz"] = Answer(body=b"hello")
-    assert network.check_port(ServerConfig(port=port)).level == "fail"
+    for stranger in (b"hello", b"[]", b"{}", b"\xff"):
+        answers["/readyz"] = Answer(body=stranger)
+        assert network.check_port(ServerConfig(port=port)).level == "fail"
 
 
 def test_an_address_that_is_not_ours_is_a_failure() -> None:

@@ -1,0 +1,84 @@
+"""Stand-ins for the programs that `up` starts: real processes that print ready lines, serve HTTP, and end as told.
+
+    python programs.py causeway-cloud triton|serve …      python programs.py causeway-edge serve …
+
+What is in the file named by $FAKE_FAULTS, one word a line, goes wrong. Each start and end is written to $FAKE_EVENTS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+FAULTS = Path(os.environ["FAKE_FAULTS"]).read_text().split()
+EVENTS = Path(os.environ["FAKE_EVENTS"])
+
+
+def note(text: str) -> None:
+    with EVENTS.open("a") as events:
+        events.write(f"{text}\n")
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    name = ""
+
+    def do_GET(self) -> None:
+        self.reply(200, b"{}", "application/json")
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if "refuses" in FAULTS:
+            self.reply(503, b'{"error": {"message": "no route", "code": "no_route"}}', "application/json")
+            return
+        note(f"asked {asked['messages'][0]['content'][:20]} {asked.get('causeway', {}).get('tags', [])}")
+        delta = {"choices": [{"index": 0, "delta": {"content": "an answer"}, "finish_reason": "stop"}]}
+        self.reply(200, f"data: {json.dumps(delta)}\n\ndata: [DONE]\n\n".encode(), "text/event-stream")
+
+    def reply(self, status: int, body: bytes, media: str) -> None:
+        self.send_response(status)
+        headers = {"content-type": media, "content-length": str(len(body)), "x-causeway-route": "edge"}
+        for name, value in {**headers, "x-causeway-target": "small", "x-causeway-reason": "fast-path"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+def flag(name: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else ""
+
+
+def main() -> None:
+    name = "edge" if sys.argv[1] == "causeway-edge" else "triton" if sys.argv[2] == "triton" else "gateway"
+    if f"{name}-missing" in FAULTS:
+        sys.exit(f"{name}: `make setup` makes its environment")
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set() if f"{name}-stubborn" not in FAULTS else None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if flag("--token-file"):
+        note(f"tokens {Path(flag('--token-file')).read_text().strip()}")
+    if flag("--cloud-key-file"):
+        note(f"key {Path(flag('--cloud-key-file')).read_text().strip()} for {flag('--cloud-url')}")
+    note(f"{name} starts")
+    server = ThreadingHTTPServer(("127.0.0.1", int(flag("--port") or 0)), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    if f"{name}-silent" not in FAULTS:
+        ready = {"triton": f"grpc=127.0.0.1:{flag('--grpc-port')}", "gateway": f"url={url}/v1", "edge": f"url={url}"}
+        print(f"ready {ready[name]}", flush=True)
+    if f"{name}-dies" in FAULTS:
+        threading.Timer(0.5, lambda: os._exit(7)).start()
+        print(f"{name}: out of luck", file=sys.stderr, flush=True)
+    ended.wait()
+    note(f"{name} ends")
+
+
+main()

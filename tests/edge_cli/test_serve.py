@@ -1,0 +1,117 @@
+"""The command as a process: what it prints, what systemd hears, how it ends. Without an engine, to start at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from edge_node.cli import main
+from edge_node.client import Causeway
+from edge_node.config import config_keys, load_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def serve(tmp_path: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "edge_node", "serve", "--port", "0", "--set", "engine.enabled=false", *flags],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "STATE_DIRECTORY": str(tmp_path / "state"), **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ready_line(daemon: subprocess.Popen[str]) -> tuple[str, list[str]]:
+    """The URL of the ready line, and the lines before it."""
+    assert daemon.stdout is not None
+    lines = []
+    for line in daemon.stdout:
+        if line.startswith("ready url="):
+            return line.strip().removeprefix("ready url="), lines
+        lines.append(line.strip())
+    raise AssertionError(daemon.communicate()[1])
+
+
+def test_the_daemon_says_what_it_is_and_drains_on_sigterm(tmp_path: Path) -> None:
+    """Where it listens, policy and revision, models, cloud; systemd hears ready and stopping; the exit code is 0."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(30)
+        sock = str(tmp_path / "edge.sock")
+        with serve(tmp_path, "--socket", sock, "--log-format", "json", NOTIFY_SOCKET=systemd.getsockname()) as daemon:
+            url, lines = ready_line(daemon)
+            assert systemd.recv(4096).startswith(b"READY=1\nSTATUS=policy default@")
+            assert f"listening  {url}/v1" in lines
+            assert any(line.startswith("policy     default@") for line in lines)
+            assert "device     small: assistant  (engine is off)" in lines
+            assert "cloud      none: this box answers by itself" in lines
+            with Causeway(f"unix://{sock}") as causeway:
+                assert "auto" in [model.id for model in causeway.models()]
+            daemon.send_signal(signal.SIGTERM)
+            _, log = daemon.communicate(timeout=60)
+            assert systemd.recv(4096).startswith(b"STOPPING=1")
+    assert daemon.returncode == 0
+    records = [json.loads(line) for line in log.splitlines()]
+    assert all({"time", "level", "logger", "message"} <= record.keys() for record in records)
+    assert not Path(sock).exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--set", "server.prot=1"], "did you mean `server.port`?"),
+        (["--set", "nonsense"], "write KEY=VALUE"),
+        (["--port", "many"], "server.port: must be a whole number"),
+        (["--config", "/none.yaml"], "cannot read the config file"),
+        (["--policy", "/none.yaml"], "/none.yaml"),
+        (["--host", "192.0.2.1", "--port", "1234"], "192.0.2.1:1234"),
+    ],
+)
+def test_a_start_that_cannot_be_is_exit_code_2_and_one_line(tmp_path: Path, flags: list[str], told: str) -> None:
+    """No traceback: the key or the file, and what is wrong with it."""
+    with serve(tmp_path, *flags) as daemon:
+        _, log = daemon.communicate(timeout=60)
+    assert daemon.returncode == 2
+    last = log.strip().splitlines()[-1]
+    assert last.startswith("causeway-edge: ")
+    assert told in last
+    assert "Traceback" not in log
+
+
+def test_config_shows_every_key_and_what_is_in_force() -> None:
+    """`--keys` is the table; without it, a file that could be given back, without the token."""
+    keys = CliRunner().invoke(main, ["config", "--keys"]).output
+    assert [line.split()[0] for line in keys.splitlines()] == config_keys()
+    environ = {"CAUSEWAY_CLOUD__API_KEY": "secret-token", "CAUSEWAY_SERVER__PORT": "9"}
+    shown = CliRunner().invoke(main, ["config", "--set", "server.drain_s=5s"], env=environ).output
+    assert "secret-token" not in shown
+    assert "port: 9" in shown
+    assert "drain_s: 5.0" in shown
+
+
+def test_what_config_shows_is_a_configuration(tmp_path: Path) -> None:
+    """Written to a file and read back it is the same."""
+    path = tmp_path / "edge.yaml"
+    path.write_text(CliRunner().invoke(main, ["config", "--port", "7"]).output)
+    assert load_config(path, {}, {}).server.port == 7
+
+
+def test_doctor_ends_with_1_when_something_must_be_done(tmp_path: Path) -> None:
+    """On a terminal with advice, for machines as JSON."""
+    flags = ["--set", "engine.enabled=false", "--policy", "/none.yaml", "--port", "0", "--state-dir", str(tmp_path)]
+    result = CliRunner().invoke(main, ["doctor", *flags])
+    assert result.exit_code == 1
+    assert "fail  policy" in result.output
+    assert "→" in result.output
+    document = json.loads(CliRunner().invoke(main, ["doctor", "--json", *flags]).output)
+    assert document["worst"] == "fail"
+    assert {"check", "level", "found", "advice"} == document["findings"][0].keys()
