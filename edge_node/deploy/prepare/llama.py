@@ -148,7 +148,7 @@ def _compile(places: Places, python: Path, bench: Path, source: Path, progress: 
         found = re.search(r"\[(\d+)/(\d+)\]", line)
         return f"compiling llama.cpp {found.group(1)}/{found.group(2)}" if found else None
 
-    flags = ["-v", "--no-deps", "--no-build-isolation", f"-Cbuild-dir={bench / 'objects'}"]
+    flags = ["-v", "--no-deps", "--no-cache-dir", "--no-build-isolation", f"-Cbuild-dir={bench / 'objects'}"]
     run(
         [python, "-m", "pip", "wheel", *flags, "-w", bench / "wheel", source],
         log=places.logs / "llama-compile.log",
