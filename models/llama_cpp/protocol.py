@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from router.types import Confidence, FinishReason, Message, Sampling, TokenLogprob, Tool
@@ -10,6 +12,7 @@ from router.types import Confidence, FinishReason, Message, Sampling, TokenLogpr
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     context_tokens: int = 0  # one sequence's limit; 0: the model's own, bounded by memory
+    kv_tokens: int = 0  # of all sequences together; 0: from `sequences`, the context and memory
     sequences: int = 16  # decoded together; more wait
     batch_tokens: int = 512  # of one llama_decode, prefill chunks included
     threads: int = 0  # 0: from the cores that are free at start
@@ -33,7 +36,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     has_chat_template: bool
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Exactly one of `messages` (rendered by the model's chat template), `text` (special tokens parsed only when
     `parse_special`: prompts that a gateway rendered already) or `tokens`."""
 
@@ -44,7 +47,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence to generate. n > 1 is n jobs with the same prompt (the prefix is shared)."""
 
     id: int  # unique in this engine
@@ -60,10 +63,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None  # time left at submission
     embed: bool = False  # return the pooled embedding instead of text
     echo: bool = False
+    # The model's refusal token: `end` ends the answer (somebody else will give it), `skip` lets the model go on after
+    # it with its best guess (nobody else will). It is never text.
+    refusal: Literal["end", "skip"] = "end"
 
 
-class Emission(msgspec.Struct, frozen=True):
-    """What one step made for one job. A job ends with exactly one emission that has `finish_reason` or `error`."""
+class Emission(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one step made for one job. A job ends with exactly one emission that has `finish_reason` or `error`.
+
+    `tokens` made without text (half a character, a possible stop string) are told with the next emission that has some.
+    """
 
     job: int
     text: str = ""
@@ -77,6 +86,7 @@ class Emission(msgspec.Struct, frozen=True):
     completion_tokens: int = 0
     cached_tokens: int = 0
     embedding: tuple[float, ...] = ()
+    refused: bool = False  # with the end: the model's refusal token came up
 
 
 class EngineStats(msgspec.Struct, frozen=True):

@@ -1,0 +1,106 @@
+"""The native context, its batch and its logits as numpy views: nothing is copied or allocated in a step."""
+
+from __future__ import annotations
+
+import ctypes
+
+import llama_cpp.llama_cpp as native
+import numpy as np
+from numpy.typing import NDArray
+
+from router.errors import EngineUnavailable
+
+from . import bindings
+from .weights import Weights
+
+_INT32 = ctypes.POINTER(ctypes.c_int32)
+_FLASH_AUTO = native.LLAMA_FLASH_ATTN_TYPE_AUTO
+
+
+class Context:
+    """Owns a llama_context with one pool of KV cells for all sequences. One thread at a time."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        cells: int,
+        sequences: int,
+        batch_tokens: int,
+        outputs: int,
+        threads: int,
+        embeddings: bool = False,
+    ) -> None:
+        """`outputs`: the most rows of a batch whose logits (or embeddings) are wanted."""
+        params = native.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.kv_unified = cells, sequences, True
+        params.n_batch = params.n_ubatch = batch_tokens
+        params.n_outputs_max = max(outputs, sequences)  # fewer than sequences is refused
+        params.n_threads = params.n_threads_batch = threads
+        # Flash attention also steps over cells of other sequences quickly; without it they cost as much as one's own.
+        params.flash_attn_type = _FLASH_AUTO
+        params.no_perf = True
+        params.embeddings = embeddings
+        params.pooling_type = native.LLAMA_POOLING_TYPE_NONE
+        self.pointer: bindings.Pointer = native.llama_init_from_model(weights.pointer, params)
+        if not self.pointer:
+            raise EngineUnavailable(f"{weights.path}: no context of {cells} tokens: {bindings.complaint()}")
+        self.memory: bindings.Pointer = native.llama_get_memory(self.pointer)
+        self.capacity = batch_tokens
+        self._width = (
+            weights.dimensions
+            if embeddings
+            else int(native.llama_vocab_n_tokens(native.llama_model_get_vocab(weights.pointer)))
+        )
+        self._outputs = outputs
+        self._read = bindings.get_embeddings if embeddings else bindings.get_logits
+        self._address = 0
+        self._rows: NDArray[np.float32] = np.zeros((0, self._width), np.float32)
+        self._make_batch()
+
+    def decode(self, tokens: int) -> int:
+        """Run the first `tokens` rows of the batch; llama_decode's code: 0 done, 1 no free cells, below 0 broken."""
+        self._batch.n_tokens = tokens
+        return bindings.decode(self.pointer, self._batch)
+
+    def rows(self, count: int) -> NDArray[np.float32]:
+        """Logits (or embeddings) [count, width] of the last decode's wanted rows, in batch order; a view, writable."""
+        address = self._read(self.pointer)
+        if address != self._address:
+            size = self._outputs * self._width
+            self._rows = np.ctypeslib.as_array((ctypes.c_float * size).from_address(address))
+            self._rows = self._rows.reshape(self._outputs, self._width)
+            self._address = address
+        return self._rows[:count]
+
+    def warm_up(self, token: int) -> None:
+        """Decode one token and forget it: the weights are then in memory and the graph is built."""
+        self.token[0], self.position[0], self.sequence[0], self.wanted[0] = token, 0, 0, 1
+        code = self.decode(1)
+        bindings.sequence_remove(self.memory, 0, -1, -1)
+        if code:
+            raise EngineUnavailable(f"the model's first step failed: llama_decode said {code}; {bindings.complaint()}")
+
+    def close(self) -> None:
+        if self.pointer:
+            native.llama_free(self.pointer)
+            self.pointer = 0
+
+    def _make_batch(self) -> None:
+        """A llama_batch whose arrays are numpy's: [capacity] each; every row has one sequence."""
+        size = self.capacity
+        self.token = np.zeros(size, np.int32)
+        self.position = np.zeros(size, np.int32)
+        self.sequence = np.zeros(size, np.int32)
+        self.wanted = np.zeros(size, np.int8)
+        self._one = np.ones(size, np.int32)
+        self._pointers = (self.sequence.ctypes.data + 4 * np.arange(size)).astype(np.uint64)
+        self._batch = native.llama_batch(
+            n_tokens=0,
+            token=ctypes.cast(self.token.ctypes.data, _INT32),
+            embd=None,
+            pos=ctypes.cast(self.position.ctypes.data, _INT32),
+            n_seq_id=ctypes.cast(self._one.ctypes.data, _INT32),
+            seq_id=ctypes.cast(self._pointers.ctypes.data, ctypes.POINTER(_INT32)),
+            logits=ctypes.cast(self.wanted.ctypes.data, ctypes.POINTER(ctypes.c_int8)),
+        )

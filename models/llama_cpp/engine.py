@@ -1,0 +1,207 @@
+"""The engine: one thread that owns the llama.cpp context and runs all jobs together, a token each per step.
+
+    submit ─▶ inbox ─▶ waiting ─▶ filling ─▶ decoding ─▶ emissions, once per step
+
+Tokenising and reading grammars happen in the caller's thread, everything that touches the context in the engine's. A
+cancel or a deadline takes effect between two steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import psutil
+
+from router.errors import CausewayError, ContextLengthExceeded
+
+from .grammar import schema_to_gbnf
+from .loading import Loaded, load
+from .protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
+from .sampling import Chooser, plain
+from .sequence import Sequence
+from .step import Stepper
+
+_log = logging.getLogger(__name__)
+_NEVER = float("inf")
+
+Emit = Callable[[list[Emission]], None]
+
+
+class Engine:
+    """`emit` is called from the engine's thread, once per step, with what the step made for all jobs.
+
+    Any thread may call submit, cancel, count and stats.
+    """
+
+    def __init__(
+        self, options: EngineOptions, emit: Emit, on_failure: Callable[[Exception], None] | None = None
+    ) -> None:
+        """`on_failure`: called from the engine's thread when it cannot go on; every job has had its end by then."""
+        self._options = options
+        self._emit = emit
+        self._on_failure = on_failure
+        self._inbox: deque[Sequence | Emission | int] = deque()  # a number cancels that job
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._next_deadline = _NEVER
+        self._parts: Loaded
+        self._stepper: Stepper
+
+    def start(self) -> None:
+        """Load the model and begin. Raises EngineUnavailable saying what to do."""
+        self._parts = load(self._options)
+        self._stepper = Stepper(self._parts)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._parts.info
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. What is wrong with it comes as its emission, like everything else about it."""
+        try:
+            self._inbox.append(self._prepare(job))
+        except CausewayError as error:
+            self._inbox.append(Emission(job.id, error=error.code, detail=error.message))
+        self._wake.set()
+
+    def cancel(self, job_id: int) -> None:
+        """End a job within a step, with the error `client_gone`; a job that is not there any more is no error."""
+        self._inbox.append(job_id)
+        self._wake.set()
+
+    def count(self, prompt: Prompt) -> int:
+        """Tokens of a prompt. Raises InvalidRequest or its kin."""
+        return len(self._parts.prompts.tokens(prompt))
+
+    def stats(self) -> EngineStats:
+        schedule, cells, pace = self._parts.schedule, self._parts.cells, self._parts.pace
+        return EngineStats(
+            running=schedule.running,
+            waiting=len(schedule.waiting) + len(self._parts.embedder.waiting),
+            tokens_per_s=pace.tokens_per_s,
+            tokens_per_s_stream=pace.stream_tokens_per_s,
+            kv_used=cells.used,
+            kv_total=cells.total,
+            steps=self._stepper.steps,
+            rss_bytes=int(psutil.Process().memory_info().rss),
+        )
+
+    def close(self) -> None:
+        """Stop after the step in progress; jobs that did not end get an error."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # --- the caller's thread ----------------------------------------------------------------------------------------
+
+    def _prepare(self, job: Job) -> Sequence:
+        parts, context = self._parts, self._parts.info.context_tokens
+        deadline = _NEVER if job.deadline_s is None else time.monotonic() + job.deadline_s
+        prompt = parts.prompts.tokens(job.prompt)
+        room = context - len(prompt)
+        if room < (0 if job.embed else 1):
+            raise ContextLengthExceeded(
+                f"the prompt has {len(prompt)} tokens, this model's context is {context}"
+                + ("" if room < 0 else ": there is none left for the answer"),
+                param="messages" if job.prompt.messages else "prompt",
+            )
+        gbnf = schema_to_gbnf(job.json_schema) if job.json_schema else job.grammar
+        chooser = None
+        if not job.embed and (gbnf or not plain(job.sampling)):
+            chooser = Chooser(parts.vocabulary, parts.candidates, job.sampling, gbnf, prompt)
+        limit = room if job.max_tokens is None else max(1, min(room, job.max_tokens))
+        return Sequence(job, prompt, limit, chooser, parts.vocabulary, deadline)
+
+    # --- the engine's thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+            self._end_all("engine_unavailable", "the engine was closed")
+        except Exception as error:
+            _log.exception("the engine stopped")
+            self._end_all("engine_crashed", f"the engine stopped: {error}")
+            if self._on_failure is not None:
+                self._on_failure(error)
+        finally:
+            self._parts.close()
+
+    def _serve(self) -> None:
+        schedule, embedder = self._parts.schedule, self._parts.embedder
+        while not self._closing:
+            out: list[Emission] = []
+            if self._inbox:
+                self._take_inbox(out)
+            if self._next_deadline < _NEVER and time.monotonic() >= self._next_deadline:
+                self._expire(out)
+            if schedule.waiting:
+                schedule.admit()
+            busy = schedule.running > 0
+            if busy:
+                self._stepper.step(out)
+            if embedder.waiting:
+                embedder.step(out)
+                busy = True
+            if out:
+                self._emit(out)
+            elif not busy:
+                self._wake.wait()
+                self._wake.clear()
+
+    def _take_inbox(self, out: list[Emission]) -> None:
+        waiting = self._parts.schedule.waiting
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, int):
+                self._cancel(item, out)
+            elif isinstance(item, Emission):
+                out.append(item)
+            elif len(waiting) + len(self._parts.embedder.waiting) >= self._options.queue:
+                item.close()
+                out.append(item.fail("queue_full", f"{self._options.queue} jobs are waiting already"))
+            else:
+                (self._parts.embedder.waiting if item.job.embed else waiting).append(item)
+                self._next_deadline = min(self._next_deadline, item.deadline)
+
+    def _cancel(self, job_id: int, out: list[Emission]) -> None:
+        for sequence in self._jobs():
+            if sequence.id == job_id:
+                self._drop(sequence)
+                out.append(sequence.fail("client_gone", "cancelled"))
+
+    def _expire(self, out: list[Emission]) -> None:
+        now = time.monotonic()
+        for sequence in self._jobs():
+            if sequence.deadline <= now:
+                self._drop(sequence)
+                out.append(sequence.fail("deadline_exceeded", "the deadline passed before the answer's end"))
+        self._next_deadline = min((sequence.deadline for sequence in self._jobs()), default=_NEVER)
+
+    def _jobs(self) -> list[Sequence]:
+        schedule = self._parts.schedule
+        return [*schedule.decoding, *schedule.filling, *schedule.waiting, *self._parts.embedder.waiting]
+
+    def _drop(self, sequence: Sequence) -> None:
+        if sequence.job.embed:
+            self._parts.embedder.remove(sequence)
+        else:
+            self._parts.schedule.remove(sequence)
+
+    def _end_all(self, code: str, detail: str) -> None:
+        out: list[Emission] = []
+        with contextlib.suppress(Exception):
+            self._take_inbox(out)
+        for sequence in self._jobs():
+            sequence.close()
+            out.append(sequence.fail(code, detail))
+        if out:
+            self._emit(out)

@@ -1,0 +1,69 @@
+"""Prompts to tokens: the chat template, the tokenizer, and a memory of the last ones.
+
+A prompt is counted before it is answered (the policy asks), and n choices have the same one: it is tokenised once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from router.errors import InvalidRequest
+
+from ..chat_template import PLAIN, render
+from .protocol import Prompt
+from .vocabulary import Tokens, Vocabulary
+
+_REMEMBERED = 256 * 1024  # tokens
+
+
+class Prompts:
+    """Thread-safe. Raises InvalidRequest (or its kin) for a prompt that this model cannot take."""
+
+    def __init__(self, vocabulary: Vocabulary, template: str) -> None:
+        self._vocabulary = vocabulary
+        self._template = template or PLAIN
+        self._bos, self._eos = vocabulary.name(vocabulary.bos), vocabulary.name(vocabulary.eos)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Prompt, Tokens] = OrderedDict()  # least recently used first
+        self._known_tokens = 0
+
+    def tokens(self, prompt: Prompt) -> Tokens:
+        with self._lock:
+            if (known := self._known.get(prompt)) is not None:
+                self._known.move_to_end(prompt)
+                return known
+        tokens = self._encode(prompt)
+        tokens.flags.writeable = False
+        self._remember(prompt, tokens)
+        return tokens
+
+    def _encode(self, prompt: Prompt) -> Tokens:
+        if prompt.messages:
+            text = render(
+                self._template,
+                prompt.messages,
+                prompt.tools,
+                bos=self._bos,
+                eos=self._eos,
+                guard=self._vocabulary.guard,
+            )
+            tokens = self._vocabulary.encode(text, special=True)
+        elif prompt.text is not None:
+            tokens = self._vocabulary.encode(prompt.text, special=prompt.parse_special)
+        else:
+            tokens = self._vocabulary.check(prompt.tokens)
+        if not len(tokens):
+            raise InvalidRequest("the prompt is empty", param="messages" if prompt.messages else "prompt")
+        return tokens
+
+    def _remember(self, prompt: Prompt, tokens: Tokens) -> None:
+        if len(tokens) > _REMEMBERED:
+            return
+        with self._lock:
+            if prompt not in self._known:
+                self._known[prompt] = tokens
+                self._known_tokens += len(tokens)
+            while self._known_tokens > _REMEMBERED:
+                _, old = self._known.popitem(last=False)
+                self._known_tokens -= len(old)
