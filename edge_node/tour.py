@@ -14,7 +14,6 @@ _LONG = (
     "I went to a cash machine near the station yesterday evening to take out some money for the weekend, and after I "
     "had typed in my number it kept my card and gave nothing back, so please tell me how to get it or a new one"
 )
-_ANSWER_LENGTH = 64
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -61,29 +60,38 @@ async def _ask(causeway: AsyncCauseway, question: Question) -> Row:
     return Row(question, answer.decision, answer.text, answer.total_ms)
 
 
-def table_of(rows: list[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("question", "route", "target", "reason"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("first token", justify="right", no_wrap=True)
-    table.add_column("total", justify="right", no_wrap=True)
-    table.add_column("answer", overflow="fold")
-    for row in rows:
-        table.add_row(*_cells(row))
+def table_of(rows: list[Row], width: int) -> Table:
+    """For a terminal of `width` columns. Question and answer are cut to fit; a narrow one gets no answers."""
+    cells = [_cells(row) for row in rows]
+    between = [max(len(heading), *(len(row[at]) for row in cells)) for at, heading in enumerate(_BETWEEN, start=1)]
+    rest = width - sum(between) - _GAP * (len(between) + 1)
+    question = max(12, min(34, rest // 2 if rest >= _ROOM_FOR_ANSWERS else rest))
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    table.add_column("question", no_wrap=True, width=question)
+    for heading, size in zip(_BETWEEN, between, strict=True):
+        table.add_column(heading, no_wrap=True, width=size, justify="right" if "ms" in heading else "left")
+    if rest >= _ROOM_FOR_ANSWERS:
+        table.add_column("answer", no_wrap=True, width=min(60, rest - question))
+    for row in cells:
+        table.add_row(*row[: len(table.columns)])
     return table
+
+
+_BETWEEN = ("route", "target", "reason", "first ms", "total ms")
+_GAP = 2
+_ROOM_FOR_ANSWERS = 36  # columns for question and answer together
 
 
 def _cells(row: Row) -> list[Text]:
     decision = row.decision
-    answer = Text(f"failed: {row.error}", style="red") if row.error else Text(_shortened(row.answer))
     return [
-        Text(_shortened(row.question.text, 44)),
+        Text(row.question.text),
         Text(decision.route + (" (degraded)" if decision.degraded else ""), style=_STYLES.get(decision.route, "")),
         Text(decision.target),
         Text(decision.reason),
         Text(_ms(decision.first_token_ms)),
         Text(_ms(row.total_ms or None)),
-        answer,
+        Text("failed, see below", style="red") if row.error else Text(" ".join(row.answer.split())),
     ]
 
 
@@ -91,9 +99,4 @@ _STYLES = {"edge": "green", "cloud": "blue", "cache": "yellow"}
 
 
 def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
-
-
-def _shortened(text: str, length: int = _ANSWER_LENGTH) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    return "–" if value is None else f"{value:.1f}"

@@ -36,6 +36,7 @@ from .tour import Row, ask_all, table_of
 READY_TIMEOUT_S = 120.0  # a slow box loads a large model from a slow disk
 _POLL_S = 0.05
 _KEPT_RUNS = 5
+_FILE_WIDTH = 140  # of the table, where no terminal says how wide it is
 _PORTS = 100  # tried from the wanted one upwards
 _DEVICE = "this-device"
 _TRITON_GRACE_S = 20.0
@@ -57,7 +58,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 def run(plan: Plan) -> int:
     """Returns the exit code."""
-    return asyncio.run(_Run(plan, Console(highlight=False)).live())
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _FILE_WIDTH
+    return asyncio.run(_Run(plan, console).live())
 
 
 class _Run:
@@ -180,7 +184,10 @@ class _Run:
             with self._console.status("asking a few questions"):
                 rows = [row async for row in ask_all(causeway)]
         self._console.print()
-        self._console.print(table_of(rows))
+        self._console.print(table_of(rows, self._console.width))
+        for row in rows:
+            if row.error:
+                self._console.print(Text(f"{row.question.text[:40]}: {row.error}", style="red"))
         return rows
 
     def _invite(self, url: str) -> None:

@@ -1,0 +1,35 @@
+"""The table of the tour fits the terminal and never loses what it is there to show."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from edge_node.client import Decision
+from edge_node.tour import TOUR, Row, table_of
+
+ROWS = [
+    Row(TOUR[0], Decision(route="edge", target="small", reason="fast-path", first_token_ms=12.34), "{}", 45.6),
+    Row(TOUR[1], Decision(route="cloud", target="large", reason="otherwise", degraded=True), "an answer", 1234.5),
+    Row(TOUR[3], Decision(), error="503 no_route: nothing left"),
+]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 300])
+def test_every_width_shows_route_target_reason_and_times(width: int) -> None:
+    """Questions and answers are cut; route, target, reason and times never are."""
+    console = Console(width=width, file=io.StringIO())
+    console.print(table_of(ROWS, width))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    for told in ("edge", "small", "fast-path", "12.3", "45.6", "cloud (degraded)", "large", "otherwise", "1234.5", "–"):
+        assert told in printed
+    assert ("an answer" in printed) == (width >= 100)
+    assert all(len(line) <= max(width, 80) for line in printed.splitlines())
+
+
+def test_the_tour_goes_every_way() -> None:
+    """One question twice for the cache, one private, all different otherwise."""
+    assert len({question.text for question in TOUR}) == len(TOUR) - 1
+    assert [question.tags for question in TOUR].count(("private",)) == 1
