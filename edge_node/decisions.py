@@ -5,6 +5,7 @@ Hits stay in memory: a row on disk for every hit would wear a box's flash and te
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections import OrderedDict
 from pathlib import Path
@@ -95,7 +96,7 @@ class DecisionStore:
 
     async def _find_on_disk(self, query: Query, limit: int) -> list[DecisionRecord]:
         assert self._journal is not None
-        oldest = next(iter(self._memory.values())).created if self._memory else self._clock.unix() + 1.0
+        oldest = next(iter(self._memory.values())).created if self._memory else math.inf
         where = ["created >= ?", "created <= ?"]
         values: list[Value] = [query.since, oldest]
         for column, value in (("route", query.route), ("target", query.target), ("status", query.status)):

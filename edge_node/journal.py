@@ -30,6 +30,7 @@ Value = str | bytes | int | float | None
 Row = tuple[Value, ...]
 _LINGER_S = 0.05  # a batch waits this long for company: fewer commits, less wear of the flash
 _PENDING_BYTES = 8 * 1024 * 1024
+_BATCH_BYTES = 128 * 1024  # a file outgrows its bound by no more than this before it is trimmed
 _DAMAGED = ("not a database", "malformed", "unsupported file format")
 
 
@@ -147,14 +148,21 @@ class Journal:
         with self._ready:
             while not (self._reads or self._writes or self._closing):
                 self._ready.wait()
-            if not (self._reads or self._closing):
+            if not (self._reads or self._closing or self._pending_bytes >= _BATCH_BYTES):
                 self._ready.wait_for(lambda: bool(self._reads or self._closing), self._linger_s)
-            reads, writes = list(self._reads), [] if self._reads else list(self._writes)
+            reads, writes = list(self._reads), [] if self._reads else self._batch()
             self._reads.clear()
-            if writes:
-                self._writes.clear()
-                self._pending_bytes = 0
             return reads, writes, self._closing and not self._writes
+
+    def _batch(self) -> list[Write]:
+        batch: list[Write] = []
+        size_bytes = 0
+        while self._writes and size_bytes < _BATCH_BYTES:
+            write = self._writes.popleft()
+            size_bytes += write.size_bytes
+            batch.append(write)
+        self._pending_bytes -= size_bytes
+        return batch
 
     def _serve(self, read: _Read) -> None:
         if not read.answer.set_running_or_notify_cancel():

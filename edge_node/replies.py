@@ -78,7 +78,6 @@ class HttpReply:
         """Before the first byte: a status and the error object. After it: an error event, and the stream ends there."""
         if self._stream is None:
             return error_response(error, {"x-causeway-decision": id, "x-causeway-policy": policy})
-        self._stream.force_close()
         if not isinstance(error, ClientGone):
             await self._write(self._stream, error_event(error))
         return self._stream

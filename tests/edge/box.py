@@ -20,8 +20,18 @@ POLICY = """
 version: 1
 name: test
 targets:
-  small: {at: edge, model: m-small, first_token_timeout: 200ms, can: [chat, completion, embedding, tools, json, logprobs]}
-  large: {at: cloud, model: m-large, first_token_timeout: 200ms, timeout: 350ms, usd_per_1k_tokens: 1.0, can: [chat, completion, embedding, tools, json, logprobs]}
+  small:
+    at: edge
+    model: m-small
+    first_token_timeout: 200ms
+    can: [chat, completion, embedding, tools, json, logprobs]
+  large:
+    at: cloud
+    model: m-large
+    first_token_timeout: 200ms
+    timeout: 350ms
+    usd_per_1k_tokens: 1.0
+    can: [chat, completion, embedding, tools, json, logprobs]
 constraints:
   - name: private-stays
     when: '"private" in request.tags'

@@ -1,11 +1,11 @@
-"""What generates, scripted: an engine in memory and an OpenAI-compatible server on a real socket, each with the faults."""
+"""What generates, scripted: an engine in memory, an OpenAI-compatible server on a real socket, each with the faults."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 from aiohttp import web
@@ -225,15 +225,13 @@ def _embeddings(body: dict[str, object]) -> dict[str, object]:
     }
 
 
-async def until(condition: object, timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
     """Wait for something that happens on its own: a task that ends, a connection that is noticed to be gone."""
-    assert callable(condition)
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(_poll(condition), timeout_s)
     assert condition(), "it did not happen in time"
 
 
-async def _poll(condition: object) -> None:
-    assert callable(condition)
-    while not condition():
+async def _poll(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 -- what is waited for tells nobody
         await asyncio.sleep(0.002)

@@ -1,4 +1,4 @@
-"""Every fault of every target, whole and streamed: the client gets one answer or one error, and nothing is left behind."""
+"""Every fault of every target, whole and streamed: the client gets one answer or one error, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,0 +1,395 @@
+"""What a client gets and what the record says: cache, coalescing, stale answers, privacy, money, deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge_node.clock import Clock
+from edge_node.config import KeyConfig, ServerConfig
+from router.types import Usage
+
+from .box import POLICY, Box, running
+from .scripted import CLOUD_WORDS, EDGE_WORDS, until
+from .test_cache import every_byte
+
+EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_an_answer_says_where_it_came_from(box: Box, stream: bool) -> None:
+    """The headers and the record agree about route, target, reason, cache, policy and tokens."""
+    answer = await box.ask(stream=stream, temperature=0, tags="cloud")
+    assert answer.text == CLOUD
+    headers = answer.headers
+    assert headers["x-causeway-route"] == "cloud"
+    assert headers["x-causeway-target"] == "large"
+    assert headers["x-causeway-reason"] == "cloud-first"
+    assert headers["x-causeway-cache"] == "miss"
+    assert headers["x-causeway-degraded"] == "false"
+    record = await box.record(answer)
+    assert headers["x-causeway-policy"] == f"test@{record.decision.revision}"  # type: ignore[union-attr]
+    outcome = record.outcome
+    assert (outcome.status, outcome.http_status, outcome.route, outcome.target) == ("ok", 200, "cloud", "large")
+    assert (outcome.reason, outcome.cache, outcome.finish_reason) == ("cloud-first", "miss", "stop")
+    assert outcome.usage == Usage(prompt_tokens=7, completion_tokens=3)
+    assert outcome.usd == pytest.approx(0.01)
+    assert record.tags == ("cloud",)
+    assert outcome.ttft_ms is not None
+    assert 0 < outcome.ttft_ms <= outcome.total_ms
+    assert [attempt.state for attempt in outcome.attempts] == ["done"]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("first", [False, True], ids=["whole", "stream"])
+async def test_the_same_question_again_is_a_hit(box: Box, first: bool, again: bool) -> None:
+    """Asked whole or as a stream, the second time the cache answers, with an id and time of its own."""
+    miss = await box.ask(stream=first, temperature=0)
+    hit = await box.ask(stream=again, temperature=0, stream_options={"include_usage": True} if again else None)
+    assert hit.text == miss.text == EDGE
+    assert (hit.headers["x-causeway-route"], hit.headers["x-causeway-cache"]) == ("cache", "hit")
+    assert hit.headers["x-causeway-target"] == "small"
+    assert len(box.engine.calls) == 1
+    record = await box.record(hit)
+    assert record.outcome.attempts == ()
+    assert record.outcome.usage.completion_tokens == 3
+    ids = [(answer.events[0] if stream else answer.json)["id"] for answer, stream in ((miss, first), (hit, again))]
+    assert ids[0] != ids[1]
+    if again:
+        assert hit.done
+        assert hit.finish_reasons == ["stop"]
+        assert hit.events[-1]["usage"]["completion_tokens"] == 3  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"max_tokens": 5},
+        {"messages": [{"role": "user", "content": "hello "}]},
+        {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]},
+        {"stop": ["x"]},
+        {"model": "small"},
+        {"response_format": {"type": "json_object"}},
+        {"logprobs": True},
+        {"seed": 3},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+async def test_another_question_is_never_a_hit(box: Box, other: dict[str, object]) -> None:
+    """Whatever changes the answer changes the key."""
+    await box.ask(temperature=0)
+    answer = await box.ask(**{"temperature": 0, **other})  # type: ignore[arg-type]
+    assert answer.headers["x-causeway-cache"] == "miss"
+
+
+async def test_a_sampled_answer_is_not_cached(box: Box) -> None:
+    """Without the policy's word a drawn answer is drawn again."""
+    for _ in range(2):
+        answer = await box.ask()
+        assert answer.headers["x-causeway-cache"] == "bypass"
+    assert len(box.engine.calls) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_broken_or_second_choice_answer_is_not_cached(box: Box, stream: bool) -> None:
+    """Only what the policy's first choice said to its end is said again."""
+    box.engine.fault = "die"
+    await box.ask(stream=stream, temperature=0)
+    box.engine.fault = "none"
+    answer = await box.ask(stream=stream, temperature=0)
+    assert answer.headers["x-causeway-cache"] == "miss"
+    assert answer.text == EDGE
+
+
+async def test_hits_survive_a_restart(tmp_path: Path) -> None:
+    """The disk remembers what the process forgot."""
+    async with running(tmp_path) as box:
+        await box.ask(temperature=0)
+    async with running(tmp_path) as box:
+        answer = await box.ask(temperature=0)
+        assert answer.headers["x-causeway-cache"] == "hit"
+        assert answer.text == EDGE
+        assert box.engine.calls == []
+
+
+async def test_an_old_answer_serves_when_every_target_fails(box: Box) -> None:
+    """Past its TTL an answer is made anew; when that fails the old one is better than none, marked stale."""
+    for _ in range(2):
+        fresh = await box.ask(temperature=0, tags="stale")
+        assert fresh.headers["x-causeway-cache"] == "miss"
+        await older_than(0.001)
+    box.engine.fault, box.cloud.fault = "refuse", "refuse"
+    stale = await box.ask(temperature=0, tags="stale")
+    assert stale.status == 200
+    assert stale.text == EDGE
+    assert stale.headers["x-causeway-cache"] == "stale"
+    assert stale.headers["x-causeway-degraded"] == "true"
+    assert stale.headers["x-causeway-reason"] == "stale: all_attempts_failed"
+    record = await box.record(stale)
+    assert record.outcome.status == "ok"
+    assert len(record.outcome.attempts) == 2
+
+
+async def test_a_no_is_not_answered_from_the_past(box: Box) -> None:
+    """What policy or caller forbids stays forbidden, however fresh the memory."""
+    await box.ask(temperature=0, tags="stale")
+    box.engine.fault = "refuse"
+    answer = await box.ask(temperature=0, tags="stale", headers={"x-causeway-prefer": "only_on_device"})
+    assert answer.status == 503
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_identical_questions_in_flight_are_answered_once(box: Box, stream: bool) -> None:
+    """Ten who ask the same at once share one piece of work; each has an outcome and an id of its own."""
+    box.engine.gate = asyncio.Event()
+    asking = [asyncio.ensure_future(box.ask(stream=stream, temperature=0)) for _ in range(10)]
+    await until(lambda: sum(flight.listeners for flight in box.parts.flights._flights.values()) == 10)
+    box.engine.gate.set()
+    answers = await asyncio.gather(*asking)
+    assert {answer.text for answer in answers} == {EDGE}
+    assert len(box.engine.calls) == 1
+    statuses = [answer.headers["x-causeway-cache"] for answer in answers]
+    assert sorted(statuses) == ["coalesced"] * 9 + ["miss"]
+    assert len({answer.headers["x-causeway-decision"] for answer in answers}) == 10
+    assert len(box.parts.decisions._memory) == 10
+    box.assert_nothing_leaks()
+
+
+async def test_a_follower_with_more_time_outlives_a_hasty_leader(box: Box) -> None:
+    """The one who started the work runs out of time; whoever has more gets the answer, from work of their own."""
+    box.engine.gate = asyncio.Event()
+    hasty = asyncio.ensure_future(box.ask(temperature=0, headers={"x-causeway-deadline-ms": "80"}))
+    await until(lambda: box.engine.running == 1)
+    patient = asyncio.ensure_future(box.ask(temperature=0))
+    await until(lambda: sum(flight.listeners for flight in box.parts.flights._flights.values()) == 2)
+    assert (await hasty).status == 504
+    await until(lambda: len(box.engine.calls) == 2)
+    box.engine.gate.set()
+    answer = await patient
+    assert answer.text == EDGE
+    assert answer.headers["x-causeway-cache"] == "miss"
+    box.assert_nothing_leaks()
+
+
+async def test_a_leader_who_leaves_does_not_take_the_answer_along(box: Box) -> None:
+    """The one who asked first hangs up; the other one is answered all the same."""
+    box.engine.gate = asyncio.Event()
+    leader = asyncio.ensure_future(box.ask(temperature=0))
+    await until(lambda: box.engine.running == 1)
+    follower = asyncio.ensure_future(box.ask(temperature=0))
+    await until(lambda: sum(flight.listeners for flight in box.parts.flights._flights.values()) == 2)
+    leader.cancel()
+    await until(lambda: len(box.parts.decisions._memory) == 1)
+    assert box.newest().outcome.status == "cancelled"
+    box.engine.gate.set()
+    assert (await follower).text == EDGE
+    assert len(box.engine.calls) == 1
+
+
+async def test_private_questions_of_two_clients_do_not_meet(tmp_path: Path) -> None:
+    """A private answer is given again to whom it belongs, and to nobody else; neither is on the disk."""
+    keys = tuple(KeyConfig(name, hashlib.sha256(name.encode()).hexdigest()) for name in ("ann", "bob"))
+    async with running(tmp_path, server=ServerConfig(port=0, keys=keys)) as box:
+        seen = []
+        for name in ("ann", "ann", "bob", "bob"):
+            headers = {"Authorization": f"Bearer {name}"}
+            answer = await box.ask("my secret is 1234", temperature=0, tags="private", headers=headers)
+            seen.append(answer.headers["x-causeway-cache"])
+        assert seen == ["miss", "hit", "miss", "hit"]
+        assert box.cloud.bodies == []
+    assert b"1234" not in every_byte(tmp_path)
+
+
+@pytest.mark.parametrize("words", [{"tags": "private"}, {"headers": {"x-causeway-prefer": "only_on_device"}}])
+async def test_bound_content_is_in_no_file_and_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, words: dict[str, object]
+) -> None:
+    """Neither a constraint's nor a wish's content reaches disk or log, whether it works or breaks."""
+    caplog.set_level("DEBUG")
+    async with running(tmp_path) as box:
+        for fault in ("none", "corrupt"):
+            box.engine.fault = fault  # type: ignore[assignment]
+            await box.ask("my secret prompt is 1234", temperature=0, max_tokens=10 if fault == "none" else 11, **words)  # type: ignore[arg-type]
+        assert box.cloud.bodies == []
+    kept = every_byte(tmp_path)
+    for secret in (b"1234", b"secret prompt", EDGE.encode()):
+        assert secret not in kept
+        assert secret.decode() not in caplog.text
+
+
+async def test_a_wish_narrows_and_never_widens(box: Box) -> None:
+    """only_cloud on a private request leaves nobody: an error that says so, and nothing leaves."""
+    answer = await box.ask(tags="private", headers={"x-causeway-prefer": "only_cloud"})
+    assert answer.status == 503
+    assert answer.code == "no_route"
+    assert "private-stays" in answer.message
+    assert box.cloud.bodies == []
+    assert box.engine.calls == []
+
+
+async def test_routing_never_leaks_upstream(box: Box) -> None:
+    """The cloud sees the question and what it needs to answer in time: no tags, no wishes, no client."""
+    await box.ask(
+        tags="cloud",
+        headers={
+            "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "x-causeway-prefer": "prefer_cloud",
+        },
+        causeway={"tags": ["secret-project"]},
+    )
+    assert set(box.cloud.bodies[0]) == {"model", "messages"}
+    asked = box.cloud.asked[0]
+    assert asked["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
+    assert {name for name in asked if name.startswith("x-causeway")} == {
+        "x-causeway-deadline-ms",
+        "x-causeway-priority",
+    }
+    assert "secret-project" not in str(asked)
+
+
+async def test_the_sent_time_shrinks_to_what_is_left(box: Box) -> None:
+    """Upstream learns how much time is left, not a clock time, and never more than the caller gave."""
+    await box.ask(tags="cloud", headers={"x-causeway-deadline-ms": "300"})
+    assert 0 < int(box.cloud.asked[0]["x-causeway-deadline-ms"]) <= 300
+
+
+async def test_a_bad_ask_is_the_callers_and_is_not_tried_elsewhere(box: Box) -> None:
+    """What the cloud calls wrong is told with its words and param, and the record keeps none of them."""
+    box.cloud.status = 400
+    box.cloud.error = {"message": "the secret is bad", "param": "messages", "code": "invalid_value"}
+    answer = await box.ask(tags="cloud")
+    assert answer.status == 400
+    assert answer.message == "the secret is bad"
+    assert box.engine.calls == []
+    record = await box.record(answer)
+    assert b"secret" not in msgspec.json.encode(record)
+
+
+async def test_too_much_for_one_target_is_tried_on_the_next(box: Box) -> None:
+    """A prompt too long for the cloud's model may fit the device's."""
+    box.cloud.status = 400
+    box.cloud.error = {"message": "too long", "code": "context_length_exceeded"}
+    answer = await box.ask(tags="cloud")
+    assert answer.text == EDGE
+    assert answer.headers["x-causeway-degraded"] == "false"
+
+
+async def test_saturation_everywhere_is_a_429_with_the_clouds_own_wait(box: Box) -> None:
+    """A full cloud's Retry-After reaches the caller when nobody else can answer."""
+    box.cloud.status, box.cloud.headers = 429, {"Retry-After": "7"}
+    answer = await box.ask(headers={"x-causeway-prefer": "only_cloud"})
+    assert answer.status == 429
+    assert answer.headers["Retry-After"] == "7"
+
+
+async def test_a_full_house_refuses_with_a_time(box: Box) -> None:
+    """Four at work, four waiting: the ninth is told to come back; the others are answered."""
+    box.engine.gate = asyncio.Event()
+    asking = [asyncio.ensure_future(box.ask(f"question {n}")) for n in range(8)]
+    await until(lambda: (stats := box.parts.admission.stats()).working == 4 and stats.waiting == 4)
+    refused = await box.ask("one more")
+    assert refused.status == 429
+    assert refused.code == "queue_full"
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert (await box.record(refused)).outcome.status == "rejected"
+    box.engine.gate.set()
+    assert [answer.status for answer in await asyncio.gather(*asking)] == [200] * 8
+    box.assert_nothing_leaks()
+
+
+async def test_a_hit_does_not_wait_for_a_slot(box: Box) -> None:
+    """When everybody is busy what is known is still told at once."""
+    await box.ask("known", temperature=0)
+    box.engine.gate = asyncio.Event()
+    asking = [asyncio.ensure_future(box.ask(f"question {n}")) for n in range(8)]
+    await until(lambda: box.parts.admission.stats().waiting == 4)
+    assert (await box.ask("known", temperature=0)).headers["x-causeway-cache"] == "hit"
+    box.engine.gate.set()
+    await asyncio.gather(*asking)
+
+
+async def test_a_client_has_its_rate(tmp_path: Path) -> None:
+    """More than the policy's requests per second is a 429, whatever is asked."""
+    policy = POLICY.replace("queue: 4}", "queue: 4, per_client_rps: 2}")
+    async with running(tmp_path, policy=policy) as box:
+        statuses = [(await box.ask(temperature=0)).status for _ in range(5)]
+        assert statuses[:2] == [200, 200]
+        assert 429 in statuses[2:]
+
+
+async def test_several_answers_to_one_question(box: Box) -> None:
+    """n = 2 comes back as two choices, each with its end."""
+    whole = await box.ask(n=2)
+    assert [choice["index"] for choice in whole.json["choices"]] == [0, 1]  # type: ignore[index,union-attr,attr-defined]
+    streamed = await box.ask(n=2, stream=True)
+    assert streamed.finish_reasons == ["stop", "stop"]
+    assert streamed.done
+
+
+async def test_embeddings_take_the_same_hops(box: Box) -> None:
+    """Vectors are routed, fall back, and are cached like any answer."""
+    box.engine.fault = "refuse"
+    body = {"model": "auto", "input": "hello"}
+    async with box.session.post("/v1/embeddings", json=body) as response:
+        assert response.status == 200
+        assert response.headers["x-causeway-target"] == "large"
+        assert response.headers["x-causeway-degraded"] == "true"
+        assert (await response.json())["data"][0]["embedding"] == [0.5, 0.25]
+    box.engine.fault = "none"
+    for status in ("miss", "hit"):
+        async with box.session.post("/v1/embeddings", json=body) as response:
+            assert response.headers["x-causeway-cache"] == status
+            assert (await response.json())["data"][0]["embedding"] == [5.0, 1.0]
+    box.assert_nothing_leaks()
+
+
+async def test_completions_take_the_same_hops(box: Box) -> None:
+    """The older surface: text in, text out."""
+    async with box.session.post("/v1/completions", json={"model": "small", "prompt": "hello"}) as response:
+        assert response.headers["x-causeway-reason"] == "model_named"
+        assert (await response.json())["choices"][0]["text"] == EDGE
+
+
+async def test_money_is_counted_over_a_restart(tmp_path: Path) -> None:
+    """A policy that caps the cost sees what was spent before the restart."""
+    policy = POLICY.replace(
+        "  - name: cloud-first",
+        "  - name: broke\n    when: spend.usd_hour >= 0.01\n    use: [small]\n  - name: cloud-first",
+    )
+    async with running(tmp_path, policy=policy) as box:
+        assert (await box.ask(tags="cloud")).headers["x-causeway-target"] == "large"
+        assert (await box.ask("again", tags="cloud")).headers["x-causeway-reason"] == "broke"
+    async with running(tmp_path, policy=policy) as box:
+        assert (await box.ask(tags="cloud")).headers["x-causeway-reason"] == "broke"
+
+
+async def test_only_signals_that_are_named_are_computed(tmp_path: Path) -> None:
+    """A policy that does not count tokens does not ask the engine to."""
+    for rule, counted in (("request.prompt_tokens < 3", True), ("request.n < 3", False)):
+        policy = POLICY.replace(
+            "  - name: edge-first\n", f"  - name: short\n    when: {rule}\n    use: [small]\n  - name: edge-first\n"
+        )
+        async with running(tmp_path, policy=policy) as box:
+            record = await box.record(await box.ask("one two"))
+            assert record.outcome.reason == "short"
+            assert record.estimates.prompt_tokens == (2 if counted else None)
+
+
+async def older_than(seconds: float) -> None:
+    then = time.monotonic()
+    await until(lambda: time.monotonic() > then + seconds)
+
+
+def test_the_system_clock_is_the_loops() -> None:
+    """Deadlines made by one clock are read by the other."""
+
+    async def both() -> tuple[float, float]:
+        return Clock().monotonic(), asyncio.get_running_loop().time()
+
+    ours, loops = asyncio.run(both())
+    assert abs(ours - loops) < 1.0

@@ -1,0 +1,108 @@
+"""The store of decision records: bounded, queryable, and without content."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from edge_node.decisions import DecisionStore, Query
+from router.types import DecisionRecord, Estimates, Outcome, Route, Snapshot
+
+from .scripted import until
+from .test_cache import Hands
+
+
+def record(
+    number: int,
+    *,
+    route: Route = "edge",
+    target: str = "small",
+    status: str = "ok",
+    cache: str = "miss",
+    created: float = 0.0,
+) -> DecisionRecord:
+    outcome = Outcome(status=status, http_status=200, route=route, target=target, cache=cache)  # type: ignore[arg-type]
+    return DecisionRecord(
+        id=f"d{number}",
+        created=created or 1_000_000.0 + number,
+        kind="chat",
+        model="auto",
+        stream=False,
+        client="c",
+        tags=(),
+        prefer=None,
+        estimates=Estimates(),
+        snapshot=Snapshot(),
+        decision=None,
+        outcome=outcome,
+    )
+
+
+def store(
+    directory: Path | None, hands: Hands | None = None, count: int = 5, max_age_s: float = 86400.0
+) -> DecisionStore:
+    opened = DecisionStore(memory_count=count, max_age_s=max_age_s, directory=directory, clock=(hands or Hands()).clock)
+    opened.start()
+    return opened
+
+
+async def test_memory_keeps_the_newest() -> None:
+    """The oldest is forgotten; unknown ids are None."""
+    with closing(store(None, count=3)) as decisions:
+        for number in range(5):
+            decisions.add(record(number))
+        assert await decisions.get("d1") is None
+        assert await decisions.get("d4") == record(4)
+        assert [found.id for found in await decisions.find(Query())] == ["d4", "d3", "d2"]
+
+
+@pytest.mark.parametrize(
+    ("query", "ids"),
+    [
+        (Query(route="cloud"), ["d3"]),
+        (Query(target="small"), ["d2", "d1"]),
+        (Query(status="error"), ["d2"]),
+        (Query(since=1_000_002.0), ["d3", "d2"]),
+        (Query(limit=1), ["d3"]),
+        (Query(route="cloud", status="error"), []),
+    ],
+)
+async def test_filters_narrow(tmp_path: Path, query: Query, ids: list[str]) -> None:
+    """Each filter alone and together, the same in memory and from disk."""
+    records = [record(1), record(2, status="error"), record(3, route="cloud", target="large")]
+    with closing(store(tmp_path)) as decisions:
+        for one in records:
+            decisions.add(one)
+        assert [found.id for found in await decisions.find(query)] == ids
+    with closing(store(tmp_path)) as decisions:
+        assert [found.id for found in await decisions.find(query)] == ids
+
+
+async def test_older_ones_come_from_the_disk_once_each(tmp_path: Path) -> None:
+    """What memory has forgotten the disk still knows; nothing is told twice."""
+    with closing(store(tmp_path, count=2)) as decisions:
+        for number in range(6):
+            decisions.add(record(number))
+        decisions.add(record(6, cache="hit"))
+    with closing(store(tmp_path, count=2)) as decisions:
+        decisions.add(record(7))
+        assert [found.id for found in await decisions.find(Query(limit=4))] == ["d7", "d5", "d4", "d3"]
+        assert await decisions.get("d0") == record(0)
+        assert await decisions.get("d6") is None, "hits do not wear the disk"
+
+
+async def test_old_records_leave_the_disk(tmp_path: Path) -> None:
+    """Age is bounded."""
+    hands = Hands()
+    with closing(store(tmp_path, hands, max_age_s=10.0)) as decisions:
+        decisions.add(record(1, created=hands.unix_s))
+    hands.unix_s += 60.0
+    with closing(store(tmp_path, hands, max_age_s=10.0)) as decisions:
+        assert await decisions.get("d1") is not None
+        decisions.add(record(2, created=hands.unix_s))
+    with closing(store(tmp_path, hands)) as decisions:
+        await until(lambda: (stats := decisions.stats()) is not None and stats.storing)
+        assert await decisions.get("d1") is None
+        assert await decisions.get("d2") is not None
