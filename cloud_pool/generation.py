@@ -23,8 +23,11 @@ from models.llama_cpp.protocol import Emission, EngineStats, Job, Prompt
 from router.errors import CausewayError, ClientGone, InvalidRequest
 from router.types import TokenLogprob
 
+from .faults import error_of
 from .parameters import SamplingParameters
 
+Emit = Callable[[list[Emission]], None]
+OnFailure = Callable[[Exception], None]
 POLL_S = 0.01
 STATS_S = 0.1
 
@@ -147,16 +150,18 @@ class Generator:
 
     def __init__(
         self,
-        make_engine: Callable[[Callable[[list[Emission]], None]], Engine],
+        make_engine: Callable[[Emit, OnFailure], Engine],
+        *,
         report: Callable[[EngineStats], None],
-        error_of: Callable[[str, str], CausewayError],
+        broken: Callable[[], None],
     ) -> None:
-        self._steps: queue.SimpleQueue[list[Emission] | None] = queue.SimpleQueue()
+        """`report` gets the engine's figures; `broken` is called, after the last answers, when it cannot go on."""
+        self._steps: queue.SimpleQueue[list[Emission] | Exception | None] = queue.SimpleQueue()
         self._live: dict[int, _Live] = {}  # by job id; n entries for one request
         self._ids = itertools.count(1)
         self._report = report
-        self._error_of = error_of
-        self._engine = make_engine(self._steps.put)
+        self._broken = broken
+        self._engine = make_engine(self._steps.put, self._steps.put)
         self._sender = threading.Thread(target=self._send_all, name="causeway-sender", daemon=True)
         self._sender.start()
 
@@ -193,6 +198,9 @@ class Generator:
                 emissions = []
             if emissions is None:
                 return
+            if isinstance(emissions, Exception):
+                self._broken()
+                return
             self._deliver(emissions)
             now = time.monotonic()
             self._look_for_cancelled(now)
@@ -213,7 +221,7 @@ class Generator:
             if emission.error:
                 self._end(live)
                 touched.pop(id(live), None)
-                live.responder.fail(self._error_of(emission.error, emission.detail))
+                live.responder.fail(error_of(emission.error, emission.detail))
                 continue
             live.add(emission)
             touched[id(live)] = live
@@ -263,6 +271,7 @@ def jobs_of(ask: Ask, ids: itertools.count[int]) -> list[Job]:
             ignore_eos=parameters.ignore_eos,
             deadline_s=ask.deadline_s,
             embed=ask.embed,
+            refusal="skip",  # a tier is the end of the line: nobody else will answer
         )
         for index in range(parameters.n)
     ]

@@ -140,20 +140,29 @@ class Launcher:
             delay_s = min(2.0 * delay_s, LONGEST_DELAY_S)
 
     async def _once(self, stop: asyncio.Event) -> Ended:
-        process = await asyncio.create_subprocess_exec(
-            *self._argv,
-            env=self._environ,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            # A group of its own: Ctrl-C reaches us only, and what it leaves behind can be found.
-            start_new_session=True,
-            preexec_fn=_end_with_parent,
-        )
+        # A pipe of our own: asyncio's would keep `wait` waiting for whoever inherited it from a server that was killed.
+        reading, writing = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._argv,
+                env=self._environ,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                # A group of its own: Ctrl-C reaches us only, and what it leaves behind can be found.
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
         ready_at: list[float] = []
         read_out = asyncio.Event()
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._forward, process, read_out)
+                tasks.start_soon(self._forward, reading, read_out)
                 tasks.start_soon(self._watch_ready, ready_at)
                 tasks.start_soon(self._drain_at, stop, process)
                 code = await process.wait()
@@ -163,6 +172,8 @@ class Launcher:
                 tasks.cancel_scope.cancel()
         finally:
             self._clear(process.pid)  # Also on cancellation: nothing of the server outlives this call.
+            with anyio.CancelScope(shield=True):
+                await process.wait()
         return Ended(code, time.monotonic() - ready_at[0] if ready_at else None)
 
     async def _drain_at(self, stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
@@ -186,25 +197,32 @@ class Launcher:
         ready_at.append(time.monotonic())
         self._say(self._ports.line())
 
-    async def _forward(self, process: asyncio.subprocess.Process, read_out: asyncio.Event) -> None:
-        assert process.stdout is not None
-        while True:
-            try:
-                line = await process.stdout.readline()
-            except ValueError:  # longer than the reader's buffer, which it has dropped
-                continue
-            if not line:
-                read_out.set()
-                return
-            said = worth_saying(line.decode(errors="replace").rstrip("\n"))
-            if said is not None:
-                self._log(said)
+    async def _forward(self, reading: int, read_out: asyncio.Event) -> None:
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb")
+        )
+        try:
+            while line := await _line(reader):
+                said = worth_saying(line.decode(errors="replace").rstrip("\n"))
+                if said is not None:
+                    self._log(said)
+        finally:
+            transport.close()
+            read_out.set()
 
     def _clear(self, group: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
         for region in SHARED_MEMORY.glob(f"{self._memory_prefix}*"):
             region.unlink(missing_ok=True)
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """The next line, b"" at the end; one that is longer than the reader's buffer comes without its start."""
+    while True:
+        with contextlib.suppress(ValueError):
+            return await reader.readline()
 
 
 async def _is_ready(ports: Ports) -> bool:

@@ -22,7 +22,7 @@ ANY_OBJECT = "{}"
 class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What the output must obey. `grammar` is GBNF here and EBNF in vLLM, so the gateway sends schemas only."""
 
-    json: msgspec.Raw | None = None  # a schema as an object, or as a string that holds one
+    json: dict[str, object] | str | None = None  # a schema, or a text that holds one
     grammar: str = ""
     json_object: bool = False
 
@@ -31,15 +31,14 @@ class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         """The JSON schema as text, "" for none. Raises InvalidRequest when it is no object."""
         if self.json is None:
             return ANY_OBJECT if self.json_object else ""
-        text = bytes(self.json)
-        if text.startswith(b'"'):
-            text = msgspec.json.decode(text, type=str).encode()
-        try:
-            return msgspec.json.encode(
-                msgspec.json.decode(text, type=dict[str, object]), order="deterministic"
-            ).decode()
-        except msgspec.DecodeError as error:
-            raise InvalidRequest(f"the JSON schema is not an object: {error}") from error
+        if isinstance(self.json, str):
+            try:
+                msgspec.json.decode(self.json, type=dict[str, object])
+            except msgspec.DecodeError as error:
+                raise InvalidRequest(f"the JSON schema is not an object: {error}") from error
+            return self.json
+        # The order of keys stays: it is the order in which the model answers.
+        return msgspec.json.encode(self.json).decode()
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -101,7 +100,7 @@ class _Extra(msgspec.Struct, frozen=True):
 def from_request(request: Request, *, max_tokens: int, schema: str, guided_key: GuidedKey) -> SamplingParameters:
     """What Triton shall do for one prompt of `request`. `schema` is JSON, "" for free text. Raises InvalidRequest."""
     wish = request.sampling
-    guided = {guided_key: msgspec.json.encode(Guided(json=msgspec.Raw(schema.encode()))).decode()} if schema else {}
+    guided = {guided_key: msgspec.json.encode(_guided(schema)).decode()} if schema else {}
     try:
         extra = msgspec.json.decode(request.extra or "{}", type=_Extra)
     except msgspec.ValidationError as error:
@@ -123,6 +122,10 @@ def from_request(request: Request, *, max_tokens: int, schema: str, guided_key: 
         ignore_eos=extra.ignore_eos,
         **guided,
     )
+
+
+def _guided(schema: str) -> Guided:
+    return Guided(json_object=True) if schema == ANY_OBJECT else Guided(json=msgspec.json.decode(schema))
 
 
 def encode(parameters: SamplingParameters) -> bytes:

@@ -8,24 +8,29 @@ from pathlib import Path
 import gguf
 import msgspec
 
-from models.chat_template import render
+from models.chat_template import MARK, render
 from models.spec import ArtifactError, find_artifact
 from router.errors import ConfigError, UnsupportedFeature
 from router.types import Request
 
 from .config import Config, TierConfig
 
-_CONTROL = 3  # tokenizer.ggml.token_type of the tokens that text must not be able to say
+_GUARDED = (2, 3)  # tokenizer.ggml.token_type of the tokens that text must not be able to say: unknown, control
 
 
 class Wording(msgspec.Struct, frozen=True):
-    """A model's chat template and the tokens around it."""
+    """A model's chat template and the tokens around it.
+
+    `special` are the control tokens as text. A caller's text that spells one is broken up: by a MARK where the engine
+    is ours, which drops it again, and by a space for any other.
+    """
 
     template: str
     bos: str = ""
     eos: str = ""
     special: tuple[str, ...] = ()
     context_tokens: int = 0
+    reads_marks: bool = False
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -65,7 +70,21 @@ class Tier(msgspec.Struct, frozen=True):
                 f"the tier {self.name!r} has no chat template: use /v1/completions", param="messages"
             )
         wording = self.wording
-        return render(wording.template, request.messages, request.tools, bos=wording.bos, eos=wording.eos)
+        guard = "".join(sorted({text[0] for text in wording.special if text}))
+        tools = () if request.tool_choice.mode == "none" else request.tools
+        text = render(wording.template, request.messages, tools, bos=wording.bos, eos=wording.eos, guard=guard)
+        return text if wording.reads_marks else break_up(text, wording.special)
+
+
+def break_up(text: str, special: tuple[str, ...]) -> str:
+    """`text` without its marks, and with a space in each special token that a caller's text spells."""
+    parts = text.split(MARK)
+    plain, at, made = "".join(parts), 0, []
+    for part in parts[:-1]:
+        at += len(part)
+        # The mark stood behind the first letter of what may be a special token.
+        made.append(f"{part} " if part and plain.startswith(special, at - 1) else part)
+    return "".join([*made, parts[-1]])
 
 
 def load_tiers(config: Config) -> tuple[Tier, ...]:
@@ -110,8 +129,9 @@ def read_wording(path: Path) -> Wording:
         template=str(found.get("tokenizer.chat_template", "")),
         bos=token("bos"),
         eos=token("eos"),
-        special=tuple(str(text) for text, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL),
+        special=tuple(str(text) for text, kind in zip(tokens, kinds, strict=False) if kind in _GUARDED),
         context_tokens=int(context),
+        reads_marks=True,
     )
 
 

@@ -6,6 +6,7 @@ importable.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from cloud_pool import logprobs
-from cloud_pool.faults import error_of
-from cloud_pool.generation import Ask, Generator, Outputs, Wants
+from cloud_pool.generation import Ask, Emit, Generator, OnFailure, Outputs, Wants
 from cloud_pool.parameters import decode
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.protocol import EngineOptions, EngineStats
@@ -26,6 +26,7 @@ GAUGES = {
     "waiting": "sequences that wait for a place in it",
     "kv_used": "tokens in the KV cache",
     "kv_total": "tokens that the KV cache holds",
+    "steps": "decode steps so far",
     "tokens_per_s": "tokens a second, all sequences, over the last second of work",
     "rss_bytes": "resident memory of the model's process",
 }
@@ -88,12 +89,13 @@ class TritonPythonModel:
         options = msgspec.json.decode((folder / "model.json").read_bytes(), type=EngineOptions)
         gauges = Gauges(args["model_name"])
 
-        def start(emit: Any) -> Engine:
-            engine = Engine(options, emit)
+        def start(emit: Emit, on_failure: OnFailure) -> Engine:
+            engine = Engine(options, emit, on_failure)
             engine.start()
             return engine
 
-        self._generator = Generator(start, gauges.set, error_of)
+        # A process that is gone is what the gateway repairs; one that stays and fails every call looks healthy.
+        self._generator = Generator(start, report=gauges.set, broken=lambda: os._exit(70))
 
     def execute(self, requests: list[Any]) -> None:
         """Decoupled: the answers come from the generator's own thread, this one takes the next requests."""

@@ -1,0 +1,150 @@
+"""A real Triton under its launcher and a real gateway, started once, through the commands that people use."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import aiohttp
+import psutil
+import pytest
+import pytest_asyncio
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "kiosk-secret"
+PATIENCE_S = 60.0
+
+CONFIG = """
+server: {port: 0, token_file: tokens, probe_ttl_s: 0, max_body_bytes: 200000}
+tiers:
+  - {name: assistant-large, aliases: [large]}
+  - {name: tight, model: assistant-large, artifact: assistant-large, concurrency: 1, queue: 0}
+  - {name: absent, model: not-loaded, artifact: assistant-large}
+"""
+
+
+class Command:
+    """A command of ours that says `ready …` on stdout, each time it is."""
+
+    def __init__(self, *args: str, **environ: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cloud_pool", *args],
+            cwd=ROOT,
+            env={**os.environ, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+        self._lines: queue.Queue[str] = queue.Queue()
+        for stream, take in ((self.process.stdout, self._lines.put), (self.process.stderr, self.log.append)):
+            threading.Thread(target=self._read, args=(stream, take), daemon=True).start()
+
+    def ready(self) -> dict[str, str]:
+        """The next ready line's fields."""
+        try:
+            line = self._lines.get(timeout=PATIENCE_S)
+        except queue.Empty:
+            raise AssertionError("not ready:\n" + "\n".join(self.log)) from None
+        assert line.startswith("ready "), line
+        return dict(field.split("=", 1) for field in line.split()[1:])
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(timeout=PATIENCE_S)
+
+    def _read(self, stream: Iterator[str], take: Callable[[str], None]) -> None:
+        for line in stream:
+            take(line.rstrip("\n"))
+
+
+class Pool:
+    """The launcher and the Triton below it."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.grpc = self.http = self.metrics = ""
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        fields = self.command.ready()
+        self.grpc, self.http, self.metrics = fields["grpc"], fields["http"], fields["metrics"]
+
+    @property
+    def server(self) -> psutil.Process:
+        (found,) = psutil.Process(self.command.process.pid).children()
+        return found
+
+    @property
+    def stub(self) -> psutil.Process:
+        """The model's process; Triton does not reap those that died before."""
+        (found,) = (one for one in self.server.children() if one.status() != psutil.STATUS_ZOMBIE)
+        return found
+
+    def gauge(self, name: str) -> float:
+        """One of the engine's own figures, from Triton's metrics."""
+        text = urlopen(f"http://{self.metrics}/metrics").read().decode()
+        found = re.search(rf"^causeway_engine_{name}{{.*}} (\S+)$", text, re.MULTILINE)
+        assert found is not None, text
+        return float(found[1])
+
+    def is_idle(self) -> bool:
+        return self.gauge("running") == 0.0 and self.gauge("waiting") == 0.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another process does."""
+    ends = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen"
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def triton_environment() -> Path:
+    path = Path(os.environ.get("CAUSEWAY_TRITON_ENV", ROOT / ".venv-triton"))
+    if not (path / "triton.json").is_file():
+        pytest.skip(f"no Triton environment at {path}: `make setup` makes it")
+    return path
+
+
+@pytest.fixture(scope="session")
+def pool(triton_environment: Path) -> Iterator[Pool]:
+    ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
+    # A short drain: requests that a killed model process left behind never end.
+    ports = (*ports, "--threads", "1", "--drain-s", "1")
+    command = Command("triton", *ports, CAUSEWAY_TRITON_ENV=str(triton_environment))
+    try:
+        yield Pool(command)
+    finally:
+        command.stop()
+
+
+@pytest.fixture(scope="session")
+def gateway(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The gateway's URL, ending in /v1. Its `absent` tier names a model that Triton has not loaded."""
+    folder = tmp_path_factory.mktemp("gateway")
+    (folder / "tokens").write_text(f"kiosk {TOKEN}\n")
+    (folder / "gateway.yaml").write_text(CONFIG)
+    command = Command("serve", "--config", str(folder / "gateway.yaml"), "--triton", pool.grpc)
+    try:
+        yield command.ready()["url"]
+        assert command.stop() == 0
+    finally:
+        command.process.kill()
+
+
+@pytest_asyncio.fixture
+async def http(gateway: str) -> AsyncIterator[aiohttp.ClientSession]:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(headers=headers, base_url=gateway.removesuffix("/v1")) as session:
+        yield session

@@ -1,0 +1,154 @@
+"""What callers get when parts of the cloud die. Each part is the real one, and it is really killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import aiohttp
+import anyio
+import psutil
+import pytest
+
+from cloud_pool.app import build
+from cloud_pool.config import Config, ServerConfig, TierConfig
+from cloud_pool.launcher import SHARED_MEMORY
+
+from .conftest import PATIENCE_S, Command, Pool, until
+from .test_gateway import LONG, read
+
+pytestmark = [pytest.mark.triton, pytest.mark.engine]
+
+BODY = {"model": "large", "prompt": "a", "max_tokens": 1}
+
+
+async def answered(http: aiohttp.ClientSession) -> set[str]:
+    """Ask until there is an answer again; the codes of the refusals on the way."""
+    refusals = set()
+    with anyio.fail_after(PATIENCE_S):
+        while True:
+            async with http.post("/v1/completions", json=BODY) as reply:
+                if reply.status == 200:
+                    return refusals
+                assert reply.status == 503, await reply.text()
+                assert int(reply.headers["retry-after"]) >= 1
+                refusals.add((await reply.json())["error"]["code"])
+            await asyncio.sleep(0.05)
+
+
+async def broken_by(http: aiohttp.ClientSession, pool: Pool, victim: psutil.Process) -> list[bytes]:
+    """The events of a stream during which `victim` is killed."""
+    stream = asyncio.ensure_future(read(http, {"model": "large", "stream": True, **LONG}))
+    await until(lambda: pool.gauge("running") > 0)
+    victim.kill()
+    return await asyncio.wait_for(stream, PATIENCE_S)
+
+
+def assert_broken(events: list[bytes]) -> None:
+    """The stream has a start, and an error as its end: no reason to stop, and no [DONE]."""
+    assert json.loads(events[0])["choices"][0]["delta"]["role"] == "assistant"
+    assert json.loads(events[-1])["error"]["code"] == "stream_broken"
+    assert not any(b"[DONE]" in event or b'"finish_reason":"' in event for event in events)
+
+
+async def test_triton_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool) -> None:
+    """The stream ends with an error; a new server takes the same ports, and the next request is answered."""
+    old, stub = pool.server, pool.stub
+    events = await broken_by(http, pool, old)
+    assert_broken(events)
+    refusals = await answered(http)
+    assert refusals <= {"cloud_unreachable", "engine_unavailable"}
+    pool.wait_ready()
+    assert pool.server.pid != old.pid
+    # Neither the killed server's model process nor its shared memory is left.
+    await until(lambda: not stub.is_running())
+    regions = list(SHARED_MEMORY.glob(f"triton_python_backend_shm_region_causeway{pool.command.process.pid}_*"))
+    assert len(regions) == 1
+
+
+async def test_stub_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool) -> None:
+    """Triton would leave the stream hanging and call the model ready: it is ended, and the model loaded again."""
+    server, stub = pool.server, pool.stub
+    events = await broken_by(http, pool, stub)
+    assert_broken(events)
+    assert await answered(http) <= {"engine_unavailable"}
+    assert pool.server.pid == server.pid
+    assert pool.stub.pid != stub.pid
+    text = await (await http.get("/metrics")).text()
+    assert 'causeway_cloud_repairs_total{model="assistant-large"}' in text
+
+
+async def test_stub_killed_at_rest(http: aiohttp.ClientSession, pool: Pool) -> None:
+    """The first request after the crash hears of it with a 503, and starts the repair."""
+    pool.stub.kill()
+    async with http.post("/v1/completions", json=BODY) as reply:
+        assert (reply.status, (await reply.json())["error"]["code"]) == (503, "engine_unavailable")
+    assert await answered(http) <= {"engine_unavailable"}
+    await until(pool.is_idle)
+
+
+async def test_triton_that_is_not_there() -> None:
+    """A gateway starts without its Triton, says that it is not ready, and refuses with 503 until it is."""
+    config = Config(
+        server=ServerConfig(port=0), tiers=(TierConfig(name="large", artifact="assistant-large", triton="127.0.0.1:1"),)
+    )
+    async with anyio.create_task_group() as tasks:
+        app = build(config, tasks)
+        await app.start()
+        async with aiohttp.ClientSession() as http:
+            async with http.post(f"{app.url}/completions", json=BODY) as reply:
+                assert (reply.status, (await reply.json())["error"]["code"]) == (503, "cloud_unreachable")
+                assert int(reply.headers["retry-after"]) >= 1
+            async with http.get(app.url.replace("/v1", "/readyz")) as reply:
+                assert reply.status == 503
+            async with http.get(app.url.replace("/v1", "/healthz")) as reply:
+                assert reply.status == 200
+        await app.drain()
+        await app.close()
+        tasks.cancel_scope.cancel()
+
+
+async def test_drain_lets_running_answers_end(pool: Pool, tmp_path: Path) -> None:
+    """On SIGTERM what runs is finished, what comes is refused, and the gateway ends with status 0."""
+    command = Command("serve", "--port", "0", "--triton", pool.grpc)
+    url = command.ready()["url"]
+    try:
+        async with aiohttp.ClientSession(base_url=url.removesuffix("/v1")) as http:
+            ask = {"model": "assistant-large", "stream": True, **LONG}
+            stream = asyncio.ensure_future(read(http, ask))
+            await until(lambda: pool.gauge("running") > 0)
+            command.process.send_signal(signal.SIGTERM)
+            status = 200
+            while status == 200:  # until the signal has arrived
+                async with http.post("/v1/completions", json={**BODY, "model": "assistant-large"}) as reply:
+                    status, answer = reply.status, await reply.json()
+            assert (status, answer["error"]["code"]) == (503, "draining")
+            events = await stream
+        assert events[-1] == b"[DONE]"
+        assert command.process.wait(timeout=PATIENCE_S) == 0
+    finally:
+        command.process.kill()
+
+
+async def test_launcher_ends_triton_with_it(triton_environment: Path) -> None:
+    """SIGTERM ends server and model process; nothing of them stays."""
+    ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
+    command = Command("triton", *ports, "--threads", "1", CAUSEWAY_TRITON_ENV=str(triton_environment))
+    pool = Pool(command)
+    server, stub = pool.server, pool.stub
+    assert await asyncio.to_thread(command.stop) == 0
+    assert not server.is_running()
+    await until(lambda: not stub.is_running())
+    assert not list(SHARED_MEMORY.glob(f"triton_python_backend_shm_region_causeway{command.process.pid}_*"))
+
+
+async def test_triton_does_not_outlive_a_killed_launcher(triton_environment: Path) -> None:
+    """kill -9 of the launcher takes the server with it: no port stays taken."""
+    ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
+    command = Command("triton", *ports, "--threads", "1", CAUSEWAY_TRITON_ENV=str(triton_environment))
+    pool = Pool(command)
+    server, stub = pool.server, pool.stub
+    command.process.kill()
+    await until(lambda: not server.is_running() and not stub.is_running())

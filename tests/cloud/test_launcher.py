@@ -1,0 +1,212 @@
+"""The launcher with a server of its own making; the real Triton under it is in test_failures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from cloud_pool.environment import find_environment
+from cloud_pool.launcher import SHARED_MEMORY, Launcher, Ports, choose_ports, command
+from cloud_pool.repository import Served, lay_out
+from cloud_pool.triton_log import worth_saying
+from models.llama_cpp.protocol import EngineOptions
+from router.errors import ConfigError
+
+# Ready at once; leaves a child and a shared memory region behind when it is killed, as Triton does.
+SERVER = """
+import http.server, pathlib, signal, subprocess, sys
+port, region = int(sys.argv[1]), pathlib.Path(sys.argv[2])
+region.touch()
+child = subprocess.Popen(["sleep", "600"])
+def end(*_):
+    child.kill(); region.unlink(); sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *_): pass
+print("I1121 17:07:24.723972 9688 model_lifecycle.cc:472] \\"loading: m:1\\"", child.pid, flush=True)
+http.server.HTTPServer(("127.0.0.1", port), Ready).serve_forever()
+"""
+
+
+class Bed:
+    """A launcher over SERVER, and what it said."""
+
+    def __init__(self, folder: Path, *, restart: bool = True, argv: list[str] | None = None) -> None:
+        self.ports = choose_ports(Ports(grpc=0, http=0, metrics=0))
+        self.prefix = f"causeway-test-{os.getpid()}-{self.ports.http}_"
+        self.region = SHARED_MEMORY / f"{self.prefix}region"
+        script = folder / "server.py"
+        script.write_text(SERVER)
+        self.said: list[str] = []
+        self.logged: list[str] = []
+        self.launcher = Launcher(
+            argv or [sys.executable, str(script), str(self.ports.http), str(self.region)],
+            os.environ,
+            self.ports,
+            memory_prefix=self.prefix,
+            drain_s=5.0,
+            restart=restart,
+            say=self.said.append,
+            log=self.logged.append,
+        )
+        self.stop = asyncio.Event()
+
+    def servers(self) -> list[psutil.Process]:
+        return [one for one in psutil.Process().children() if str(self.ports.http) in one.cmdline()]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another process does."""
+    async with asyncio.timeout(20.0):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(bed: Bed) -> Awaitable[asyncio.Task[int]]:
+    task = asyncio.ensure_future(bed.launcher.run(bed.stop))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_killed_server_is_started_again_and_cleared_away(tmp_path: Path) -> None:
+    """After kill -9 its child and shared memory are gone, and the same ports are ready again."""
+    bed = Bed(tmp_path)
+    async with running(bed):
+        await until(lambda: len(bed.said) == 1)
+        (server,) = bed.servers()
+        (child,) = server.children()
+        server.send_signal(signal.SIGKILL)
+        await until(lambda: len(bed.said) == 2)
+        assert not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE
+    assert bed.said[0] == bed.said[1] == bed.ports.line()
+    assert any("starting it again" in line for line in bed.logged)
+    assert not bed.region.exists()
+
+
+async def test_stop_ends_the_server_and_nothing_stays(tmp_path: Path) -> None:
+    """Asked to stop, the launcher lets the server end by itself and returns 0."""
+    bed = Bed(tmp_path)
+    async with running(bed) as task:
+        await until(lambda: len(bed.said) == 1)
+        (server,) = bed.servers()
+        bed.stop.set()
+        assert await task == 0
+    assert not psutil.pid_exists(server.pid)
+    assert not bed.region.exists()
+
+
+async def test_cancelled_launcher_leaves_nothing(tmp_path: Path) -> None:
+    """A second signal ends at once: the group is killed and cleared."""
+    bed = Bed(tmp_path)
+    async with running(bed):
+        await until(lambda: len(bed.said) == 1)
+        (server,) = bed.servers()
+    assert not psutil.pid_exists(server.pid) or server.status() == psutil.STATUS_ZOMBIE
+    assert not bed.region.exists()
+
+
+async def test_server_that_never_was_ready_is_given_up(tmp_path: Path) -> None:
+    """A wrong model or a taken port is not mended by waiting; its last words are shown."""
+    bed = Bed(tmp_path, argv=[sys.executable, "-c", "print('port is taken'); raise SystemExit(3)"])
+    async with running(bed) as task:
+        assert await task == 1
+    assert "port is taken" in bed.logged
+    assert any("status 3" in line for line in bed.logged)
+
+
+async def test_no_restart_means_none(tmp_path: Path) -> None:
+    """With restart off a crash ends the launcher with a status that says so."""
+    bed = Bed(tmp_path, restart=False)
+    async with running(bed) as task:
+        await until(lambda: len(bed.said) == 1)
+        bed.servers()[0].kill()
+        assert await task == 1
+    assert len(bed.said) == 1
+
+
+def test_free_ports_are_three() -> None:
+    """Port 0 is replaced by a free one, and no port is given out twice."""
+    ports = choose_ports(Ports(grpc=0, http=0, metrics=0))
+    assert len({ports.grpc, ports.http, ports.metrics} - {0}) == 3
+    assert choose_ports(Ports(grpc=5, http=6, metrics=7)) == Ports(grpc=5, http=6, metrics=7)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('I1121 17:07:24.723972 9688 model_lifecycle.cc:472] "loading: echo:1"', "loading: echo:1"),
+        ("E1121 17:07:24.7 9 model_lifecycle.cc:6] \"failed to load 'm'\"", "error: failed to load 'm'"),
+        ('W1121 17:07:24.7 9 metrics.cc:798] "DCGM unable to start"', None),
+        ("Error: Failed to initialize NVML", None),
+        ("+-----+-----+", None),
+        ("| python | /x |", None),
+        ("I1121 17:07:25.033673 9688 server.cc:631] ", None),
+        ("", None),
+        ("ValueError: not a GGUF", "ValueError: not a GGUF"),
+    ],
+)
+def test_log_says_what_matters(line: str, said: str | None) -> None:
+    """Complaints about missing GPUs and tables go; models, errors and what a model prints stay."""
+    assert worth_saying(line) == said
+
+
+def test_repository_names_each_model(tmp_path: Path) -> None:
+    """Each model has the template's config and code, and its own engine options."""
+    lay_out(
+        tmp_path,
+        (Served("a", EngineOptions(model_path="/w/a.gguf")), Served("b", EngineOptions(model_path="/w/b.gguf"))),
+    )
+    assert (tmp_path / "a" / "config.pbtxt").read_bytes() == (tmp_path / "b" / "config.pbtxt").read_bytes()
+    options = msgspec.json.decode((tmp_path / "b" / "1" / "model.json").read_bytes(), type=EngineOptions)
+    assert options.model_path == "/w/b.gguf"
+    assert (tmp_path / "b" / "1" / "model.py").is_file()
+
+
+def test_environment_is_what_set_up_wrote(tmp_path: Path) -> None:
+    """The server starts with the environment's bin first and without anyone's PYTHONPATH."""
+    paths = {name: tmp_path / name for name in ("tritonserver", "backends", "lib")}
+    for path in paths.values():
+        path.mkdir()
+    description = {
+        "server": str(paths["tritonserver"]),
+        "backend_directory": str(paths["backends"]),
+        "library_path": [str(paths["lib"])],
+        "path": "/env/bin",
+    }
+    (tmp_path / "triton.json").write_bytes(msgspec.json.encode(description))
+    environment = find_environment(tmp_path)
+    environ = environment.environ({"PATH": "/usr/bin", "PYTHONPATH": "/elsewhere", "LD_LIBRARY_PATH": "/x"})
+    assert environ["PATH"] == "/env/bin:/usr/bin"
+    assert environ["LD_LIBRARY_PATH"] == f"{paths['lib']}:/x"
+    assert "PYTHONPATH" not in environ
+    argv = command(environment, tmp_path, ("m",), Ports(), drain_s=3.0, memory_prefix="p_")
+    assert "--load-model=m" in argv
+    assert "--model-control-mode=explicit" in argv
+
+
+def test_missing_environment_says_what_to_do(tmp_path: Path) -> None:
+    """No environment, a broken description, and one whose files are gone: each says how to make it."""
+    with pytest.raises(ConfigError, match="make setup"):
+        find_environment(tmp_path)
+    (tmp_path / "triton.json").write_text("{}")
+    with pytest.raises(ConfigError, match="make setup"):
+        find_environment(tmp_path)
+    gone = {"server": "/gone", "backend_directory": "/gone", "library_path": [], "path": "/gone"}
+    (tmp_path / "triton.json").write_bytes(msgspec.json.encode(gone))
+    with pytest.raises(ConfigError, match="/gone is gone"):
+        find_environment(tmp_path)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import pytest
+from tritonclient.grpc import service_pb2
+
+from cloud_pool import logprobs
+from cloud_pool.parameters import SamplingParameters
+from cloud_pool.tensors import Ask, delta_of, request_of
+from router.errors import CloudFailed
+from router.types import TokenAlternative, TokenLogprob
+
+
+def texts(*values: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(value)) + value for value in values)
+
+
+def response(final: bool = False, **tensors: bytes) -> service_pb2.ModelInferResponse:
+    made = service_pb2.ModelInferResponse()
+    for name, raw in tensors.items():
+        made.outputs.add(name=name)
+        made.raw_output_contents.append(raw)
+    made.parameters["triton_final_response"].bool_param = final
+    return made
+
+
+def test_request_has_the_tensors_of_the_vllm_backend() -> None:
+    """Names, types and shapes are those that a stock deployment takes."""
+    parameters = SamplingParameters(max_tokens=3, logprobs=2)
+    request = request_of(Ask(model="m", prompt="h\u00e9", parameters=parameters, deadline=0.0), left_s=1.5)
+    sent = {tensor.name: (tensor.datatype, list(tensor.shape)) for tensor in request.inputs}
+    assert sent == {
+        "text_input": ("BYTES", [1]),
+        "sampling_parameters": ("BYTES", [1]),
+        "stream": ("BOOL", [1]),
+        "exclude_input_in_output": ("BOOL", [1]),
+        "return_finish_reason": ("BOOL", [1]),
+        "return_num_input_tokens": ("BOOL", [1]),
+        "return_num_output_tokens": ("BOOL", [1]),
+        "return_logprobs": ("BOOL", [1]),
+    }
+    assert request.raw_input_contents[0] == texts("h\u00e9".encode())
+    assert request.parameters["causeway_deadline_ms"].int64_param == 1500
+
+
+def test_response_of_two_sequences_is_read() -> None:
+    """Each tensor has one element a sequence, in the same order."""
+    delta = delta_of(
+        response(
+            final=True,
+            text_output=texts(b"a", "\u00fc".encode()),
+            finish_reason=texts(b"None", b"stop"),
+            num_output_tokens=struct.pack("<2I", 1, 2),
+            num_input_tokens=struct.pack("<I", 9),
+        ),
+        best=0,
+    )
+    assert delta.texts == ("a", "\u00fc")
+    assert delta.finish_reasons == (None, "stop")
+    assert delta.new_tokens == (1, 2)
+    assert (delta.input_tokens, delta.final) == (9, True)
+
+
+def test_an_empty_last_response_is_an_end() -> None:
+    """Some models send the flag of the end alone."""
+    assert delta_of(response(final=True), best=0).final
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        {"text_output": b"\x05\x00\x00\x00ab"},
+        {"text_output": texts(b"a"), "finish_reason": texts(b"stop", b"stop")},
+        {"text_output": texts(b"a"), "logprobs": texts(b"{")},
+        {"text_output": b"\x05\x00"},
+        {"text_output": texts(b"a"), "num_output_tokens": b"\x01\x00\x00"},
+    ],
+)
+def test_a_broken_response_is_a_failed_cloud(tensors: dict[str, bytes]) -> None:
+    """Missing, cut or contradicting tensors are an error of the backend, never a wrong answer."""
+    with pytest.raises(CloudFailed):
+        delta_of(response(**tensors), best=0)
+
+
+def test_logprobs_survive_the_tensor() -> None:
+    """The chosen token and its alternatives come back with their order and bytes."""
+    first = TokenLogprob("b", -1.5, (98,), (TokenAlternative("a", -0.5, (97,)), TokenAlternative("b", -1.5, (98,))))
+    half = TokenLogprob("\ufffd", -0.1, (0xC3,), (TokenAlternative("\ufffd", -0.1, (0xC3,)),))
+    outside = TokenLogprob("z", -9.0, (122,), (TokenAlternative("a", -0.1, (97,)),))
+    tokens = (first, half, outside)
+    assert logprobs.decode(logprobs.encode(tokens), best=2) == (
+        first,
+        half,
+        TokenLogprob("z", -9.0, (122,), (TokenAlternative("a", -0.1, (97,)), TokenAlternative("z", -9.0, (122,)))),
+    )
+    assert logprobs.decode(logprobs.encode(tokens), best=0)[0] == TokenLogprob("b", -1.5, (98,))
+
+
+def test_logprobs_of_vllm_are_read() -> None:
+    """vLLM names entries by token id and says nothing of bytes."""
+    document = msgspec.json.encode(
+        [
+            {
+                "42": {"logprob": -0.7, "rank": 2, "decoded_token": " x"},
+                "7": {"logprob": -0.6, "rank": 1, "decoded_token": "y"},
+            }
+        ]
+    )
+    (token,) = logprobs.decode(document, best=1)
+    assert (token.token, token.bytes) == (" x", (32, 120))
+    assert [one.token for one in token.top] == ["y"]
+    assert logprobs.decode(b"null", best=1) == ()
