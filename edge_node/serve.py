@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator
 
 import click
@@ -16,15 +15,16 @@ from .logs import start_log
 def run(config: Config) -> int:
     """Until SIGTERM or Ctrl-C, then drained. Raises ConfigError where it cannot start. Returns the exit code."""
     start_log(config)
-    with contextlib.suppress(ImportError):  # a faster loop, where it is there
-        import uvloop
-
-        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
     async def live() -> None:
         await build(config).serve(on_ready=lambda app: _say(config, app))
 
-    asyncio.run(live())
+    try:
+        import uvloop
+    except ImportError:  # slower, and all the same otherwise
+        asyncio.run(live())
+    else:
+        uvloop.run(live())
     return 0
 
 
