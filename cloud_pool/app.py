@@ -61,9 +61,12 @@ class App:
             await self._server.drained()
 
     async def close(self) -> None:
+        """Ends the background work too: nothing may use a server that is closed."""
         await self._runner.cleanup()
-        for triton in self._tritons.values():
-            await triton.close()
+        self._tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            for triton in self._tritons.values():
+                await triton.close()
 
 
 def build(config: Config, tasks: TaskGroup) -> App:

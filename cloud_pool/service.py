@@ -8,19 +8,18 @@ Chunks      text → text and tool calls; usage at the end    Choice
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
-import anyio
 import msgspec
 
-from router.errors import CausewayError, CloudFailed, UnsupportedFeature
+from router.errors import CloudFailed, UnsupportedFeature
 from router.tools import ToolCallParser, tool_schema
 from router.types import Chunk, FinishReason, Request, TokenLogprob, Usage
 
 from .admission import Admission, Priority
+from .merging import merged
 from .parameters import SamplingParameters, from_request
 from .tensors import Ask, Delta
 from .tiers import Tier
@@ -63,7 +62,7 @@ class Service:
             usage = Usage()
             for chunk in _echo(call.request, choices):
                 yield chunk
-            async with aclosing(_merged([triton.generate(ask) for ask in asks])) as deltas:
+            async with aclosing(merged([triton.generate(ask) for ask in asks])) as deltas:
                 async for prompt, delta in deltas:
                     usage = _counted(usage, delta)
                     first = prompt * call.request.n
@@ -178,42 +177,3 @@ def _counted(usage: Usage, delta: Delta) -> Usage:
     if not prompt and not made:
         return usage
     return Usage(usage.prompt_tokens + prompt, usage.completion_tokens + made)
-
-
-async def _merged(streams: list[AsyncGenerator[Delta, None]]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """The deltas of all streams as they come, with each stream's number. The first error ends all."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for delta in only:
-                yield 0, delta
-        return
-    # At most one delta waits for each stream, so a slow reader slows Triton's streams down.
-    ready: asyncio.Queue[tuple[int, Delta | CausewayError | None]] = asyncio.Queue(len(streams))
-
-    async def pump(number: int, stream: AsyncGenerator[Delta, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for delta in stream:
-                    await ready.put((number, delta))
-        except CausewayError as error:
-            await ready.put((number, error))
-        except Exception as error:
-            await ready.put((number, CloudFailed(f"an answer failed: {type(error).__name__}", phase="stream")))
-        else:
-            await ready.put((number, None))
-
-    async with anyio.create_task_group() as tasks:
-        for number, stream in enumerate(streams):
-            tasks.start_soon(pump, number, stream)
-        try:
-            left = len(streams)
-            while left:
-                number, found = await ready.get()
-                if isinstance(found, CausewayError):
-                    raise found
-                if found is None:
-                    left -= 1
-                    continue
-                yield number, found
-        finally:
-            tasks.cancel_scope.cancel()

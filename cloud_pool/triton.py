@@ -78,6 +78,7 @@ class Triton:
         self._streams: set[Stream] = set()
         self._in_repair: set[str] = set()
         self._in_probe: set[str] = set()
+        self._closed = False
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
         """The answer, piece by piece. Raises CausewayError; closing the generator cancels the work in Triton."""
@@ -112,6 +113,7 @@ class Triton:
                 self._tasks.start_soon(self._look_after, model)
 
     async def close(self) -> None:
+        self._closed = True
         await self._channel.close()
 
     async def _generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
@@ -164,7 +166,7 @@ class Triton:
 
     def _repair(self, model: str) -> None:
         """Decide, then act: from here on the model is in repair, and nothing waits for its dead process."""
-        if model in self._in_repair:
+        if self._closed or model in self._in_repair:
             return
         self._in_repair.add(model)
         for stream in [one for one in self._streams if one.model == model]:
@@ -174,6 +176,8 @@ class Triton:
         self._tasks.start_soon(self._load_again, model)
 
     async def _load_again(self, model: str) -> None:
+        if self._closed:
+            return
         _log.warning("%s: the process of %s died, loading the model again", self.address, model)
         unload = service_pb2.RepositoryModelUnloadRequest(model_name=model)
         load = service_pb2.RepositoryModelLoadRequest(model_name=model)

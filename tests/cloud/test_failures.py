@@ -107,7 +107,6 @@ async def test_triton_that_is_not_there() -> None:
                 assert reply.status == 200
         await app.drain()
         await app.close()
-        tasks.cancel_scope.cancel()
 
 
 async def test_drain_lets_running_answers_end(pool: Pool, tmp_path: Path) -> None:

@@ -1,0 +1,320 @@
+"""The Triton client against servers that misbehave on cue, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import anyio
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from cloud_pool.admission import Admission
+from cloud_pool.config import TierConfig
+from cloud_pool.parameters import SamplingParameters
+from cloud_pool.service import Call, Service
+from cloud_pool.tensors import Ask, Delta
+from cloud_pool.tiers import Tier, Wording
+from cloud_pool.triton import Triton
+from router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded, StreamBroken
+from router.types import Chunk, Message, Request
+
+Reply = service_pb2.ModelStreamInferResponse
+Script = Callable[[service_pb2.ModelInferRequest, grpc.aio.ServicerContext], AsyncIterator[Reply]]
+PATIENCE_S = 20.0
+
+
+def piece(text: str = "", reason: str = "None", *, tokens: int = 1, inputs: int = 5, final: bool = False) -> Reply:
+    """A response as the vLLM backend sends it, which says the prompt's length each time."""
+    reply = Reply()
+    made = {
+        "text_output": struct.pack("<I", len(text.encode())) + text.encode(),
+        "finish_reason": struct.pack("<I", len(reason)) + reason.encode(),
+        "num_output_tokens": struct.pack("<I", tokens),
+        "num_input_tokens": struct.pack("<I", inputs),
+    }
+    for name, raw in made.items():
+        reply.infer_response.outputs.add(name=name)
+        reply.infer_response.raw_output_contents.append(raw)
+    reply.infer_response.parameters["triton_final_response"].bool_param = final
+    return reply
+
+
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Plays `script` for each call; remembers what was asked and what was cancelled."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.asked: list[service_pb2.ModelInferRequest] = []
+        self.metadata: list[dict[str, str]] = []
+        self.cancelled = asyncio.Event()
+        self.control: list[str] = []
+        self.may_control = True
+
+    async def ModelStreamInfer(
+        self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[Reply]:
+        self.metadata.append({str(key): str(value) for key, value in context.invocation_metadata() or ()})
+        async for request in requests:
+            self.asked.append(request)
+            try:
+                async for reply in self.script(request, context):
+                    yield reply
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+
+    async def RepositoryModelUnload(self, request: object, context: grpc.aio.ServicerContext) -> object:
+        if not self.may_control:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "explicit model load / unload is not allowed")
+        self.control.append("unload")
+        return service_pb2.RepositoryModelUnloadResponse()
+
+    async def RepositoryModelLoad(self, request: object, context: grpc.aio.ServicerContext) -> object:
+        self.control.append("load")
+        return service_pb2.RepositoryModelLoadResponse()
+
+
+@asynccontextmanager
+async def bed(script: Script) -> AsyncIterator[tuple[FakeTriton, Triton]]:
+    fake = FakeTriton(script)
+    server = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with anyio.create_task_group() as tasks:
+            triton = Triton(f"127.0.0.1:{port}", tasks)
+            tasks.start_soon(triton.watch)
+            with anyio.fail_after(PATIENCE_S):
+                yield fake, triton
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await triton.close()
+    finally:
+        await server.stop(None)
+
+
+def ask(seconds: float = PATIENCE_S, traceparent: str = "") -> Ask:
+    return Ask(
+        model="m",
+        prompt="p",
+        parameters=SamplingParameters(max_tokens=4),
+        deadline=time.monotonic() + seconds,
+        request_id="r-1",
+        traceparent=traceparent,
+    )
+
+
+async def collect(triton: Triton, question: Ask) -> list[Delta]:
+    async with aclosing(triton.generate(question)) as deltas:
+        return [delta async for delta in deltas]
+
+
+async def two_pieces(request: object, context: object) -> AsyncIterator[Reply]:
+    yield piece("a")
+    yield piece("b", "stop", final=True)
+
+
+async def hang_after_one(request: object, context: object) -> AsyncIterator[Reply]:
+    yield piece("a")
+    await asyncio.Event().wait()
+
+
+async def test_what_travels_with_a_request() -> None:
+    """Trace, id and the time left reach Triton, and the answer comes back in pieces."""
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with bed(two_pieces) as (fake, triton):
+        deltas = await collect(triton, ask(traceparent=trace))
+    assert "".join(delta.texts[0] for delta in deltas) == "ab"
+    assert fake.metadata[0]["traceparent"] == trace
+    assert fake.asked[0].id == "r-1"
+    assert 0 < fake.asked[0].parameters["causeway_deadline_ms"].int64_param <= PATIENCE_S * 1000
+
+
+async def ends_early(request: object, context: object) -> AsyncIterator[Reply]:
+    yield piece("a")
+
+
+async def drops(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[Reply]:
+    yield piece("a")
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+async def says_no(request: object, context: object) -> AsyncIterator[Reply]:
+    yield Reply(error_message="[request id: r-1] inference input 'text_input' data-type is 'FP32'")
+
+
+async def raises(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[Reply]:
+    yield piece("a")
+    await context.abort(grpc.StatusCode.INTERNAL, "Failed to process the request(s): KeyError")
+
+
+async def garbage(request: object, context: object) -> AsyncIterator[Reply]:
+    reply = piece("a")
+    reply.infer_response.raw_output_contents[0] = b"\xff\xff\xff\xff"
+    yield reply
+
+
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        (ends_early, StreamBroken),
+        (drops, StreamBroken),
+        (says_no, CloudRejected),
+        (raises, CloudFailed),
+        (garbage, CloudFailed),
+    ],
+)
+async def test_an_answer_that_breaks_is_an_error(script: Script, kind: type[CausewayError]) -> None:
+    """However the stream ends before its end, it is an error and never looks whole."""
+    async with bed(script) as (_, triton):
+        with pytest.raises(kind):
+            await collect(triton, ask())
+
+
+async def test_deadline_cancels_the_call() -> None:
+    """When the time is over the caller hears of it, and so does Triton."""
+    async with bed(hang_after_one) as (fake, triton):
+        with pytest.raises(DeadlineExceeded):
+            await collect(triton, ask(seconds=0.2))
+        await fake.cancelled.wait()
+
+
+@pytest.mark.parametrize("how", ["close", "cancel"])
+async def test_leaving_cancels_the_call(how: str) -> None:
+    """Closing the generator, or cancelling who reads it, reaches Triton."""
+    async with bed(hang_after_one) as (fake, triton):
+        if how == "close":
+            async with aclosing(triton.generate(ask())) as deltas:
+                await anext(deltas)
+        else:
+            began = asyncio.Event()
+            task = asyncio.ensure_future(_read_forever(triton, began))
+            await began.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert task.cancelled()
+        await fake.cancelled.wait()
+
+
+async def _read_forever(triton: Triton, began: asyncio.Event) -> None:
+    async with aclosing(triton.generate(ask())) as deltas:
+        async for _ in deltas:
+            began.set()
+
+
+def dies_after(calls: int) -> Script:
+    """The first `calls` calls hang after a piece, as those of a dead stub do; later ones hear that it is dead."""
+    seen = 0
+
+    async def script(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[Reply]:
+        nonlocal seen
+        seen += 1
+        if seen > calls:
+            await context.abort(grpc.StatusCode.INTERNAL, "Stub process 'm_0_0' is not healthy.")
+        async for reply in hang_after_one(request, context):
+            yield reply
+
+    return script
+
+
+async def test_streams_of_a_dead_model_are_ended_and_it_is_loaded_again() -> None:
+    """Streams that went quiet make the client ask; the stub's error ends them all, and one repair follows."""
+    async with bed(dies_after(2)) as (fake, triton):
+        results = await asyncio.gather(collect(triton, ask()), collect(triton, ask()), return_exceptions=True)
+        assert [type(result) for result in results] == [StreamBroken, StreamBroken]
+        while len(fake.control) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert fake.control == ["unload", "load"]
+
+
+async def test_a_triton_that_may_not_be_controlled_is_asked_again() -> None:
+    """Where unload is refused the model stays broken, each request hears so, and nothing is stuck."""
+    async with bed(dies_after(0)) as (fake, triton):
+        fake.may_control = False
+        for _ in range(3):
+            with pytest.raises(CausewayError) as raised:
+                await collect(triton, ask())
+            assert raised.value.status == 503
+        assert fake.control == []
+
+
+# --- a stock vLLM deployment ------------------------------------------------------------------------------------------
+
+
+def tier() -> Tier:
+    wording = Wording("{% for m in messages %}<|u|>{{ m.content }}{% endfor %}", special=("<|u|>",))
+    return Tier(TierConfig(name="stock", model="vllm_model", triton="t", template_file="x", max_tokens=77), wording)
+
+
+async def answer(triton: Triton, request: Request, admission: Admission) -> list[Chunk]:
+    service = Service({"t": triton}, {"stock": admission})
+    call = Call(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)
+    async with aclosing(service.answer(call)) as chunks:
+        return [chunk async for chunk in chunks]
+
+
+CHAT = Request(kind="chat", model="stock", messages=(Message("user", "hi <|u|>"),))
+
+
+async def test_a_stock_backend_is_understood() -> None:
+    """The prompt's length, said with each response, counts once; the model's own name and a limit are sent."""
+    admission = Admission(1, 0)
+    async with bed(two_pieces) as (fake, triton):
+        chunks = await answer(triton, CHAT, admission)
+    assert "".join(chunk.text for chunk in chunks) == "ab"
+    assert chunks[-1].usage is not None
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (5, 2)
+    assert fake.asked[0].model_name == "vllm_model"
+    sent = dict(zip((tensor.name for tensor in fake.asked[0].inputs), fake.asked[0].raw_input_contents, strict=True))
+    assert sent["text_input"][4:] == b"<|u|>hi < |u|>"
+    assert b'"max_tokens":77' in sent["sampling_parameters"]
+    assert admission.running == 0
+
+
+async def aborted(request: object, context: object) -> AsyncIterator[Reply]:
+    yield piece("a", "abort", final=True)
+
+
+async def fails_second(request: service_pb2.ModelInferRequest, context: object) -> AsyncIterator[Reply]:
+    if request.raw_input_contents[0][4:] == b"two":
+        yield Reply(error_message="no")
+        return
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("script", "request_"),
+    [
+        (aborted, CHAT),
+        (raises, CHAT),
+        (fails_second, Request(kind="completion", model="stock", prompts=("one", "two"))),
+    ],
+)
+async def test_a_failed_answer_gives_its_place_back(script: Script, request_: Request) -> None:
+    """An abort, an error and one prompt of several that fails: each is an error, and the tier is free again."""
+    admission = Admission(1, 0)
+    async with bed(script) as (_, triton):
+        with pytest.raises(CausewayError):
+            await answer(triton, request_, admission)
+    assert admission.running == 0
+
+
+async def test_a_cancelled_answer_gives_its_place_back() -> None:
+    """Who leaves, also with several prompts, frees the place and every call in Triton."""
+    admission = Admission(1, 0)
+    both = Request(kind="completion", model="stock", prompts=("one", "two"))
+    async with bed(hang_after_one) as (fake, triton):
+        task = asyncio.ensure_future(answer(triton, both, admission))
+        while len(fake.asked) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        await fake.cancelled.wait()
+    assert admission.running == 0
