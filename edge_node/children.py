@@ -34,7 +34,6 @@ class Child:
     def __init__(self, name: str, argv: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
         self.name = name
         self.log = log
-        self.ready_s: float | None = None  # since start
         self._argv = list(argv)
         self._environ = dict(environ)
         self._process: asyncio.subprocess.Process | None = None
@@ -68,6 +67,11 @@ class Child:
             return await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
         except asyncio.TimeoutError:
             raise ChildEnded(f"{self.name} was not ready within {timeout_s:g} s{self.last_words()}") from None
+
+    @property
+    def age_s(self) -> float:
+        """Since its start."""
+        return time.monotonic() - self._started
 
     @property
     def ended(self) -> bool:
@@ -132,7 +136,6 @@ class Child:
                 log.write(line)
                 text = line.decode("utf-8", "replace").strip()
                 if text.startswith(READY) and not self._ready.done():
-                    self.ready_s = time.monotonic() - self._started
                     self._ready.set_result(dict(_pairs(text.removeprefix(READY))))
         code = await self._process.wait()
         if not self._ready.done():

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -42,7 +42,12 @@ _DEVICE = "this-device"
 _TRITON_GRACE_S = 20.0
 _GATEWAY_GRACE_S = 30.0
 _EDGE_EXTRA_S = 10.0  # beyond its own drain
+_LOADING = ("idle", "starting")  # an engine that will be ready, as far as anyone knows
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
+
+
+Told = dict[str, object]
+"""A readiness document."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -155,7 +160,10 @@ class _Run:
         edge = await self._start("edge", self._plan.programs["causeway-edge"], "serve", *flags)
         with self._console.status("the edge loads its model"):
             url = (await edge.ready(READY_TIMEOUT_S))["url"]
-            await self._wait_for(f"{url}/readyz", edge)
+            # Ready is who can answer at all, be it by the cloud alone; the tour shows the device too.
+            told = await self._wait_for(f"{url}/readyz", edge, lambda told: told.get("edge") not in _LOADING)
+        if told.get("edge", "") not in ("", "ready"):
+            self._say(f"the device's engine is {told['edge']}: look into {edge.log}")
         self._say_ready(edge, url)
         return url
 
@@ -165,14 +173,16 @@ class _Run:
         await child.start()
         return child
 
-    async def _wait_for(self, url: str, child: Child) -> None:
-        """Until `url` answers 200. Raises ChildEnded when the child ends first, or it takes too long."""
+    async def _wait_for(self, url: str, child: Child, enough: Callable[[Told], bool] = lambda _: True) -> Told:
+        """Until `url` answers 200 and what it tells is `enough`. Raises ChildEnded when that does not come."""
         until = time.monotonic() + READY_TIMEOUT_S
         async with httpx.AsyncClient(trust_env=False) as client:
             while True:
-                with contextlib.suppress(httpx.HTTPError):
-                    if (await client.get(url, timeout=READY_TIMEOUT_S)).status_code == 200:
-                        return
+                with contextlib.suppress(httpx.HTTPError, ValueError):
+                    answer = await client.get(url, timeout=READY_TIMEOUT_S)
+                    told = answer.json()
+                    if answer.status_code == 200 and isinstance(told, dict) and enough(told):
+                        return told
                 if child.ended or time.monotonic() > until:
                     raise ChildEnded(f"{child.name} does not become ready:{child.last_words()}")
                 await asyncio.sleep(_POLL_S)
@@ -241,7 +251,7 @@ class _Run:
             self._console.print(Text(line), soft_wrap=True)
 
     def _say_ready(self, child: Child, where: str) -> None:
-        self._say(f"{child.name:8} ready after {child.ready_s or 0.0:4.1f} s   {where}")
+        self._say(f"{child.name:8} ready after {child.age_s:4.1f} s   {where}")
 
 
 def find_programs() -> dict[str, list[str]]:

@@ -228,6 +228,22 @@ def test_a_refusing_edge_is_shown_and_is_exit_code_1(start: Start) -> None:
     assert up.printed.count("503 no_route: no route") == len(TOUR)
 
 
+def test_the_questions_wait_for_the_engine(start: Start) -> None:
+    """The edge is ready as soon as the cloud can answer for it; the tour is to show the device too."""
+    up = start(cloud=False, once=True)
+    assert up.end() == 0
+    states = [event for event in up.events if event.startswith(("engine", "asked"))]
+    assert states[:3] == ["engine starting", "engine starting", "engine ready"]
+    assert states[3].startswith("asked")
+
+
+def test_an_engine_that_failed_is_said_and_not_waited_for(start: Start) -> None:
+    """With the log to look into; the questions are asked all the same."""
+    up = start("engine-fails", cloud=False, once=True)
+    assert up.end() == 0
+    assert "the device's engine is failed: look into" in up.printed
+
+
 def test_a_taken_port_makes_it_take_the_next(start: Start) -> None:
     """And says so."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
