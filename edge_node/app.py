@@ -62,6 +62,7 @@ class App:
         self._notifier = notifier
         self._server = Server(config.server, api.handle)
         self._stop = asyncio.Event()
+        self._hung_up = asyncio.Event()  # SIGHUP came
         self._root: asyncio.Task[None] | None = None
 
     @property
@@ -131,7 +132,7 @@ class App:
         try:
             loop.add_signal_handler(signal.SIGTERM, stop)
             loop.add_signal_handler(signal.SIGINT, stop)
-            loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
+            loop.add_signal_handler(signal.SIGHUP, self._hung_up.set)
             on_ready(self)
             await asked.wait()
             async with anyio.create_task_group() as leaving:
@@ -148,7 +149,6 @@ class App:
         """The root of all tasks: flights, engines, and what is done every so often."""
         parts = self._parts
         async with anyio.create_task_group() as tasks:
-            self._tasks = tasks
             parts.flights.run(tasks)
             if parts.engines is not None:
                 parts.engines.run(tasks)
@@ -156,6 +156,7 @@ class App:
                 tasks.start_soon(_every, 0.0, parts.cloud.watch)
             tasks.start_soon(_every, _SAMPLE_S, _sync(parts.signals.sample))
             tasks.start_soon(_every, _POLL_S, parts.policies.poll)
+            tasks.start_soon(_every, 0.0, self._reload)
             tasks.start_soon(_every, _SAVE_S, lambda: asyncio.to_thread(parts.signals.save))
             if self._notifier.watchdog_s is not None:
                 tasks.start_soon(_every, self._notifier.watchdog_s, self._tell_watchdog)
@@ -163,8 +164,10 @@ class App:
             await self._stop.wait()
             tasks.cancel_scope.cancel()
 
-    def _reload_soon(self) -> None:
-        self._tasks.start_soon(self._parts.policies.reload)
+    async def _reload(self) -> None:
+        await self._hung_up.wait()
+        self._hung_up.clear()
+        await self._parts.policies.reload()
 
     async def _tell_watchdog(self) -> None:
         """Alive is who routes: a loop that still turns around a broken policy is not."""

@@ -4,7 +4,7 @@ What a bad client gets:
 
 1. no HTTP at all, or headers beyond the limits: OpenAI's error object with 400, and the connection is closed
 2. a head that does not arrive in `read_timeout_s`, a connection that stays silent for so long: closed
-3. one connection more than `CONNECTIONS`: 503 at once, and closed
+3. one connection more than `connections`: 503 at once, and closed
 4. requests sent ahead (pipelining) are answered in order; only a few are read ahead
 """
 
@@ -72,9 +72,11 @@ class _Connection(RequestHandler):
 
 
 class _Http(web.Server):
+    limit = CONNECTIONS
+
     @property
     def full(self) -> bool:
-        return len(self._connections) >= CONNECTIONS
+        return len(self._connections) >= self.limit
 
     def __call__(self) -> RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
@@ -83,8 +85,9 @@ class _Http(web.Server):
 class Server:
     """Listens as configured, and knows how many requests are being answered."""
 
-    def __init__(self, config: ServerConfig, handle: Handle) -> None:
+    def __init__(self, config: ServerConfig, handle: Handle, *, connections: int = CONNECTIONS) -> None:
         self._config = config
+        self._connections = connections
         self._handle = handle
         self._idle = asyncio.Event()
         self._idle.set()
@@ -105,6 +108,7 @@ class Server:
             lingering_time=_LINGER_S,
             max_headers=_HEADERS,
         )
+        self._http.limit = self._connections
         loop = asyncio.get_running_loop()
         if self._config.host:
             address = f"{self._config.host}:{self._config.port}"

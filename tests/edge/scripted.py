@@ -31,6 +31,7 @@ class ScriptedEngine:
         self.model = model
         self.fault: Fault = "none"
         self.score = 0.9
+        self.flood = False  # an answer without an end
         self.state = "ready"
         self.restarts = 0
         self.running = 0
@@ -80,6 +81,9 @@ class ScriptedEngine:
         self._break_early()
         if self.fault == "stall":
             await asyncio.sleep(3600)
+        while self.flood:
+            yield Chunk(text="x" * 10_000, tokens=1)
+            await asyncio.sleep(0)
         choices = range(call.request.n * max(1, len(call.request.prompts)))
         for at, word in enumerate(EDGE_WORDS):
             confidence = Confidence(at + 1, self.score, -0.1, 0.5, 0.2) if call.confidence_tokens > at else None

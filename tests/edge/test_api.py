@@ -1,0 +1,169 @@
+"""The surfaces beside answers: what can be asked, what would happen, what did, and health."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from .box import POLICY, Box, running
+from .scripted import ScriptedEngine, until
+
+
+async def test_models_are_auto_and_the_targets(box: Box) -> None:
+    """The names that a caller may use, with the place of each."""
+    models = (await box.get("/v1/models")).json["data"]
+    assert [(model["id"], model["owned_by"]) for model in models] == [  # type: ignore[union-attr,index,attr-defined]
+        ("auto", "causeway"),
+        ("small", "edge"),
+        ("large", "cloud"),
+    ]
+    assert (await box.get("/v1/models/large")).json["id"] == "large"
+
+
+async def test_an_unknown_model_is_a_404(box: Box) -> None:
+    """A name that nobody serves is told, with those that exist."""
+    answer = await box.ask(model="gpt-99")
+    assert (answer.status, answer.code) == (404, "model_not_found")
+    assert "auto, small, large" in answer.message
+    box.assert_nothing_leaks()
+
+
+@pytest.mark.parametrize(
+    ("body", "first"),
+    [
+        ({"messages": [{"role": "user", "content": "hi"}]}, "small"),
+        ({"prompt": "hi"}, "small"),
+        ({"input": "hi"}, "small"),
+        ({"messages": [{"role": "user", "content": "hi"}], "causeway": {"tags": ["cloud"]}}, "large"),
+    ],
+    ids=["chat", "completion", "embedding", "tagged"],
+)
+async def test_route_explains_and_runs_nothing(box: Box, body: dict[str, object], first: str) -> None:
+    """The order of attempts, each rule's reason, the signals; no target is asked and no record is made."""
+    async with box.session.post(
+        "/v1/route",
+        json={"model": "auto", "temperature": 0, **body} if "input" not in body else {"model": "auto", **body},
+    ) as response:
+        assert response.status == 200
+        told = await response.json()
+    assert told["decision"]["attempts"][0]["target"]["name"] == first
+    assert {"code", "rule", "target", "detail"} <= set(told["decision"]["reasons"][0])
+    assert told["cache"]["exact"]["ttl_s"] == 30.0
+    assert told["cached_age_s"] is None
+    assert told["snapshot"]["edge"]["loaded"] is True
+    assert box.engine.calls == []
+    assert box.cloud.bodies == []
+    assert len(box.parts.decisions._memory) == 0
+
+
+async def test_route_knows_what_is_cached(box: Box) -> None:
+    """After an answer the explanation says how old it is."""
+    await box.ask(temperature=0)
+    body = {"model": "auto", "temperature": 0, "messages": [{"role": "user", "content": "hello"}]}
+    async with box.session.post("/v1/route", json=body) as response:
+        assert 0 <= (await response.json())["cached_age_s"] < 5
+
+
+async def test_route_refuses_what_an_answer_would_refuse(box: Box) -> None:
+    """A bad body is a bad body."""
+    async with box.session.post("/v1/route", json={"messages": 7}) as response:
+        assert response.status == 400
+
+
+async def test_decisions_can_be_searched(box: Box) -> None:
+    """By route, target, status, time and number, newest first."""
+    first = await box.ask("one", temperature=0)
+    await box.ask("one", temperature=0)
+    third = await box.ask("three", tags="cloud")
+    box.engine.fault, box.cloud.fault = "refuse", "refuse"
+    failed = await box.ask("four")
+
+    async def ids(query: str) -> list[str]:
+        found = (await box.get(f"/v1/decisions?{query}")).json["data"]
+        return [record["id"] for record in found]  # type: ignore[union-attr,index,attr-defined]
+
+    assert len(await ids("")) == 4
+    assert await ids("limit=1") == [failed.headers["x-causeway-decision"]]
+    assert await ids("route=cloud") == [third.headers["x-causeway-decision"]]
+    assert await ids("target=small&route=edge") == [first.headers["x-causeway-decision"]]
+    assert await ids("status=error") == [failed.headers["x-causeway-decision"]]
+    assert len(await ids("route=cache")) == 1
+    assert await ids("since=9999999999") == []
+
+
+async def test_ready_is_who_can_answer(tmp_path: Path) -> None:
+    """An engine that loads and a cloud that is away: not ready, and what is missing; then ready."""
+    engine = ScriptedEngine()
+    async with running(tmp_path, engine=engine) as box:
+        assert (await box.get("/readyz")).status == 200
+        engine.state = "loading"
+        await box.cloud.stop()
+        await box.parts.cloud.probe()  # type: ignore[union-attr]
+        told = await box.get("/readyz")
+        assert told.status == 503
+        assert told.json["waiting_for"] == ["target small", "target large"]
+        assert told.json["edge"] == "loading"
+        assert (await box.get("/healthz")).status == 200
+        engine.state = "ready"
+        assert (await box.get("/readyz")).json["ready"] is True
+
+
+async def test_a_refused_policy_is_seen(tmp_path: Path) -> None:
+    """/readyz names file, line and key; the metric is up; requests go on under the last good policy."""
+    async with running(tmp_path) as box:
+        (tmp_path / "policy.yaml").write_text(POLICY.replace("version: 1", "version: 1\ncolour: red"))
+        await box.parts.policies.reload()
+        policy = (await box.get("/readyz")).json["policy"]
+        assert "policy.yaml:3" in policy["refused"]  # type: ignore[index]
+        assert "colour" in policy["refused"]  # type: ignore[index]
+        metrics = numbers((await box.get("/metrics")).body)
+        assert metrics["causeway_edge_policy_refused", ()] == 1.0
+        assert metrics["causeway_edge_policy_loads_total", (("result", "refused"),)] == 1.0
+        assert (await box.ask()).status == 200
+
+
+async def test_a_new_policy_brings_its_targets_and_limits(tmp_path: Path) -> None:
+    """After a change the next request goes by the new policy, while the daemon stays."""
+    async with running(tmp_path) as box:
+        await box.ask()
+        changed = POLICY.replace("use: [small, large]\ncache", "use: [large]\ncache").replace("queue: 4}", "queue: 0}")
+        (tmp_path / "policy.yaml").write_text(changed)
+        await until(lambda: box.parts.policies.active.limits.queue == 0)
+        assert (await box.ask()).headers["x-causeway-target"] == "large"
+
+
+async def test_metrics_tell_the_story_in_bounded_labels(box: Box) -> None:
+    """Counts by route, target, status and cache; the GenAI histograms; no name that a caller made up."""
+    await box.ask("one", temperature=0)
+    await box.ask("one", temperature=0)
+    box.engine.fault = "refuse"
+    await box.ask("two")
+    await box.ask("three", model="m-large")
+    async with box.session.post("/v1/chat/completions", data=b"{", headers={"Content-Type": "application/json"}):
+        pass
+    metrics = numbers((await box.get("/metrics")).body)
+    request = "causeway_edge_requests_total"
+    assert metrics[request, (("cache", "miss"), ("route", "edge"), ("status", "ok"), ("target", "small"))] == 1
+    assert metrics[request, (("cache", "hit"), ("route", "cache"), ("status", "ok"), ("target", "small"))] == 1
+    assert metrics[request, (("cache", "bypass"), ("route", "cloud"), ("status", "ok"), ("target", "large"))] == 2
+    assert metrics["causeway_edge_fallbacks_total", (("target", "large"),)] == 1
+    assert metrics["causeway_edge_refused_total", (("code", "invalid_json"),)] == 1
+    attempt = (("error", "engine_unavailable"), ("state", "failed"), ("target", "small"))
+    assert metrics["causeway_edge_attempts_total", attempt] == 1
+    assert metrics["causeway_edge_tokens_total", (("target", "large"), ("type", "input"))] == 14
+    assert metrics["causeway_edge_spent_usd_total", (("target", "large"),)] == pytest.approx(0.02)
+    genai = (("gen_ai_operation_name", "chat"), ("gen_ai_request_model", "other"), ("gen_ai_response_model", "m-large"))
+    assert metrics["gen_ai_server_time_to_first_token_count", genai] == 1
+    assert metrics["causeway_edge_working", ()] == 0
+    assert metrics["causeway_edge_lost_writes_total", (("store", "cache"),)] == 0
+    assert metrics["causeway_edge_engine_restarts_total", (("model", "m-small"),)] == 0
+
+
+def numbers(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }

@@ -1,0 +1,314 @@
+"""The daemon's life: start, watchdog, reload, drain, end; and what it must not load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from edge_node.app import build
+from edge_node.config import Config, ServerConfig
+from edge_node.policies import DEFAULT_POLICY
+from models.spec import ArtifactNotFound
+from router.policy import parse_policy
+
+from .box import POLICY, Box, config, running
+from .scripted import EDGE_WORDS, ScriptedCloud, ScriptedEngine, until
+
+PATIENT = POLICY.replace("200ms", "30s").replace("350ms", "30s")
+HEAVY = ("numpy", "onnxruntime", "torch", "llama_cpp", "transformers", "openai", "tritonclient")
+
+
+async def test_draining_lets_those_inside_finish_and_nobody_else_in(box: Box) -> None:
+    """A request that is being answered gets its answer; the listener is gone; a kept connection is told why."""
+    box.engine.gate = asyncio.Event()
+    inside = asyncio.ensure_future(box.ask("inside", stream=True))
+    await until(lambda: box.engine.running == 1)
+    draining = asyncio.ensure_future(box.app.drain())
+    await until(lambda: box.parts.admission._draining)
+    with pytest.raises(aiohttp.ClientError):
+        await box.get("/healthz")
+    box.engine.gate.set()
+    answer = await inside
+    assert answer.text == "".join(EDGE_WORDS)
+    assert answer.done
+    assert await draining is True
+
+
+async def test_what_does_not_finish_in_time_is_cancelled(tmp_path: Path) -> None:
+    """After `drain_s` nobody waits any more: the work ends, the record says so, nothing is left."""
+    server = ServerConfig(port=0, drain_s=0.05)
+    async with running(tmp_path, policy=PATIENT, server=server) as box:
+        box.engine.gate = asyncio.Event()
+        stuck = asyncio.ensure_future(box.ask("stuck"))
+        await until(lambda: box.engine.running == 1)
+        assert await box.app.drain() is False
+        await box.app.close()
+        with pytest.raises(aiohttp.ClientError):
+            await stuck
+        assert box.newest().outcome.status == "cancelled"
+        box.assert_nothing_leaks()
+        assert box.engine.closed
+
+
+async def test_closing_leaves_no_task_and_no_thread(tmp_path: Path) -> None:
+    """What was started is ended, whether it was used or not."""
+    before = {task for task in asyncio.all_tasks() if not task.done()}
+    async with running(tmp_path) as box:
+        await box.ask(temperature=0)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("journal")]
+    # The task that looks is not one that was left.
+    await until(lambda: not ({task for task in asyncio.all_tasks() if not task.done()} - before - {me()}))
+
+
+async def test_a_start_that_fails_leaves_nothing_either(tmp_path: Path) -> None:
+    """A port that cannot be had: an error, and no thread, task or engine stays behind."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        engine = ScriptedEngine()
+        server = ServerConfig(port=taken.getsockname()[1])
+        app = build(config(tmp_path, server=server), make_engine=lambda _: engine, environ={})
+        with pytest.raises(Exception, match="another program listens"):
+            await app.start()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("journal")]
+    assert engine.closed
+
+
+async def test_an_engine_that_cannot_be_is_a_target_that_is_down(tmp_path: Path) -> None:
+    """A model that is not there does not stop the daemon: the cloud answers, and /readyz says what is missing."""
+
+    def missing(model: str) -> ScriptedEngine:
+        raise ArtifactNotFound(f"no model named {model!r}")
+
+    cloud = await ScriptedCloud().start()
+    app = build(config(tmp_path, cloud=cloud.url), make_engine=missing, environ={})
+    await app.start()
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
+        box = Box(app, ScriptedEngine(), cloud, session)
+        answer = await box.ask()
+        assert answer.headers["x-causeway-target"] == "large"
+        told = await box.get("/readyz")
+        assert told.json["problems"] == ["no model named 'm-small'"]
+        only = await box.ask(headers={"x-causeway-prefer": "only_on_device"})
+        assert only.status == 503
+        assert "no model named 'm-small'" in only.message
+    await app.close()
+    await cloud.stop()
+
+
+async def test_a_new_policys_models_replace_the_old_ones(tmp_path: Path) -> None:
+    """The engine of a model that nobody names any more is closed; the new one is started; the cloud stays."""
+    engines: dict[str, ScriptedEngine] = {}
+
+    def make(model: str) -> ScriptedEngine:
+        engines[model] = ScriptedEngine(model)
+        engines[model].state = "stopped"
+        return engines[model]
+
+    app = build(config(tmp_path), make_engine=make, environ={})
+    await app.start()
+    await until(lambda: engines["m-small"].state == "ready")
+    (tmp_path / "policy.yaml").write_text(POLICY.replace("m-small", "m-other"))
+    await app.parts.policies.reload()
+    await until(lambda: engines["m-small"].closed and engines["m-other"].state == "ready")
+    await app.close()
+    assert engines["m-other"].closed
+
+
+class Systemd:
+    """The other end of NOTIFY_SOCKET."""
+
+    def __init__(self, path: Path) -> None:
+        self.environ = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "20000"}
+        self.heard: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.setblocking(False)
+
+    def listen(self) -> list[str]:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.heard.append(self._socket.recv(4096).decode())
+        return self.heard
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+async def test_the_watchdog_is_fed_only_while_something_can_be_routed(tmp_path: Path) -> None:
+    """Ready once, then a sign of life after each rehearsal; a daemon that cannot route falls silent."""
+    engine = Sick()
+    systemd = Systemd(tmp_path / "notify")
+    app = build(config(tmp_path), make_engine=lambda _: engine, environ=systemd.environ)
+    await app.start()
+    await until(lambda: systemd.listen().count("WATCHDOG=1") >= 2)
+    assert systemd.heard[0].startswith("READY=1")
+    engine.sick = True
+    await until(lambda: engine.refused >= 1)
+    systemd.listen()
+    fed = systemd.heard.count("WATCHDOG=1")
+    seen = engine.refused
+    await until(lambda: engine.refused >= seen + 2)
+    systemd.listen()
+    assert systemd.heard.count("WATCHDOG=1") == fed
+    engine.sick = False
+    await until(lambda: systemd.listen().count("WATCHDOG=1") > fed)
+    await app.drain()
+    await app.close()
+    assert any(said.startswith("STOPPING=1") for said in systemd.listen())
+    systemd.close()
+
+
+class Sick(ScriptedEngine):
+    """Its signals break when it is sick, and so does every decision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sick = False
+        self.refused = 0
+
+    def signals(self):  # type: ignore[no-untyped-def]
+        if self.sick:
+            self.refused += 1
+            raise RuntimeError("no signals")
+        return super().signals()
+
+
+DAEMON = """
+import asyncio, json, sys, time
+from pathlib import Path
+started = time.monotonic()
+import msgspec
+from edge_node.app import build
+from edge_node.config import Config
+config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Config)
+def ready(app):
+    heavy = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
+    status = Path("/proc/self/status").read_text()
+    rss_mb = int(status.split("VmRSS:")[1].split()[0]) / 1024
+    print(json.dumps({"port": app.port, "heavy": heavy, "rss_mb": rss_mb}), flush=True)
+asyncio.run(build(config).serve(on_ready=ready))
+print("closed", flush=True)
+"""
+
+
+class Said(msgspec.Struct, frozen=True):
+    port: int
+    heavy: list[str]
+    rss_mb: float
+
+
+@asynccontextmanager
+async def daemon(tmp_path: Path, settings: Config) -> AsyncIterator[tuple[asyncio.subprocess.Process, Said]]:
+    path = tmp_path / "config.json"
+    path.write_bytes(msgspec.json.encode(settings))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DAEMON, str(path), msgspec.json.encode(HEAVY).decode(),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), 20)
+        assert line, (await process.stderr.read()).decode() if process.stderr else ""
+        yield process, msgspec.json.decode(line, type=Said)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def cloud_only(tmp_path: Path, url: str) -> Config:
+    settings = config(
+        tmp_path,
+        policy=PATIENT,
+        cloud=url,
+        server=ServerConfig(port=0, socket=str(tmp_path / "edge.sock"), drain_s=5.0),
+    )
+    engine = msgspec.structs.replace(settings.engine, enabled=False)
+    return msgspec.structs.replace(settings, engine=engine)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_drains_and_ends_with_nothing_left(tmp_path: Path, how: signal.Signals) -> None:
+    """SIGTERM and Ctrl-C: the answer under way is finished, then the process ends, without its socket file."""
+    cloud = await ScriptedCloud().start()
+    cloud.gate = asyncio.Event()
+    async with daemon(tmp_path, cloud_only(tmp_path, cloud.url)) as (process, said):
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{said.port}") as session:
+            body = {"model": "large", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+            asking = asyncio.ensure_future(session.post("/v1/chat/completions", json=body))
+            await until(lambda: cloud.running == 1)
+            process.send_signal(how)
+            await until(lambda: not listening(said.port))
+            cloud.gate.set()
+            async with await asking as response:
+                assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert not os.path.exists(tmp_path / "edge.sock")  # noqa: ASYNC240, PTH110
+    await cloud.stop()
+
+
+async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    """Whoever asks twice means now: the request is cut, and the process still ends cleanly."""
+    cloud = await ScriptedCloud().start()
+    cloud.gate = asyncio.Event()
+    async with daemon(tmp_path, cloud_only(tmp_path, cloud.url)) as (process, said), aiohttp.ClientSession() as session:
+        body = {"model": "large", "messages": [{"role": "user", "content": "hi"}]}
+        url = f"http://127.0.0.1:{said.port}/v1/chat/completions"
+        asking = asyncio.ensure_future(session.post(url, json=body))
+        await until(lambda: cloud.running == 1)
+        process.send_signal(signal.SIGTERM)
+        await until(lambda: not listening(said.port))
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+        assert await asyncio.wait_for(process.wait(), 4) == 0
+        await until(lambda: cloud.running == 0)
+    await cloud.stop()
+
+
+async def test_a_hang_up_reads_the_policy_again(tmp_path: Path) -> None:
+    """SIGHUP: the changed policy is in force, the process is the same."""
+    async with daemon(tmp_path, cloud_only(tmp_path, "")) as (process, said):
+        (tmp_path / "policy.yaml").write_text(POLICY.replace("name: test", "name: changed"))
+        process.send_signal(signal.SIGHUP)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{said.port}") as session:
+            for _ in range(200):
+                async with session.get("/readyz") as response:
+                    name = (await response.json())["policy"]["name"]
+                if name == "changed":
+                    break
+        assert name == "changed"
+
+
+async def test_the_daemon_is_light(tmp_path: Path) -> None:
+    """Without a model: none of the heavy packages in the process, and well under 120 MB."""
+    async with daemon(tmp_path, cloud_only(tmp_path, "")) as (_, said):
+        assert said.heavy == []
+        assert said.rss_mb < 120
+
+
+def test_the_policy_that_ships_is_good() -> None:
+    """A daemon without a policy of its own starts with this one."""
+    assert parse_policy(DEFAULT_POLICY.read_text(), str(DEFAULT_POLICY)).name == "default"
+
+
+def me() -> asyncio.Task[object] | None:
+    return asyncio.current_task()
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as knock:
+        return knock.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,415 @@
+"""Bad clients: a clear OpenAI error or a closed connection, bounded memory, and the next good request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from edge_node.config import KeyConfig, ServerConfig
+from edge_node.server import Server
+from router.errors import ConfigError
+
+from .box import POLICY, Box, running
+from .scripted import EDGE_WORDS, until
+
+BODY = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hi"}]}).encode()
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+GOOD = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+class Raw:
+    """A socket that says exactly what a test wants said."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def say(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self, timeout_s: float = 5.0) -> tuple[int, bytes]:
+        """One response's status and body; (0, b"") when the connection was closed instead."""
+        try:
+            head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), timeout_s)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return 0, b""
+        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
+        return int(head.split()[1]), await self.reader.readexactly(int(fields.get(b"content-length", b"0")))
+
+    async def closed(self, timeout_s: float = 5.0) -> bool:
+        try:
+            return await asyncio.wait_for(self.reader.read(1 << 20), timeout_s) == b""
+        except ConnectionError:
+            return True
+
+
+@asynccontextmanager
+async def connected(port: int | None) -> AsyncIterator[Raw]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield Raw(reader, writer)
+    finally:
+        writer.close()
+
+
+def raw(box: Box) -> AbstractAsyncContextManager[Raw]:
+    return connected(box.app.port)
+
+
+def code(body: bytes) -> str:
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return str(error["code"])
+
+
+async def assert_still_well(box: Box) -> None:
+    answer = await box.ask()
+    assert answer.status == 200
+    assert answer.text == "".join(EDGE_WORDS)
+    box.assert_nothing_leaks()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"hello\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 50,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\xff\xfe\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: minus one\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /healthz HTTP/1.1\r\nbad header\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nx-long: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+    ids=["no http", "tls", "version", "bytes", "length", "smuggling", "chunks", "header", "long header", "long line"],
+)
+async def test_what_is_no_http_gets_an_error_or_a_closed_door(box: Box, bad: bytes) -> None:
+    """Bytes that are no request: OpenAI's error object with a 4xx, or nothing, and the connection ends."""
+    async with raw(box) as client:
+        await client.say(bad)
+        status, body = await client.answer()
+        if status:
+            assert 400 <= status < 500
+            assert code(body)
+        assert await client.closed()
+    await assert_still_well(box)
+
+
+async def test_ten_megabytes_of_headers_are_refused_early(box: Box) -> None:
+    """The door closes long before they are all there."""
+    async with raw(box) as client:
+        await client.say(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        sent = 0
+        with pytest.raises(ConnectionError):  # noqa: PT012 -- which write notices first is the kernel's business
+            for number in range(20_000):
+                await client.say(b"x-header-%d: %s\r\n" % (number, b"a" * 500))
+                sent += 500
+        assert sent < 5_000_000
+    await assert_still_well(box)
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+async def test_a_body_that_is_too_large_is_a_413(tmp_path: Path, chunked: bool) -> None:
+    """Announced or not, it is refused as soon as it is known to be too large."""
+    async with running(tmp_path, server=ServerConfig(port=0, max_body_bytes=10_000)) as box, raw(box) as client:
+        if chunked:
+            await client.say(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+            for _ in range(30):
+                await client.say(b"3e8\r\n" + b"a" * 1000 + b"\r\n")
+        else:
+            await client.say(HEAD + b"Content-Length: 99999999999\r\n\r\n" + b"a" * 1000)
+        status, body = await client.answer()
+        assert (status, code(body)) == (413, "body_too_large")
+        await assert_still_well(box)
+
+
+async def test_all_half_received_bodies_together_are_bounded(tmp_path: Path) -> None:
+    """Many large bodies at once: some are told to come back, and no more than the bound is held."""
+    limit = 100_000
+    async with running(tmp_path, server=ServerConfig(port=0, max_body_bytes=limit, read_timeout_s=5.0)) as box:
+        clients = [await asyncio.open_connection("127.0.0.1", box.app.port) for _ in range(12)]
+        statuses = []
+        for _, writer in clients:
+            writer.write(HEAD + b"Content-Length: 100000\r\n\r\n" + b" " * 90_000)
+        for reader, _ in clients:
+            try:
+                statuses.append((await asyncio.wait_for(reader.readline(), 0.3)).split()[1])
+            except (asyncio.TimeoutError, IndexError):
+                statuses.append(b"waits")
+        assert 1 <= statuses.count(b"429") <= 6
+        for _, writer in clients:
+            writer.close()
+        await assert_still_well(box)
+
+
+async def test_a_slow_sender_is_told_and_let_go(box: Box) -> None:
+    """A body that drips gets a 408 when its time is up; meanwhile others are served."""
+    async with raw(box) as client:
+        await client.say(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY))
+        await client.say(BODY[:10])
+        await assert_still_well(box)
+        status, body = await client.answer()
+        assert (status, code(body)) == (408, "request_timeout")
+    await assert_still_well(box)
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/chat/comp", HEAD], ids=["nothing", "a line", "a head"])
+async def test_a_head_that_never_ends_is_let_go(box: Box, said: bytes) -> None:
+    """A connection on which no whole request comes is closed in time."""
+    async with raw(box) as client:
+        await client.say(said)
+        assert await client.closed()
+
+
+async def test_a_client_that_drops_the_body_half_way_leaves_nothing(box: Box) -> None:
+    """Half a body and a closed connection: no outcome, no slot, no room taken."""
+    async with raw(box) as client:
+        await client.say(HEAD + b"Content-Length: 100\r\n\r\n{")
+        await until(lambda: box.app._server.in_flight == 1)
+    await until(lambda: box.app._server.in_flight == 0)
+    assert len(box.parts.decisions._memory) == 0
+    await assert_still_well(box)
+
+
+async def test_requests_that_are_sent_ahead_are_answered_in_order(box: Box) -> None:
+    """Pipelining: a hundred at once, a hundred answers, and few are read ahead."""
+    async with raw(box) as client:
+        await client.say(b"".join(b"GET /v1/models/%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(100)))
+        for number in range(100):
+            status, body = await client.answer()
+            assert status == 404
+            assert f"`{number}`" in json.loads(body)["error"]["message"]
+
+
+async def test_a_hundred_continue_is_given(box: Box) -> None:
+    """A client that asks before sending its body is told to go on, and then answered."""
+    async with raw(box) as client:
+        await client.say(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(BODY))
+        assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await client.say(BODY)
+        status, body = await client.answer()
+        assert status == 200
+        assert json.loads(body)["object"] == "chat.completion"
+
+
+async def test_a_compressed_bomb_does_not_go_off(box: Box) -> None:
+    """Compressed bodies are refused before anything is unpacked."""
+    bomb = gzip.compress(b" " * 50_000_000)
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    async with box.session.post("/v1/chat/completions", data=bomb, headers=headers) as response:
+        assert response.status == 415
+        assert code(await response.read()) == "unsupported_media_type"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/v1/nothing", 404, "not_found"),
+        ("GET", "/v1/decisions/unknown", 404, "not_found"),
+        ("GET", "/v1/models/gpt-99", 404, "model_not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("POST", "/healthz", 405, "method_not_allowed"),
+        ("GET", "/v1/decisions?colour=red", 400, "invalid_value"),
+        ("GET", "/v1/decisions?limit=0", 400, "invalid_value"),
+        ("GET", "/v1/decisions?since=yesterday", 400, "invalid_value"),
+    ],
+)
+async def test_wrong_paths_and_methods_are_openai_errors(
+    box: Box, method: str, path: str, status: int, said: str
+) -> None:
+    """No HTML, no 500: one error object everywhere."""
+    async with box.session.request(method, path) as response:
+        assert response.status == status
+        assert response.content_type == "application/json"
+        assert code(await response.read()) == said
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", None),
+        (b"[1, 2]", None),
+        (b"{", None),
+        (b'{"model": "auto"}', "messages"),
+        (b'{"model": 7, "messages": []}', "model"),
+        (b'{"model": "auto", "messages": [{"role": "user", "content": "\xff\xfe"}]}', None),
+        (b"[" * 100_000, None),
+        (b'{"model": "auto", "messages": [{"role": "user", "content": "hi"}], "temperature": "hot"}', "temperature"),
+    ],
+    ids=["empty", "array", "cut", "missing", "type", "utf-8", "deep", "temperature"],
+)
+async def test_bad_bodies_are_400_with_the_keys_path(box: Box, body: bytes, param: str | None) -> None:
+    """Whoever sent it is told where it is wrong, and the record stays empty."""
+    headers = {"Content-Type": "application/json"}
+    async with box.session.post("/v1/chat/completions", data=body, headers=headers) as response:
+        assert response.status == 400
+        error = (await response.json())["error"]
+        assert error["param"] == param
+        assert error["type"] == "invalid_request_error"
+    await assert_still_well(box)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-causeway-prefer": "cloud"},
+        {"x-causeway-deadline-ms": "soon"},
+        {"x-causeway-deadline-ms": "0"},
+        {"x-causeway-deadline-ms": "-5"},
+        {"x-causeway-tags": "a" * 65},
+        {"x-causeway-tags": ",".join(map(str, range(33)))},
+    ],
+    ids=lambda headers: next(iter(headers.items()))[1][:12],
+)
+async def test_a_wish_that_cannot_be_understood_is_refused(box: Box, headers: dict[str, str]) -> None:
+    """It may be one for privacy: guessing is not an option."""
+    answer = await box.ask(headers=headers)
+    assert answer.status == 400
+    assert box.engine.calls == []
+
+
+async def test_the_wrong_media_type_is_a_415(box: Box) -> None:
+    """A form is no JSON, and the error says what to send."""
+    async with box.session.post("/v1/chat/completions", data={"model": "auto"}) as response:
+        assert response.status == 415
+        assert "application/json" in (await response.json())["error"]["message"]
+
+
+async def test_one_connection_too_many_is_refused_at_once() -> None:
+    """Beyond the limit: 503 and closed; those inside go on, and who leaves makes room."""
+
+    async def handle(http: web.BaseRequest) -> web.Response:
+        return web.Response(text="fine")
+
+    server = Server(ServerConfig(port=0), handle, connections=2)
+    await server.start()
+    ask = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    try:
+        async with connected(server.port) as first, connected(server.port) as second:
+            for client in (first, second):
+                await client.say(ask)
+                assert await client.answer() == (200, b"fine")
+            async with connected(server.port) as late:
+                status, body = await late.answer()
+                assert (status, code(body)) == (503, "draining")
+                assert await late.closed()
+            await first.say(ask)
+            assert await first.answer() == (200, b"fine")
+        await until(lambda: server._http is not None and not server._http.full)
+        async with connected(server.port) as again:
+            await again.say(ask)
+            assert await again.answer() == (200, b"fine")
+    finally:
+        await server.close()
+
+
+class TestKeys:
+    """API keys, where some are configured."""
+
+    @pytest.fixture
+    async def guarded(self, tmp_path: Path) -> AsyncIterator[Box]:
+        key = KeyConfig("till-7", hashlib.sha256(b"s3cret").hexdigest(), ("private",))
+        async with running(tmp_path, server=ServerConfig(port=0, keys=(key,))) as box:
+            yield box
+
+    @pytest.mark.parametrize("said", [None, "Bearer", "Bearer wrong", "Basic s3cret", "s3cret", "Bearer \u00e9"])
+    async def test_without_the_right_key_nobody_comes_in(self, guarded: Box, said: str | None) -> None:
+        """No key, a wrong one, another scheme: 401, and nothing runs."""
+        headers = {"Authorization": said} if said else {}
+        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/decisions")):
+            async with guarded.session.request(method, path, headers=headers, json={}) as response:
+                assert response.status == 401
+                assert response.headers["WWW-Authenticate"] == "Bearer"
+                assert code(await response.read()) == "invalid_api_key"
+        assert guarded.engine.calls == []
+
+    async def test_a_key_is_a_name_and_tags(self, guarded: Box) -> None:
+        """The record knows the client by the key's name, and the key's tags bind every request of it."""
+        answer = await guarded.ask(headers={"Authorization": "Bearer s3cret"})
+        assert answer.status == 200
+        record = guarded.newest()
+        assert (record.client, record.tags) == ("till-7", ("private",))
+        assert record.decision is not None
+        assert record.decision.private
+
+    @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+    async def test_health_needs_no_key(self, guarded: Box, path: str) -> None:
+        """Probes and scrapers carry none."""
+        assert (await guarded.get(path)).status == 200
+
+
+class TestUnixSocket:
+    """The socket file beside TCP."""
+
+    async def test_it_answers_like_tcp_and_is_gone_afterwards(self, tmp_path: Path) -> None:
+        """Same daemon, same answers; closing takes the file away."""
+        path = tmp_path / "edge.sock"
+        async with running(tmp_path, server=ServerConfig(port=0, socket=str(path))) as box:
+            assert path.stat().st_mode & 0o777 == 0o660
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
+                session.post("http://edge/v1/chat/completions", data=BODY, headers=JSON) as response,
+            ):
+                assert response.status == 200
+            assert box.newest().client == "unix"
+        assert not path.exists()
+
+    async def test_a_dead_daemons_socket_is_replaced(self, tmp_path: Path) -> None:
+        """After a crash the next start does not stumble over the file."""
+        path = tmp_path / "edge.sock"
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+        async with running(tmp_path, server=ServerConfig(port=0, socket=str(path))):
+            pass
+
+    async def test_a_living_daemons_socket_is_not(self, tmp_path: Path) -> None:
+        """Two daemons on one path: the second says so and leaves the first alone."""
+        path = tmp_path / "edge.sock"
+        async with running(tmp_path / "1", server=ServerConfig(port=0, socket=str(path))) as first:
+            with pytest.raises(ConfigError, match="another program listens"):
+                async with running(tmp_path / "2", server=ServerConfig(port=0, socket=str(path))):
+                    pass
+            await assert_still_well(first)
+
+
+async def test_a_taken_port_is_a_clear_error(tmp_path: Path) -> None:
+    """The second daemon on a port names the address and what is the matter."""
+    async with running(tmp_path / "1") as box:
+        assert box.app.port is not None
+        with pytest.raises(ConfigError, match="another program listens"):
+            async with running(tmp_path / "2", server=ServerConfig(port=box.app.port)):
+                pass
+
+
+async def test_a_client_that_reads_nothing_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    """A stalled reader of a long stream loses it at the deadline, and its work is over."""
+    config = ServerConfig(port=0, default_deadline_s=0.5)
+    async with running(tmp_path, policy=POLICY, server=config) as box:
+        box.engine.flood = True
+        async with raw(box) as client:
+            body = BODY.replace(b'"auto"', b'"small", "stream": true')
+            await client.say(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            await until(lambda: box.engine.running == 1)
+            await until(lambda: box.engine.running == 0)
+        await until(lambda: len(box.parts.decisions._memory) == 1)
+        assert box.newest().outcome.status in ("error", "cancelled")
+        box.engine.flood = False
+        await assert_still_well(box)
+
+
+JSON = {"Content-Type": "application/json"}
