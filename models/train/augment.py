@@ -19,7 +19,7 @@ _NAMES = (
     "place_name playlist_owner party_size_description business_name"
 )
 OPEN_SLOTS = frozenset(_NAMES.split())
-SUBSTITUTE, INVENT = 0.6, 0.15
+SUBSTITUTE, INVENT = 0.5, 0.06
 _BEFORE = ("please ", "hey ", "ok ", "can you ", "could you please ", "hi, ", "now ")
 _AFTER = (" please", ".", "?", " now", " thanks", "!", " .", " ?")
 
