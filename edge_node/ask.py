@@ -75,13 +75,13 @@ def _stream(causeway: Causeway, text: str, asked: Asked, out: TextIO, console: C
             out.write("\n")
         answer = stream.answer()
     _calls(answer, out)
-    console.print(_line(answer))
+    console.print(_line(answer), soft_wrap=True)
 
 
 def _whole(answer: Answer, out: TextIO, console: Console) -> None:
     out.write(answer.text + "\n")
     _calls(answer, out)
-    console.print(_line(answer))
+    console.print(_line(answer), soft_wrap=True)
 
 
 def _calls(answer: Answer, out: TextIO) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -48,14 +46,16 @@ def render(explained: Explained) -> RenderableType:
     head = Text.assemble((name, "bold"), f"  {decision.policy}@{decision.revision}")
     if decision.on_device:
         head.append("  bound to the device", style="yellow")
+    # What binds a request binds its cache too: the constraints were told once already.
+    cache = [reason for reason in explained.cache.reasons if not reason.code.startswith("constraint")]
     return Group(
         head,
         _attempts(decision.attempts),
         Text(),
-        _reasons([*decision.reasons, *explained.cache.reasons]),
+        _reasons([*decision.reasons, *(reason for reason in cache if reason not in decision.reasons)]),
         Text(),
         Text(f"cache    {_cache(explained)}"),
-        Text(f"signals  {', '.join(_signals(explained)) or 'none'}"),
+        _signals(explained),
     )
 
 
@@ -66,7 +66,9 @@ def _attempts(attempts: tuple[AttemptPlan, ...]) -> RenderableType:
     for number, plan in enumerate(attempts, start=1):
         handoff = plan.handoff
         note = f"hands off when under {handoff.below:g} after {handoff.after_tokens} tokens" if handoff else ""
-        table.add_row(f"  {number}.", plan.target.name, plan.target.at, plan.target.model, Text(note, style="dim"))
+        target = plan.target
+        cells = (f"  {number}.", target.name, target.at, target.model)
+        table.add_row(*map(Text, cells), Text(note, style="dim"))
     return table
 
 
@@ -86,21 +88,27 @@ def _cache(explained: Explained) -> str:
     return f"has none; this one would be kept for {exact.ttl_s:g} s" if exact else "is not used for this request"
 
 
-def _signals(explained: Explained) -> Iterator[str]:
+def _signals(explained: Explained) -> Table:
     """Every signal that has a value, under the name by which a policy calls it."""
-    estimates = explained.estimates
-    if estimates.prompt_tokens is not None:
-        yield f"request.prompt_tokens {estimates.prompt_tokens}"
-    if estimates.quality is not None:
-        yield f"edge.quality {estimates.quality:.2f}"
-    snapshot = explained.snapshot
-    groups = {"device": snapshot.device, "edge": snapshot.edge, "cloud": snapshot.cloud, "spend": snapshot.spend}
+    snapshot, estimates = explained.snapshot, explained.estimates
+    groups = {
+        "request": {"prompt_tokens": estimates.prompt_tokens},
+        "device": msgspec.structs.asdict(snapshot.device),
+        "edge": {**msgspec.structs.asdict(snapshot.edge), "quality": estimates.quality},
+        "cloud": msgspec.structs.asdict(snapshot.cloud),
+        "spend": msgspec.structs.asdict(snapshot.spend),
+    }
+    table = Table.grid(padding=(0, 2))
     for group, signals in groups.items():
-        for name in signals.__struct_fields__:
-            value = getattr(signals, name)
-            if value is not None:
-                yield f"{group}.{name} {value:.4g}" if isinstance(value, float) else f"{group}.{name} {_plain(value)}"
+        known = [f"{name} {_plain(value)}" for name, value in signals.items() if value is not None]
+        if known:
+            table.add_row(Text(f"{group:7}"), Text(", ".join(known)))
+    return table
 
 
 def _plain(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)

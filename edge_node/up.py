@@ -184,7 +184,7 @@ class _Run:
                     if answer.status_code == 200 and isinstance(told, dict) and enough(told):
                         return told
                 if child.ended or time.monotonic() > until:
-                    raise ChildEnded(f"{child.name} does not become ready:{child.last_words()}")
+                    raise ChildEnded(f"{child.name} does not become ready{child.last_words()}")
                 await asyncio.sleep(_POLL_S)
 
     # --- while it runs -----------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class _Run:
                 done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     child = ends.pop(task)
-                    self._console.print(Text(f"{child.name} ended unasked:{child.last_words()}", style="red"))
+                    self._console.print(Text(f"{child.name} ended unasked{child.last_words()}", style="red"))
                     if child.name == "edge":
                         return _FAILED
                 self._say("the edge goes on without it")

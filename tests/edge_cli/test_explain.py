@@ -1,0 +1,104 @@
+"""The explanation for people: every reason has its words, absent signals are named, nothing is told twice."""
+
+from __future__ import annotations
+
+import io
+from typing import get_args
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from edge_node.explain import Explained, render
+from router.types import (
+    AttemptPlan,
+    CachePlan,
+    Decision,
+    DeviceSignals,
+    EdgeSignals,
+    Estimates,
+    ExactCache,
+    Handoff,
+    Reason,
+    ReasonCode,
+    Snapshot,
+    Target,
+)
+
+SMALL = Target("small", "edge", "assistant")
+LARGE = Target("large", "cloud", "assistant-large")
+
+
+def printed(**fields: object) -> str:
+    decision = Decision("default", "9f2c", "fast-path", (AttemptPlan(SMALL, Handoff(8, 0.55)), AttemptPlan(LARGE)))
+    whole = Explained(
+        cache=CachePlan(), decision=decision, estimates=Estimates(prompt_tokens=5, quality=0.25), snapshot=Snapshot()
+    )
+    console = Console(width=120, file=io.StringIO())
+    console.print(render(msgspec.structs.replace(whole, **fields)))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("code", get_args(ReasonCode))
+def test_every_reason_has_words(code: ReasonCode) -> None:
+    """Rule, target and detail are all named where a reason has them."""
+    reason = Reason(code, rule="a-rule", target="a-target", detail="a-detail")
+    text = printed(decision=Decision("p", "r", "", (), (reason,)))
+    assert "a-rule" in text
+    assert code not in text  # words, not codes
+
+
+def test_attempts_are_numbered_and_a_handoff_is_told() -> None:
+    """In order, with the place, the model and the confidence asked for."""
+    text = printed()
+    assert text.index("1.  small  edge") < text.index("2.  large  cloud")
+    assert "hands off when under 0.55 after 8 tokens" in text
+
+
+def test_without_attempts_it_says_what_the_answer_would_be() -> None:
+    """503, and why."""
+    reasons = (Reason("no_route", rule="private-stays"),)
+    text = printed(decision=Decision("p", "r", "", (), reasons, on_device=True))
+    assert "503" in text
+    assert "no target is left" in text
+    assert "bound to the device" in text
+
+
+def test_an_absent_signal_is_named() -> None:
+    """The rule that needed it does not hold."""
+    reason = Reason("signal_absent", rule="hot", detail="device.temperature_c")
+    assert "device.temperature_c cannot be read" in printed(decision=Decision("p", "r", "x", (), (reason,)))
+
+
+def test_the_cache_is_told_in_its_three_ways() -> None:
+    """It has one, it would keep one, it is not used."""
+    assert "has an answer, 3.5 s old" in printed(cached_age_s=3.5)
+    assert "would be kept for 30 s" in printed(cache=CachePlan(ExactCache(30.0)))
+    assert "is not used for this request" in printed()
+
+
+def test_a_constraint_is_told_once() -> None:
+    """The cache's plan repeats it, the explanation does not."""
+    held = Reason("constraint_held", rule="private-stays")
+    text = printed(decision=Decision("p", "r", "x", (), (held,)), cache=CachePlan(reasons=(held,)))
+    assert text.count("private-stays") == 1
+
+
+def test_signals_are_told_under_their_names() -> None:
+    """Those that have a value, and only those."""
+    snapshot = Snapshot(
+        device=DeviceSignals(memory_free_mb=14370.4, cpu=0.256, throttled=False), edge=EdgeSignals(queue=0)
+    )
+    text = printed(snapshot=snapshot)
+    assert "memory_free_mb 14370, cpu 0.256" in text
+    assert "throttled false" in text
+    assert "prompt_tokens 5" in text
+    assert "queue 0, quality 0.25" in text
+    assert "temperature_c" not in text
+    assert "spend" not in text
+
+
+def test_markup_in_a_message_is_text() -> None:
+    """A policy's names may hold brackets."""
+    reason = Reason("rule_failed", rule="[red]x[/red]", detail="no such key [0]")
+    assert "[red]x[/red]" in printed(decision=Decision("p", "r", "[b]", (), (reason,)))
