@@ -7,13 +7,13 @@ import logging
 from pathlib import Path
 
 import anyio
-from aiohttp import web
 from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
 
 from .admission import Admission
 from .config import Config
+from .listener import Listener
 from .metrics import Metrics
 from .readiness import Readiness
 from .server import Server
@@ -33,36 +33,27 @@ class App:
         self._server = server
         self._tritons = tritons
         self._tasks = tasks
-        # A client that leaves cancels its handler, and so its work in Triton.
-        self._runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
-        self.port = config.server.port
+        self._listener = Listener(config.server, server.handle)
 
     @property
     def url(self) -> str:
         host = self._config.server.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/v1"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._listener.port}/v1"
 
     async def start(self) -> None:
         """Raises ConfigError when the address cannot be had."""
         for triton in self._tritons.values():
             self._tasks.start_soon(triton.watch)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._config.server.host, self._config.server.port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise ConfigError(str(error), where="server.port") from error
-        self.port = self._runner.addresses[0][1]
+        await self._listener.start()
 
     async def drain(self) -> None:
         """No new work; what runs may end within `drain_s`."""
         self._server.draining = True
-        with anyio.move_on_after(self._config.server.drain_s):
-            await self._server.drained()
+        await self._listener.drain(self._config.server.drain_s)
 
     async def close(self) -> None:
         """Ends the background work too: nothing may use a server that is closed."""
-        await self._runner.cleanup()
+        await self._listener.close()
         self._tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
             for triton in self._tritons.values():

@@ -1,4 +1,7 @@
-"""What a caller's headers say, parsed once. A malformed header of ours is a 400; a malformed trace is dropped (W3C)."""
+"""What a caller sends: headers, parsed once, and the body, bounded in bytes and in time.
+
+A malformed header of ours is a 400; a malformed trace is dropped, as its specification asks.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ import re
 import secrets
 from collections.abc import Mapping
 
+import anyio
 import msgspec
+from aiohttp import hdrs, web
+from aiohttp.web_protocol import RequestPayloadError
 
-from router.errors import InvalidRequest
+from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 
 from .admission import RANK, Priority
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -33,6 +40,27 @@ def read_headers(headers: Mapping[str, str]) -> Inbound:
         priority=_priority(headers.get("x-causeway-priority", "standard")),
         traceparent=trace if _TRACEPARENT.fullmatch(trace) else "",
     )
+
+
+async def read_body(http: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
+    """Raises BodyTooLarge, RequestTimeout or InvalidRequest."""
+    if (http.content_length or 0) > max_bytes:
+        raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")
+    if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+        await http.writer.write(_CONTINUE)
+        http.writer.output_size = 0  # the answer's own bytes are still to come
+    body = bytearray()
+    try:
+        with anyio.fail_after(timeout_s):
+            while data := await http.content.readany():
+                body += data
+                if len(body) > max_bytes:
+                    raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")
+    except TimeoutError:
+        raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.") from None
+    except RequestPayloadError:
+        raise InvalidRequest("The body's transfer encoding is malformed.") from None
+    return bytes(body)
 
 
 def _deadline_ms(text: str | None) -> int | None:

@@ -14,7 +14,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from router.errors import CloudFailed, UnsupportedFeature
+from router.errors import CloudFailed, StreamBroken, UnsupportedFeature
 from router.tools import ToolCallParser, tool_schema
 from router.types import Chunk, FinishReason, Request, TokenLogprob, Usage
 
@@ -69,6 +69,8 @@ class Service:
                     for at in range(len(delta.texts)):
                         for chunk in choices[first + at].take(delta, at):
                             yield chunk
+            if not all(choice.ended for choice in choices):
+                raise StreamBroken("the model ended without saying why", phase="stream")
             yield Chunk(usage=usage)
 
     def _asks(self, call: Call) -> list[Ask]:
@@ -96,15 +98,14 @@ class Choice:
     def __init__(self, request: Request, index: int) -> None:
         self._index = index
         self._parser = ToolCallParser(request) if request.tools else None
-        self._calls = False
-        self._ended = False
+        self.ended = False
 
     def take(self, delta: Delta, at: int) -> list[Chunk]:
         """What sequence `at` of this response says. Raises CloudFailed for an end that is none."""
-        if self._ended:
+        if self.ended:
             return []
         text, reason = delta.texts[at], _finish_reason(delta.finish_reasons[at])
-        self._ended = reason is not None
+        self.ended = reason is not None
         if self._parser is None:
             if not (text or reason or delta.new_tokens[at] or delta.logprobs[at]):
                 return []
@@ -125,8 +126,7 @@ class Choice:
         if reason is not None:
             rest, last = self._parser.finish()
             text, calls = text + rest, (*calls, *last)
-        self._calls = self._calls or bool(calls)
-        if reason == "stop" and self._calls:
+        if reason == "stop" and self._parser.called:
             reason = "tool_calls"
         if not (text or calls or reason or tokens or logprobs):
             return []

@@ -1,0 +1,73 @@
+"""Chunks → bytes for one HTTP client: a whole answer, a stream, or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import anyio
+from aiohttp import web
+
+from router.errors import AuthenticationFailed, CausewayError, ClientGone
+from router.openai import AnswerEncoder, encode_error, error_event
+from router.types import Chunk
+
+JSON = "application/json"
+STALLED_S = 30.0
+"""A client that takes nothing for so long is gone; its place in the tier is somebody else's."""
+
+
+class BrokenStream(Exception):
+    """The answer broke after its first byte, and the client has been told inside the stream."""
+
+    def __init__(self, error: CausewayError, response: web.StreamResponse) -> None:
+        super().__init__(error.code)
+        self.error = error
+        self.response = response
+
+
+async def whole(
+    chunks: AsyncGenerator[Chunk, None], encoder: AnswerEncoder, headers: dict[str, str]
+) -> web.StreamResponse:
+    """Raises CausewayError."""
+    found = [chunk async for chunk in chunks]
+    return web.Response(body=encoder.whole(found), content_type=JSON, headers=headers)
+
+
+async def streamed(
+    http: web.BaseRequest, chunks: AsyncGenerator[Chunk, None], encoder: AnswerEncoder, headers: dict[str, str]
+) -> web.StreamResponse:
+    """Raises CausewayError before the first byte, and after it BrokenStream, or ClientGone."""
+    first = await anext(chunks)
+    stream = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
+    response = web.StreamResponse(headers=stream)
+    await response.prepare(http)
+    await _write(response, encoder.start() + encoder.chunk(first))
+    try:
+        async for chunk in chunks:
+            if data := encoder.chunk(chunk):
+                await _write(response, data)
+        await _write(response, encoder.end())
+    except ClientGone:
+        raise
+    except CausewayError as error:
+        await _write(response, error_event(error))
+        raise BrokenStream(error, response) from error
+    return response
+
+
+def refusal(error: CausewayError) -> web.Response:
+    """OpenAI's error object, with its status and when to come back."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    if isinstance(error, AuthenticationFailed):
+        headers["www-authenticate"] = "Bearer"
+    return web.Response(body=encode_error(error), status=error.status, content_type=JSON, headers=headers)
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    try:
+        with anyio.fail_after(STALLED_S):
+            await response.write(data)
+    except (ConnectionError, TimeoutError) as error:
+        raise ClientGone("the client does not take the answer any more") from error

@@ -1,0 +1,94 @@
+"""What the gateway's socket gives to clients that do not behave. No Triton is needed: nothing gets that far."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from cloud_pool.app import App, build
+from cloud_pool.config import Config, ServerConfig, TierConfig
+
+PATIENCE_S = 20.0
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@asynccontextmanager
+async def gateway(read_timeout_s: float = 10.0) -> AsyncIterator[App]:
+    server = ServerConfig(port=0, read_timeout_s=read_timeout_s, max_body_bytes=1000)
+    tier = TierConfig(name="large", artifact="assistant-large", triton="127.0.0.1:1")
+    async with anyio.create_task_group() as tasks:
+        app = build(Config(server=server, tiers=(tier,)), tasks)
+        await app.start()
+        with anyio.fail_after(PATIENCE_S):
+            yield app
+        await app.close()
+
+
+async def talk(app: App, sent: bytes, *, until_closed: bool = True) -> bytes:
+    """What comes back for these bytes; the connection is left open on our side."""
+    host, _, port = app.url.removeprefix("http://").removesuffix("/v1").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(sent)
+        return await reader.read() if until_closed else await reader.readuntil(b"}")
+    finally:
+        writer.close()
+
+
+async def is_alive(app: App) -> bool:
+    return b" 200 " in await talk(app, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", until_closed=False)
+
+
+def error_of(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"\x16\x03\x01 not http\r\n\r\n", 400, "invalid_value"),
+        (b"GET / HTTP/9.9\r\n\r\n", 400, "invalid_value"),
+        (b"GET /healthz HTTP/1.1\r\nbig: " + b"x" * 100_000 + b"\r\n\r\n", 400, "invalid_value"),
+        (b"GET /healthz HTTP/1.1\r\n" + b"a: b\r\n" * 500 + b"\r\n", 400, "invalid_value"),
+        (CHAT + b"Content-Length: -5\r\n\r\n", 400, "invalid_value"),
+        (CHAT + b"Content-Length: 99999999\r\nConnection: close\r\n\r\n", 413, "body_too_large"),
+        (CHAT + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\nzz\r\n", 400, "invalid_value"),
+        (CHAT + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}", 400, "missing_required_parameter"),
+    ],
+)
+async def test_malformed_http_gets_an_error_object(sent: bytes, status: int, code: str) -> None:
+    """Whatever the bytes are, the answer is OpenAI's error, the connection ends, and the next request is answered."""
+    async with gateway() as app:
+        assert error_of(await talk(app, sent)) == (status, code)
+        assert await is_alive(app)
+
+
+async def test_a_body_that_does_not_come_is_a_timeout() -> None:
+    """A sender that stops in the middle of its body hears so, and holds nothing."""
+    async with gateway(read_timeout_s=0.2) as app:
+        answer = await talk(app, CHAT + b"Connection: close\r\nContent-Length: 50\r\n\r\n{")
+        assert error_of(answer) == (408, "request_timeout")
+        assert await is_alive(app)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: x\r\n"])
+async def test_a_silent_connection_is_closed(sent: bytes) -> None:
+    """A connection on which no whole head arrives in time is closed."""
+    async with gateway(read_timeout_s=0.2) as app:
+        await talk(app, sent)
+        assert await is_alive(app)
+
+
+async def test_expect_continue_is_answered() -> None:
+    """A client that asks before it sends its body (curl does) is told to go on."""
+    async with gateway() as app:
+        sent = CHAT + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+        answer = await talk(app, sent)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert error_of(answer.partition(b"\r\n\r\n")[2]) == (400, "missing_required_parameter")
