@@ -87,8 +87,16 @@ class Course:
 
     @property
     def degraded(self) -> bool:
-        """Whether a failure moved the answer to a later attempt: not a handoff, and not an ask too big for a target."""
-        return any(
+        """Whether a failure moved the answer away from the policy's first choice.
+
+        1. that one is down and was passed over, and another answered;
+        2. an earlier attempt failed: not a handoff, and not an ask too big for a target.
+        """
+        if not self.attempts:
+            return False
+        if self.decision.passed_over not in ("", self.attempts[-1].plan.target.name):  # (1)
+            return True
+        return any(  # (2)
             a.state in (State.FAILED, State.TIMED_OUT) and not isinstance(a.error, InvalidRequest)
             for a in self.attempts[:-1]
         )

@@ -35,6 +35,7 @@ _ONLY: dict[Prefer | None, Place] = {"only_on_device": "edge", "only_cloud": "cl
 _FIRST: dict[Prefer | None, Place] = {"prefer_on_device": "edge", "prefer_cloud": "cloud"}
 _MODALITIES: dict[str, Ability] = {"image": "image", "audio": "audio", "file": "file"}
 _R = TypeVar("_R", bound=Rule)
+_NONE: tuple[tuple[AttemptPlan, ...], str] = ((), "")
 _NO_ROUTE_HOLDS = Reason("no_route", detail="no route holds")
 
 
@@ -49,9 +50,9 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         reasons.append(Reason("model_named", detail=request.model))
     else:
         route = _first(policy.routes, facts, reasons)
-    attempts: tuple[AttemptPlan, ...] = ()
+    attempts, passed_over = _NONE
     if named or route is not None:
-        attempts = _attempts(request, snapshot, bound, named, route, reasons)
+        attempts, passed_over = _attempts(request, snapshot, bound, named, route, reasons)
     else:
         reasons.append(_NO_ROUTE_HOLDS)
     return Decision(
@@ -62,6 +63,7 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         reasons=tuple(reasons),
         on_device=bool(bound) or request.wishes.prefer == "only_on_device",
         private=bool(bound),
+        passed_over=passed_over,
     )
 
 
@@ -135,20 +137,23 @@ def _attempts(
     named: tuple[Target, ...],
     route: Route | None,
     reasons: list[Reason],
-) -> tuple[AttemptPlan, ...]:
+) -> tuple[tuple[AttemptPlan, ...], str]:
+    """The plans, and the target that would come first if it were not down."""
     targets = route.targets if route is not None else named
     wanted = _wanted(request)
     left = _cut(targets, request.wishes.prefer, bound, wanted, reasons)  # (3)
     if not left:
         reasons.append(Reason("no_route", rule="" if route is None else route.name, detail="every target was cut"))
-        return ()
-    ordered = _order(left, request.wishes.prefer, snapshot.down, reasons)  # (4)
+        return _NONE
+    liked = _prefer(left, request.wishes.prefer, reasons)  # (4)
+    ordered = _down_last(liked, snapshot.down, reasons)
+    passed_over = "" if ordered[0] is liked[0] else liked[0].name
     if route is None:
-        return attempt_plans(ordered, None)
+        return attempt_plans(ordered, None), passed_over
     on_device = bool(bound) or request.wishes.prefer == "only_on_device"
     if ordered == route.targets and not snapshot.down and not on_device:
-        return route.plans
-    return attempt_plans(ordered, None if on_device else route.handoff, snapshot.down)  # (5)
+        return route.plans, passed_over
+    return attempt_plans(ordered, None if on_device else route.handoff, snapshot.down), passed_over  # (5)
 
 
 def _cut(
@@ -172,22 +177,24 @@ def _cut(
     return tuple(left)
 
 
-def _order(
-    targets: tuple[Target, ...], prefer: Prefer | None, down: frozenset[str], reasons: list[Reason]
-) -> tuple[Target, ...]:
+def _prefer(targets: tuple[Target, ...], prefer: Prefer | None, reasons: list[Reason]) -> tuple[Target, ...]:
     first = _FIRST.get(prefer)
-    if first is not None:
-        moved = tuple(sorted(targets, key=lambda target: target.at != first))
-        reasons += [
-            Reason("wish_ordered", rule=prefer or "", target=target.name)
-            for target in moved
-            if target.at == first and moved.index(target) < targets.index(target)
-        ]
-        targets = moved
-    if down:
-        reasons += [Reason("target_down", target=target.name) for target in targets if target.name in down]
-        targets = tuple(sorted(targets, key=lambda target: target.name in down))
-    return targets
+    if first is None:
+        return targets
+    moved = tuple(sorted(targets, key=lambda target: target.at != first))
+    reasons += [
+        Reason("wish_ordered", rule=prefer or "", target=target.name)
+        for target in moved
+        if target.at == first and moved.index(target) < targets.index(target)
+    ]
+    return moved
+
+
+def _down_last(targets: tuple[Target, ...], down: frozenset[str], reasons: list[Reason]) -> tuple[Target, ...]:
+    if not down:
+        return targets
+    reasons += [Reason("target_down", target=target.name) for target in targets if target.name in down]
+    return tuple(sorted(targets, key=lambda target: target.name in down))
 
 
 def _wanted(request: Request) -> tuple[Ability, ...]:

@@ -262,6 +262,7 @@ class Decision(msgspec.Struct, frozen=True):
     reasons: tuple[Reason, ...] = ()
     on_device: bool = False  # a constraint or wish binds this request to the device (fail closed)
     private: bool = False  # a *constraint* binds it: nothing of its content may be kept beyond memory, nor logged
+    passed_over: str = ""  # the target that would come first if it were not down: another's answer is degraded
 
 
 class ExactCache(msgspec.Struct, frozen=True):
@@ -362,7 +363,7 @@ class Outcome(msgspec.Struct, frozen=True):
     model: str = ""
     reason: str = ""  # short: rule name, `cache`, or what made the fallback
     cache: CacheStatus = "bypass"
-    degraded: bool = False  # answered by another attempt than the first because it failed, or stale
+    degraded: bool = False  # not answered by the policy's first choice because that failed or is down; or stale
     attempts: tuple[AttemptRecord, ...] = ()
     ttft_ms: float | None = None
     total_ms: float = 0.0

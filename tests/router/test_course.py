@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from router.attempt import State
@@ -103,6 +104,17 @@ def test_the_attempts_come_in_the_decisions_order() -> None:
     assert [a.plan.target.name for a in one.attempts] == ["small", "large"]
     assert one.degraded
     assert [r.state for r in one.records(5.0)] == ["failed", "done"]
+
+
+def test_an_answer_in_place_of_a_target_that_is_down_is_degraded() -> None:
+    """The first choice was passed over because it is down; if it answers after all, the answer is as good as ever."""
+    decision = Decision("p", "r", "otherwise", (AttemptPlan(SMALL), AttemptPlan(LARGE)), passed_over="large")
+    other = Course(decision, stream=True, arrived=0.0)
+    answer(other)
+    assert other.degraded
+    first_choice = Course(msgspec.structs.replace(decision, attempts=(AttemptPlan(LARGE),)), stream=True, arrived=0.0)
+    answer(first_choice)
+    assert not first_choice.degraded
 
 
 def test_an_answer_after_a_handoff_is_not_degraded() -> None:

@@ -118,6 +118,7 @@ def test_a_device_that_is_down_is_asked_last_and_does_not_hand_off() -> None:
     assert targets(decision) == ["large", "small"]
     assert handoffs(decision) == []
     assert Reason("target_down", target="small") in decision.reasons
+    assert decision.passed_over == "small"
 
 
 def test_only_on_device_is_never_handed_off() -> None:

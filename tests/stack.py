@@ -1,0 +1,176 @@
+"""The real thing for tests and benchmarks: Triton, gateway and edge daemon as the processes that a user starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import urllib3
+
+BIN = Path(sys.executable).parent
+READY_S = 90.0
+TOKEN = "edge-under-test"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Process:
+    """A child that says `ready …` on stdout; its stderr goes to `log`."""
+
+    def __init__(self, name: str, command: list[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.log = log
+        self._command = command
+        self._env = dict(os.environ) | dict(env or {})
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as stderr:
+            self.popen = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=self._env, text=True
+            )
+        threading.Thread(target=self._read, args=(self.popen,), daemon=True).start()
+
+    def _read(self, popen: subprocess.Popen[str]) -> None:
+        assert popen.stdout is not None
+        with self.log.open("a") as log:
+            for line in popen.stdout:
+                log.write(line)
+                log.flush()
+                self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def ready(self) -> dict[str, str]:
+        """The key=value pairs of the ready line. Raises RuntimeError with the log's end if it never comes."""
+        while True:
+            try:
+                line = self._lines.get(timeout=READY_S)
+            except queue.Empty:
+                line = None
+            if line is None:
+                raise RuntimeError(f"{self.name} did not become ready:\n{self.tail()}")
+            if line.startswith("ready "):
+                return dict(pair.split("=", 1) for pair in line.split()[1:] if "=" in pair)
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def family(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.popen.pid).children(recursive=True)
+        return []
+
+    def kill(self) -> None:
+        """kill -9 of it and of all it started."""
+        family = self.family()
+        self.popen.kill()
+        self.popen.wait()
+        for child in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(family)
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 40.0) -> int:
+        """Ask it to drain; returns its exit status."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(number)
+        try:
+            return self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise RuntimeError(f"{self.name} did not drain in {timeout_s:g} s:\n{self.tail()}") from None
+
+
+class Stack:
+    """Ports stay the same over a restart, so that a killed part comes back where the others look for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.grpc, self.http, self.metrics = free_port(), free_port(), free_port()
+        self.gateway_port, self.edge_port = free_port(), free_port()
+        self.tokens = folder / "tokens"
+        self.tokens.write_text(f"test-device {TOKEN}\n")
+        self.parts: dict[str, Process] = {}
+
+    @property
+    def edge_url(self) -> str:
+        return f"http://127.0.0.1:{self.edge_port}"
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway_port}"
+
+    def start_triton(self, *flags: str) -> Process:
+        command = [str(BIN / "causeway-cloud"), "triton", "--model", "assistant-large"]
+        command += ["--grpc-port", str(self.grpc), "--http-port", str(self.http), "--metrics-port", str(self.metrics)]
+        return self._start("triton", [*command, *flags])
+
+    def start_gateway(self, *flags: str) -> Process:
+        command = [str(BIN / "causeway-cloud"), "serve", "--port", str(self.gateway_port)]
+        command += ["--triton", f"127.0.0.1:{self.grpc}", "--tier", "assistant-large", "--token-file", str(self.tokens)]
+        return self._start("gateway", [*command, *flags])
+
+    def start_edge(
+        self, config: str = "", *, cloud_port: int | None = None, env: Mapping[str, str] | None = None
+    ) -> Process:
+        """`config` is YAML beside server, cloud and state_dir, which are set here."""
+        path = self.folder / "edge.yaml"
+        cloud = f"http://127.0.0.1:{cloud_port or self.gateway_port}/v1"
+        path.write_text(
+            f"state_dir: {self.folder / 'state'}\n"
+            f"server: {{port: {self.edge_port}, socket: {self.folder / 'edge.sock'}}}\n"
+            f"cloud: {{url: '{cloud}', api_key: {TOKEN}, probe_interval_s: 0.5}}\n{config}"
+        )
+        return self._start("edge", [str(BIN / "causeway-edge"), "serve", "--config", str(path)], env)
+
+    def settle(self) -> None:
+        """Wait until the device's model is loaded and the cloud was reached. Raises RuntimeError."""
+        ticks = threading.Event()
+        for _ in range(int(READY_S / 0.05)):
+            state = json.loads(urllib3.request("GET", f"{self.edge_url}/readyz", retries=False).data)
+            if state["ready"] and state["edge"] == "ready":
+                return
+            ticks.wait(0.05)
+        raise RuntimeError(f"the edge did not settle: {state}\n{self.parts['edge'].tail()}")
+
+    def _start(self, name: str, command: list[str], env: Mapping[str, str] | None = None) -> Process:
+        part = self.parts[name] = Process(name, command, self.folder / f"{name}.log", env)
+        return part
+
+    def close(self) -> None:
+        for name in ("edge", "gateway", "triton"):
+            if name in self.parts:
+                self.parts[name].stop()
+
+
+@contextlib.contextmanager
+def running(folder: Path, *, edge_config: str = "") -> Iterator[Stack]:
+    """The whole stack, ready to answer; stopped in order at the end, killed if anything fails."""
+    stack = Stack(folder)
+    try:
+        stack.start_triton().ready()
+        stack.start_gateway().ready()
+        stack.start_edge(edge_config).ready()
+        stack.settle()
+        yield stack
+        stack.close()
+    finally:
+        for part in stack.parts.values():
+            if part.popen.poll() is None:
+                part.kill()
