@@ -14,6 +14,7 @@ from router.types import Chunk
 JSON = "application/json"
 STALLED_S = 30.0
 """A client that takes nothing for so long is gone; its place in the tier is somebody else's."""
+_SMALL_BYTES = 16 * 1024
 
 
 class BrokenStream(Exception):
@@ -41,16 +42,16 @@ async def streamed(
     stream = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
     response = web.StreamResponse(headers=stream)
     await response.prepare(http)
-    await _write(response, encoder.start() + encoder.chunk(first))
+    await _write(http, response, encoder.start() + encoder.chunk(first))
     try:
         async for chunk in chunks:
             if data := encoder.chunk(chunk):
-                await _write(response, data)
-        await _write(response, encoder.end())
+                await _write(http, response, data)
+        await _write(http, response, encoder.end())
     except ClientGone:
         raise
     except CausewayError as error:
-        await _write(response, error_event(error))
+        await _write(http, response, error_event(error))
         raise BrokenStream(error, response) from error
     return response
 
@@ -65,9 +66,18 @@ def refusal(error: CausewayError) -> web.Response:
     return web.Response(body=encode_error(error), status=error.status, content_type=JSON, headers=headers)
 
 
-async def _write(response: web.StreamResponse, data: bytes) -> None:
+async def _write(http: web.BaseRequest, response: web.StreamResponse, data: bytes) -> None:
+    """Raises ClientGone when the client has left, or takes nothing any more."""
+    transport = http.transport
+    if transport is None:
+        raise ClientGone("the client has left")
+    # A timer for each token would cost as much as the token: only a client that is behind can stall.
+    cannot_stall = transport.get_write_buffer_size() == 0 and len(data) < _SMALL_BYTES
     try:
-        with anyio.fail_after(STALLED_S):
+        if cannot_stall:
             await response.write(data)
+        else:
+            with anyio.fail_after(STALLED_S):
+                await response.write(data)
     except (ConnectionError, TimeoutError) as error:
         raise ClientGone("the client does not take the answer any more") from error

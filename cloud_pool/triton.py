@@ -129,7 +129,6 @@ class Triton:
         phase: Phase = "connect"
         try:
             await call.write(request_of(ask, left_s))
-            await call.done_writing()
             phase = "first_token"
             final = False
             while (message := await call.read()) is not grpc.aio.EOF:
@@ -140,6 +139,9 @@ class Triton:
                 final = final or delta.final
                 phase = "stream"
                 yield delta
+                if delta.final:
+                    # Said late: it costs a round through gRPC, which the first token need not wait for.
+                    await call.done_writing()
             if not final:
                 raise _broken(await call.code(), await call.details(), phase)
         except grpc.aio.AioRpcError as error:

@@ -1,0 +1,178 @@
+"""(d) what edge and gateway add before the first token, over calling Triton directly; and what a streamed token costs.
+
+Triton, gateway and edge are the commands that people start. The three ways take turns, request by request, so that a
+neighbour on the machine disturbs all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import numpy as np
+import psutil
+import tritonclient.grpc.aio as tritonclient
+
+from .rows import Row
+
+ROOT = Path(__file__).parents[2]
+MODEL = "assistant-large"
+TEXT = "wake me up at seven"
+SAMPLING = {"max_tokens": 8, "temperature": 0.2, "ignore_eos": True}  # not 0: the edge would answer from its cache
+ROUNDS, WARM_UP = 300, 30
+LONG_TOKENS, LONG_ROUNDS = 400, 5
+FIRST = b'"delta":{"content":'  # the event before it has the role only
+
+Ask = Callable[[], Awaitable[float]]
+
+
+class Bed(msgspec.Struct, frozen=True):
+    triton: str  # host:port of its gRPC
+    gateway: str  # URLs that end in /v1
+    edge: str
+    gateway_pid: int
+
+
+def main() -> list[Row]:
+    with _bed() as bed:
+        return asyncio.run(_measure(bed))
+
+
+async def _measure(bed: Bed) -> list[Row]:
+    triton = tritonclient.InferenceServerClient(bed.triton)
+    async with aiohttp.ClientSession() as http:
+        ways: dict[str, Ask] = {
+            "direct": lambda: _direct(triton),
+            "gateway": lambda: _over_http(http, bed.gateway, MODEL),
+            "edge": lambda: _over_http(http, bed.edge, "large"),
+        }
+        ms = await _first_token_ms(ways)
+        per_token_us = await _token_us(http, bed)
+    await triton.close()
+    behind = ", ".join(f"{name} {value:.2f} ms" for name, value in ms.items())
+    return [
+        Row(
+            "(d) edge→gateway→Triton, first token over a direct call", ms["edge"] - ms["direct"], "ms", 3.0, note=behind
+        ),
+        Row("    of which the gateway", ms["gateway"] - ms["direct"], "ms", note=behind),
+        Row("    gateway's CPU time a streamed token", per_token_us, "us", note=f"one stream of {LONG_TOKENS} tokens"),
+    ]
+
+
+async def _first_token_ms(ways: dict[str, Ask]) -> dict[str, float]:
+    """Each way's p50."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(WARM_UP + ROUNDS):
+        for name, ask in ways.items():
+            took = await ask()
+            if number >= WARM_UP:
+                seconds[name].append(took)
+    return {name: 1000.0 * statistics.median(taken) for name, taken in seconds.items()}
+
+
+async def _token_us(http: aiohttp.ClientSession, bed: Bed) -> float:
+    """CPU time of the gateway's process for one more token of a stream."""
+    process = psutil.Process(bed.gateway_pid)
+
+    async def spent_s(tokens: int) -> float:
+        before = process.cpu_times()
+        for _ in range(LONG_ROUNDS):
+            await _over_http(http, bed.gateway, MODEL, tokens)
+        after = process.cpu_times()
+        return (after.user + after.system - before.user - before.system) / LONG_ROUNDS
+
+    short_s, long_s = await spent_s(8), await spent_s(LONG_TOKENS)
+    return 1e6 * (long_s - short_s) / (LONG_TOKENS - 8)
+
+
+async def _direct(triton: tritonclient.InferenceServerClient) -> float:
+    """Seconds to the first token, over tritonclient's gRPC stream."""
+    started = time.perf_counter()
+    first = 0.0
+    async for result, error in triton.stream_infer(_inputs()):
+        if error is not None:
+            raise error
+        if not first and result.as_numpy("text_output")[0]:
+            first = time.perf_counter() - started
+    return first
+
+
+async def _inputs() -> AsyncIterator[dict[str, object]]:
+    texts = {
+        "text_input": f"<|user|>{TEXT}<|assistant|>".encode(),
+        "sampling_parameters": msgspec.json.encode(SAMPLING),
+    }
+    made = []
+    for name, text in texts.items():
+        made.append(tritonclient.InferInput(name, [1], "BYTES"))
+        made[-1].set_data_from_numpy(np.array([text], dtype=np.object_))
+    for name in ("stream", "exclude_input_in_output"):
+        made.append(tritonclient.InferInput(name, [1], "BOOL"))
+        made[-1].set_data_from_numpy(np.array([True]))
+    yield {"model_name": MODEL, "inputs": made}
+
+
+async def _over_http(http: aiohttp.ClientSession, url: str, model: str, tokens: int = 8) -> float:
+    """Seconds to the first token, as OpenAI's clients see it."""
+    messages = [{"role": "user", "content": TEXT}]
+    body = msgspec.json.encode({"model": model, "messages": messages, "stream": True, **SAMPLING, "max_tokens": tokens})
+    started = time.perf_counter()
+    first, seen = 0.0, b""
+    headers = {"content-type": "application/json"}
+    async with http.post(f"{url}/chat/completions", data=body, headers=headers) as response:
+        async for piece in response.content.iter_any():
+            seen += piece
+            if not first and FIRST in seen:
+                first = time.perf_counter() - started
+    if not seen.endswith(b"data: [DONE]\n\n"):
+        raise RuntimeError(f"{url}: {seen[-500:]!r}")
+    return first
+
+
+@contextlib.contextmanager
+def _bed() -> Iterator[Bed]:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
+        triton, _ = stack.enter_context(_command("cloud_pool", "triton", *ports, "--model", MODEL))
+        grpc = dict(field.split("=", 1) for field in triton.split())["grpc"]
+        flags = ("--port", "0", "--triton", grpc, "--log", "warning")
+        gateway, pid = stack.enter_context(_command("cloud_pool", "serve", *flags))
+        gateway_url = gateway.removeprefix("url=")
+        settings = {
+            "server.port": "0",
+            "state_dir": folder,
+            "engine.enabled": "false",
+            "cloud.url": gateway_url,
+            "log": "warning",
+        }
+        flags = tuple(part for key, value in settings.items() for part in ("--set", f"{key}={value}"))
+        edge, _ = stack.enter_context(_command("edge_node", "serve", *flags))
+        yield Bed(grpc, gateway_url, f"{edge.removeprefix('url=')}/v1", pid)
+
+
+@contextlib.contextmanager
+def _command(package: str, *arguments: str) -> Iterator[tuple[str, int]]:
+    """A command of ours: what its ready line says, and its process id."""
+    command = [sys.executable, "-m", package, *arguments]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    try:
+        ready = next((line for line in process.stdout if line.startswith("ready ")), None)
+        if ready is None:
+            raise RuntimeError(f"{' '.join(command)} did not become ready")
+        yield ready.removeprefix("ready ").strip(), process.pid
+    finally:
+        process.terminate()
+        process.wait(timeout=60.0)
