@@ -33,7 +33,8 @@ def evaluate(
         for start in range(0, len(rows), 64):
             part = rows[start : start + 64]
             prompts = [model.tokenize(prompter.user(row.text)) for row in part]
-            answers += model.answers(prompts, grammar=GRAMMAR if grammar else None)
+            # With the grammar an answer may take as long as its bounds allow.
+            answers += model.answers(prompts, *((320, GRAMMAR) if grammar else ()))
             tick(len(part))
         refuses = model.metadata("causeway.refuse_token") is not None
     return summarise(path.parent.name, rows, answers, grammar=grammar, refuses=refuses)

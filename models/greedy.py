@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 _QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 GGML_F32 = 0  # `enum ggml_type`
 FLASH_ATTENTION_OFF = 0  # `enum llama_flash_attn_type`
-# One function call as compact JSON.
+# One function call as compact JSON. Texts and lists are bounded, so that an answer that goes in circles still ends.
 GRAMMAR = r"""
-root ::= "{\"name\":" string ",\"arguments\":" arguments "}"
-arguments ::= "{" (pair ("," pair)*)? "}"
-pair ::= string ":" (string | list)
-list ::= "[" string ("," string)* "]"
-string ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}))* "\""
+root ::= "{\"name\":" name ",\"arguments\":" arguments "}"
+name ::= "\"" [a-z_0-9]{1,48} "\""
+arguments ::= "{" (pair ("," pair){0,6})? "}"
+pair ::= name ":" (text | list)
+list ::= "[" text ("," text){0,3} "]"
+text ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})){0,72} "\""
 """
 
 
@@ -106,7 +107,7 @@ class GreedyModel:
         self._fill([(token, place, 0, True) for place, token in enumerate(ids)])
         return np.stack([self._row(index) for index in range(len(ids))])
 
-    def answers(self, prompts: Sequence[Sequence[int]], limit: int = 96, grammar: str | None = None) -> list[Answer]:
+    def answers(self, prompts: Sequence[Sequence[int]], limit: int = 128, grammar: str | None = None) -> list[Answer]:
         """Greedy answers of at most `limit` tokens, in the order of the prompts."""
         done: list[Answer] = []
         for start in range(0, len(prompts), self._slots):
