@@ -137,11 +137,11 @@ class Triton:
                     raise translate("", message.error_message, phase)
                 delta = delta_of(message.infer_response, ask.parameters.logprobs or 0)
                 final = final or delta.final
-                phase = "stream"
                 yield delta
-                if delta.final:
+                if phase == "first_token":
                     # Said late: it costs a round through gRPC, which the first token need not wait for.
                     await call.done_writing()
+                    phase = "stream"
             if not final:
                 raise _broken(await call.code(), await call.details(), phase)
         except grpc.aio.AioRpcError as error:
