@@ -48,8 +48,6 @@ _LARGEST_BITS = 4096  # of a whole number
 class TemplateFailed(InvalidRequest):
     """The template refused these messages, or went past its budget; the message says which."""
 
-    code = "chat_template_failed"
-
 
 class _Budget(threading.local):
     """What is left of one rendering, per thread."""

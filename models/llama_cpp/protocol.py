@@ -65,7 +65,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     echo: bool = False
     # The model's refusal token: `end` ends the answer (somebody else will give it), `skip` lets the model go on after
     # it with its best guess (nobody else will). It is never text.
-    refusal: Literal["end", "skip"] = "end"
+    refusal: Literal["end", "skip"] = "skip"
 
 
 class Emission(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,6 +82,7 @@ class Emission(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     error: str = ""  # a code of router.errors, e.g. context_length_exceeded
     detail: str = ""
+    param: str = ""  # of the error: what in the request is wrong
     prompt_tokens: int = 0  # with the end
     completion_tokens: int = 0
     cached_tokens: int = 0
