@@ -128,6 +128,13 @@ class Draining(CausewayError):
     code = "draining"
 
 
+class IdentityUnavailable(CausewayError):
+    """Who asks cannot be established now: what tells revoked tokens from others is out of reach."""
+
+    status = 503
+    code = "identity_unavailable"
+
+
 class DeadlineExceeded(CausewayError):
     status = 504
     type = "timeout_error"

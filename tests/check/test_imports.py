@@ -50,6 +50,7 @@ BROUGHT_BY = {
     "cel": "common-expression-language",
     "yaml": "pyyaml",
     "grpc": "tritonclient",
+    "jwt": "pyjwt",
     "llama_cpp": "llama-cpp-python",
 }
 # What Triton itself provides to its models.

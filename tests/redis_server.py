@@ -1,0 +1,82 @@
+"""A real redis-server for tests: its own port and folder, every write on disk before it is acknowledged.
+
+from tests.redis_server import RedisServer, redis_server   # in a conftest: the fixture, once per session
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+PATIENCE_S = 30.0
+
+
+class RedisServer:
+    """Started at once. `kill` is -9; `start` after it finds the same data under the same port."""
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        assert self._process is None, "it runs"
+        durable = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
+        place = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder))
+        self._process = subprocess.Popen(
+            ["redis-server", *place, *durable, "--loglevel", "warning", *self._settings], stdout=subprocess.DEVNULL
+        )
+        self._wait()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def flush(self) -> None:
+        with redis.Redis.from_url(self.url) as client:
+            client.flushall()
+
+    def _wait(self) -> None:
+        ends = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with redis.Redis.from_url(self.url) as client:
+                    client.ping()
+                return
+            except redis.RedisError:  # refused, or still loading
+                assert time.monotonic() < ends, "redis-server does not answer"
+                assert self._process is not None
+                assert self._process.poll() is None, "redis-server ended"
+                time.sleep(0.02)
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server here")
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    try:
+        yield server
+    finally:
+        server.kill()
