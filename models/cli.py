@@ -12,7 +12,7 @@ import click
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from . import fit as memory
 from .dataset import Row, for_validation, read_rows
@@ -53,7 +53,9 @@ def main() -> None:
 @_extra
 def list_command(extra: Sequence[Path]) -> None:
     """The models that can be named in a policy."""
-    table = Table("name", "architecture", "quantisation", "parameters", "size", "context", "licence", box=None)
+    table = Table(
+        *(Column(name, no_wrap=True) for name in ("name", "kind", "bits", "weights", "size", "licence")), box=None
+    )
     for artifact in list_artifacts(_folders(extra)):
         about = artifact.manifest
         table.add_row(
@@ -62,7 +64,6 @@ def list_command(extra: Sequence[Path]) -> None:
             about.quantisation,
             f"{about.parameters / 1e6:.1f} M",
             _mib(about.size_bytes),
-            str(about.context_length),
             about.licence,
         )
     console.print(table)
@@ -152,6 +153,9 @@ def evaluate(
         click.echo(msgspec.json.encode(reports).decode())
         return
     console.print(_table(reports, "greedy, grammar on" if grammar else "greedy, no grammar"))
+    for report in reports:
+        if report.refusal_auroc is not None:
+            console.print(f"{report.model}: turns away others rather than its own, AUROC {report.refusal_auroc:.3f}")
 
 
 def _measured(
@@ -171,14 +175,20 @@ def _measured(
 
 
 def _table(reports: Sequence[Report], title: str) -> Table:
-    table = Table("model", "rows of", "rows", "intent", "exact match", "valid JSON", "refused", title=title)
+    table = Table(
+        Column("model", no_wrap=True),
+        Column("rows of", no_wrap=True),
+        "rows",
+        "intent",
+        "exact",
+        "valid",
+        "refused",
+        title=title,
+    )
     for report in reports:
         for one in report.results:
             shares = [f"{100 * share:.1f} %" for share in (one.intent, one.exact, one.valid, one.refused)]
             table.add_row(report.model, one.group, str(one.rows), *shares)
-        if report.refusal_auroc is not None:
-            told = f"AUROC {report.refusal_auroc:.3f}"
-            table.add_row(report.model, "own against others", "", "", "", "", told)
     return table
 
 
