@@ -1,0 +1,43 @@
+"""The faults that only jobs have, leaves of router.errors."""
+
+from __future__ import annotations
+
+from router.errors import CausewayError, InvalidRequest
+
+
+class StoreUnavailable(CausewayError):
+    """Redis does not answer, or cannot write. Whether it took the last command is not known."""
+
+    status = 503
+    code = "job_store_unavailable"
+    retryable = True
+
+
+class StoreRefused(StoreUnavailable):
+    """Redis answers, with an error: it cannot write, or may not be asked this."""
+
+
+class IdempotencyConflict(InvalidRequest):
+    """The key was used with another body."""
+
+    status = 409
+    code = "idempotency_conflict"
+
+
+class JobEnded(InvalidRequest):
+    """What ended cannot be cancelled."""
+
+    status = 409
+    code = "job_ended"
+
+
+class WebhookRefused(InvalidRequest):
+    """The address is one that no webhook may go to."""
+
+    code = "webhook_refused"
+
+
+class WebhookDisabled(InvalidRequest):
+    """The address answered 410 Gone."""
+
+    code = "webhook_disabled"

@@ -1,0 +1,101 @@
+"""A real Redis for the session; each test has keys of its own in it, a clock it moves, and a scripted runner."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.database import Database
+from cloud_pool.jobs.record import Offer
+from cloud_pool.jobs.scripts import SCRIPTS
+from cloud_pool.jobs.store import Store
+
+from .redis_server import RedisServer
+
+PATIENCE_S = 20.0
+_prefixes = itertools.count()
+BODY = b'{"model":"large","messages":[{"role":"user","content":"a secret question"}]}'
+
+
+class Clock:
+    """Unix seconds, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for what runs beside the test."""
+    ends = time.monotonic() + PATIENCE_S
+    while not await condition():
+        assert time.monotonic() < ends, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server on PATH")
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(Path(folder))
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def config(redis_server: RedisServer) -> JobsConfig:
+    return JobsConfig(
+        redis=redis_server.url, prefix=f"{{t{next(_prefixes)}}}", poll_s=0.02, idle_s=0.02, lease_s=5.0, backoff_s=0.001
+    )
+
+
+@pytest_asyncio.fixture
+async def database(config: JobsConfig) -> AsyncIterator[Database]:
+    database = Database(config.redis, config.prefix, SCRIPTS)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def store(database: Database, config: JobsConfig, clock: Clock) -> Store:
+    return Store(database, config, clock=clock)
+
+
+@pytest.fixture
+def offer(clock: Clock) -> Callable[..., Offer]:
+    """An offer with other values where a test names some."""
+    numbers = itertools.count(1)
+
+    def made(**changes: object) -> Offer:
+        plain = Offer(
+            id=f"job_{next(numbers)}",
+            owner="kiosk",
+            tier="large",
+            priority="standard",
+            endpoint="/v1/chat/completions",
+            body=BODY,
+            deadline_ms=int(clock.now * 1000) + 3_600_000,
+        )
+        return msgspec.structs.replace(plain, **changes)
+
+    return made
