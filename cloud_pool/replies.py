@@ -41,7 +41,10 @@ async def streamed(
     first = await anext(chunks)
     stream = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
     response = web.StreamResponse(headers=stream)
-    await response.prepare(http)
+    try:
+        await response.prepare(http)
+    except ConnectionError as error:
+        raise ClientGone("the client has left") from error
     await _write(http, response, encoder.start() + encoder.chunk(first))
     try:
         async for chunk in chunks:

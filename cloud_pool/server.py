@@ -116,6 +116,8 @@ class Server:
             return broken.response
         except CausewayError as error:
             outcome = error.code
+            if error.status >= 500:
+                _log.warning("%s: %s: %s (%s)", call.id, call.tier.name, error.code, error.message)
             raise
         except Exception:
             outcome = CausewayError.code

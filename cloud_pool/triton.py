@@ -32,6 +32,8 @@ from .tensors import Ask, Delta, delta_of, request_of
 QUIET_S = 1.0
 PROBE_S = 3.0
 LOAD_S = 300.0
+_OVER = "Internal error from Core"
+_TIMER_S = 0.02  # gRPC's deadline may be over a little before ours
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -134,29 +136,39 @@ class Triton:
             while (message := await call.read()) is not grpc.aio.EOF:
                 stream.heard_at = self._clock()
                 if message.error_message:
+                    _log.debug("%s: %s", ask.request_id, message.error_message)
                     raise translate("", message.error_message, phase)
                 delta = delta_of(message.infer_response, ask.parameters.logprobs or 0)
                 final = final or delta.final
                 yield delta
                 if phase == "first_token":
+                    phase = "stream"
                     # Said late: it costs a round through gRPC, which the first token need not wait for.
                     await call.done_writing()
-                    phase = "stream"
             if not final:
                 raise _broken(await call.code(), await call.details(), phase)
         except grpc.aio.AioRpcError as error:
-            _log.debug("%s: %s", ask.request_id, error)
+            # Only here in full: a model's exception may quote what it was asked.
+            _log.debug("%s: %s: %s", ask.request_id, error.code(), error.details())
+            if error.details() == _OVER:
+                raise self._over(ask, phase) from None
             raise _broken(error.code(), error.details(), phase) from None
         except asyncio.CancelledError:
             # Ours when the stream was ended for a dead model; else the caller's.
             if stream.ended_by is not None:
                 raise stream.ended_by from None
             raise
-        except asyncio.InvalidStateError:  # the call was over before the request was written
-            raise stream.ended_by or _broken(await call.code(), await call.details(), phase) from None
+        except (asyncio.InvalidStateError, grpc.aio.InternalError):
+            raise stream.ended_by or self._over(ask, phase) from None
         finally:
             self._streams.discard(stream)
             call.cancel()
+
+    def _over(self, ask: Ask, phase: Phase) -> CausewayError:
+        """The call was over when something was to be written to it; gRPC does not say why."""
+        if self._clock() >= ask.deadline - _TIMER_S:
+            return DeadlineExceeded("the time for this request is over")
+        return _broken(grpc.StatusCode.UNAVAILABLE, "", phase)
 
     async def _look_after(self, model: str) -> None:
         try:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cloud_pool.config import Config, Flags, load_config
+import cloud_pool
+from cloud_pool.config import Config, Flags, ServerConfig, TierConfig, load_config
 from cloud_pool.tiers import break_up, load_tiers
 from cloud_pool.tokens import load_tokens
 from models.chat_template import MARK
@@ -127,3 +129,14 @@ def test_a_token_file_that_would_let_everyone_in_is_refused(tmp_path: Path, text
     path.write_text(text)
     with pytest.raises(ConfigError):
         load_tokens(path)
+
+
+def test_the_example_is_a_config_and_names_every_key() -> None:
+    """The example that ships loads, and shows each key there is."""
+    path = Path(cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
+    config = load_config(path, Flags())
+    assert (config.server, config.tiers[0], config.log) == (ServerConfig(), TierConfig(), Config().log)
+    text = path.read_text()
+    for struct in (Config, ServerConfig, TierConfig):
+        for name in struct.__struct_fields__:
+            assert re.search(rf"^[\s-]*{name}:", text, re.MULTILINE), name

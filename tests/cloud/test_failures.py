@@ -38,12 +38,19 @@ async def answered(http: aiohttp.ClientSession) -> set[str]:
             await asyncio.sleep(0.05)
 
 
-async def broken_by(http: aiohttp.ClientSession, pool: Pool, victim: psutil.Process) -> list[bytes]:
-    """The events of a stream during which `victim` is killed."""
-    stream = asyncio.ensure_future(read(http, {"model": "large", "stream": True, **LONG}))
-    await until(lambda: pool.gauge("running") > 0)
-    victim.kill()
-    return await asyncio.wait_for(stream, PATIENCE_S)
+async def broken_by(http: aiohttp.ClientSession, victim: psutil.Process) -> list[bytes]:
+    """The events of a stream during which, after its first ones, `victim` is killed."""
+    events: list[bytes] = []
+    with anyio.fail_after(PATIENCE_S):
+        async with http.post("/v1/chat/completions", json={"model": "large", "stream": True, **LONG}) as reply:
+            assert reply.status == 200
+            async for line in reply.content:
+                if not line.startswith(b"data: "):
+                    continue
+                events.append(line[6:].rstrip())
+                if len(events) == 2:
+                    victim.kill()
+    return events
 
 
 def assert_broken(events: list[bytes]) -> None:
@@ -56,7 +63,7 @@ def assert_broken(events: list[bytes]) -> None:
 async def test_triton_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool) -> None:
     """The stream ends with an error; a new server takes the same ports, and the next request is answered."""
     old, stub = pool.server, pool.stub
-    events = await broken_by(http, pool, old)
+    events = await broken_by(http, old)
     assert_broken(events)
     refusals = await answered(http)
     assert refusals <= {"cloud_unreachable", "engine_unavailable"}
@@ -71,7 +78,7 @@ async def test_triton_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool)
 async def test_stub_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool) -> None:
     """Triton would leave the stream hanging and call the model ready: it is ended, and the model loaded again."""
     server, stub = pool.server, pool.stub
-    events = await broken_by(http, pool, stub)
+    events = await broken_by(http, stub)
     assert_broken(events)
     assert await answered(http) <= {"engine_unavailable"}
     assert pool.server.pid == server.pid
