@@ -22,7 +22,7 @@ from router.errors import ConfigError
 
 from .config import DEFAULT_TIER, Flags, load_config
 from .environment import find_environment
-from .launcher import Launcher, Ports, choose_ports, command
+from .launcher import Launcher, Ports, choose_ports, clear_orphans, command, memory_prefix
 from .repository import Served, lay_out
 
 ENVIRONMENT = Path(__file__).parent.parent / ".venv-triton"
@@ -129,12 +129,13 @@ def triton(
     except (ConfigError, ArtifactError) as error:
         _refuse(str(error))
     ports = choose_ports(Ports(host, grpc_port, http_port, metrics_port))
-    prefix = f"triton_python_backend_shm_region_causeway{os.getpid()}_"
+    clear_orphans()
+    prefix = memory_prefix(os.getpid())
     with tempfile.TemporaryDirectory(prefix="causeway-triton-") as folder:
         lay_out(Path(folder), served)
         names = tuple(model.name for model in served)
         launcher = Launcher(
-            command(found, Path(folder), names, ports, drain_s=drain_s, memory_prefix=prefix),
+            command(found, Path(folder), names, ports, drain_s=drain_s, prefix=prefix),
             found.environ(os.environ),
             ports,
             memory_prefix=prefix,

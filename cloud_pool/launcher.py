@@ -21,6 +21,7 @@ from pathlib import Path
 
 import anyio
 import msgspec
+import psutil
 
 from .environment import TritonEnvironment
 from .triton_log import worth_saying
@@ -32,6 +33,7 @@ LONGEST_DELAY_S = 10.0
 STEADY_S = 60.0
 """A server that ran this long starts again with the first delay."""
 _PR_SET_PDEATHSIG = 1
+_REGION = "triton_python_backend_shm_region_causeway"
 
 
 class Ports(msgspec.Struct, frozen=True):
@@ -60,6 +62,19 @@ def _free_port(host: str, held: contextlib.ExitStack) -> int:
     return int(sock.getsockname()[1])
 
 
+def memory_prefix(pid: int) -> str:
+    """Of the shared memory regions of the launcher with this process id."""
+    return f"{_REGION}{pid}_"
+
+
+def clear_orphans() -> None:
+    """Shared memory of launchers that were killed together with their server."""
+    for region in SHARED_MEMORY.glob(f"{_REGION}*_*"):
+        pid = region.name.removeprefix(_REGION).partition("_")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            region.unlink(missing_ok=True)
+
+
 def command(
     environment: TritonEnvironment,
     repository: Path,
@@ -67,13 +82,13 @@ def command(
     ports: Ports,
     *,
     drain_s: float,
-    memory_prefix: str,
+    prefix: str,
 ) -> list[str]:
     return [
         environment.server,
         f"--model-repository={repository}",
         f"--backend-directory={environment.backend_directory}",
-        f"--backend-config=python,shm-region-prefix-name={memory_prefix}",
+        f"--backend-config=python,shm-region-prefix-name={prefix}",
         # Each model's config is complete; asking every model for it costs a second of start-up.
         "--disable-auto-complete-config",
         # Explicit: the gateway repairs a dead stub by unload and load.

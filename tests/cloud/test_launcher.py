@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,7 +16,15 @@ import psutil
 import pytest
 
 from cloud_pool.environment import find_environment
-from cloud_pool.launcher import SHARED_MEMORY, Launcher, Ports, choose_ports, command
+from cloud_pool.launcher import (
+    SHARED_MEMORY,
+    Launcher,
+    Ports,
+    choose_ports,
+    clear_orphans,
+    command,
+    memory_prefix,
+)
 from cloud_pool.repository import Served, lay_out
 from cloud_pool.triton_log import worth_saying
 from models.llama_cpp.protocol import EngineOptions
@@ -139,6 +148,22 @@ async def test_no_restart_means_none(tmp_path: Path) -> None:
     assert len(bed.said) == 1
 
 
+def test_memory_of_dead_launchers_is_cleared() -> None:
+    """A region whose launcher is gone is removed; that of a living one stays."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    dead = SHARED_MEMORY / f"{memory_prefix(gone.pid)}x"
+    living = SHARED_MEMORY / f"{memory_prefix(os.getpid())}x"
+    try:
+        dead.touch()
+        living.touch()
+        clear_orphans()
+        assert not dead.exists()
+        assert living.exists()
+    finally:
+        living.unlink()
+
+
 def test_free_ports_are_three() -> None:
     """Port 0 is replaced by a free one, and no port is given out twice."""
     ports = choose_ports(Ports(grpc=0, http=0, metrics=0))
@@ -194,7 +219,7 @@ def test_environment_is_what_set_up_wrote(tmp_path: Path) -> None:
     assert environ["PATH"] == "/env/bin:/usr/bin"
     assert environ["LD_LIBRARY_PATH"] == f"{paths['lib']}:/x"
     assert "PYTHONPATH" not in environ
-    argv = command(environment, tmp_path, ("m",), Ports(), drain_s=3.0, memory_prefix="p_")
+    argv = command(environment, tmp_path, ("m",), Ports(), drain_s=3.0, prefix="p_")
     assert "--load-model=m" in argv
     assert "--model-control-mode=explicit" in argv
 
