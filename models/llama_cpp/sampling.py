@@ -6,6 +6,7 @@ draw. A plain greedy sequence needs no Chooser: the engine takes the row's great
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import secrets
 
@@ -78,7 +79,9 @@ class Chooser:
         self._controls = frozenset(vocabulary.controls) - vocabulary.ends
         self._grammar = _grammar(vocabulary, gbnf) if gbnf else 0
         self._chain = 0 if greedy(sampling) else _chain(sampling)
-        self.adjusts = self._bias is not None or self._penalties is not None
+        self._pieces = vocabulary.pieces
+        self._letters = codecs.getincrementaldecoder("utf-8")()
+        self.adjusts = bool(self._grammar) or self._bias is not None or self._penalties is not None
 
     def choose(self, row: Row, context: bindings.Pointer, index: int) -> int:
         """The token after batch place `index`, whose logits are `row` (changed in place); NO_TOKEN at a dead end."""
@@ -92,14 +95,30 @@ class Chooser:
         # Mostly the model wants what the grammar allows: asking about one token is a hundredth of asking about all.
         if token in self._controls or not self._candidates.allows(self._grammar, token):
             token = self._candidates.choose(row, self._grammar, self._chain)
+        # llama.cpp's grammars take bytes for a letter that are none in UTF-8 (overlong forms, surrogates).
+        while token != NO_TOKEN and not self._spells(token):
+            row[token] = -np.inf
+            token = self._candidates.choose(row, self._grammar, self._chain)
         return token
 
     def accept(self, token: int) -> None:
         """`token`, which `choose` gave, is part of the answer now."""
         if self._grammar:
             bindings.accept(self._grammar, token)
+            self._letters.decode(self._pieces[token])
         if self._penalties is not None:
             self._penalties.count(token)
+
+    def _spells(self, token: int) -> bool:
+        """Whether the token's bytes go on with UTF-8."""
+        state = self._letters.getstate()
+        try:
+            self._letters.decode(self._pieces[token])
+        except UnicodeDecodeError:
+            return False
+        finally:
+            self._letters.setstate(state)
+        return True
 
     def close(self) -> None:
         for sampler in (self._grammar, self._chain):

@@ -190,7 +190,8 @@ class Schedule:
     def _open(self, sequence: Sequence, beginning: Beginning) -> bool:
         """Give it a line, if there are cells for its prompt and some for those that run already to grow."""
         needed = len(sequence.feed) + 1 - (beginning.tokens if beginning.line else 0)
-        if self.running and self._cells.free < needed + _GROWTH * (self.running + 1):
+        promised = sum(len(other.feed) - _line(other).length for other in self.filling)
+        if self.running and self._cells.free - promised < needed + _GROWTH * (self.running + 1):
             return False
         cached = beginning.tokens
         sequence.line = self._cells.open(beginning.line, cached)

@@ -1,0 +1,105 @@
+"""Answers held to a grammar or a schema: valid, whatever the model would rather say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from models.llama_cpp.protocol import Prompt
+from router.types import Sampling
+
+from .conftest import Rig
+from .tiny_gguf import CONTROL
+
+COMMAND = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"enum": ["light_on", "light_off"]},
+            "level": {"type": "integer", "minimum": 0, "maximum": 10},
+            "room": {"type": "string", "maxLength": 8},
+            "tags": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+            "note": {"type": ["string", "null"], "maxLength": 5},
+            "where": {"$ref": "#/$defs/where"},
+        },
+        "required": ["name", "level", "room", "tags", "note", "where"],
+        "additionalProperties": False,
+        "$defs": {"where": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+    }
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_schema_s_answers_are_valid(rig: Rig, seed: int) -> None:
+    """Sampled from noise, every finished answer is JSON and fits its schema."""
+    answer = rig.ask("hello", json_schema=COMMAND, sampling=Sampling(seed=seed), max_tokens=300)
+    assert answer.end.finish_reason == "stop"
+    made = json.loads(answer.text)
+    assert made["name"] in ("light_on", "light_off")
+    assert 0 <= made["level"] <= 10
+    assert len(made["room"]) <= 8
+    assert 1 <= len(made["tags"]) <= 3
+    assert all(isinstance(tag, bool) for tag in made["tags"])
+    assert made["note"] is None or len(made["note"]) <= 5
+    assert isinstance(made["where"]["x"], (int, float))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_object_is_an_object(rig: Rig, seed: int) -> None:
+    """`{}` asks for some JSON object: finished ones parse, unfinished ones are the beginning of one."""
+    answer = rig.ask("hello", json_schema="{}", sampling=Sampling(seed=seed), max_tokens=150)
+    assert answer.text.startswith("{")
+    if answer.end.finish_reason == "stop":
+        assert isinstance(json.loads(answer.text), dict)
+
+
+def test_greedy_answers_obey_too(rig: Rig) -> None:
+    """Without sampling the best allowed token is taken."""
+    schema = '{"type":"object","properties":{"a":{"type":"boolean"}},"required":["a"],"additionalProperties":false}'
+    made = json.loads(rig.ask("hello", json_schema=schema, max_tokens=40).text)
+    assert isinstance(made["a"], bool)
+
+
+def test_control_tokens_do_not_fill_a_grammar_s_text(rig: Rig) -> None:
+    """A control token's name would fit into a string; it is not allowed there, since it would not be shown."""
+    sampling = Sampling(temperature=0.0, logit_bias=((CONTROL.index("<|user|>"), 1000.0),))
+    answer = rig.ask("hello", grammar='root ::= "<|user|>"', sampling=sampling, max_tokens=30)
+    assert answer.text == "<|user|>"
+
+
+def test_penalties_and_bias_work_under_a_grammar(rig: Rig) -> None:
+    """They choose among what the grammar allows."""
+    letter = int(rig.engine._parts.vocabulary.encode("c", special=False)[0])
+    sampling = Sampling(temperature=0.0, logit_bias=((letter, 1000.0),), presence_penalty=0.1)
+    assert rig.ask("hello", grammar="root ::= [a-d] [a-d] [a-d]", sampling=sampling).text == "ccc"
+
+
+def test_logprobs_and_confidence_work_under_a_grammar(rig: Rig) -> None:
+    """They tell what the model itself thought of what it had to say."""
+    answer = rig.ask("hello", grammar='root ::= "zz"', logprobs=1, confidence_tokens=2)
+    assert len(answer.logprobs) == 2
+    assert answer.confidences[-1].score < 0.5
+
+
+def test_a_schema_that_cannot_be_obeyed_is_an_error(rig: Rig) -> None:
+    """Before anything is decoded."""
+    end = rig.ask("hello", json_schema='{"type":"unheard"}').end
+    assert end.error == "invalid_schema"
+
+
+@pytest.mark.parametrize("grammar", ["root ::= nowhere", 'root ::= "unclosed', "nothing", 'other ::= "a"'])
+def test_a_grammar_that_llama_cpp_cannot_read_is_an_error(rig: Rig, grammar: str) -> None:
+    """A caller's mistake is not the engine's end."""
+    assert rig.ask("hello", grammar=grammar).end.error == "invalid_schema"
+    assert rig.ask("hello").end.error == ""
+
+
+def test_a_grammar_without_a_way_on_ends_the_answer(rig: Rig) -> None:
+    """When no token of the model can continue, that is said; other answers go on."""
+    other = rig.start("hello", max_tokens=60, ignore_eos=True)
+    # U+0000 is in no token that the grammar's reader accepts, so nothing can follow the a.
+    answer = rig.ask(Prompt(text="hello"), grammar='root ::= "a" [\\x00]')
+    assert answer.end.error == "invalid_schema"
+    assert "no token of this model" in answer.end.detail
+    assert rig.answer(other).end.completion_tokens == 60

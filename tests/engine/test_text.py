@@ -1,0 +1,62 @@
+"""Bytes to text: whole characters, and nothing of a stop string."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.llama_cpp.text import TextStream
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[a:b] for a, b in zip(places, places[1:], strict=False)]
+
+
+def run(stream: TextStream, parts: list[bytes]) -> list[str]:
+    out = []
+    for part in parts:
+        out.append(stream.feed(part))
+        if stream.stopped:
+            return out
+    return [*out, stream.finish()]
+
+
+@given(st.text(), st.lists(st.integers(0, 1000)))
+def test_however_the_bytes_are_cut_the_text_is_the_same(text: str, cuts: list[int]) -> None:
+    """Characters split over tokens come out whole."""
+    data = text.encode(errors="replace")
+    assert "".join(run(TextStream(), pieces(data, cuts))) == data.decode()
+
+
+@given(
+    st.text(alphabet="abc", max_size=40),
+    st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(0, 1000)),
+)
+def test_a_stop_string_ends_the_text_before_it(text: str, stops: list[str], cuts: list[int]) -> None:
+    """Whatever the cuts, what is shown is a beginning of the text, up to the first stop string that was complete."""
+    stream = TextStream(stops)
+    shown = "".join(run(stream, pieces(text.encode(), cuts)))
+    assert text.startswith(shown)
+    assert not any(stop in shown for stop in stops)
+    assert stream.stopped == any(stop in text for stop in stops)
+    if not stream.stopped:
+        assert shown == text
+
+
+def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> None:
+    """`ST` waits for `OP`; when something else comes, both are shown."""
+    stream = TextStream(["STOP"])
+    assert stream.feed(b"a ST") == "a "
+    assert stream.feed(b"ILL") == "STILL"
+    assert stream.feed(b" STO") == " "
+    assert stream.feed(b"P now") == ""
+    assert stream.stopped
+
+
+def test_half_a_character_at_the_end_becomes_a_replacement_character() -> None:
+    """An answer cut off by its token limit may end inside of a character."""
+    stream = TextStream()
+    assert stream.feed("é".encode()[:1]) == ""
+    assert stream.finish() == "\ufffd"
