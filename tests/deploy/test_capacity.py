@@ -1,0 +1,237 @@
+"""The capacity calculator: its formulas against known values and a simulated queue, and its command."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_pool.capacity import (
+    Aims,
+    Lengths,
+    Load,
+    Point,
+    Replica,
+    decode_tokens_per_s,
+    erlang_c,
+    lengths_of,
+    plan,
+)
+from cloud_pool.measuring import Endpoint, measure
+from cloud_pool.plan_command import plan_command
+from router.errors import ConfigError
+
+LOAD = Load(peak_rps=10.0, prompt=Lengths(400.0), completion=Lengths(100.0))
+# One request is 0.1 s + 0.2 s of a replica.
+REPLICA = Replica(prefill_tokens_per_s=4000.0, decode=(Point(1, 100.0), Point(8, 500.0)), usd_per_hour=2.0)
+
+
+@pytest.mark.parametrize(
+    ("servers", "offered", "probability"),
+    [(1, 0.5, 0.5), (2, 1.0, 1 / 3), (10, 8.0, 0.4092), (100, 90.0, 0.2170), (5, 5.0, 1.0), (3, 9.0, 1.0)],
+)
+def test_erlang(servers: int, offered: float, probability: float) -> None:
+    """Erlang's C gives the values in print: one server waits with its utilisation, two at half load a third."""
+    assert erlang_c(servers, offered) == pytest.approx(probability, abs=5e-4)
+
+
+@given(st.integers(1, 3000), st.floats(0.001, 0.999))
+def test_erlang_is_a_probability(servers: int, utilisation: float) -> None:
+    """For any number of servers, also where factorials would overflow."""
+    assert 0.0 <= erlang_c(servers, servers * utilisation) <= 1.0
+
+
+def test_a_plan() -> None:
+    """Ten requests a second of 0.3 s each are three busy replicas: five at 70 %, six with one to spare."""
+    found = plan(LOAD, REPLICA, Aims())
+    assert found.request_s == pytest.approx(0.3)
+    assert (found.needed, found.replicas, found.slots) == (5, 6, 8)
+    assert found.utilisation == pytest.approx(0.5)
+    assert found.utilisation_after_loss == pytest.approx(0.6)
+    assert found.usd_per_hour == 12.0
+    assert found.usd_per_1k_tokens == pytest.approx(12.0 / (3600 * 10 * 500) * 1000)
+
+
+def test_exactly_enough() -> None:
+    """A load that fits exactly needs no replica more for a rounding error's sake."""
+    load = msgspec.structs.replace(LOAD, peak_rps=0.7 * 10 / 0.3)
+    assert plan(load, REPLICA, Aims(spare=0)).replicas == 10
+
+
+@given(
+    st.floats(0.1, 500), st.integers(1, 5), st.integers(0, 3), st.floats(0.2, 0.95), st.floats(0, 2), st.floats(0, 2)
+)
+def test_any_zone_may_be_lost(
+    rps: float, zones: int, spare: int, utilisation: float, prompt_cv: float, completion_cv: float
+) -> None:
+    """Whatever is lost of what may be lost, the rest stays within the utilisation, and the queue is finite."""
+    load = Load(peak_rps=rps, prompt=Lengths(400.0, prompt_cv), completion=Lengths(100.0, completion_cv))
+    found = plan(load, REPLICA, Aims(utilisation=utilisation, zones=zones, spare=spare))
+    assert found.utilisation <= found.utilisation_after_loss <= utilisation + 1e-9
+    assert found.replicas == found.per_zone * zones
+    assert found.replicas >= found.needed + spare
+    assert 0 <= found.wait_mean_s < math.inf
+    assert 0 <= found.wait_p99_s < math.inf
+
+
+def simulated_wait(servers: int, rate: float, service_s: list[float], chance: random.Random) -> float:
+    """The mean time in the queue of a first-come queue, by playing it."""
+    free = [0.0] * servers
+    now = total = 0.0
+    for service in service_s:
+        now += chance.expovariate(rate)
+        begins = max(now, heapq.heappop(free))
+        total += begins - now
+        heapq.heappush(free, begins + service)
+    return total / len(service_s)
+
+
+@pytest.mark.parametrize(("cv", "tolerance"), [(1.0, 0.15), (0.0, 0.25)])
+def test_waiting_against_a_queue_that_is_played(cv: float, tolerance: float) -> None:
+    """The mean wait agrees with a simulated queue of the same slots: closely for M/M/c, roughly for equal lengths."""
+    load = Load(peak_rps=9.0, prompt=Lengths(1e-9, 0.0), completion=Lengths(100.0, cv))
+    replica = Replica(prefill_tokens_per_s=4000.0, decode=(Point(4, 1000.0),))
+    found = plan(load, replica, Aims(utilisation=0.95, spare=0))
+    servers, service = found.replicas * found.slots, found.slots * found.request_s
+    chance = random.Random(3)
+    services = [chance.expovariate(1 / service) if cv else service for _ in range(100_000)]
+    assert found.wait_mean_s == pytest.approx(simulated_wait(servers, 9.0, services, chance), rel=tolerance)
+
+
+def test_between_measured_points() -> None:
+    """A rate between two points is on their line; beyond them it is never extrapolated."""
+    points = (Point(8, 500.0), Point(1, 100.0))
+    assert decode_tokens_per_s(points, 1) == 100.0
+    assert decode_tokens_per_s(points, 8) == 500.0
+    assert decode_tokens_per_s(points, 4) == pytest.approx(100 + 400 * 3 / 7)
+    assert decode_tokens_per_s(points, 64) == 500.0
+    assert decode_tokens_per_s((Point(4, 7.0),), 1) == 7.0
+
+
+def test_lengths() -> None:
+    """Measured lengths become mean and spread; none is refused."""
+    assert lengths_of([100, 300]) == Lengths(200.0, 0.5)
+    with pytest.raises(ConfigError):
+        lengths_of([])
+
+
+@pytest.mark.parametrize(
+    ("load", "replica", "aims"),
+    [
+        ({"peak_rps": 0.0}, {}, {}),
+        ({"peak_rps": math.nan}, {}, {}),
+        ({"prompt": Lengths(-1.0)}, {}, {}),
+        ({"completion": Lengths(1.0, -1.0)}, {}, {}),
+        ({}, {"prefill_tokens_per_s": 0.0}, {}),
+        ({}, {"decode": ()}, {}),
+        ({}, {"decode": (Point(1, 0.0),)}, {}),
+        ({}, {"decode": (Point(0, 1.0),)}, {}),
+        ({}, {"slots": -1}, {}),
+        ({}, {"usd_per_hour": -1.0}, {}),
+        ({}, {}, {"utilisation": 1.0}),
+        ({}, {}, {"utilisation": 0.0}),
+        ({}, {}, {"zones": 0}),
+        ({}, {}, {"spare": -1}),
+    ],
+)
+def test_numbers_that_mean_nothing(
+    load: dict[str, object], replica: dict[str, object], aims: dict[str, object]
+) -> None:
+    """Zero, negative and undefined numbers are refused, not divided by."""
+    with pytest.raises(ConfigError):
+        plan(
+            msgspec.structs.replace(LOAD, **load),
+            msgspec.structs.replace(REPLICA, **replica),
+            msgspec.structs.replace(Aims(), **aims),
+        )
+
+
+def said(*args: str | Path) -> Result:
+    return CliRunner().invoke(plan_command, [str(arg) for arg in args], env={"COLUMNS": "120"})
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """The table names replicas and money; --json holds the same plan; lengths may come from a file."""
+    lengths = tmp_path / "lengths"
+    lengths.write_text("300\n500\n")
+    measured = ("--prefill", "4000", "--decode", "8=500", "--usd-per-hour", "2")
+    args = ("--peak-rps", "10", "--prompt", lengths, "--completion", "100:0.5", "--zones", "2", *measured)
+    table = said(*args)
+    assert table.exit_code == 0, table.output
+    assert "10, 5 in each of 2 zones (5 without redundancy)" in table.output
+    assert "20.00 USD/h" in table.output
+    document = json.loads(said(*args, "--json").output)
+    assert document["plan"]["replicas"] == 10
+    assert document["measured"]["decode"] == [{"sequences": 8, "tokens_per_s": 500.0}]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        ("--prompt", "x"),
+        ("--prefill", "4000"),
+        ("--prefill", "4000", "--decode", "8"),
+        ("--prefill", "0", "--decode", "8=1"),
+        ("--prefill", "4000", "--decode", "8=500", "--utilisation", "2"),
+        ("--measure", "http://127.0.0.1:1/v1"),
+    ],
+)
+def test_the_command_refuses(args: tuple[str, ...]) -> None:
+    """What is missing, malformed, meaningless or unreachable is said in a line, with status 2."""
+    result = said("--peak-rps", "10", "--prompt", "400", "--completion", "100", *args)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+class Fake:
+    """An endpoint whose own clock moves: a prompt token takes 1 ms, a token of an answer 10 ms, one after the other."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.status = 200
+
+    async def answer(self, http: web.Request) -> web.Response:
+        body = await http.json()
+        prompt = len(body["messages"][0]["content"].split())
+        assert body["ignore_eos"]
+        self.now += prompt * 0.001 + body["max_tokens"] * 0.01
+        usage = {"prompt_tokens": prompt, "completion_tokens": body["max_tokens"]}
+        return web.json_response({"usage": usage}, status=self.status)
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[tuple[Fake, Endpoint]]:
+    fake = Fake()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", fake.answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        yield fake, Endpoint(session, str(server.make_url("/v1")), "m", clock=lambda: fake.now)
+
+
+async def test_measuring(endpoint: tuple[Fake, Endpoint]) -> None:
+    """Rates come out as the endpoint has them: decode exactly, prefill less the one token that each answer needs."""
+    measured = await measure(endpoint[1], (1, 4), words=199)
+    assert measured.prefill_tokens_per_s == pytest.approx(200 / (0.2 + 0.01))
+    assert [point.sequences for point in measured.decode] == [1, 4]
+    for point in measured.decode:
+        assert point.tokens_per_s == pytest.approx(100.0, rel=0.01)
+
+
+async def test_measuring_what_refuses(endpoint: tuple[Fake, Endpoint]) -> None:
+    """An endpoint that refuses is named, with what it said."""
+    endpoint[0].status = 429
+    with pytest.raises(ConfigError, match="429"):
+        await measure(endpoint[1], (1,))
