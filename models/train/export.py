@@ -34,6 +34,7 @@ class About(msgspec.Struct, frozen=True):
 
     name: str
     description: str
+    refuses: bool = True  # trained to lead a refusal with `<|refuse|>`
     licence: str = "apache-2.0"
     author: str = "Causeway"
 
@@ -42,7 +43,7 @@ def write_gguf(network: Llama, vocabulary: Vocabulary, path: Path, about: About)
     """Write an F32 GGUF. The output matrix is left out: llama.cpp then uses the embedding for it."""
     writer = gguf.GGUFWriter(path, "llama")
     _describe(writer, network, about)
-    _write_tokenizer(writer, vocabulary)
+    _write_tokenizer(writer, vocabulary, about.refuses)
     for name, tensor in _tensors(network).items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
@@ -70,7 +71,7 @@ def _describe(writer: gguf.GGUFWriter, network: Llama, about: About) -> None:
     writer.add_rope_freq_base(shape.rope_base)
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
+def _write_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary, refuses: bool) -> None:
     state = msgspec.json.decode(vocabulary.tokenizer.to_str())
     tokens = [""] * vocabulary.size
     for token, index in vocabulary.tokenizer.get_vocab().items():
@@ -91,9 +92,10 @@ def _write_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
     writer.add_add_bos_token(False)
     writer.add_add_eos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
-    # Ours: the token whose probability at the first position says "not mine to answer".
-    writer.add_string("causeway.refuse_token", REFUSE)
-    writer.add_uint32("causeway.refuse_token_id", ids[REFUSE])
+    if refuses:
+        # Ours: the token whose probability at the first position says "not mine to answer".
+        writer.add_string("causeway.refuse_token", REFUSE)
+        writer.add_uint32("causeway.refuse_token_id", ids[REFUSE])
 
 
 def _kind(content: str, special: bool) -> gguf.TokenType:

@@ -102,7 +102,8 @@ def export_run(folder: Path, target: Path) -> None:
     """Write a run's network and tokenizer as an F32 GGUF."""
     name = msgspec.json.decode((folder / PLAN).read_bytes(), type=Recipe).name
     network = load_network(folder / CHECKPOINT)
-    write_gguf(network, Vocabulary.load(folder / TOKENIZER), target, About(f"causeway-{name}", ABOUT[name]))
+    about = About(f"causeway-{name}", ABOUT[name], refuses=name == STUDENT)
+    write_gguf(network, Vocabulary.load(folder / TOKENIZER), target, about)
 
 
 def _run(

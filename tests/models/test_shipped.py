@@ -41,6 +41,15 @@ def test_hash_card_and_manifest_agree_with_the_file(artifact: Artifact) -> None:
     assert manifest.name in (artifact.folder / "README.md").read_text()
 
 
+def test_only_the_device_model_refuses() -> None:
+    """Its manifest and its metadata name the token; the large model answers `out_of_scope` instead and names none."""
+    by_name = {artifact.name: artifact for artifact in ARTIFACTS}
+    assert by_name["assistant"].manifest.refuse_token == "<|refuse|>"
+    assert by_name["assistant-large"].manifest.refuse_token is None
+    with GreedyModel(by_name["assistant"].path, slots=1, context=256, threads=1) as model:
+        assert [int(model.metadata("causeway.refuse_token_id") or -1)] == model.tokenize("<|refuse|>")
+
+
 def test_the_device_model_is_int4_throughout() -> None:
     """Every matrix is Q4_0, but for the tied embedding (Q6_K); only the norms are F32."""
     kinds = read_gguf(next(a for a in ARTIFACTS if a.name == "assistant").path).tensor_kinds
@@ -60,10 +69,7 @@ def test_llama_cpp_loads_template_and_special_tokens(artifact: Artifact) -> None
         for marker in ("<|user|>", "<|assistant|>", "<|end|>", "<|refuse|>"):
             assert len(model.tokenize(marker)) == 1
         assert model.ends(model.tokenize("<|end|>")[0])
-        refuse = model.metadata("causeway.refuse_token_id")
-        assert refuse is not None
-        assert model.tokenize("<|refuse|>") == [int(refuse)]
-        assert model.piece(int(refuse)) == b""
+        assert model.piece(model.tokenize("<|refuse|>")[0]) == b""
 
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=NAMES)
