@@ -31,6 +31,9 @@ _EMBEDDING: Final = tuple(
 _OTHER: Final = tuple(
     ipaddress.ip_network(text)
     for text in (
+        "192.0.0.0/24",  # protocol assignments; which of them count as global depends on Python's patch level
+        "2001::/23",
+        "3fff::/20",  # documentation
         "192.88.99.0/24",  # 6to4 relays
         "168.63.129.16/32",  # Azure's host: public by its number only
         "fec0::/10",  # site-local, deprecated but routed in old networks

@@ -41,3 +41,10 @@ class WebhookDisabled(InvalidRequest):
     """The address answered 410 Gone."""
 
     code = "webhook_disabled"
+
+
+class AnswerTooLarge(InvalidRequest):
+    """The answer is beyond what is kept; it would be as large again."""
+
+    status = 422
+    code = "answer_too_large"

@@ -226,68 +226,15 @@ tell(ARGV[1], 'progress', ARGV[3])
 return 1
 """
 
-_REVIVE = """
-local now, id, deadline = ARGV[1], ARGV[2], ARGV[3]
-local record = key('job', id)
-local f = redis.call('HMGET', record, 'owner', 'letter', 'batch', 'idem')
-if f[3] and f[3] ~= '' then return 0 end  -- its batch has counted it
-if not move(record, 'revive') then return 0 end
-redis.call('PERSIST', record)
-redis.call('PERSIST', key('events', id))
-if f[4] and f[4] ~= '' then redis.call('PERSIST', f[4]) end
-redis.call('XDEL', key('dead'), f[2])
-redis.call('HSET', record, 'attempts', 0, 'deadline', deadline, 'letter', '')
-redis.call('HDEL', record, 'finished', 'error', 'code')
-redis.call('ZADD', key('open', f[1]), now, id)
-redis.call('ZADD', key('deadlines'), deadline, id)
-enqueue(id, record)
-tell(id, 'queued')
-return 1
-"""
-
-_PURGE = """
-local id = ARGV[1]
-local f = redis.call('HMGET', key('job', id), 'state', 'letter', 'owner', 'idem')
-if f[1] ~= 'dead' then return 0 end
-redis.call('XDEL', key('dead'), f[2])
-redis.call('ZREM', key('jobs', f[3]), id)
-redis.call('DEL', key('job', id), key('events', id), key('result', id))
-if f[4] and f[4] ~= '' then redis.call('DEL', f[4]) end
-return 1
-"""
-
-_DEPTHS = """
-local found = {}
-for _, tier in ipairs(redis.call('SMEMBERS', key('tiers'))) do
-  for _, priority in ipairs({'interactive', 'standard', 'bulk'}) do
-    local q = queue(tier, priority)
-    if redis.call('EXISTS', q) == 1 then
-      local group, info = redis.call('XINFO', 'GROUPS', q)[1], {}
-      for at = 1, #group, 2 do info[group[at]] = group[at + 1] end
-      local first = redis.call('XRANGE', q, '(' .. info['last-delivered-id'], '+', 'COUNT', 1)
-      local since = first[1] and string.match(first[1][1], '^%d+') or '0'
-      table.insert(found, {tier, priority, redis.call('XLEN', q) - info['pending'], info['pending'], since})
-    end
-  end
-end
-return {found, redis.call('XLEN', key('dead')), redis.call('ZCARD', key('waiting')), redis.call('ZCARD', key('hooks'))}
-"""
-
-SCRIPTS: Final = {
-    name: PRELUDE + body
-    for name, body in {
-        "accept": _ACCEPT,
-        "claim": _CLAIM,
-        "keep": _KEEP,
-        "succeed": _SUCCEED,
-        "fail": _FAIL,
-        "postpone": _POSTPONE,
-        "release": _RELEASE,
-        "tick": _TICK,
-        "cancel": _CANCEL,
-        "note": _NOTE,
-        "revive": _REVIVE,
-        "purge": _PURGE,
-        "depths": _DEPTHS,
-    }.items()
+MOVES: Final = {
+    "accept": PRELUDE + _ACCEPT,
+    "claim": PRELUDE + _CLAIM,
+    "keep": PRELUDE + _KEEP,
+    "succeed": PRELUDE + _SUCCEED,
+    "fail": PRELUDE + _FAIL,
+    "postpone": PRELUDE + _POSTPONE,
+    "release": PRELUDE + _RELEASE,
+    "tick": PRELUDE + _TICK,
+    "cancel": PRELUDE + _CANCEL,
+    "note": PRELUDE + _NOTE,
 }

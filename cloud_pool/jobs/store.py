@@ -16,6 +16,7 @@ from .errors import IdempotencyConflict, JobEnded
 from .record import Offer, Record, error_json, read_record
 
 _RETRY_S = 5.0
+_SILENT_MS = 3_600_000
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -223,6 +224,10 @@ class Store:
     async def tick(self) -> int:
         """Queue what is due, expire what is late. Returns how many moved."""
         return number(await self._db.run("tick", self.now_ms, self._ttl))
+
+    async def retire(self) -> int:
+        """Forget the names of workers that hold nothing and were silent for an hour."""
+        return number(await self._db.run("retire", _SILENT_MS))
 
     # --- operators -------------------------------------------------------------------------------------------------
 

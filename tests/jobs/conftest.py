@@ -16,8 +16,8 @@ import pytest_asyncio
 
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.database import Database
+from cloud_pool.jobs.library import SCRIPTS
 from cloud_pool.jobs.record import Offer
-from cloud_pool.jobs.scripts import SCRIPTS
 from cloud_pool.jobs.store import Store
 
 from .redis_server import RedisServer

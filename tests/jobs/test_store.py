@@ -10,8 +10,8 @@ import pytest
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.database import Database, items
 from cloud_pool.jobs.errors import IdempotencyConflict, JobEnded, StoreUnavailable
+from cloud_pool.jobs.library import SCRIPTS
 from cloud_pool.jobs.record import Offer
-from cloud_pool.jobs.scripts import SCRIPTS
 from cloud_pool.jobs.states import ENDED, State
 from cloud_pool.jobs.store import Store
 from router.errors import CloudFailed, NotFound, QueueFull, RateLimited

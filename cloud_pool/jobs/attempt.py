@@ -1,0 +1,99 @@
+"""One run of a claimed job: its stored request → chunks → OpenAI's body."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+import anyio
+import msgspec
+
+from router.errors import CausewayError, DeadlineExceeded
+from router.openai import AnswerEncoder, parse_chat, parse_completion
+from router.types import Chunk, Request, Wishes
+
+from .errors import AnswerTooLarge
+from .record import Endpoint, Record
+from .runner import Errand, Runner
+
+_NOTE_S = 1.0
+_log = logging.getLogger("causeway.cloud.jobs")
+Note = Callable[[bytes], Awaitable[None]]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    tokens: int
+
+
+def parse_body(endpoint: Endpoint, body: bytes, owner: str) -> Request:
+    """Raises InvalidRequest."""
+    parse = parse_chat if endpoint == "/v1/chat/completions" else parse_completion
+    return parse(body, Wishes(client=owner))
+
+
+async def attempt(
+    record: Record,
+    runner: Runner,
+    note: Note,
+    *,
+    left_s: float,
+    max_bytes: int,
+    created: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> bytes | CausewayError:
+    """The answer's body, or why there is none. Only cancellation comes out as an exception."""
+    try:
+        with anyio.fail_after(left_s):
+            request = parse_body(record.endpoint, record.body, record.owner)
+            errand = Errand(
+                id=record.id,
+                request=request,
+                tier=record.tier,
+                priority=record.priority,
+                deadline=clock() + left_s,
+            )
+            chunks = await _collect(runner, errand, note, clock)
+    except TimeoutError:
+        return DeadlineExceeded("the time for this run is over")
+    except CausewayError as error:
+        return error
+    except Exception as error:
+        _log.error("%s: a run failed unexpectedly: %s", record.id, _where(error))
+        return CausewayError("The worker failed.")
+    return _encoded(record, request, chunks, max_bytes, created)
+
+
+async def _collect(runner: Runner, errand: Errand, note: Note, clock: Callable[[], float]) -> list[Chunk]:
+    found: list[Chunk] = []
+    tokens, noted_at = 0, clock()
+    async with aclosing(runner.run(errand)) as chunks:
+        async for chunk in chunks:
+            found.append(chunk)
+            tokens += chunk.tokens
+            if clock() - noted_at >= _NOTE_S:
+                noted_at = clock()
+                await note(msgspec.json.encode(Progress(tokens)))
+    return found
+
+
+def _encoded(
+    record: Record, request: Request, chunks: list[Chunk], max_bytes: int, created: int
+) -> bytes | CausewayError:
+    prefix = "chatcmpl" if request.kind == "chat" else "cmpl"
+    try:
+        body = AnswerEncoder(request, f"{prefix}-{record.id}", record.tier, created).whole(chunks)
+    except CausewayError as error:
+        return error
+    if len(body) > max_bytes:
+        return AnswerTooLarge(f"The answer is larger than {max_bytes} bytes. Ask for fewer tokens.")
+    return body
+
+
+def _where(error: Exception) -> str:
+    """The class and the line, without the message: that may quote what was asked."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{place}"

@@ -1,0 +1,11 @@
+"""All scripts, by name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .care_scripts import CARE
+from .hook_scripts import HOOKS
+from .scripts import MOVES
+
+SCRIPTS: Final = {**MOVES, **CARE, **HOOKS}

@@ -1,0 +1,63 @@
+"""The seam to what answers: the gateway's own service, or a scripted one in tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Protocol
+
+import msgspec
+
+from router.errors import CausewayError, ModelNotFound
+from router.types import Chunk, Request
+
+from ..admission import Priority
+from ..service import Call, Service
+from ..tiers import Tier
+from ..triton import Triton
+
+
+class Errand(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    request: Request
+    tier: str
+    priority: Priority
+    deadline: float  # monotonic, s
+
+
+class Runner(Protocol):
+    def run(self, errand: Errand) -> AsyncGenerator[Chunk, None]:
+        """The answer. Raises CausewayError; closing it stops the work."""
+
+    async def ready(self, tier: str) -> bool:
+        """Whether the tier answers, by a real request."""
+
+
+class ServiceRunner:
+    """Jobs on the same service as interactive requests. `tiers` by name, `tritons` by address."""
+
+    def __init__(self, service: Service, tiers: Mapping[str, Tier], tritons: Mapping[str, Triton]) -> None:
+        self._service = service
+        self._tiers = tiers
+        self._tritons = tritons
+
+    def run(self, errand: Errand) -> AsyncGenerator[Chunk, None]:
+        tier = self._tiers.get(errand.tier)
+        if tier is None:
+            raise ModelNotFound(f"The tier {errand.tier!r} is not there any more.", param="model")
+        return self._service.answer(
+            Call(
+                id=errand.id,
+                request=errand.request,
+                tier=tier,
+                deadline=errand.deadline,
+                priority=errand.priority,
+            )
+        )
+
+    async def ready(self, tier: str) -> bool:
+        found = self._tiers[tier]
+        try:
+            await self._tritons[found.config.triton].probe(found.model)
+        except CausewayError:
+            return False
+        return True

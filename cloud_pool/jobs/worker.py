@@ -1,0 +1,256 @@
+"""A worker: claims jobs for each tier's free places, runs them, and reports under its fence.
+
+1. a place is free → claim for it, priorities by weight; nothing there → wait for the queue to grow
+2. the tier is away → claim nothing more for it until a real request is answered
+3. every `poll_s` ask which jobs are still ours: one that was cancelled, expired or taken over is stopped
+4. a third of a lease has passed → renew it
+5. stop → no more claims; what runs may end within `drain_s`; the rest is given back, and costs no attempt
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping
+
+import anyio
+from anyio.abc import TaskGroup
+
+from router.errors import CausewayError
+
+from .attempt import attempt
+from .backoff import job_pause_s
+from .config import JobsConfig
+from .errors import StoreUnavailable
+from .metrics import JobMetrics
+from .record import Record
+from .runner import Runner
+from .shares import Shares
+from .store import Store
+from .verdicts import tier_is_away, verdict
+
+_log = logging.getLogger("causeway.cloud.worker")
+_STORE_PAUSE_S = 0.2
+_AWAY_S = 0.5
+_RELEASE_S = 5.0
+_BATCH = 32  # jobs of one claim
+
+
+class Lane:
+    """The places of one tier in this worker. Owns who is in them."""
+
+    def __init__(self, tier: str, places: int) -> None:
+        self.tier = tier
+        self.free = places
+        self.shares = Shares()
+        self.away = False
+        self._changed = anyio.Event()
+
+    def enter(self) -> None:
+        self.free -= 1
+
+    def leave(self) -> None:
+        self.free += 1
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def has_place(self) -> None:
+        while self.free <= 0:
+            await self._changed.wait()
+
+
+class Held:
+    """A job that this worker runs."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.scope = anyio.CancelScope()
+        self.give_back = False
+
+
+class Worker:
+    """`places` by tier."""
+
+    def __init__(
+        self,
+        store: Store,
+        runner: Runner,
+        places: Mapping[str, int],
+        config: JobsConfig,
+        metrics: JobMetrics,
+        *,
+        name: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = name or f"worker-{secrets.token_hex(6)}"
+        self._store = store
+        self._runner = runner
+        self._lanes = [Lane(tier, count) for tier, count in places.items()]
+        self._config = config
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng
+        self._held: dict[str, Held] = {}
+        self._idle = anyio.Event()
+
+    async def run(self, stop: anyio.Event) -> None:
+        """Until `stop`, and then until all is done or given back."""
+        with contextlib.suppress(StoreUnavailable):
+            await self._store.retire()
+        async with anyio.create_task_group() as errands, anyio.create_task_group() as care:
+            care.start_soon(self._keep)
+            care.start_soon(self._tick)
+            async with anyio.create_task_group() as claims:
+                for lane in self._lanes:
+                    claims.start_soon(self._claim, lane, errands, stop)
+                await stop.wait()
+                claims.cancel_scope.cancel()
+            await self._drain()
+            care.cancel_scope.cancel()
+
+    # --- (1), (2) --------------------------------------------------------------------------------------------------
+
+    async def _claim(self, lane: Lane, errands: TaskGroup, stop: anyio.Event) -> None:
+        while True:
+            await lane.has_place()
+            if lane.away:
+                await self._until_back(lane)
+            try:
+                # A claim that is cut off would leave its jobs to nobody until their lease ends.
+                with anyio.CancelScope(shield=True):
+                    claimed = await self._store.claim(self.name, lane.tier, lane.shares.take(min(lane.free, _BATCH)))
+                    for record in claimed.records:
+                        self._begin(lane, record, errands)
+                if not claimed.records:
+                    await self._store.wait(lane.tier, claimed.seen)
+            except StoreUnavailable as error:
+                _log.warning("%s", error.message)
+                await anyio.sleep(_STORE_PAUSE_S * (1.0 + self._rng()))
+
+    def _begin(self, lane: Lane, record: Record, errands: TaskGroup) -> None:
+        older = self._held.get(record.id)
+        if older is not None:
+            older.scope.cancel()  # our own lease had run out: the new fence is the one that counts
+        held = self._held[record.id] = Held(record)
+        lane.enter()
+        errands.start_soon(self._errand, lane, held)
+
+    async def _until_back(self, lane: Lane) -> None:
+        while lane.away:
+            lane.away = not await self._runner.ready(lane.tier)
+            if lane.away:
+                await anyio.sleep(_AWAY_S * (1.0 + self._rng()))
+
+    # --- one job ---------------------------------------------------------------------------------------------------
+
+    async def _errand(self, lane: Lane, held: Held) -> None:
+        try:
+            with held.scope:
+                await self._run(lane, held.record)
+            if held.give_back:
+                await self._give_back(held.record)
+            elif held.scope.cancelled_caught:
+                self._metrics.attempt(lane.tier, "lost")
+        finally:
+            if self._held.get(held.record.id) is held:
+                del self._held[held.record.id]
+            lane.leave()
+            if not self._held:
+                self._idle.set()
+
+    async def _run(self, lane: Lane, record: Record) -> None:
+        left_s = min(self._config.attempt_s, (record.deadline - self._store.now_ms) / 1000.0)
+
+        async def note(progress: bytes) -> None:
+            with contextlib.suppress(StoreUnavailable):  # a courtesy; the report is not
+                await self._store.note(record.id, record.fence, progress)
+
+        found = await attempt(
+            record,
+            self._runner,
+            note,
+            left_s=max(left_s, 0.0),
+            max_bytes=self._config.max_result_bytes,
+            created=self._store.now_ms // 1000,
+            clock=self._clock,
+        )
+        if isinstance(found, CausewayError) and tier_is_away(found):
+            lane.away = True
+        outcome = await self._reported(record, found)
+        self._metrics.attempt(record.tier, outcome)
+        _log.info("%s: %s, attempt %d", record.id, outcome, record.attempts)
+
+    async def _reported(self, record: Record, found: bytes | CausewayError) -> str:
+        """A Redis that is away is waited for: the answer is worth more than the place."""
+        while True:
+            try:
+                return await self._report(record, found)
+            except StoreUnavailable as error:
+                _log.warning("%s: the report waits: %s", record.id, error.message)
+                await anyio.sleep(_STORE_PAUSE_S * (1.0 + self._rng()))
+
+    async def _report(self, record: Record, found: bytes | CausewayError) -> str:
+        """What became of it. Repeatable. Raises StoreUnavailable."""
+        job, fence = record.id, record.fence
+        if isinstance(found, bytes):
+            return "succeeded" if await self._store.succeed(job, fence, found) else "lost"
+        became = verdict(found, late=self._store.now_ms >= record.deadline)
+        if became in ("expired", "failed"):
+            done = await self._store.fail(job, fence, found, expired=became == "expired")
+        else:
+            tried = record.attempts if became == "again" else record.postponed + 1
+            pause_s = job_pause_s(tried, self._rng(), base_s=self._config.backoff_s, cap_s=self._config.backoff_cap_s)
+            due = self._store.now_ms + int(pause_s * 1000)
+            done = await self._store.postpone(job, fence, found, due, counts=became == "again")
+        return became if done else "lost"
+
+    # --- (3), (4), (5) ---------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        renewed_at = self._clock()
+        while True:
+            await anyio.sleep(self._config.poll_s)
+            renew = self._clock() - renewed_at >= self._config.lease_s / 3.0
+            held = [(one.record.id, one.record.fence) for one in self._held.values()]
+            try:
+                lost = await self._store.keep(self.name, held, renew=renew)
+            except StoreUnavailable:
+                continue
+            if renew:
+                renewed_at = self._clock()
+            fences = dict(held)
+            for job in lost:
+                one = self._held.get(job)
+                if one is not None and one.record.fence == fences[job]:
+                    one.scope.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            try:
+                moved = await self._store.tick()
+                self._metrics.depths(await self._store.depths(), self._store.now_ms)
+            except StoreUnavailable:
+                moved = 0
+            if not moved:
+                await anyio.sleep(self._config.idle_s)
+
+    async def _drain(self) -> None:
+        with anyio.move_on_after(self._config.drain_s):
+            while self._held:
+                self._idle = anyio.Event()
+                await self._idle.wait()
+        for held in self._held.values():
+            held.give_back = True
+            held.scope.cancel()
+
+    async def _give_back(self, record: Record) -> None:
+        try:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_RELEASE_S):
+                await self._store.release(record.id, record.fence)
+            self._metrics.attempt(record.tier, "released")
+        except StoreUnavailable as error:
+            _log.warning("%s: not given back, its lease will end: %s", record.id, error.message)

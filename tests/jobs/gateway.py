@@ -1,0 +1,42 @@
+"""Jobs' handlers behind a real HTTP socket, with owners named by their bearer token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from cloud_pool.jobs.api import Handler
+from cloud_pool.replies import refusal
+from router.errors import AuthenticationFailed, CausewayError, NotFound
+
+
+def owner(http: web.BaseRequest) -> str:
+    found = http.headers.get("authorization", "").removeprefix("Bearer ")
+    if not found:
+        raise AuthenticationFailed("send a token")
+    return found
+
+
+@asynccontextmanager
+async def serving(handler: Callable[[web.BaseRequest], Handler | None]) -> AsyncIterator[str]:
+    """The URL of a server that answers with what `handler` gives."""
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        try:
+            found = handler(http)
+            if found is None:
+                raise NotFound("nothing here")
+            return await found(http)
+        except CausewayError as error:
+            return refusal(error)
+
+    runner = web.ServerRunner(web.Server(handle, handler_cancellation=True))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

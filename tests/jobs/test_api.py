@@ -1,0 +1,241 @@
+"""Jobs over HTTP: offered, followed, cancelled, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import aiohttp
+import msgspec
+import pytest
+import pytest_asyncio
+
+from cloud_pool.config import TierConfig
+from cloud_pool.jobs.api import JobsApi
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.database import Database
+from cloud_pool.jobs.intake import Intake
+from cloud_pool.jobs.store import Store
+from cloud_pool.jobs.webhooks import Hooks
+from cloud_pool.tiers import Tier, Wording
+from router.sse import Event, SSEParser
+
+from .conftest import Clock
+from .gateway import owner, serving
+from .scripted import Scripted, Shift
+
+TIER = Tier(TierConfig(name="large"), Wording("{{ messages }}"))
+CHAT = {"model": "big", "messages": [{"role": "user", "content": "a secret question"}]}
+
+
+@pytest_asyncio.fixture
+async def http(
+    config: JobsConfig, database: Database, store: Store, clock: Clock
+) -> AsyncIterator[aiohttp.ClientSession]:
+    config = msgspec.structs.replace(config, max_body_bytes=5000, max_streams=1)
+    intake = Intake(config, {"large": TIER, "big": TIER}, ())
+    api = JobsApi(config, database, store, intake, Hooks(database, config.webhooks, clock=clock), owner)
+    async with serving(api.handler) as url:
+        headers = {"authorization": "Bearer kiosk"}
+        async with aiohttp.ClientSession(url, headers=headers) as session:
+            yield session
+
+
+async def offered(http: aiohttp.ClientSession, body: object = CHAT, **headers: str) -> tuple[int, dict[str, object]]:
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with http.post("/v1/jobs", json=body, headers=sent) as response:
+        return response.status, await response.json()
+
+
+async def test_a_job_goes_through(http: aiohttp.ClientSession, store: Store, config: JobsConfig) -> None:
+    """202 with an id; at the end the job holds OpenAI's chat completion; the tier's alias is resolved."""
+    status, job = await offered(http, CHAT | {"priority": "bulk", "deadline_ms": 5000})
+    assert (status, job["status"], job["priority"], job["model"]) == (202, "queued", "bulk", "large")
+    assert int(str(job["deadline_at"])) - int(str(job["created_at"])) == 5
+    assert job["result"] is None
+    async with Shift(store, Scripted(), config):
+        events = await followed(http, str(job["id"]))
+    assert [event.type for event in events] == [b"queued", b"running", b"succeeded"]
+    async with http.get(f"/v1/jobs/{job['id']}") as response:
+        ended = await response.json()
+    assert ended["status"] == "succeeded"
+    assert ended["result"]["choices"][0]["message"]["content"] == "an answer"
+
+
+async def followed(http: aiohttp.ClientSession, job: str, last: str = "") -> list[Event]:
+    headers = {"last-event-id": last} if last else {}
+    async with http.get(f"/v1/jobs/{job}/events", headers=headers) as response:
+        assert response.status == 200, await response.text()
+        return SSEParser().feed(await response.read())
+
+
+async def test_events_are_replayed_from_behind_an_id(
+    http: aiohttp.ClientSession, store: Store, config: JobsConfig
+) -> None:
+    """Who comes back gets what was missed and nothing twice; who has all gets an end at once."""
+    _, job = await offered(http)
+    async with Shift(store, Scripted(), config):
+        events = await followed(http, str(job["id"]))
+    rest = await followed(http, str(job["id"]), events[0].id.decode())
+    assert rest == events[1:]
+    assert await followed(http, str(job["id"]), events[-1].id.decode()) == []
+    async with http.get(f"/v1/jobs/{job['id']}/events", headers={"last-event-id": "x"}) as response:
+        assert response.status == 400
+
+
+async def test_followers_are_bounded_and_leave_nothing(http: aiohttp.ClientSession, store: Store) -> None:
+    """One more than the bound gets 429; when a client leaves, its place is free again."""
+    _, job = await offered(http)
+    path = f"/v1/jobs/{job['id']}/events"
+    async with http.get(path) as first:
+        await first.content.readany()
+        async with http.get(path) as second:
+            assert second.status == 429
+    for _ in range(2000):  # the server notices that the first has left
+        async with http.get(path) as third:
+            if third.status == 200:
+                break
+        await asyncio.sleep(0)
+    assert third.status == 200
+
+
+async def test_one_key_is_one_job(http: aiohttp.ClientSession) -> None:
+    """The same key and body give the same job, another body 409, another owner a job of its own."""
+    _, first = await offered(http, idempotency_key="k-1")
+    status, again = await offered(http, idempotency_key="k-1")
+    assert (status, again["id"]) == (202, first["id"])
+    status, fault = await offered(http, CHAT | {"priority": "bulk"}, idempotency_key="k-1")
+    assert (status, fault["error"]["code"]) == (409, "idempotency_conflict")  # type: ignore[index]
+    _, other = await offered(http, idempotency_key="k-1", authorization="Bearer another")
+    assert other["id"] != first["id"]
+
+
+async def test_the_same_key_at_once_is_one_job(http: aiohttp.ClientSession, store: Store) -> None:
+    """Twenty callers race with one key: one job."""
+    answers = await asyncio.gather(*(offered(http, idempotency_key="k") for _ in range(20)))
+    assert len({str(job["id"]) for _, job in answers}) == 1
+    assert len(await store.owned("kiosk", limit=50)) == 1
+
+
+async def test_another_owners_job_is_404(http: aiohttp.ClientSession) -> None:
+    """Status, events and cancel of somebody else's job look like those of none."""
+    _, job = await offered(http)
+    thief = {"authorization": "Bearer thief"}
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events")):
+        async with http.request(method, f"/v1/jobs/{job['id']}{path}", headers=thief) as response:
+            assert response.status == 404
+            mine = await response.json()
+        async with http.request(method, f"/v1/jobs/{job['id'][:-1]}x{path}", headers=thief) as response:  # type: ignore[index]
+            none = await response.json()
+        assert mine["error"]["code"] == none["error"]["code"] == "not_found"
+    async with http.get("/v1/jobs", headers=thief) as response:
+        assert (await response.json())["data"] == []
+
+
+async def test_a_caller_without_a_token_gets_nothing(http: aiohttp.ClientSession) -> None:
+    """401 before anything is read or looked up."""
+    async with http.get("/v1/jobs", headers={"authorization": ""}) as response:
+        assert response.status == 401
+
+
+async def test_cancel_over_http(http: aiohttp.ClientSession) -> None:
+    """The answer says cancelled; twice is no fault; what ended otherwise is 409."""
+    _, job = await offered(http)
+    for _ in range(2):
+        async with http.delete(f"/v1/jobs/{job['id']}") as response:
+            assert (response.status, (await response.json())["status"]) == (200, "cancelled")
+
+
+async def test_a_list_goes_page_by_page(http: aiohttp.ClientSession, clock: Clock) -> None:
+    """Newest first, as OpenAI's lists are."""
+    names = []
+    for _ in range(3):
+        clock.now += 1
+        names.append((await offered(http))[1]["id"])
+    async with http.get("/v1/jobs", params={"limit": "2"}) as response:
+        first = await response.json()
+    assert ([row["id"] for row in first["data"]], first["has_more"]) == ([names[2], names[1]], True)
+    async with http.get("/v1/jobs", params={"after": first["last_id"]}) as response:
+        second = await response.json()
+    assert ([row["id"] for row in second["data"]], second["has_more"]) == ([names[0]], False)
+    async with http.get("/v1/jobs", params={"limit": "0"}) as response:
+        assert response.status == 400
+
+
+@pytest.mark.parametrize(
+    ("changes", "headers", "status", "param"),
+    [
+        ({"model": "nowhere"}, {}, 404, "model"),
+        ({"messages": []}, {}, 400, "messages"),
+        ({"priority": "urgent"}, {}, 400, "priority"),
+        ({"deadline_ms": 0}, {}, 400, "deadline_ms"),
+        ({"deadline_ms": "soon"}, {}, 400, "deadline_ms"),
+        ({"webhook": "http://example.com"}, {}, 400, "webhook"),
+        ({"webhook": "https://127.0.0.1/"}, {}, 400, "webhook"),
+        ({"endpoint": "/v1/embeddings"}, {}, 400, "endpoint"),
+        ({}, {"idempotency_key": "k" * 256}, 400, None),
+        ({}, {"x_causeway_priority": "urgent"}, 400, None),
+        ({"user": "x" * 6000}, {}, 413, None),
+    ],
+)
+async def test_a_bad_offer_is_refused(
+    http: aiohttp.ClientSession,
+    store: Store,
+    changes: dict[str, object],
+    headers: dict[str, str],
+    status: int,
+    param: str,
+) -> None:
+    """With its reason and the key's path, and nothing is accepted."""
+    found, fault = await offered(http, CHAT | changes, **headers)
+    assert (found, fault["error"]["param"]) == (status, param)  # type: ignore[index]
+    assert await store.owned("kiosk") == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"nonsense", b'{"a":' * 2000, b'{"model":"big","model":"big","priority":"bulk"}']
+)
+async def test_a_body_that_is_none_is_refused(http: aiohttp.ClientSession, body: bytes) -> None:
+    """Also the deeply nested, and keys given twice."""
+    async with http.post("/v1/jobs", data=body) as response:
+        assert response.status in (400, 413)
+
+
+async def test_methods_and_paths(http: aiohttp.ClientSession) -> None:
+    """405 names what is possible; what is no path of ours is 404."""
+    async with http.put("/v1/jobs") as response:
+        assert response.status == 405
+        assert "POST" in (await response.json())["error"]["message"]
+    async with http.get("/v1/jobsx") as response:
+        assert response.status == 404
+
+
+async def test_a_disabled_webhook_is_refused(
+    http: aiohttp.ClientSession, config: JobsConfig, database: Database, store: Store, clock: Clock
+) -> None:
+    """An address that said 410 is not taken for a new job."""
+    hooks = Hooks(database, config.webhooks, clock=clock)
+    body = CHAT | {"webhook": "https://hooks.example.com/"}
+    _, job = await offered(http, body)
+    (record,) = (await store.claim("w", "large", ["standard"])).records
+    await store.succeed(str(job["id"]), record.fence, b"{}")
+    (hook,) = await hooks.claim(1)
+    await hooks.end(hook, "disabled")
+    status, fault = await offered(http, body)
+    assert (status, fault["error"]["code"]) == (400, "webhook_disabled")  # type: ignore[index]
+
+
+async def test_secrets_are_an_owners_own(http: aiohttp.ClientSession) -> None:
+    """The same until it is rotated; then the one before is named too; never somebody else's."""
+
+    async def asked(method: str, token: str = "kiosk") -> dict[str, str]:
+        headers = {"authorization": f"Bearer {token}"}
+        async with http.request(method, "/v1/webhooks/secret", headers=headers) as response:
+            return await response.json()  # type: ignore[no-any-return]
+
+    first = await asked("GET")
+    assert await asked("GET") == first
+    assert json.dumps(await asked("GET", "another")).find(first["secret"]) < 0
+    second = await asked("POST")
+    assert second["previous"] == first["secret"] != second["secret"]
