@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -93,19 +91,15 @@ class Admission:
 
     # --- slots -------------------------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def slot(self, deadline: float) -> AsyncIterator[None]:
-        """Work inside. Raises QueueFull (at once) or DeadlineExceeded (while waiting)."""
-        await self._take(deadline)
-        started = asyncio.get_running_loop().time()
-        try:
-            yield
-        finally:
-            held_s = asyncio.get_running_loop().time() - started
-            self._work_s += _RECENT * (held_s - self._work_s)
-            self._give_back()
+    def slot(self, deadline: float) -> Slot:
+        """Work inside. Entering raises QueueFull (at once) or DeadlineExceeded (while waiting)."""
+        return Slot(self, deadline)
 
-    async def _take(self, deadline: float) -> None:
+    def give_back(self, held_s: float) -> None:
+        self._work_s += _RECENT * (held_s - self._work_s)
+        self._give_back()
+
+    async def take(self, deadline: float) -> None:
         if self._working < self._limits.concurrent and not self._waiting:
             self._working += 1
             return
@@ -144,6 +138,24 @@ class Admission:
     def _retry_after_s(self) -> float:
         """When a place in the queue is likely to be free: one piece of work is done every mean / concurrent seconds."""
         return min(_MAX_RETRY_S, max(1.0, self._work_s / max(1, self._limits.concurrent)))
+
+
+class Slot:
+    """One place at work, for the time of an `async with`."""
+
+    __slots__ = ("_admission", "_deadline", "_started")
+
+    def __init__(self, admission: Admission, deadline: float) -> None:
+        self._admission = admission
+        self._deadline = deadline
+        self._started = 0.0
+
+    async def __aenter__(self) -> None:
+        await self._admission.take(self._deadline)
+        self._started = asyncio.get_running_loop().time()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._admission.give_back(asyncio.get_running_loop().time() - self._started)
 
 
 def _expire(turn: asyncio.Future[None]) -> None:

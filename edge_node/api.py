@@ -9,8 +9,10 @@ GET  /healthz /readyz /metrics                               alive; can answer; 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-import secrets
+import os
+import random
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -43,6 +45,7 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _encoder = msgspec.json.Encoder()
+_chance = random.Random(os.urandom(32))
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -80,9 +83,9 @@ class Api:
         self._readiness = readiness
         self._started = int(clock.unix())
         self._paths: Mapping[str, tuple[str, Handler]] = {
-            "/v1/chat/completions": ("POST", self._answerer("chat")),
-            "/v1/completions": ("POST", self._answerer("completion")),
-            "/v1/embeddings": ("POST", self._answerer("embedding")),
+            "/v1/chat/completions": ("POST", functools.partial(self._answer, "chat")),
+            "/v1/completions": ("POST", functools.partial(self._answer, "completion")),
+            "/v1/embeddings": ("POST", functools.partial(self._answer, "embedding")),
             "/v1/route": ("POST", self._explain),
             "/v1/models": ("GET", self._models),
             "/v1/decisions": ("GET", self._find_decisions),
@@ -121,14 +124,8 @@ class Api:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def _answerer(self, kind: Kind) -> Handler:
-        async def answer(http: web.BaseRequest) -> web.StreamResponse:
-            return await self._answer(http, kind)
-
-        return answer
-
-    async def _answer(self, http: web.BaseRequest, kind: Kind) -> web.StreamResponse:
-        ask = Ask(secrets.token_hex(12), self._clock.monotonic(), traceparent_of(http.headers))
+    async def _answer(self, kind: Kind, http: web.BaseRequest) -> web.StreamResponse:
+        ask = Ask(_new_id(), self._clock.monotonic(), traceparent_of(http.headers))
         request = await self._intake.request(http, kind)
         reply = HttpReply(request, http, id=ask.id, created=int(self._clock.unix()))
         try:
@@ -186,6 +183,11 @@ class Api:
 
     async def _numbers(self, http: web.BaseRequest) -> web.StreamResponse:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _new_id() -> str:
+    """A decision's id: unlike any other, but no secret."""
+    return f"{_chance.getrandbits(96):024x}"
 
 
 def _query(said: Mapping[str, str]) -> Query:

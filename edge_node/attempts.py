@@ -36,6 +36,7 @@ from router.errors import (
 from router.types import Chunk, Place, Target
 
 from .backend import Backend, Call
+from .bounds import move, timeout_at
 from .reply import Piece, Sink
 from .work import Work
 
@@ -101,7 +102,7 @@ class Attempts:
                 await _embed(work, attempt, backend, call, sink)
             else:
                 await _generate(work, attempt, backend, call, sink)
-        except (TimeoutError, DeadlineExceeded, CloudTimeout) as error:
+        except (asyncio.TimeoutError, DeadlineExceeded, CloudTimeout) as error:
             raise _late(work, attempt, error) from error
 
     def _limits(self, work: Work, attempt: Attempt, now: float) -> tuple[float, float]:
@@ -117,27 +118,28 @@ class Attempts:
 
 
 async def _generate(work: Work, attempt: Attempt, backend: Backend, call: Call, sink: Sink) -> None:
-    """Raises TimeoutError (1) (2), or what the backend, the attempt or the sink raises."""
+    """Raises asyncio.TimeoutError (1) (2), or what the backend, the attempt or the sink raises."""
     chunks = backend.generate(call)
+    waiting, ended = True, False
     try:
-        with anyio.CancelScope(deadline=min(call.first_token_by, call.deadline) + _GRACE_S) as bound:
+        async with timeout_at(min(call.first_token_by, call.deadline) + _GRACE_S) as bound:
             async for chunk in chunks:
-                bound.deadline = call.deadline + _GRACE_S
+                if waiting:
+                    waiting = False
+                    move(bound, call.deadline + _GRACE_S)
                 await _deliver(work, attempt.offer(chunk, _now()), sink)
+            ended = True
             await _deliver(work, attempt.finish(_now()), sink)
-        if bound.cancelled_caught:
-            raise TimeoutError
     finally:
-        await _close(chunks)
+        if not ended:
+            await _close(chunks)
 
 
 async def _embed(work: Work, attempt: Attempt, backend: Backend, call: Call, sink: Sink) -> None:
-    with anyio.CancelScope(deadline=call.deadline + _GRACE_S) as bound:
+    async with timeout_at(call.deadline + _GRACE_S):
         embeddings = await backend.embed(call)
         attempt.complete(_now())
         await _deliver(work, (embeddings,), sink)
-    if bound.cancelled_caught:
-        raise TimeoutError
 
 
 async def _deliver(work: Work, pieces: tuple[Piece, ...], sink: Sink) -> None:
@@ -151,7 +153,7 @@ async def _deliver(work: Work, pieces: tuple[Piece, ...], sink: Sink) -> None:
 
 
 async def _close(chunks: AsyncIterator[Chunk]) -> None:
-    """(3) Stop the target's work; a generator that has ended is closed already."""
+    """(3) Stop the target's work."""
     close = getattr(chunks, "aclose", None)
     if close is None:
         return

@@ -9,13 +9,15 @@ followed: what leaves this box goes where the configuration says.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 
 import aiohttp
 import anyio
+from yarl import URL
 
 from router.breaker import Breaker
 from router.errors import (
@@ -34,6 +36,7 @@ from router.sse import SSEParser
 from router.types import Chunk, CloudSignals, Embeddings, Kind, Request
 
 from .backend import Call
+from .bounds import timeout_at
 from .cloud_faults import client_error, status_error
 from .config import CloudConfig
 
@@ -63,6 +66,7 @@ class CloudBackend:
         self._tier: str | None = None
         self._heard = float("-inf")  # when the server last answered anything
         self._session: aiohttp.ClientSession | None = None
+        self._urls = {kind: URL(config.url + path) for kind, path in _PATHS.items()}
 
     async def start(self) -> None:
         """Opens no connection yet. Raises OSError or ssl.SSLError for an unusable `cloud.ca_file`."""
@@ -100,21 +104,27 @@ class CloudBackend:
     async def generate(self, call: Call) -> AsyncIterator[Chunk]:
         streams = call.request.stream or call.confidence_tokens > 0
         body = encode_request(call.request, call.target.model, stream=streams)
+        until = min(call.deadline, call.first_token_by) if streams else call.deadline
         with self._judged(call, streams=streams):
-            until = min(call.deadline, call.first_token_by) if streams else call.deadline
-            async with self._asked(call, body, until) as response:
+            response = await self._ask(call, body, until)
+            try:
                 if not streams:
-                    for chunk in decode_answer(await _whole(response, call, until)):
+                    for chunk in decode_answer(await _whole(response, call)):
                         yield chunk
-                    return
-                async for chunk in _stream(response, call, until):
-                    yield chunk
+                else:
+                    async for chunk in _stream(response, call, until):
+                        yield chunk
+            finally:
+                response.release()  # read to its end, the connection is used again; else it is closed: the work stops
 
     async def embed(self, call: Call) -> Embeddings:
         body = encode_request(call.request, call.target.model, stream=False)
         with self._judged(call, streams=False):
-            async with self._asked(call, body, call.deadline) as response:
-                return decode_embeddings(await _whole(response, call, call.deadline))
+            response = await self._ask(call, body, call.deadline)
+            try:
+                return decode_embeddings(await _whole(response, call))
+            finally:
+                response.release()
 
     @contextmanager
     def _judged(self, call: Call, *, streams: bool) -> Iterator[None]:
@@ -144,36 +154,31 @@ class CloudBackend:
             return call.target.first_token_timeout_s or self._config.first_token_timeout_s
         return call.target.timeout_s or self._config.timeout_s
 
-    @asynccontextmanager
-    async def _asked(self, call: Call, body: bytes, until: float) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The server's answer, with status 200. Leaving early closes the connection, which stops the server's work."""
-        response = await self._ask(call, body, until)
-        try:
-            self._hear(response)
-            if response.status != 200:
-                with _within(until, call, "first_token"):
-                    said = await _read(response, _MAX_ERROR_BYTES)
-                raise status_error(response.status, response.headers, said or b"", call.target.name)
-            yield response
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            raise client_error(error, call.target.name, "stream") from error
-        finally:
-            response.release()  # a connection whose answer was read to the end is used again, any other is closed
-
     async def _ask(self, call: Call, body: bytes, until: float, *, again: bool = True) -> aiohttp.ClientResponse:
+        """The server's answer with status 200, its body still to be read. Whoever has it has to release it."""
         assert self._session is not None, "start() comes first"
-        url = self._config.url + _PATHS[call.request.kind]
         try:
-            with _within(until, call, "first_token"):
-                return await self._session.post(url, data=body, headers=_headers(call), allow_redirects=False)
-        except (aiohttp.ClientError, OSError) as error:
-            if again and isinstance(error, aiohttp.ServerDisconnectedError):
-                # The server closed a kept connection just as it was used: a fresh one tells whether it is there.
+            async with timeout_at(until):
+                response = await self._session.post(
+                    self._urls[call.request.kind], data=body, headers=_headers(call), allow_redirects=False
+                )
+        except aiohttp.ServerDisconnectedError as error:
+            if again:  # it closed a kept connection just as it was used: a fresh one tells whether it is there
                 return await self._ask(call, body, until, again=False)
+            raise client_error(error, call.target.name, "send") from error
+        except aiohttp.ClientError as error:
             failure = client_error(error, call.target.name, "send")
             if failure.phase == "connect":
                 self._reachable = False
             raise failure from error
+        except asyncio.TimeoutError as error:
+            raise _too_slow(call, "first_token") from error
+        except OSError as error:
+            raise client_error(error, call.target.name, "send") from error
+        self._hear(response)
+        if response.status != 200:
+            raise await _refusal(response, call, until)
+        return response
 
     def _hear(self, response: aiohttp.ClientResponse) -> None:
         self._reachable = True
@@ -215,48 +220,76 @@ async def _stream(response: aiohttp.ClientResponse, call: Call, until: float) ->
     size_bytes = 0
     phase: Phase = "first_token"
     while not decoder.done:
-        with _within(until, call, phase):
-            data = await response.content.readany()
+        data = await _more(response, call, until, phase)
         if not data:
             break
         size_bytes += len(data)
         if size_bytes > _MAX_ANSWER_BYTES:
-            raise CloudFailed(f"{call.target.name}'s answer exceeds {_MAX_ANSWER_BYTES} bytes", phase="stream")
+            raise _too_long(call)
         for event in parser.feed(data):
             for chunk in decoder.feed(event.data):
                 until, phase = call.deadline, "stream"
                 yield chunk
     for chunk in decoder.finish():
         yield chunk
-    with anyio.move_on_after(_END_S):
-        await response.content.readany()  # the body's own end, so that the connection can be used again
+    with contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError):
+        async with timeout_at(_now() + _END_S):
+            await response.content.readany()  # the body's own end, so that the connection can be used again
 
 
-async def _whole(response: aiohttp.ClientResponse, call: Call, until: float) -> bytes:
-    with _within(until, call, "first_token"):
-        body = await _read(response, _MAX_ANSWER_BYTES)
+async def _more(response: aiohttp.ClientResponse, call: Call, until: float, phase: Phase) -> bytes:
+    """The next bytes, none at the end. A yield must not be inside the bound: the caller's time is not the server's."""
+    try:
+        async with timeout_at(until):
+            return await response.content.readany()
+    except asyncio.TimeoutError as error:
+        raise _too_slow(call, phase) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise client_error(error, call.target.name, "stream") from error
+
+
+async def _whole(response: aiohttp.ClientResponse, call: Call) -> bytes:
+    try:
+        async with timeout_at(call.deadline):
+            body = await _read(response, _MAX_ANSWER_BYTES)
+    except asyncio.TimeoutError as error:
+        raise _too_slow(call, "first_token") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise client_error(error, call.target.name, "stream") from error
     if body is None:
-        raise CloudFailed(f"{call.target.name}'s answer exceeds {_MAX_ANSWER_BYTES} bytes", phase="stream")
+        raise _too_long(call)
     return body
+
+
+async def _refusal(response: aiohttp.ClientResponse, call: Call, until: float) -> CausewayError:
+    """The error that a status other than 200 means, with the server's words as far as they come."""
+    said: bytes | None = b""
+    try:
+        async with timeout_at(until):
+            said = await _read(response, _MAX_ERROR_BYTES)
+    except (asyncio.TimeoutError, aiohttp.ClientError, OSError):
+        pass
+    finally:
+        response.release()
+    return status_error(response.status, response.headers, said or b"", call.target.name)
 
 
 async def _read(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
     """The body, or None when it is larger."""
-    body = bytearray()
-    while data := await response.content.readany():
-        body += data
+    body = await response.content.readany()
+    while more := await response.content.readany():
+        body += more
         if len(body) > limit_bytes:
             return None
-    return bytes(body)
+    return body
 
 
-@contextmanager
-def _within(until: float, call: Call, phase: Phase) -> Iterator[None]:
-    """Raises CloudTimeout when the clock passes `until` inside. Must not enclose a yield to the caller."""
-    with anyio.CancelScope(deadline=until) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise CloudTimeout(f"{call.target.name} took too long", phase=phase)
+def _too_slow(call: Call, phase: Phase) -> CloudTimeout:
+    return CloudTimeout(f"{call.target.name} took too long", phase=phase)
+
+
+def _too_long(call: Call) -> CloudFailed:
+    return CloudFailed(f"{call.target.name}'s answer exceeds {_MAX_ANSWER_BYTES} bytes", phase="stream")
 
 
 def _is_ill(error: CausewayError, took_s: float, granted_s: float) -> bool:

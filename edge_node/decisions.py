@@ -41,8 +41,8 @@ class Query(msgspec.Struct, frozen=True):
     limit: int = 100
 
 
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(DecisionRecord)
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(DecisionRecord)
 
 
 class DecisionStore:

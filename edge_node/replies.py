@@ -10,6 +10,7 @@ from router.openai import AnswerEncoder, CachedAnswer, encode_embeddings, encode
 from router.types import Embeddings, Request
 
 from .intake import retry_after
+from .ready import ReadyResponse
 from .reply import Head, Piece
 
 JSON = "application/json"
@@ -72,7 +73,7 @@ class HttpReply:
         assert self._head is not None
         media = EVENTS if self._request.stream else JSON
         body = self._whole if self._whole is not None else self._encode(self._head)
-        return web.Response(body=body, headers=_headers(self._head, media))
+        return ReadyResponse(_headers(self._head, media), body)
 
     async def fail(self, error: CausewayError, *, id: str, policy: str) -> web.StreamResponse:  # noqa: A002
         """Before the first byte: a status and the error object. After it: an error event, and the stream ends there."""

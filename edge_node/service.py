@@ -115,6 +115,7 @@ class Service:
         work = self._begin(request, Ask(id="", arrived=self._clock.monotonic()))
         self._admission.admit(request.wishes.client, work.arrived)
         found = await self._find(work)
+        work.snapshot = self._signals.snapshot(work.policy)
         await self._decide(work)
         assert work.decision is not None
         return Explanation(
@@ -141,7 +142,7 @@ class Service:
             ask.id,
             request,
             policy,
-            self._signals.snapshot(policy),
+            self._signals.recent(policy),
             arrived=ask.arrived,
             deadline=ask.arrived + left_s,
             traceparent=ask.traceparent,
@@ -226,6 +227,7 @@ class Service:
 
     def _account(self, work: Work) -> None:
         """Once per work, however many listened."""
+        work.over = True
         usd = work.usd()
         self._signals.spent(usd)
         self._metrics.worked(

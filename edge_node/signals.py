@@ -20,6 +20,7 @@ from router.types import CloudSignals, DeviceSignals, EdgeSignals, NowSignals, P
 from .clock import Clock
 
 FILE = "spend.json"
+_RECENT_S = 0.05
 
 
 class EdgeSource(Protocol):
@@ -53,6 +54,7 @@ class Signals:
         self._spend_lost = 0
         self._spent: tuple[int, SpendSignals] = (0, SpendSignals())  # (of this second, signals)
         self._now: tuple[int, NowSignals] = (0, NowSignals())
+        self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at, monotonic s)
         self._policy: Policy | None = None
         self._wants_spend = False
         self._at: dict[Place, frozenset[str]] = {}
@@ -88,6 +90,13 @@ class Signals:
             self._spend_changed = False
         except OSError:
             self._spend_lost += 1
+
+    def recent(self, policy: Policy) -> Snapshot:
+        """A snapshot that may be `_RECENT_S` old: good enough to look into the cache, not to decide by."""
+        now = self._clock.monotonic()
+        if now - self._recent[0] > _RECENT_S or policy is not self._policy:
+            self._recent = (now, self.snapshot(policy))
+        return self._recent[1]
 
     def snapshot(self, policy: Policy) -> Snapshot:
         if policy is not self._policy:

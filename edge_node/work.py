@@ -43,6 +43,8 @@ class Work:
         self.course: Course | None = None
         self.usage = Usage()
         self.committed = False  # a byte of the answer has left
+        self.over = False  # no attempt is to come
+        self._records: tuple[AttemptRecord, ...] | None = None
 
     @property
     def on_device(self) -> bool:
@@ -89,10 +91,15 @@ class Work:
         """What each attempt came to. What a target said about an ask that it refused may quote the ask: left out."""
         if self.course is None:
             return ()
-        return tuple(
+        if self._records is not None:
+            return self._records
+        records = tuple(
             msgspec.structs.replace(record, detail="") if isinstance(attempt.error, InvalidRequest) else record
             for attempt, record in zip(self.course.attempts, self.course.records(now), strict=True)
         )
+        if self.over:
+            self._records = records  # they do not change any more
+        return records
 
     def usd(self) -> float:
         """What the attempts cost, also those that were given up. The answer's own usage where the target told it."""

@@ -52,7 +52,7 @@ async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back() -> None
     worker = Worker(admission)
     await until(lambda: worker.started)
     with pytest.raises(QueueFull) as refused:
-        await admission._take(later(1))
+        await admission.take(later(1))
     assert refused.value.retry_after_s is not None
     assert refused.value.retry_after_s >= 1.0
     worker.go.set()
@@ -65,7 +65,7 @@ async def test_whoever_waits_past_the_deadline_is_told_and_leaves_the_queue() ->
     worker = Worker(admission)
     await until(lambda: worker.started)
     with pytest.raises(DeadlineExceeded):
-        await admission._take(later(0.01))
+        await admission.take(later(0.01))
     assert admission.stats().waiting == 0
     worker.go.set()
     await worker.task
