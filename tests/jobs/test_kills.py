@@ -1,0 +1,192 @@
+"""kill -9 of real processes: what was accepted is done, and done once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.database import Database, items, pairs
+from cloud_pool.jobs.durability import check
+from cloud_pool.jobs.errors import StoreUnavailable
+from cloud_pool.jobs.library import SCRIPTS
+from cloud_pool.jobs.record import Offer
+from cloud_pool.jobs.runner import Errand
+from cloud_pool.jobs.states import State
+from cloud_pool.jobs.store import Store
+from router.errors import ConfigError
+from router.types import Chunk
+
+from .conftest import Clock, until
+from .redis_server import RedisServer
+from .scripted import Scripted, Shift, answers
+
+ROOT = Path(__file__).parents[2]
+MakeOffer = Callable[..., Offer]
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """One that a test may kill."""
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(Path(folder))
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+async def ends(database: Database, job: str) -> list[str]:
+    """How the job's events say that it ended: exactly one effect is exactly one of these."""
+    entries = items(await database.command("XRANGE", database.key("events", job), "-", "+"))
+    told = [pairs(items(entry)[1])["event"].decode() for entry in entries]
+    return [what for what in told if what not in ("queued", "running", "waiting", "progress")]
+
+
+def all_ended(store: Store, jobs: list[str]) -> Callable[[], object]:
+    async def is_so() -> bool:
+        try:
+            return all([(await store.get(job, "kiosk")).ended for job in jobs])
+        except StoreUnavailable:
+            return False
+
+    return is_so
+
+
+async def test_a_killed_workers_job_is_done_by_another(
+    store: Store, database: Database, config: JobsConfig, offer: MakeOffer
+) -> None:
+    """kill -9 in the middle of two jobs: another worker claims both when the lease ends, and each ends once."""
+    jobs = [(await store.accept(offer())).id for _ in range(2)]
+    command = [sys.executable, "-m", "tests.jobs.worker_process", config.redis, config.prefix]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    begun = {(await process.stdout.readline()).decode().strip() for _ in jobs}
+    process.kill()
+    await process.wait()
+    assert begun == set(jobs)
+    runner = Scripted()
+    short = msgspec.structs.replace(config, lease_s=0.2)
+    async with Shift(Store(database, short, clock=lambda: 1_800_000_000.0), runner, short):
+        await until(all_ended(store, jobs))
+    assert sorted(one.id for one in runner.asked) == sorted(jobs)
+    for job in jobs:
+        assert await ends(database, job) == ["succeeded"]
+        assert (await store.get(job, "kiosk")).attempts == 2
+
+
+async def test_nothing_accepted_is_lost_with_redis(
+    own_redis: RedisServer, config: JobsConfig, clock: Clock, offer: MakeOffer
+) -> None:
+    """kill -9 of Redis while jobs are being accepted: each that was acknowledged is there after the restart."""
+    config = msgspec.structs.replace(config, redis=own_redis.url)
+    database = Database(config.redis, config.prefix, SCRIPTS)
+    store = Store(database, config, clock=clock)
+    accepted: list[str] = []
+
+    async def keep_offering() -> None:
+        while True:
+            try:
+                accepted.append((await store.accept(offer())).id)
+            except StoreUnavailable:
+                return
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(8):
+            tasks.start_soon(keep_offering)
+
+        async def busy() -> bool:
+            return len(accepted) >= 200
+
+        await until(busy)
+        own_redis.kill()
+    own_redis.start()
+    async with Shift(store, Scripted(), config, places=32):
+        await until(all_ended(store, accepted))
+    for job in accepted:
+        assert await ends(database, job) == ["succeeded"]
+    await database.close()
+
+
+async def test_work_survives_redis(own_redis: RedisServer, config: JobsConfig, clock: Clock, offer: MakeOffer) -> None:
+    """kill -9 of Redis while jobs run: their results are kept until it is back, and each job ends once."""
+    config = msgspec.structs.replace(config, redis=own_redis.url)
+    database = Database(config.redis, config.prefix, SCRIPTS)
+    store = Store(database, config, clock=clock)
+    jobs = [(await store.accept(offer())).id for _ in range(12)]
+    go = anyio.Event()
+
+    async def held_back(at: int, errand: Errand) -> AsyncGenerator[Chunk, None]:
+        await go.wait()
+        async for chunk in answers(at, errand):
+            yield chunk
+
+    runner = Scripted(held_back)
+    async with Shift(store, runner, config, places=4):
+
+        async def busy() -> bool:
+            return len(runner.asked) == 4
+
+        await until(busy)
+        own_redis.kill()
+        go.set()
+
+        async def answered() -> bool:
+            return len(runner.closed) == 4
+
+        await until(answered)
+        own_redis.start()
+        await until(all_ended(store, jobs))
+    for job in jobs:
+        assert await ends(database, job) == ["succeeded"]
+        assert (await store.get(job, "kiosk")).state is State.SUCCEEDED
+    assert len(runner.asked) == len(jobs)
+    await database.close()
+
+
+async def test_a_key_outlives_redis(own_redis: RedisServer, config: JobsConfig, clock: Clock, offer: MakeOffer) -> None:
+    """A caller that got no answer because Redis died sends the same again, and there is one job."""
+    config = msgspec.structs.replace(config, redis=own_redis.url)
+    database = Database(config.redis, config.prefix, SCRIPTS)
+    store = Store(database, config, clock=clock)
+    first = await store.accept(offer(idempotency="k", digest="d"))
+    own_redis.kill()
+    with pytest.raises(StoreUnavailable):
+        await store.accept(offer(idempotency="k", digest="d"))
+    own_redis.start()
+    assert (await store.accept(offer(idempotency="k", digest="d"))).id == first.id
+    assert (await store.depths()).queues[0].queued == 1
+    await database.close()
+
+
+async def test_a_redis_that_forgets_is_refused(database: Database) -> None:
+    """At start: with `require` it is an error that names the setting, with `warn` a line in the log."""
+    await check(database, "require")
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(Path(folder), "--appendfsync", "everysec")
+        forgetful = Database(server.url, "p", SCRIPTS)
+        try:
+            with pytest.raises(ConfigError, match="appendfsync is everysec"):
+                await check(forgetful, "require")
+            await check(forgetful, "warn")
+        finally:
+            await forgetful.close()
+            server.kill()
+
+
+async def test_a_redis_that_is_not_there_is_said(config: JobsConfig) -> None:
+    """At start an unreachable Redis is an error of the configuration, not a trace."""
+    absent = Database("unix:///nonexistent/redis.sock", config.prefix, SCRIPTS)
+    with pytest.raises(ConfigError, match="does not answer"):
+        await check(absent, "warn")
+    await absent.close()
+    with pytest.raises(ConfigError):
+        Database("nonsense://", config.prefix, SCRIPTS)

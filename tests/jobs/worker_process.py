@@ -1,0 +1,41 @@
+"""A worker as a process that can be killed: `python -m tests.jobs.worker_process URL PREFIX`. It never ends a job.
+
+Prints the id of each job that it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+
+import anyio
+from prometheus_client import CollectorRegistry
+
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.database import Database
+from cloud_pool.jobs.library import SCRIPTS
+from cloud_pool.jobs.metrics import JobMetrics
+from cloud_pool.jobs.runner import Errand
+from cloud_pool.jobs.store import Store
+from cloud_pool.jobs.worker import Worker
+from router.types import Chunk
+
+from .scripted import Scripted
+
+
+async def says_and_hangs(_at: int, errand: Errand) -> AsyncGenerator[Chunk, None]:
+    print(errand.id, flush=True)
+    await anyio.sleep_forever()
+    yield Chunk()
+
+
+async def main(url: str, prefix: str) -> None:
+    config = JobsConfig(redis=url, prefix=prefix)
+    store = Store(Database(url, prefix, SCRIPTS), config, clock=lambda: 1_800_000_000.0)
+    worker = Worker(store, Scripted(says_and_hangs), {"large": 2}, config, JobMetrics(CollectorRegistry()))
+    await worker.run(anyio.Event())
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
