@@ -70,6 +70,7 @@ end
 -- The job has ended: nothing waits for it any more, and all that it leaves behind gets its time to live.
 local function settle(id, record, now, ttl)
   leave_queue(record)
+  ttl = redis.call('HGET', record, 'ttl') or ttl
   local f = redis.call('HMGET', record, 'owner', 'batch', 'idem', 'state', 'error')
   redis.call('ZREM', key('waiting'), id)
   redis.call('ZREM', key('deadlines'), id)
@@ -80,7 +81,7 @@ local function settle(id, record, now, ttl)
   redis.call('PEXPIRE', key('events', id), ttl)
   if f[3] and f[3] ~= '' then redis.call('PEXPIRE', f[3], ttl) end
   post(id, record, now)
-  if f[2] and f[2] ~= '' then
+  if f[2] and redis.call('EXISTS', key('batch', f[2])) == 1 then
     local count = f[4] == 'succeeded' and 'completed' or 'failed'
     redis.call('HINCRBY', key('batch', f[2]), count, 1)
     redis.call('HINCRBY', key('batch', f[2]), 'settled', 1)

@@ -28,8 +28,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     webhook: str = ""
     idempotency: str = ""  # digest of the caller's key; "": none
     digest: str = ""  # of all that was asked, to compare with under the same key
-    batch: str = ""
-    line: int = 0  # of the batch's file, from 1
+    batch: str = ""  # whose line it is
+    ttl_ms: int = 0  # kept so long after its end; 0: as all are
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     webhook: str = ""
     webhook_status: WebhookStatus = ""
     batch: str = ""
-    line: int = 0
 
     @property
     def ended(self) -> bool:

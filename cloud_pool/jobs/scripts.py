@@ -16,6 +16,9 @@ if lock ~= '' then
   local known = redis.call('HMGET', lock, 'id', 'digest')
   if known[1] then return {known[2] == digest and 'known' or 'conflict', known[1]} end
 end
+local batch = ''
+for at = 11, #ARGV, 2 do if ARGV[at] == 'batch' then batch = ARGV[at + 1] end end
+if batch ~= '' and redis.call('HGET', key('batch', batch), 'state') ~= 'in_progress' then return {'batch_over', ''} end
 if redis.call('XLEN', queue(tier, priority)) >= max_queue then return {'queue_full', ''} end
 if redis.call('ZCARD', key('open', owner)) >= max_open then return {'owner_full', ''} end
 redis.call('HSET', record, 'id', id, 'owner', owner, 'tier', tier, 'priority', priority, 'deadline', deadline,
@@ -139,7 +142,7 @@ if not held(record, fence) then
   return f[1] == 'succeeded' and f[2] == fence and 1 or 0
 end
 move(record, 'succeed')
-redis.call('SET', key('result', id), result, 'PX', ttl)
+redis.call('SET', key('result', id), result, 'PX', redis.call('HGET', record, 'ttl') or ttl)
 redis.call('HDEL', record, 'error', 'code')
 settle(id, record, now, ttl)
 return 1

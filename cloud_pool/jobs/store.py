@@ -78,8 +78,8 @@ class Store:
     # --- callers ---------------------------------------------------------------------------------------------------
 
     async def accept(self, offer: Offer) -> Accepted:
-        """On Redis's disk when this returns. Raises IdempotencyConflict, QueueFull or RateLimited."""
-        optional = {"webhook": offer.webhook, "batch": offer.batch, "line": offer.line or ""}
+        """On Redis's disk when this returns. Raises IdempotencyConflict, QueueFull, RateLimited or JobEnded."""
+        optional = {"webhook": offer.webhook, "batch": offer.batch, "ttl": offer.ttl_ms or ""}
         fields: list[str | bytes | int] = ["endpoint", offer.endpoint, "body", offer.body]
         fields += ["max_attempts", self._config.attempts]
         for name, value in optional.items():
@@ -103,6 +103,8 @@ class Store:
             raise IdempotencyConflict(
                 f"The Idempotency-Key was used with another body, for {found}. Send that body again, or a new key."
             )
+        if verdict == "batch_over":
+            raise JobEnded(f"The batch {offer.batch} takes no more lines.")
         if verdict == "queue_full":
             raise QueueFull(f"The queue of {offer.tier}, {offer.priority}, is full.", retry_after_s=_RETRY_S)
         if verdict == "owner_full":

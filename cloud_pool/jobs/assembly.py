@@ -1,0 +1,119 @@
+"""Jobs' parts wired: the desk that a gateway has, and the crew that a worker process is."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+
+import anyio
+from aiohttp import web
+from aiohttp.abc import AbstractResolver
+from prometheus_client import CollectorRegistry
+
+from ..tiers import Tier
+from .address import parse_networks
+from .api import Handler, JobsApi
+from .batch_api import BatchApi
+from .batches import Batches
+from .config import JobsConfig
+from .database import Database
+from .delivery import Deliverer
+from .durability import check
+from .feeder import Feeder
+from .files import Files
+from .intake import Intake
+from .library import SCRIPTS
+from .metrics import JobMetrics
+from .runner import Runner
+from .store import Store
+from .webhooks import Hooks
+from .worker import Worker
+
+
+class Desk:
+    """Takes jobs over HTTP. Owns its connections to Redis. `tiers` by name and alias."""
+
+    def __init__(
+        self,
+        config: JobsConfig,
+        tiers: Mapping[str, Tier],
+        owner: Callable[[web.BaseRequest], str],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises ConfigError. `owner` says who asks, or raises AuthenticationFailed."""
+        self._config = config
+        self._database = Database(config.redis, config.prefix, SCRIPTS)
+        store = Store(self._database, config, clock=clock)
+        intake = Intake(config, tiers, parse_networks(config.webhooks.allow, "jobs.webhooks.allow"))
+        hooks = Hooks(self._database, config.webhooks, clock=clock)
+        files = Files(self._database, config.batches, clock=clock)
+        batches = Batches(self._database, config.batches, clock=clock)
+        self._api = JobsApi(config, self._database, store, intake, hooks, owner)
+        self._api.routes.extend(BatchApi(config, files, batches).routes)
+
+    async def start(self) -> None:
+        """Raises ConfigError for a Redis that is not there, or that may forget what it acknowledged."""
+        await check(self._database, self._config.durability)
+
+    def handler(self, http: web.BaseRequest) -> Handler | None:
+        """None: the path is not one of ours. Raises MethodNotAllowed."""
+        return self._api.handler(http)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+class Crew:
+    """Runs jobs, feeds batches, delivers webhooks. `places` by tier; `tiers` by name and alias."""
+
+    def __init__(
+        self,
+        config: JobsConfig,
+        tiers: Mapping[str, Tier],
+        runner: Runner,
+        places: Mapping[str, int],
+        registry: CollectorRegistry,
+        *,
+        resolver: AbstractResolver | None = None,
+        clock: Callable[[], float] = time.time,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        """Raises ConfigError."""
+        self._config = config
+        self._database = Database(config.redis, config.prefix, SCRIPTS)
+        store = Store(self._database, config, clock=clock)
+        metrics = JobMetrics(registry)
+        allowed = parse_networks(config.webhooks.allow, "jobs.webhooks.allow")
+        hooks = Hooks(self._database, config.webhooks, clock=clock)
+        self._worker = Worker(store, runner, places, config, metrics, rng=rng)
+        self._deliverer = Deliverer(hooks, config.webhooks, metrics, resolver=resolver, clock=clock, rng=rng)
+        self._feeder = Feeder(
+            Batches(self._database, config.batches, clock=clock),
+            Files(self._database, config.batches, clock=clock),
+            store,
+            Intake(config, tiers, allowed),
+            config,
+        )
+
+    @property
+    def name(self) -> str:
+        return self._worker.name
+
+    async def start(self) -> None:
+        """Raises ConfigError for a Redis that is not there, or that may forget what it acknowledged."""
+        await check(self._database, self._config.durability)
+
+    async def run(self, stop: anyio.Event) -> None:
+        """Until `stop`, and until the worker has drained. A delivery that is cut off is made again by another."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._deliverer.run)
+                tasks.start_soon(self._feeder.run)
+                await self._worker.run(stop)
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._deliverer.close()
+                await self._database.close()

@@ -1,0 +1,370 @@
+"""OpenAI's files and batches over real sockets and a real Redis, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+import aiohttp
+import anyio
+import msgspec
+import openai
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from cloud_pool.jobs.assembly import Crew, Desk
+from cloud_pool.jobs.batch_states import BATCH_TABLE, before, is_over
+from cloud_pool.jobs.batches import Batches
+from cloud_pool.jobs.config import BatchConfig, JobsConfig
+from cloud_pool.jobs.database import Database
+from cloud_pool.jobs.feeder import Feeder
+from cloud_pool.jobs.files import Files
+from cloud_pool.jobs.intake import Intake
+from cloud_pool.jobs.lines import read_lines
+from cloud_pool.jobs.runner import Errand
+from cloud_pool.jobs.store import Store
+from router.errors import ContextLengthExceeded, ModelNotFound
+from router.types import Chunk
+
+from .conftest import Clock, until
+from .gateway import owner, serving
+from .scripted import Scripted, answers
+from .test_api import TIER
+
+TIERS = {"large": TIER, "big": TIER}
+BODY = {"model": "big", "messages": [{"role": "user", "content": "hi"}]}
+
+NO_FILE = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
+
+
+def line(custom_id: str, **changes: object) -> str:
+    row = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": BODY}
+    return json.dumps(row | changes)
+
+
+@pytest.fixture
+def config(config: JobsConfig) -> JobsConfig:
+    batches = BatchConfig(max_file_bytes=20_000, max_files=3, max_lines=20, max_line_bytes=2000, feed=3)
+    return msgspec.structs.replace(config, batches=batches, drain_s=0.0)
+
+
+@pytest_asyncio.fixture
+async def url(config: JobsConfig, clock: Clock) -> AsyncIterator[str]:
+    desk = Desk(config, TIERS, owner, clock=clock)
+    await desk.start()
+    async with serving(desk.handler) as found:
+        yield found
+    await desk.close()
+
+
+@pytest_asyncio.fixture
+async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="kiosk", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture
+def feeder(config: JobsConfig, database: Database, store: Store, clock: Clock) -> Feeder:
+    """Looks at batches when a test says so."""
+    batches = Batches(database, config.batches, clock=clock)
+    return Feeder(batches, Files(database, config.batches, clock=clock), store, Intake(config, TIERS, ()), config)
+
+
+async def batch_of(client: openai.AsyncOpenAI, *lines: str) -> openai.types.Batch:
+    file = await client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    return await client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"for": "a test"}
+    )
+
+
+async def content(client: openai.AsyncOpenAI, file: str | None) -> list[dict[str, object]]:
+    assert file is not None
+    return [json.loads(row) for row in (await client.files.content(file)).text.splitlines()]
+
+
+class AtWork:
+    """A whole crew for a `with` block."""
+
+    def __init__(self, config: JobsConfig, clock: Clock, runner: Scripted) -> None:
+        def tick() -> float:  # what is to be looked at again later becomes due
+            clock.now += 0.01
+            return clock.now
+
+        self._crew = Crew(config, TIERS, runner, {"large": 4}, CollectorRegistry(), clock=tick)
+        self._stop = anyio.Event()
+        self._tasks = anyio.create_task_group()
+
+    async def __aenter__(self) -> None:
+        await self._crew.start()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._crew.run, self._stop)
+
+    async def __aexit__(self, *fault: object) -> None:
+        self._stop.set()
+        await self._tasks.__aexit__(None, None, None)
+
+
+def over(client: openai.AsyncOpenAI, name: str) -> Callable[[], object]:
+    async def is_so() -> bool:
+        return is_over((await client.batches.retrieve(name)).status)
+
+    return is_so
+
+
+async def test_a_batch_goes_through(client: openai.AsyncOpenAI, config: JobsConfig, clock: Clock) -> None:
+    """Good lines give an output file, failed ones an error file, in the input's order and under their own ids."""
+
+    async def one_fails(at: int, errand: Errand) -> AsyncGenerator[Chunk, None]:
+        if errand.request.max_tokens == 7:
+            raise ContextLengthExceeded("too long")
+        async for chunk in answers(at, errand):
+            yield chunk
+
+    bad = line("bad", body=BODY | {"max_tokens": 7})
+    batch = await batch_of(client, line("a"), line("b"), bad, "", line("c"), line("d"))
+    assert (batch.status, batch.object, batch.metadata) == ("validating", "batch", {"for": "a test"})
+    runner = Scripted(one_fails)
+    async with AtWork(config, clock, runner):
+        await until(over(client, batch.id))
+    ended = await client.batches.retrieve(batch.id)
+    assert ended.status == "completed"
+    assert ended.request_counts is not None
+    assert (ended.request_counts.total, ended.request_counts.completed, ended.request_counts.failed) == (5, 4, 1)
+    good = await content(client, ended.output_file_id)
+    assert [row["custom_id"] for row in good] == ["a", "b", "c", "d"]
+    for row in good:
+        assert row["error"] is None
+        assert row["response"]["status_code"] == 200  # type: ignore[index]
+        assert row["response"]["body"]["choices"][0]["message"]["content"] == "an answer"  # type: ignore[index]
+    (fault,) = await content(client, ended.error_file_id)
+    assert (fault["custom_id"], fault["response"]) == ("bad", None)
+    assert fault["error"] == {"code": "context_length_exceeded", "message": "too long"}
+    assert {one.priority for one in runner.asked} == {"bulk"}
+    assert len(runner.asked) == 5
+    output = await client.files.retrieve(str(ended.output_file_id))
+    assert output.purpose == "batch_output"
+    assert output.bytes == len((await client.files.content(output.id)).content)
+
+
+async def test_each_bad_line_is_named(client: openai.AsyncOpenAI, feeder: Feeder, store: Store) -> None:
+    """One fault is enough to run none of them, and every fault is told with its line."""
+    lines = ["{", line("a"), line("a"), line("b", url="/v1/completions"), line("c", method="GET"), '{"custom_id":"d"}']
+    lines += [line("e", body={"model": "nowhere", "messages": BODY["messages"]}), line("f", body={"model": "big"})]
+    batch = await batch_of(client, *lines, line("g" * 3000))
+    await feeder.step()
+    ended = await client.batches.retrieve(batch.id)
+    assert ended.status == "failed"
+    assert ended.errors is not None
+    assert [(fault.line, fault.code) for fault in ended.errors.data or []] == [
+        (1, "invalid_json_line"),
+        (3, "duplicate_custom_id"),
+        (4, "mismatched_endpoint"),
+        (5, "invalid_method"),
+        (6, "invalid_line"),
+        (7, "model_not_found"),
+        (8, "missing_required_parameter"),
+        (9, "line_too_long"),
+    ]
+    assert (await store.depths()).queues == ()
+
+
+async def test_an_empty_or_too_long_file_fails(client: openai.AsyncOpenAI, feeder: Feeder) -> None:
+    """A batch has at least one line and at most so many."""
+    for lines, code in ((["", " "], "empty_file"), ([line(str(at)) for at in range(21)], "too_many_lines")):
+        batch = await batch_of(client, *lines)
+        await feeder.step()
+        ended = await client.batches.retrieve(batch.id)
+        assert ended.errors is not None
+        assert [fault.code for fault in ended.errors.data or []] == [code]
+
+
+async def test_a_cancelled_batch_stops(client: openai.AsyncOpenAI, feeder: Feeder, store: Store) -> None:
+    """What was answered stays, all else is cancelled, also lines that never became jobs; cancelling again is 409."""
+    batch = await batch_of(client, *(line(str(at)) for at in range(6)))
+    await feeder.step()  # validated
+    await feeder.step()  # three lines fed
+    (first,) = (await store.claim("w", "large", ["bulk"])).records
+    await store.succeed(first.id, first.fence, b'{"an":"answer"}')
+    assert (await client.batches.cancel(batch.id)).status == "cancelling"
+    await feeder.step()
+    ended = await client.batches.retrieve(batch.id)
+    assert ended.status == "cancelled"
+    assert [row["custom_id"] for row in await content(client, ended.output_file_id)] == ["0"]
+    faults = await content(client, ended.error_file_id)
+    assert [row["custom_id"] for row in faults] == ["1", "2", "3", "4", "5"]
+    assert {row["error"]["code"] for row in faults} == {"batch_cancelled"}  # type: ignore[index]
+    assert (await store.claim("w", "large", ["bulk"])).records == ()
+    with pytest.raises(openai.ConflictError):
+        await client.batches.cancel(batch.id)
+
+
+async def test_a_late_batch_expires(client: openai.AsyncOpenAI, feeder: Feeder, store: Store, clock: Clock) -> None:
+    """At the end of its window what was not answered has expired, and what was stays."""
+    batch = await batch_of(client, *(line(str(at)) for at in range(5)))
+    await feeder.step()
+    await feeder.step()
+    (first,) = (await store.claim("w", "large", ["bulk"])).records
+    await store.succeed(first.id, first.fence, b'{"an":"answer"}')
+    clock.now += 86_401
+    await store.tick()
+    await feeder.step()
+    ended = await client.batches.retrieve(batch.id)
+    assert ended.status == "expired"
+    assert len(await content(client, ended.output_file_id)) == 1
+    assert {row["error"]["code"] for row in await content(client, ended.error_file_id)} == {"batch_expired"}  # type: ignore[index]
+
+
+async def test_feeding_twice_is_feeding_once(
+    client: openai.AsyncOpenAI, feeder: Feeder, store: Store, database: Database
+) -> None:
+    """A feeder that died before it said how far it was: the lines are offered again, and are the same jobs."""
+    batch = await batch_of(client, line("a"), line("b"))
+    await feeder.step()
+    await feeder.step()
+    await database.command("HSET", database.key("batch", batch.id), "fed", 0)
+    await feeder.step()
+    assert [(one.queued, one.running) for one in (await store.depths()).queues] == [(2, 0)]
+
+
+async def test_a_full_queue_holds_a_batch_up(
+    client: openai.AsyncOpenAI, database: Database, config: JobsConfig, clock: Clock
+) -> None:
+    """Lines wait in the file, not in Redis's memory twice, and go on when there is room."""
+    config = msgspec.structs.replace(config, max_queue=1)
+    store = Store(database, config, clock=clock)
+    batches = Batches(database, config.batches, clock=clock)
+    feeder = Feeder(batches, Files(database, config.batches, clock=clock), store, Intake(config, TIERS, ()), config)
+    batch = await batch_of(client, line("a"), line("b"), line("c"))
+    for _ in range(12):
+        await feeder.step()
+        clock.now += 1.0
+        for record in (await store.claim("w", "large", ["bulk"])).records:
+            await store.succeed(record.id, record.fence, b"{}")
+    assert (await client.batches.retrieve(batch.id)).status == "completed"
+
+
+async def test_files_are_an_owners_own(client: openai.AsyncOpenAI, url: str) -> None:
+    """Another owner sees neither files nor batches, and makes no batch of them."""
+    batch = await batch_of(client, line("a"))
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="thief", max_retries=0) as thief:
+        for asked in (
+            thief.files.retrieve(batch.input_file_id),
+            thief.files.delete(batch.input_file_id),
+            thief.files.content(batch.input_file_id),
+            thief.batches.retrieve(batch.id),
+            thief.batches.cancel(batch.id),
+            thief.batches.create(
+                input_file_id=batch.input_file_id, endpoint="/v1/chat/completions", completion_window="24h"
+            ),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await asked
+        assert [file async for file in thief.files.list()] == []
+        assert [one async for one in thief.batches.list()] == []
+
+
+async def test_files_come_back_and_go(client: openai.AsyncOpenAI, feeder: Feeder) -> None:
+    """A file is given back byte by byte; a batch that was made of it outlives it; one too many is refused."""
+    batch = await batch_of(client, line("a"))
+    data = await client.files.content(batch.input_file_id)
+    assert data.text == line("a")
+    assert (await client.files.delete(batch.input_file_id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await client.files.content(batch.input_file_id)
+    await feeder.step()
+    assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+    for _ in range(3):
+        await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
+    with pytest.raises(openai.RateLimitError):
+        await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
+    assert len([file async for file in client.files.list()]) == 3
+
+
+async def test_a_list_of_batches_goes_page_by_page(client: openai.AsyncOpenAI, clock: Clock) -> None:
+    """OpenAI's client walks it from the newest to the oldest."""
+    names = []
+    for at in range(3):
+        clock.now += 1
+        names.append((await batch_of(client, line(str(at)))).id)
+    assert [batch.id async for batch in client.batches.list(limit=2)] == names[::-1]
+
+
+async def test_bad_uploads_are_refused(client: openai.AsyncOpenAI, url: str) -> None:
+    """Too large, of another purpose, or no multipart at all."""
+    with pytest.raises(openai.APIStatusError) as caught:
+        await client.files.create(file=("in.jsonl", b"x" * 30_000), purpose="batch")
+    assert caught.value.status_code == 413
+    with pytest.raises(openai.BadRequestError):
+        await client.files.create(file=("in.jsonl", b"x"), purpose="fine-tune")
+    headers = {"authorization": "Bearer kiosk"}
+    async with aiohttp.ClientSession(url, headers=headers) as http:
+        for sent, kind, status in (
+            (b"x", "application/json", 415),
+            (b"nonsense", "multipart/form-data; boundary=b", 400),
+            (b"x", "multipart/form-data", 400),
+            (NO_FILE, "multipart/form-data; boundary=b", 400),
+        ):
+            async with http.post("/v1/files", data=sent, headers={"content-type": kind}) as response:
+                assert response.status == status, await response.text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"endpoint": "/v1/embeddings"},
+        {"completion_window": "1h"},
+        {"metadata": {"k": "v" * 600}},
+        {"input_file_id": "file-nowhere"},
+        {"input_file_id": None},
+    ],
+)
+async def test_a_bad_batch_is_refused(url: str, client: openai.AsyncOpenAI, changes: dict[str, object]) -> None:
+    """With the key that is wrong."""
+    file = await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
+    ask = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    async with (
+        aiohttp.ClientSession(url, headers={"authorization": "Bearer kiosk"}) as http,
+        http.post("/v1/batches", json=ask | changes) as response,
+    ):
+        assert response.status in (400, 404)
+        assert (await response.json())["error"]["param"].startswith(next(iter(changes)))
+
+
+async def test_a_batch_is_made_once_for_a_key(client: openai.AsyncOpenAI) -> None:
+    """The same ask under one Idempotency-Key is one batch; another ask is a conflict."""
+    file = await client.files.create(file=("in.jsonl", line("a").encode()), purpose="batch")
+
+    async def made(endpoint: str) -> openai.types.Batch:
+        return await client.batches.create(
+            input_file_id=file.id,
+            endpoint=endpoint,  # type: ignore[arg-type]
+            completion_window="24h",
+            extra_headers={"idempotency-key": "k"},
+        )
+
+    assert (await made("/v1/chat/completions")).id == (await made("/v1/chat/completions")).id
+    with pytest.raises(openai.ConflictError):
+        await made("/v1/completions")
+
+
+def test_the_states_of_a_batch_end() -> None:
+    """From every state an end is reached, and no end is left."""
+    for state, targets in BATCH_TABLE.items():
+        assert is_over(state) == (not targets)
+        assert all(state in before(target) for target in targets)
+    assert {state for state in BATCH_TABLE if is_over(state)} == {"failed", "completed", "expired", "cancelled"}
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_lines_or_faults(data: bytes) -> None:
+    """Whatever is uploaded is either all good or refused with reasons; nothing else comes out."""
+
+    def check(_body: bytes) -> str:
+        raise ModelNotFound("none", param="model")
+
+    lines, faults = read_lines(data, "/v1/chat/completions", check, max_lines=5, max_line_bytes=100)
+    assert lines == []
+    assert faults
