@@ -7,30 +7,70 @@ import logging
 from pathlib import Path
 
 import anyio
+import msgspec
+import redis.asyncio
+from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
 
 from .admission import Admission
+from .audit import AuditLog
 from .config import Config
+from .identity.gate import Gate
+from .identity.keyset import KeySet
+from .identity.revocation import RevocationList
+from .identity.verifier import Verifier
+from .ledger import Ledger
 from .listener import Listener
 from .metrics import Metrics
 from .readiness import Readiness
 from .server import Server
 from .service import Service
+from .tenants.accounts import Accounts
+from .tenants.budgets import Budgets
+from .tenants.metrics import TenantMetrics
+from .tenants.usage import UsageBook
 from .tiers import by_name, load_tiers
 from .tokens import Tokens, load_tokens
 from .triton import Triton
 
+_FLUSH_S = 3.0  # at the end, for what tenants have used
 _log = logging.getLogger("causeway.cloud")
+
+
+class Desk(msgspec.Struct, frozen=True):
+    """Who may ask, and what is kept about it."""
+
+    gate: Gate
+    ledger: Ledger
+    accounts: Accounts
+    audit: AuditLog
+    revocations: RevocationList
+    client: redis.asyncio.Redis | None
+
+    def start(self, tasks: TaskGroup) -> None:
+        self.audit.start()
+        tasks.start_soon(self.revocations.watch)
+        tasks.start_soon(self.accounts.watch)
+
+    async def close(self) -> None:
+        with anyio.move_on_after(_FLUSH_S):
+            await self.accounts.flush()
+        await to_thread.run_sync(self.audit.close)
+        if self.client is not None:
+            await self.client.aclose()
 
 
 class App:
     """A gateway that runs: `start`, then `drain` and `close`."""
 
-    def __init__(self, config: Config, server: Server, tritons: dict[str, Triton], tasks: TaskGroup) -> None:
+    def __init__(
+        self, config: Config, server: Server, desk: Desk, tritons: dict[str, Triton], tasks: TaskGroup
+    ) -> None:
         self._config = config
         self._server = server
+        self._desk = desk
         self._tritons = tritons
         self._tasks = tasks
         self._listener = Listener(config.server, server.handle)
@@ -45,6 +85,7 @@ class App:
         for triton in self._tritons.values():
             self._tasks.start_soon(triton.watch)
         await self._listener.start()
+        self._desk.start(self._tasks)
 
     async def drain(self) -> None:
         """No new work; what runs may end within `drain_s`."""
@@ -56,15 +97,16 @@ class App:
         await self._listener.close()
         self._tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
+            await self._desk.close()
             for triton in self._tritons.values():
                 await triton.close()
 
 
 def build(config: Config, tasks: TaskGroup) -> App:
     """Everything checked and wired, nothing started. `tasks` is the parent of background work. Raises ConfigError."""
-    tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else Tokens()
     tiers = load_tiers(config)
     metrics = Metrics()
+    desk = build_desk(config, metrics)
     addresses = dict.fromkeys(tier.config.triton for tier in tiers)
     tritons = {address: Triton(address, tasks, repaired=metrics.repaired) for address in addresses}
     admissions = {tier.name: Admission(tier.config.concurrency, tier.config.queue) for tier in tiers}
@@ -72,8 +114,38 @@ def build(config: Config, tasks: TaskGroup) -> App:
         metrics.watch(name, admission)
     service = Service(tritons, admissions)
     readiness = Readiness(tiers, tritons, config.server.probe_ttl_s)
-    server = Server(config.server, by_name(tiers), service, readiness, tokens, metrics)
-    return App(config, server, tritons, tasks)
+    server = Server(config.server, by_name(tiers), service, readiness, desk.gate, desk.ledger, metrics)
+    return App(config, server, desk, tritons, tasks)
+
+
+def build_desk(config: Config, metrics: Metrics) -> Desk:
+    """Raises ConfigError."""
+    tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else Tokens()
+    client = _redis(config.redis) if config.redis else None
+    keys = KeySet(Path(config.identity.key_file)) if config.identity.key_file else None
+    verifier = Verifier(config.identity, keys) if keys is not None else None
+    revocations = RevocationList(config.identity, client)
+    book = UsageBook(config.tenants, client)
+    accounts = Accounts(config.tenants, Budgets(config.tenants, client), book)
+    audit = AuditLog(config.audit)
+    tenants = TenantMetrics(metrics.registry)
+    tenants.watch(
+        unshared=lambda: accounts.budgets.unshared,
+        unchecked=lambda: revocations.unchecked,
+        usage_lost=lambda: book.lost,
+        audit_lost=lambda: audit.lost,
+        keys_stale=lambda: float(keys is not None and bool(keys.fault)),
+    )
+    gate = Gate(tokens, verifier, revocations)
+    return Desk(gate, Ledger(accounts, audit, tenants), accounts, audit, revocations, client)
+
+
+def _redis(url: str) -> redis.asyncio.Redis:
+    """Connects when it is first used. Each use has its own bound in time, so nothing is tried twice here."""
+    try:
+        return redis.asyncio.Redis.from_url(url, retry=None, socket_connect_timeout=2.0, max_connections=256)
+    except ValueError as error:
+        raise ConfigError(f"not the URL of a Redis: {error}", where="redis") from error
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:

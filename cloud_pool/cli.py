@@ -1,4 +1,4 @@
-"""`causeway-cloud`: serve (the gateway), triton (the server behind it)."""
+"""`causeway-cloud`: serve (the gateway), triton (the server behind it), keys (devices' tokens), plan (replicas)."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def main() -> None:
     "--tier", "tiers", multiple=True, help="A tier, named like its artifact and its model in Triton; repeatable."
 )
 @click.option("--model-dir", "model_dirs", multiple=True, type=_PATH, help="Searched for artifacts first; repeatable.")
+@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]))
 def serve(
     path: Path | None,
@@ -57,6 +58,7 @@ def serve(
     triton: str | None,
     tiers: tuple[str, ...],
     model_dirs: tuple[Path, ...],
+    redis: str | None,
     log: LogLevel | None,
 ) -> None:
     """Take OpenAI requests and run them on Triton. Prints `ready url=…` on stdout."""
@@ -69,6 +71,7 @@ def serve(
         triton=triton,
         tiers=tiers,
         model_dirs=tuple(str(folder.absolute()) for folder in model_dirs),
+        redis=redis,
         log=log,
     )
     try:
@@ -146,6 +149,28 @@ def triton(
         )
         status = _until_stopped(launcher.run)
     sys.exit(status)
+
+
+# Their imports take half a second that `serve`, `triton` and --help need not wait for.
+_PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def keys(arguments: tuple[str, ...]) -> None:
+    """Devices' tokens: signing keys, issuing, revocation."""
+    from .identity.commands import keys as group
+
+    group.main(list(arguments), prog_name="causeway-cloud keys")
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def plan(arguments: tuple[str, ...]) -> None:
+    """How many replicas a load needs, and what they cost."""
+    from .plan_command import plan_command
+
+    plan_command.main(list(arguments), prog_name="causeway-cloud plan")
 
 
 def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> Served:

@@ -17,7 +17,9 @@ from msgspec import Meta
 from router import strict_yaml
 from router.errors import ConfigError
 
+from .identity.settings import IdentityConfig
 from .parameters import GuidedKey
+from .tenants.limits import TenantsConfig
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=0)]
@@ -61,6 +63,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
     model_dirs: tuple[str, ...] = ()  # searched for artifacts before the ones that ship
+    redis: str = ""  # redis://, rediss:// or unix:// URL, shared by the gateways; "": rates are this gateway's own
+    identity: IdentityConfig = IdentityConfig()
+    tenants: TenantsConfig = TenantsConfig()
+    audit: str = ""  # file of audit records, "-" for stdout, "" for none
     log: Literal["debug", "info", "warning", "error"] = "info"
 
 
@@ -73,6 +79,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     triton: str | None = None  # for every tier
     tiers: tuple[str, ...] = ()  # names, instead of the file's
     model_dirs: tuple[str, ...] = ()
+    redis: str | None = None
     log: Literal["debug", "info", "warning", "error"] | None = None
 
 
@@ -88,6 +95,7 @@ def load_config(path: Path | None, flags: Flags) -> Config:
         server=msgspec.structs.replace(config.server, **server),
         tiers=tiers,
         model_dirs=(*flags.model_dirs, *config.model_dirs),
+        redis=config.redis if flags.redis is None else flags.redis,
         log=flags.log or config.log,
     )
     _check(config)
@@ -155,12 +163,27 @@ def _absolute(config: Config, folder: Path) -> Config:
         server=msgspec.structs.replace(config.server, token_file=at(config.server.token_file)),
         tiers=tuple(msgspec.structs.replace(tier, template_file=at(tier.template_file)) for tier in config.tiers),
         model_dirs=tuple(at(path) for path in config.model_dirs),
+        identity=msgspec.structs.replace(
+            config.identity,
+            key_file=at(config.identity.key_file),
+            revocations_file=at(config.identity.revocations_file),
+        ),
+        audit=config.audit if config.audit == "-" else at(config.audit),
     )
 
 
 def _check(config: Config) -> None:
-    if not config.server.token_file and not _is_loopback(config.server.host):
-        raise ConfigError(f"listening on {config.server.host} needs bearer tokens", where="server.token_file")
+    if not (config.server.token_file or config.identity.key_file) and not _is_loopback(config.server.host):
+        raise ConfigError(
+            f"listening on {config.server.host} needs bearer tokens: this, or identity.key_file",
+            where="server.token_file",
+        )
+    if config.redis and not config.redis.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError("write redis://host:port/0, rediss:// or unix://", where="redis")
+    config.tenants.check()
+    for at, price in enumerate(config.tenants.prices):
+        if price.tier not in {tier.name for tier in config.tiers}:
+            raise ConfigError(f"there is no tier {price.tier!r}", where=f"tenants.prices[{at}].tier")
     seen: dict[str, str] = {}
     for at, tier in enumerate(config.tiers):
         where = f"tiers[{at}]"

@@ -50,7 +50,7 @@ class _PointType(click.ParamType[Point]):
             self.fail(f"{value!r}: write SEQUENCES=TOKENS/S, such as 8=310", param, ctx)
 
 
-@click.command(name="plan")
+@click.command(name="plan", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--peak-rps", type=float, required=True, help="Requests a second at the peak.")
 @click.option(
     "--prompt", type=_LengthsType(), required=True, help="Tokens: MEAN, MEAN:SPREAD (deviation/mean), a file."

@@ -15,13 +15,15 @@ from router.openai import AnswerEncoder, encode_model, encode_models, parse_chat
 from router.types import Chunk, Request, Usage, Wishes
 
 from .config import ServerConfig
+from .identity.gate import Gate
+from .identity.principal import Principal
 from .inbound import read_body, read_headers
+from .ledger import Entry, Ledger
 from .metrics import CONTENT_TYPE, Metrics
 from .readiness import Readiness
 from .replies import JSON, BrokenStream, refusal, streamed, whole
 from .service import Call, Service
 from .tiers import Tier
-from .tokens import Tokens
 
 _log = logging.getLogger("causeway.cloud.server")
 Parse = Callable[[bytes, Wishes], Request]
@@ -37,7 +39,8 @@ class Server:
         tiers: Mapping[str, Tier],
         service: Service,
         readiness: Readiness,
-        tokens: Tokens,
+        gate: Gate,
+        ledger: Ledger,
         metrics: Metrics,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -47,7 +50,8 @@ class Server:
         self._tiers = tiers
         self._service = service
         self._readiness = readiness
-        self._tokens = tokens
+        self._gate = gate
+        self._ledger = ledger
         self._metrics = metrics
         self._clock = clock
         self._wall_clock = wall_clock
@@ -86,16 +90,24 @@ class Server:
     # --- questions ---------------------------------------------------------------------------------------------------
 
     async def _chat(self, http: web.BaseRequest) -> web.StreamResponse:
-        return await self._generate(http, parse_chat, "chatcmpl")
+        return await self._generate(http, parse_chat, "chatcmpl", "chat")
 
     async def _completion(self, http: web.BaseRequest) -> web.StreamResponse:
-        return await self._generate(http, parse_completion, "cmpl")
+        return await self._generate(http, parse_completion, "cmpl", "completion")
 
-    async def _generate(self, http: web.BaseRequest, parse: Parse, prefix: str) -> web.StreamResponse:
+    async def _generate(self, http: web.BaseRequest, parse: Parse, prefix: str, route: str) -> web.StreamResponse:
+        entry = self._ledger.open(route, http.headers)
+        try:
+            return await self._recorded(http, parse, prefix, entry)
+        finally:
+            self._ledger.close(entry)
+
+    async def _recorded(self, http: web.BaseRequest, parse: Parse, prefix: str, entry: Entry) -> web.StreamResponse:
         arrived = self._clock()
         try:
-            call = await self._call(http, parse, arrived)
+            call = await self._call(http, parse, arrived, entry)
         except CausewayError as error:
+            entry.outcome = error.code
             self._metrics.refused(error.code)
             raise
         encoder = AnswerEncoder(call.request, f"{prefix}-{call.id}", call.tier.name, int(self._wall_clock()))
@@ -123,24 +135,36 @@ class Server:
             outcome = CausewayError.code
             raise
         finally:
-            tally.end(outcome)
+            entry.outcome, entry.usage = outcome, tally.end(outcome)
 
-    async def _call(self, http: web.BaseRequest, parse: Parse, arrived: float) -> Call:
+    async def _call(self, http: web.BaseRequest, parse: Parse, arrived: float, entry: Entry) -> Call:
         """Raises CausewayError: who asks, how, and for what, is the caller's fault."""
-        device = self._tokens.device(http.headers.get(hdrs.AUTHORIZATION, ""))
+        principal = entry.principal = self._principal(http)
+        principal.require("chat")
         if self.draining:
             raise Draining("this gateway is shutting down", retry_after_s=1.0)
         inbound = read_headers(http.headers)
-        body = await read_body(http, self._config.max_body_bytes, self._config.read_timeout_s)
-        request = parse(body, Wishes(client=device, deadline_ms=inbound.deadline_ms))
+        entry.id = inbound.id
+        limits = self._ledger.limits(principal)
+        body = await read_body(http, limits.body_bytes(self._config.max_body_bytes), self._config.read_timeout_s)
+        asked = parse(body, Wishes(client=principal.device, deadline_ms=inbound.deadline_ms))
+        limits.check_request(asked)
+        request = limits.bounded(asked)
+        tier = self._tier(request.model)
+        entry.tier = tier.name
+        await self._ledger.admit(entry, principal, request, len(body))
         return Call(
             id=inbound.id,
             request=request,
-            tier=self._tier(request.model),
+            tier=tier,
             deadline=arrived + self._time_s(request),
             priority=inbound.priority,
             traceparent=inbound.traceparent,
         )
+
+    def _principal(self, http: web.BaseRequest) -> Principal:
+        """Raises AuthenticationFailed or IdentityUnavailable."""
+        return self._gate.principal(http.headers.get(hdrs.AUTHORIZATION, ""))
 
     def _tier(self, name: str) -> Tier:
         tier = self._tiers.get(name)
@@ -157,12 +181,12 @@ class Server:
     # --- other surfaces ----------------------------------------------------------------------------------------------
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._tokens.device(http.headers.get(hdrs.AUTHORIZATION, ""))
+        self._principal(http)
         rows = [(name, "causeway", self._started) for name in self._tiers]
         return web.Response(body=encode_models(rows), content_type=JSON)
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._tokens.device(http.headers.get(hdrs.AUTHORIZATION, ""))
+        self._principal(http)
         name = http.path.removeprefix("/v1/models/")
         self._tier(name)
         return web.Response(body=encode_model(name, "causeway", self._started), content_type=JSON)
@@ -202,6 +226,8 @@ class Tally:
                 self._usage = chunk.usage or self._usage
                 yield chunk
 
-    def end(self, outcome: str) -> None:
+    def end(self, outcome: str) -> Usage:
+        """What was used, as far as the model has said it."""
         made = self._usage.completion_tokens or self._made
         self._metrics.ended(self._tier, outcome, self._clock() - self._arrived, self._usage.prompt_tokens, made)
+        return Usage(self._usage.prompt_tokens, made, self._usage.cached_tokens)

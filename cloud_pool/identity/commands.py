@@ -48,7 +48,7 @@ def _explained(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def keys() -> None:
     """Devices' tokens: signing keys, issuing, revocation."""
 

@@ -10,7 +10,7 @@ from .budgets import Budgets, Grant
 from .limits import Limits, Price, TenantsConfig
 from .usage import UsageBook
 
-_BYTES_PER_TOKEN = 4  # of English text; a wrong guess is put right when the answer has ended
+BYTES_PER_TOKEN = 4  # of English text; a wrong guess is put right when the answer has ended
 _ANSWER_TOKENS = 256  # reserved for an answer whose length nobody has bounded
 
 
@@ -27,7 +27,7 @@ class Accounts:
     async def admit(self, tenant: str, request: Request, body_bytes: int) -> Grant:
         """Before anything is tokenised. Raises RateLimited."""
         answer = (request.max_tokens or _ANSWER_TOKENS) * request.n
-        return await self.budgets.take(tenant, body_bytes // _BYTES_PER_TOKEN + answer)
+        return await self.budgets.take(tenant, body_bytes // BYTES_PER_TOKEN + answer)
 
     def ended(self, grant: Grant, tier: str, route: str, usage: Usage) -> int:
         """Exactly once for each grant, whatever became of the request. The cost in micro-dollars."""

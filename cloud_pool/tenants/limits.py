@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.errors import BodyTooLarge, ConfigError, InvalidRequest
+from router.errors import ConfigError, InvalidRequest
 from router.types import Request, Usage
 
 Count = Annotated[int, Meta(ge=0)]
@@ -30,10 +30,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Of the bucket of requests."""
         return float(self.burst or max(1.0, 2 * self.requests_per_s))
 
-    def check_body(self, size_bytes: int) -> None:
-        """Raises BodyTooLarge."""
-        if self.max_body_bytes and size_bytes > self.max_body_bytes:
-            raise BodyTooLarge(f"The body is larger than {self.max_body_bytes} bytes, your limit. Send a smaller one.")
+    def body_bytes(self, most: int) -> int:
+        """What a body may have where the gateway takes `most`."""
+        return min(most, self.max_body_bytes or most)
 
     def check_request(self, request: Request) -> None:
         """Raises InvalidRequest."""

@@ -47,6 +47,10 @@ class Issuer:
         new_key(private, self.key_file)
         return read_private(private)
 
+    @staticmethod
+    def stranger() -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.generate()
+
     def verifier(self) -> Verifier:
         return Verifier(self.config, KeySet(self.key_file))
 

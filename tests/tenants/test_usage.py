@@ -11,7 +11,7 @@ from cloud_pool.tenants.accounts import Accounts
 from cloud_pool.tenants.budgets import Budgets
 from cloud_pool.tenants.limits import Limits, Price, TenantConfig, TenantsConfig
 from cloud_pool.tenants.usage import Row, UsageBook, read_usage
-from router.errors import BodyTooLarge, ConfigError, InvalidRequest
+from router.errors import ConfigError, InvalidRequest
 from router.types import Message, Request, Usage
 from tests.redis_server import RedisServer
 
@@ -110,11 +110,9 @@ async def test_what_is_reserved() -> None:
 
 
 def test_caps() -> None:
-    """Each tenant's own sizes: a longer body is 413, a longer answer 400, and an unnamed length becomes the longest."""
+    """Each tenant's own sizes: bodies are bounded, a longer answer is 400, no named length is the longest."""
     limits = TenantConfig(name="acme", max_tokens=100, max_body_bytes=10)
-    limits.check_body(10)
-    with pytest.raises(BodyTooLarge):
-        limits.check_body(11)
+    assert (limits.body_bytes(100), limits.body_bytes(5)) == (10, 5)
     limits.check_request(ask(max_tokens=100))
     with pytest.raises(InvalidRequest) as caught:
         limits.check_request(ask(max_tokens=101))
@@ -122,7 +120,7 @@ def test_caps() -> None:
     assert limits.bounded(ask()).max_tokens == 100
     assert limits.bounded(ask(max_tokens=3)).max_tokens == 3
     assert Limits().bounded(ask()).max_tokens is None
-    Limits().check_body(10**9)
+    assert Limits().body_bytes(7) == 7
     Limits().check_request(ask(max_tokens=10**9))
 
 

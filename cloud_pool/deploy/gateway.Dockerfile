@@ -1,0 +1,25 @@
+# The gateway and the workers:  docker build -f cloud_pool/deploy/gateway.Dockerfile -t causeway/gateway:0.1.0 .
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /src
+RUN python -m venv /opt/venv
+# Packages first, by hash: they change more rarely than the code.
+COPY edge_node/deploy/requirements.txt edge_node/deploy/requirements-build.txt ./
+RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes -r requirements-build.txt \
+ && /opt/venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY router router
+COPY models models
+COPY fleet fleet
+COPY edge_node edge_node
+COPY cloud_pool cloud_pool
+COPY policies policies
+RUN /opt/venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
+
+FROM python:3.11-slim-bookworm
+COPY --from=build /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp causeway
+USER 10001:10001
+EXPOSE 8090
+ENTRYPOINT ["causeway-cloud"]
+CMD ["serve", "--config", "/etc/causeway/gateway.yaml"]

@@ -1,0 +1,93 @@
+"""The Kubernetes manifests as tests read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "cloud_pool" / "deploy" / "kubernetes"
+Manifest = dict[str, Any]
+
+
+class _Strict(yaml.SafeLoader):
+    """A key that is there twice is a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = {key for key in keys if keys.count(key) > 1}
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"twice: {twice}", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read(path: Path) -> list[Manifest]:
+    return [document for document in yaml.load_all(path.read_text(), Loader=_Strict) if document]
+
+
+def build(folder: Path) -> list[Manifest]:
+    """What `kubectl kustomize` gives, as far as we use it: resources, and patches that delete."""
+    (kustomization,) = read(folder / "kustomization.yaml")
+    found: list[Manifest] = []
+    for name in kustomization["resources"]:
+        path = (folder / name).resolve()
+        found += build(path) if path.is_dir() else read(path)
+    for entry in kustomization.get("patches", ()):
+        patch = yaml.safe_load(entry["patch"])
+        assert patch.pop("$patch") == "delete"
+        left = [each for each in found if identity(each) != identity(patch)]
+        assert len(left) == len(found) - 1, f"{identity(patch)} is not there"
+        found = left
+    return found
+
+
+def identity(manifest: Manifest) -> tuple[str, str, str, str]:
+    metadata = manifest["metadata"]
+    return manifest["apiVersion"], manifest["kind"], metadata.get("namespace", ""), metadata["name"]
+
+
+def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
+    return [each for each in manifests if each["kind"] in kinds]
+
+
+def workloads(manifests: list[Manifest]) -> list[Manifest]:
+    return of_kind(manifests, "Deployment", "StatefulSet")
+
+
+def pod(workload: Manifest) -> Manifest:
+    return workload["spec"]["template"]["spec"]  # type: ignore[no-any-return]
+
+
+def labels(workload: Manifest) -> dict[str, str]:
+    return workload["spec"]["template"]["metadata"]["labels"]  # type: ignore[no-any-return]
+
+
+def selects(selector: Manifest, found: dict[str, str]) -> bool:
+    """A LabelSelector, or a Service's plain map."""
+    if not {"matchLabels", "matchExpressions"} & set(selector):
+        return selector.items() <= found.items()
+    if not selector.get("matchLabels", {}).items() <= found.items():
+        return False
+    for each in selector.get("matchExpressions", ()):
+        assert each["operator"] == "In"
+        if found.get(each["key"]) not in each["values"]:
+            return False
+    return True
+
+
+def named_ports(workload: Manifest) -> dict[str, int]:
+    return {
+        port["name"]: port["containerPort"] for each in pod(workload)["containers"] for port in each.get("ports", ())
+    }
+
+
+def metric_names(manifests: list[Manifest]) -> Iterator[str]:
+    """Of the autoscalers that ask for a metric by name."""
+    for scaler in of_kind(manifests, "HorizontalPodAutoscaler"):
+        for metric in scaler["spec"]["metrics"]:
+            for kind in ("pods", "external", "object"):
+                if kind in metric:
+                    yield metric[kind]["metric"]["name"]

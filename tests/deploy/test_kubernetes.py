@@ -1,0 +1,367 @@
+"""The manifests: right for Kubernetes' own schemas, and right for each other and for what we ship."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from cloud_pool.cli import main
+from cloud_pool.config import Flags, load_config
+from cloud_pool.jobs.metrics import JobMetrics
+from cloud_pool.metrics import Metrics
+
+from .manifests import (
+    FOLDER,
+    ROOT,
+    Manifest,
+    build,
+    identity,
+    labels,
+    metric_names,
+    named_ports,
+    of_kind,
+    pod,
+    read,
+    selects,
+    workloads,
+)
+
+BUILDS = {name: build(FOLDER / name) for name in (".", "keda", "vllm")}
+ALL = [each for manifests in BUILDS.values() for each in manifests]
+EVERY_BUILD = pytest.mark.parametrize("manifests", BUILDS.values(), ids=BUILDS)
+# What an operator makes beforehand, as the kustomizations say.
+GIVEN = {("Secret", "causeway-redis"), ("ConfigMap", "causeway-keys"), ("ConfigMap", "causeway-llama-template")}
+# What Triton exports itself, where it has a GPU.
+TRITONS_OWN = {"nv_gpu_utilization"}
+
+
+def exported() -> set[str]:
+    """The series that a gateway and a worker export."""
+    registry = CollectorRegistry()
+    JobMetrics(registry)
+    families = [*Metrics().registry.collect(), *registry.collect()]
+    return {f.name + ("_total" if f.type == "counter" else "") for f in families}
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.32", "1.37"])
+@EVERY_BUILD
+def test_kubernetes_schemas(manifests: list[Manifest], version: str) -> None:
+    """Every manifest is valid for old and new releases, without a key that Kubernetes does not know."""
+    core = [each for each in manifests if not each["apiVersion"].startswith("keda.sh/")]
+    assert len(core) > 20
+    for each in core:
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_a_wrong_key_is_seen() -> None:
+    """The validation refuses a key that is misspelt and a value of the wrong type."""
+    for wrong in ({"replicaz": 1}, {"replicas": "two"}):
+        (gateway,) = [each for each in BUILDS["."] if identity(each)[1::2] == ("Deployment", "gateway")]
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate({**gateway, "spec": {**gateway["spec"], **wrong}}, "1.32", strict=True)
+
+
+def test_no_file_is_forgotten() -> None:
+    """Every manifest file is a resource of some kustomization."""
+    listed = set()
+    for file in FOLDER.rglob("kustomization.yaml"):
+        listed |= {(file.parent / name).resolve() for name in read(file)[0]["resources"]}
+    files = {path.resolve() for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml"}
+    assert files <= listed
+
+
+@EVERY_BUILD
+def test_names_are_unique_and_in_one_namespace(manifests: list[Manifest]) -> None:
+    """No two manifests are the same object, and all are in the namespace `causeway`."""
+    names = [identity(each) for each in manifests]
+    assert len(names) == len(set(names))
+    assert {each["metadata"].get("namespace") for each in manifests if each["kind"] != "Namespace"} == {"causeway"}
+
+
+@EVERY_BUILD
+def test_selectors_find_their_pods(manifests: list[Manifest]) -> None:
+    """Workloads select their own pods; each service, budget, spread and policy selects some, and budgets just one."""
+    pods = {each["metadata"]["name"]: labels(each) for each in workloads(manifests)}
+    for each in workloads(manifests):
+        assert selects(each["spec"]["selector"], labels(each))
+        for spread in pod(each).get("topologySpreadConstraints", ()):
+            assert selects(spread["labelSelector"], labels(each))
+    for each in of_kind(manifests, "Service", "PodDisruptionBudget"):
+        found = [name for name, its in pods.items() if selects(each["spec"]["selector"], its)]
+        assert found == [each["metadata"]["name"]]
+    for each in of_kind(manifests, "NetworkPolicy"):
+        assert any(selects(each["spec"]["podSelector"], its) for its in pods.values()), identity(each)
+        for rule in (*each["spec"].get("ingress", ()), *each["spec"].get("egress", ())):
+            for peer in (*rule.get("from", ()), *rule.get("to", ())):
+                if "podSelector" in peer and "namespaceSelector" not in peer:
+                    assert any(selects(peer["podSelector"], its) for its in pods.values()), identity(each)
+
+
+@EVERY_BUILD
+def test_every_workload_has_its_budget(manifests: list[Manifest]) -> None:
+    """A node's drain never takes all of anything."""
+    budgets = of_kind(manifests, "PodDisruptionBudget")
+    for each in workloads(manifests):
+        (budget,) = [one for one in budgets if selects(one["spec"]["selector"], labels(each))]
+        assert budget["spec"]["maxUnavailable"] < max(2, each["spec"]["replicas"])
+
+
+@EVERY_BUILD
+def test_ports_meet(manifests: list[Manifest]) -> None:
+    """Services, probes, scrapes and network policies name ports that the containers have."""
+    by_name = {each["metadata"]["name"]: each for each in workloads(manifests)}
+    for service in of_kind(manifests, "Service"):
+        ports = named_ports(by_name[service["metadata"]["name"]])
+        for port in service["spec"]["ports"]:
+            assert port["targetPort"] in ports
+            if service["spec"].get("clusterIP") == "None":
+                assert port["port"] == ports[port["targetPort"]], "a headless service translates no port"
+    for each in by_name.values():
+        scraped = each["spec"]["template"]["metadata"].get("annotations", {}).get("prometheus.io/port")
+        assert scraped is None or int(scraped) in named_ports(each).values()
+        for container in pod(each)["containers"]:
+            for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+                probe = container.get(kind, {})
+                for way in ("httpGet", "tcpSocket"):
+                    if way in probe:
+                        assert probe[way]["port"] in {port["name"] for port in container["ports"]}
+
+
+@EVERY_BUILD
+def test_policies_let_through_what_is_needed_and_no_more(manifests: list[Manifest]) -> None:
+    """Gateways and workers reach Triton and Redis, from both ends; Redis and Triton reach nothing but DNS."""
+    pods = {each["metadata"]["name"]: each for each in workloads(manifests)}
+    policies = of_kind(manifests, "NetworkPolicy")
+
+    def allows(source: str, target: str, port: int) -> bool:
+        def side(here: str, there: str, direction: str, key: str) -> bool:
+            return any(
+                selects(policy["spec"]["podSelector"], labels(pods[here]))
+                and any(
+                    any(
+                        "podSelector" in peer and selects(peer["podSelector"], labels(pods[there]))
+                        for peer in rule[key]
+                    )
+                    and any(each["port"] == port for each in rule["ports"])
+                    for rule in policy["spec"].get(direction, ())
+                    if key in rule
+                )
+                for policy in policies
+            )
+
+        return side(source, target, "egress", "to") and side(target, source, "ingress", "from")
+
+    tritons = [name for name in pods if name in ("triton", "vllm")]
+    wanted = {(a, b, 8001) for a in ("gateway", "worker") for b in tritons}
+    wanted |= {(a, "redis", 6379) for a in ("gateway", "worker")}
+    found = {(a, b, port) for a in pods for b in pods for port in named_ports(pods[b]).values() if allows(a, b, port)}
+    assert found == wanted
+
+
+def test_everything_is_denied_first() -> None:
+    """One policy selects all pods, and allows nothing in or out."""
+    (nothing,) = [each for each in BUILDS["."] if identity(each)[1::2] == ("NetworkPolicy", "nothing")]
+    assert nothing["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
+def test_webhooks_leave_to_public_addresses_only() -> None:
+    """No private, loopback, link-local or shared address is within what workers may reach."""
+    (worker,) = [each for each in BUILDS["."] if identity(each)[1::2] == ("NetworkPolicy", "worker")]
+    blocks = [peer["ipBlock"] for rule in worker["spec"]["egress"] for peer in rule["to"] if "ipBlock" in peer]
+    private = ("10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254", "127.0.0.1", "0.0.0.1")
+    assert blocks
+    for address in (*private, "100.64.0.1"):
+        for block in blocks:
+            assert any(ipaddress.ip_address(address) in ipaddress.ip_network(each) for each in block["except"])
+
+
+@EVERY_BUILD
+def test_restricted(manifests: list[Manifest]) -> None:
+    """Every pod meets the restricted Pod Security Standard, with a read-only root and without an API token."""
+    accounts = {each["metadata"]["name"]: each for each in of_kind(manifests, "ServiceAccount")}
+    for each in workloads(manifests):
+        spec = pod(each)
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert accounts[spec["serviceAccountName"]]["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+        assert not [volume for volume in spec.get("volumes", ()) if "hostPath" in volume]
+
+
+@EVERY_BUILD
+def test_resources(manifests: list[Manifest]) -> None:
+    """Every container asks for CPU and memory and is bounded in memory; GPUs are asked for as they are limited."""
+    for each in workloads(manifests):
+        for container in pod(each)["containers"]:
+            asked, limit = container["resources"]["requests"], container["resources"]["limits"]
+            assert {"cpu", "memory"} <= set(asked)
+            assert "memory" in limit
+            assert asked.get("nvidia.com/gpu") == limit.get("nvidia.com/gpu")
+
+
+@EVERY_BUILD
+def test_what_is_mounted_exists(manifests: list[Manifest]) -> None:
+    """Volumes, config maps, secrets and claims that a pod names are there, or are said to be made beforehand."""
+    there = {(each["kind"], each["metadata"]["name"]) for each in manifests} | GIVEN
+    for each in workloads(manifests):
+        spec = pod(each)
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
+        claims = {claim["metadata"]["name"] for claim in each["spec"].get("volumeClaimTemplates", ())}
+        for volume in volumes.values():
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in there
+            if "persistentVolumeClaim" in volume:
+                assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in there
+        for container in spec["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes) | claims
+            for variable in container.get("env", ()):
+                if "valueFrom" in variable:
+                    assert ("Secret", variable["valueFrom"]["secretKeyRef"]["name"]) in there
+
+
+@EVERY_BUILD
+def test_autoscalers(manifests: list[Manifest]) -> None:
+    """Each scales a workload that there is, within bounds that hold its replicas, and none has two."""
+    replicas = {each["metadata"]["name"]: each["spec"]["replicas"] for each in of_kind(manifests, "Deployment")}
+    targets = []
+    for each in of_kind(manifests, "HorizontalPodAutoscaler", "ScaledObject"):
+        name = each["spec"]["scaleTargetRef"]["name"]
+        targets.append(name)
+        least = each["spec"].get("minReplicas", each["spec"].get("minReplicaCount"))
+        most = each["spec"].get("maxReplicas", each["spec"].get("maxReplicaCount"))
+        assert least <= replicas[name] <= most
+    assert len(targets) == len(set(targets))
+    assert {"gateway", "worker", "triton"} <= set(targets)
+
+
+def test_metrics_that_we_export() -> None:
+    """Whatever an autoscaler, a rule of the adapter or a KEDA query names is a series that we or Triton export."""
+    known = exported() | TRITONS_OWN
+    assert {"causeway_cloud_waiting", "causeway_jobs_queued"} <= exported()
+    assert set(metric_names(ALL)) <= known
+    assert set(metric_names(ALL)) > TRITONS_OWN
+    series = re.compile(r"\b(?:causeway|nv)_[a-z_]+")
+    queries = [t["metadata"]["query"] for s in of_kind(ALL, "ScaledObject") for t in s["spec"]["triggers"]]
+    assert queries
+    for query in queries:
+        assert set(series.findall(query)) <= known
+    rules = set(series.findall((FOLDER / "autoscaling.yaml").read_text()))
+    assert set(metric_names(BUILDS["."])) <= rules <= known
+
+
+def test_keda_objects() -> None:
+    """What KEDA's own definition requires of a ScaledObject with Prometheus triggers is there, numbers as strings."""
+    found = of_kind(BUILDS["keda"], "ScaledObject")
+    assert {each["metadata"]["name"] for each in found} == {"triton", "worker"}
+    for each in found:
+        assert each["apiVersion"] == "keda.sh/v1alpha1"
+        for trigger in each["spec"]["triggers"]:
+            assert trigger["type"] == "prometheus"
+            assert {"serverAddress", "query", "threshold"} <= set(trigger["metadata"])
+            assert all(isinstance(value, str) for value in trigger["metadata"].values())
+
+
+@EVERY_BUILD
+def test_commands_and_options_exist(manifests: list[Manifest]) -> None:
+    """Containers of our images start a sub-command of `causeway-cloud` with options that it has."""
+    commands = 0
+    for each in workloads(manifests):
+        for container in pod(each)["containers"]:
+            if not container["image"].startswith("causeway/"):
+                continue
+            name, *arguments = container["args"]
+            command = main.commands.get(name)
+            if command is None and name == "worker":
+                continue  # manifests and command are made at the same time
+            assert command is not None, f"causeway-cloud {name}"
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert {argument.split("=")[0] for argument in arguments if argument.startswith("--")} <= known
+            commands += 1
+    assert commands >= 3
+
+
+@EVERY_BUILD
+def test_configurations_load(manifests: list[Manifest], tmp_path: Path) -> None:
+    """Each configuration in a ConfigMap is one that a gateway takes, and its tiers point at services that there are."""
+    services = {
+        f"{each['metadata']['name']}:{port['port']}"
+        for each in of_kind(manifests, "Service")
+        for port in each["spec"]["ports"]
+    }
+    loaded = 0
+    for each in of_kind(manifests, "ConfigMap"):
+        for name, text in each["data"].items():
+            if not name.endswith(".yaml"):
+                continue
+            (tmp_path / name).write_text(text)
+            config = load_config(tmp_path / name, Flags())
+            for tier in config.tiers:
+                assert tier.triton in services or tier.triton == "127.0.0.1:8001"
+            loaded += 1
+    assert loaded >= 2
+
+
+def test_drains_end_in_time() -> None:
+    """Kubernetes waits longer than a gateway, and a Triton, takes to drain."""
+    by_name = {each["metadata"]["name"]: pod(each) for each in workloads(BUILDS["."])}
+    (config,) = [each for each in of_kind(BUILDS["."], "ConfigMap") if each["metadata"]["name"] == "causeway-config"]
+    drain_s = yaml.safe_load(config["data"]["gateway.yaml"])["server"]["drain_s"]
+    (gateway,) = by_name["gateway"]["containers"]
+    pause_s = float(gateway["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert by_name["gateway"]["terminationGracePeriodSeconds"] > drain_s + pause_s
+    (said,) = [a for a in by_name["triton"]["containers"][0]["args"] if a.startswith("--drain-s=")]
+    assert by_name["triton"]["terminationGracePeriodSeconds"] > float(said.partition("=")[2])
+
+
+def test_redis_is_durable() -> None:
+    """Redis confirms what is on disk, forgets nothing, asks for a password and keeps its data on a claim."""
+    (redis,) = of_kind(BUILDS["."], "StatefulSet")
+    (container,) = pod(redis)["containers"]
+    args = container["args"]
+    settings = dict(zip(args[::2], args[1::2], strict=True))
+    assert (settings["--appendonly"], settings["--appendfsync"]) == ("yes", "always")
+    assert settings["--maxmemory-policy"] == "noeviction"
+    assert "--requirepass" in settings
+    assert settings["--dir"] in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+def test_gpus_and_real_probes() -> None:
+    """Triton has a GPU, and what makes it ready is a real answer: our probe, beside a gateway in the same pod."""
+    for name, manifests in (("triton", BUILDS["."]), ("vllm", BUILDS["vllm"])):
+        (found,) = [each for each in workloads(manifests) if each["metadata"]["name"] == name]
+        containers = pod(found)["containers"]
+        assert any(each["resources"]["limits"].get("nvidia.com/gpu", 0) >= 1 for each in containers)
+        assert any(each["image"] == "causeway/gateway" and each["args"][0] == "serve" for each in containers)
+        ready = [each["readinessProbe"]["exec"]["command"] for each in containers if "readinessProbe" in each]
+        assert ready == [["python3", "-m", "cloud_pool.probe"]]
+
+
+def test_dockerfiles_copy_what_there_is() -> None:
+    """Every file and folder that a Dockerfile copies from the checkout is there, and nothing runs as root."""
+    for path in (ROOT / "cloud_pool" / "deploy").glob("*.Dockerfile"):
+        lines = path.read_text().replace("\\\n", " ").splitlines()
+        for line in lines:
+            words = line.split()
+            if words[:1] == ["COPY"] and not words[1].startswith("--from"):
+                assert [word for word in words[1:-1] if not (ROOT / word).exists()] == []
+        assert "USER 10001:10001" in lines
+        assert lines[-2] == 'ENTRYPOINT ["causeway-cloud"]'
+
+
+def test_the_engines_version_is_one() -> None:
+    """The engine in Triton's image is the one that the project names."""
+    (version,) = re.findall(r"llama-cpp-python==[\d.]+", (ROOT / "pyproject.toml").read_text())
+    assert version in (ROOT / "cloud_pool" / "deploy" / "triton.Dockerfile").read_text()
