@@ -7,7 +7,8 @@ work.
 A Python model whose process (stub) died stays "ready", answers each new call with an error, and leaves running
 calls hanging for ever. So a stream that has been quiet for QUIET_S makes us ask the model something small; at the
 stub's error every stream of the model is ended and the model unloaded and loaded again. A Triton without explicit
-model control cannot be repaired this way.
+model control cannot be repaired this way, nor one that its stub took along: a stub killed while it holds the shared
+memory's lock aborts the server (boost lock_exception, about one time in ten), which the launcher starts again.
 """
 
 from __future__ import annotations
