@@ -1,4 +1,4 @@
-"""Jobs over HTTP. Every handler acts for the owner whom the gateway has authenticated, and sees nothing of others."""
+"""Jobs over HTTP. Every handler acts for the principal whom the gateway authenticated: nothing of others is seen."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from aiohttp import hdrs, web
 from router.errors import ClientGone, InvalidRequest, MethodNotAllowed, QueueFull
 from router.openai import error_event
 
+from ..identity.principal import Principal
 from ..inbound import read_body, read_headers
 from ..replies import JSON, STALLED_S
+from ..tenants.limits import Limits
 from .config import JobsConfig
 from .database import Database
+from .durability import Durability
 from .errors import StoreUnavailable, WebhookDisabled
 from .events import follow, read_last_id
 from .intake import Ask, Intake
@@ -26,13 +29,15 @@ from .store import Store
 from .webhooks import Hooks
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-OwnedHandler = Callable[[web.BaseRequest, str, str], Awaitable[web.StreamResponse]]
+OwnedHandler = Callable[[web.BaseRequest, Principal, str], Awaitable[web.StreamResponse]]
+Who = Callable[[web.BaseRequest], Principal]
+"""Who asks, from the request's headers. Raises AuthenticationFailed."""
 _READ_S = 20.0
 MAX_PAGE = 100
 
 
 class Route(msgspec.Struct, frozen=True):
-    """`pattern` may hold one group: the id that the handler gets beside the owner."""
+    """`pattern` may hold one group: the id that the handler gets beside the principal."""
 
     pattern: re.Pattern[str]
     methods: Mapping[str, OwnedHandler]
@@ -53,7 +58,7 @@ class _Secrets(msgspec.Struct):
 
 
 class JobsApi:
-    """`owner` says who asks, from the request's headers, or raises AuthenticationFailed."""
+    """`limits` are a principal's own, where its tenant has any."""
 
     def __init__(
         self,
@@ -62,14 +67,18 @@ class JobsApi:
         store: Store,
         intake: Intake,
         hooks: Hooks,
-        owner: Callable[[web.BaseRequest], str],
+        durability: Durability,
+        who: Who,
+        limits: Callable[[Principal], Limits],
     ) -> None:
         self._config = config
         self._db = database
         self._store = store
         self._intake = intake
         self._hooks = hooks
-        self._owner = owner
+        self._durability = durability
+        self._who = who
+        self._limits = limits
         self._streams = 0
         self.routes: list[Route] = [
             route("/v1/jobs", POST=self._create, GET=self._list),
@@ -91,45 +100,49 @@ class JobsApi:
         return None
 
     async def _handle(self, handle: OwnedHandler, name: str, http: web.BaseRequest) -> web.StreamResponse:
-        return await handle(http, self._owner(http), name)
+        principal = self._who(http)
+        principal.require("jobs")
+        return await handle(http, principal, name)
 
-    async def _create(self, http: web.BaseRequest, owner: str, _: str) -> web.StreamResponse:
+    async def _create(self, http: web.BaseRequest, asker: Principal, _: str) -> web.StreamResponse:
         inbound = read_headers(http.headers)
-        body = await read_body(http, self._config.max_body_bytes, _READ_S)
+        limits = self._limits(asker)
+        body = await read_body(http, limits.body_bytes(self._config.max_body_bytes), _READ_S)
         ask = Ask(
-            owner=owner,
+            owner=asker.owner,
             body=body,
             priority=inbound.priority,
             deadline_ms=inbound.deadline_ms,
             key=http.headers.get("idempotency-key", ""),
         )
-        offer = self._intake.offer(ask, self._store.now_ms)
-        if offer.webhook and await self._hooks.is_disabled(owner, offer.webhook):
+        offer = self._intake.offer(ask, self._store.now_ms, limits)
+        await self._durability.ensure()
+        if offer.webhook and await self._hooks.is_disabled(asker.owner, offer.webhook):
             raise WebhookDisabled("`webhook` answered 410 Gone: it gets nothing for now", param="webhook")
         accepted = await self._store.accept(offer)
-        record = await self._store.get(accepted.id, owner)
+        record = await self._store.get(accepted.id, asker.owner)
         headers = {"location": f"/v1/jobs/{record.id}"} | ({"idempotent-replayed": "true"} if accepted.known else {})
         return reply(view(record), 202, headers)
 
-    async def _get(self, http: web.BaseRequest, owner: str, job: str) -> web.StreamResponse:
-        record = await self._store.get(job, owner)
+    async def _get(self, http: web.BaseRequest, asker: Principal, job: str) -> web.StreamResponse:
+        record = await self._store.get(job, asker.owner)
         result = await self._store.result(job) if record.state is State.SUCCEEDED else b""
         return reply(view(record, result))
 
-    async def _list(self, http: web.BaseRequest, owner: str, _: str) -> web.StreamResponse:
+    async def _list(self, http: web.BaseRequest, asker: Principal, _: str) -> web.StreamResponse:
         limit, after = page(http)
-        found = await self._store.owned(owner, after=after, limit=limit + 1)
+        found = await self._store.owned(asker.owner, after=after, limit=limit + 1)
         rows = [view(record) for record in found[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
         return reply(_Page(rows, len(found) > limit, first, last))
 
-    async def _cancel(self, http: web.BaseRequest, owner: str, job: str) -> web.StreamResponse:
-        await self._store.cancel(job, owner)
-        return reply(view(await self._store.get(job, owner)))
+    async def _cancel(self, http: web.BaseRequest, asker: Principal, job: str) -> web.StreamResponse:
+        await self._store.cancel(job, asker.owner)
+        return reply(view(await self._store.get(job, asker.owner)))
 
-    async def _events(self, http: web.BaseRequest, owner: str, job: str) -> web.StreamResponse:
+    async def _events(self, http: web.BaseRequest, asker: Principal, job: str) -> web.StreamResponse:
         last = read_last_id(http.headers.get("last-event-id", ""))
-        await self._store.get(job, owner)
+        await self._store.get(job, asker.owner)
         if self._streams >= self._config.max_streams:
             raise QueueFull("Too many clients follow events here. Ask for the job itself.", retry_after_s=5.0)
         self._streams += 1
@@ -149,11 +162,11 @@ class JobsApi:
             await _write(response, error_event(error))  # the client comes back with its Last-Event-ID
         return response
 
-    async def _secret(self, http: web.BaseRequest, owner: str, _: str) -> web.StreamResponse:
-        return _keys(await self._hooks.keys(owner))
+    async def _secret(self, http: web.BaseRequest, asker: Principal, _: str) -> web.StreamResponse:
+        return _keys(await self._hooks.keys(asker.owner))
 
-    async def _rotate(self, http: web.BaseRequest, owner: str, _: str) -> web.StreamResponse:
-        return _keys(await self._hooks.keys(owner, rotate=True))
+    async def _rotate(self, http: web.BaseRequest, asker: Principal, _: str) -> web.StreamResponse:
+        return _keys(await self._hooks.keys(asker.owner, rotate=True))
 
 
 def route(pattern: str, **methods: OwnedHandler) -> Route:

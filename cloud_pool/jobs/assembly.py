@@ -1,7 +1,8 @@
-"""Jobs' parts wired: the desk that a gateway has, and the crew that a worker process is."""
+"""Jobs' parts wired: what a gateway has of them, and the crew that a worker process is."""
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -11,15 +12,18 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver
 from prometheus_client import CollectorRegistry
 
+from ..identity.principal import Principal
+from ..tenants.limits import Limits
 from ..tiers import Tier
 from .address import parse_networks
-from .api import Handler, JobsApi
+from .api import Handler, JobsApi, Who
 from .batch_api import BatchApi
 from .batches import Batches
 from .config import JobsConfig
 from .database import Database
 from .delivery import Deliverer
-from .durability import check
+from .durability import Durability
+from .errors import StoreUnavailable
 from .feeder import Feeder
 from .files import Files
 from .intake import Intake
@@ -30,19 +34,22 @@ from .store import Store
 from .webhooks import Hooks
 from .worker import Worker
 
+_log = logging.getLogger("causeway.cloud.jobs")
 
-class Desk:
+
+class JobsGateway:
     """Takes jobs over HTTP. Owns its connections to Redis. `tiers` by name and alias."""
 
     def __init__(
         self,
         config: JobsConfig,
         tiers: Mapping[str, Tier],
-        owner: Callable[[web.BaseRequest], str],
+        who: Who,
         *,
+        limits: Callable[[Principal], Limits] = lambda _: Limits(),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Raises ConfigError. `owner` says who asks, or raises AuthenticationFailed."""
+        """Raises ConfigError."""
         self._config = config
         self._database = Database(config.redis, config.prefix, SCRIPTS)
         store = Store(self._database, config, clock=clock)
@@ -50,12 +57,16 @@ class Desk:
         hooks = Hooks(self._database, config.webhooks, clock=clock)
         files = Files(self._database, config.batches, clock=clock)
         batches = Batches(self._database, config.batches, clock=clock)
-        self._api = JobsApi(config, self._database, store, intake, hooks, owner)
-        self._api.routes.extend(BatchApi(config, files, batches).routes)
+        self._durability = Durability(self._database, config.durability)
+        self._api = JobsApi(config, self._database, store, intake, hooks, self._durability, who, limits)
+        self._api.routes.extend(BatchApi(config, files, batches, self._durability).routes)
 
-    async def start(self) -> None:
-        """Raises ConfigError for a Redis that is not there, or that may forget what it acknowledged."""
-        await check(self._database, self._config.durability)
+    async def watch(self) -> None:
+        """Says at the start what jobs would be refused for later. The gateway answers without them all the same."""
+        try:
+            await self._durability.ensure()
+        except StoreUnavailable as error:
+            _log.warning("no jobs are taken: %s", error.message)
 
     def handler(self, http: web.BaseRequest) -> Handler | None:
         """None: the path is not one of ours. Raises MethodNotAllowed."""
@@ -103,7 +114,7 @@ class Crew:
 
     async def start(self) -> None:
         """Raises ConfigError for a Redis that is not there, or that may forget what it acknowledged."""
-        await check(self._database, self._config.durability)
+        await Durability(self._database, self._config.durability).start()
 
     async def run(self, stop: anyio.Event) -> None:
         """Until `stop`, and until the worker has drained. A delivery that is cut off is made again by another."""

@@ -14,11 +14,13 @@ from msgspec import Meta
 
 from router.errors import InvalidRequest, UnsupportedFeature
 
+from ..identity.principal import Principal
 from ..inbound import read_body
 from ..replies import STALLED_S
 from .api import Route, page, reply, route
 from .batches import WINDOW, Batches, BatchView, batch_view
 from .config import JobsConfig
+from .durability import Durability
 from .errors import StoreUnavailable
 from .files import File, Files, FileView, file_view
 from .intake import key_digest
@@ -63,8 +65,9 @@ class _Batches(msgspec.Struct):
 
 
 class BatchApi:
-    def __init__(self, config: JobsConfig, files: Files, batches: Batches) -> None:
+    def __init__(self, config: JobsConfig, files: Files, batches: Batches, durability: Durability) -> None:
         self._config = config
+        self._durability = durability
         self._files = files
         self._batches = batches
         self._results = Results(batches)
@@ -79,15 +82,16 @@ class BatchApi:
 
     # --- files -----------------------------------------------------------------------------------------------------
 
-    async def _upload(self, http: web.BaseRequest, owner: str, _: str) -> web.StreamResponse:
+    async def _upload(self, http: web.BaseRequest, asker: Principal, _: str) -> web.StreamResponse:
+        await self._durability.ensure()
         upload = await read_upload(http, self._config.batches.max_file_bytes)
         if upload.purpose != "batch":
             raise UnsupportedFeature("`purpose` must be batch: no other kind of file is kept here.", param="purpose")
-        return reply(file_view(await self._files.upload(owner, upload.filename, upload.pieces)))
+        return reply(file_view(await self._files.upload(asker.owner, upload.filename, upload.pieces)))
 
-    async def _list_files(self, http: web.BaseRequest, owner: str, _: str) -> web.StreamResponse:
+    async def _list_files(self, http: web.BaseRequest, asker: Principal, _: str) -> web.StreamResponse:
         limit, after = page(http)
-        views = [file_view(file) for file in await self._files.owned(owner)]
+        views = [file_view(file) for file in await self._files.owned(asker.owner)]
         if purpose := http.query.get("purpose"):
             views = [view for view in views if view.purpose == purpose]
         ids = [view.id for view in views]
@@ -95,17 +99,17 @@ class BatchApi:
         rows = views[:limit]
         return reply(_Files(rows, len(views) > limit, rows[0].id if rows else None, rows[-1].id if rows else None))
 
-    async def _file(self, http: web.BaseRequest, owner: str, name: str) -> web.StreamResponse:
-        return reply(file_view(await self._files.get(name, owner)))
+    async def _file(self, http: web.BaseRequest, asker: Principal, name: str) -> web.StreamResponse:
+        return reply(file_view(await self._files.get(name, asker.owner)))
 
-    async def _delete(self, http: web.BaseRequest, owner: str, name: str) -> web.StreamResponse:
-        file = await self._files.get(name, owner)
+    async def _delete(self, http: web.BaseRequest, asker: Principal, name: str) -> web.StreamResponse:
+        file = await self._files.get(name, asker.owner)
         await self._files.delete(file)
         return reply(_Deleted(file.id))
 
-    async def _content(self, http: web.BaseRequest, owner: str, name: str) -> web.StreamResponse:
-        file = await self._files.get(name, owner)
-        pieces = await self._pieces(file, owner)
+    async def _content(self, http: web.BaseRequest, asker: Principal, name: str) -> web.StreamResponse:
+        file = await self._files.get(name, asker.owner)
+        pieces = await self._pieces(file)
         response = web.StreamResponse(headers={"content-type": "application/octet-stream"})
         response.content_length = file.bytes
         await response.prepare(http)
@@ -119,14 +123,14 @@ class BatchApi:
                 http.transport.close()
         return response
 
-    async def _pieces(self, file: File, owner: str) -> AsyncIterator[bytes]:
+    async def _pieces(self, file: File) -> AsyncIterator[bytes]:
         if file.part:
-            return self._results.lines(await self._batches.get(file.batch, owner), file.part)
+            return self._results.lines(await self._batches.get(file.batch, file.owner), file.part)
         return self._files.content(file)
 
     # --- batches ---------------------------------------------------------------------------------------------------
 
-    async def _create(self, http: web.BaseRequest, owner: str, _: str) -> web.StreamResponse:
+    async def _create(self, http: web.BaseRequest, asker: Principal, _: str) -> web.StreamResponse:
         body = await read_body(http, _MAX_BODY, _READ_S)
         ask = _parsed(body)
         endpoint = next((known for known in _ENDPOINTS if known == ask.endpoint), None)
@@ -134,12 +138,13 @@ class BatchApi:
             raise UnsupportedFeature(f"`endpoint` is one of {', '.join(_ENDPOINTS)}", param="endpoint")
         if ask.completion_window != WINDOW:
             raise UnsupportedFeature(f"`completion_window` must be {WINDOW}", param="completion_window")
+        await self._durability.ensure()
         key = key_digest(http.headers.get("idempotency-key", ""))
         # The same key of the same owner gives the same id, and the second to come finds the first.
-        name = hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()[:24] if key else secrets.token_hex(12)
+        name = hashlib.sha256(f"{asker.owner}\0{key}".encode()).hexdigest()[:24] if key else secrets.token_hex(12)
         batch = await self._batches.create(
             f"batch_{name}",
-            owner,
+            asker.owner,
             ask.input_file_id,
             endpoint,
             msgspec.json.encode(ask.metadata),
@@ -147,19 +152,19 @@ class BatchApi:
         )
         return reply(batch_view(batch))
 
-    async def _get(self, http: web.BaseRequest, owner: str, name: str) -> web.StreamResponse:
-        return reply(batch_view(await self._batches.get(name, owner)))
+    async def _get(self, http: web.BaseRequest, asker: Principal, name: str) -> web.StreamResponse:
+        return reply(batch_view(await self._batches.get(name, asker.owner)))
 
-    async def _list(self, http: web.BaseRequest, owner: str, _: str) -> web.StreamResponse:
+    async def _list(self, http: web.BaseRequest, asker: Principal, _: str) -> web.StreamResponse:
         limit, after = page(http)
-        found = await self._batches.owned(owner, after=after, limit=limit + 1)
+        found = await self._batches.owned(asker.owner, after=after, limit=limit + 1)
         rows = [batch_view(batch) for batch in found[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
         return reply(_Batches(rows, len(found) > limit, first, last))
 
-    async def _cancel(self, http: web.BaseRequest, owner: str, name: str) -> web.StreamResponse:
-        await self._batches.cancel(await self._batches.get(name, owner))
-        return reply(batch_view(await self._batches.get(name, owner)))
+    async def _cancel(self, http: web.BaseRequest, asker: Principal, name: str) -> web.StreamResponse:
+        await self._batches.cancel(await self._batches.get(name, asker.owner))
+        return reply(batch_view(await self._batches.get(name, asker.owner)))
 
 
 def _parsed(body: bytes) -> _Ask:

@@ -1,18 +1,24 @@
-"""Whether this Redis keeps what it acknowledged when it is killed."""
+"""Whether this Redis keeps what it acknowledged when it is killed.
+
+A gateway starts without its Redis, for it answers interactive requests all the same; it takes no job before the
+question is answered with yes. A worker does not start without.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from router.errors import ConfigError
 
 from .database import Database, items, text
-from .errors import StoreRefused, StoreUnavailable
+from .errors import StoreForgets, StoreRefused, StoreUnavailable
 
 _log = logging.getLogger("causeway.cloud.jobs")
 _WANTED: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+_AGAIN_S = 30.0  # another Redis may have taken its place
 
 
 def faults(settings: Mapping[str, str]) -> tuple[str, ...]:
@@ -24,22 +30,47 @@ def faults(settings: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-async def check(database: Database, durability: Literal["require", "warn"]) -> None:
-    """Raises ConfigError, or with `warn` logs it. A Redis that hides its settings counts as one that may forget."""
-    settings: dict[str, str] = {}
-    hidden = ""
-    try:
-        for name in (*_WANTED, "maxmemory"):
-            flat = items(await database.command("CONFIG", "GET", name))
-            settings |= {text(key): text(value) for key, value in zip(flat[::2], flat[1::2], strict=True)}
-    except StoreRefused as error:
-        hidden = f"its settings are hidden: {error.message}"
-    except StoreUnavailable as error:
-        raise ConfigError(error.message, where="jobs.redis") from error
-    found = (hidden,) if hidden else faults(settings)
-    if not found:
-        return
-    message = f"an accepted job could be lost by this Redis: {'; '.join(found)}"
-    if durability == "require":
-        raise ConfigError(f"{message}. Or accept that with `durability: warn`.", where="jobs.redis")
-    _log.warning(message)
+class Durability:
+    """With `warn`, what is found is logged and taken as it is."""
+
+    def __init__(
+        self,
+        database: Database,
+        wanted: Literal["require", "warn"],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._wanted = wanted
+        self._clock = clock
+        self._good_until = float("-inf")
+
+    async def ensure(self) -> None:
+        """Raises StoreForgets, or StoreUnavailable where it cannot be asked."""
+        if self._clock() < self._good_until:
+            return
+        found = await self._look()
+        if found:
+            message = f"an accepted job could be lost by this Redis: {'; '.join(found)}"
+            if self._wanted == "require":
+                raise StoreForgets(f"{message}. Or accept that with jobs.durability: warn.", retry_after_s=30.0)
+            _log.warning(message)
+        self._good_until = self._clock() + _AGAIN_S
+
+    async def start(self) -> None:
+        """Raises ConfigError."""
+        try:
+            await self.ensure()
+        except StoreUnavailable as error:
+            raise ConfigError(error.message, where="redis") from error
+
+    async def _look(self) -> tuple[str, ...]:
+        """A Redis that hides its settings counts as one that may forget."""
+        settings: dict[str, str] = {}
+        try:
+            for name in (*_WANTED, "maxmemory"):
+                flat = items(await self._database.command("CONFIG", "GET", name))
+                settings |= {text(key): text(value) for key, value in zip(flat[::2], flat[1::2], strict=True)}
+        except StoreRefused as error:
+            return (f"its settings are hidden: {error.message}",)
+        return faults(settings)

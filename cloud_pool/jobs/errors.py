@@ -17,6 +17,13 @@ class StoreRefused(StoreUnavailable):
     """Redis answers, with an error: it cannot write, or may not be asked this."""
 
 
+class StoreForgets(StoreUnavailable):
+    """Redis is set up so that what it acknowledged may be lost: no job is taken."""
+
+    code = "job_store_not_durable"
+    retryable = False
+
+
 class IdempotencyConflict(InvalidRequest):
     """The key was used with another body."""
 

@@ -17,6 +17,7 @@ from router.types import Request
 
 from ..admission import Priority
 from ..service import refuse_unable
+from ..tenants.limits import Limits
 from ..tiers import Tier
 from .address import Network
 from .attempt import parse_body
@@ -53,10 +54,11 @@ class Intake:
         self._tiers = tiers
         self._allowed = allowed
 
-    def offer(self, ask: Ask, now_ms: int) -> Offer:
+    def offer(self, ask: Ask, now_ms: int, limits: Limits) -> Offer:
         """Raises InvalidRequest, ModelNotFound, UnsupportedFeature or WebhookRefused."""
         extras, body = _split(ask.body)
         request = self.checked(extras.endpoint, ask.body, ask.owner)  # as it came: a key given twice is seen
+        limits.check_request(request)
         deadline_ms = ask.deadline_ms if extras.deadline_ms is None else extras.deadline_ms
         if deadline_ms is not None and deadline_ms <= 0:
             raise InvalidRequest("`deadline_ms` is the time left, more than 0", param="deadline_ms")

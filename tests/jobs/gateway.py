@@ -1,4 +1,4 @@
-"""Jobs' handlers behind a real HTTP socket, with owners named by their bearer token."""
+"""Jobs' handlers behind a real HTTP socket, with askers named by their bearer token."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from cloud_pool.identity.principal import Principal
 from cloud_pool.jobs.api import Handler
 from cloud_pool.replies import refusal
 from router.errors import AuthenticationFailed, CausewayError, NotFound
 
 
-def owner(http: web.BaseRequest) -> str:
+def who(http: web.BaseRequest) -> Principal:
+    """The token is the tenant; `tenant:chat` is one without the scope for jobs."""
     found = http.headers.get("authorization", "").removeprefix("Bearer ")
     if not found:
         raise AuthenticationFailed("send a token")
-    return found
+    tenant, _, scope = found.partition(":")
+    return Principal(tenant, "1", frozenset({scope or "jobs"}))
 
 
 @asynccontextmanager

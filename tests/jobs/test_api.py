@@ -12,17 +12,20 @@ import pytest
 import pytest_asyncio
 
 from cloud_pool.config import TierConfig
+from cloud_pool.identity.principal import Principal
 from cloud_pool.jobs.api import JobsApi
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.database import Database
+from cloud_pool.jobs.durability import Durability
 from cloud_pool.jobs.intake import Intake
 from cloud_pool.jobs.store import Store
 from cloud_pool.jobs.webhooks import Hooks
+from cloud_pool.tenants.limits import Limits
 from cloud_pool.tiers import Tier, Wording
 from router.sse import Event, SSEParser
 
 from .conftest import Clock
-from .gateway import owner, serving
+from .gateway import serving, who
 from .scripted import Scripted, Shift
 
 TIER = Tier(TierConfig(name="large"), Wording("{{ messages }}"))
@@ -34,8 +37,15 @@ async def http(
     config: JobsConfig, database: Database, store: Store, clock: Clock
 ) -> AsyncIterator[aiohttp.ClientSession]:
     config = msgspec.structs.replace(config, max_body_bytes=5000, max_streams=1)
+    durability = Durability(database, "require")
+
+    def limits(asker: Principal) -> Limits:
+        return Limits(max_tokens=50, max_body_bytes=300) if asker.tenant == "capped" else Limits()
+
     intake = Intake(config, {"large": TIER, "big": TIER}, ())
-    api = JobsApi(config, database, store, intake, Hooks(database, config.webhooks, clock=clock), owner)
+    api = JobsApi(
+        config, database, store, intake, Hooks(database, config.webhooks, clock=clock), durability, who, limits
+    )
     async with serving(api.handler) as url:
         headers = {"authorization": "Bearer kiosk"}
         async with aiohttp.ClientSession(url, headers=headers) as session:
@@ -115,7 +125,7 @@ async def test_the_same_key_at_once_is_one_job(http: aiohttp.ClientSession, stor
     """Twenty callers race with one key: one job."""
     answers = await asyncio.gather(*(offered(http, idempotency_key="k") for _ in range(20)))
     assert len({str(job["id"]) for _, job in answers}) == 1
-    assert len(await store.owned("kiosk", limit=50)) == 1
+    assert len(await store.owned("kiosk/1", limit=50)) == 1
 
 
 async def test_another_owners_job_is_404(http: aiohttp.ClientSession) -> None:
@@ -137,6 +147,22 @@ async def test_a_caller_without_a_token_gets_nothing(http: aiohttp.ClientSession
     """401 before anything is read or looked up."""
     async with http.get("/v1/jobs", headers={"authorization": ""}) as response:
         assert response.status == 401
+
+
+async def test_a_token_without_the_scope_is_403(http: aiohttp.ClientSession) -> None:
+    """A token for chat alone takes no jobs and sees none."""
+    status, _ = await offered(http, authorization="Bearer kiosk:chat")
+    assert status == 403
+
+
+async def test_a_tenants_caps_hold(http: aiohttp.ClientSession) -> None:
+    """Tokens of an answer and bytes of a body, as for interactive requests."""
+    status, fault = await offered(http, CHAT | {"max_tokens": 51}, authorization="Bearer capped")
+    assert (status, fault["error"]["param"]) == (400, "max_tokens")  # type: ignore[index]
+    status, _ = await offered(http, CHAT | {"user": "x" * 300}, authorization="Bearer capped")
+    assert status == 413
+    status, _ = await offered(http, CHAT | {"max_tokens": 50}, authorization="Bearer capped")
+    assert status == 202
 
 
 async def test_cancel_over_http(http: aiohttp.ClientSession) -> None:
@@ -190,7 +216,7 @@ async def test_a_bad_offer_is_refused(
     """With its reason and the key's path, and nothing is accepted."""
     found, fault = await offered(http, CHAT | changes, **headers)
     assert (found, fault["error"]["param"]) == (status, param)  # type: ignore[index]
-    assert await store.owned("kiosk") == []
+    assert await store.owned("kiosk/1") == []
 
 
 @pytest.mark.parametrize(

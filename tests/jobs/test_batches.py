@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.jobs.assembly import Crew, Desk
+from cloud_pool.jobs.assembly import Crew, JobsGateway
 from cloud_pool.jobs.batch_states import BATCH_TABLE, before, is_over
 from cloud_pool.jobs.batches import Batches
 from cloud_pool.jobs.config import BatchConfig, JobsConfig
@@ -30,7 +30,7 @@ from router.errors import ContextLengthExceeded, ModelNotFound
 from router.types import Chunk
 
 from .conftest import Clock, until
-from .gateway import owner, serving
+from .gateway import serving, who
 from .scripted import Scripted, answers
 from .test_api import TIER
 
@@ -53,8 +53,8 @@ def config(config: JobsConfig) -> JobsConfig:
 
 @pytest_asyncio.fixture
 async def url(config: JobsConfig, clock: Clock) -> AsyncIterator[str]:
-    desk = Desk(config, TIERS, owner, clock=clock)
-    await desk.start()
+    desk = JobsGateway(config, TIERS, who, clock=clock)
+    await desk.watch()
     async with serving(desk.handler) as found:
         yield found
     await desk.close()

@@ -15,7 +15,7 @@ import pytest
 
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.database import Database, items, pairs
-from cloud_pool.jobs.durability import check
+from cloud_pool.jobs.durability import Durability
 from cloud_pool.jobs.errors import StoreUnavailable
 from cloud_pool.jobs.library import SCRIPTS
 from cloud_pool.jobs.record import Offer
@@ -169,14 +169,14 @@ async def test_a_key_outlives_redis(own_redis: RedisServer, config: JobsConfig, 
 
 async def test_a_redis_that_forgets_is_refused(database: Database) -> None:
     """At start: with `require` it is an error that names the setting, with `warn` a line in the log."""
-    await check(database, "require")
+    await Durability(database, "require").start()
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder), "--appendfsync", "everysec")
         forgetful = Database(server.url, "p", SCRIPTS)
         try:
             with pytest.raises(ConfigError, match="appendfsync is everysec"):
-                await check(forgetful, "require")
-            await check(forgetful, "warn")
+                await Durability(forgetful, "require").start()
+            await Durability(forgetful, "warn").start()
         finally:
             await forgetful.close()
             server.kill()
@@ -186,7 +186,7 @@ async def test_a_redis_that_is_not_there_is_said(config: JobsConfig) -> None:
     """At start an unreachable Redis is an error of the configuration, not a trace."""
     absent = Database("unix:///nonexistent/redis.sock", config.prefix, SCRIPTS)
     with pytest.raises(ConfigError, match="does not answer"):
-        await check(absent, "warn")
+        await Durability(absent, "warn").start()
     await absent.close()
     with pytest.raises(ConfigError):
         Database("nonsense://", config.prefix, SCRIPTS)
