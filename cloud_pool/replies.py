@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator
 
 import anyio
@@ -63,7 +64,7 @@ def refusal(error: CausewayError) -> web.Response:
     """OpenAI's error object, with its status and when to come back."""
     headers = {}
     if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, AuthenticationFailed):
         headers["www-authenticate"] = "Bearer"
     return web.Response(body=encode_error(error), status=error.status, content_type=JSON, headers=headers)

@@ -19,6 +19,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import redis.asyncio
+from anyio import to_thread
 from redis.exceptions import RedisError
 
 from router.errors import AuthenticationFailed, IdentityUnavailable
@@ -30,6 +31,7 @@ VERSION_KEY = "causeway:revoked:version"
 TOKENS_KEY = "causeway:revoked:tokens"
 DEVICES_KEY = "causeway:revoked:devices"
 FORGET_AFTER_S = 600.0  # beyond a token's end: more than any clock skew that a gateway may have
+_READ_S = 10.0
 _log = logging.getLogger("causeway.cloud.identity")
 
 
@@ -96,7 +98,7 @@ class RevocationList:
         if self._redis is None:
             return
         try:
-            with anyio.fail_after(self._config.revocations_max_age_s):
+            with anyio.fail_after(_READ_S):
                 await self._read(self._redis)
         except (RedisError, OSError, TimeoutError, ValueError) as error:
             if not self.fault:
@@ -123,7 +125,7 @@ class RevocationList:
             _log.error("Redis has lost revocations; those known here stay in force")
         # Nothing is ever taken off the list by hand, so what was known before is still true.
         self.current = self.current.joined(found, self._wall_clock())
-        self._keep()
+        await to_thread.run_sync(self._keep)
 
     def _from_file(self) -> Revocations:
         if self._file is None or not self._file.exists():

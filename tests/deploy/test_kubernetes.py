@@ -32,7 +32,7 @@ from .manifests import (
     workloads,
 )
 
-BUILDS = {name: build(FOLDER / name) for name in (".", "keda", "vllm")}
+BUILDS = {name: build(FOLDER / name) for name in ("base", "keda", "vllm")}
 ALL = [each for manifests in BUILDS.values() for each in manifests]
 EVERY_BUILD = pytest.mark.parametrize("manifests", BUILDS.values(), ids=BUILDS)
 # What an operator makes beforehand, as the kustomizations say.
@@ -62,7 +62,7 @@ def test_kubernetes_schemas(manifests: list[Manifest], version: str) -> None:
 def test_a_wrong_key_is_seen() -> None:
     """The validation refuses a key that is misspelt and a value of the wrong type."""
     for wrong in ({"replicaz": 1}, {"replicas": "two"}):
-        (gateway,) = [each for each in BUILDS["."] if identity(each)[1::2] == ("Deployment", "gateway")]
+        (gateway,) = [each for each in BUILDS["base"] if identity(each)[1::2] == ("Deployment", "gateway")]
         with pytest.raises(kubernetes_validate.ValidationError):
             kubernetes_validate.validate({**gateway, "spec": {**gateway["spec"], **wrong}}, "1.32", strict=True)
 
@@ -72,6 +72,9 @@ def test_no_file_is_forgotten() -> None:
     listed = set()
     for file in FOLDER.rglob("kustomization.yaml"):
         listed |= {(file.parent / name).resolve() for name in read(file)[0]["resources"]}
+        for name in read(file)[0]["resources"]:
+            # kustomize refuses a resource that holds the folder it is named from: it would be a cycle.
+            assert not file.parent.resolve().is_relative_to((file.parent / name).resolve())
     files = {path.resolve() for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml"}
     assert files <= listed
 
@@ -166,13 +169,13 @@ def test_policies_let_through_what_is_needed_and_no_more(manifests: list[Manifes
 
 def test_everything_is_denied_first() -> None:
     """One policy selects all pods, and allows nothing in or out."""
-    (nothing,) = [each for each in BUILDS["."] if identity(each)[1::2] == ("NetworkPolicy", "nothing")]
+    (nothing,) = [each for each in BUILDS["base"] if identity(each)[1::2] == ("NetworkPolicy", "nothing")]
     assert nothing["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
 def test_webhooks_leave_to_public_addresses_only() -> None:
     """No private, loopback, link-local or shared address is within what workers may reach."""
-    (worker,) = [each for each in BUILDS["."] if identity(each)[1::2] == ("NetworkPolicy", "worker")]
+    (worker,) = [each for each in BUILDS["base"] if identity(each)[1::2] == ("NetworkPolicy", "worker")]
     blocks = [peer["ipBlock"] for rule in worker["spec"]["egress"] for peer in rule["to"] if "ipBlock" in peer]
     private = ("10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254", "127.0.0.1", "0.0.0.1")
     assert blocks
@@ -258,8 +261,8 @@ def test_metrics_that_we_export() -> None:
     assert queries
     for query in queries:
         assert set(series.findall(query)) <= known
-    rules = set(series.findall((FOLDER / "autoscaling.yaml").read_text()))
-    assert set(metric_names(BUILDS["."])) <= rules <= known
+    rules = set(series.findall((FOLDER / "base" / "autoscaling.yaml").read_text()))
+    assert set(metric_names(BUILDS["base"])) <= rules <= known
 
 
 def test_keda_objects() -> None:
@@ -316,8 +319,8 @@ def test_configurations_load(manifests: list[Manifest], tmp_path: Path) -> None:
 
 def test_drains_end_in_time() -> None:
     """Kubernetes waits longer than a gateway, and a Triton, takes to drain."""
-    by_name = {each["metadata"]["name"]: pod(each) for each in workloads(BUILDS["."])}
-    (config,) = [each for each in of_kind(BUILDS["."], "ConfigMap") if each["metadata"]["name"] == "causeway-config"]
+    by_name = {each["metadata"]["name"]: pod(each) for each in workloads(BUILDS["base"])}
+    (config,) = [each for each in of_kind(BUILDS["base"], "ConfigMap") if each["metadata"]["name"] == "causeway-config"]
     drain_s = yaml.safe_load(config["data"]["gateway.yaml"])["server"]["drain_s"]
     (gateway,) = by_name["gateway"]["containers"]
     pause_s = float(gateway["lifecycle"]["preStop"]["exec"]["command"][1])
@@ -328,7 +331,7 @@ def test_drains_end_in_time() -> None:
 
 def test_redis_is_durable() -> None:
     """Redis confirms what is on disk, forgets nothing, asks for a password and keeps its data on a claim."""
-    (redis,) = of_kind(BUILDS["."], "StatefulSet")
+    (redis,) = of_kind(BUILDS["base"], "StatefulSet")
     (container,) = pod(redis)["containers"]
     args = container["args"]
     settings = dict(zip(args[::2], args[1::2], strict=True))
@@ -340,7 +343,7 @@ def test_redis_is_durable() -> None:
 
 def test_gpus_and_real_probes() -> None:
     """Triton has a GPU, and what makes it ready is a real answer: our probe, beside a gateway in the same pod."""
-    for name, manifests in (("triton", BUILDS["."]), ("vllm", BUILDS["vllm"])):
+    for name, manifests in (("triton", BUILDS["base"]), ("vllm", BUILDS["vllm"])):
         (found,) = [each for each in workloads(manifests) if each["metadata"]["name"] == name]
         containers = pod(found)["containers"]
         assert any(each["resources"]["limits"].get("nvidia.com/gpu", 0) >= 1 for each in containers)
