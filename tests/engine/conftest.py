@@ -31,7 +31,7 @@ class Answer:
 
 
 class Rig:
-    """A running engine, its emissions kept by job. `on_step` is called in the engine's thread after each step's emissions."""
+    """A running engine, its emissions kept by job. `on_step` is called in the engine's thread after each step."""
 
     def __init__(self, options: EngineOptions) -> None:
         self.seen: dict[int, list[Emission]] = {}
@@ -49,6 +49,8 @@ class Rig:
                 self.seen.setdefault(emission.job, []).append(emission)
             self._changed.notify_all()
         self.on_step(emissions)
+        with self._changed:
+            self._changed.notify_all()
 
     def job(self, prompt: Prompt | str, **fields: object) -> Job:
         self._next += 1
@@ -62,6 +64,23 @@ class Rig:
         job = self.job(prompt, **fields)
         self.engine.submit(job)
         return job.id
+
+    def at_once(self, begin: Callable[[], list[int]]) -> list[int]:
+        """What `begin` returns, after it ran between two steps: the engine sees all that it submits together."""
+        begun: list[list[int]] = []
+
+        def between(emissions: list[Emission]) -> None:
+            self.on_step = lambda emissions: None
+            begun.append(begin())
+
+        self.on_step = between
+        self.ask("time", max_tokens=1)
+        self.wait_for(lambda: bool(begun))
+        return begun[0]
+
+    def ends(self) -> list[int]:
+        """Jobs in the order in which they ended."""
+        return [e.job for step in self.steps for e in step if e.finish_reason or e.error]
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         with self._changed:

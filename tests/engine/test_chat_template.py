@@ -12,7 +12,7 @@ USER = (Message(role="user", content="hi"),)
 
 
 def test_messages_tools_and_tokens_reach_the_template() -> None:
-    """Roles, contents, names, tool calls (arguments as values), tools, bos and eos are there under their usual names."""
+    """Roles, contents, tool calls (arguments as values), tools, bos and eos are there under their usual names."""
     template = (
         "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}:{{ m.content }}"
         "{% for c in m.tool_calls %}{{ c.function.name }}({{ c.function.arguments.room }}){% endfor %}]{% endfor %}"
@@ -29,7 +29,7 @@ def test_messages_tools_and_tokens_reach_the_template() -> None:
 
 
 def test_hugging_face_conventions_hold() -> None:
-    """Blocks are trimmed, loop controls work, `generation` marks vanish, tojson leaves letters and signs as they are."""
+    """Blocks are trimmed, loop controls work, `generation` marks vanish, tojson leaves letters as they are."""
     template = (
         "{% for m in messages %}\n    {% if loop.index > 1 %}\n{% break %}\n    {% endif %}\n"
         "{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}\n{{ ['ä<b>'] | tojson }}"
@@ -99,7 +99,7 @@ def test_a_template_that_runs_or_writes_without_end_is_stopped(template: str) ->
     ],
 )
 def test_a_template_that_reaches_out_or_is_broken_fails_cleanly(template: str) -> None:
-    """Python's insides, files, the caller's values and unknown names are out of reach; each is the template's failure."""
+    """Python's insides, files, the caller's values and unknown names are out of reach: the template's failure."""
     with pytest.raises(TemplateFailed):
         render(template, USER)
 

@@ -70,7 +70,13 @@ def test_what_is_loaded_is_told(tiny_model: Path) -> None:
     rig = Rig(EngineOptions(model_path=str(tiny_model), threads=1, sequences=3))
     info = rig.engine.info
     rig.engine.close()
-    assert (info.name, info.architecture, info.context_tokens, info.sequences, info.threads) == ("tiny", "llama", 512, 3, 1)
+    assert (info.name, info.architecture, info.context_tokens, info.sequences, info.threads) == (
+        "tiny",
+        "llama",
+        512,
+        3,
+        1,
+    )
     assert info.bytes == tiny_model.stat().st_size
     assert info.has_chat_template
 

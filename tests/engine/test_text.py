@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +12,7 @@ from models.llama_cpp.text import TextStream
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(places)]
 
 
 def run(stream: TextStream, parts: list[bytes]) -> list[str]:

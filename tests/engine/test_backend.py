@@ -1,0 +1,421 @@
+"""The device's model as a Backend: real child, real crashes, requests in and Chunks out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+import uvloop
+
+from edge_node.backend import Call
+from edge_node.config import EngineConfig
+from edge_node.engine import DECLINED, EngineBackend
+from router.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineCrashed,
+    EngineUnavailable,
+    InvalidGrammar,
+    InvalidRequest,
+    UnsupportedFeature,
+)
+from router.types import (
+    Chunk,
+    Confidence,
+    ImagePart,
+    Message,
+    Request,
+    ResponseFormat,
+    Sampling,
+    Target,
+    Tool,
+    ToolChoice,
+)
+
+from .tiny_gguf import CONTROL, write_tiny_gguf
+
+TARGET = Target(name="small", at="edge", model="tiny")
+CONFIG = EngineConfig(threads=1, sequences=4)
+GREEDY = Sampling(temperature=0.0)
+PATIENCE_S = 60.0
+ENDLESS = {"max_tokens": 8000}
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def chat(text: str = "hello", **fields: object) -> Request:
+    fields = {"sampling": GREEDY, "max_tokens": 8, **fields}
+    return Request(kind="chat", model="small", messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
+
+
+def call(request: Request, **fields: object) -> Call:
+    fields = {"deadline": now() + PATIENCE_S, **fields}
+    return Call(id="d1", request=request, target=TARGET, **fields)  # type: ignore[arg-type]
+
+
+async def answer(backend: EngineBackend, request: Request, **fields: object) -> list[Chunk]:
+    return [chunk async for chunk in backend.generate(call(request, **fields))]
+
+
+def text(chunks: list[Chunk], index: int = 0) -> str:
+    return "".join(chunk.text for chunk in chunks if chunk.index == index)
+
+
+def finish(chunks: list[Chunk], index: int = 0) -> str | None:
+    return next((c.finish_reason for c in chunks if c.finish_reason and c.index == index), None)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that no one announces; a hang is the test's time-out."""
+    with anyio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With room for answers that take long enough to be interrupted."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "roomy.gguf", context=8192)
+
+
+@pytest.fixture
+async def backend(tiny_model: Path) -> AsyncIterator[EngineBackend]:
+    made = EngineBackend(tiny_model, CONFIG, refuse_token="<|refuse|>")
+    await made.start()
+    await made.ready(now() + PATIENCE_S)
+    yield made
+    await made.close()
+
+
+async def test_an_answer_is_chunks_and_then_usage(backend: EngineBackend) -> None:
+    """Text in pieces, one finish_reason, and the last chunk has the tokens of it all."""
+    chunks = await answer(backend, chat())
+    assert finish(chunks) == "length"
+    assert sum(chunk.tokens for chunk in chunks) == 8
+    assert chunks[-1].usage is not None
+    assert (chunks[-1].usage.completion_tokens, chunks[-1].text) == (8, "")
+    assert chunks[-1].usage.prompt_tokens == await backend.count(chat())
+    assert [c.usage for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+
+
+async def test_many_answers_run_together(backend: EngineBackend) -> None:
+    """More than there are places, all whole."""
+    answers = await asyncio.gather(*(answer(backend, chat(f"hello {i}", max_tokens=30)) for i in range(12)))
+    assert all(sum(c.tokens for c in chunks) == 30 or finish(chunks) == "stop" for chunks in answers)
+
+
+async def test_choices_are_told_apart(backend: EngineBackend) -> None:
+    """n=3: each index has its own text and end, choices of a seed differ and repeat, the prompt counts once."""
+    request = chat(" ".join(["turn"] * 50), n=3, sampling=Sampling(seed=7), max_tokens=12)
+    first, again = await answer(backend, request), await answer(backend, request)
+    texts = [text(first, index) for index in range(3)]
+    assert len(set(texts)) == 3
+    assert [text(again, index) for index in range(3)] == texts
+    assert all(finish(first, index) for index in range(3))
+    assert first[-1].usage is not None
+    assert first[-1].usage.prompt_tokens == await backend.count(request)
+    assert again[-1].usage is not None
+    assert again[-1].usage.cached_tokens > 40
+
+
+async def test_completions_take_several_prompts(backend: EngineBackend) -> None:
+    """Prompt p's choice c is number p·n + c; text and tokens both work; echo gives the prompt back."""
+    request = Request(
+        kind="completion", model="small", prompts=("hello", (300, 301)), n=2, max_tokens=3, echo=True, sampling=GREEDY
+    )
+    chunks = await answer(backend, request)
+    assert {chunk.index for chunk in chunks if chunk.usage is None} == {0, 1, 2, 3}
+    assert text(chunks, 1).startswith("hello")
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.prompt_tokens == await backend.count(request) == 3
+
+
+async def test_confidence_rides_on_the_first_tokens_of_choice_0(backend: EngineBackend) -> None:
+    """As a handoff wants it; without a handoff nobody computes it."""
+    chunks = await answer(backend, chat(n=2), confidence_tokens=3)
+    told = [(chunk.index, chunk.confidence.tokens) for chunk in chunks if chunk.confidence]
+    assert told == [(0, 1), (0, 2), (0, 3)]
+    assert not any(chunk.confidence for chunk in await answer(backend, chat()))
+
+
+async def test_a_refusal_is_a_cue_where_a_handoff_is_possible(backend: EngineBackend) -> None:
+    """Then it ends without text and with next to no confidence; else the model goes on with its best guess."""
+    refusing = Sampling(temperature=0.0, logit_bias=((CONTROL.index("<|refuse|>"), 1000.0),))
+    chunks = await answer(backend, chat(sampling=refusing), confidence_tokens=4)
+    assert (text(chunks), finish(chunks)) == ("", "stop")
+    assert [chunk.refusal for chunk in chunks if chunk.refusal] == [DECLINED]
+    assert isinstance(chunks[0].confidence, Confidence)
+    guess = await answer(backend, chat(sampling=refusing))
+    assert finish(guess) == "length"
+    assert not any(chunk.refusal for chunk in guess)
+
+
+async def test_a_json_schema_is_obeyed(backend: EngineBackend) -> None:
+    """response_format reaches the engine as a grammar."""
+    schema = '{"type":"object","properties":{"on":{"type":"boolean"}},"required":["on"],"additionalProperties":false}'
+    request = chat(response_format=ResponseFormat(kind="json_schema", name="x", schema=schema), max_tokens=60)
+    assert isinstance(json.loads(text(await answer(backend, request)))["on"], bool)
+
+
+async def test_a_named_tool_is_called(backend: EngineBackend) -> None:
+    """The output is held to a call of that tool, which comes out as a tool call, not as text."""
+    tool = Tool(
+        name="light",
+        parameters='{"type":"object","properties":{"on":{"type":"boolean"}},"required":["on"],"additionalProperties":false}',
+    )
+    request = chat(tools=(tool,), tool_choice=ToolChoice(mode="function", name="light"), max_tokens=120)
+    chunks = await answer(backend, request)
+    calls = [delta for chunk in chunks for delta in chunk.tool_calls]
+    assert (text(chunks), finish(chunks)) == ("", "tool_calls")
+    assert calls[0].name == "light"
+    assert isinstance(json.loads("".join(delta.arguments for delta in calls))["on"], bool)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (chat(" ".join(["turn"] * 9000)), ContextLengthExceeded),
+        (chat(response_format=ResponseFormat(kind="json_schema", schema='{"type":"unheard"}')), InvalidGrammar),
+        (chat(sampling=Sampling(temperature=0.0, logit_bias=((99999, 1.0),))), InvalidRequest),
+        (Request(kind="completion", model="small", prompts=("",)), InvalidRequest),
+        (Request(kind="completion", model="small", prompts=("a",), suffix="b"), UnsupportedFeature),
+        (
+            Request(kind="chat", model="small", messages=(Message(role="user", content=(ImagePart(url="data:,"),)),)),
+            UnsupportedFeature,
+        ),
+    ],
+)
+async def test_what_the_engine_refuses_is_the_caller_s_error(
+    backend: EngineBackend, request_: Request, error: type[Exception]
+) -> None:
+    """The engine's codes become the exceptions of the error tree, and the next request is answered."""
+    with pytest.raises(error):
+        await answer(backend, request_)
+    assert finish(await answer(backend, chat()))
+
+
+async def test_embeddings_come_in_the_order_of_their_texts(backend: EngineBackend) -> None:
+    """One vector per text; another number of dimensions than the model's is refused."""
+    request = Request(kind="embedding", model="small", prompts=("hello", "world", "hello"))
+    made = await backend.embed(call(request))
+    assert made.vectors[0] == made.vectors[2] != made.vectors[1]
+    assert made.usage.prompt_tokens == await backend.count(request)
+    with pytest.raises(UnsupportedFeature, match="64 dimensions"):
+        await backend.embed(call(Request(kind="embedding", model="small", prompts=("a",), dimensions=7)))
+
+
+async def test_leaving_an_answer_frees_its_place(backend: EngineBackend) -> None:
+    """aclose: nothing is left running, the signals say so, and the next answer is whole."""
+    stream = backend.generate(call(chat(n=3, **ENDLESS)))
+    assert (await anext(stream)).index in (0, 1, 2)
+    await stream.aclose()  # type: ignore[attr-defined]
+    process = backend._supervisor.process
+    assert process is not None
+    assert process.jobs == 0
+    assert finish(await answer(backend, chat()))
+    assert backend.signals().queue == 0
+
+
+async def test_cancelling_the_reader_frees_its_place(backend: EngineBackend) -> None:
+    """A task that is cancelled while it waits for the next piece takes its jobs with it."""
+    began = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in backend.generate(call(chat(**ENDLESS))):
+            began.set()
+
+    task = asyncio.create_task(read())
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    process = backend._supervisor.process
+    assert process is not None
+    assert process.jobs == 0
+
+
+async def test_the_deadline_holds(backend: EngineBackend) -> None:
+    """Also when it has passed already; the error is no answer."""
+    with pytest.raises(DeadlineExceeded):
+        await answer(backend, chat(**ENDLESS), deadline=now())
+    assert finish(await answer(backend, chat()))
+
+
+async def test_the_queue_is_a_signal(backend: EngineBackend) -> None:
+    """What has no place yet is counted; speed is known after the first answer."""
+    assert backend.signals() == type(backend.signals())(queue=0, tokens_per_s=None, loaded=True)
+    process = backend._supervisor.process
+    assert process is not None
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    reading = [asyncio.create_task(answer(backend, chat())) for _ in range(6)]
+    await until(lambda: process.jobs == 6)
+    assert backend.signals().queue == 2
+    os.kill(process.pid, signal.SIGCONT)
+    await asyncio.gather(*reading)
+    assert backend.signals().queue == 0
+    assert (backend.signals().tokens_per_s or 0) > 0
+
+
+async def test_a_killed_child_fails_what_it_held_and_comes_back(backend: EngineBackend) -> None:
+    """kill -9 in the middle: the running answer breaks, saying that tokens were seen; the next one is answered."""
+    stream = backend.generate(call(chat(**ENDLESS)))
+    await anext(stream)
+    first = backend.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(EngineCrashed, match="SIGKILL") as caught:
+        async for _ in stream:
+            pass
+    assert (caught.value.phase, caught.value.retryable) == ("stream", True)
+    assert finish(await answer(backend, chat())) == "length"
+    assert backend.pid != first
+    assert backend.restarts == 1
+    assert backend.state == "ready"
+
+
+async def test_a_child_killed_before_the_first_token_says_so(backend: EngineBackend) -> None:
+    """Then another target may still give the whole answer."""
+    assert backend.pid is not None
+    os.kill(backend.pid, signal.SIGSTOP)
+    reading = asyncio.create_task(answer(backend, chat()))
+    await until(lambda: (process := backend._supervisor.process) is not None and process.jobs == 1)
+    os.kill(backend.pid, signal.SIGKILL)
+    with pytest.raises(EngineCrashed) as caught:
+        await reading
+    assert caught.value.phase == "first_token"
+
+
+async def test_a_stuck_child_is_killed(tiny_model: Path) -> None:
+    """It has work, makes no step and does not answer: its requests fail, and a new one takes over."""
+    backend = EngineBackend(tiny_model, CONFIG, stuck_s=0.3)
+    await backend.start()
+    await backend.ready(now() + PATIENCE_S)
+    stopped = backend.pid
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    with pytest.raises(EngineCrashed, match="stuck"):
+        await answer(backend, chat())
+    assert finish(await answer(backend, chat()))
+    assert backend.pid != stopped
+    await backend.close()
+
+
+async def test_an_idle_child_is_not_stuck(tiny_model: Path) -> None:
+    """Without work nothing is expected of it."""
+    backend = EngineBackend(tiny_model, CONFIG, stuck_s=0.03)
+    await backend.start()
+    await backend.ready(now() + PATIENCE_S)
+    pid = backend.pid
+    await asyncio.sleep(0.2)
+    assert finish(await answer(backend, chat(max_tokens=1)))
+    assert backend.pid == pid
+    await backend.close()
+
+
+async def test_requests_wait_for_a_child_that_is_loading(tiny_model: Path) -> None:
+    """They are not refused; what cannot be counted yet is absent, not an error."""
+    backend = EngineBackend(tiny_model, CONFIG)
+    with pytest.raises(EngineUnavailable, match="not started"):
+        await answer(backend, chat())
+    await backend.start()
+    assert await backend.count(chat()) is None
+    assert backend.signals().loaded is False
+    assert finish(await answer(backend, chat()))
+    assert backend.info is not None
+    await backend.close()
+
+
+async def test_waiting_for_a_loading_child_ends_with_the_deadline(tiny_model: Path) -> None:
+    """The error says what it waited for, and belongs to the connecting phase."""
+    backend = EngineBackend(tiny_model, CONFIG)
+    await backend.start()
+    with pytest.raises(EngineUnavailable, match="still starting") as caught:
+        await answer(backend, chat(), deadline=now())
+    assert caught.value.phase == "connect"
+    await backend.close()
+
+
+async def test_a_model_that_cannot_be_loaded_is_refused_at_once(tmp_path: Path, tiny_model: Path) -> None:
+    """Nobody waits for it; when the file becomes good, the engine comes up by itself."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"<html>")
+    backend = EngineBackend(path, CONFIG)
+    await backend.start()
+    with pytest.raises(EngineUnavailable, match="not a GGUF file"):
+        await backend.ready(now() + PATIENCE_S)
+    assert backend.pid is None
+    good = tmp_path / "good.gguf"
+    good.write_bytes(tiny_model.read_bytes())
+    good.rename(path)  # noqa: ASYNC240
+    await until(lambda: backend.state == "ready")
+    assert finish(await answer(backend, chat()))
+    await backend.close()
+
+
+async def test_closing_ends_the_child_and_what_it_held(tiny_model: Path) -> None:
+    """No process is left; who still waits is told."""
+    backend = EngineBackend(tiny_model, CONFIG)
+    await backend.start()
+    stream = backend.generate(call(chat(**ENDLESS)))
+    await anext(stream)
+    pid = backend.pid
+    assert pid is not None
+    await backend.close()
+    with pytest.raises(EngineCrashed, match="closed"):
+        async for _ in stream:
+            pass
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert backend.state == "closed"
+    with pytest.raises(EngineUnavailable):
+        await backend.ready(now() + 1.0)
+
+
+async def test_closing_while_it_loads_leaves_no_child(tiny_model: Path) -> None:
+    """At any moment of its start."""
+    for turns in range(4):
+        backend = EngineBackend(tiny_model, CONFIG)
+        await backend.start()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await backend.close()
+        assert backend.pid is None
+
+
+async def test_it_does_not_matter_where_the_daemon_was_started(tiny_model: Path, tmp_path: Path) -> None:
+    """A module named `models` in the daemon's working directory is not taken for ours."""
+    (tmp_path / "models.py").write_text("raise SystemExit('the wrong one')")
+    with contextlib.chdir(tmp_path):
+        backend = EngineBackend(tiny_model, CONFIG)
+        await backend.start()
+        await backend.ready(now() + PATIENCE_S)
+        await backend.close()
+
+
+def test_it_runs_on_uvloop(tiny_model: Path) -> None:
+    """The daemon's loop: answers, a crash, and an orderly end."""
+
+    async def scenario() -> None:
+        backend = EngineBackend(tiny_model, CONFIG)
+        await backend.start()
+        assert finish(await answer(backend, chat()))
+        assert backend.pid is not None
+        os.kill(backend.pid, signal.SIGKILL)
+        answers: list[Awaitable[list[Chunk]]] = [answer(backend, chat())]
+        try:
+            await asyncio.gather(*answers)
+        except EngineCrashed:
+            assert finish(await answer(backend, chat()))
+        await backend.close()
+
+    uvloop.run(scenario())

@@ -1,0 +1,154 @@
+"""The child process by itself, over a real socketpair: it answers, and it ends when it should."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from models.llama_cpp import frames
+from models.llama_cpp.child import ENGINE_BROKEN, PROTOCOL_BROKEN
+from models.llama_cpp.protocol import EngineOptions, Job, Prompt
+from router.types import Sampling
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60
+
+
+class Link:
+    """Our end of a child."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(PATIENCE_S)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "models.llama_cpp.child", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        theirs.close()
+        self._reader = frames.from_child()
+        self._got: list[frames.FromChild] = []
+
+    def send(self, message: frames.ToChild) -> None:
+        self.socket.sendall(frames.encode(message))
+
+    def next(self) -> frames.FromChild:
+        while not self._got:
+            data = self.socket.recv(65536)
+            assert data, "the child closed the link"
+            self._got += self._reader.feed(data)
+        return self._got.pop(0)
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and what it wrote, once it ended."""
+        _, said = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, said.decode()
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    made = Link()
+    yield made
+    made.socket.close()
+    made.process.kill()
+    made.process.communicate()
+
+
+@pytest.fixture
+def ready(link: Link, tiny_options: EngineOptions) -> Link:
+    link.send(frames.Load(tiny_options))
+    assert isinstance(link.next(), frames.Ready)
+    return link
+
+
+def job(number: int, text: str = "hello", **fields: object) -> Job:
+    return Job(id=number, prompt=Prompt(text=text), sampling=Sampling(temperature=0.0), ignore_eos=True, **fields)  # type: ignore[arg-type]
+
+
+def until_end(link: Link, number: int) -> list[frames.Step]:
+    steps: list[frames.Step] = []
+    while not any(e.job == number and (e.finish_reason or e.error) for step in steps for e in step.emissions):
+        message = link.next()
+        assert isinstance(message, frames.Step)
+        steps.append(message)
+    return steps
+
+
+def test_one_frame_carries_every_token_of_a_step(ready: Link) -> None:
+    """Two jobs that run together share their frames."""
+    ready.send(frames.Submit((job(1, max_tokens=20), job(2, max_tokens=20))))
+    steps = until_end(ready, 2)
+    assert any({e.job for e in step.emissions} == {1, 2} for step in steps)
+
+
+def test_counting_and_stats_are_answered_while_it_decodes(ready: Link) -> None:
+    """They do not wait for the answer that is running."""
+    asks = (frames.Count(7, Prompt(text="hello world")), frames.Count(8, Prompt(text="")), frames.Ping(9))
+    together = b"".join(bytes(frames.encode(ask)) for ask in (frames.Submit((job(1, max_tokens=None),)), *asks))
+    ready.socket.sendall(together)
+    others: list[frames.FromChild] = []
+    while len(others) < 3:
+        message = ready.next()
+        if isinstance(message, frames.Step):
+            assert not any(e.finish_reason for e in message.emissions)
+        else:
+            others.append(message)
+    assert others[:2] == [frames.Counted(7, 2), frames.Counted(8, -1)]
+    assert isinstance(others[2], frames.Pong)
+    assert others[2].stats.kv_total > 0
+
+
+def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_child(link: Link, tmp_path: Path) -> None:
+    """The reason comes as a message, not as a trace on stderr."""
+    link.send(frames.Load(EngineOptions(model_path=str(tmp_path / "no.gguf"))))
+    failed = link.next()
+    assert isinstance(failed, frames.Failed)
+    assert (failed.code, failed.detail) == ("engine_unavailable", f"{tmp_path / 'no.gguf'}: No such file or directory")
+    status, said = link.end()
+    assert (status, said) == (ENGINE_BROKEN, "")
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, b"\x01\x00\x00\x00\xc1"])
+def test_garbage_ends_the_child(ready: Link, garbage: bytes) -> None:
+    """There is no way back into step, so it says why and goes."""
+    ready.socket.sendall(garbage)
+    status, said = ready.end()
+    assert status == PROTOCOL_BROKEN
+    assert "no message" in said
+
+
+def test_something_before_load_ends_the_child(link: Link) -> None:
+    """A daemon that does not keep to the protocol is not guessed at."""
+    link.send(frames.Ping(1))
+    assert link.end()[0] == ENGINE_BROKEN
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_child_ends_when_the_daemon_goes(ready: Link, busy: bool) -> None:
+    """Idle or in the middle of an answer: a closed link is the end."""
+    if busy:
+        ready.send(frames.Submit((job(1, max_tokens=None),)))
+        ready.next()
+    ready.socket.close()
+    assert ready.end() == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_the_group_do_not_end_it(ready: Link, number: signal.Signals) -> None:
+    """Ctrl-C and a service manager's stop reach the child too; the daemon drains first."""
+    ready.process.send_signal(number)
+    ready.send(frames.Submit((job(1, max_tokens=3),)))
+    assert until_end(ready, 1)
+
+
+def test_loading_is_quiet(ready: Link) -> None:
+    """llama.cpp's many lines are not on the daemon's stderr."""
+    ready.socket.close()
+    assert ready.end()[1] == ""

@@ -1,0 +1,78 @@
+"""Frames between daemon and child: any cut, and nothing but messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.llama_cpp import frames
+from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from router.types import Confidence, Message, Sampling, TextPart, TokenAlternative, TokenLogprob, Tool, ToolCall
+
+PROMPT = Prompt(
+    messages=(
+        Message(role="user", content=(TextPart(text="a"), TextPart(text="b"))),
+        Message(role="assistant", tool_calls=(ToolCall(id="1", name="f", arguments="{}"),)),
+    ),
+    tools=(Tool(name="f"),),
+)
+TO_CHILD: list[frames.ToChild] = [
+    frames.Load(EngineOptions(model_path="m.gguf")),
+    frames.Submit(
+        (Job(id=1, prompt=PROMPT, sampling=Sampling(logit_bias=((1, 2.0),))), Job(id=2, prompt=Prompt(text="x")))
+    ),
+    frames.Cancel((1, 2)),
+    frames.Count(3, Prompt(tokens=(1, 2, 3))),
+    frames.Ping(4),
+]
+FROM_CHILD: list[frames.FromChild] = [
+    frames.Failed("engine_unavailable", "no such file"),
+    frames.Step(
+        (
+            Emission(1, "é"),
+            Emission(
+                2,
+                logprobs=(TokenLogprob("a", -1.0, (97,), (TokenAlternative("b", -2.0),)),),
+                confidence=Confidence(1, 0.5, -0.7, 0.1, 2.0),
+                finish_reason="stop",
+                embedding=(0.5, 1.0),
+            ),
+        ),
+        3,
+        100.0,
+    ),
+    frames.Counted(1, 20),
+]
+
+
+@given(st.lists(st.integers(1, 50), max_size=20))
+def test_messages_survive_any_cut(sizes: list[int]) -> None:
+    """What was encoded comes out, however the bytes arrive."""
+    data = b"".join(bytes(frames.encode(message)) for message in TO_CHILD)
+    reader, got = frames.to_child(), []
+    for size in sizes:
+        got += reader.feed(data[:size])
+        data = data[size:]
+    assert got + reader.feed(data) == TO_CHILD
+
+
+def test_the_child_s_messages_come_out_too() -> None:
+    """The other direction has messages of its own."""
+    assert frames.from_child().feed(b"".join(bytes(frames.encode(m)) for m in FROM_CHILD)) == FROM_CHILD
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff\xff\xff\xff",
+        b"\x03\x00\x00\x00\x93\x01\x02",
+        b"\x01\x00\x00\x00\xc1",
+        bytes(frames.encode(frames.Counted(1, 2))),
+    ],
+)
+def test_garbage_is_no_message(data: bytes) -> None:
+    """A length without end, bytes that are no msgpack, a message of the wrong kind: an error each, never a wait."""
+    with pytest.raises(frames.FrameError):
+        frames.to_child().feed(data)
