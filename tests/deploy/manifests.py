@@ -29,7 +29,7 @@ def read(path: Path) -> list[Manifest]:
 
 
 def build(folder: Path) -> list[Manifest]:
-    """What `kubectl kustomize` gives, as far as we use it: resources, and patches that delete."""
+    """What `kubectl kustomize` gives, as far as we use it: resources, images, and patches that delete."""
     (kustomization,) = read(folder / "kustomization.yaml")
     found: list[Manifest] = []
     for name in kustomization["resources"]:
@@ -41,6 +41,10 @@ def build(folder: Path) -> list[Manifest]:
         left = [each for each in found if identity(each) != identity(patch)]
         assert len(left) == len(found) - 1, f"{identity(patch)} is not there"
         found = left
+    tags = {image["name"]: f"{image['newName']}:{image['newTag']}" for image in kustomization.get("images", ())}
+    for each in workloads(found):
+        for container in pod(each)["containers"]:
+            container["image"] = tags.get(container["image"], container["image"])
     return found
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
+from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.cli import main
@@ -57,6 +60,25 @@ def test_kubernetes_schemas(manifests: list[Manifest], version: str) -> None:
     assert len(core) > 20
     for each in core:
         kubernetes_validate.validate(each, version, strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
+@pytest.mark.parametrize("name", BUILDS)
+def test_kustomize_builds_the_same(name: str) -> None:
+    """kustomize itself makes of each folder what these tests read in it."""
+    built = subprocess.run(["kubectl", "kustomize", FOLDER / name], capture_output=True, text=True, check=True)
+    made = list(yaml.safe_load_all(built.stdout))
+    assert sorted(map(identity, made)) == sorted(map(identity, BUILDS[name]))
+    images = [c["image"] for each in workloads(made) for c in pod(each)["containers"]]
+    assert sorted(images) == sorted(c["image"] for each in workloads(BUILDS[name]) for c in pod(each)["containers"])
+
+
+@EVERY_BUILD
+def test_every_image_has_its_release(manifests: list[Manifest]) -> None:
+    """No container runs whatever is newest."""
+    for each in workloads(manifests):
+        for container in pod(each)["containers"]:
+            assert re.fullmatch(r"[a-z/]+:[0-9][\w.-]*", container["image"])
 
 
 def test_a_wrong_key_is_seen() -> None:
@@ -289,9 +311,10 @@ def test_commands_and_options_exist(manifests: list[Manifest]) -> None:
             command = main.commands.get(name)
             if command is None and name == "worker":
                 continue  # manifests and command are made at the same time
-            assert command is not None, f"causeway-cloud {name}"
-            known = {option for parameter in command.params for option in parameter.opts}
-            assert {argument.split("=")[0] for argument in arguments if argument.startswith("--")} <= known
+            usage = CliRunner().invoke(main, [name, "--help"])
+            assert usage.exit_code == 0, f"causeway-cloud {name}"
+            asked = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
+            assert [option for option in asked if option not in usage.output] == []
             commands += 1
     assert commands >= 3
 
@@ -347,7 +370,7 @@ def test_gpus_and_real_probes() -> None:
         (found,) = [each for each in workloads(manifests) if each["metadata"]["name"] == name]
         containers = pod(found)["containers"]
         assert any(each["resources"]["limits"].get("nvidia.com/gpu", 0) >= 1 for each in containers)
-        assert any(each["image"] == "causeway/gateway" and each["args"][0] == "serve" for each in containers)
+        assert any(each["image"].startswith("causeway/gateway:") and each["args"][0] == "serve" for each in containers)
         ready = [each["readinessProbe"]["exec"]["command"] for each in containers if "readinessProbe" in each]
         assert ready == [["python3", "-m", "cloud_pool.probe"]]
 

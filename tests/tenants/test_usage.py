@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import redis.asyncio
+from anyio import to_thread
+from click.testing import CliRunner, Result
 
 from cloud_pool.tenants.accounts import Accounts
 from cloud_pool.tenants.budgets import Budgets
+from cloud_pool.tenants.command import usage_command
 from cloud_pool.tenants.limits import Limits, Price, TenantConfig, TenantsConfig
 from cloud_pool.tenants.usage import Row, UsageBook, read_usage
 from router.errors import ConfigError, InvalidRequest
@@ -82,6 +86,26 @@ async def test_redis_killed_and_back(redis_server: RedisServer, client: redis.as
     assert await book.flush()
     (row,) = await read_usage(client, "acme", DAY)
     assert (row.requests, row.prompt_tokens, row.usd) == (3, 30, 15e-6)
+
+
+@pytest.mark.redis
+async def test_the_command(redis_server: RedisServer, client: redis.asyncio.Redis) -> None:
+    """`usage` shows a tenant's day as a table and as JSON; another tenant's is empty, and no Redis is status 2."""
+    each = accounts(client)
+    each.ended(await each.admit("acme", ask(), 100), "large", "chat", Usage(1000, 100))
+    await each.flush()
+
+    async def said(*args: str) -> Result:
+        return await to_thread.run_sync(lambda: CliRunner().invoke(usage_command, args, env={"COLUMNS": "120"}))
+
+    shown = await said("acme", "--redis", redis_server.url, "--day", DAY)
+    assert shown.exit_code == 0
+    assert "0.650000" in shown.output
+    listed = await said("acme", "--redis", redis_server.url, "--day", DAY, "--json")
+    assert json.loads(listed.output)[0]["prompt_tokens"] == 1000
+    assert json.loads((await said("other", "--redis", redis_server.url, "--day", DAY, "--json")).output) == []
+    assert (await said("acme", "--redis", "redis://127.0.0.1:1/0")).exit_code == 2
+    assert (await said("acme", "--redis", "nonsense")).exit_code == 2
 
 
 async def test_memory_is_bounded() -> None:
