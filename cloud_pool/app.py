@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
 import msgspec
 import redis.asyncio
+from aiohttp import hdrs
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
@@ -21,6 +23,8 @@ from .identity.gate import Gate
 from .identity.keyset import KeySet
 from .identity.revocation import RevocationList
 from .identity.verifier import Verifier
+from .jobs.assembly import JobsGateway
+from .jobs.config import at_redis
 from .ledger import Ledger
 from .listener import Listener
 from .metrics import Metrics
@@ -31,7 +35,7 @@ from .tenants.accounts import Accounts
 from .tenants.budgets import Budgets
 from .tenants.metrics import TenantMetrics
 from .tenants.usage import UsageBook
-from .tiers import by_name, load_tiers
+from .tiers import Tier, by_name, load_tiers
 from .tokens import Tokens, load_tokens
 from .triton import Triton
 
@@ -66,11 +70,18 @@ class App:
     """A gateway that runs: `start`, then `drain` and `close`."""
 
     def __init__(
-        self, config: Config, server: Server, desk: Desk, tritons: dict[str, Triton], tasks: TaskGroup
+        self,
+        config: Config,
+        server: Server,
+        desk: Desk,
+        jobs: JobsGateway | None,
+        tritons: dict[str, Triton],
+        tasks: TaskGroup,
     ) -> None:
         self._config = config
         self._server = server
         self._desk = desk
+        self._jobs = jobs
         self._tritons = tritons
         self._tasks = tasks
         self._listener = Listener(config.server, server.handle)
@@ -86,6 +97,8 @@ class App:
             self._tasks.start_soon(triton.watch)
         await self._listener.start()
         self._desk.start(self._tasks)
+        if self._jobs is not None:
+            self._tasks.start_soon(self._jobs.watch)
 
     async def drain(self) -> None:
         """No new work; what runs may end within `drain_s`."""
@@ -98,6 +111,8 @@ class App:
         self._tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
             await self._desk.close()
+            if self._jobs is not None:
+                await self._jobs.close()
             for triton in self._tritons.values():
                 await triton.close()
 
@@ -114,8 +129,32 @@ def build(config: Config, tasks: TaskGroup) -> App:
         metrics.watch(name, admission)
     service = Service(tritons, admissions)
     readiness = Readiness(tiers, tritons, config.server.probe_ttl_s)
-    server = Server(config.server, by_name(tiers), service, readiness, desk.gate, desk.ledger, metrics)
-    return App(config, server, desk, tritons, tasks)
+    jobs = build_jobs(config, by_name(tiers), desk, metrics)
+    server = Server(
+        config.server,
+        by_name(tiers),
+        service,
+        readiness,
+        desk.gate,
+        desk.ledger,
+        metrics,
+        jobs=(lambda _: None) if jobs is None else jobs.handler,
+    )
+    return App(config, server, desk, jobs, tritons, tasks)
+
+
+def build_jobs(config: Config, tiers: Mapping[str, Tier], desk: Desk, metrics: Metrics) -> JobsGateway | None:
+    """None without a Redis. Raises ConfigError."""
+    settings = at_redis(config.jobs, config.redis)
+    if not settings.redis:
+        return None
+    return JobsGateway(
+        settings,
+        tiers,
+        lambda http: desk.gate.principal(http.headers.get(hdrs.AUTHORIZATION, "")),
+        metrics.registry,
+        limits=desk.ledger.limits,
+    )
 
 
 def build_desk(config: Config, metrics: Metrics) -> Desk:

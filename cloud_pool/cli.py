@@ -1,4 +1,4 @@
-"""`causeway-cloud`: serve (the gateway), triton (the server behind it), keys (devices' tokens), plan (replicas)."""
+"""`causeway-cloud`: serve (the gateway), triton (the server behind it), worker and dlq (jobs), keys, plan."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def serve(
     )
     try:
         config = load_config(path, flags)
-        _start_log(config.log)
-        _until_stopped(lambda stop: run(config, stop))
+        start_log(config.log)
+        until_stopped(lambda stop: run(config, stop))
     except ConfigError as error:
-        _refuse(error.message)
+        refuse(error.message)
 
 
 @main.command()
@@ -130,7 +130,7 @@ def triton(
         )
         served = tuple(_served(text, options, model_dirs) for text in models)
     except (ConfigError, ArtifactError) as error:
-        _refuse(str(error))
+        refuse(str(error))
     ports = choose_ports(Ports(host, grpc_port, http_port, metrics_port))
     clear_orphans()
     prefix = memory_prefix(os.getpid())
@@ -147,7 +147,7 @@ def triton(
             say=lambda line: print(line, flush=True),
             log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
         )
-        status = _until_stopped(launcher.run)
+        status = until_stopped(launcher.run)
     sys.exit(status)
 
 
@@ -166,11 +166,38 @@ def keys(arguments: tuple[str, ...]) -> None:
 
 @main.command(context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def worker(arguments: tuple[str, ...]) -> None:
+    """Run jobs from Redis on the tiers."""
+    from .jobs.commands import worker as command
+
+    command.main(list(arguments), prog_name="causeway-cloud worker")
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def dlq(arguments: tuple[str, ...]) -> None:
+    """Dead letters, the jobs whose attempts are used up: list, retry, purge."""
+    from .jobs.commands import dlq as group
+
+    group.main(list(arguments), prog_name="causeway-cloud dlq")
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def plan(arguments: tuple[str, ...]) -> None:
     """How many replicas a load needs, and what they cost."""
     from .plan_command import plan_command
 
     plan_command.main(list(arguments), prog_name="causeway-cloud plan")
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def usage(arguments: tuple[str, ...]) -> None:
+    """What a tenant used on a day, and what it costs."""
+    from .tenants.command import usage_command
+
+    usage_command.main(list(arguments), prog_name="causeway-cloud usage")
 
 
 def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> Served:
@@ -183,7 +210,7 @@ def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> 
     return Served(name, own)
 
 
-def _until_stopped(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
+def until_stopped(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
     """Run until SIGTERM or Ctrl-C asks `work` to stop; a second one ends it at once."""
 
     async def supervised() -> T:
@@ -206,12 +233,12 @@ def _until_stopped(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
         sys.exit(1)
 
 
-def _start_log(level: str) -> None:
+def start_log(level: str) -> None:
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
 
 
-def _refuse(message: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
     click.echo(f"causeway-cloud: {message}", err=True)
     sys.exit(2)

@@ -18,6 +18,7 @@ from router import strict_yaml
 from router.errors import ConfigError
 
 from .identity.settings import IdentityConfig
+from .jobs.config import JobsConfig
 from .parameters import GuidedKey
 from .tenants.limits import TenantsConfig
 
@@ -66,6 +67,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     redis: str = ""  # redis://, rediss:// or unix:// URL, shared by the gateways; "": rates are this gateway's own
     identity: IdentityConfig = IdentityConfig()
     tenants: TenantsConfig = TenantsConfig()
+    jobs: JobsConfig = JobsConfig()
     audit: str = ""  # file of audit records, "-" for stdout, "" for none
     log: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -31,7 +31,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """The handlers. `tiers` is by name and alias. While `draining` no new question is taken."""
+    """The handlers. `tiers` is by name and alias; `jobs` knows its own paths. `draining`: no new question is taken."""
 
     def __init__(
         self,
@@ -43,10 +43,12 @@ class Server:
         ledger: Ledger,
         metrics: Metrics,
         *,
+        jobs: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
+        self._jobs = jobs
         self._tiers = tiers
         self._service = service
         self._readiness = readiness
@@ -81,6 +83,8 @@ class Server:
         method, handler = self._routes.get(http.path, ("", None))
         if handler is None and http.path.startswith("/v1/models/"):
             method, handler = hdrs.METH_GET, self._model
+        if handler is None and (job := self._jobs(http)) is not None:
+            return job
         if handler is None:
             raise NotFound(f"There is nothing at {http.path[:128]}.")
         if http.method != method:

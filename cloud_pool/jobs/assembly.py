@@ -32,8 +32,9 @@ from .metrics import JobMetrics
 from .runner import Runner
 from .store import Store
 from .webhooks import Hooks
-from .worker import Worker
+from .worker import Stop, Worker
 
+_GAUGES_S = 5.0
 _log = logging.getLogger("causeway.cloud.jobs")
 
 
@@ -45,6 +46,7 @@ class JobsGateway:
         config: JobsConfig,
         tiers: Mapping[str, Tier],
         who: Who,
+        registry: CollectorRegistry,
         *,
         limits: Callable[[Principal], Limits] = lambda _: Limits(),
         clock: Callable[[], float] = time.time,
@@ -52,7 +54,8 @@ class JobsGateway:
         """Raises ConfigError."""
         self._config = config
         self._database = Database(config.redis, config.prefix, SCRIPTS)
-        store = Store(self._database, config, clock=clock)
+        store = self._store = Store(self._database, config, clock=clock)
+        self._metrics = JobMetrics(registry)
         intake = Intake(config, tiers, parse_networks(config.webhooks.allow, "jobs.webhooks.allow"))
         hooks = Hooks(self._database, config.webhooks, clock=clock)
         files = Files(self._database, config.batches, clock=clock)
@@ -62,11 +65,18 @@ class JobsGateway:
         self._api.routes.extend(BatchApi(config, files, batches, self._durability).routes)
 
     async def watch(self) -> None:
-        """Says at the start what jobs would be refused for later. The gateway answers without them all the same."""
-        try:
-            await self._durability.ensure()
-        except StoreUnavailable as error:
-            _log.warning("no jobs are taken: %s", error.message)
+        """Until cancelled: keeps the gauges, and says once what jobs would be refused for."""
+        said = ""
+        while True:
+            try:
+                await self._durability.ensure()
+                self._metrics.depths(await self._store.depths(), self._store.now_ms)
+                said = ""
+            except StoreUnavailable as error:
+                if error.message != said:
+                    _log.warning("no jobs are taken: %s", error.message)
+                said = error.message
+            await anyio.sleep(_GAUGES_S)
 
     def handler(self, http: web.BaseRequest) -> Handler | None:
         """None: the path is not one of ours. Raises MethodNotAllowed."""
@@ -116,7 +126,7 @@ class Crew:
         """Raises ConfigError for a Redis that is not there, or that may forget what it acknowledged."""
         await Durability(self._database, self._config.durability).start()
 
-    async def run(self, stop: anyio.Event) -> None:
+    async def run(self, stop: Stop) -> None:
         """Until `stop`, and until the worker has drained. A delivery that is cut off is made again by another."""
         try:
             async with anyio.create_task_group() as tasks:

@@ -50,6 +50,8 @@ async def attempt(
             request = parse_body(record.endpoint, record.body, record.owner)
             errand = Errand(
                 id=record.id,
+                owner=record.owner,
+                body_bytes=len(record.body),
                 request=request,
                 tier=record.tier,
                 priority=record.priority,

@@ -31,7 +31,7 @@ class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    redis: str = ""  # redis://, rediss:// or unix:// URL; "": no jobs here
+    redis: str = ""  # URL; "": the one that gateways share, and without that there are no jobs here
     durability: Literal["require", "warn"] = "require"  # of a Redis that may forget on kill -9
     prefix: str = "{causeway}:jobs"  # of all keys; the braces keep them in one slot of a cluster
     max_body_bytes: Positive = 1024 * 1024
@@ -55,3 +55,8 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: Annotated[float, Meta(ge=0)] = 20.0
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()
+
+
+def at_redis(config: JobsConfig, shared: str) -> JobsConfig:
+    """Jobs live in a Redis of their own, or in the one that gateways share."""
+    return config if config.redis else msgspec.structs.replace(config, redis=shared)

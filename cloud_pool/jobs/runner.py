@@ -18,6 +18,8 @@ from ..triton import Triton
 
 class Errand(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    owner: str
+    body_bytes: int
     request: Request
     tier: str
     priority: Priority

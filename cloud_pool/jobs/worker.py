@@ -15,6 +15,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -37,6 +38,12 @@ _STORE_PAUSE_S = 0.2
 _AWAY_S = 0.5
 _RELEASE_S = 5.0
 _BATCH = 32  # jobs of one claim
+
+
+class Stop(Protocol):
+    """An event of anyio or asyncio."""
+
+    async def wait(self) -> object: ...
 
 
 class Lane:
@@ -97,7 +104,7 @@ class Worker:
         self._held: dict[str, Held] = {}
         self._idle = anyio.Event()
 
-    async def run(self, stop: anyio.Event) -> None:
+    async def run(self, stop: Stop) -> None:
         """Until `stop`, and then until all is done or given back."""
         with contextlib.suppress(StoreUnavailable):
             await self._store.retire()
@@ -114,7 +121,7 @@ class Worker:
 
     # --- (1), (2) --------------------------------------------------------------------------------------------------
 
-    async def _claim(self, lane: Lane, errands: TaskGroup, stop: anyio.Event) -> None:
+    async def _claim(self, lane: Lane, errands: TaskGroup, stop: Stop) -> None:
         while True:
             await lane.has_place()
             if lane.away:

@@ -53,8 +53,7 @@ def config(config: JobsConfig) -> JobsConfig:
 
 @pytest_asyncio.fixture
 async def url(config: JobsConfig, clock: Clock) -> AsyncIterator[str]:
-    desk = JobsGateway(config, TIERS, who, clock=clock)
-    await desk.watch()
+    desk = JobsGateway(config, TIERS, who, CollectorRegistry(), clock=clock)
     async with serving(desk.handler) as found:
         yield found
     await desk.close()

@@ -1,0 +1,80 @@
+"""The worker's composition root: the gateway's service without its HTTP, and a crew that works on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import anyio
+from prometheus_client import start_http_server
+
+from router.errors import ConfigError
+
+from ..admission import Admission
+from ..app import build_desk
+from ..config import Config
+from ..metrics import Metrics
+from ..service import Service
+from ..tiers import by_name, load_tiers
+from ..triton import Triton
+from .accounted import AccountedRunner
+from .assembly import Crew
+from .config import at_redis
+from .runner import ServiceRunner
+
+_log = logging.getLogger("causeway.cloud.worker")
+
+
+async def run(config: Config, stop: asyncio.Event, metrics_at: tuple[str, int] | None) -> None:
+    """Until `stop`; then drained. Prints one line when it claims. Raises ConfigError."""
+    faults = []
+    async with anyio.create_task_group() as tasks:
+        try:
+            await _work(config, stop, metrics_at, tasks)
+        except ConfigError as error:
+            faults.append(error)  # Raised below: out of a task group it would come wrapped.
+        tasks.cancel_scope.cancel()
+    for fault in faults:
+        raise fault
+
+
+async def _work(
+    config: Config, stop: asyncio.Event, metrics_at: tuple[str, int] | None, tasks: anyio.abc.TaskGroup
+) -> None:
+    settings = at_redis(config.jobs, config.redis)
+    if not settings.redis:
+        raise ConfigError("a worker needs the URL of the gateways' Redis", where="redis")
+    tiers = load_tiers(config)
+    metrics = Metrics()
+    desk = build_desk(config, metrics)
+    addresses = dict.fromkeys(tier.config.triton for tier in tiers)
+    tritons = {address: Triton(address, tasks, repaired=metrics.repaired) for address in addresses}
+    places = {tier.name: settings.concurrency or tier.config.concurrency for tier in tiers}
+    service = Service(tritons, {name: Admission(count, count) for name, count in places.items()})
+    runner = AccountedRunner(ServiceRunner(service, by_name(tiers), tritons), desk.ledger)
+    crew = Crew(settings, by_name(tiers), runner, places, metrics.registry)
+    await crew.start()
+    for triton in tritons.values():
+        tasks.start_soon(triton.watch)
+    desk.start(tasks)
+    where = _serve_metrics(metrics, metrics_at)
+    print(f"ready worker={crew.name}{where}", flush=True)
+    try:
+        await crew.run(stop)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await desk.close()
+            for triton in tritons.values():
+                await triton.close()
+
+
+def _serve_metrics(metrics: Metrics, at: tuple[str, int] | None) -> str:
+    """Raises ConfigError when the address cannot be had."""
+    if at is None:
+        return ""
+    host, port = at
+    try:
+        server, _ = start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", where="--metrics-port") from error
+    return f" metrics=http://{host}:{server.server_port}/metrics"
