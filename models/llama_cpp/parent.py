@@ -16,13 +16,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-import models
 from router.errors import EngineUnavailable
 
 from . import frames
 from .protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
 
-_ROOT = Path(models.__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 _COUNT_S = 2.0
 _END_S = 2.0
 _POLL_S = 0.005
