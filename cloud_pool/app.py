@@ -39,6 +39,8 @@ from .tiers import Tier, by_name, load_tiers
 from .tokens import Tokens, load_tokens
 from .triton import Triton
 
+_CONNECTIONS = 64  # to Redis
+_PREPARE_S = 3.0
 _FLUSH_S = 3.0  # at the end, for what tenants have used
 _log = logging.getLogger("causeway.cloud")
 
@@ -52,6 +54,11 @@ class Desk(msgspec.Struct, frozen=True):
     audit: AuditLog
     revocations: RevocationList
     client: redis.asyncio.Redis | None
+
+    async def prepare(self) -> None:
+        """What is revoked is known before anybody may ask; a Redis that is away delays that by a moment."""
+        with anyio.move_on_after(_PREPARE_S):
+            await self.revocations.refresh()
 
     def start(self, tasks: TaskGroup) -> None:
         self.audit.start()
@@ -95,6 +102,7 @@ class App:
         """Raises ConfigError when the address cannot be had."""
         for triton in self._tritons.values():
             self._tasks.start_soon(triton.watch)
+        await self._desk.prepare()
         await self._listener.start()
         self._desk.start(self._tasks)
         if self._jobs is not None:
@@ -160,7 +168,7 @@ def build_jobs(config: Config, tiers: Mapping[str, Tier], desk: Desk, metrics: M
 def build_desk(config: Config, metrics: Metrics) -> Desk:
     """Raises ConfigError."""
     tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else Tokens()
-    client = _redis(config.redis) if config.redis else None
+    client = open_redis(config.redis) if config.redis else None
     keys = KeySet(Path(config.identity.key_file)) if config.identity.key_file else None
     verifier = Verifier(config.identity, keys) if keys is not None else None
     revocations = RevocationList(config.identity, client)
@@ -179,10 +187,14 @@ def build_desk(config: Config, metrics: Metrics) -> Desk:
     return Desk(gate, Ledger(accounts, audit, tenants), accounts, audit, revocations, client)
 
 
-def _redis(url: str) -> redis.asyncio.Redis:
-    """Connects when it is first used. Each use has its own bound in time, so nothing is tried twice here."""
+def open_redis(url: str) -> redis.asyncio.Redis:
+    """Connects when it is first used. Each use has its own bound in time, so nothing is tried twice here, and of many
+    at once some wait for a connection. Raises ConfigError."""
     try:
-        return redis.asyncio.Redis.from_url(url, retry=None, socket_connect_timeout=2.0, max_connections=256)
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url, retry=None, socket_connect_timeout=2.0, max_connections=_CONNECTIONS, timeout=None
+        )
+        return redis.asyncio.Redis.from_pool(pool)
     except ValueError as error:
         raise ConfigError(f"not the URL of a Redis: {error}", where="redis") from error
 

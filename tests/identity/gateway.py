@@ -78,6 +78,7 @@ async def running(config: Config) -> AsyncIterator[Gateway]:
     server = Server(config.server, by_name(tiers), cast("Service", service), readiness, desk.gate, desk.ledger, metrics)
     listener = Listener(config.server, server.handle)
     async with anyio.create_task_group() as tasks:
+        await desk.prepare()
         await listener.start()
         desk.start(tasks)
         try:

@@ -114,7 +114,7 @@ async def test_static_tokens_beside(issuer: Issuer, tmp_path: Path) -> None:
 
 @pytest.mark.redis
 async def test_revoked(issuer: Issuer, empty_redis: RedisServer) -> None:
-    """A token that is revoked gets no answer any more as soon as the gateway has read the list."""
+    """A token that is revoked gets no answer any more as soon as the gateway has read the list, which a new one has."""
     text, claims = issue(
         issuer.key, tenant="acme", device="k", scopes=("chat",), issuer="causeway", audience="causeway-cloud",
         now=time.time(), lifetime_s=600.0,
@@ -126,9 +126,11 @@ async def test_revoked(issuer: Issuer, empty_redis: RedisServer) -> None:
         assert (await gateway.post(text))[0] == 200
         await revoke_token(client, claims.jti, claims.exp, time.time())
         await gateway.desk.revocations.refresh()
-        status, body = await gateway.post(text)
-        assert (status, body["error"]["code"]) == (401, "invalid_api_key")
-        assert "revoked" in body["error"]["message"]
+        async with running(config(issuer, redis=empty_redis.url)) as started_later:
+            for each in (gateway, started_later):
+                status, body = await each.post(text)
+                assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+                assert "revoked" in body["error"]["message"]
 
 
 async def test_closed_while_nobody_can_be_told_apart(issuer: Issuer) -> None:

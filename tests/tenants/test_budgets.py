@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
+from cloud_pool.app import open_redis
 from cloud_pool.replies import refusal
 from cloud_pool.tenants.budgets import Budgets, Grant
 from cloud_pool.tenants.limits import Limits, TenantConfig, TenantsConfig
@@ -189,6 +190,15 @@ async def test_what_could_not_be_settled_is_settled_here(
         assert await refused(taking, tokens=1) > 0
     finally:
         redis_server.start()
+
+
+async def test_a_thousand_at_once(redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock) -> None:
+    """More asks at once than there are connections wait for one: none falls back to the share."""
+    async with open_redis(redis_server.url) as many:
+        taking = budgets(Limits(requests_per_s=1.0, burst=900), many, clock)
+        found = await asyncio.gather(*(taking.take("acme", 0) for _ in range(1000)), return_exceptions=True)
+    assert sum(isinstance(each, Grant) for each in found) == 900
+    assert taking.unshared == 0
 
 
 async def test_a_cancelled_ask_takes_its_connection_with_it(client: redis.asyncio.Redis, clock: Clock) -> None:
