@@ -29,6 +29,7 @@ if pieces > 0 then redis.call('PEXPIRE', parts, ttl) end
 redis.call('HSET', file, 'id', id, 'owner', owner, 'created', now, 'expires', tonumber(now) + tonumber(ttl))
 for at = 7 + pieces, #ARGV, 2 do redis.call('HSET', file, ARGV[at], ARGV[at + 1]) end
 redis.call('PEXPIRE', file, ttl)
+redis.call('ZREMRANGEBYSCORE', key('files', owner), '-inf', tonumber(now) - tonumber(ttl))
 redis.call('ZADD', key('files', owner), now, id)
 return 1
 """

@@ -17,15 +17,18 @@ if lock ~= '' then
   if known[1] then return {known[2] == digest and 'known' or 'conflict', known[1]} end
 end
 local batch = ''
-for at = 11, #ARGV, 2 do if ARGV[at] == 'batch' then batch = ARGV[at + 1] end end
+for at = 12, #ARGV, 2 do if ARGV[at] == 'batch' then batch = ARGV[at + 1] end end
 if batch ~= '' and redis.call('HGET', key('batch', batch), 'state') ~= 'in_progress' then return {'batch_over', ''} end
 if redis.call('XLEN', queue(tier, priority)) >= max_queue then return {'queue_full', ''} end
 if redis.call('ZCARD', key('open', owner)) >= max_open then return {'owner_full', ''} end
 redis.call('HSET', record, 'id', id, 'owner', owner, 'tier', tier, 'priority', priority, 'deadline', deadline,
   'idem', lock, 'state', 'queued', 'created', now, 'attempts', 0, 'postponed', 0, 'fence', 0)
-for at = 11, #ARGV, 2 do redis.call('HSET', record, ARGV[at], ARGV[at + 1]) end
+for at = 12, #ARGV, 2 do redis.call('HSET', record, ARGV[at], ARGV[at + 1]) end
 redis.call('ZADD', key('open', owner), now, id)
-if redis.call('HGET', record, 'batch') == false then redis.call('ZADD', key('jobs', owner), now, id) end
+if batch == '' then
+  redis.call('ZREMRANGEBYSCORE', key('jobs', owner), '-inf', ARGV[11])
+  redis.call('ZADD', key('jobs', owner), now, id)
+end
 redis.call('ZADD', key('deadlines'), deadline, id)
 redis.call('SADD', key('tiers'), tier)
 if lock ~= '' then redis.call('HSET', lock, 'id', id, 'digest', digest) end

@@ -17,6 +17,7 @@ from .record import Offer, Record, error_json, read_record
 
 _RETRY_S = 5.0
 _SILENT_MS = 3_600_000
+_LONGEST_WAIT_S = 2.0  # well within the time in which any answer must come
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -75,6 +76,13 @@ class Store:
     def _dead_ttl(self) -> int:
         return int(self._config.dead_ttl_s * 1000)
 
+    @property
+    def _forgotten(self) -> int:
+        """No record is kept for longer, ms after its acceptance."""
+        config = self._config
+        longest_s = config.max_deadline_s + config.result_ttl_s + config.dead_ttl_s + config.batches.file_ttl_s
+        return int(longest_s * 1000)
+
     # --- callers ---------------------------------------------------------------------------------------------------
 
     async def accept(self, offer: Offer) -> Accepted:
@@ -96,6 +104,7 @@ class Store:
             offer.digest,
             self._config.max_queue,
             self._config.max_open,
+            self.now_ms - self._forgotten,
             *fields,
         )
         verdict, found = (text(item) for item in items(reply))
@@ -182,7 +191,7 @@ class Store:
     async def wait(self, tier: str, seen: tuple[str, ...]) -> None:
         """Until a job is queued behind `seen`, or `idle_s` is over."""
         queues = [self._db.key("queue", tier, priority) for priority in ("interactive", "standard", "bulk")]
-        block = max(1, int(self._config.idle_s * 1000))
+        block = max(1, int(min(self._config.idle_s, _LONGEST_WAIT_S) * 1000))
         await self._db.command("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *queues, *seen)
 
     async def keep(self, consumer: str, held: Iterable[tuple[str, int]], *, renew: bool) -> set[str]:

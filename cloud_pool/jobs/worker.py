@@ -122,11 +122,15 @@ class Worker:
     # --- (1), (2) --------------------------------------------------------------------------------------------------
 
     async def _claim(self, lane: Lane, errands: TaskGroup, stop: Stop) -> None:
+        fresh = True
         while True:
             await lane.has_place()
             if lane.away:
                 await self._until_back(lane)
             try:
+                if not fresh:
+                    await self._look_after(renew=True)  # before we adopt what only seems to be nobody's
+                    fresh = True
                 # A claim that is cut off would leave its jobs to nobody until their lease ends.
                 with anyio.CancelScope(shield=True):
                     claimed = await self._store.claim(self.name, lane.tier, lane.shares.take(min(lane.free, _BATCH)))
@@ -136,6 +140,7 @@ class Worker:
                     await self._store.wait(lane.tier, claimed.seen)
             except StoreUnavailable as error:
                 _log.warning("%s", error.message)
+                fresh = False
                 await anyio.sleep(_STORE_PAUSE_S * (1.0 + self._rng()))
 
     def _begin(self, lane: Lane, record: Record, errands: TaskGroup) -> None:
@@ -222,18 +227,17 @@ class Worker:
         while True:
             await anyio.sleep(self._config.poll_s)
             renew = self._clock() - renewed_at >= self._config.lease_s / 3.0
-            held = [(one.record.id, one.record.fence) for one in self._held.values()]
-            try:
-                lost = await self._store.keep(self.name, held, renew=renew)
-            except StoreUnavailable:
-                continue
-            if renew:
-                renewed_at = self._clock()
-            fences = dict(held)
-            for job in lost:
-                one = self._held.get(job)
-                if one is not None and one.record.fence == fences[job]:
-                    one.scope.cancel()
+            with contextlib.suppress(StoreUnavailable):
+                await self._look_after(renew=renew)
+                renewed_at = self._clock() if renew else renewed_at
+
+    async def _look_after(self, *, renew: bool) -> None:
+        """Stops what is no longer ours. Raises StoreUnavailable."""
+        held = {one.record.id: one.record.fence for one in self._held.values()}
+        for job in await self._store.keep(self.name, held.items(), renew=renew):
+            one = self._held.get(job)
+            if one is not None and one.record.fence == held[job]:
+                one.scope.cancel()
 
     async def _tick(self) -> None:
         while True:
