@@ -78,8 +78,8 @@ class Engine:
         self._wake.set()
 
     def count(self, prompt: Prompt) -> int:
-        """Tokens of a prompt. Raises InvalidRequest or its kin."""
-        return len(self._parts.prompts.tokens(prompt))
+        """Tokens of a prompt; of one that is far too long, how many at least. Raises InvalidRequest or its kin."""
+        return self._parts.prompts.count(prompt)
 
     def stats(self) -> EngineStats:
         schedule, cells, pace = self._parts.schedule, self._parts.cells, self._parts.pace

@@ -68,7 +68,7 @@ def load(options: EngineOptions) -> Loaded:
         info=_describe(weights, vocabulary, room.context, threads, options.sequences),
         weights=weights,
         vocabulary=vocabulary,
-        prompts=Prompts(vocabulary, weights.template),
+        prompts=Prompts(vocabulary, weights.template, room.context),
         context=context,
         cells=cells,
         pace=pace,

@@ -85,7 +85,7 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
                 # Python looks there first: our packages, whatever lies in the daemon's own folder.
                 cwd=_ROOT,
-                env={**os.environ, **_ENVIRONMENT},
+                env=_environment(),
             )
         except OSError as error:
             ours.close()
@@ -231,6 +231,11 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ending = asyncio.get_running_loop().create_task(self._process.lost())
+
+
+def _environment() -> dict[str, str]:
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _told(status: int) -> str:

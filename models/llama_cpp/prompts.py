@@ -8,25 +8,43 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from router.errors import InvalidRequest
+from router.errors import ContextLengthExceeded, InvalidRequest
 
 from ..chat_template import PLAIN, render
 from .protocol import Prompt
 from .vocabulary import Tokens, Vocabulary
 
 _REMEMBERED = 256 * 1024  # tokens
+_LONG = 1024 * 1024  # characters; tokenising so much takes so long that other callers notice
+
+
+class PromptTooLong(ContextLengthExceeded):
+    """So long that it was not even tokenised."""
+
+    def __init__(self, at_least: int, context: int) -> None:
+        super().__init__(f"the prompt has at least {at_least} tokens, this model's context is {context}")
+        self.at_least = at_least
 
 
 class Prompts:
     """Thread-safe. Raises InvalidRequest (or its kin) for a prompt that this model cannot take."""
 
-    def __init__(self, vocabulary: Vocabulary, template: str) -> None:
+    def __init__(self, vocabulary: Vocabulary, template: str, context: int) -> None:
+        """`context`: tokens that the model can take."""
         self._vocabulary = vocabulary
+        self._context = context
         self._template = template or PLAIN
         self._bos, self._eos = vocabulary.name(vocabulary.bos), vocabulary.name(vocabulary.eos)
         self._lock = threading.Lock()
         self._known: OrderedDict[Prompt, Tokens] = OrderedDict()  # least recently used first
         self._known_tokens = 0
+
+    def count(self, prompt: Prompt) -> int:
+        """Tokens of a prompt; of one that is far too long, how many it has at least."""
+        try:
+            return len(self.tokens(prompt))
+        except PromptTooLong as error:
+            return error.at_least
 
     def tokens(self, prompt: Prompt) -> Tokens:
         with self._lock:
@@ -48,14 +66,22 @@ class Prompts:
                 eos=self._eos,
                 guard=self._vocabulary.guard,
             )
+            self._check_length(text)
             tokens = self._vocabulary.encode(text, special=True)
         elif prompt.text is not None:
+            self._check_length(prompt.text)
             tokens = self._vocabulary.encode(prompt.text, special=prompt.parse_special)
         else:
             tokens = self._vocabulary.check(prompt.tokens)
         if not len(tokens):
             raise InvalidRequest("the prompt is empty", param="messages" if prompt.messages else "prompt")
         return tokens
+
+    def _check_length(self, text: str) -> None:
+        """No token stands for more than the longest one's bytes, so some texts are too long at first sight."""
+        at_least = len(text) // max(1, self._vocabulary.longest)
+        if len(text) > _LONG and at_least > self._context:
+            raise PromptTooLong(at_least, self._context)
 
     def _remember(self, prompt: Prompt, tokens: Tokens) -> None:
         if len(tokens) > _REMEMBERED:

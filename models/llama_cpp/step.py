@@ -35,7 +35,7 @@ class Stepper:
         code = self._context.decode(rows)
         self.steps += 1
         if code:
-            self._not_decoded(code, out)
+            self._not_decoded(code, rows, out)
             return
         decoding = len(schedule.decoding)
         schedule.advance()
@@ -95,9 +95,11 @@ class Stepper:
             self._give_up(out)
         return False
 
-    def _not_decoded(self, code: int, out: list[Emission]) -> None:
-        """llama_decode said no: 1 means that it found no cells, anything else that it is broken."""
+    def _not_decoded(self, code: int, rows: int, out: list[Emission]) -> None:
+        """llama_decode said no: 1 means that it found too few cells, anything else that it is broken."""
         self._schedule.relay()
+        # It knows better how many there are; else the sequence that makes room now would come back at once.
+        self._cells.total = min(self._cells.total, self._cells.used + rows - 1)
         if code != 1:
             raise EngineUnavailable(f"llama_decode failed with {code}; {bindings.complaint()}")
         if not self._schedule.preempt():

@@ -31,6 +31,7 @@ class Vocabulary:
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]  # bytes of each token's text
         self.ends = frozenset(t for t in range(self.size) if native.llama_vocab_is_eog(self.pointer, t))
         self.controls = tuple(t for t in range(self.size) if self._guarded(t))
+        self.longest = max(len(self._piece(token, special=True)) for token in range(self.size))  # bytes
         self._control_texts = tuple(filter(None, (self._piece(t, special=True).decode() for t in self.controls)))
         self.refuse = self._single(refuse) if refuse else None
         # Never text: what closes an answer, what only structures a prompt, a refusal.

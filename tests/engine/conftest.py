@@ -33,13 +33,13 @@ class Answer:
 class Rig:
     """A running engine, its emissions kept by job. `on_step` is called in the engine's thread after each step."""
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, on_failure: Callable[[Exception], None] | None = None) -> None:
         self.seen: dict[int, list[Emission]] = {}
         self.steps: list[list[Emission]] = []
         self.on_step: Callable[[list[Emission]], None] = lambda emissions: None
         self._changed = threading.Condition()
         self._next = 0
-        self.engine = Engine(options, self._emit)
+        self.engine = Engine(options, self._emit, on_failure)
         self.engine.start()
 
     def _emit(self, emissions: list[Emission]) -> None:

@@ -86,6 +86,15 @@ def test_a_prompt_that_cannot_be_taken_is_refused(rig: Rig, prompt: Prompt, code
     assert rig.engine.stats().steps == steps
 
 
+def test_a_text_beyond_all_measure_is_refused_unread(rig: Rig) -> None:
+    """Megabytes are not tokenised only to be refused; the count is then a lower bound."""
+    prompt = Prompt(text="turn " * 400_000)
+    end = rig.ask(prompt).end
+    assert end.error == "context_length_exceeded"
+    assert "at least" in end.detail
+    assert 512 < rig.engine.count(prompt) <= 400_001
+
+
 def test_text_split_over_tokens_comes_out_whole(rig: Rig) -> None:
     """Letters of two, three and four bytes, each byte a token of its own, are never shown in halves."""
     answer = rig.ask("hello", grammar=says("é€😀!"), max_tokens=40)

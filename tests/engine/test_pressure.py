@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from models.llama_cpp.protocol import Emission, Prompt
+from models.llama_cpp.protocol import Emission, EngineOptions, Prompt
 from router.types import Sampling
 
 from .conftest import Rig
@@ -137,6 +137,50 @@ def test_a_small_cache_bounds_the_context(make_rig: MakeRig) -> None:
     assert rig.engine.info.context_tokens == 256
     answer = rig.ask("hello", **ENDLESS)
     assert answer.end.prompt_tokens + answer.end.completion_tokens == 256
+
+
+def test_when_llama_cpp_finds_fewer_cells_than_counted_the_newest_starts_over(make_rig: MakeRig) -> None:
+    """llama_decode's own no is believed: both answers are whole in the end."""
+    rig = make_rig(sequences=2, kv_tokens=256, prefix_cache_bytes=0)
+    rig.engine._parts.cells.total = 10**6
+    jobs = rig.at_once(lambda: [rig.start(f"hello {i}", max_tokens=200, ignore_eos=True) for i in range(2)])
+    assert [rig.answer(job).end.completion_tokens for job in jobs] == [200, 200]
+    assert rig.engine.stats().kv_total < 260
+    idle(rig)
+
+
+def test_a_single_answer_without_cells_is_out_of_memory(make_rig: MakeRig) -> None:
+    """There is nobody to make room for it: it ends with an error, and the engine goes on."""
+    rig = make_rig(sequences=1, kv_tokens=256, prefix_cache_bytes=0)
+
+    def begin() -> list[int]:
+        job = rig.start("hello", ignore_eos=True)
+        rig.engine._inbox[-1].limit = 10**6  # type: ignore[union-attr]
+        return [job]
+
+    rig.engine._parts.cells.total = 10**6
+    end = rig.answer(rig.at_once(begin)[0]).end
+    assert (end.error, end.finish_reason) == ("engine_out_of_memory", None)
+    assert rig.ask("hello").end.finish_reason == "length"
+    idle(rig)
+
+
+def test_a_broken_context_ends_every_job_and_says_so(tiny_options: EngineOptions) -> None:
+    """llama_decode fails for good: no job is left without an end, and whoever owns the engine is told."""
+    told: list[Exception] = []
+    rig = Rig(tiny_options, told.append)
+    jobs = rig.at_once(lambda: [rig.start(f"hello {i}", max_tokens=100, ignore_eos=True) for i in range(6)])
+
+    def spoil(emissions: list[Emission]) -> None:
+        if rig.engine._parts.schedule.last:
+            rig.engine._parts.schedule.last[0] = 10**8  # no token
+
+    rig.on_step = spoil
+    ends = [rig.answer(job).end for job in jobs]
+    assert {end.error for end in ends} == {"engine_crashed"}
+    assert "llama_decode failed with -1" in ends[0].detail
+    rig.engine.close()
+    assert len(told) == 1
 
 
 def test_hundreds_of_jobs_leave_nothing_behind(make_rig: MakeRig) -> None:

@@ -1,0 +1,297 @@
+"""(e) the engine's tokens/s against raw `llama_decode` with the same batch, and against `python -m llama_cpp.server`.
+
+Same model file, threads, prompts and lengths; the contestants take turns in short rounds, and each figure is the median
+of the rounds' own ratios. Raw is the loop that feeds `llama_decode` and does nothing else: no sampling, no text. The
+server needs packages that nothing else does: pip install 'llama-cpp-python[server]'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from edge_node.backend import Call
+from edge_node.config import EngineConfig
+from edge_node.engine import EngineBackend
+from models.llama_cpp import bindings
+from models.llama_cpp.context import Context
+from models.llama_cpp.engine import Engine
+from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from models.llama_cpp.threads import choose_threads
+from models.llama_cpp.weights import Weights
+from models.quantize import quantize
+from models.spec import ArtifactError, find_artifact
+from router.types import Request, Sampling, Target
+
+from ..engine.tiny_gguf import WORDS, write_tiny_gguf
+from .rows import Row
+
+BATCHES = (1, 4, 8, 16)
+MANY = 8
+PROMPT_TOKENS = 16
+ANSWER_TOKENS = 128
+RAW_ROUNDS = 15
+SERVER_ROUNDS = 7
+START_S = 60.0
+SERVER_PACKAGES = ("fastapi", "uvicorn", "starlette_context", "sse_starlette", "pydantic_settings")
+GREEDY = Sampling(temperature=0.0)
+
+
+def main() -> list[Row]:
+    threads = choose_threads(0)
+    with _twin() as twin:
+        rows = _raw_rows(_assistant(twin), threads)
+        missing = [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]
+        if missing:
+            print(
+                f"(e) llama_cpp.server is not measured: no {', '.join(missing)}; pip install 'llama-cpp-python[server]'"
+            )
+            return rows
+        return [*rows, asyncio.run(_server_row(twin, threads))]
+
+
+@contextlib.contextmanager
+def _twin() -> Iterator[Path]:
+    """A model of the assistant's shape and quantisation, of random weights: its answers never end by themselves.
+
+    The server cannot be told to go on after an end token, but by a bias, which it applies very slowly.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        whole, small = Path(folder) / "f32.gguf", Path(folder) / "q4.gguf"
+        write_tiny_gguf(whole, width=256, layers=4, heads=4, hidden=768, context=2048, padding=3400)
+        quantize(whole, small, "Q4_0", threads=1)
+        yield small
+
+
+def _assistant(twin: Path) -> Path:
+    """The model that ships, where it is there."""
+    try:
+        return find_artifact("assistant").path
+    except ArtifactError:
+        return twin
+
+
+def _prompt(number: int) -> tuple[int, ...]:
+    """Prompts that share nothing, so that nobody gains by remembering."""
+    return tuple(300 + (7 * number + 3 * place) % 200 for place in range(PROMPT_TOKENS))
+
+
+# --- raw llama_decode -------------------------------------------------------------------------------------------------
+
+
+def _raw_rows(path: Path, threads: int) -> list[Row]:
+    ours, raw = _InProcess(path, threads), _Raw(path, threads)
+    rows = []
+    for batch in BATCHES:
+        ours.run(batch)
+        rounds = [(raw.run(batch), ours.run(batch)) for _ in range(RAW_ROUNDS)]
+        ratio = statistics.median(mine / least for least, mine in rounds)
+        note = f"{_rate(rounds, 1)} of {_rate(rounds, 0)} tokens/s, {threads} thread{'s' if threads > 1 else ''}"
+        rows.append(Row(f"(e) engine / raw llama_decode at {batch}", ratio, "x", 0.85, "higher", note))
+    ours.close()
+    raw.close()
+    return rows
+
+
+def _rate(rounds: list[tuple[float, float]], side: int) -> str:
+    return f"{statistics.median(one[side] for one in rounds):,.0f}"
+
+
+class _InProcess:
+    """The engine, with somebody who only counts ends."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self._left = 0
+        self._done = threading.Event()
+        self._next = 0
+        options = EngineOptions(model_path=str(path), threads=threads, sequences=max(BATCHES), prefix_cache_bytes=0)
+        self._engine = Engine(options, self._emit)
+        self._engine.start()
+
+    def run(self, batch: int) -> float:
+        """Tokens/s of `batch` answers together."""
+        self._left = batch
+        self._done.clear()
+        jobs = []
+        for number in range(batch):
+            self._next += 1
+            prompt = Prompt(tokens=_prompt(number))
+            jobs.append(Job(id=self._next, prompt=prompt, max_tokens=ANSWER_TOKENS, sampling=GREEDY, ignore_eos=True))
+        started = time.perf_counter()
+        for job in jobs:
+            self._engine.submit(job)
+        self._done.wait()
+        return batch * ANSWER_TOKENS / (time.perf_counter() - started)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _emit(self, emissions: list[Emission]) -> None:
+        for emission in emissions:
+            if emission.finish_reason is not None:
+                self._left -= 1
+                if not self._left:
+                    self._done.set()
+
+
+class _Raw:
+    """llama_decode and nothing else."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self._weights = Weights(path)
+        cells = max(BATCHES) * (PROMPT_TOKENS + ANSWER_TOKENS) * 2
+        self._context = Context(
+            self._weights, cells=cells, sequences=max(BATCHES), batch_tokens=512, outputs=max(BATCHES), threads=threads
+        )
+
+    def run(self, batch: int) -> float:
+        """Tokens/s of `batch` sequences together; each prompt's last token gives the first of its answer."""
+        context = self._context
+        bindings.sequence_remove(context.memory, -1, -1, -1)
+        started = time.perf_counter()
+        for number in range(batch):
+            place = slice(number * PROMPT_TOKENS, (number + 1) * PROMPT_TOKENS)
+            context.token[place] = _prompt(number)
+            context.position[place] = range(PROMPT_TOKENS)
+            context.sequence[place] = number
+            context.wanted[place] = 0
+            context.wanted[place.stop - 1] = 1
+        self._decode(batch * PROMPT_TOKENS)
+        context.position[:batch] = PROMPT_TOKENS
+        context.sequence[:batch] = range(batch)
+        context.wanted[:batch] = 1
+        for _ in range(ANSWER_TOKENS - 1):
+            self._decode(batch)
+            context.position[:batch] += 1
+        return batch * ANSWER_TOKENS / (time.perf_counter() - started)
+
+    def close(self) -> None:
+        self._context.close()
+        self._weights.close()
+
+    def _decode(self, rows: int) -> None:
+        if code := self._context.decode(rows):
+            raise RuntimeError(f"llama_decode said {code}")
+
+
+# --- llama_cpp.server ------------------------------------------------------------------------------------------------
+
+
+async def _server_row(path: Path, threads: int) -> Row:
+    async with _ours(path, threads) as ours, _theirs(path, threads) as theirs:
+        rounds = [(await theirs.run(MANY), await ours.run(MANY)) for _ in range(SERVER_ROUNDS + 1)][1:]
+    note = f"{_rate(rounds, 1)} of {_rate(rounds, 0)} tokens/s; ours from the child, streamed; theirs over HTTP, whole"
+    ratio = statistics.median(mine / other for other, mine in rounds)
+    return Row(f"(e) engine / llama_cpp.server at {MANY}", ratio, "x", 1.3, "higher", note)
+
+
+class _Client:
+    """Answers at the same time, each a prompt of its own."""
+
+    async def run(self, batch: int) -> float:
+        """Tokens/s of all together."""
+        started = time.perf_counter()
+        made = await asyncio.gather(*(self.answer(_text(number)) for number in range(batch)))
+        return sum(made) / (time.perf_counter() - started)
+
+    async def answer(self, prompt: str) -> int:
+        """Tokens made."""
+        raise NotImplementedError
+
+
+class _Ours(_Client):
+    """The daemon's backend: child process, frames, Chunks."""
+
+    def __init__(self, backend: EngineBackend) -> None:
+        self._backend = backend
+
+    async def answer(self, prompt: str) -> int:
+        request = Request(
+            kind="completion", model="small", prompts=(prompt,), max_tokens=ANSWER_TOKENS, sampling=GREEDY
+        )
+        target = Target(name="small", at="edge", model="small")
+        call = Call(id="bench", request=request, target=target, deadline=asyncio.get_running_loop().time() + START_S)
+        return sum([chunk.tokens async for chunk in self._backend.generate(call)])
+
+
+class _Theirs(_Client):
+    """`python -m llama_cpp.server`."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = url
+
+    async def answer(self, prompt: str) -> int:
+        body = {"prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0.0}
+        async with self._session.post(self._url, json=body) as response:
+            answer = msgspec.json.decode(await response.read())
+            return int(answer["usage"]["completion_tokens"])
+
+
+@contextlib.asynccontextmanager
+async def _ours(path: Path, threads: int) -> AsyncIterator[_Ours]:
+    backend = EngineBackend(path, EngineConfig(threads=threads))
+    await backend.start()
+    try:
+        await backend.ready(asyncio.get_running_loop().time() + START_S)
+        yield _Ours(backend)
+    finally:
+        await backend.close()
+
+
+@contextlib.asynccontextmanager
+async def _theirs(path: Path, threads: int) -> AsyncIterator[_Theirs]:
+    port = _free_port()
+    words = [
+        f"--model={path}",
+        f"--n_threads={threads}",
+        f"--n_threads_batch={threads}",
+        "--n_ctx=2048",
+        f"--port={port}",
+    ]
+    server = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-m", "llama_cpp.server", *words, "--verbose=False", "--interrupt_requests=False"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        async with aiohttp.ClientSession() as session:
+            await _reachable(session, f"http://127.0.0.1:{port}/v1/models", server)
+            yield _Theirs(session, f"http://127.0.0.1:{port}/v1/completions")
+    finally:
+        server.kill()
+        server.wait()
+
+
+async def _reachable(session: aiohttp.ClientSession, url: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = asyncio.get_running_loop().time() + START_S
+    while server.poll() is None and asyncio.get_running_loop().time() < deadline:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with session.get(url) as response:
+                if response.status == 200:
+                    return
+        await asyncio.sleep(0.1)
+    raise RuntimeError("llama_cpp.server did not start")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _text(number: int) -> str:
+    return " ".join(WORDS[(number + 5 * place) % len(WORDS)] for place in range(PROMPT_TOKENS))
