@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.cli import main
 from cloud_pool.config import Flags, load_config
+from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.metrics import Metrics
 
@@ -338,7 +339,7 @@ def test_configurations_load(manifests: list[Manifest], tmp_path: Path) -> None:
 
 
 def test_drains_end_in_time() -> None:
-    """Kubernetes waits longer than a gateway, and a Triton, takes to drain."""
+    """Kubernetes waits longer than a gateway, a worker and a Triton take to drain."""
     by_name = {each["metadata"]["name"]: pod(each) for each in workloads(BUILDS["base"])}
     (config,) = [each for each in of_kind(BUILDS["base"], "ConfigMap") if each["metadata"]["name"] == "causeway-config"]
     drain_s = yaml.safe_load(config["data"]["gateway.yaml"])["server"]["drain_s"]
@@ -347,6 +348,7 @@ def test_drains_end_in_time() -> None:
     assert by_name["gateway"]["terminationGracePeriodSeconds"] > drain_s + pause_s
     (said,) = [a for a in by_name["triton"]["containers"][0]["args"] if a.startswith("--drain-s=")]
     assert by_name["triton"]["terminationGracePeriodSeconds"] > float(said.partition("=")[2])
+    assert by_name["worker"]["terminationGracePeriodSeconds"] > JobsConfig().drain_s
 
 
 def test_redis_is_durable() -> None:

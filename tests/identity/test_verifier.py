@@ -5,12 +5,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import tempfile
+from functools import lru_cache
+from pathlib import Path
 
 import jwt
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from cloud_pool.identity.claims import Claims
 from cloud_pool.identity.keyset import Jwks, jwk_of, read_jwks
 from cloud_pool.identity.verifier import Verifier
 from cloud_pool.replies import refusal
@@ -177,6 +183,29 @@ def test_what_is_no_token(issuer: Issuer) -> None:
         "eyJ=.=.=",
     ):
         refused(verifier, token)
+
+
+@given(data=st.data())
+@settings(max_examples=300)
+def test_any_change_of_a_token(data: st.DataObject) -> None:
+    """Whatever letters are changed, added or taken out: a token is refused, or says what was signed."""
+    verifier, whole, signed = _signed()
+    at = data.draw(st.integers(0, len(whole)))
+    cut = data.draw(st.integers(0, 3))
+    put = data.draw(st.text(alphabet=st.sampled_from("AQgw_-.=!é\x00\udce9"), max_size=4))
+    changed = whole[:at] + put + whole[at + cut :]
+    try:
+        assert verifier.verify(changed, now=0.0, now_unix=NOW) == signed
+    except AuthenticationFailed:
+        assert changed != whole
+
+
+@lru_cache
+def _signed() -> tuple[Verifier, str, Claims]:
+    with tempfile.TemporaryDirectory() as folder:
+        issuer = Issuer(Path(folder))
+        verifier, whole = issuer.verifier(), issuer.sign()
+        return verifier, whole, verifier.verify(whole, now=0.0, now_unix=NOW)
 
 
 def test_an_oversized_token(issuer: Issuer) -> None:
