@@ -36,6 +36,7 @@ from .decisions import LARGEST_QUERY, DecisionStore, Query
 from .intake import Intake, traceparent_of
 from .metrics import CONTENT_TYPE, Metrics
 from .policies import PolicyReport, PolicyStore
+from .ready import SERVER
 from .replies import JSON, HttpReply, error_response
 from .service import Service
 from .story import Ask
@@ -125,19 +126,22 @@ class Api:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _answer(self, kind: Kind, http: web.BaseRequest) -> web.StreamResponse:
-        ask = Ask(_new_id(), self._clock.monotonic(), traceparent_of(http.headers))
-        request = await self._intake.request(http, kind)
+        arrived = self._clock.monotonic()
+        known = await self._intake.request(http, kind)
+        request = known.request
+        ask = Ask(_new_id(), arrived, traceparent_of(http.headers), known.memo)
         reply = HttpReply(request, http, id=ask.id, created=int(self._clock.unix()))
         try:
             await self._service.answer(request, reply, ask)
-            return await reply.finish()
+            return reply.response
         except ClientGone:
             raise
         except CausewayError as error:
             return await reply.fail(error, id=ask.id, policy=policy_label(self._policies.active))
 
     async def _explain(self, http: web.BaseRequest) -> web.StreamResponse:
-        return _json(await self._service.explain(await self._intake.request(http, None)))
+        known = await self._intake.request(http, None)
+        return _json(await self._service.explain(known.request))
 
     # --- what there is, what happened --------------------------------------------------------------------------------
 
@@ -182,7 +186,7 @@ class Api:
         return _json(readiness, status=200 if readiness.ready else 503)
 
     async def _numbers(self, http: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE, "Server": SERVER})
 
 
 def _new_id() -> str:
@@ -222,4 +226,4 @@ def _json(value: object, *, status: int = 200) -> web.Response:
 
 
 def _body(body: bytes, *, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=body, headers={"Content-Type": JSON})
+    return web.Response(status=status, body=body, headers={"Content-Type": JSON, "Server": SERVER})

@@ -36,7 +36,7 @@ from router.errors import (
 from router.types import Chunk, Place, Target
 
 from .backend import Backend, Call
-from .bounds import move, timeout_at
+from .bounds import Bound
 from .reply import Piece, Sink
 from .work import Work
 
@@ -122,11 +122,11 @@ async def _generate(work: Work, attempt: Attempt, backend: Backend, call: Call, 
     chunks = backend.generate(call)
     waiting, ended = True, False
     try:
-        async with timeout_at(min(call.first_token_by, call.deadline) + _GRACE_S) as bound:
+        with Bound(min(call.first_token_by, call.deadline) + _GRACE_S) as bound:
             async for chunk in chunks:
                 if waiting:
                     waiting = False
-                    move(bound, call.deadline + _GRACE_S)
+                    bound.move(call.deadline + _GRACE_S)
                 await _deliver(work, attempt.offer(chunk, _now()), sink)
             ended = True
             await _deliver(work, attempt.finish(_now()), sink)
@@ -136,7 +136,7 @@ async def _generate(work: Work, attempt: Attempt, backend: Backend, call: Call, 
 
 
 async def _embed(work: Work, attempt: Attempt, backend: Backend, call: Call, sink: Sink) -> None:
-    async with timeout_at(call.deadline + _GRACE_S):
+    with Bound(call.deadline + _GRACE_S):
         embeddings = await backend.embed(call)
         attempt.complete(_now())
         await _deliver(work, (embeddings,), sink)

@@ -36,7 +36,7 @@ from router.sse import SSEParser
 from router.types import Chunk, CloudSignals, Embeddings, Kind, Request
 
 from .backend import Call
-from .bounds import timeout_at
+from .bounds import Bound
 from .cloud_faults import client_error, status_error
 from .config import CloudConfig
 
@@ -104,27 +104,31 @@ class CloudBackend:
     async def generate(self, call: Call) -> AsyncIterator[Chunk]:
         streams = call.request.stream or call.confidence_tokens > 0
         body = encode_request(call.request, call.target.model, stream=streams)
-        until = min(call.deadline, call.first_token_by) if streams else call.deadline
         with self._judged(call, streams=streams):
+            if not streams:
+                for chunk in decode_answer(await self._fetch(call, body)):
+                    yield chunk
+                return
+            until = min(call.deadline, call.first_token_by)
             response = await self._ask(call, body, until)
             try:
-                if not streams:
-                    for chunk in decode_answer(await _whole(response, call)):
-                        yield chunk
-                else:
-                    async for chunk in _stream(response, call, until):
-                        yield chunk
+                async for chunk in _stream(response, call, until):
+                    yield chunk
             finally:
                 response.release()  # read to its end, the connection is used again; else it is closed: the work stops
 
     async def embed(self, call: Call) -> Embeddings:
         body = encode_request(call.request, call.target.model, stream=False)
         with self._judged(call, streams=False):
-            response = await self._ask(call, body, call.deadline)
-            try:
-                return decode_embeddings(await _whole(response, call))
-            finally:
-                response.release()
+            return decode_embeddings(await self._fetch(call, body))
+
+    async def _fetch(self, call: Call, body: bytes) -> bytes:
+        """A whole answer's body."""
+        response = await self._ask(call, body, call.deadline)
+        try:
+            return await _whole(response, call)
+        finally:
+            response.release()
 
     @contextmanager
     def _judged(self, call: Call, *, streams: bool) -> Iterator[None]:
@@ -158,7 +162,7 @@ class CloudBackend:
         """The server's answer with status 200, its body still to be read. Whoever has it has to release it."""
         assert self._session is not None, "start() comes first"
         try:
-            async with timeout_at(until):
+            with Bound(until):
                 response = await self._session.post(
                     self._urls[call.request.kind], data=body, headers=_headers(call), allow_redirects=False
                 )
@@ -232,15 +236,14 @@ async def _stream(response: aiohttp.ClientResponse, call: Call, until: float) ->
                 yield chunk
     for chunk in decoder.finish():
         yield chunk
-    with contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError):
-        async with timeout_at(_now() + _END_S):
-            await response.content.readany()  # the body's own end, so that the connection can be used again
+    with contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError), Bound(_now() + _END_S):
+        await response.content.readany()  # the body's own end, so that the connection can be used again
 
 
 async def _more(response: aiohttp.ClientResponse, call: Call, until: float, phase: Phase) -> bytes:
     """The next bytes, none at the end. A yield must not be inside the bound: the caller's time is not the server's."""
     try:
-        async with timeout_at(until):
+        with Bound(until):
             return await response.content.readany()
     except asyncio.TimeoutError as error:
         raise _too_slow(call, phase) from error
@@ -250,7 +253,7 @@ async def _more(response: aiohttp.ClientResponse, call: Call, until: float, phas
 
 async def _whole(response: aiohttp.ClientResponse, call: Call) -> bytes:
     try:
-        async with timeout_at(call.deadline):
+        with Bound(call.deadline):
             body = await _read(response, _MAX_ANSWER_BYTES)
     except asyncio.TimeoutError as error:
         raise _too_slow(call, "first_token") from error
@@ -265,7 +268,7 @@ async def _refusal(response: aiohttp.ClientResponse, call: Call, until: float) -
     """The error that a status other than 200 means, with the server's words as far as they come."""
     said: bytes | None = b""
     try:
-        async with timeout_at(until):
+        with Bound(until):
             said = await _read(response, _MAX_ERROR_BYTES)
     except (asyncio.TimeoutError, aiohttp.ClientError, OSError):
         pass

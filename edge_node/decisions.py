@@ -5,6 +5,7 @@ Hits stay in memory: a row on disk for every hit would wear a box's flash and te
 
 from __future__ import annotations
 
+import functools
 import math
 import sqlite3
 from collections import OrderedDict
@@ -15,11 +16,12 @@ import msgspec
 from router.types import DecisionRecord
 
 from .clock import Clock
-from .journal import Journal, JournalStats, Value, Write, used_bytes
+from .journal import Journal, JournalStats, Row, Value, Write, used_bytes
 
 FILE = "decisions-1.sqlite"
 DISK_BYTES = 64 * 1024 * 1024
 LARGEST_QUERY = 1000
+_RECORD_BYTES = 2048  # about
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS decisions (
     id TEXT PRIMARY KEY, created REAL NOT NULL, route TEXT NOT NULL, target TEXT NOT NULL, status TEXT NOT NULL,
@@ -41,7 +43,6 @@ class Query(msgspec.Struct, frozen=True):
     limit: int = 100
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(DecisionRecord)
 
 
@@ -72,11 +73,8 @@ class DecisionStore:
         self._memory[record.id] = record
         if len(self._memory) > self._memory_count:
             self._memory.popitem(last=False)
-        outcome = record.outcome
-        if self._journal is not None and outcome.cache != "hit":
-            data = _encoder.encode(record)
-            row = (record.id, record.created, outcome.route, outcome.target, outcome.status, data)
-            self._journal.write(Write(_PUT, row, len(data)))
+        if self._journal is not None and record.outcome.cache != "hit":
+            self._journal.write(Write(_PUT, functools.partial(_row, record), _RECORD_BYTES))
 
     async def get(self, decision_id: str) -> DecisionRecord | None:
         record = self._memory.get(decision_id)
@@ -112,6 +110,12 @@ class DecisionStore:
         while used_bytes(database) > DISK_BYTES:
             if database.execute(_EVICT).rowcount == 0:
                 return
+
+
+def _row(record: DecisionRecord) -> Row:
+    outcome = record.outcome
+    data = msgspec.msgpack.encode(record)
+    return (record.id, record.created, outcome.route, outcome.target, outcome.status, data)
 
 
 def _matches(record: DecisionRecord, query: Query) -> bool:

@@ -32,6 +32,7 @@ from router.openai import parse_chat, parse_completion, parse_embedding
 from router.types import Kind, Prefer, Request, Wishes
 
 from .config import KeyConfig, ServerConfig
+from .plans import Memo
 
 _PARSERS: Mapping[Kind, Callable[[bytes, Wishes], Request]] = {
     "chat": parse_chat,
@@ -42,7 +43,7 @@ _BODIES = 8  # as many bodies of the largest size may be on their way at the sam
 _PREFERENCES: frozenset[str] = frozenset(get_args(Prefer))
 _TAG = re.compile(r"[^\s,]{1,64}")
 _MAX_TAGS = 32
-_PARSED = 256  # asks that are remembered, each of at most so many bytes:
+_KNOWN = 256  # asks that are remembered, each of at most so many bytes:
 _SHORT_BYTES = 4096
 _JSON = "application/json"
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -54,6 +55,13 @@ class Caller(msgspec.Struct, frozen=True):
 
     name: str
     tags: tuple[str, ...] = ()
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A parsed ask, and what was planned for it lately."""
+
+    request: Request
+    memo: Memo
 
 
 class Keys:
@@ -84,28 +92,28 @@ class Intake:
         self._max_body_bytes = config.max_body_bytes
         self._timeout_s = config.read_timeout_s
         self._arriving_bytes = 0
-        self._parsed: OrderedDict[tuple[Kind | None, bytes, Wishes], Request] = OrderedDict()
+        self._known: OrderedDict[tuple[Kind | None, bytes, Wishes], Known] = OrderedDict()
 
     def caller(self, request: web.BaseRequest) -> Caller:
         """Raises AuthenticationFailed."""
         return self._keys.identify(request.headers.get(hdrs.AUTHORIZATION), request.remote or "unix")
 
-    async def request(self, request: web.BaseRequest, kind: Kind | None) -> Request:
+    async def request(self, request: web.BaseRequest, kind: Kind | None) -> Known:
         """The parsed ask; `kind` None: what the body's fields say. Raises CausewayError, each a client's fault."""
         headers = request.headers
         wishes = wishes_of(headers, self.caller(request))
         _check_media(headers)
         return self._parse(kind, await self.body(request), wishes)
 
-    def _parse(self, kind: Kind | None, body: bytes, wishes: Wishes) -> Request:
+    def _parse(self, kind: Kind | None, body: bytes, wishes: Wishes) -> Known:
         key = (kind, body, wishes)
-        known = self._parsed.get(key)
+        known = self._known.get(key)
         if known is None:
-            known = _PARSERS[kind or _kind_of(body)](body, wishes)
+            known = Known(_PARSERS[kind or _kind_of(body)](body, wishes), Memo())
             if len(body) <= _SHORT_BYTES:
-                self._parsed[key] = known
-                if len(self._parsed) > _PARSED:
-                    self._parsed.popitem(last=False)
+                self._known[key] = known
+                if len(self._known) > _KNOWN:
+                    self._known.popitem(last=False)
         return known
 
     async def body(self, request: web.BaseRequest) -> bytes:

@@ -38,9 +38,14 @@ _DAMAGED = ("not a database", "malformed", "unsupported file format")
 
 
 class Write(msgspec.Struct, frozen=True):
+    """`values` may be a function: it is called in the journal's thread, where encoding holds nobody up."""
+
     statement: str
-    values: Row
-    size_bytes: int = 0
+    values: Row | Callable[[], Row]
+    size_bytes: int = 0  # about
+
+    def row(self) -> Row:
+        return self.values() if callable(self.values) else self.values
 
 
 class _Read(msgspec.Struct, frozen=True):
@@ -190,7 +195,7 @@ class Journal:
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 for statement, rows in groupby(writes, key=lambda write: write.statement):
-                    database.executemany(statement, [row.values for row in rows])
+                    database.executemany(statement, [write.row() for write in rows])
             self._untrimmed_bytes += sum(write.size_bytes for write in writes)
             if self._untrimmed_bytes >= _TRIM_BYTES or self._monotonic() >= self._trim_at:
                 self._trim(database)

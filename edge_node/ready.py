@@ -7,7 +7,6 @@ else together. What is left out is what such a response never needs: chunks, coo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from email.utils import formatdate
 
 from aiohttp import web
@@ -18,38 +17,42 @@ SERVER = "causeway"
 
 
 class ReadyResponse(web.StreamResponse):
-    """Status 200 with this head and body. `fields` are names and values that may stand in a head as they are."""
+    """Status 200. `fields` are lines of a head, each with its CRLF, as they are to be sent."""
 
-    def __init__(self, fields: Mapping[str, str], body: bytes) -> None:
+    def __init__(self, fields: str, body: bytes) -> None:
         super().__init__()
         self._fields = fields
         self._bytes = body
         self._http: web.BaseRequest | None = None
 
+    def send(self, http: web.BaseRequest) -> None:
+        """All of it, now: before anything is counted or recorded. Raises ConnectionError when the client is gone."""
+        self._http = http
+        self._keep_alive = http.keep_alive
+        transport = http.transport
+        if transport is None or transport.is_closing():
+            raise ClientConnectionResetError("the client closed the connection")
+        transport.write(self._head(http).encode("latin-1") + self._bytes)
+
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        self._http = request
-        self._keep_alive = request.keep_alive
+        """Nothing is left to prepare: the server calls this after `send`."""
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Raises ConnectionError when the client is gone."""
+        """Waits for a client that is slow to read."""
         assert self._http is not None
-        transport = self._http.transport
-        if transport is None or transport.is_closing():
-            raise ClientConnectionResetError("the client closed the connection")
-        transport.write(self._head(self._http).encode("latin-1") + self._bytes)
         await self._http.writer.drain()
 
     def _head(self, http: web.BaseRequest) -> str:
-        lines = [f"HTTP/{http.version.major}.{http.version.minor} 200 OK"]
-        lines += [f"{name}: {value}" for name, value in self._fields.items()]
-        lines.append(f"Content-Length: {len(self._bytes)}\r\nDate: {_date.now()}\r\nServer: {SERVER}")
-        if http.version.minor == 0 and self._keep_alive:
-            lines.append("Connection: keep-alive")
-        elif not self._keep_alive:
-            lines.append("Connection: close")
-        lines.append("\r\n")
-        return "\r\n".join(lines)
+        connection = ""
+        if not self._keep_alive:
+            connection = "Connection: close\r\n"
+        elif http.version.minor == 0:
+            connection = "Connection: keep-alive\r\n"
+        return (
+            f"HTTP/1.{http.version.minor} 200 OK\r\n{self._fields}Content-Length: {len(self._bytes)}\r\n"
+            f"Date: {_date.now()}\r\nServer: {SERVER}\r\n{connection}\r\n"
+        )
 
 
 class _Date:

@@ -10,7 +10,7 @@ from router.openai import AnswerEncoder, CachedAnswer, encode_embeddings, encode
 from router.types import Embeddings, Request
 
 from .intake import retry_after
-from .ready import ReadyResponse
+from .ready import SERVER, ReadyResponse
 from .reply import Head, Piece
 
 JSON = "application/json"
@@ -20,7 +20,7 @@ _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
 class HttpReply:
-    """One client's answer. Afterwards `finish` or `fail` gives the response that the server returns."""
+    """One client's answer. Afterwards `response`, or after an error `fail`, is what the server returns."""
 
     def __init__(self, request: Request, http: web.BaseRequest, *, id: str, created: int) -> None:  # noqa: A002
         self._request = request
@@ -32,6 +32,7 @@ class HttpReply:
         self._pieces: list[Piece] = []
         self._stream: web.StreamResponse | None = None
         self._encoder: AnswerEncoder | None = None
+        self._ready: ReadyResponse | None = None
         self._opening = b""
 
     # --- the service's side (Reply) ----------------------------------------------------------------------------------
@@ -64,23 +65,34 @@ class HttpReply:
         else:
             self._whole = answer.whole(self._answer_id, self._created)
 
-    # --- the server's side -------------------------------------------------------------------------------------------
-
-    async def finish(self) -> web.StreamResponse:
+    async def end(self) -> None:
         if self._stream is not None and self._encoder is not None:
             await self._write(self._stream, self._opening + self._encoder.end())
-            return self._stream
+            return
         assert self._head is not None
         media = EVENTS if self._request.stream else JSON
         body = self._whole if self._whole is not None else self._encode(self._head)
-        return ReadyResponse(_headers(self._head, media), body)
+        ready = ReadyResponse(_fields(self._head, media), body)
+        try:
+            ready.send(self._http)
+        except ConnectionError as error:
+            raise ClientGone("the client closed the connection") from error
+        self._ready = ready
+
+    # --- the server's side -------------------------------------------------------------------------------------------
+
+    @property
+    def response(self) -> web.StreamResponse:
+        """What was sent, for the server to finish."""
+        response = self._stream or self._ready
+        assert response is not None
+        return response
 
     async def fail(self, error: CausewayError, *, id: str, policy: str) -> web.StreamResponse:  # noqa: A002
         """Before the first byte: a status and the error object. After it: an error event, and the stream ends there."""
         if self._stream is None:
             return error_response(error, {"x-causeway-decision": id, "x-causeway-policy": policy})
-        if not isinstance(error, ClientGone):
-            await self._write(self._stream, error_event(error))
+        await self._write(self._stream, error_event(error))
         return self._stream
 
     def _encode(self, head: Head) -> bytes:
@@ -104,7 +116,7 @@ class HttpReply:
 
 
 def error_response(error: CausewayError, headers: dict[str, str] | None = None) -> web.Response:
-    known = {"Content-Type": JSON, **(headers or {})}
+    known = {"Content-Type": JSON, "Server": SERVER, **(headers or {})}
     if error.retry_after_s is not None:
         known["Retry-After"] = retry_after(error.retry_after_s)
     if isinstance(error, AuthenticationFailed):
@@ -112,11 +124,25 @@ def error_response(error: CausewayError, headers: dict[str, str] | None = None) 
     return web.Response(status=error.status, body=encode_error(error), headers=known)
 
 
+def _fields(head: Head, media: str) -> str:
+    """The same as `_headers`, as the lines of a head. Most of it is the same for every hit."""
+    known = (media, head.route, head.target, head.reason, head.cache, head.policy, head.degraded)
+    lines = _lines.get(known)
+    if lines is None:
+        if len(_lines) >= _LINES:
+            _lines.clear()
+        lines = _lines[known] = "".join(f"{name}: {value}\r\n" for name, value in _story(head, media).items())
+    return f"{lines}x-request-id: {head.id}\r\nx-causeway-decision: {head.id}\r\n"
+
+
 def _headers(head: Head, media: str) -> dict[str, str]:
+    return {**_story(head, media), "x-request-id": head.id, "x-causeway-decision": head.id, "Server": SERVER}
+
+
+def _story(head: Head, media: str) -> dict[str, str]:
+    """All but the id."""
     headers = {
         "Content-Type": media,
-        "x-request-id": head.id,
-        "x-causeway-decision": head.id,
         "x-causeway-route": head.route,
         "x-causeway-target": head.target,
         "x-causeway-reason": head.reason,
@@ -128,3 +154,7 @@ def _headers(head: Head, media: str) -> dict[str, str]:
         headers["Cache-Control"] = "no-cache"
         headers["X-Accel-Buffering"] = "no"  # nginx would hold a stream back until its buffer is full
     return headers
+
+
+_LINES = 256
+_lines: dict[tuple[str | bool, ...], str] = {}

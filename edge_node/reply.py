@@ -37,6 +37,8 @@ class Sink(Protocol):
 
 
 class Reply(Sink, Protocol):
-    """A client's side: it also takes an answer that is there already, all of it at once."""
+    """A client's side. It also takes an answer that is there already, at once; `end` lets the last byte go."""
 
     async def replay(self, head: Head, answer: CachedAnswer | Embeddings) -> None: ...
+
+    async def end(self) -> None: ...

@@ -13,7 +13,6 @@ An answer from the cache takes no slot: it does not wait behind the work that it
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -21,11 +20,9 @@ import anyio
 import msgspec
 
 from router.course import Course
-from router.decide import decide, plan_cache
+from router.decide import decide
 from router.errors import AllAttemptsFailed, BackendError, CausewayError, ClientGone, DeadlineExceeded, QueueFull
-from router.fingerprint import fingerprint
 from router.openai import CachedAnswer
-from router.policy import Policy
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
 
 from .admission import Admission
@@ -35,6 +32,7 @@ from .clock import Clock
 from .decisions import DecisionStore
 from .flight import Flight, Flights, Listener
 from .metrics import Metrics, Worked
+from .plans import Memo, Plans, is_cacheable
 from .policies import PolicyStore
 from .reply import Piece, Reply, Sink
 from .signals import Signals
@@ -88,15 +86,15 @@ class Service:
         self._metrics = metrics
         self._clock = clock
         self._count = count
-        self._scope = scope
+        self._plans = Plans(scope)
         self._deadline_s = deadline_s
-        self._scoped: tuple[Policy | None, bytes] = (None, b"")
 
     async def answer(self, request: Request, reply: Reply, ask: Ask) -> None:
-        """Returns when `reply` has the whole answer. Raises CausewayError, or CancelledError when the caller leaves."""
+        """Returns when the last byte is on its way. Raises CausewayError, or CancelledError when the caller leaves."""
         story = Story(self._begin(request, ask), reply)
         try:
-            await self._hops(story)
+            await self._hops(story, ask.memo)
+            await reply.end()
         except CausewayError as error:
             story.error = error
             raise
@@ -108,13 +106,15 @@ class Service:
             story.error = CausewayError("internal error")
             raise story.error from failure
         finally:
-            self._settle(story)
+            # In the loop's next turn: what was written leaves first, and before anything else can ask for the record.
+            asyncio.get_running_loop().call_soon(self._settle, story, self._clock.monotonic())
 
     async def explain(self, request: Request) -> Explanation:
         """What would happen, without doing it."""
         work = self._begin(request, Ask(id="", arrived=self._clock.monotonic()))
         self._admission.admit(request.wishes.client, work.arrived)
-        found = await self._find(work)
+        found = await self._find(work, Memo())
+        work.plan = self._plans.plan(work.policy, request, work.snapshot, work.estimates).plan
         work.snapshot = self._signals.snapshot(work.policy)
         await self._decide(work)
         assert work.decision is not None
@@ -130,7 +130,7 @@ class Service:
         """Route something, for whoever wants to know whether we still can: nothing is run, counted or recorded."""
         policy = self._policies.active
         snapshot = self._signals.snapshot(policy)
-        plan_cache(policy, _REHEARSAL, snapshot, Estimates())
+        self._plans.plan(policy, _REHEARSAL, snapshot, Estimates())
         return decide(policy, _REHEARSAL, snapshot, Estimates())
 
     def _begin(self, request: Request, ask: Ask) -> Work:
@@ -150,9 +150,9 @@ class Service:
 
     # --- the hops ----------------------------------------------------------------------------------------------------
 
-    async def _hops(self, story: Story) -> None:
+    async def _hops(self, story: Story, memo: Memo) -> None:
         self._admission.admit(story.request.wishes.client, story.arrived)
-        found = await self._find(story.work)
+        found = await self._find(story.work, memo)
         if found is not None and _is_fresh(found, story.work.plan):
             await story.replay(found.answer)
             return
@@ -166,14 +166,19 @@ class Service:
                 raise
             await story.replay(found.answer, stale=error)
 
-    async def _find(self, work: Work) -> Found | None:
+    async def _find(self, work: Work, memo: Memo) -> Found | None:
         """Cache: the policy's rule for this request, and what is known under its key, however old."""
-        if _TOKENS in work.policy.cache_needs.signals:
-            await self._estimate(work)
-        work.plan = plan_cache(work.policy, work.request, work.snapshot, work.estimates)
-        if work.plan.exact is None:
+        policy, request = work.policy, work.request
+        if not is_cacheable(policy, request):
             return None
-        work.key = fingerprint(work.request, self._scope_of(work))
+        if _TOKENS in policy.cache_needs.signals:
+            await self._estimate(work)
+            planned = self._plans.plan(policy, request, work.snapshot, work.estimates)
+        else:
+            planned = self._plans.remembered(policy, request, work.snapshot, memo)
+        work.plan, work.key = planned.plan, planned.key
+        if work.key is None:
+            return None
         found = self._cache.recall(work.key)
         if found is None and not work.on_device:
             found = await self._cache.fetch(work.key, work.request)
@@ -208,7 +213,8 @@ class Service:
             try:
                 await self._attempts.run(work, sink)
             finally:
-                self._account(work)
+                work.over = True
+                asyncio.get_running_loop().call_soon(self._account, work, self._clock.monotonic())
 
     async def _decide(self, work: Work) -> None:
         if _TOKENS in work.policy.route_needs.signals:
@@ -225,16 +231,15 @@ class Service:
 
     # --- what remains ------------------------------------------------------------------------------------------------
 
-    def _account(self, work: Work) -> None:
+    def _account(self, work: Work, ended: float) -> None:
         """Once per work, however many listened."""
-        work.over = True
         usd = work.usd()
         self._signals.spent(usd)
         self._metrics.worked(
             Worked(
                 kind=work.request.kind,
                 requested=work.request.model,
-                attempts=work.records(self._clock.monotonic()),
+                attempts=work.records(ended),
                 target=work.target if work.committed else None,
                 usage=work.usage,
                 usd=usd,
@@ -259,18 +264,10 @@ class Service:
             answer = Answer(target.name, target.model, CachedAnswer(work.request, target.model, chunks))
         self._cache.put(work.key, answer, durable=not work.on_device)
 
-    def _settle(self, story: Story) -> None:
-        outcome = story.outcome(self._clock.monotonic())
+    def _settle(self, story: Story, ended: float) -> None:
+        outcome = story.outcome(ended)
         self._decisions.add(story.record(outcome, self._clock.unix()))
         self._metrics.settled(outcome)
-
-    def _scope_of(self, work: Work) -> bytes:
-        """What the request does not say itself: which models the names stand for; for private ones, whose it is."""
-        if self._scoped[0] is not work.policy:
-            targets = msgspec.msgpack.encode((self._scope, work.policy.targets))
-            self._scoped = (work.policy, hashlib.blake2b(targets, digest_size=16).digest())
-        private = b"private:" + work.request.wishes.client.encode("utf-8", "replace") if work.plan.private else b""
-        return self._scoped[1] + private
 
 
 async def _listen(listener: Listener, story: Story) -> None:

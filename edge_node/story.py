@@ -15,6 +15,7 @@ from router.openai import CachedAnswer
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
 from .cache import Answer
+from .plans import Memo
 from .reply import Head, Piece, Reply
 from .work import Work, policy_label
 
@@ -22,11 +23,12 @@ Status = Literal["ok", "error", "cancelled", "rejected"]
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A request's arrival: its decision's id, when it came (monotonic s), and the trace that it belongs to."""
+    """How a request came: its decision's id, when (monotonic s), and the trace that it belongs to."""
 
     id: str
     arrived: float
     traceparent: str = ""
+    memo: Memo = msgspec.field(default_factory=Memo)  # of the request
 
 
 class Story:
@@ -65,7 +67,8 @@ class Story:
     # --- what passes (Reply) -----------------------------------------------------------------------------------------
 
     async def commit(self, head: Head) -> None:
-        self.head = msgspec.structs.replace(head, id=self.id, cache=self.cache)
+        own = head.id == self.id and head.cache == self.cache
+        self.head = head if own else msgspec.structs.replace(head, id=self.id, cache=self.cache)
         await self._reply.commit(self.head)
 
     async def send(self, piece: Piece) -> None:

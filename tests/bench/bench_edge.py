@@ -1,7 +1,7 @@
 """(b) an exact hit over HTTP, (c) a request that is passed on, (f) the daemon's memory and start.
 
-Each server is a process of its own, the load generator another. Ours and the bare one take turns in short rounds, so
-that a neighbour on the machine disturbs both; the medians of the rounds are compared.
+Each server is a process of its own, the load generator another. Ours and the bare one take turns in short rounds; each
+figure is the median of the rounds' own ratios, so that a neighbour who comes and goes counts little.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
 
-from .load import Figures
+from .load import Contestant, Plan, Round
 from .rows import Row
 
 ROOT = Path(__file__).parents[2]
 POLICY = ROOT / "policies" / "default.yaml"
-ROUNDS = 7
 ONE, MANY = 1, 32  # connections
-REQUESTS = {ONE: 1500, MANY: 4000}  # of one round
+ROUNDS = 21
 HIT = b'{"model":"auto","messages":[{"role":"user","content":"Turn on the lights in the kitchen."}],"temperature":0}'
 PASSED = HIT.replace(b',"temperature":0', b"")  # sampled: not cached
 
@@ -40,75 +39,77 @@ def main() -> list[Row]:
         answer = directory / "answer.json"
         answer.write_bytes(_ask(edge, HIT))
         bare = servers.enter_context(_bare("answer", str(answer)))
-        hits = _Contest(directory, HIT, edge, bare, bare)
-        passed = _Contest(directory, PASSED, edge, forwarder, upstream)
-        return [*hits.rows("(b) exact hit", 1.6, 0.35), *_passed_rows(passed), *_light_rows(ready_s, rss_mb)]
-
-
-class _Contest:
-    """Medians of `ROUNDS` rounds for ours, the bare one, and what both have in front of them."""
-
-    def __init__(self, directory: Path, body: bytes, ours: int, bare: int, floor: int) -> None:
-        self._body = directory / f"{len(body)}.json"
-        self._body.write_bytes(body)
-        self._ports = {"ours": ours, "bare": bare, "floor": floor}
-        self.at = {connections: self._median(connections) for connections in (ONE, MANY)}
-
-    def _median(self, connections: int) -> dict[str, Figures]:
-        rounds: dict[str, list[Figures]] = {name: [] for name in self._ports}
-        measured: dict[tuple[int, int], Figures] = {}
-        for number in range(ROUNDS + 1):
-            measured.clear()
-            for name, port in self._ports.items():
-                if (number, port) not in measured:
-                    measured[number, port] = _load(port, connections, REQUESTS[connections], self._body)
-                if number:  # the first round warms up
-                    rounds[name].append(measured[number, port])
-        return {name: _middle(figures) for name, figures in rounds.items()}
-
-    def rows(self, name: str, slower: float, fewer: float) -> list[Row]:
-        one, many = self.at[ONE], self.at[MANY]
-        p50 = f"{one['ours'].p50_ms:.3f} ms, bare aiohttp {one['bare'].p50_ms:.3f} ms"
-        rps = f"{many['ours'].rps:.0f}/s, bare aiohttp {many['bare'].rps:.0f}/s"
         return [
-            Row(f"{name}, p50 at {ONE}", one["ours"].p50_ms / one["bare"].p50_ms, "x", slower, note=p50),
-            Row(f"{name}, rate at {MANY}", many["ours"].rps / many["bare"].rps, "x", fewer, "higher", rps),
+            *_hit_rows(Contestant("ours", edge, HIT), Contestant("bare", bare, HIT)),
+            *_passed_rows(
+                Contestant("ours", edge, PASSED),
+                Contestant("bare", forwarder, PASSED),
+                Contestant("floor", upstream, PASSED),
+            ),
+            Row("(f) memory without the model", rss_mb, "MB", 120.0),
+            Row("(f) start to ready", ready_s, "s", 2.0),
         ]
 
 
-def _passed_rows(contest: _Contest) -> list[Row]:
-    one, many = contest.at[ONE], contest.at[MANY]
-    floor = one["floor"].p50_ms
-    ours_ms, bare_ms = one["ours"].p50_ms - floor, one["bare"].p50_ms - floor
-    added = f"adds {ours_ms:.3f} ms, bare forwarder {bare_ms:.3f} ms, to {floor:.3f} ms"
-    rps = f"{many['ours'].rps:.0f}/s, bare forwarder {many['bare'].rps:.0f}/s"
+def _hit_rows(*contestants: Contestant) -> list[Row]:
+    one = _play(contestants, ONE, 1000)
+    many = _play(contestants, MANY, 3000)
+    slower = _median(one, lambda r: r.figures["ours"].p50_ms / r.figures["bare"].p50_ms)
     return [
-        Row(f"(c) passed on, added p50 at {ONE}", ours_ms / bare_ms, "x", 2.0, note=added),
-        Row(f"(c) passed on, rate at {MANY}", many["ours"].rps / many["bare"].rps, "x", 0.4, "higher", rps),
+        Row(f"(b) exact hit, p50 at {ONE}", slower, "x", 1.6, note=_p50s(one)),
+        Row(f"(b) exact hit, rate at {MANY}", _median(many, _rate), "x", 0.35, "higher", _rates(many)),
     ]
 
 
-def _light_rows(ready_s: float, rss_mb: float) -> list[Row]:
+def _passed_rows(*contestants: Contestant) -> list[Row]:
+    one = _play(contestants, ONE, 400)
+    many = _play(contestants, MANY, 1500)
     return [
-        Row("(f) memory without the model", rss_mb, "MB", 120.0),
-        Row("(f) start to ready", ready_s, "s", 2.0),
+        Row(f"(c) passed on, added p50 at {ONE}", _median(one, _added), "x", 2.0, note=_p50s(one)),
+        Row(f"(c) passed on, rate at {MANY}", _median(many, _rate), "x", 0.4, "higher", _rates(many)),
     ]
 
 
-def _middle(figures: list[Figures]) -> Figures:
-    return Figures(*(statistics.median(getattr(one, name) for one in figures) for name in Figures.__struct_fields__))
+def _rate(one: Round) -> float:
+    return one.figures["ours"].rps / one.figures["bare"].rps
 
 
-def _load(port: int, connections: int, requests: int, body: Path) -> Figures:
-    command = [sys.executable, "-m", "tests.bench.load", str(port), str(connections), str(requests), str(body)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=120)
-    return msgspec.json.decode(done.stdout, type=Figures)
+def _added(one: Round) -> float:
+    """How much more than asking the upstream directly, ours against the bare forwarder."""
+    floor = one.figures["floor"].p50_ms
+    return (one.figures["ours"].p50_ms - floor) / (one.figures["bare"].p50_ms - floor)
+
+
+def _p50s(rounds: list[Round]) -> str:
+    names = rounds[0].figures
+    return ", ".join(f"{name} {_median(rounds, lambda r: r.figures[name].p50_ms):.3f} ms" for name in names)  # noqa: B023
+
+
+def _rates(rounds: list[Round]) -> str:
+    names = rounds[0].figures
+    return ", ".join(f"{name} {_median(rounds, lambda r: r.figures[name].rps):.0f}/s" for name in names)  # noqa: B023
+
+
+def _median(rounds: list[Round], figure: Callable[[Round], float]) -> float:
+    return statistics.median(map(figure, rounds))
+
+
+def _play(contestants: tuple[Contestant, ...], connections: int, requests: int) -> list[Round]:
+    plan = Plan(contestants, connections, requests, ROUNDS)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench.load"],
+        input=msgspec.json.encode(plan),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=300,
+    )
+    return msgspec.json.decode(done.stdout, type=list[Round])
 
 
 def _ask(port: int, body: bytes) -> bytes:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions", body, {"Content-Type": "application/json"}
-    )
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as response:
         return bytes(response.read())
 

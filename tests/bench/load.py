@@ -1,7 +1,7 @@
-"""`python -m tests.bench.load PORT CONNECTIONS REQUESTS BODY_FILE`: one POST again and again over kept connections.
+"""`python -m tests.bench.load < PLAN`: a load generator in a process of its own, so that it costs its servers nothing.
 
-A raw protocol on uvloop, so that the generator costs little beside what it measures. Prints one line of JSON: requests
-per second, and the p50 and p99 of a request in ms.
+It posts each contestant's body again and again over kept connections, by a raw protocol on uvloop. The contestants take
+turns in short rounds: a neighbour on the machine disturbs them all alike. Prints the figures of each round as JSON.
 """
 
 from __future__ import annotations
@@ -9,17 +9,35 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from pathlib import Path
 from typing import cast
 
 import msgspec
 import uvloop
+
+TIMEOUT_S = 60.0
+
+
+class Contestant(msgspec.Struct, frozen=True):
+    name: str
+    port: int
+    body: bytes
+
+
+class Plan(msgspec.Struct, frozen=True):
+    contestants: tuple[Contestant, ...]
+    connections: int
+    requests: int  # of one round of one contestant
+    rounds: int
 
 
 class Figures(msgspec.Struct, frozen=True):
     rps: float
     p50_ms: float
     p99_ms: float
+
+
+class Round(msgspec.Struct, frozen=True):
+    figures: dict[str, Figures]
 
 
 class _Client(asyncio.Protocol):
@@ -40,6 +58,7 @@ class _Client(asyncio.Protocol):
         if self._left[0] == 0:
             if not self._done.done():
                 self._done.set_result(None)
+            self._transport.close()
             return
         self._left[0] -= 1
         self._expected = -1
@@ -68,27 +87,35 @@ class _Client(asyncio.Protocol):
             self._done.set_exception(RuntimeError(data[:500].decode(errors="replace")))
 
 
-async def measure(port: int, connections: int, requests: int, body: bytes) -> Figures:
+async def _measure(contestant: Contestant, connections: int, requests: int) -> Figures:
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"Content-Length: {len(contestant.body)}\r\n\r\n"
     ).encode()
     loop = asyncio.get_running_loop()
     times: list[int] = []
     left = [requests]
+    ends: list[asyncio.Future[None]] = [loop.create_future() for _ in range(connections)]
+    clients = [_Client(head + contestant.body, left, times, end) for end in ends]
     started = time.perf_counter()
-    waiting = []
-    for _ in range(connections):
-        done: asyncio.Future[None] = loop.create_future()
-        waiting.append(done)
-        await loop.create_connection(lambda: _Client(head + body, left, times, waiting[-1]), "127.0.0.1", port)
-    await asyncio.gather(*waiting)
+    for client in clients:
+        await loop.create_connection(lambda client=client: client, "127.0.0.1", contestant.port)  # type: ignore[misc]
+    await asyncio.wait_for(asyncio.gather(*ends), TIMEOUT_S)
     took_s = time.perf_counter() - started
     times.sort()
     return Figures(len(times) / took_s, times[len(times) // 2] / 1e6, times[len(times) * 99 // 100] / 1e6)
 
 
+async def run(plan: Plan) -> list[Round]:
+    rounds = []
+    for number in range(plan.rounds + 1):
+        figures = {c.name: await _measure(c, plan.connections, plan.requests) for c in plan.contestants}
+        if number:  # the first one warms up
+            rounds.append(Round(figures))
+    return rounds
+
+
 if __name__ == "__main__":
     uvloop.install()
-    figures = asyncio.run(measure(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]).read_bytes()))
-    print(msgspec.json.encode(figures).decode(), flush=True)
+    told = asyncio.run(run(msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)))
+    print(msgspec.json.encode(told).decode(), flush=True)

@@ -1,0 +1,68 @@
+"""The policy's cache rule for a request, and the key under which its answer is kept.
+
+The key covers what changes the answer: all of the request (`router.fingerprint`), which models the policy's names
+stand for, and for private requests whose they are. A plan is a pure function of request and signals: the same request
+under the same snapshot has the same plan, and is not planned twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from router.decide import plan_cache
+from router.features import is_sampled
+from router.fingerprint import fingerprint
+from router.policy import Policy
+from router.types import CachePlan, Estimates, Request, Snapshot
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """`key` None: the policy keeps this request out of the cache."""
+
+    plan: CachePlan
+    key: bytes | None
+
+
+class Memo:
+    """What was planned lately for one request; whoever keeps the request keeps this beside it."""
+
+    __slots__ = ("planned", "snapshot")
+
+    def __init__(self) -> None:
+        self.snapshot: Snapshot | None = None
+        self.planned: Planned | None = None
+
+
+class Plans:
+    """`scope`: what else tells answers apart, such as the device's model files."""
+
+    def __init__(self, scope: bytes = b"") -> None:
+        self._scope = scope
+        self._scoped: tuple[Policy | None, bytes] = (None, b"")
+
+    def plan(self, policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> Planned:
+        """What the rules say, computed afresh."""
+        plan = plan_cache(policy, request, snapshot, estimates)
+        return Planned(plan, None if plan.exact is None else self._key(policy, request, plan))
+
+    def remembered(self, policy: Policy, request: Request, snapshot: Snapshot, memo: Memo) -> Planned:
+        """The same without estimates, from the memo if that is of this very snapshot."""
+        planned = memo.planned
+        if planned is None or memo.snapshot is not snapshot:
+            planned = memo.planned = self.plan(policy, request, snapshot, Estimates())
+            memo.snapshot = snapshot
+        return planned
+
+    def _key(self, policy: Policy, request: Request, plan: CachePlan) -> bytes:
+        if self._scoped[0] is not policy:
+            targets = msgspec.msgpack.encode((self._scope, policy.targets))
+            self._scoped = (policy, hashlib.blake2b(targets, digest_size=16).digest())
+        private = b"private:" + request.wishes.client.encode("utf-8", "replace") if plan.private else b""
+        return fingerprint(request, self._scoped[1] + private)
+
+
+def is_cacheable(policy: Policy, request: Request) -> bool:
+    """False: no cache rule can hold, whatever its condition; so none need be tried."""
+    return not is_sampled(request) or any(rule.allow_sampled for rule in policy.cache)
