@@ -9,7 +9,6 @@ followed: what leaves this box goes where the configuration says.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -23,33 +22,28 @@ from router.breaker import Breaker
 from router.errors import (
     BreakerOpen,
     CausewayError,
-    CloudFailed,
     CloudRejected,
     CloudSaturated,
     CloudTimeout,
     InvalidRequest,
-    Phase,
 )
 from router.latency import Ewma
-from router.openai import StreamDecoder, decode_answer, decode_embeddings, encode_request
-from router.sse import SSEParser
+from router.openai import decode_answer, decode_embeddings, encode_request
 from router.types import Chunk, CloudSignals, Embeddings, Kind, Request
 
 from .backend import Call
 from .bounds import Bound
-from .cloud_faults import client_error, status_error
+from .cloud_answer import MAX_ERROR_BYTES, read_body, read_refusal, read_stream, read_whole, too_slow
+from .cloud_faults import client_error
 from .config import CloudConfig
 
 log = logging.getLogger(__name__)
 
 _PATHS: dict[Kind, str] = {"chat": "/chat/completions", "completion": "/completions", "embedding": "/embeddings"}
-_MAX_ANSWER_BYTES = 16 * 1024 * 1024
-_MAX_ERROR_BYTES = 64 * 1024
 _IDLE_S = 15.0  # shorter than common servers keep a silent connection: the pool has few that are closed already
 _RTT_HALF_LIFE_S = 60.0
 _PROBE_S = 5.0
 _PROBE_BACKOFF = 4.0  # the longest pause between probes, in intervals
-_END_S = 0.05
 _TIMER_STEP_S = 0.005  # timers may fire this much early
 # Neither of these says that the server is ill.
 _ANSWERED = (InvalidRequest, CloudRejected)
@@ -112,7 +106,7 @@ class CloudBackend:
             until = min(call.deadline, call.first_token_by)
             response = await self._ask(call, body, until)
             try:
-                async for chunk in _stream(response, call, until):
+                async for chunk in read_stream(response, call, until):
                     yield chunk
             finally:
                 response.release()  # read to its end, the connection is used again; else it is closed: the work stops
@@ -126,7 +120,7 @@ class CloudBackend:
         """A whole answer's body."""
         response = await self._ask(call, body, call.deadline)
         try:
-            return await _whole(response, call)
+            return await read_whole(response, call)
         finally:
             response.release()
 
@@ -176,12 +170,12 @@ class CloudBackend:
                 self._reachable = False
             raise failure from error
         except asyncio.TimeoutError as error:
-            raise _too_slow(call, "first_token") from error
+            raise too_slow(call, "first_token") from error
         except OSError as error:
             raise client_error(error, call.target.name, "send") from error
         self._hear(response)
         if response.status != 200:
-            raise await _refusal(response, call, until)
+            raise await read_refusal(response, call, until)
         return response
 
     def _hear(self, response: aiohttp.ClientResponse) -> None:
@@ -210,89 +204,12 @@ class CloudBackend:
                 async with self._session.get(self._config.url + "/models", allow_redirects=False) as response:
                     self._hear(response)
                     self._rtt_ms.add((_now() - started) * 1000.0, _now())
-                    await _read(response, _MAX_ERROR_BYTES)
+                    await read_body(response, MAX_ERROR_BYTES)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if self._reachable is not False:
                 log.warning("the cloud cannot be reached: %s", type(error).__name__)
             self._reachable = False
         return self._reachable is True
-
-
-async def _stream(response: aiohttp.ClientResponse, call: Call, until: float) -> AsyncIterator[Chunk]:
-    """Server-sent events → chunks. `until` bounds the first one, the call's deadline the rest."""
-    parser, decoder = SSEParser(), StreamDecoder()
-    size_bytes = 0
-    phase: Phase = "first_token"
-    while not decoder.done:
-        data = await _more(response, call, until, phase)
-        if not data:
-            break
-        size_bytes += len(data)
-        if size_bytes > _MAX_ANSWER_BYTES:
-            raise _too_long(call)
-        for event in parser.feed(data):
-            for chunk in decoder.feed(event.data):
-                until, phase = call.deadline, "stream"
-                yield chunk
-    for chunk in decoder.finish():
-        yield chunk
-    with contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError), Bound(_now() + _END_S):
-        await response.content.readany()  # the body's own end, so that the connection can be used again
-
-
-async def _more(response: aiohttp.ClientResponse, call: Call, until: float, phase: Phase) -> bytes:
-    """The next bytes, none at the end. A yield must not be inside the bound: the caller's time is not the server's."""
-    try:
-        with Bound(until):
-            return await response.content.readany()
-    except asyncio.TimeoutError as error:
-        raise _too_slow(call, phase) from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise client_error(error, call.target.name, "stream") from error
-
-
-async def _whole(response: aiohttp.ClientResponse, call: Call) -> bytes:
-    try:
-        with Bound(call.deadline):
-            body = await _read(response, _MAX_ANSWER_BYTES)
-    except asyncio.TimeoutError as error:
-        raise _too_slow(call, "first_token") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise client_error(error, call.target.name, "stream") from error
-    if body is None:
-        raise _too_long(call)
-    return body
-
-
-async def _refusal(response: aiohttp.ClientResponse, call: Call, until: float) -> CausewayError:
-    """The error that a status other than 200 means, with the server's words as far as they come."""
-    said: bytes | None = b""
-    try:
-        with Bound(until):
-            said = await _read(response, _MAX_ERROR_BYTES)
-    except (asyncio.TimeoutError, aiohttp.ClientError, OSError):
-        pass
-    finally:
-        response.release()
-    return status_error(response.status, response.headers, said or b"", call.target.name)
-
-
-async def _read(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
-    """The body, or None when it is larger."""
-    body = await response.content.readany()
-    while more := await response.content.readany():
-        body += more
-        if len(body) > limit_bytes:
-            return None
-    return body
-
-
-def _too_slow(call: Call, phase: Phase) -> CloudTimeout:
-    return CloudTimeout(f"{call.target.name} took too long", phase=phase)
-
-
-def _too_long(call: Call) -> CloudFailed:
-    return CloudFailed(f"{call.target.name}'s answer exceeds {_MAX_ANSWER_BYTES} bytes", phase="stream")
 
 
 def _is_ill(error: CausewayError, took_s: float, granted_s: float) -> bool:

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 
 from edge_node.backend import Call
-from edge_node.cloud import _MAX_ANSWER_BYTES, CloudBackend
+from edge_node.cloud import CloudBackend
+from edge_node.cloud_answer import MAX_ANSWER_BYTES
 from edge_node.cloud_faults import retry_after_s
 from edge_node.config import CloudConfig
 from router.breaker import Breaker
@@ -267,7 +268,7 @@ async def test_an_answer_without_an_end_is_bounded(stream: bool) -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with connected(f"http://127.0.0.1:{runner.addresses[0][1]}/v1") as backend:
-        with pytest.raises(CloudFailed, match=str(_MAX_ANSWER_BYTES)):
+        with pytest.raises(CloudFailed, match=str(MAX_ANSWER_BYTES)):
             await said(backend, call(stream=stream, time_s=30.0, first_s=30.0))
     await runner.cleanup()
 
