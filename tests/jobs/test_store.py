@@ -11,12 +11,12 @@ from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.database import Database, items
 from cloud_pool.jobs.errors import IdempotencyConflict, JobEnded, StoreUnavailable
 from cloud_pool.jobs.library import SCRIPTS
-from cloud_pool.jobs.record import Offer
+from cloud_pool.jobs.record import Offer, Record
 from cloud_pool.jobs.states import ENDED, State
 from cloud_pool.jobs.store import Store
 from router.errors import CloudFailed, NotFound, QueueFull, RateLimited
 
-from .conftest import BODY, Clock
+from .conftest import BODY, Clock, until
 
 MakeOffer = Callable[..., Offer]
 FAULT = CloudFailed("the model failed")
@@ -104,9 +104,13 @@ async def test_an_old_fence_has_no_effect(
     store = Store(database, msgspec.structs.replace(config, lease_s=0.001), clock=clock)
     await store.accept(offer())
     (old,) = (await store.claim("first", "large", ["standard"])).records
-    new = ()
-    while not new:
-        new = (await store.claim("second", "large", ["standard"])).records
+    new: list[Record] = []
+
+    async def adopted() -> bool:
+        new.extend((await store.claim("second", "large", ["standard"])).records)
+        return bool(new)
+
+    await until(adopted)
     assert (new[0].id, new[0].fence) == (old.id, old.fence + 1)
     assert await store.keep("first", [(old.id, old.fence)], renew=True) == {old.id}
     assert not await store.succeed(old.id, old.fence, b"{}")
@@ -162,10 +166,14 @@ async def test_a_job_that_kills_its_workers_dies(
     """Nobody reported on any attempt: the claim after the last one buries the job."""
     store = Store(database, msgspec.structs.replace(config, attempts=2, lease_s=0.001), clock=clock)
     await store.accept(offer())
-    claims = 0
-    while not await store.letters():
-        claims += len((await store.claim("w", "large", ["standard"])).records)
-    assert claims == 2
+    claims: list[str] = []
+
+    async def buried() -> bool:
+        claims.extend(record.id for record in (await store.claim("w", "large", ["standard"])).records)
+        return bool(await store.letters()) or len(claims) > 2
+
+    await until(buried)
+    assert len(claims) == 2
 
 
 async def test_what_was_not_its_fault_does_not_count(store: Store, offer: MakeOffer, config: JobsConfig) -> None:
