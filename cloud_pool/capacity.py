@@ -1,8 +1,8 @@
 """How many replicas a load needs, what they cost, and how long a request would wait: `causeway-cloud plan`. Pure.
 
-1. work     the device's time for one request: w = prompt / prefill rate + completion / decode rate [s]. Both rates are
-            a replica's, all its sequences together, as measured with its slots full: with fewer running each is
-            faster, so the estimate errs to the safe side.
+1. work     the replica's time for one request: w = overhead + prompt / prefill rate + completion / decode rate [s].
+            Rates are the replica's, all its sequences together, with its slots full of requests that do both:
+            prefill and decode slow each other down, so rates of each alone promise too much (measuring.measure).
 2. needed   replicas so that λ·w / replicas ≤ the utilisation aimed at (λ: requests a second at the peak)
 3. replicas `needed` plus `spare`; with zones, enough that `needed` remain when any one zone is lost
 4. waiting  the slots are servers of an M/G/c queue: c = replicas · slots, service time S = slots · w (Little's law).
@@ -49,6 +49,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
     prefill_tokens_per_s: float
     decode: tuple[Point, ...]
+    overhead_s: float = 0.0  # of a request, whatever its lengths
     slots: int = 0
     usd_per_hour: float = 0.0
 
@@ -64,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     needed: int  # without redundancy
     per_zone: int
     slots: int  # of a replica
-    request_s: float  # the device's time for one request
+    request_s: float  # the replica's time for one request
     replica_rps: float  # at saturation
     utilisation: float  # at the peak
     utilisation_after_loss: float  # at the peak, with the spare replicas or a zone lost
@@ -81,7 +82,8 @@ def plan(load: Load, replica: Replica, aims: Aims) -> Plan:
     _check(load, replica, aims)
     slots = replica.slots or max(replica.decode, key=lambda point: point.tokens_per_s).sequences
     decode_rate = decode_tokens_per_s(replica.decode, slots)
-    request_s = load.prompt.mean / replica.prefill_tokens_per_s + load.completion.mean / decode_rate  # (1)
+    request_s = replica.overhead_s + load.prompt.mean / replica.prefill_tokens_per_s  # (1)
+    request_s += load.completion.mean / decode_rate
     busy = load.peak_rps * request_s
     # A hair of tolerance: 0.7 of ten replicas is seven, not eight.
     needed = max(1, math.ceil(busy / aims.utilisation - 1e-9))  # (2)
@@ -189,5 +191,7 @@ def _check(load: Load, replica: Replica, aims: Aims) -> None:
     for name, cv in (("prompt", load.prompt.cv), ("completion", load.completion.cv)):
         if not 0 <= cv < math.inf:
             raise ConfigError(f"the spread of the {name} lengths must be 0 at least, not {cv:g}")
+    if not 0 <= replica.overhead_s < math.inf:
+        raise ConfigError(f"the overhead must be 0 at least, not {replica.overhead_s:g}")
     if not 0 <= replica.usd_per_hour < math.inf:
         raise ConfigError(f"the price of a replica-hour must be 0 at least, not {replica.usd_per_hour:g}")

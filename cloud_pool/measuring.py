@@ -7,6 +7,7 @@ answer at its full length (vLLM's name for it, which our engine takes too).
 from __future__ import annotations
 
 import secrets
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,7 @@ from router.errors import ConfigError
 from .capacity import Point
 
 _WORDS = "time light music door alarm kitchen volume timer lamp weather window heating".split()
+_LEAST_S = 1e-9  # a token; no machine is quicker
 _TIMEOUT = aiohttp.ClientTimeout(total=300)
 
 
@@ -32,8 +34,11 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
+    """`prefill_tokens_per_s` and `overhead_s` are those of the fastest point."""
+
     prefill_tokens_per_s: float
     decode: tuple[Point, ...]
+    overhead_s: float = 0.0
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -102,20 +107,53 @@ class Endpoint:
 
 
 async def measure(
-    endpoint: Endpoint, sequences: Sequence[int], *, words: int = 200, answer_tokens: int = 64, rounds: int = 3
+    endpoint: Endpoint, sequences: Sequence[int], *, words: int = 160, answer_tokens: int = 64, rounds: int = 3
 ) -> Measured:
-    """Raises ConfigError.
+    """The rates of a replica whose slots are full, for each number of sequences. Raises ConfigError.
 
-    prefill   long prompts with answers of one token: prompt tokens a second
-    decode    short prompts with long answers, for each number of sequences; the prompts' own time is taken off
+    Three mixes are run in turn, `rounds` times, so that a machine that is busy elsewhere is busy for all of them:
+    (a) short prompts and short answers, (b) long prompts, (c) long answers. The medians of their times a request are
+
+        time = overhead + prompt tokens / prefill rate + answer tokens / decode rate
+
+    three times over, which gives the three unknowns.
     """
     await endpoint.run(1, 1, words=1, answer_tokens=1)  # the first one ever pays for loading
-    most = max(sequences)
-    prefill = await endpoint.run(most, most * rounds, words=words, answer_tokens=1)
-    rate = prefill.prompt_tokens / prefill.seconds
-    points = []
+    short, brief = max(1, words // 4), max(1, answer_tokens // 4)
+    fits = []
     for count in sequences:
-        run = await endpoint.run(count, count * rounds, words=1, answer_tokens=answer_tokens)
-        decoding_s = max(run.seconds - run.prompt_tokens / rate, 0.1 * run.seconds)
-        points.append(Point(count, run.completion_tokens / decoding_s))
-    return Measured(rate, tuple(points))
+        mixes = ((short, brief), (words, brief), (short, answer_tokens))
+        runs: list[list[Run]] = [[] for _ in mixes]
+        for _ in range(rounds):
+            for kept, (long, answer) in zip(runs, mixes, strict=True):
+                kept.append(await endpoint.run(count, 3 * count, words=long, answer_tokens=answer))
+        fits.append(_fitted(count, *(_cost(each) for each in runs)))
+    fastest = max(fits, key=lambda fit: fit.decode[0].tokens_per_s)
+    return msgspec.structs.replace(fastest, decode=tuple(fit.decode[0] for fit in fits))
+
+
+class _Cost(msgspec.Struct, frozen=True):
+    """Of one request of a mix."""
+
+    seconds: float
+    prompt: float
+    completion: float
+
+
+def _cost(runs: Sequence[Run]) -> _Cost:
+    requests = sum(run.requests for run in runs)
+    return _Cost(
+        statistics.median(run.seconds / run.requests for run in runs),
+        sum(run.prompt_tokens for run in runs) / requests,
+        sum(run.completion_tokens for run in runs) / requests,
+    )
+
+
+def _fitted(sequences: int, base: _Cost, long_prompt: _Cost, long_answer: _Cost) -> Measured:
+    """Raises ConfigError when the times do not grow with the lengths: noise, or an endpoint that does not obey."""
+    prompt_s = (long_prompt.seconds - base.seconds) / max(long_prompt.prompt - base.prompt, 1.0)
+    answer_s = (long_answer.seconds - base.seconds) / max(long_answer.completion - base.completion, 1.0)
+    if min(prompt_s, answer_s) < _LEAST_S:
+        raise ConfigError(f"with {sequences} sequences longer requests took no longer: measure on a quieter machine")
+    overhead_s = max(0.0, base.seconds - base.prompt * prompt_s - base.completion * answer_s)
+    return Measured(1.0 / prompt_s, (Point(sequences, 1.0 / answer_s),), overhead_s)

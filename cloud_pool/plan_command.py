@@ -58,6 +58,7 @@ class _PointType(click.ParamType[Point]):
 @click.option("--completion", type=_LengthsType(), required=True, help="The same, of answers.")
 @click.option("--prefill", type=float, help="Prompt tokens a second of one replica.")
 @click.option("--decode", "points", type=_PointType(), multiple=True, help="Answer tokens a second; repeatable.")
+@click.option("--overhead-ms", type=float, default=0.0, help="Of a request, whatever its lengths.")
 @click.option("--measure", "url", help="Measure one replica instead, at this OpenAI URL (ends in /v1).")
 @click.option("--model", default="assistant-large", show_default=True, help="For --measure.")
 @click.option("--token", envvar="CAUSEWAY_TOKEN", default="", help="For --measure.")
@@ -75,6 +76,7 @@ def plan_command(
     completion: Lengths,
     prefill: float | None,
     points: tuple[Point, ...],
+    overhead_ms: float,
     url: str | None,
     model: str,
     token: str,
@@ -93,10 +95,11 @@ def plan_command(
         elif prefill is None or not points:
             raise click.UsageError("give --prefill and --decode, or --measure")
         else:
-            measured = Measured(prefill, points)
+            measured = Measured(prefill, points, overhead_ms / 1000.0)
         replica = Replica(
             prefill_tokens_per_s=measured.prefill_tokens_per_s,
             decode=measured.decode,
+            overhead_s=measured.overhead_s,
             slots=slots,
             usd_per_hour=usd_per_hour,
         )
@@ -123,7 +126,11 @@ def _show(found: Plan, measured: Measured, zones: int) -> None:
     rates = ", ".join(f"{point.tokens_per_s:.0f} at {point.sequences}" for point in measured.decode)
     spread = f", {found.per_zone} in each of {zones} zones" if zones > 1 else ""
     for name, value in (
-        ("a replica, measured", f"prefill {measured.prefill_tokens_per_s:.0f} tokens/s; decode {rates}"),
+        (
+            "a replica, measured",
+            f"prefill {measured.prefill_tokens_per_s:.0f} tokens/s; decode {rates}; "
+            f"{_time(measured.overhead_s)} a request",
+        ),
         ("a request", f"{found.request_s * 1000:.1f} ms of it: {found.replica_rps:.2f} requests/s at most"),
         ("replicas", f"[bold]{found.replicas}[/bold]{spread} ({found.needed} without redundancy)"),
         ("utilisation at the peak", f"{found.utilisation:.0%}, after a loss {found.utilisation_after_loss:.0%}"),

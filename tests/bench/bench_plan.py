@@ -1,7 +1,7 @@
 """What the capacity calculator says a replica can do, against what a real Triton does.
 
-The replica is measured with prompts of one length and answers of another; the plan is then for a mix that was not
-measured, and that mix is run with the replica saturated.
+The replica is measured with short and long prompts and answers; the plan is then for a mix that was not measured, and
+that mix is run with the replica saturated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 
 from cloud_pool.capacity import Aims, Lengths, Load, Replica, plan
-from cloud_pool.measuring import Endpoint, Run, measure
+from cloud_pool.measuring import Endpoint, Measured, Run, measure
 from tests.stack import TOKEN, Stack
 
 from .rows import Row
@@ -41,10 +41,9 @@ async def _compared(url: str) -> Row:
     async with aiohttp.ClientSession(headers={"authorization": f"Bearer {TOKEN}"}) as session:
         endpoint = Endpoint(session, url, "assistant-large")
         for _ in range(ROUNDS):
-            measured = await measure(endpoint, (1, SLOTS), words=200, answer_tokens=64, rounds=2)
+            measured = await measure(endpoint, (SLOTS,))
             run = await endpoint.run(SLOTS, 6 * SLOTS, words=WORDS, answer_tokens=ANSWER_TOKENS)
-            predicted = _predicted_rps(run, Replica(prefill_tokens_per_s=measured.prefill_tokens_per_s,
-                                                    decode=measured.decode, slots=SLOTS))  # fmt: skip
+            predicted = _predicted_rps(run, measured)
             ratios.append(predicted / (run.requests / run.seconds))
             seen.append(f"{predicted:.1f}/{run.requests / run.seconds:.1f}")
     # Either way off is wrong: 1.25 means that the estimate was a quarter above or below what was measured.
@@ -53,7 +52,13 @@ async def _compared(url: str) -> Row:
     return Row("(plan) capacity, predicted against measured", max(ratio, 1 / ratio), "x", 1.3, note=note)
 
 
-def _predicted_rps(run: Run, replica: Replica) -> float:
+def _predicted_rps(run: Run, measured: Measured) -> float:
+    replica = Replica(
+        prefill_tokens_per_s=measured.prefill_tokens_per_s,
+        decode=measured.decode,
+        overhead_s=measured.overhead_s,
+        slots=SLOTS,
+    )
     load = Load(
         peak_rps=1.0,
         prompt=Lengths(run.prompt_tokens / run.requests),

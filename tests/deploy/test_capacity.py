@@ -64,6 +64,11 @@ def test_a_plan() -> None:
     assert found.usd_per_1k_tokens == pytest.approx(12.0 / (3600 * 10 * 500) * 1000)
 
 
+def test_overhead() -> None:
+    """What each request costs beside its tokens is work too."""
+    assert plan(LOAD, msgspec.structs.replace(REPLICA, overhead_s=0.1), Aims()).request_s == pytest.approx(0.4)
+
+
 def test_exactly_enough() -> None:
     """A load that fits exactly needs no replica more for a rounding error's sake."""
     load = msgspec.structs.replace(LOAD, peak_rps=0.7 * 10 / 0.3)
@@ -140,6 +145,7 @@ def test_lengths() -> None:
         ({}, {"decode": (Point(0, 1.0),)}, {}),
         ({}, {"slots": -1}, {}),
         ({}, {"usd_per_hour": -1.0}, {}),
+        ({}, {"overhead_s": -1.0}, {}),
         ({}, {}, {"utilisation": 1.0}),
         ({}, {}, {"utilisation": 0.0}),
         ({}, {}, {"zones": 0}),
@@ -197,17 +203,18 @@ def test_the_command_refuses(args: tuple[str, ...]) -> None:
 
 
 class Fake:
-    """An endpoint whose own clock moves: a prompt token takes 1 ms, a token of an answer 10 ms, one after the other."""
+    """An endpoint whose own clock moves: a request takes 50 ms, a prompt's token 1 ms, an answer's 10 ms, in turn."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.token_s = 0.01
         self.status = 200
 
     async def answer(self, http: web.Request) -> web.Response:
         body = await http.json()
         prompt = len(body["messages"][0]["content"].split())
         assert body["ignore_eos"]
-        self.now += prompt * 0.001 + body["max_tokens"] * 0.01
+        self.now += 0.05 + prompt * 0.001 + body["max_tokens"] * self.token_s
         usage = {"prompt_tokens": prompt, "completion_tokens": body["max_tokens"]}
         return web.json_response({"usage": usage}, status=self.status)
 
@@ -222,12 +229,20 @@ async def endpoint() -> AsyncIterator[tuple[Fake, Endpoint]]:
 
 
 async def test_measuring(endpoint: tuple[Fake, Endpoint]) -> None:
-    """Rates come out as the endpoint has them: decode exactly, prefill less the one token that each answer needs."""
-    measured = await measure(endpoint[1], (1, 4), words=199)
-    assert measured.prefill_tokens_per_s == pytest.approx(200 / (0.2 + 0.01))
+    """Rates and overhead come out as the endpoint has them."""
+    measured = await measure(endpoint[1], (1, 4))
+    assert measured.prefill_tokens_per_s == pytest.approx(1000.0)
+    assert measured.overhead_s == pytest.approx(0.05)
     assert [point.sequences for point in measured.decode] == [1, 4]
     for point in measured.decode:
-        assert point.tokens_per_s == pytest.approx(100.0, rel=0.01)
+        assert point.tokens_per_s == pytest.approx(100.0)
+
+
+async def test_measuring_what_makes_no_sense(endpoint: tuple[Fake, Endpoint]) -> None:
+    """Where longer answers take no longer, there is no rate, and that is said."""
+    endpoint[0].token_s = 0.0
+    with pytest.raises(ConfigError, match="no longer"):
+        await measure(endpoint[1], (1,))
 
 
 async def test_measuring_what_refuses(endpoint: tuple[Fake, Endpoint]) -> None:
