@@ -123,14 +123,12 @@ async def _measured(url: str, token: str, model: str, sequences: tuple[int, ...]
 
 def _show(found: Plan, measured: Measured, zones: int) -> None:
     table = Table("", "", show_header=False)
-    rates = ", ".join(f"{point.tokens_per_s:.0f} at {point.sequences}" for point in measured.decode)
+    points = ", ".join(f"{point.tokens_per_s:.0f} at {point.sequences}" for point in measured.decode)
+    rates = f"prefill {measured.prefill_tokens_per_s:.0f} tokens/s; decode {points}"
+    rates += f"; {_time(measured.overhead_s)} a request"
     spread = f", {found.per_zone} in each of {zones} zones" if zones > 1 else ""
     for name, value in (
-        (
-            "a replica, measured",
-            f"prefill {measured.prefill_tokens_per_s:.0f} tokens/s; decode {rates}; "
-            f"{_time(measured.overhead_s)} a request",
-        ),
+        ("a replica, measured", rates),
         ("a request", f"{found.request_s * 1000:.1f} ms of it: {found.replica_rps:.2f} requests/s at most"),
         ("replicas", f"[bold]{found.replicas}[/bold]{spread} ({found.needed} without redundancy)"),
         ("utilisation at the peak", f"{found.utilisation:.0%}, after a loss {found.utilisation_after_loss:.0%}"),
