@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from models.spec import ArtifactError, find_artifact, list_artifacts
 from router.policy import Policy
 from router.types import Place
 
@@ -95,6 +96,7 @@ def build(
         metrics=metrics,
         clock=clock,
         count=None if engines is None else engines.count,
+        scope=_models(config.engine),
         deadline_s=config.server.default_deadline_s,
     )
     parts = Parts(
@@ -136,13 +138,20 @@ def _cloud_patience(config: Config) -> Patience:
     return Patience(first_token_s=config.cloud.first_token_timeout_s, whole_s=config.cloud.timeout_s)
 
 
+def _models(config: EngineConfig) -> bytes:
+    """Which models there are, by content: an answer of the old weights is no answer of the new ones."""
+    try:
+        known = list_artifacts([Path(folder) for folder in config.model_dirs])
+    except ArtifactError:
+        return b""  # the engine will say so
+    return "\n".join(f"{artifact.name} {artifact.manifest.sha256}" for artifact in known).encode()
+
+
 def _engine_maker(config: EngineConfig) -> Callable[[str], Engine]:
     """Engines from artifacts: the folders of the configuration first, then the models that ship."""
 
     def make(model: str) -> Engine:
         # Not before an engine is wanted: a box without one need not have the parts that it is made of.
-        from models.spec import find_artifact
-
         from .engine import EngineBackend
 
         artifact = find_artifact(model, [Path(folder) for folder in config.model_dirs])

@@ -11,6 +11,7 @@ is its chunks.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections import OrderedDict
 from pathlib import Path
@@ -38,6 +39,8 @@ _TOUCH = "UPDATE answers SET used_unix_s = ? WHERE key = ?"
 _EVICT = "DELETE FROM answers WHERE key IN (SELECT key FROM answers ORDER BY used_unix_s LIMIT 64)"
 _ENTRY_OVERHEAD_BYTES = 256  # the key, its slot, and the entry around the answer
 _FLOAT_BYTES = 32
+_FETCH_S = 0.05  # nobody waits longer for the disk, for then a target would have answered
+_SLOW_S = 5.0
 _LARGEST_SHARE = 8  # no entry takes more than this fraction of the memory
 
 
@@ -90,6 +93,7 @@ class AnswerCache:
         self._disk_limit_bytes = disk_bytes
         self._memory: OrderedDict[bytes, tuple[Answer, float]] = OrderedDict()  # (stored at: monotonic s)
         self._memory_bytes = 0
+        self._slow_until = float("-inf")  # until then the disk is not asked: it did not answer in time
         self._journal: Journal | None = None
         if directory is not None and disk_bytes > 0:
             self._journal = Journal(directory / FILE, _SCHEMA, after_batch=self._trim_disk, retry_s=retry_s)
@@ -119,9 +123,13 @@ class AnswerCache:
 
     async def fetch(self, key: bytes, request: Request) -> Found | None:
         """From disk, after `recall` found nothing; what is found is in memory from now on."""
-        if self._journal is None:
+        if self._journal is None or self._clock.monotonic() < self._slow_until:
             return None
-        rows = await self._journal.read(_GET, (key,))
+        try:
+            rows = await self._journal.read(_GET, (key,), timeout_s=_FETCH_S)
+        except asyncio.TimeoutError:
+            self._slow_until = self._clock.monotonic() + _SLOW_S
+            return None
         if not rows:
             return None
         value, *stamp = rows[0]

@@ -5,6 +5,7 @@ Hits stay in memory: a row on disk for every hit would wear a box's flash and te
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 import sqlite3
@@ -80,7 +81,7 @@ class DecisionStore:
         record = self._memory.get(decision_id)
         if record is not None or self._journal is None:
             return record
-        rows = await self._journal.read("SELECT record FROM decisions WHERE id = ?", (decision_id,))
+        rows = await self._read("SELECT record FROM decisions WHERE id = ?", (decision_id,))
         return _decode(rows[0][0]) if rows else None
 
     async def find(self, query: Query) -> list[DecisionRecord]:
@@ -93,7 +94,6 @@ class DecisionStore:
         return (found + older)[:limit]
 
     async def _find_on_disk(self, query: Query, limit: int) -> list[DecisionRecord]:
-        assert self._journal is not None
         oldest = next(iter(self._memory.values())).created if self._memory else math.inf
         where = ["created >= ?", "created <= ?"]
         values: list[Value] = [query.since, oldest]
@@ -102,8 +102,16 @@ class DecisionStore:
                 where.append(f"{column} = ?")
                 values.append(value)
         statement = f"SELECT record FROM decisions WHERE {' AND '.join(where)} ORDER BY created DESC LIMIT ?"
-        rows = await self._journal.read(statement, (*values, limit), timeout_s=1.0)
+        rows = await self._read(statement, (*values, limit))
         return [record for row in rows if (record := _decode(row[0])) is not None]
+
+    async def _read(self, statement: str, values: Row) -> list[Row]:
+        """What the disk knows; nothing when it does not answer in time."""
+        assert self._journal is not None
+        try:
+            return await self._journal.read(statement, values)
+        except asyncio.TimeoutError:
+            return []
 
     def _trim_disk(self, database: sqlite3.Connection) -> None:
         database.execute("DELETE FROM decisions WHERE created < ?", (self._clock.unix() - self._max_age_s,))

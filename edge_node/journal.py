@@ -6,8 +6,6 @@ go to the same thread, before writes. What a bad disk does:
 1. the file is damaged or no database: it is set aside as ``<name>.bad`` (one is kept) and a fresh one takes its place
 2. the disk is full or cannot be written: nothing is stored for `retry_s`, then it is tried again
 3. the disk is slow: a read gives up after its timeout, writes queue up to the bound
-
-Nobody who waits for an answer waits for the disk longer than a read's timeout.
 """
 
 from __future__ import annotations
@@ -117,18 +115,15 @@ class Journal:
                 self._ready.notify()
         return True
 
-    async def read(self, statement: str, values: Row = (), *, timeout_s: float = 0.25) -> list[Row]:
-        """The rows; none when the disk does not answer in time or cannot be read."""
+    async def read(self, statement: str, values: Row = (), *, timeout_s: float = 1.0) -> list[Row]:
+        """The rows; none when the file cannot be read. Raises asyncio.TimeoutError when the disk does not answer."""
         answer: Future[list[Row]] = Future()
         with self._ready:
             if self._closing:
                 return []
             self._reads.append(_Read(statement, values, answer))
             self._ready.notify()
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s)
-        except asyncio.TimeoutError:
-            return []
+        return await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what is queued and stop. Blocks for at most `timeout_s`; call it from a thread when a loop runs."""

@@ -6,6 +6,7 @@ else together. What is left out is what such a response never needs: chunks, coo
 
 from __future__ import annotations
 
+import asyncio
 import time
 from email.utils import formatdate
 
@@ -13,7 +14,10 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_exceptions import ClientConnectionResetError
 
+from .bounds import Bound
+
 SERVER = "causeway"
+STALLED_S = 30.0  # a client that takes nothing for so long is gone
 
 
 class ReadyResponse(web.StreamResponse):
@@ -40,8 +44,17 @@ class ReadyResponse(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Waits for a client that is slow to read."""
-        assert self._http is not None
-        await self._http.writer.drain()
+        http = self._http
+        assert http is not None
+        if not http.protocol.writing_paused:
+            return
+        try:
+            with Bound(asyncio.get_running_loop().time() + STALLED_S):
+                await http.writer.drain()
+        except asyncio.TimeoutError:
+            if http.transport is not None:
+                http.transport.abort()
+            raise ClientConnectionResetError("the client takes nothing") from None
 
     def _head(self, http: web.BaseRequest) -> str:
         connection = ""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import anyio
+import asyncio
+
 from aiohttp import web
 
 from router.errors import AuthenticationFailed, CausewayError, ClientGone
 from router.openai import AnswerEncoder, CachedAnswer, encode_embeddings, encode_error, error_event
 from router.types import Embeddings, Request
 
+from .bounds import Bound
 from .intake import retry_after
-from .ready import SERVER, ReadyResponse
+from .ready import SERVER, STALLED_S, ReadyResponse
 from .reply import Head, Piece
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
-_STALLED_S = 30.0  # a client that takes nothing for so long is gone
 _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
@@ -104,15 +105,15 @@ class HttpReply:
 
     async def _write(self, stream: web.StreamResponse, data: bytes) -> None:
         """Raises ClientGone when nobody takes the bytes."""
-        with anyio.CancelScope(deadline=anyio.current_time() + _STALLED_S) as bound:
-            try:
+        try:
+            with Bound(asyncio.get_running_loop().time() + STALLED_S):
                 await stream.write(data)
-            except ConnectionError as error:
-                raise ClientGone("the client closed the connection") from error
-        if bound.cancelled_caught:
+        except ConnectionError as error:
+            raise ClientGone("the client closed the connection") from error
+        except asyncio.TimeoutError:
             if self._http.transport is not None:
                 self._http.transport.abort()
-            raise ClientGone(f"the client took no byte for {_STALLED_S:g} s")
+            raise ClientGone(f"the client took no byte for {STALLED_S:g} s") from None
 
 
 def error_response(error: CausewayError, headers: dict[str, str] | None = None) -> web.Response:

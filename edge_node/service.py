@@ -217,7 +217,8 @@ class Service:
                 asyncio.get_running_loop().call_soon(self._account, work, self._clock.monotonic())
 
     async def _decide(self, work: Work) -> None:
-        if _TOKENS in work.policy.route_needs.signals:
+        needs = work.policy.route_needs if work.request.model == AUTO else work.policy.constraint_needs
+        if _TOKENS in needs.signals:
             await self._estimate(work)
         work.decision = decide(work.policy, work.request, work.snapshot, work.estimates)
         choices = work.request.n * max(1, len(work.request.prompts))

@@ -378,6 +378,8 @@ async def test_only_signals_that_are_named_are_computed(tmp_path: Path) -> None:
             record = await box.record(await box.ask("one two"))
             assert record.outcome.reason == "short"
             assert record.estimates.prompt_tokens == (2 if counted else None)
+            named = await box.record(await box.ask("one two", model="small"))
+            assert named.estimates.prompt_tokens is None, "a named model is not routed by rules"
 
 
 async def older_than(seconds: float) -> None:

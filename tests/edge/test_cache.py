@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from edge_node.cache import FILE, Answer, AnswerCache
 from edge_node.clock import Clock
+from edge_node.journal import Write
 from router.openai import CachedAnswer
 from router.types import Chunk, Embeddings, Message, Request, Usage
 
@@ -256,6 +258,26 @@ async def test_what_another_version_wrote_is_no_answer(tmp_path: Path) -> None:
 
 def every_byte(directory: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file())
+
+
+async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    """A stuck disk costs one short wait; after that it is left alone for a while, and then asked again."""
+    hands, stuck = Hands(), threading.Event()
+    async with opened(tmp_path, hands) as cache:
+        cache.put(key(1), answer())
+        await until(lambda: stored(tmp_path) == 1)
+        cache._memory.clear()
+        assert cache._journal is not None
+        cache._journal.write(Write("SELECT ?", lambda: (float(stuck.wait(20.0)),)))
+        await until(lambda: not cache._journal._writes)  # type: ignore[union-attr]
+        assert await cache.fetch(key(1), REQUEST) is None
+        stuck.set()
+        await until(lambda: not cache._journal._reads)  # type: ignore[union-attr]
+        assert await cache.fetch(key(1), REQUEST) is None, "not yet: it was slow a moment ago"
+        hands.monotonic_s += 10.0
+        found = await cache.fetch(key(1), REQUEST)
+        assert found is not None
+        assert found.age_s == pytest.approx(10.0)
 
 
 def lost(cache: AnswerCache) -> int:
