@@ -22,7 +22,7 @@ from cloud_pool.jobs.record import Offer
 from cloud_pool.jobs.runner import Errand
 from cloud_pool.jobs.states import State
 from cloud_pool.jobs.store import Store
-from router.errors import ConfigError
+from router.errors import CloudFailed, ConfigError
 from router.types import Chunk
 
 from .conftest import Clock, until
@@ -190,3 +190,25 @@ async def test_a_redis_that_is_not_there_is_said(config: JobsConfig) -> None:
     await absent.close()
     with pytest.raises(ConfigError):
         Database("nonsense://", config.prefix, SCRIPTS)
+
+
+async def test_a_full_redis_takes_nothing_and_lets_jobs_end(
+    own_redis: RedisServer, config: JobsConfig, clock: Clock, offer: MakeOffer
+) -> None:
+    """Without memory a job is refused whole, and those that run can still be reported, cancelled and retried."""
+    config = msgspec.structs.replace(config, redis=own_redis.url)
+    database = Database(config.redis, config.prefix, SCRIPTS)
+    store = Store(database, config, clock=clock)
+    for _ in range(3):
+        await store.accept(offer())
+    first, second, third = (await store.claim("w", "large", ["standard"] * 3)).records
+    await database.command("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(StoreUnavailable):
+        await store.accept(offer(id="job_refused"))
+    assert await store.find("job_refused") is None
+    assert await store.succeed(first.id, first.fence, b"{}")
+    await store.cancel(second.id, "kiosk")
+    assert await store.postpone(third.id, third.fence, CloudFailed("broken"), store.now_ms, counts=True)
+    assert await store.tick() == 1
+    assert [record.id for record in (await store.claim("w", "large", ["standard"])).records] == [third.id]
+    await database.close()
