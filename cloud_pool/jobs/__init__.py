@@ -13,7 +13,7 @@ refused, so a second run of a job never has a second effect.
 
 What "accepted" means: 202 is sent after Redis has answered, and with `appendonly yes, appendfsync always` it answers
 after the record is on its disk. `durability` refuses to start on anything less. A Redis that fails over to a replica
-may lose what the replica had not yet received: asynchronous replication cannot promise more.
+may lose what the replica had not yet received: WAIT is not used, for it would not be undone where too few answer.
 
 When the connection breaks while a job is being accepted, the caller gets 503 and cannot know: with an
 `Idempotency-Key` it sends the same again and gets the same job; without one it may get a second.

@@ -76,6 +76,7 @@ local function settle(id, record, now, ttl)
   redis.call('ZREM', key('deadlines'), id)
   redis.call('ZREM', key('open', f[1]), id)
   redis.call('HSET', record, 'finished', now)
+  if f[4] ~= 'dead' then redis.call('HDEL', record, 'body') end  -- what was asked is kept no longer than it is needed
   tell(id, f[4], f[5])
   redis.call('PEXPIRE', record, ttl)
   redis.call('PEXPIRE', key('events', id), ttl)

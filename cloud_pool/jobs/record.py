@@ -38,7 +38,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     tier: str
     priority: Priority
     endpoint: Endpoint
-    body: bytes
+    body: bytes  # empty once it has ended, unless it may be retried
     state: State
     created: int  # unix ms, as all times here
     deadline: int

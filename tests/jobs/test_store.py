@@ -137,6 +137,7 @@ async def test_attempts_end_in_a_dead_letter(store: Store, offer: MakeOffer, con
         assert await store.postpone(record.id, record.fence, FAULT, store.now_ms, counts=True)
         await store.tick()
     assert (await store.get(record.id, "kiosk")).state is State.DEAD
+    assert (await store.get(record.id, "kiosk")).body == BODY  # for the retry
     (letter,) = await store.letters()
     assert (letter.id, letter.attempts, letter.code) == (record.id, config.attempts, "cloud_failed")
     assert await store.retry(record.id)
@@ -266,6 +267,7 @@ async def test_what_an_ended_job_leaves_dies_with_it(store: Store, database: Dat
     )
     for key in keys:
         assert 0 < int(str(await database.command("PTTL", key))) <= 86_400_000, key
+    assert (await store.get(accepted.id, "kiosk")).body == b""  # what was asked is forgotten first
     assert await database.command("ZCARD", database.key("open", "kiosk")) == 0
     assert await database.command("ZCARD", database.key("deadlines")) == 0
     assert await database.command("XLEN", database.key("queue", "large", "standard")) == 0
