@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from router.course import Course
-from router.errors import InvalidRequest
+from router.errors import CausewayError, CloudFailed, InvalidRequest
 from router.policy import Policy
 from router.types import AttemptRecord, CachePlan, Decision, Estimates, Request, Snapshot, Target, Usage
 
@@ -88,13 +88,13 @@ class Work:
         )
 
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
-        """What each attempt came to. What a target said about an ask that it refused may quote the ask: left out."""
+        """What each attempt came to, without the words of others: a target that complains may quote the ask."""
         if self.course is None:
             return ()
         if self._records is not None:
             return self._records
         records = tuple(
-            msgspec.structs.replace(record, detail="") if isinstance(attempt.error, InvalidRequest) else record
+            msgspec.structs.replace(record, detail="") if _quotes(attempt.error) else record
             for attempt, record in zip(self.course.attempts, self.course.records(now), strict=True)
         )
         if self.over:
@@ -112,6 +112,11 @@ class Work:
                 tokens = max(tokens, self.usage.prompt_tokens + self.usage.completion_tokens)
             cost += tokens / 1000.0 * attempt.plan.target.usd_per_1k_tokens
         return cost
+
+
+def _quotes(error: CausewayError | None) -> bool:
+    """Whether the message holds what a target said (`router.openai.decode` puts it after "reported:")."""
+    return isinstance(error, InvalidRequest) or (isinstance(error, CloudFailed) and "reported:" in error.message)
 
 
 def policy_label(policy: Policy) -> str:

@@ -179,6 +179,9 @@ class ScriptedCloud:
         if self.fault == "corrupt":
             await response.write(b"data: {nonsense\n\n")
             return response
+        if self.error:
+            await response.write(b"data: " + json.dumps({"error": self.error}).encode() + b"\n\n")
+            return response
         for at, word in enumerate(CLOUD_WORDS):
             await response.write(_event({"content": word}))
             if self.fault == "die" and at == 1:

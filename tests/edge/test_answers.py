@@ -270,6 +270,17 @@ async def test_a_bad_ask_is_the_callers_and_is_not_tried_elsewhere(box: Box) -> 
     assert b"secret" not in msgspec.json.encode(record)
 
 
+async def test_a_targets_own_words_stay_out_of_the_record(box: Box) -> None:
+    """A server that complains in its stream may quote the prompt; the caller hears it, the record does not."""
+    box.cloud.error = {"message": "cannot tokenize: the secret prompt"}
+    answer = await box.ask(stream=True, headers={"x-causeway-prefer": "only_cloud"})
+    assert answer.status == 503
+    assert "the secret prompt" in answer.message
+    record = await box.record(answer)
+    assert record.outcome.attempts[0].error == "cloud_failed"
+    assert b"secret" not in msgspec.json.encode(record)
+
+
 async def test_too_much_for_one_target_is_tried_on_the_next(box: Box) -> None:
     """A prompt too long for the cloud's model may fit the device's."""
     box.cloud.status = 400

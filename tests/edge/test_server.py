@@ -141,15 +141,14 @@ async def test_all_half_received_bodies_together_are_bounded(tmp_path: Path) -> 
     limit = 100_000
     async with running(tmp_path, server=ServerConfig(port=0, max_body_bytes=limit, read_timeout_s=5.0)) as box:
         clients = [await asyncio.open_connection("127.0.0.1", box.app.port) for _ in range(12)]
-        statuses = []
         for _, writer in clients:
             writer.write(HEAD + b"Content-Length: 100000\r\n\r\n" + b" " * 90_000)
-        for reader, _ in clients:
-            try:
-                statuses.append((await asyncio.wait_for(reader.readline(), 0.3)).split()[1])
-            except (asyncio.TimeoutError, IndexError):
-                statuses.append(b"waits")
-        assert 1 <= statuses.count(b"429") <= 6
+        answers = [asyncio.ensure_future(reader.readline()) for reader, _ in clients]
+        told, waiting = await asyncio.wait(answers, timeout=0.5)
+        for answer in waiting:
+            answer.cancel()
+        assert 1 <= len(told) <= 6
+        assert {answer.result().split()[1] for answer in told} == {b"429"}
         for _, writer in clients:
             writer.close()
         await assert_still_well(box)
@@ -192,6 +191,39 @@ async def test_requests_that_are_sent_ahead_are_answered_in_order(box: Box) -> N
             status, body = await client.answer()
             assert status == 404
             assert f"`{number}`" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("version", "said", "stays"),
+    [
+        ("1.1", "", True),
+        ("1.1", "Connection: close\r\n", False),
+        ("1.0", "", False),
+        ("1.0", "Connection: keep-alive\r\n", True),
+    ],
+)
+async def test_a_connection_is_kept_as_its_client_wishes(
+    box: Box, version: str, said: str, stays: bool, stream: bool
+) -> None:
+    """HTTP/1.1 is kept unless told otherwise, HTTP/1.0 is closed unless told otherwise."""
+    body = BODY.replace(b'"auto"', b'"auto", "stream": true') if stream else BODY
+    head = f"POST /v1/chat/completions HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n{said}"
+    async with raw(box) as client:
+        await client.say(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        answer = await client.reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(f"HTTP/{version} 200 OK\r\n".encode())
+        assert b"Server: causeway\r\n" in answer
+        if stream and version == "1.0":
+            return  # without chunks the end of such a stream is the end of the connection
+        end = b"0\r\n\r\n" if stream else b"}}}"
+        assert (await client.reader.readuntil(end)).endswith(end)
+        if stays:
+            await client.say(GOOD)
+            while b"HTTP/1.1 200 OK" not in await client.reader.readuntil(b"\r\n"):
+                pass
+        else:
+            assert await client.closed()
 
 
 async def test_a_hundred_continue_is_given(box: Box) -> None:
