@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-import anyio
 import msgspec
 
 from router.course import Course
@@ -27,6 +27,7 @@ from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates
 
 from .admission import Admission
 from .attempts import Attempts, where
+from .bounds import Bound
 from .cache import Answer, AnswerCache, Found
 from .clock import Clock
 from .decisions import DecisionStore
@@ -225,9 +226,13 @@ class Service:
         work.course = Course(work.decision, stream=work.request.stream, choices=choices, arrived=work.arrived)
 
     async def _estimate(self, work: Work) -> None:
+        """What only the engine knows about the request. An engine that cannot tell leaves the signal absent."""
         if self._count is None or work.estimates.prompt_tokens is not None:
             return
-        with anyio.move_on_after(_COUNT_S):
+        with (
+            suppress(asyncio.TimeoutError, CausewayError),
+            Bound(min(work.deadline, self._clock.monotonic() + _COUNT_S)),
+        ):
             work.estimates = Estimates(prompt_tokens=await self._count(work.request))
 
     # --- what remains ------------------------------------------------------------------------------------------------

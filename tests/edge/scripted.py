@@ -44,6 +44,9 @@ class ScriptedEngine:
         self.state = "ready"
 
     async def count(self, request: Request) -> int | None:
+        if self.fault == "stall":
+            await asyncio.sleep(3600)
+        self._break_early()
         texts = [message.content for message in request.messages if isinstance(message.content, str)]
         return sum(len(text.split()) for text in texts) if self.state == "ready" else None
 

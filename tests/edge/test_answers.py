@@ -15,7 +15,7 @@ from edge_node.config import KeyConfig, ServerConfig
 from router.types import Usage
 
 from .box import POLICY, Box, running
-from .scripted import CLOUD_WORDS, EDGE_WORDS, until
+from .scripted import CLOUD_WORDS, EDGE_WORDS, Fault, until
 from .test_cache import every_byte
 
 EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
@@ -396,6 +396,21 @@ async def test_only_signals_that_are_named_are_computed(tmp_path: Path) -> None:
 async def older_than(seconds: float) -> None:
     then = time.monotonic()
     await until(lambda: time.monotonic() > then + seconds)
+
+
+@pytest.mark.parametrize("fault", ["refuse", "stall", "corrupt"])
+async def test_an_engine_that_cannot_count_leaves_the_signal_absent(tmp_path: Path, fault: Fault) -> None:
+    """A rule that needs the number does not hold, the reasons say so, and the next rule decides in time."""
+    rule = "  - name: short\n    when: request.prompt_tokens < 3\n    use: [small]\n  - name: edge-first\n"
+    async with running(tmp_path, policy=POLICY.replace("  - name: edge-first\n", rule)) as box:
+        box.engine.fault = fault
+        answer = await box.ask("one two")
+        assert answer.text == CLOUD
+        record = await box.record(answer)
+        assert record.estimates.prompt_tokens is None
+        assert record.decision is not None
+        assert ("signal_absent", "short") in [(reason.code, reason.rule) for reason in record.decision.reasons]
+        assert record.outcome.total_ms < 2500
 
 
 def test_the_system_clock_is_the_loops() -> None:
