@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 import msgspec
 
@@ -229,11 +228,11 @@ class Service:
         """What only the engine knows about the request. An engine that cannot tell leaves the signal absent."""
         if self._count is None or work.estimates.prompt_tokens is not None:
             return
-        with (
-            suppress(asyncio.TimeoutError, CausewayError),
-            Bound(min(work.deadline, self._clock.monotonic() + _COUNT_S)),
-        ):
-            work.estimates = Estimates(prompt_tokens=await self._count(work.request))
+        try:
+            with Bound(min(work.deadline, self._clock.monotonic() + _COUNT_S)):
+                work.estimates = Estimates(prompt_tokens=await self._count(work.request))
+        except Exception as failure:
+            log.warning("the prompt's tokens could not be counted: %s", where(failure))
 
     # --- what remains ------------------------------------------------------------------------------------------------
 
