@@ -10,13 +10,14 @@ import pytest
 from models.answer import parse
 from models.chat import Prompter
 from models.gguf_file import read_gguf
-from models.spec import SHIPPED, Artifact, list_artifacts, verify_artifact
+from models.quality import Quality
+from models.spec import SHIPPED, Artifact, find_artifact, list_artifacts, verify_artifact
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
 from models.greedy import GRAMMAR, GreedyModel  # noqa: E402
 
-ARTIFACTS = list_artifacts()
+ARTIFACTS = [artifact for artifact in list_artifacts() if artifact.manifest.format == "gguf"]
 NAMES = [artifact.name for artifact in ARTIFACTS]
 LIMIT_BYTES = 40 * 2**20
 
@@ -48,6 +49,17 @@ def test_only_the_device_model_refuses() -> None:
     assert by_name["assistant-large"].manifest.refuse_token is None
     with GreedyModel(by_name["assistant"].path, slots=1, context=256, threads=1) as model:
         assert [int(model.metadata("causeway.refuse_token_id") or -1)] == model.tokenize("<|refuse|>")
+
+
+def test_the_quality_signal_judges_the_shipped_device_model() -> None:
+    """It was trained on this very version, and it puts a plain command above a question of fact."""
+    pytest.importorskip("onnxruntime")
+    signal = find_artifact("edge-quality")
+    verify_artifact(signal)
+    quality = Quality.beside(signal, find_artifact("assistant"))
+    assert quality("turn off the lights in the kitchen") > 0.5
+    assert quality("what is the capital of france") < 0.2
+    assert quality("Explain quantum computing in three sentences.") < 0.2
 
 
 def test_the_device_model_is_int4_throughout() -> None:
