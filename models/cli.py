@@ -60,9 +60,9 @@ def list_command(extra: Sequence[Path]) -> None:
         about = artifact.manifest
         table.add_row(
             artifact.name,
-            about.architecture,
+            about.architecture if about.format == "gguf" else about.format,
             about.quantisation,
-            f"{about.parameters / 1e6:.1f} M",
+            f"{about.parameters / 1e6:.1f} M" if about.parameters else "",
             _mib(about.size_bytes),
             about.licence,
         )
