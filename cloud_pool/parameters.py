@@ -97,8 +97,13 @@ class _Extra(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
 
 
-def from_request(request: Request, *, max_tokens: int, schema: str, guided_key: GuidedKey) -> SamplingParameters:
-    """What Triton shall do for one prompt of `request`. `schema` is JSON, "" for free text. Raises InvalidRequest."""
+def from_request(
+    request: Request, *, max_tokens: int, schema: str, guided_key: GuidedKey, temperature: float = 1.0
+) -> SamplingParameters:
+    """What Triton shall do for one prompt of `request`. Raises InvalidRequest.
+
+    `max_tokens` and `temperature` hold where the caller names none. `schema` is JSON, "" for free text.
+    """
     wish = request.sampling
     guided = {guided_key: msgspec.json.encode(_guided(schema)).decode()} if schema else {}
     try:
@@ -108,7 +113,7 @@ def from_request(request: Request, *, max_tokens: int, schema: str, guided_key: 
     return SamplingParameters(
         n=request.n,
         max_tokens=request.max_tokens or max_tokens,
-        temperature=_or(wish.temperature, 1.0),
+        temperature=_or(wish.temperature, temperature),
         top_p=_or(wish.top_p, 1.0),
         top_k=wish.top_k or 0,
         min_p=_or(wish.min_p, 0.0),

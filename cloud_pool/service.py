@@ -77,7 +77,11 @@ class Service:
         """Raises InvalidRequest."""
         tier = call.tier
         parameters = from_request(
-            call.request, max_tokens=tier.max_tokens, schema=tool_schema(call.request), guided_key=tier.config.guided
+            call.request,
+            max_tokens=tier.max_tokens,
+            schema=tool_schema(call.request),
+            guided_key=tier.config.guided,
+            temperature=tier.wording.temperature,
         )
         return [
             Ask(

@@ -31,6 +31,8 @@ class Wording(msgspec.Struct, frozen=True):
     special: tuple[str, ...] = ()
     context_tokens: int = 0
     reads_marks: bool = False
+    temperature: float = 1.0  # where the caller names none
+    answer_tokens: int = 0  # the most of an answer where the caller names no limit; 0: no such bound
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -49,7 +51,14 @@ class Tier(msgspec.Struct, frozen=True):
     @property
     def max_tokens(self) -> int:
         """Of an answer where the caller names none. The engine stops at the end of its context in any case."""
-        return self.config.max_tokens or self.config.context_tokens or self.wording.context_tokens or 1024
+        wording = self.wording
+        return (
+            self.config.max_tokens
+            or wording.answer_tokens
+            or self.config.context_tokens
+            or wording.context_tokens
+            or 1024
+        )
 
     def prompts(self, request: Request) -> tuple[str, ...]:
         """The text of each prompt. Raises InvalidRequest."""
@@ -107,7 +116,10 @@ def _wording(tier: TierConfig, config: Config, where: str) -> Wording:
         artifact = find_artifact(tier.artifact or tier.name, [Path(folder) for folder in config.model_dirs])
     except ArtifactError as error:
         raise ConfigError(f"{error}; name an `artifact` or a `template_file`", where=where) from error
-    return read_wording(artifact.path)
+    manifest = artifact.manifest
+    temperature = 1.0 if manifest.temperature is None else manifest.temperature
+    wording = read_wording(artifact.path)
+    return msgspec.structs.replace(wording, temperature=temperature, answer_tokens=manifest.answer_tokens)
 
 
 def read_wording(path: Path) -> Wording:

@@ -155,7 +155,14 @@ def _engine_maker(config: EngineConfig) -> Callable[[str], Engine]:
         from .engine import EngineBackend
 
         artifact = find_artifact(model, [Path(folder) for folder in config.model_dirs])
-        refuse_token = artifact.manifest.refuse_token or ""
-        return EngineBackend(artifact.path, config, refuse_token=refuse_token, name=artifact.name)
+        manifest = artifact.manifest
+        return EngineBackend(
+            artifact.path,
+            config,
+            refuse_token=manifest.refuse_token or "",
+            temperature=manifest.temperature,
+            answer_tokens=manifest.answer_tokens,
+            name=artifact.name,
+        )
 
     return make

@@ -30,8 +30,17 @@ class EngineBackend:
     """One model in one child. `start` returns at once; `ready` waits until it can answer."""
 
     def __init__(
-        self, model_path: Path, config: EngineConfig, *, refuse_token: str = "", name: str = "", stuck_s: float = 30.0
+        self,
+        model_path: Path,
+        config: EngineConfig,
+        *,
+        refuse_token: str = "",
+        temperature: float | None = None,
+        answer_tokens: int = 0,
+        name: str = "",
+        stuck_s: float = 30.0,
     ) -> None:
+        """`refuse_token`, `temperature`, `answer_tokens`: what the model's manifest says of it."""
         options = EngineOptions(
             model_path=str(model_path.resolve()),
             context_tokens=config.context_tokens,
@@ -40,6 +49,8 @@ class EngineBackend:
             threads=config.threads,
             gpu_layers=config.gpu_layers,
             refuse_token=refuse_token,
+            temperature=temperature,
+            answer_tokens=answer_tokens,
         )
         self._sequences = options.sequences
         self._supervisor = Supervisor(options, name or model_path.stem, stuck_s=stuck_s)

@@ -30,6 +30,7 @@ def card(manifest: Manifest, reports: Sequence[Report]) -> str:
         + (f", {manifest.parameters:,} parameters" if manifest.parameters else ""),
         "weights": f"{manifest.quantisation}, {manifest.size_bytes:,} bytes",
         "context": f"{manifest.context_length} tokens; trained on up to 250" if manifest.context_length else "",
+        "by default": _defaults(manifest),
         "licence": manifest.licence,
         "made by": f"`{manifest.command}`" if manifest.command else "",
         "note": manifest.note,
@@ -53,6 +54,12 @@ def card(manifest: Manifest, reports: Sequence[Report]) -> str:
     if manifest.format == "gguf":
         lines += ["", "## Limits", "", *_LIMITS]
     return "\n".join(lines) + "\n"
+
+
+def _defaults(manifest: Manifest) -> str:
+    """What holds where the caller says nothing."""
+    said = [] if manifest.temperature is None else [f"temperature {manifest.temperature:g}"]
+    return ", ".join(said + ([f"at most {manifest.answer_tokens} tokens"] if manifest.answer_tokens else []))
 
 
 _LIMITS = (

@@ -47,6 +47,8 @@ def publish_gguf(
     seed: int | None = None,
     note: str = "",
     catalog_sha256: str | None = None,
+    temperature: float | None = None,
+    answer_tokens: int = 0,
 ) -> Artifact:
     """Copy `weights` to `root/name/model.gguf` beside a manifest made from its own metadata, and verify the copy."""
     about = read_gguf(weights)
@@ -70,6 +72,8 @@ def publish_gguf(
         refuse_token=about.refuse_token,
         tokenizer_sha256=about.tokenizer_sha256,
         chat_template_sha256=_hash(about.chat_template) if about.chat_template else None,
+        temperature=temperature,
+        answer_tokens=answer_tokens,
         catalog_sha256=catalog_sha256,
         command=command,
         seed=seed,
@@ -99,6 +103,9 @@ def publish_assistant(
         seed=seed,
         note=note,
         catalog_sha256=sha256_of(CATALOG),
+        # A function call is right or wrong: a caller who says nothing wants the likeliest, and none is longer than this.
+        temperature=0.0,
+        answer_tokens=256,
     )
     write_card(artifact, card(artifact.manifest, own))
     return artifact

@@ -62,6 +62,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     metrics: dict[str, float] = {}
     parameters: int = 0
     refuse_token: str | None = None
+    temperature: float | None = None  # where the caller names none; None: OpenAI's 1
+    answer_tokens: int = 0  # the most of an answer where the caller names no limit; 0: the rest of the context
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None
     catalog_sha256: str | None = None

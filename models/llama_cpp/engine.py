@@ -15,9 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
 import psutil
 
 from router.errors import CausewayError, ContextLengthExceeded
+from router.types import Sampling
 
 from .grammar import schema_to_gbnf
 from .loading import Loaded, load
@@ -121,11 +123,19 @@ class Engine:
                 param="messages" if job.prompt.messages else "prompt",
             )
         gbnf = schema_to_gbnf(job.json_schema) if job.json_schema else job.grammar
+        sampling = self._sampling(job)
         chooser = None
-        if not job.embed and (gbnf or not plain(job.sampling)):
-            chooser = Chooser(parts.vocabulary, parts.candidates, job.sampling, gbnf, prompt)
-        limit = room if job.max_tokens is None else max(1, min(room, job.max_tokens))
+        if not job.embed and (gbnf or not plain(sampling)):
+            chooser = Chooser(parts.vocabulary, parts.candidates, sampling, gbnf, prompt)
+        wanted = (self._options.answer_tokens or room) if job.max_tokens is None else job.max_tokens
+        limit = max(1, min(room, wanted))
         return Sequence(job, prompt, limit, chooser, parts.vocabulary, deadline)
+
+    def _sampling(self, job: Job) -> Sampling:
+        """The job's, with the model's own temperature where it names none."""
+        if job.sampling.temperature is not None or self._options.temperature is None:
+            return job.sampling
+        return msgspec.structs.replace(job.sampling, temperature=self._options.temperature)
 
     # --- the engine's thread ----------------------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int = 0
     prefix_cache_bytes: int = 64 * 1024 * 1024  # KV kept for shared prefixes; idle ones are evicted first
     refuse_token: str = ""  # of the model's manifest; p(it) at the first position lowers confidence
+    temperature: float | None = None  # of a job that names none; None: 1
+    answer_tokens: int = 0  # the most of a job that names no limit; 0: the rest of the context
     queue: int = 256  # waiting jobs; beyond: QueueFull
 
 

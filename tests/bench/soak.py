@@ -96,7 +96,11 @@ async def stream(session: aiohttp.ClientSession, tally: Tally, numbers: Iterator
 async def leave(session: aiohttp.ClientSession, tally: Tally, numbers: Iterator[int]) -> None:
     """A client that goes away after the first bytes."""
     schema = {"type": "array", "items": {"enum": ["a"]}, "minItems": 300}
-    more = {"stream": True, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    more = {
+        "stream": True,
+        "max_tokens": 1800,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    }
     tally.sent += 1
     reply = await session.post("/v1/chat/completions", json=chat(f"turn off light {next(numbers)}", **more))
     await reply.content.readany()
@@ -196,9 +200,14 @@ def growth_mb(memory: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
     """Last quarter's mean less the third quarter's: what a part grew by after it had warmed up."""
     half = len(memory) // 2
     middle = half + (len(memory) - half) // 2
-    names = set(memory[half][1]) & set(memory[-1][1])
-    mean = lambda part, name: sum(m.get(name, 0.0) for _, m in part) / max(1, len(part))  # noqa: E731
-    return {name: mean(memory[middle:], name) - mean(memory[half:middle], name) for name in sorted(names)}
+    names = set().union(*(sizes for _, sizes in memory[middle:]))
+    return {name: _mean(memory[middle:], name) - _mean(memory[half:middle], name) for name in sorted(names)}
+
+
+def _mean(memory: list[tuple[float, dict[str, float]]], name: str) -> float:
+    """Over the samples in which that part was running."""
+    found = [sizes[name] for _, sizes in memory if sizes.get(name)]
+    return sum(found) / max(1, len(found))
 
 
 async def load(stack: Stack, minutes: float, workers: int) -> list[str]:

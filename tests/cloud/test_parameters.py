@@ -98,3 +98,11 @@ def test_only_known_extras_are_passed_on() -> None:
     bad = Request(kind="chat", model="large", extra='{"ignore_eos":"perhaps"}')
     with pytest.raises(InvalidRequest, match="ignore_eos"):
         from_request(bad, max_tokens=5, schema="", guided_key="guided_decoding")
+
+
+def test_the_models_own_temperature_holds_where_the_caller_names_none() -> None:
+    """What the caller says goes before it."""
+    silent = from_request(CHAT, max_tokens=5, schema="", guided_key="guided_decoding", temperature=0.0)
+    assert json.loads(encode(silent))["temperature"] == 0.0
+    said = Request(kind="chat", model="large", sampling=Sampling(temperature=0.5))
+    assert from_request(said, max_tokens=5, schema="", guided_key="guided_decoding", temperature=0.0).temperature == 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -246,3 +247,14 @@ def test_counting_is_what_the_prompt_will_cost(rig: Rig) -> None:
     """`count` and the answer's usage agree, for chats too."""
     prompt = chat("turn on the light", "ok", "and the music")
     assert rig.engine.count(prompt) == rig.ask(prompt, sampling=GREEDY).end.prompt_tokens
+
+
+def test_the_models_own_defaults_hold_where_a_job_says_nothing(make_rig: Callable[..., Rig]) -> None:
+    """Its temperature and its longest answer; what the job says itself goes before."""
+    rig = make_rig(temperature=0.0, answer_tokens=5)
+    greedy = rig.ask("hello", ignore_eos=True, sampling=GREEDY, max_tokens=5)
+    silent = rig.ask("hello", ignore_eos=True, sampling=Sampling(), max_tokens=None)
+    assert (silent.text, silent.end.finish_reason, silent.end.completion_tokens) == (greedy.text, "length", 5)
+    assert rig.ask("hello", ignore_eos=True, sampling=Sampling(), max_tokens=7).end.completion_tokens == 7
+    hot = {rig.ask("hello", ignore_eos=True, sampling=Sampling(temperature=2.0, seed=n)).text for n in range(5)}
+    assert len(hot) > 1
