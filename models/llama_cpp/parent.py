@@ -58,6 +58,7 @@ class EngineProcess:
         self.tokens_per_s: float | None = None  # of one stream
         self.progress_at = self._loop.time()  # when it last made something, or began to have something to make
         self._steps_seen = -1
+        self._leaving: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -93,8 +94,11 @@ class EngineProcess:
         finally:
             theirs.close()
         ours.setblocking(False)
-        transport, _ = await self._loop.create_unix_connection(lambda: _Link(self), sock=ours)
-        self._transport = transport
+        try:
+            self._transport, _ = await self._loop.create_unix_connection(lambda: _Link(self), sock=ours)
+        except BaseException:
+            ours.close()
+            raise
         self._send(frames.Load(self._options))
 
     def submit(self, jobs: Iterable[Job], sink: Sink) -> None:
@@ -143,11 +147,11 @@ class EngineProcess:
         """Let it end, and make sure that it did."""
         self._failure = self._failure or "the engine was closed"
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()
             await asyncio.shield(self.ended)
         elif self._process is not None:
             self.kill("the engine was closed")
-            await self._gone(self._process)
+            self._process.wait()
 
     # --- the link ---------------------------------------------------------------------------------------------------
 
@@ -193,13 +197,28 @@ class EngineProcess:
         if answer is not None and not answer.done():
             answer.set_result(tokens)
 
-    async def lost(self) -> None:
+    def lost(self) -> None:
         """The link is closed: the child is ending, or was ended."""
+        # Settled however the waiting ends: a loop that is torn down cancels it, and `close` must not wait for ever.
+        self._leaving = self._loop.create_task(self._leave())
+        self._leaving.add_done_callback(self._settle)
+
+    async def _leave(self) -> None:
+        """Give it a moment to end by itself."""
+        deadline = self._loop.time() + _END_S
+        # A process's end is no event that every loop has.
+        while self._process is not None and self._process.poll() is None and self._loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+
+    def _settle(self, _: object) -> None:
+        """It is gone after this, and everybody who waits for it knows."""
         assert self._process is not None
-        status = await self._gone(self._process)
+        if self._process.poll() is None:
+            self.kill("the engine closed its link and went on")
+        status = self._process.wait()
+        reason = self._failure or f"the engine ended: {_told(status)}"
         for ask in list(self._asked):
             self._counted(ask, -1)
-        reason = self._failure or f"the engine ended: {_told(status)}"
         if not self.ready.done():
             self.ready.set_exception(EngineUnavailable(reason, phase="connect"))
             self.ready.exception()  # whoever waits is told; when nobody does, that is no fault
@@ -209,28 +228,18 @@ class EngineProcess:
         for sink in sinks:
             sink.lost(reason)
 
-    async def _gone(self, process: subprocess.Popen[bytes]) -> int:
-        """Its exit status. It is about to end; if it does not, it is killed."""
-        deadline = self._loop.time() + _END_S
-        while (status := process.poll()) is None:
-            if self._loop.time() > deadline:
-                self.kill("the engine closed its link and went on")
-            await asyncio.sleep(_POLL_S)
-        return status
-
 
 class _Link(asyncio.Protocol):
     """Bytes from the child, and its end."""
 
     def __init__(self, process: EngineProcess) -> None:
         self._process = process
-        self._ending: asyncio.Task[None] | None = None
 
     def data_received(self, data: bytes) -> None:
         self._process.received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._ending = asyncio.get_running_loop().create_task(self._process.lost())
+        self._process.lost()
 
 
 def _environment() -> dict[str, str]:

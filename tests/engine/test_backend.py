@@ -46,6 +46,7 @@ TARGET = Target(name="small", at="edge", model="tiny")
 CONFIG = EngineConfig(threads=1, sequences=4)
 GREEDY = Sampling(temperature=0.0)
 PATIENCE_S = 60.0
+MakeBackend = Callable[..., EngineBackend]
 ENDLESS = {"max_tokens": 8000}
 
 
@@ -95,12 +96,25 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def backend(tiny_model: Path) -> AsyncIterator[EngineBackend]:
-    made = EngineBackend(tiny_model, CONFIG, refuse_token="<|refuse|>")
+async def make_backend(tiny_model: Path) -> AsyncIterator[Callable[..., EngineBackend]]:
+    """Backends that are not started yet; they are closed whatever happens."""
+    made: list[EngineBackend] = []
+
+    def make(path: Path = tiny_model, **fields: object) -> EngineBackend:
+        made.append(EngineBackend(path, CONFIG, **fields))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()
+
+
+@pytest.fixture
+async def backend(make_backend: MakeBackend) -> EngineBackend:
+    made = make_backend(refuse_token="<|refuse|>")
     await made.start()
     await made.ready(now() + PATIENCE_S)
-    yield made
-    await made.close()
+    return made
 
 
 async def test_an_answer_is_chunks_and_then_usage(backend: EngineBackend) -> None:
@@ -302,9 +316,9 @@ async def test_a_child_killed_before_the_first_token_says_so(backend: EngineBack
     assert caught.value.phase == "first_token"
 
 
-async def test_a_stuck_child_is_killed(tiny_model: Path) -> None:
+async def test_a_stuck_child_is_killed(make_backend: MakeBackend) -> None:
     """It has work, makes no step and does not answer: its requests fail, and a new one takes over."""
-    backend = EngineBackend(tiny_model, CONFIG, stuck_s=0.3)
+    backend = make_backend(stuck_s=1.5)
     await backend.start()
     await backend.ready(now() + PATIENCE_S)
     stopped = backend.pid
@@ -314,24 +328,21 @@ async def test_a_stuck_child_is_killed(tiny_model: Path) -> None:
         await answer(backend, chat())
     assert finish(await answer(backend, chat()))
     assert backend.pid != stopped
-    await backend.close()
 
 
-async def test_an_idle_child_is_not_stuck(tiny_model: Path) -> None:
+async def test_an_idle_child_is_not_stuck(make_backend: MakeBackend) -> None:
     """Without work nothing is expected of it."""
-    backend = EngineBackend(tiny_model, CONFIG, stuck_s=0.03)
+    backend = make_backend(stuck_s=0.03)
     await backend.start()
     await backend.ready(now() + PATIENCE_S)
     pid = backend.pid
-    await asyncio.sleep(0.2)
-    assert finish(await answer(backend, chat(max_tokens=1)))
-    assert backend.pid == pid
-    await backend.close()
+    await asyncio.sleep(0.3)
+    assert (backend.pid, backend.restarts, backend.state) == (pid, 0, "ready")
 
 
-async def test_requests_wait_for_a_child_that_is_loading(tiny_model: Path) -> None:
+async def test_requests_wait_for_a_child_that_is_loading(make_backend: MakeBackend) -> None:
     """They are not refused; what cannot be counted yet is absent, not an error."""
-    backend = EngineBackend(tiny_model, CONFIG)
+    backend = make_backend()
     with pytest.raises(EngineUnavailable, match="not started"):
         await answer(backend, chat())
     await backend.start()
@@ -339,24 +350,24 @@ async def test_requests_wait_for_a_child_that_is_loading(tiny_model: Path) -> No
     assert backend.signals().loaded is False
     assert finish(await answer(backend, chat()))
     assert backend.info is not None
-    await backend.close()
 
 
-async def test_waiting_for_a_loading_child_ends_with_the_deadline(tiny_model: Path) -> None:
+async def test_waiting_for_a_loading_child_ends_with_the_deadline(make_backend: MakeBackend) -> None:
     """The error says what it waited for, and belongs to the connecting phase."""
-    backend = EngineBackend(tiny_model, CONFIG)
+    backend = make_backend()
     await backend.start()
     with pytest.raises(EngineUnavailable, match="still starting") as caught:
         await answer(backend, chat(), deadline=now())
     assert caught.value.phase == "connect"
-    await backend.close()
 
 
-async def test_a_model_that_cannot_be_loaded_is_refused_at_once(tmp_path: Path, tiny_model: Path) -> None:
+async def test_a_model_that_cannot_be_loaded_is_refused_at_once(
+    make_backend: MakeBackend, tmp_path: Path, tiny_model: Path
+) -> None:
     """Nobody waits for it; when the file becomes good, the engine comes up by itself."""
     path = tmp_path / "m.gguf"
     path.write_bytes(b"<html>")
-    backend = EngineBackend(path, CONFIG)
+    backend = make_backend(path)
     await backend.start()
     with pytest.raises(EngineUnavailable, match="not a GGUF file"):
         await backend.ready(now() + PATIENCE_S)
@@ -364,12 +375,11 @@ async def test_a_model_that_cannot_be_loaded_is_refused_at_once(tmp_path: Path, 
     repair(path, tiny_model)
     await until(lambda: backend.state == "ready")
     assert finish(await answer(backend, chat()))
-    await backend.close()
 
 
-async def test_closing_ends_the_child_and_what_it_held(tiny_model: Path) -> None:
+async def test_closing_ends_the_child_and_what_it_held(make_backend: MakeBackend) -> None:
     """No process is left; who still waits is told."""
-    backend = EngineBackend(tiny_model, CONFIG)
+    backend = make_backend()
     await backend.start()
     stream = backend.generate(call(chat(**ENDLESS)))
     await anext(stream)
@@ -386,10 +396,10 @@ async def test_closing_ends_the_child_and_what_it_held(tiny_model: Path) -> None
         await backend.ready(now() + 1.0)
 
 
-async def test_closing_while_it_loads_leaves_no_child(tiny_model: Path) -> None:
+async def test_closing_while_it_loads_leaves_no_child(make_backend: MakeBackend) -> None:
     """At any moment of its start."""
     for turns in range(4):
-        backend = EngineBackend(tiny_model, CONFIG)
+        backend = make_backend()
         await backend.start()
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -397,14 +407,37 @@ async def test_closing_while_it_loads_leaves_no_child(tiny_model: Path) -> None:
         assert backend.pid is None
 
 
-async def test_it_does_not_matter_where_the_daemon_was_started(tiny_model: Path, tmp_path: Path) -> None:
+async def test_it_does_not_matter_where_the_daemon_was_started(make_backend: MakeBackend, tmp_path: Path) -> None:
     """A module named `models` in the daemon's working directory is not taken for ours."""
     (tmp_path / "models.py").write_text("raise SystemExit('the wrong one')")
     with contextlib.chdir(tmp_path):
-        backend = EngineBackend(tiny_model, CONFIG)
+        backend = make_backend()
         await backend.start()
         await backend.ready(now() + PATIENCE_S)
-        await backend.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_loop_that_ends_without_closing_it_ends(tiny_model: Path, killed: bool) -> None:
+    """A daemon that is cancelled in the middle does not hang on its child, and leaves none."""
+    pids: list[int] = []
+
+    async def scenario() -> None:
+        backend = EngineBackend(tiny_model, CONFIG)
+        await backend.start()
+        stream = backend.generate(call(chat(**ENDLESS)))
+        await anext(stream)
+        assert backend.pid is not None
+        pids.append(backend.pid)
+        if killed:
+            os.kill(backend.pid, signal.SIGKILL)
+            with pytest.raises(EngineCrashed):
+                async for _ in stream:
+                    pass
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
 
 
 def test_it_runs_on_uvloop(tiny_model: Path) -> None:
