@@ -1,8 +1,8 @@
 """The policy's cache rule for a request, and the key under which its answer is kept.
 
 The key covers what changes the answer: all of the request (`router.fingerprint`), which models the policy's names
-stand for, and for private requests whose they are. A plan is a pure function of request and signals: the same request
-under the same snapshot has the same plan, and is not planned twice.
+stand for, and for private requests whose they are. A plan is a pure function of policy, request and signals: it is not
+made twice for the same request under the same snapshot, or under any if the policy's rules ask about the request alone.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class Planned(msgspec.Struct, frozen=True):
 class Memo:
     """What was planned lately for one request; whoever keeps the request keeps this beside it."""
 
-    __slots__ = ("planned", "snapshot")
+    __slots__ = ("planned", "policy", "snapshot")
 
     def __init__(self) -> None:
+        self.policy: Policy | None = None
         self.snapshot: Snapshot | None = None
         self.planned: Planned | None = None
 
@@ -48,11 +49,12 @@ class Plans:
         return Planned(plan, None if plan.exact is None else self._key(policy, request, plan))
 
     def remembered(self, policy: Policy, request: Request, snapshot: Snapshot, memo: Memo) -> Planned:
-        """The same without estimates, from the memo if that is of this very snapshot."""
+        """The same without estimates, from the memo if nothing that the policy's rules ask about has changed."""
         planned = memo.planned
-        if planned is None or memo.snapshot is not snapshot:
+        known = memo.policy is policy and (policy.cache_needs.of_request or memo.snapshot is snapshot)
+        if planned is None or not known:
             planned = memo.planned = self.plan(policy, request, snapshot, Estimates())
-            memo.snapshot = snapshot
+            memo.policy, memo.snapshot = policy, snapshot
         return planned
 
     def _key(self, policy: Policy, request: Request, plan: CachePlan) -> bytes:

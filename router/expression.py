@@ -32,10 +32,13 @@ class Facts:
         self.absent = absent
 
 
+_ESTIMATED = frozenset({"request.prompt_tokens"})
+
+
 class Needs:
     """The signals that some expressions name, and how to read them: nothing else is computed."""
 
-    __slots__ = ("_known", "_readers", "signals")
+    __slots__ = ("_known", "_readers", "of_request", "signals")
 
     def __init__(self, expressions: Iterable[Expression]) -> None:
         used = list(expressions)
@@ -44,6 +47,10 @@ class Needs:
         self._known = tuple(
             (name, SIGNALS[name].known_variable) for name in sorted(frozenset().union(*(one.presences for one in used)))
         )
+
+        # Whether nothing but the request decides: neither the box, nor what is estimated, nor the time.
+        asked = self.signals.union(*(one.presences for one in used))
+        self.of_request = all(name.startswith("request.") and name not in _ESTIMATED for name in asked)
 
     def read(self, request: Request, snapshot: Snapshot, estimates: Estimates) -> Facts:
         values: dict[str, Value] = {}

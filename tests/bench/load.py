@@ -1,14 +1,17 @@
 """`python -m tests.bench.load < PLAN`: a load generator in a process of its own, so that it costs its servers nothing.
 
-It posts each contestant's body again and again over kept connections, by a raw protocol on uvloop. The contestants take
-turns in short rounds: a neighbour on the machine disturbs them all alike. Prints the figures of each round as JSON.
+It posts each contestant's bodies in turn, again and again, over kept connections, by a raw protocol on uvloop. The
+contestants take turns in short rounds: a neighbour on the machine disturbs them all alike. Prints the figures of each
+round as JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import time
+from collections.abc import Iterator
 from typing import cast
 
 import msgspec
@@ -20,7 +23,7 @@ TIMEOUT_S = 60.0
 class Contestant(msgspec.Struct, frozen=True):
     name: str
     port: int
-    body: bytes
+    bodies: tuple[bytes, ...]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -41,8 +44,10 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class _Client(asyncio.Protocol):
-    def __init__(self, request: bytes, left: list[int], times: list[int], done: asyncio.Future[None]) -> None:
-        self._request = request
+    def __init__(
+        self, requests: Iterator[bytes], left: list[int], times: list[int], done: asyncio.Future[None]
+    ) -> None:
+        self._requests = requests
         self._left = left
         self._times = times
         self._done = done
@@ -63,8 +68,9 @@ class _Client(asyncio.Protocol):
         self._left[0] -= 1
         self._expected = -1
         self._received = 0
+        request = next(self._requests)
         self._started = time.perf_counter_ns()
-        self._transport.write(self._request)
+        self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         if self._expected < 0:
@@ -87,16 +93,18 @@ class _Client(asyncio.Protocol):
             self._done.set_exception(RuntimeError(data[:500].decode(errors="replace")))
 
 
+def _request(body: bytes) -> bytes:
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
 async def _measure(contestant: Contestant, connections: int, requests: int) -> Figures:
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(contestant.body)}\r\n\r\n"
-    ).encode()
+    turns = itertools.cycle([_request(body) for body in contestant.bodies])
     loop = asyncio.get_running_loop()
     times: list[int] = []
     left = [requests]
     ends: list[asyncio.Future[None]] = [loop.create_future() for _ in range(connections)]
-    clients = [_Client(head + contestant.body, left, times, end) for end in ends]
+    clients = [_Client(turns, left, times, end) for end in ends]
     started = time.perf_counter()
     for client in clients:
         await loop.create_connection(lambda client=client: client, "127.0.0.1", contestant.port)  # type: ignore[misc]
