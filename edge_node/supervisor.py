@@ -33,7 +33,7 @@ class Supervisor:
         self._stuck_s = stuck_s
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
         self._reason = "it was not started"
         self._started = 0.0
         self.state: State = "idle"
@@ -68,13 +68,17 @@ class Supervisor:
         while (process := self.process) is None:
             if self.state in ("idle", "failed", "closed"):
                 raise EngineUnavailable(f"{self._name}: {self._reason}", phase="connect", retry_after_s=1.0)
+            changed: asyncio.Future[None] = loop.create_future()
+            self._waiters.append(changed)
+            # Not `wait_for`: when both come at once, Python 3.11's lets an end of waiting swallow a cancellation.
             try:
-                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
-            except asyncio.TimeoutError:
+                done, _ = await asyncio.wait([changed], timeout=max(0.0, deadline - loop.time()))
+            finally:
+                self._waiters = [waiter for waiter in self._waiters if waiter is not changed]
+            if not done:
                 waited = loop.time() - self._started
-                raise EngineUnavailable(
-                    f"{self._name}: still {self.state.replace('_', ' ')} after {waited:.1f} s", phase="connect"
-                ) from None
+                state = self.state.replace("_", " ")
+                raise EngineUnavailable(f"{self._name}: still {state} after {waited:.1f} s", phase="connect")
         return process
 
     async def close(self) -> None:
@@ -117,8 +121,8 @@ class Supervisor:
         """Until the child ends, by itself or because it is stuck; why."""
         loop = asyncio.get_running_loop()
         while True:
-            with contextlib.suppress(asyncio.TimeoutError):
-                return await asyncio.wait_for(asyncio.shield(process.ended), min(_WATCH_S, self._stuck_s / 3))
+            if (await asyncio.wait([process.ended], timeout=min(_WATCH_S, self._stuck_s / 3)))[0]:
+                return process.ended.result()
             if not process.jobs:
                 continue
             if loop.time() - process.progress_at > self._stuck_s:
@@ -128,5 +132,7 @@ class Supervisor:
 
     def _enter(self, state: State, reason: str) -> None:
         self.state, self._reason = state, reason
-        self._changed.set()
-        self._changed = asyncio.Event()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

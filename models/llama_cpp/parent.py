@@ -174,7 +174,8 @@ class EngineProcess:
         elif isinstance(message, frames.Counted):
             self._counted(message.ask, message.tokens)
         elif isinstance(message, frames.Ready):
-            self.ready.set_result(message.info)
+            if not self.ready.done():
+                self.ready.set_result(message.info)
         elif isinstance(message, frames.Failed):
             self._failure = message.detail
         elif message.stats.steps != self._steps_seen:
