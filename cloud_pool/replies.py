@@ -18,6 +18,12 @@ STALLED_S = 30.0
 _SMALL_BYTES = 16 * 1024
 
 
+class EventStream(web.StreamResponse):
+    """Its head waits for the first event and leaves in one piece with it: nobody is woken up twice for one token."""
+
+    _send_headers_immediately = False  # aiohttp's switch, which its own whole Response turns the same way
+
+
 class BrokenStream(Exception):
     """The answer broke after its first byte, and the client has been told inside the stream."""
 
@@ -41,7 +47,7 @@ async def streamed(
     """Raises CausewayError before the first byte, and after it BrokenStream, or ClientGone."""
     first = await anext(chunks)
     stream = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
-    response = web.StreamResponse(headers=stream)
+    response = EventStream(headers=stream)
     try:
         await response.prepare(http)
     except ConnectionError as error:

@@ -20,6 +20,12 @@ EVENTS = "text/event-stream; charset=utf-8"
 _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
+class EventStream(web.StreamResponse):
+    """Its head waits for the first event and leaves in one piece with it: nobody is woken up twice for one token."""
+
+    _send_headers_immediately = False  # aiohttp's switch, which its own whole Response turns the same way
+
+
 class HttpReply:
     """One client's answer. Afterwards `response`, or after an error `fail`, is what the server returns."""
 
@@ -44,7 +50,7 @@ class HttpReply:
             return
         self._encoder = AnswerEncoder(self._request, self._answer_id, head.model, self._created)
         self._opening = self._encoder.start()
-        self._stream = web.StreamResponse(headers=_headers(head, EVENTS))
+        self._stream = EventStream(headers=_headers(head, EVENTS))
         await self._stream.prepare(self._http)
 
     async def send(self, piece: Piece) -> None:

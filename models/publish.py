@@ -103,7 +103,7 @@ def publish_assistant(
         seed=seed,
         note=note,
         catalog_sha256=sha256_of(CATALOG),
-        # A function call is right or wrong: a caller who says nothing wants the likeliest, and none is longer than this.
+        # A call is right or wrong: who says nothing wants the likeliest one, and none is longer than this.
         temperature=0.0,
         answer_tokens=256,
     )

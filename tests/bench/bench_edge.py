@@ -66,11 +66,13 @@ def _hit_rows(*contestants: Contestant) -> list[Row]:
 
 
 def _passed_rows(*contestants: Contestant) -> list[Row]:
+    one = _play(contestants, ONE, 400)
     with _on_one_core():
-        one = _play(contestants, ONE, 400)
+        packed = _play(contestants, ONE, 400)
     many = _play(contestants, MANY, 1500)
     return [
         Row(f"(c) passed on, added p50 at {ONE}", _median(one, _added), "x", 2.0, note=_p50s(one)),
+        Row("    the same, all on one core", _median(packed, _added), "x", note=_p50s(packed)),
         Row(f"(c) passed on, rate at {MANY}", _median(many, _rate), "x", 0.4, "higher", _rates(many)),
     ]
 
