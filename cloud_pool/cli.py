@@ -211,20 +211,23 @@ def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> 
 
 
 def until_stopped(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
-    """Run until SIGTERM or Ctrl-C asks `work` to stop; a second one ends it at once."""
+    """Run until SIGTERM or Ctrl-C asks `work` to stop; a Ctrl-C after that ends it at once.
+
+    A further SIGTERM means nothing new: the kernel sends one for each thread of a parent that dies (prctl(2)).
+    """
 
     async def supervised() -> T:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(work(stop))
 
-        def asked() -> None:
+        def interrupt() -> None:
             if stop.is_set():
                 task.cancel()
             stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, asked)
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        loop.add_signal_handler(signal.SIGINT, interrupt)
         return await task
 
     try:

@@ -5,7 +5,7 @@
     await app.drain()      # nobody new; those inside finish, for at most `server.drain_s`
     await app.close()      # nothing is left: no task, no child, no socket file
 
-or `await app.serve()`, which does the three and ends with SIGTERM or SIGINT (a second one does not wait).
+or `await app.serve()`, which does the three and ends with SIGTERM or SIGINT (a SIGINT while it drains does not wait).
 """
 
 from __future__ import annotations

@@ -97,17 +97,21 @@ class App:
         self._parts.signals.save()
 
     async def serve(self, *, on_ready: Callable[[App], None] = lambda _: None) -> None:
-        """Start, answer until SIGTERM or SIGINT, drain, close. SIGHUP reads the policy again."""
+        """Start, answer until SIGTERM or SIGINT, drain, close. SIGHUP reads the policy again.
+
+        A SIGINT while it drains means now. A further SIGTERM means nothing new: the kernel sends one for each thread of
+        a parent that dies (prctl(2), PR_SET_PDEATHSIG).
+        """
         loop = asyncio.get_running_loop()
         asked, hurried = asyncio.Event(), asyncio.Event()
 
-        def stop() -> None:
+        def interrupt() -> None:
             (hurried if asked.is_set() else asked).set()
 
         await self.start()
         try:
-            loop.add_signal_handler(signal.SIGTERM, stop)
-            loop.add_signal_handler(signal.SIGINT, stop)
+            loop.add_signal_handler(signal.SIGTERM, asked.set)
+            loop.add_signal_handler(signal.SIGINT, interrupt)
             loop.add_signal_handler(signal.SIGHUP, self._hung_up.set)
             _settle_memory()
             on_ready(self)

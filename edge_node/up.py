@@ -82,8 +82,9 @@ class _Run:
 
     async def live(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._asked_to_stop)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGINT, self._interrupted)
         self._say(f"logs in {self._folder}")
         working = asyncio.create_task(self._work())
         stopping = asyncio.create_task(self._stop.wait())
@@ -103,7 +104,7 @@ class _Run:
             stopping.cancel()
             await self._end()
 
-    def _asked_to_stop(self) -> None:
+    def _interrupted(self) -> None:
         """The first time in order, the second time at once."""
         if self._stop.is_set():
             for child in self._children:

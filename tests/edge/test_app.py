@@ -260,7 +260,7 @@ async def test_a_signal_drains_and_ends_with_nothing_left(tmp_path: Path, how: s
     await cloud.stop()
 
 
-async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+async def test_ctrl_c_while_it_drains_does_not_wait(tmp_path: Path) -> None:
     """Whoever asks twice means now: the request is cut, and the process still ends cleanly."""
     cloud = await ScriptedCloud().start()
     cloud.gate = asyncio.Event()
@@ -271,11 +271,30 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         await until(lambda: cloud.running == 1)
         process.send_signal(signal.SIGTERM)
         await until(lambda: not listening(said.port))
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         with pytest.raises(aiohttp.ClientError):
             await asking
         assert await asyncio.wait_for(process.wait(), 4) == 0
         await until(lambda: cloud.running == 0)
+    await cloud.stop()
+
+
+async def test_a_further_sigterm_changes_nothing(tmp_path: Path) -> None:
+    """A dying parent sends one for each of its threads: what runs is still answered."""
+    cloud = await ScriptedCloud().start()
+    cloud.gate = asyncio.Event()
+    async with daemon(tmp_path, cloud_only(tmp_path, cloud.url)) as (process, said), aiohttp.ClientSession() as session:
+        body = {"model": "large", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        url = f"http://127.0.0.1:{said.port}/v1/chat/completions"
+        asking = asyncio.ensure_future(session.post(url, json=body))
+        await until(lambda: cloud.running == 1)
+        process.send_signal(signal.SIGTERM)
+        await until(lambda: not listening(said.port))
+        process.send_signal(signal.SIGTERM)
+        cloud.gate.set()
+        async with await asking as response:
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(process.wait(), 10) == 0
     await cloud.stop()
 
 

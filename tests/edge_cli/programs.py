@@ -66,8 +66,8 @@ def main() -> None:
     name = "edge" if sys.argv[1] == "causeway-edge" else "triton" if sys.argv[2] == "triton" else "gateway"
     if f"{name}-missing" in FAULTS:
         sys.exit(f"{name}: `make setup` makes its environment")
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set() if f"{name}-stubborn" not in FAULTS else None)
+    # Waited for, not handled: a handler may be interrupted by the next SIGTERM, with the lock of an Event in its hands.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if flag("--token-file"):
         note(f"tokens {Path(flag('--token-file')).read_text().strip()}")
@@ -83,7 +83,9 @@ def main() -> None:
     if f"{name}-dies" in FAULTS:
         threading.Timer(0.5, lambda: os._exit(7)).start()
         print(f"{name}: out of luck", file=sys.stderr, flush=True)
-    ended.wait()
+    signal.sigwait({signal.SIGTERM})
+    while f"{name}-stubborn" in FAULTS:
+        signal.sigwait({signal.SIGTERM})
     note(f"{name} ends")
 
 
