@@ -1,0 +1,22 @@
+"""Percentiles and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The value that `share` of them do not exceed; 0 of none."""
+    found = sorted(values)
+    return found[min(len(found) - 1, int(share * len(found)))] if found else 0.0
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    cells = [[_text(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(heads))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    return "\n".join(lines)
+
+
+def _text(cell: object) -> str:
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)

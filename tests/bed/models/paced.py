@@ -1,0 +1,127 @@
+"""In Triton's stub, as `1/model.py`: a model whose speed is the clock's. The tensors are those of the product's model.
+
+`bed.json` beside this file is {"journal": path, "pace": path}. The pace file is {"slots", "prefill_s", "step_s"}
+and may change at any moment: it is read again ten times a second. What does not fit into the slots waits, first come
+first served, as in a server that batches continuously.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import json
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+_BED = json.loads((Path(__file__).parent / "bed.json").read_text())
+_MARK = re.compile(r"qz(\d+)qz")
+_LOOK_S = 0.1
+
+
+class Sequence:
+    def __init__(self, sender: Any, tokens: int, ends: float) -> None:
+        self.sender = sender
+        self.left = tokens
+        self.ends = ends
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        self._journal = os.open(_BED["journal"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[Sequence] = collections.deque()
+        self._running: list[tuple[float, int, Sequence]] = []  # by the time of the next token
+        self._order = itertools.count()
+        self._looked_at = 0.0
+        self._closing = False
+        self._look(time.monotonic())
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            found = _MARK.search(_text(request, "text_input"))
+            os.write(self._journal, f"{found[1] if found else '-'}\n".encode())
+            wanted = json.loads(_text(request, "sampling_parameters") or "{}")
+            own = json.loads(request.parameters() or "{}")
+            left_s = own.get("causeway_deadline_ms", 120_000) / 1000.0
+            sequence = Sequence(request.get_response_sender(), int(wanted["max_tokens"]), time.monotonic() + left_s)
+            with self._changed:
+                self._waiting.append(sequence)
+                self._changed.notify()
+
+    def finalize(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                self._look(now)
+                self._admit(now)
+                if self._closing:
+                    return
+                if not self._running or self._running[0][0] > now:
+                    until = self._running[0][0] - now if self._running else _LOOK_S
+                    self._changed.wait(min(until, _LOOK_S))
+                    continue
+                _, _, sequence = heapq.heappop(self._running)
+            self._token(sequence, now)
+
+    def _look(self, now: float) -> None:
+        if now - self._looked_at >= _LOOK_S:
+            pace = json.loads(Path(_BED["pace"]).read_text())
+            self._slots, self._prefill_s, self._step_s = pace["slots"], pace["prefill_s"], pace["step_s"]
+            self._looked_at = now
+
+    def _admit(self, now: float) -> None:
+        while self._waiting and len(self._running) < self._slots:
+            sequence = self._waiting.popleft()
+            if not self._is_over(sequence, now):
+                heapq.heappush(self._running, (now + self._prefill_s, next(self._order), sequence))
+
+    def _token(self, sequence: Sequence, now: float) -> None:
+        if self._is_over(sequence, now):
+            return
+        sequence.left -= 1
+        last = sequence.left <= 0
+        sequence.sender.send(_response(last), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)
+        if not last:
+            with self._changed:
+                heapq.heappush(self._running, (now + self._step_s, next(self._order), sequence))
+
+    def _is_over(self, sequence: Sequence, now: float) -> bool:
+        """Cancelled or out of time: ended, and its slot is free."""
+        cancelled = sequence.sender.is_cancelled()
+        if not cancelled and now < sequence.ends:
+            return False
+        code, why = ("CANCELLED", "cancelled") if cancelled else ("UNAVAILABLE", "deadline_exceeded: out of time")
+        fault = pb_utils.TritonError(why, getattr(pb_utils.TritonError, code))
+        sequence.sender.send(
+            pb_utils.InferenceResponse(error=fault), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        )
+        return True
+
+
+def _response(last: bool) -> Any:
+    texts = {"text_output": b" word", "finish_reason": b"length" if last else b"None"}
+    tensors = [pb_utils.Tensor(name, np.array([text], dtype=np.object_)) for name, text in texts.items()]
+    tensors.append(pb_utils.Tensor("num_input_tokens", np.array([10 if last else 0], dtype=np.uint32)))
+    tensors.append(pb_utils.Tensor("num_output_tokens", np.array([1], dtype=np.uint32)))
+    return pb_utils.InferenceResponse(output_tensors=tensors)
+
+
+def _text(request: Any, name: str) -> str:
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return "" if tensor is None else tensor.as_numpy().reshape(-1)[0].decode()

@@ -1,0 +1,66 @@
+"""`python -m tests.bed.replica NAME`: one Triton under the product's launcher, with a model of this folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from cloud_pool.cli import ENVIRONMENT, until_stopped
+from cloud_pool.environment import find_environment
+from cloud_pool.launcher import Launcher, Ports, clear_orphans, command, memory_prefix
+from cloud_pool.repository import TEMPLATES, Served, lay_out
+from models.llama_cpp.protocol import EngineOptions
+from models.spec import find_artifact
+
+_MODELS = Path(__file__).parent / "models"
+
+
+def options(artifact: str) -> EngineOptions:
+    found = find_artifact(artifact, ())
+    return EngineOptions(
+        model_path=str(found.path.absolute()), sequences=16, threads=1, refuse_token=found.manifest.refuse_token or ""
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", help="of the tier, and of the artifact where the model is journaled")
+    parser.add_argument("--model", choices=("journaled", "paced"), default="paced")
+    parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--pace", type=Path, default=Path())
+    parser.add_argument("--ports", type=int, nargs=3, required=True, help="gRPC, HTTP, metrics")
+    told = parser.parse_args()
+    environment = find_environment(Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)))
+    clear_orphans()
+    prefix = memory_prefix(os.getpid())
+    ports = Ports("127.0.0.1", *told.ports)
+    with tempfile.TemporaryDirectory(prefix="causeway-bed-") as folder:
+        lay_out(Path(folder), (Served(told.name, options(told.name)),))
+        version = Path(folder) / told.name / "1"
+        (version / "model.py").write_bytes((_MODELS / f"{told.model}.py").read_bytes())
+        bed = {
+            "model": str(TEMPLATES / "llama_cpp" / "1" / "model.py"),
+            "journal": str(told.journal.absolute()),
+            "pace": str(told.pace.absolute()),
+        }
+        (version / "bed.json").write_text(json.dumps(bed))
+        launcher = Launcher(
+            command(environment, Path(folder), (told.name,), ports, drain_s=1.0, prefix=prefix),
+            environment.environ(os.environ),
+            ports,
+            memory_prefix=prefix,
+            drain_s=1.0,
+            restart=True,
+            say=lambda line: print(line, flush=True),
+            log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
+        )
+        status = until_stopped(launcher.run)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
