@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -26,6 +27,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, EngineUnavailable, Phase, StreamBroken
 
+from .exchange import CallCancelled, Exchange
 from .faults import RETRY_S, StubDead, translate
 from .parameters import SamplingParameters
 from .tensors import Ask, Delta, delta_of, request_of
@@ -50,15 +52,15 @@ _log = logging.getLogger("causeway.cloud.triton")
 class Stream:
     """A running call. Its owner is `Triton.generate`; others may only `end` it."""
 
-    def __init__(self, model: str, call: grpc.aio.StreamStreamCall, now: float) -> None:
+    def __init__(self, model: str, exchange: Exchange, now: float) -> None:
         self.model = model
+        self.exchange = exchange
         self.heard_at = now
         self.ended_by: CausewayError | None = None
-        self._call = call
 
     def end(self, why: CausewayError) -> None:
         self.ended_by = why
-        self._call.cancel()
+        self.exchange.leave()
 
 
 class Triton:
@@ -81,6 +83,7 @@ class Triton:
         self._streams: set[Stream] = set()
         self._in_repair: set[str] = set()
         self._in_probe: set[str] = set()
+        self._heard: dict[str, float] = {}
         self._closed = False
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
@@ -115,6 +118,15 @@ class Triton:
                 self._in_probe.add(model)
                 self._tasks.start_soon(self._look_after, model)
 
+    def heard_at(self, model: str) -> float:
+        """When anything last came from the model, on any stream; minus infinity before the first time."""
+        return self._heard.get(model, -math.inf)
+
+    def end(self, model: str, why: CausewayError) -> None:
+        """Ends the model's running streams, each with this error."""
+        for stream in [one for one in self._streams if one.model == model]:
+            stream.end(why)
+
     async def close(self) -> None:
         self._closed = True
         await self._channel.close()
@@ -127,43 +139,34 @@ class Triton:
         if ask.traceparent:
             metadata.append(("traceparent", ask.traceparent))
         call = self._stub.ModelStreamInfer(metadata=metadata, timeout=left_s)
-        stream = Stream(ask.model, call, self._clock())
+        exchange = Exchange(call, request_of(ask, left_s))
+        stream = Stream(ask.model, exchange, self._clock())
         self._streams.add(stream)
         phase: Phase = "connect"
         try:
-            await call.write(request_of(ask, left_s))
-            phase = "first_token"
             final = False
-            while (message := await call.read()) is not grpc.aio.EOF:
-                stream.heard_at = self._clock()
+            while (message := await exchange.next()) is not None:
+                self._heard[ask.model] = stream.heard_at = self._clock()
                 if message.error_message:
                     _log.debug("%s: %s", ask.request_id, message.error_message)
-                    raise translate("", message.error_message, phase)
+                    raise translate("", message.error_message, _reached(phase, exchange))
                 delta = delta_of(message.infer_response, ask.parameters.logprobs or 0)
                 final = final or delta.final
+                phase = "stream"
                 yield delta
-                if phase == "first_token":
-                    phase = "stream"
-                    # Said late: it costs a round through gRPC, which the first token need not wait for.
-                    await call.done_writing()
             if not final:
-                raise _broken(await call.code(), await call.details(), phase)
+                raise _broken(await call.code(), await call.details(), _reached(phase, exchange))
         except grpc.aio.AioRpcError as error:
             # Only here in full: a model's exception may quote what it was asked.
             _log.debug("%s: %s: %s", ask.request_id, error.code(), error.details())
             if error.details() == _OVER:
-                raise self._over(ask, phase) from None
-            raise _broken(error.code(), error.details(), phase) from None
-        except asyncio.CancelledError:
-            # Ours when the stream was ended for a dead model; else the caller's.
-            if stream.ended_by is not None:
-                raise stream.ended_by from None
-            raise
-        except (asyncio.InvalidStateError, grpc.aio.InternalError):
-            raise stream.ended_by or self._over(ask, phase) from None
+                raise self._over(ask, _reached(phase, exchange)) from None
+            raise _broken(error.code(), error.details(), _reached(phase, exchange)) from None
+        except (CallCancelled, asyncio.InvalidStateError, grpc.aio.InternalError):
+            raise stream.ended_by or self._over(ask, _reached(phase, exchange)) from None
         finally:
             self._streams.discard(stream)
-            call.cancel()
+            exchange.leave()
 
     def _over(self, ask: Ask, phase: Phase) -> CausewayError:
         """The call was over when something was to be written to it; gRPC does not say why."""
@@ -184,10 +187,9 @@ class Triton:
         if self._closed or model in self._in_repair:
             return
         self._in_repair.add(model)
-        for stream in [one for one in self._streams if one.model == model]:
-            stream.end(
-                StreamBroken("the model's process died during the answer", phase="stream", retry_after_s=RETRY_S)
-            )
+        self.end(
+            model, StreamBroken("the model's process died during the answer", phase="stream", retry_after_s=RETRY_S)
+        )
         self._tasks.start_soon(self._load_again, model)
 
     async def _load_again(self, model: str) -> None:
@@ -206,6 +208,11 @@ class Triton:
         finally:
             # The next request finds out: it works, or it begins another repair.
             self._in_repair.discard(model)
+
+
+def _reached(phase: Phase, exchange: Exchange) -> Phase:
+    """`phase`, or how far a call came that brought nothing yet."""
+    return "first_token" if phase == "connect" and exchange.sent else phase
 
 
 def _broken(code: grpc.StatusCode, details: str | None, phase: Phase) -> CausewayError:

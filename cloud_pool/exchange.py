@@ -1,0 +1,93 @@
+"""One gRPC call: the request goes out, messages come in, in a task of its own that nobody cancels.
+
+grpc.aio frees what a read has received only if the read is waited for to its end: the message of a cancelled one stays
+for ever, and with it the 30 KB of receive buffer that it lies in (grpc issue 43360). So whoever leaves cancels the
+call, not the read; the reads then end by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+_AHEAD = 64  # messages read before anybody took them; then gRPC's flow control holds the server back
+
+
+class CallCancelled(Exception):
+    """The call was cancelled, by us or by the server's end of it; the task that waited for it was not."""
+
+
+class Exchange:
+    """`sent`: the request is on its way. Belongs to the loop that made it."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall, request: service_pb2.ModelInferRequest) -> None:
+        self.sent = False
+        self._call = call
+        self._messages: deque[service_pb2.ModelStreamInferResponse] = deque()
+        self._news: asyncio.Future[None] | None = None  # somebody waits for a message
+        self._room: asyncio.Future[None] | None = None  # the reader waits for room
+        self._left = False
+        self._over = False
+        self._fault: Exception | None = None
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(request))
+
+    async def next(self) -> service_pb2.ModelStreamInferResponse | None:
+        """The next message; None after the last one. Raises CallCancelled and what grpc.aio raises."""
+        while not self._messages:
+            if self._over:
+                if self._fault is not None:
+                    raise self._fault
+                return None
+            self._news = self._loop.create_future()
+            await self._news
+        message = self._messages.popleft()
+        _wake(self._room)
+        return message
+
+    def leave(self) -> None:
+        """Cancels the call, unless it is over: the server stops its work, and what still comes in is dropped."""
+        self._left = True
+        self._messages.clear()
+        self._call.cancel()
+        _wake(self._room)
+
+    async def ended(self) -> None:
+        """Until nothing of the call is left. After `leave`, that is soon."""
+        await asyncio.wait([self._task])
+
+    async def _run(self, request: service_pb2.ModelInferRequest) -> None:
+        try:
+            await self._call.write(request)
+            self.sent = True
+            first = True
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                await self._give(message)
+                if first:
+                    # Said late: it costs a round through gRPC, which the first token need not wait for.
+                    await self._call.done_writing()
+                    first = False
+        except asyncio.CancelledError:
+            self._fault = CallCancelled()  # grpc.aio says so in a task that nobody cancelled
+        except Exception as error:  # whatever it is belongs to the caller, who may be gone
+            self._fault = error
+        finally:
+            self._over = True
+            _wake(self._news)
+
+    async def _give(self, message: service_pb2.ModelStreamInferResponse) -> None:
+        if self._left:
+            return
+        self._messages.append(message)
+        _wake(self._news)
+        while len(self._messages) >= _AHEAD:
+            self._room = self._loop.create_future()
+            await self._room
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

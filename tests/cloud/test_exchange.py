@@ -1,0 +1,152 @@
+"""One gRPC call in its own task, against a gRPC server: order, ends, leaving, and that leaving leaks nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import psutil
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from cloud_pool.exchange import CallCancelled, Exchange
+
+KB = 1024
+
+
+class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Streams `count` messages of `size` bytes, one to a request named "short"; then ends, or fails with `fault`."""
+
+    def __init__(self, count: int, size: int = 1, fault: grpc.StatusCode | None = None) -> None:
+        self.count, self.size, self.fault = count, size, fault
+        self.ended = asyncio.Event()
+        self.written: dict[str, int] = {}
+
+    async def ModelStreamInfer(self, requests, context):  # type: ignore[no-untyped-def]
+        try:
+            async for request in requests:
+                for at in range(1 if request.id == "short" else self.count):
+                    self.written[request.id] = at + 1
+                    yield service_pb2.ModelStreamInferResponse(error_message=f"{request.id} {at} " + "x" * self.size)
+                if self.fault is not None:
+                    await context.abort(self.fault, "out of luck")
+                return
+        finally:
+            self.ended.set()
+
+
+@asynccontextmanager
+async def serving(server: Server) -> AsyncIterator[service_pb2_grpc.GRPCInferenceServiceStub]:
+    running = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(server, running)
+    port = running.add_insecure_port("127.0.0.1:0")
+    await running.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    await running.stop(None)
+
+
+def begin(stub: service_pb2_grpc.GRPCInferenceServiceStub, name: str = "a") -> Exchange:
+    return Exchange(stub.ModelStreamInfer(), service_pb2.ModelInferRequest(id=name))
+
+
+async def test_messages_come_in_order_and_then_nothing() -> None:
+    """More of them than are read ahead, to a reader that takes its time."""
+    async with serving(Server(count=200)) as stub:
+        exchange = begin(stub)
+        said = []
+        while (message := await exchange.next()) is not None:
+            said.append(int(message.error_message.split()[1]))
+        assert said == list(range(200))
+        assert exchange.sent
+        assert await exchange.next() is None
+        await exchange.ended()
+
+
+async def test_a_slow_reader_holds_the_server_back() -> None:
+    """Nothing is piled up here for a reader that does not read, while others are served."""
+    server = Server(count=2000, size=64 * KB)
+    async with serving(server) as stub:
+        exchange = begin(stub)
+        assert await exchange.next() is not None
+        for _ in range(100):
+            other = begin(stub, "short")
+            assert await other.next() is not None
+            assert await other.next() is None
+        assert server.written["a"] < 400
+        exchange.leave()
+        await exchange.ended()
+
+
+async def test_the_servers_fault_comes_after_its_messages() -> None:
+    """What was said before the end is still given."""
+    async with serving(Server(count=2, fault=grpc.StatusCode.UNAVAILABLE)) as stub:
+        exchange = begin(stub)
+        assert await exchange.next() is not None
+        assert await exchange.next() is not None
+        with pytest.raises(grpc.aio.AioRpcError, match="out of luck"):
+            await exchange.next()
+
+
+async def test_an_unreachable_server_is_a_fault() -> None:
+    """Nobody listens there: the first message is the fault, and nothing was sent."""
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+        exchange = begin(service_pb2_grpc.GRPCInferenceServiceStub(channel))
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+            await exchange.next()
+        assert not exchange.sent
+
+
+async def test_leaving_ends_the_servers_work() -> None:
+    """The call is cancelled; whoever still waits for a message is told so."""
+    server = Server(count=1_000_000, size=KB)
+    async with serving(server) as stub:
+        exchange = begin(stub)
+        assert await exchange.next() is not None
+        exchange.leave()
+        with pytest.raises(CallCancelled):
+            await exchange.next()
+        await exchange.ended()
+        await server.ended.wait()
+
+
+async def test_a_cancelled_wait_leaves_the_read_alone() -> None:
+    """Only the wait is cancelled: the next one gets the message."""
+    server = Server(count=3)
+    async with serving(server) as stub:
+        exchange = begin(stub)
+        waiting = asyncio.ensure_future(exchange.next())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        message = await exchange.next()
+        assert message is not None
+        assert message.error_message.startswith("a 0")
+
+
+async def test_leaving_leaks_nothing() -> None:
+    """Calls left in the middle of a flood of large messages: the process keeps none of these."""
+    async with serving(Server(count=1_000_000, size=256 * KB)) as stub:
+
+        async def left_in_the_middle(times: int) -> None:
+            for _ in range(times):
+                exchange = begin(stub)
+                waiting = asyncio.ensure_future(exchange.next())
+                await waiting
+                waiting = asyncio.ensure_future(exchange.next())
+                await asyncio.sleep(0)
+                waiting.cancel()
+                exchange.leave()
+                await exchange.ended()
+
+        await left_in_the_middle(60)
+        gc.collect()
+        before = psutil.Process().memory_info().rss
+        await left_in_the_middle(240)
+        gc.collect()
+        grown = psutil.Process().memory_info().rss - before
+        assert grown < 30 * 256 * KB, f"{grown / KB:.0f} KB kept"
