@@ -132,6 +132,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     extra: str = ""  # canonical JSON object of fields we do not interpret, carried to the target; "" for none
     wishes: Wishes = Wishes()
+    resume: str = ""  # the token of an answer that was cut short: its rest is wanted; never sent to a target
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..errors import InvalidJSON, InvalidRequest, UnknownField
+from ..errors import InvalidJSON, InvalidRequest, UnknownField, UnsupportedFeature
 from ..types import Prefer, Request, Sampling, ToolChoice, Wishes
 from .faults import Document, canonical, load, shape
 from .messages import choice_of, format_of, messages_of, refuse_legacy, tools_of
@@ -23,20 +23,23 @@ _NARROWER: Final[dict[frozenset[Prefer], Prefer]] = {
 }
 
 
-def parse_chat(body: bytes, wishes: Wishes) -> Request:
-    """The body of `POST /v1/chat/completions`. `wishes` came with the headers. Raises InvalidRequest."""
+def parse_chat(body: bytes, wishes: Wishes, *, resumes: bool = False) -> Request:
+    """The body of `POST /v1/chat/completions`. `wishes` came with the headers. Raises InvalidRequest.
+
+    `resumes`: whoever answers can continue an answer that was cut short; else `causeway.continue` is refused.
+    """
     try:
         document = load(body)
-        return _chat(document, wishes)
+        return _may_resume(_chat(document, wishes), resumes)
     except RecursionError:
         raise _too_deep() from None
 
 
-def parse_completion(body: bytes, wishes: Wishes) -> Request:
+def parse_completion(body: bytes, wishes: Wishes, *, resumes: bool = False) -> Request:
     """The body of `POST /v1/completions`. Raises InvalidRequest."""
     try:
         document = load(body)
-        return _completion(document, wishes)
+        return _may_resume(_completion(document, wishes), resumes)
     except RecursionError:
         raise _too_deep() from None
 
@@ -45,7 +48,7 @@ def parse_embedding(body: bytes, wishes: Wishes) -> Request:
     """The body of `POST /v1/embeddings`. Raises InvalidRequest."""
     try:
         document = load(body)
-        return _embedding(document, wishes)
+        return _may_resume(_embedding(document, wishes), resumes=False)
     except RecursionError:
         raise _too_deep() from None
 
@@ -74,6 +77,7 @@ def _chat(document: Document, wishes: Wishes) -> Request:
         user=wire.user,
         extra=_extra(document, _CHAT_FIELDS),
         wishes=wishes if wire.causeway is None else merge(wishes, wire.causeway),
+        resume="" if wire.causeway is None else wire.causeway.resume or "",
     )
 
 
@@ -95,6 +99,7 @@ def _completion(document: Document, wishes: Wishes) -> Request:
         user=wire.user,
         extra=_extra(document, _COMPLETION_FIELDS),
         wishes=wishes if wire.causeway is None else merge(wishes, wire.causeway),
+        resume="" if wire.causeway is None else wire.causeway.resume or "",
     )
 
 
@@ -109,6 +114,7 @@ def _embedding(document: Document, wishes: Wishes) -> Request:
         user=wire.user,
         extra=_extra(document, _EMBEDDING_FIELDS),
         wishes=wishes if wire.causeway is None else merge(wishes, wire.causeway),
+        resume="" if wire.causeway is None else wire.causeway.resume or "",
     )
 
 
@@ -134,6 +140,15 @@ def _prefer(header: Prefer | None, body: Prefer | None) -> Prefer | None:
             param="causeway.prefer",
         )
     return narrower
+
+
+def _may_resume(request: Request, resumes: bool) -> Request:
+    """Without the refusal the answer would begin anew, and whoever asked would not know."""
+    if request.resume and not resumes:
+        raise UnsupportedFeature(
+            "`causeway.continue` is for the cloud gateway that cut the answer. Ask that one.", param="causeway.continue"
+        )
+    return request
 
 
 def _token_limit(wire: WireChat) -> int | None:

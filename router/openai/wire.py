@@ -125,6 +125,7 @@ class WireWishes(msgspec.Struct, forbid_unknown_fields=True):
     prefer: Prefer | None = None
     tags: Annotated[list[Tag], Meta(max_length=32)] | None = None
     deadline_ms: Count | None = None
+    resume: Annotated[str, Meta(min_length=1)] | None = msgspec.field(default=None, name="continue")
 
 
 class WireGeneration(msgspec.Struct, kw_only=True):

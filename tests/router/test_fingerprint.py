@@ -83,6 +83,7 @@ CHANGES: dict[str, list[object]] = {
     "encoding_format": ["base64"],
     "user": ["eva"],
     "extra": ['{"a":1}', '{"a":2}'],
+    "resume": ["token"],
     "wishes": [Wishes(tags=("a",)), Wishes(client="c"), Wishes(deadline_ms=5)],
 }
 

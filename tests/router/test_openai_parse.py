@@ -301,6 +301,8 @@ def test_four_kinds_of_input(given_input: object, prompts: object) -> None:
         (chat(causeway={"prefers": "only_cloud"}), "causeway.prefers", UnknownField),
         (chat(causeway={"deadline_ms": 0}), "causeway.deadline_ms", InvalidRequest),
         (chat(causeway={"tags": [""]}), "causeway.tags[0]", InvalidRequest),
+        (chat(causeway={"continue": ""}), "causeway.continue", InvalidRequest),
+        (chat(causeway={"continue": "token"}), "causeway.continue", UnsupportedFeature),
         (chat(causeway=[]), "causeway", InvalidRequest),
         (chat(causeway_prefer="only_on_device"), "causeway_prefer", UnknownField),
         (chat(**{"X-Causeway-Tags": "private"}), "X-Causeway-Tags", UnknownField),
@@ -519,3 +521,14 @@ def _request_or_refusal(parse, body: bytes) -> Request | None:  # type: ignore[n
         return None
     assert isinstance(request, Request)
     return request
+
+
+def test_a_token_to_continue_with_is_taken_where_answers_can_be_continued() -> None:
+    """Chats and completions carry it; it is no wish, so that it is part of what a cache tells requests apart by."""
+    body = chat(causeway={"continue": "token", "tags": ["a"]})
+    request = parse_chat(body, Wishes(), resumes=True)
+    assert (request.resume, request.wishes) == ("token", Wishes(tags=("a",)))
+    body = json.dumps({"model": "auto", "prompt": "a", "causeway": {"continue": "token"}}).encode()
+    assert parse_completion(body, Wishes(), resumes=True).resume == "token"
+    with pytest.raises(UnsupportedFeature):
+        parse_completion(body, Wishes())

@@ -1,0 +1,13 @@
+"""How the cloud degrades: tiers best first, then a shorter answer, then a stale one, then an honest refusal.
+
+    settings    what an operator says: the tiers in order, how fast to back off and to return
+    footing     one tier's standing: which share of the work it is offered, with hysteresis    pure, `now` is given
+    plan        the tiers' states and footings → the rungs of one request, each with its why   pure
+    ladder      owns footings, breakers and times to first token; reads pools and admissions
+    continuing  the token with which the rest of a shortened answer is asked for
+    warmth      keeps tiers warm
+
+Who may stay: a request is critical when its header `x-causeway-critical: true` says so or its tenant is in
+`ladder.critical_tenants`. It gets the tier it asked for or a refusal: never another model, a shortened answer or a
+stale one. Jobs stay too: they have time, and wait for the tier that they named.
+"""

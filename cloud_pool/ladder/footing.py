@@ -1,0 +1,93 @@
+"""One tier's standing: which share of the work that may go elsewhere it is offered, and why not all of it.
+
+Pure: a footing, what is seen and `now` give the next footing. A tier under stress loses its share step by step, so that
+an overload settles near what the tier can do, where on and off would make it flap. It comes back only after a time of
+being well (`dwell_s`), and then step by step as well: a load that swings faster than that never moves it up.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from .settings import Pace
+
+Stress = Literal["", "broken", "saturated", "slow"]
+CLEAR = 0.8
+"""A tier whose share was cut for slowness is slow until it is this far below its objective."""
+
+
+class View(msgspec.Struct, frozen=True):
+    """A tier as it is right now."""
+
+    name: str
+    broken: bool = False  # nobody healthy, or the breaker is open
+    saturated: bool = False  # of its admission
+    queue_s: float = 0.0  # the wait for a place that somebody of this priority has ahead
+    ttft_s: float | None = None  # mean of late; None: nothing was asked of late
+    objective_s: float = 0.0  # of the time to first token; 0: none
+
+
+class Footing(msgspec.Struct, frozen=True):
+    share: float = 1.0  # 0..1
+    credit: float = 0.0  # 0..1: what is owed of it; spreads a share evenly over requests
+    why: Stress = ""  # what took the share; "": it is whole
+    stressed_at: float = -math.inf  # monotonic, s: last seen under stress
+    stepped_at: float = -math.inf  # when the share last changed
+
+
+WHOLE = Footing()
+
+
+def stress_of(view: View, footing: Footing) -> Stress:
+    if view.broken:
+        return "broken"
+    if view.saturated:
+        return "saturated"
+    if view.objective_s and view.ttft_s is not None:
+        limit_s = view.objective_s * (CLEAR if footing.why == "slow" else 1.0)
+        if view.ttft_s > limit_s:
+            return "slow"
+    return ""
+
+
+def stepped(footing: Footing, stress: Stress, pace: Pace, now: float) -> Footing:
+    """The footing at `now`. Called as often as one likes: what has not changed for a step stays."""
+    if stress == "broken":
+        return Footing(share=0.0, why=stress, stressed_at=now, stepped_at=now)
+    if stress:
+        return _lowered(footing, stress, pace, now)
+    return _raised(footing, pace, now)
+
+
+def _lowered(footing: Footing, stress: Stress, pace: Pace, now: float) -> Footing:
+    share, stepped_at = footing.share, footing.stepped_at
+    if now - stepped_at >= pace.step_s:
+        # One step, however long nobody looked: the stress is known for this moment only.
+        share, stepped_at = min(share, max(pace.floor, share * pace.back_off)), now
+    return Footing(share, footing.credit, stress, now, stepped_at)
+
+
+def _raised(footing: Footing, pace: Pace, now: float) -> Footing:
+    if footing.share >= 1.0:
+        return footing
+    since = max(footing.stressed_at + pace.dwell_s, footing.stepped_at)
+    # The steps of all the time that nobody looked: a tier that nobody asked for a minute is not taken for ill.
+    steps = math.floor(min((now - since) / pace.step_s + 1e-9, 1.0 / pace.grow + 1.0))
+    if steps < 1:
+        return footing
+    share = footing.share + steps * pace.grow
+    if share >= 1.0 - 1e-9:
+        return Footing(1.0, stressed_at=footing.stressed_at, stepped_at=now)
+    return Footing(share, footing.credit, footing.why, footing.stressed_at, since + steps * pace.step_s)
+
+
+def offered(footing: Footing) -> tuple[bool, Footing]:
+    """Whether the next request is one of the share, and the footing after it."""
+    if footing.share >= 1.0:
+        return True, footing
+    credit = footing.credit + footing.share
+    takes = credit >= 1.0 - 1e-9
+    return takes, msgspec.structs.replace(footing, credit=max(0.0, credit - 1.0) if takes else credit)

@@ -1,0 +1,157 @@
+"""The tiers' order and how they stand. Owns footings, breakers and times to first token; the plan itself is pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from router.breaker import Breaker
+from router.errors import BackendError, CausewayError, CloudRejected
+from router.latency import Ewma
+
+from ..admission import Priority
+from .footing import WHOLE, Footing, Stress, View
+from .plan import Asked, Rung, plan
+from .settings import LadderConfig
+
+_HALF_LIFE_S = 1.0
+
+
+class Health(Protocol):
+    """Of a tier's endpoints: pool.Pool."""
+
+    @property
+    def healthy(self) -> int: ...
+
+
+class Pressure(Protocol):
+    """Of a tier's queue: admission.Admission."""
+
+    @property
+    def saturated(self) -> bool: ...
+
+    def queue_seconds(self, priority: Priority) -> float: ...
+
+
+class Sense(msgspec.Struct, frozen=True):
+    """What a tier's state is read from."""
+
+    health: Health
+    pressure: Pressure
+    objective_s: float = 0.0  # of the time to first token; 0: none
+
+
+class _Tier:
+    def __init__(self, sense: Sense, breaker: Breaker) -> None:
+        self.sense = sense
+        self.breaker = breaker
+        self.ttft = Ewma(_HALF_LIFE_S)
+        self.warm = True
+
+
+class Ladder:
+    """`senses` by the tier's name; a tier that is not in the ladder's order stands alone."""
+
+    def __init__(
+        self,
+        config: LadderConfig,
+        senses: Mapping[str, Sense],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        breaker: Callable[[], Breaker] = Breaker,
+    ) -> None:
+        self.config = config
+        self._clock = clock
+        self._tiers = {name: _Tier(sense, breaker()) for name, sense in senses.items()}
+        self._below = {name: _from(config.tiers, name) for name in senses}
+        self._footings: dict[str, Footing] = {}
+
+    def rungs(self, asked: Asked, priority: Priority) -> tuple[Rung, ...]:
+        """What to try for this request, in order; never empty."""
+        now = self._clock()
+        names = (asked.tier,) if asked.stays else self._below[asked.tier]
+        views = [self._view(name, priority, now) for name in names]
+        made = plan(asked, views, self._footings, self.config.pace, now)
+        self._footings.update(made.footings)
+        return made.rungs
+
+    def footing(self, tier: str) -> Footing:
+        return self._footings.get(tier, WHOLE)
+
+    def patience_s(self, rung: Rung, left_s: float) -> float:
+        """How long a rung may take to its first token, the wait for a place included."""
+        objective_s = self._tiers[rung.tier].sense.objective_s
+        if rung.last or not objective_s:
+            return left_s
+        # Of a short deadline the next rung keeps its half.
+        return min(self.config.patience * objective_s, left_s / 2.0)
+
+    # --- what became of a rung ---------------------------------------------------------------------------------------
+
+    def may_try(self, rung: Rung) -> bool:
+        """Asks the breaker: whoever got True says exactly one of `spoke`, `failed`, `overdue` and `left`."""
+        return self._tiers[rung.tier].breaker.allow(self._clock()) or rung.forced
+
+    def spoke(self, tier: str, seconds: float) -> None:
+        """Its first token came after `seconds`, the wait for a place included."""
+        now, found = self._clock(), self._tiers[tier]
+        found.breaker.success(now)
+        if found.warm:
+            found.ttft.add(seconds, now)
+
+    def failed(self, tier: str, error: CausewayError) -> Stress:
+        """No token came. What that says of the tier; "": nothing, the fault is the request's."""
+        now, found = self._clock(), self._tiers[tier]
+        stress = stress_said(error)
+        (found.breaker.failure if stress == "broken" else found.breaker.cancelled)(now)
+        return stress
+
+    def overdue(self, tier: str, seconds: float) -> Stress:
+        """No token came in `seconds`. Held against the tier only after its own time: callers may be in a hurry."""
+        now, found = self._clock(), self._tiers[tier]
+        objective_s = found.sense.objective_s
+        if objective_s and seconds >= objective_s and found.warm:
+            found.ttft.add(seconds, now)
+        own = objective_s and seconds >= self.config.patience * objective_s
+        (found.breaker.failure if own else found.breaker.cancelled)(now)
+        return "slow"
+
+    def left(self, tier: str) -> None:
+        """The caller went away before the first token."""
+        self._tiers[tier].breaker.cancelled(self._clock())
+
+    # --- warmth ------------------------------------------------------------------------------------------------------
+
+    def cool(self, tier: str) -> None:
+        """Its model was loaded: what its first answers take says nothing about it, until one was warmed up."""
+        self._tiers[tier].warm = False
+
+    def warmed(self, tier: str) -> None:
+        self._tiers[tier].warm = True
+
+    def _view(self, name: str, priority: Priority, now: float) -> View:
+        tier = self._tiers[name]
+        sense = tier.sense
+        return View(
+            name,
+            broken=sense.health.healthy == 0 or tier.breaker.state(now) == "open",
+            saturated=sense.pressure.saturated,
+            queue_s=sense.pressure.queue_seconds(priority),
+            ttft_s=tier.ttft.value(now),
+            objective_s=sense.objective_s,
+        )
+
+
+def stress_said(error: CausewayError) -> Stress:
+    """What an error before the first token says of its tier; "": the next tier would say the same."""
+    if isinstance(error, BackendError) and not isinstance(error, CloudRejected):
+        return "broken"
+    return "saturated" if error.status in (429, 503) else ""
+
+
+def _from(order: Sequence[str], name: str) -> tuple[str, ...]:
+    """The tier and those below it."""
+    return tuple(order[order.index(name) :]) if name in order else (name,)

@@ -1,0 +1,90 @@
+"""The tiers' states and footings → the rungs of one request, in order, each with its why. Pure.
+
+1. tiers at or below the one asked for that are well enough and offer this request a place, best first
+2. those that hold it back (their share is cut): better than a refusal, if all of (1) refuse
+3. nobody but broken ones: they are asked all the same, for what looks broken may just have come back
+4. when every tier that lives is under stress, answers that can be continued are cut short
+5. who stays has one rung: the tier it asked for, whatever its state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from .footing import WHOLE, Footing, Stress, View, offered, stepped, stress_of
+from .settings import Pace
+
+ASKED = "asked"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    tier: str
+    left_s: float
+    stays: bool = False  # this tier or none
+    resumable: bool = False  # a shortened answer could be continued as if it had never been cut
+
+
+class Rung(msgspec.Struct, frozen=True):
+    tier: str
+    above: tuple[tuple[str, Stress], ...] = ()  # the tiers that stand above it, and what was wrong with them
+    cut: bool = False  # its answer is shortened
+    last: bool = False  # nobody is left to take over: it has all the time there is
+    forced: bool = False  # tried though it seems broken: the breaker is not asked
+
+    def why(self, failed: Mapping[str, Stress]) -> str:
+        """`asked`, or who was passed over and what for: "large=slow; medium=saturated". `failed`: found out since."""
+        return "; ".join(f"{name}={failed.get(name) or ill or 'saturated'}" for name, ill in self.above) or ASKED
+
+
+class Plan(msgspec.Struct, frozen=True):
+    rungs: tuple[Rung, ...]
+    footings: tuple[tuple[str, Footing], ...]  # of each tier that was looked at, after this request
+
+
+def plan(asked: Asked, views: Sequence[View], footings: Mapping[str, Footing], pace: Pace, now: float) -> Plan:
+    """`views`: the tier asked for, then those below it, best first."""
+    looks = [_look(view, footings.get(view.name, WHOLE), pace, now) for view in views]
+    if asked.stays or len(looks) == 1:
+        cut = asked.resumable and not asked.stays and _is_pressed(looks[0])
+        rungs = (Rung(asked.tier, cut=cut, last=True, forced=True),)
+        return Plan(rungs, tuple((look.view.name, look.footing) for look in looks))
+    first: list[_Look] = []
+    held: list[_Look] = []
+    after: list[tuple[str, Footing]] = []
+    for look in looks:
+        if look.stress == "broken" or look.view.queue_s >= asked.left_s:
+            after.append((look.view.name, look.footing))
+            continue
+        takes, footing = offered(look.footing)
+        (first if takes else held).append(look)
+        after.append((look.view.name, footing))
+    alive = [*first, *held]  # (1), (2)
+    cut = asked.resumable and bool(alive) and all(_is_pressed(look) for look in alive)  # (4)
+    order = alive or looks  # (3)
+    return Plan(_rungs(order, looks, cut=cut, forced=not alive), tuple(after))
+
+
+class _Look(msgspec.Struct, frozen=True):
+    view: View
+    stress: Stress
+    footing: Footing
+
+
+def _look(view: View, footing: Footing, pace: Pace, now: float) -> _Look:
+    stress = stress_of(view, footing)
+    return _Look(view, stress, stepped(footing, stress, pace, now))
+
+
+def _is_pressed(look: _Look) -> bool:
+    """It has too much to do, or had until a moment ago."""
+    return (look.stress or look.footing.why) in ("saturated", "slow")
+
+
+def _rungs(order: Sequence[_Look], looks: Sequence[_Look], *, cut: bool, forced: bool) -> tuple[Rung, ...]:
+    seen = [(look.view.name, look.stress or look.footing.why) for look in looks]
+    return tuple(
+        Rung(look.view.name, tuple(seen[: looks.index(look)]), cut, at == len(order) - 1, forced)
+        for at, look in enumerate(order)
+    )

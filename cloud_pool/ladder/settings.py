@@ -1,0 +1,51 @@
+"""What an operator says about degrading. Without `tiers` nobody falls; without a key no answer is shortened."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from router.errors import ConfigError
+
+Seconds = Annotated[float, Meta(gt=0)]
+Pause = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a tier's share of the work goes down and comes back.
+
+    Down by the factor `back_off` for each `step_s` under stress, never below `floor` while the tier lives (what it
+    still gets shows how it is). Back by `grow` for each `step_s`, once it has been well for `dwell_s`.
+    """
+
+    dwell_s: Pause = 1.0
+    step_s: Seconds = 0.25
+    back_off: Annotated[float, Meta(gt=0, lt=1)] = 0.7
+    grow: Share = 0.2
+    floor: Share = 0.05
+
+
+class LadderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tiers: tuple[str, ...] = ()  # best first; the tier that a caller names is where it starts
+    pace: Pace = Pace()
+    patience: Annotated[float, Meta(ge=1)] = (
+        3.0  # times a tier's ttft_objective_s without a token: the next one is asked
+    )
+    critical_tenants: tuple[str, ...] = ()  # as if each request of theirs said x-causeway-critical
+    continue_key_file: str = ""  # Fernet keys, a line each: the first signs, all are believed; "": nothing is shortened
+    continue_ttl_s: Seconds = 600.0
+    partial_tokens: Positive = 128  # a shortened answer's length
+    warm_after_s: Pause = 60.0  # a tier that was idle for so long answers a tiny request; 0: never
+
+    def check(self, tiers: Collection[str]) -> None:
+        """Raises ConfigError."""
+        for at, name in enumerate(self.tiers):
+            if name not in tiers:
+                raise ConfigError(f"there is no tier {name!r}", where=f"ladder.tiers[{at}]")
+            if name in self.tiers[:at]:
+                raise ConfigError(f"{name!r} is there twice", where=f"ladder.tiers[{at}]")

@@ -1,0 +1,130 @@
+"""A tier's share of the work, under a fake clock: down under stress, back when well, and no flapping."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_pool.ladder.footing import WHOLE, Footing, Stress, View, offered, stepped, stress_of
+from cloud_pool.ladder.settings import Pace
+
+PACE = Pace(dwell_s=1.0, step_s=0.25, back_off=0.7, grow=0.2, floor=0.05)
+STRESSES: list[Stress] = ["", "broken", "saturated", "slow"]
+
+
+def after(footing: Footing, stress: Stress, times: list[float]) -> Footing:
+    for now in times:
+        footing = stepped(footing, stress, PACE, now)
+    return footing
+
+
+def every(start: float, end: float, step: float = 0.05) -> list[float]:
+    return [start + step * n for n in range(round((end - start) / step) + 1)]
+
+
+def test_a_well_tier_keeps_its_share() -> None:
+    """Nothing is lost, and nothing changes, while a tier is well."""
+    assert after(WHOLE, "", every(0.0, 10.0)) == WHOLE
+
+
+def test_under_stress_it_loses_its_share_step_by_step() -> None:
+    """One factor a step, however often it is looked at, and never all of it while it lives."""
+    assert after(WHOLE, "saturated", [0.0]).share == PACE.back_off
+    assert after(WHOLE, "saturated", every(0.0, 0.2)).share == PACE.back_off
+    assert after(WHOLE, "slow", [0.0, 0.25]).share == PACE.back_off**2
+    assert after(WHOLE, "slow", every(0.0, 60.0)).share == PACE.floor
+
+
+def test_a_broken_tier_gets_nothing_at_once() -> None:
+    """Broken is not a matter of degree."""
+    assert after(WHOLE, "broken", [0.0]).share == 0.0
+    assert not any(offered(after(WHOLE, "broken", [0.0]))[0] for _ in range(9))
+
+
+def test_it_comes_back_gradually_after_a_time_of_being_well() -> None:
+    """Nothing for `dwell_s`, then `grow` a step, up to all of it; within 2.5 s it is whole again."""
+    down = after(WHOLE, "broken", [0.0])
+    shares = [round(after(down, "", every(0.01, end)).share, 6) for end in (0.99, 1.2, 1.26, 1.51, 1.76, 2.01, 2.26)]
+    assert shares == [0.0, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert after(down, "", every(0.01, 2.5)).why == ""
+
+
+def test_time_that_nobody_looked_counts() -> None:
+    """A tier that nobody asked for a minute after its fault gets everything at the first look."""
+    assert after(after(WHOLE, "broken", [0.0]), "", [60.0]).share == 1.0
+
+
+def test_a_relapse_begins_the_dwell_anew() -> None:
+    """What was regained is cut by one step, and nothing comes back before it was well for `dwell_s` again."""
+    half = after(after(WHOLE, "broken", [0.0]), "", every(0.01, 1.76))
+    relapsed = after(half, "saturated", [2.0])
+    assert relapsed.share < half.share
+    assert after(relapsed, "", every(2.01, 3.2)).share == relapsed.share
+
+
+def test_an_oscillating_load_does_not_make_it_flap() -> None:
+    """Half a second too much, half a second calm, for a minute: it goes down once and stays there."""
+    footing, shares = WHOLE, []
+    for now in every(0.0, 60.0):
+        footing = stepped(footing, "saturated" if now % 1.0 < 0.5 else "", PACE, now)
+        shares.append(footing.share)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(shares))
+    assert shares[-1] == PACE.floor
+
+
+def test_a_slow_swing_turns_it_once_each_way() -> None:
+    """Ten seconds too much, ten calm: between two turns of the load the share turns once."""
+    footing, turns, was = WHOLE, [], 1.0
+    for now in every(0.0, 79.9):
+        footing = stepped(footing, "slow" if now % 20.0 < 10.0 else "", PACE, now)
+        if footing.share != was:
+            turns.append(footing.share > was)
+        was = footing.share
+    assert [up for up, _ in itertools.groupby(turns)] == [False, True] * 4
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from(STRESSES)), max_size=60))
+def test_the_share_is_a_share_and_rises_only_when_well(steps: list[tuple[float, Stress]]) -> None:
+    """Whatever happens: 0 to 1, nothing for the broken, no less than the floor for the living, no rise within dwell."""
+    footing, now, stressed_at = WHOLE, 0.0, float("-inf")
+    for wait, stress in steps:
+        now += wait
+        was, footing = footing, stepped(footing, stress, PACE, now)
+        assert 0.0 <= footing.share <= 1.0
+        if stress == "broken":
+            assert footing.share == 0.0
+        elif stress:
+            assert min(was.share, PACE.floor) <= footing.share <= was.share
+        elif footing.share > was.share:
+            assert now - stressed_at >= PACE.dwell_s
+        if stress:
+            stressed_at = now
+
+
+@given(st.floats(0.01, 1.0), st.integers(1, 400))
+def test_a_share_is_spread_evenly(share: float, requests: int) -> None:
+    """Of n requests it is offered n times its share, give or take one, and no two bunches of them."""
+    footing, taken = Footing(share=share), 0
+    for _ in range(requests):
+        takes, footing = offered(footing)
+        taken += takes
+    assert abs(taken - share * requests) <= 1.0 + 1e-6
+
+
+def test_what_stress_is() -> None:
+    """Broken before saturated before slow; without an objective, or without a sample, nobody is slow."""
+    assert stress_of(View("a", broken=True, saturated=True), WHOLE) == "broken"
+    assert stress_of(View("a", saturated=True, ttft_s=9.0, objective_s=1.0), WHOLE) == "saturated"
+    assert stress_of(View("a", ttft_s=1.1, objective_s=1.0), WHOLE) == "slow"
+    assert stress_of(View("a", ttft_s=1.0, objective_s=1.0), WHOLE) == ""
+    assert stress_of(View("a", ttft_s=9.0), WHOLE) == ""
+    assert stress_of(View("a", objective_s=1.0), WHOLE) == ""
+
+
+def test_who_was_slow_must_become_clearly_faster() -> None:
+    """Just below the objective is still slow for a tier that lost its share for that."""
+    almost = View("a", ttft_s=0.9, objective_s=1.0)
+    assert stress_of(almost, Footing(share=0.5, why="slow")) == "slow"
+    assert stress_of(View("a", ttft_s=0.79, objective_s=1.0), Footing(share=0.5, why="slow")) == ""

@@ -1,0 +1,141 @@
+"""Which tiers are tried for a request, in which order and why: pure, over states that are only said."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_pool.ladder.footing import Footing, View
+from cloud_pool.ladder.plan import Asked, Plan, plan
+from cloud_pool.ladder.settings import Pace
+
+PACE = Pace()
+LARGE, MEDIUM, SMALL = View("large"), View("medium"), View("small")
+BAD = [{"broken": True}, {"saturated": True}, {"ttft_s": 9.0}]
+
+
+def made(*views: View, footings: dict[str, Footing] | None = None, **asked: object) -> Plan:
+    wish = Asked(**{"tier": views[0].name, "left_s": 10.0, **asked})  # type: ignore[arg-type]
+    return plan(wish, views, footings or {}, PACE, now=100.0)
+
+
+def told(found: Plan) -> list[tuple[str, str]]:
+    return [(rung.tier, rung.why({})) for rung in found.rungs]
+
+
+def with_(view: View, **fields: object) -> View:
+    return View(view.name, objective_s=1.0, **fields)  # type: ignore[arg-type]
+
+
+def test_the_tier_asked_for_comes_first() -> None:
+    """All well: it, then those below, should it fail."""
+    found = made(LARGE, MEDIUM, SMALL)
+    assert [rung.tier for rung in found.rungs] == ["large", "medium", "small"]
+    assert found.rungs[0].why({}) == "asked"
+    assert [rung.last for rung in found.rungs] == [False, False, True]
+    assert not any(rung.cut or rung.forced for rung in found.rungs)
+
+
+def test_a_tier_that_stands_alone_is_tried_whatever_its_state() -> None:
+    """Without tiers below there is nothing to choose."""
+    for bad in ({}, *BAD):
+        (rung,) = made(with_(LARGE, **bad)).rungs
+        assert (rung.tier, rung.why({}), rung.last, rung.forced) == ("large", "asked", True, True)
+
+
+def test_a_broken_tier_is_left_out() -> None:
+    """And the next one says why it answers."""
+    found = made(with_(LARGE, broken=True), MEDIUM)
+    assert told(found) == [("medium", "large=broken")]
+
+
+def test_a_slow_or_saturated_tier_gives_work_away() -> None:
+    """The next tier first; the ill one only if that refuses."""
+    assert told(made(with_(LARGE, ttft_s=1.5), MEDIUM)) == [("medium", "large=slow"), ("large", "asked")]
+    assert told(made(with_(LARGE, saturated=True), MEDIUM)) == [("medium", "large=saturated"), ("large", "asked")]
+
+
+def test_what_waits_too_long_for_this_request_is_left_out() -> None:
+    """A queue longer than the request's time is as good as none; the tier keeps its footing."""
+    found = made(with_(LARGE, queue_s=20.0), MEDIUM)
+    assert told(found) == [("medium", "large=saturated")]
+    assert dict(found.footings)["large"].share == 1.0
+
+
+def test_two_ill_tiers_are_both_named() -> None:
+    """The reason is the whole way down."""
+    found = made(with_(LARGE, broken=True), with_(MEDIUM, ttft_s=2.0), SMALL)
+    assert told(found)[0] == ("small", "large=broken; medium=slow")
+
+
+def test_what_a_try_found_out_is_the_reason() -> None:
+    """A tier that looked well and failed is named with its failure."""
+    (_, second) = made(LARGE, MEDIUM).rungs
+    assert second.why({"large": "broken"}) == "large=broken"
+
+
+def test_when_all_are_broken_all_are_tried() -> None:
+    """Best first, and the breaker is not asked: one may just have come back."""
+    found = made(with_(LARGE, broken=True), with_(MEDIUM, broken=True))
+    assert [(rung.tier, rung.forced) for rung in found.rungs] == [("large", True), ("medium", True)]
+
+
+def test_who_stays_has_one_rung() -> None:
+    """Its tier or none, uncut, and it takes nothing from the share of others."""
+    for bad in BAD:
+        found = made(with_(LARGE, **bad), MEDIUM, stays=True, resumable=True)
+        assert told(found) == [("large", "asked")]
+        assert not found.rungs[0].cut
+
+
+def test_answers_are_cut_when_every_living_tier_is_under_stress() -> None:
+    """Broken ones do not count; one well tier is enough for whole answers."""
+    busy = [with_(LARGE, saturated=True), with_(MEDIUM, ttft_s=2.0)]
+    assert all(rung.cut for rung in made(*busy, resumable=True).rungs)
+    assert all(rung.cut for rung in made(with_(LARGE, broken=True), busy[1], resumable=True).rungs)
+    assert all(rung.cut for rung in made(busy[0], resumable=True).rungs)
+    assert not any(rung.cut for rung in made(*busy, SMALL, resumable=True).rungs)
+    assert not any(rung.cut for rung in made(*busy, resumable=False).rungs)
+    assert not any(rung.cut for rung in made(with_(LARGE, broken=True), resumable=True).rungs)
+
+
+def test_a_tier_on_its_way_back_gets_its_share() -> None:
+    """With two fifths of its share, two requests in five find it first."""
+    footings = {"large": Footing(share=0.4, why="slow", stressed_at=99.9, stepped_at=99.9)}
+    firsts = []
+    for _ in range(10):
+        found = made(LARGE, MEDIUM, footings=footings)
+        footings = dict(found.footings)
+        firsts.append(found.rungs[0])
+    assert [rung.tier for rung in firsts].count("large") == 4
+    assert {rung.why({}) for rung in firsts} == {"asked", "large=slow"}
+
+
+views = st.builds(
+    View,
+    name=st.just(""),
+    broken=st.booleans(),
+    saturated=st.booleans(),
+    queue_s=st.floats(0.0, 30.0),
+    ttft_s=st.none() | st.floats(0.0, 5.0),
+    objective_s=st.sampled_from([0.0, 1.0]),
+)
+footings_ = st.builds(Footing, share=st.floats(0.0, 1.0), credit=st.floats(0.0, 1.0), why=st.sampled_from(["", "slow"]))
+
+
+@given(st.lists(st.tuples(views, footings_), min_size=1, max_size=5), st.booleans(), st.booleans())
+def test_there_is_always_a_rung_and_each_tier_once(
+    tiers: list[tuple[View, Footing]], stays: bool, resumable: bool
+) -> None:
+    """Never empty, no tier twice, one last one; a tier known to be broken only when nobody lives."""
+    named = [msgspec.structs.replace(view, name=f"t{at}") for at, (view, _) in enumerate(tiers)]
+    footings = {f"t{at}": footing for at, (_, footing) in enumerate(tiers)}
+    found = plan(Asked(tier="t0", left_s=10.0, stays=stays, resumable=resumable), named, footings, PACE, 1.0)
+    names = [rung.tier for rung in found.rungs]
+    assert names
+    assert len(set(names)) == len(names)
+    assert [rung.last for rung in found.rungs] == [False] * (len(names) - 1) + [True]
+    by_name = {view.name: view for view in named}
+    if not any(rung.forced for rung in found.rungs):
+        assert not any(by_name[name].broken for name in names)
