@@ -20,6 +20,8 @@ from router.errors import ConfigError
 from .identity.settings import IdentityConfig
 from .jobs.config import JobsConfig
 from .parameters import GuidedKey
+from .pool.place import Place, place_of
+from .pool.settings import Balance, PoolConfig
 from .tenants.limits import TenantsConfig
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -28,6 +30,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 Pause = Annotated[float, Meta(ge=0)]
 DEFAULT_TIER = "assistant-large"
+DEFAULT_TRITON = "127.0.0.1:8001"
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +42,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: Pause = 20.0
     default_deadline_s: Seconds = 120.0  # a request's whole time where the caller names none
     probe_ttl_s: Pause = 5.0  # how long the answer of /readyz, a real inference, is kept
+    zone: str = ""  # where this gateway stands: endpoints of the same zone go first, others help; "": all are alike
 
 
 class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +50,9 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(min_length=1)] = DEFAULT_TIER
     aliases: tuple[str, ...] = ()
-    triton: str = "127.0.0.1:8001"  # host:port of its gRPC
+    triton: str = DEFAULT_TRITON  # host:port of its gRPC
+    endpoints: tuple[str, ...] = ()  # instead, many: host:port, dns:name:port, either with @zone behind it
+    balance: Balance = "least"  # of work; prefix: a conversation also stays where its prefix is warm
     model: str = ""  # its name in Triton; "": the tier's
     artifact: str = ""  # chat template, tokens and context of this artifact; "": of the one named like the tier
     template_file: str = ""  # a Jinja chat template instead of the artifact's (a stock vLLM or TensorRT-LLM tier)
@@ -59,10 +65,16 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: Count = 64  # more wait here; beyond: 429
     guided: GuidedKey = "guided_decoding"  # what the tier's vLLM backend calls grammars: structured_outputs since 25.09
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Raises ConfigError."""
+        return tuple(place_of(text) for text in self.endpoints or (self.triton,))
+
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
+    pool: PoolConfig = PoolConfig()  # of every tier
     model_dirs: tuple[str, ...] = ()  # searched for artifacts before the ones that ship
     redis: str = ""  # redis://, rediss:// or unix:// URL, shared by the gateways; "": rates are this gateway's own
     identity: IdentityConfig = IdentityConfig()
@@ -87,10 +99,12 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_config(path: Path | None, flags: Flags) -> Config:
     """Raises ConfigError."""
-    config = Config() if path is None else _absolute(_read(path), path.parent)
+    stands: dict[str, str] = {}
+    config = Config() if path is None else _absolute(_read(path, stands), path.parent)
     tiers = tuple(TierConfig(name=name) for name in flags.tiers) or config.tiers
     if flags.triton is not None:
-        tiers = tuple(msgspec.structs.replace(tier, triton=flags.triton) for tier in tiers)
+        place_of(flags.triton, where="--triton")
+        tiers = tuple(msgspec.structs.replace(tier, triton=flags.triton, endpoints=()) for tier in tiers)
     server = {name: getattr(flags, name) for name in ("host", "port", "token_file") if getattr(flags, name) is not None}
     config = msgspec.structs.replace(
         config,
@@ -100,18 +114,22 @@ def load_config(path: Path | None, flags: Flags) -> Config:
         redis=config.redis if flags.redis is None else flags.redis,
         log=flags.log or config.log,
     )
-    _check(config)
+    try:
+        _check(config)
+    except ConfigError as error:
+        reason = error.message.removeprefix(f"{error.where}: ")
+        raise ConfigError(reason, where=stands.get(error.where, error.where)) from None
     return config
 
 
-def _read(path: Path) -> Config:
+def _read(path: Path, places: dict[str, str]) -> Config:
+    """`places` gets each key's file, line and path."""
     try:
         tree = strict_yaml.read_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(error), where=str(path)) from error
     except strict_yaml.YamlFault as fault:
         raise ConfigError(fault.problem.message, where=str(fault.problem.place)) from fault
-    places: dict[str, str] = {}
     document = _plain(tree, places)
     try:
         return msgspec.convert(document, Config)
@@ -189,12 +207,25 @@ def _check(config: Config) -> None:
     seen: dict[str, str] = {}
     for at, tier in enumerate(config.tiers):
         where = f"tiers[{at}]"
-        if not re.fullmatch(r"[^:/\s]+:\d+|\[[0-9a-fA-F:]+\]:\d+", tier.triton):
-            raise ConfigError(f"{tier.triton!r} is not host:port", where=f"{where}.triton")
+        _check_places(tier, where)
         for name in (tier.name, *tier.aliases):
             if name in seen:
                 raise ConfigError(f"{name!r} is already {seen[name]}", where=where)
             seen[name] = where
+
+
+def _check_places(tier: TierConfig, where: str) -> None:
+    if not tier.endpoints:
+        place_of(tier.triton, where=f"{where}.triton")
+        return
+    if tier.triton != DEFAULT_TRITON:
+        raise ConfigError("name `triton`, or `endpoints`, not both", where=f"{where}.endpoints")
+    seen = set()
+    for at, text in enumerate(tier.endpoints):
+        place = place_of(text, where=f"{where}.endpoints[{at}]")
+        if (place.is_dns, place.address) in seen:
+            raise ConfigError(f"{place.address} is there twice", where=f"{where}.endpoints[{at}]")
+        seen.add((place.is_dns, place.address))
 
 
 def _is_loopback(host: str) -> bool:

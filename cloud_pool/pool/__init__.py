@@ -1,10 +1,22 @@
-"""One tier's Triton endpoints: who of them gets the next request, and who gets none for now.
+"""Each tier's Triton endpoints: who of them gets the next request, and who gets none for now.
 
-Assign, then act: `choice.choose` is a pure function over a frozen `state.PoolState`; `pool.Pool` owns that state.
+Assign, then act. `choice` is a pure function over a frozen `state.PoolState`, `health` the transitions of that state;
+each returns what is to be done (endpoints to ask), and `pool.Pool`, the state's one owner, does it. An endpoint's life:
+
+    phase       event                                   then
+    in          faults in a row, refused, hung          ejected     at most a share of the pool; the others are asked
+    in          a real request to it failed             ejected     proof: no bound
+    in          not named any more                      draining    running calls end, no new ones
+    ejected     its time is over                        (asked, by a real request)
+    ejected     … answered                              in          with a share that grows from little
+    ejected     … did not                               ejected     for longer
+    ejected     not named any more                      draining
+    draining    named again                             ejected     until it is asked, at once
+    draining    its last call ended                     (gone)
+
+    place       what the configuration says             discovery   DNS names, asked again and again
+    state       the frozen state                        pool        its owner, leases
+    choice      two choices, zones                      watching    asks endpoints, follows the names
+    prefix      consistent hashing, bounded load        pools       every tier's pool, and the Triton clients
+    health      faults, ejection, return                report      metrics
 """
-
-from .place import Place as Place
-from .place import place_of as place_of
-from .pool import EndpointView as EndpointView
-from .pool import Lease as Lease
-from .pool import Pool as Pool

@@ -1,23 +1,62 @@
-"""Who gets the next request. Pure: a frozen state, and chance as an argument."""
+"""Who gets the next request. Pure: a frozen state, the time, and chance as an argument.
+
+(1) Those that take requests and are not excluded; none of them: nobody.
+(2) Those of the gateway's own zone, as long as one of them has room; else all.
+(3) With a key, and where prefixes count: the one that has it warm, within its bound.
+(4) Else the less loaded of two that are drawn (Mitzenmacher, "The Power of Two Choices", 2001).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from .load import STANDS_OUT, load, median_ttft_s, ramp, slowness
+from .prefix import Share, warmest
+from .settings import PoolConfig
 from .state import Endpoint, PoolState
 
 
-def choose(state: PoolState, draw: float, excluding: Collection[str] = ()) -> Endpoint | None:
-    """The less loaded of two drawn at random (Mitzenmacher 2001). `draw` is in [0, 1). None: nobody can take it."""
+def choose(
+    state: PoolState,
+    settings: PoolConfig,
+    *,
+    now: float,
+    draw: float,
+    key: bytes = b"",
+    excluding: Collection[str] = (),
+    zone: str = "",
+) -> Endpoint | None:
+    """`draw` is in [0, 1); `key` is b"" where prefixes do not count; `zone` is the gateway's, "" where none is."""
     open_to = [one for one in state.endpoints if one.phase == "in" and one.address not in excluding]
     if len(open_to) < 2:
-        return open_to[0] if open_to else None
+        return open_to[0] if open_to else None  # (1)
+    median_s = median_ttft_s(state, now)
+    loads = {one.address: load(one, median_s, now, settings) for one in open_to}
+    if zone:
+        near = [one for one in open_to if one.zone == zone and loads[one.address] <= settings.spill_at]
+        open_to = near or open_to  # (2)
+    if key:
+        warm = _warm(state, open_to, key, median_s, now, settings)
+        if warm is not None:
+            return warm  # (3)
+    if len(open_to) < 2:
+        return open_to[0]
     one, other = two_of(open_to, draw)
-    return one if one.outstanding <= other.outstanding else other
+    return one if loads[one.address] <= loads[other.address] else other  # (4)
 
 
-def two_of(among: list[Endpoint], draw: float) -> tuple[Endpoint, Endpoint]:
+def two_of(among: Sequence[Endpoint], draw: float) -> tuple[Endpoint, Endpoint]:
     """Two different ones; each ordered pair is as likely as any other."""
     others = len(among) - 1
     at, second = divmod(int(draw * len(among) * others), others)
     return among[at], among[second + (second >= at)]
+
+
+def _warm(
+    state: PoolState, open_to: Sequence[Endpoint], key: bytes, median_s: float, now: float, settings: PoolConfig
+) -> Endpoint | None:
+    # A warm prefix saves less than an endpoint loses that is several times slower than the others.
+    usual = [one for one in open_to if slowness(one, median_s, now, settings) < STANDS_OUT] or open_to
+    shares = {one.address: Share(one.outstanding, ramp(one, now, settings)) for one in usual}
+    address = warmest((one.address for one in state.members), shares, key, settings.load_factor)
+    return next((one for one in usual if one.address == address), None)

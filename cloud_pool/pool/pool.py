@@ -1,23 +1,30 @@
-"""One tier's endpoints, and the leases on them. Owner of the tier's PoolState: all else here is pure."""
+"""One tier's endpoints, and the leases on them. Owner of the tier's PoolState; what is decided about it is pure."""
 
 from __future__ import annotations
 
+import logging
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
-from types import TracebackType
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+import anyio
 import msgspec
-from typing_extensions import Self
+from anyio.abc import TaskGroup
 
-from router.errors import CausewayError, CloudUnreachable
+from router.errors import CausewayError, CloudUnreachable, EngineUnavailable, StreamBroken
 
 from ..triton import Triton
+from . import health
 from .choice import choose
+from .lease import Lease as Lease
+from .load import measured
 from .place import Place
-from .state import Endpoint, Phase, PoolState
+from .settings import Balance, PoolConfig
+from .state import Endpoint, Phase, PoolState, without
 
 RETRY_S = 1.0
+_TICK_S = 0.1
+_log = logging.getLogger("causeway.cloud.pool")
 
 
 class EndpointView(msgspec.Struct, frozen=True):
@@ -27,45 +34,15 @@ class EndpointView(msgspec.Struct, frozen=True):
     zone: str
     phase: Phase
     outstanding: int
-    ttft_s: float  # 0: not measured
-
-
-class Lease:
-    """One call's place on one endpoint, held while it is open. Say at most one of `succeeded` and `failed`; a caller
-    who leaves says neither."""
-
-    def __init__(self, pool: Pool, endpoint: str, triton: Triton, now: float) -> None:
-        self.endpoint = endpoint
-        self.triton = triton
-        self.began_at = now
-        self._pool = pool
-        self._closed = False
-
-    def first_token(self, seconds: float) -> None:
-        """`seconds` from the start of the call on this endpoint."""
-
-    def succeeded(self) -> None:
-        """The whole answer came."""
-
-    def failed(self, error: CausewayError) -> None:
-        """Any error of the call; which of them are the endpoint's fault is for the pool to say."""
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._pool.release(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    ttft_s: float  # recent, to the first token; 0: not measured
+    fault: str  # code of the last error, "" when an answer came since
 
 
 class Pool:
-    """`client` gives the Triton of an address; `chance` draws from [0, 1)."""
+    """`client` gives the Triton of an address; `chance` draws from [0, 1); `zone` is the gateway's own.
+
+    Endpoints are asked, and let back in, while `watch` runs.
+    """
 
     def __init__(
         self,
@@ -74,43 +51,181 @@ class Pool:
         places: Sequence[Place],
         client: Callable[[str], Triton],
         *,
+        settings: PoolConfig = PoolConfig(),  # noqa: B008  (frozen)
+        balance: Balance = "least",
+        zone: str = "",
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
+        ejected: Callable[[str, str, str], None] = lambda tier, address, code: None,
     ) -> None:
         self.tier = tier
         self.model = model
         self._client = client
+        self._settings = settings
+        self._balance = balance
+        self._zone = zone
         self._clock = clock
         self._chance = chance
-        self._state = PoolState(tuple(Endpoint(address=one.address, zone=one.zone) for one in places))
+        self._ejected = ejected
+        self._to_ask: list[str] = []
+        self._wake = anyio.Event()
+        self._state = PoolState()
+        self.name({place.address: place.zone for place in places})
 
     @property
     def healthy(self) -> int:
         """How many endpoints take requests."""
-        return sum(one.phase == "in" for one in self._state.endpoints)
+        return self._state.healthy
 
     @property
     def endpoints(self) -> Sequence[EndpointView]:
-        return tuple(
-            EndpointView(one.address, one.zone, one.phase, one.outstanding, one.ttft_s) for one in self._state.endpoints
-        )
+        return tuple(_view(one) for one in self._state.endpoints)
+
+    @property
+    def state(self) -> PoolState:
+        return self._state
+
+    def name(self, zones: Mapping[str, str]) -> None:
+        """The addresses there are from now on, each with its zone. Who is left out, drains."""
+        self._become(health.renamed(self._state, zones, self._clock()))
+        self._wake.set()
+
+    # --- leases ------------------------------------------------------------------------------------------------------
 
     def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> Lease:
         """The endpoint for the next call, counted as outstanding from now on: use it as a context manager.
 
-        `key` says which prefix it has (`prefix.key_of`); addresses in `excluding` are not given. Raises
+        `key` says which prefix the call has (`prefix.key_of`); addresses in `excluding` are not given. Raises
         CloudUnreachable or EngineUnavailable, with the time after which to ask again.
         """
-        chosen = choose(self._state, self._chance(), excluding)
+        now = self._clock()
+        key = key if self._balance == "prefix" else b""
+        chosen = choose(
+            self._state,
+            self._settings,
+            now=now,
+            draw=self._chance(),
+            key=key,
+            excluding=excluding,
+            zone=self._zone,
+        )
         if chosen is None:
-            raise CloudUnreachable(
-                f"no endpoint of {self.tier} can take the request", phase="connect", retry_after_s=RETRY_S
-            )
-        self._state = self._state.put(msgspec.structs.replace(chosen, outstanding=chosen.outstanding + 1))
-        return Lease(self, chosen.address, self._client(chosen.address), self._clock())
+            raise self._nobody()
+        taken = msgspec.structs.replace(chosen, open=(*chosen.open, now), waiting=(*chosen.waiting, now))
+        self._state = self._state.put(taken)
+        return Lease(self, chosen.address, self._client(chosen.address), now)
 
-    def release(self, lease: Lease) -> None:
-        """Called by the lease, once."""
-        found = self._state.get(lease.endpoint)
-        if found is not None:
-            self._state = self._state.put(msgspec.structs.replace(found, outstanding=found.outstanding - 1))
+    def took_first(self, lease: Lease, seconds: float) -> None:
+        one = self._state.get(lease.endpoint)
+        if one is not None:
+            one = msgspec.structs.replace(one, waiting=without(one.waiting, lease.began_at))
+            self._state = self._state.put(measured(one, seconds, self._clock()))
+
+    def took_all(self, lease: Lease) -> None:
+        self._state = health.succeeded(self._state, lease.endpoint)
+
+    def took_error(self, lease: Lease, error: CausewayError) -> None:
+        now, silent_s = self._clock(), self._silent_s(lease)
+        self._do(health.failed(self._state, lease.endpoint, error, now, self._settings, silent_s=silent_s))
+
+    def took_back(self, lease: Lease) -> None:
+        if not (lease.heard or lease.told):
+            silent_s = self._silent_s(lease)
+            self._do(health.left_waiting(self._state, lease.endpoint, self._settings, silent_s=silent_s))
+        one = self._state.get(lease.endpoint)
+        if one is not None:
+            one = msgspec.structs.replace(
+                one, open=without(one.open, lease.began_at), waiting=without(one.waiting, lease.began_at)
+            )
+            self._become(health.settled(self._state.put(one)))
+
+    def _silent_s(self, lease: Lease) -> float:
+        """How long nothing at all came from the lease's endpoint, whoever waited there; at most the lease's age."""
+        return self._clock() - max(lease.began_at, lease.triton.heard_at(self.model))
+
+    def _nobody(self) -> CausewayError:
+        loading = any(one.fault == EngineUnavailable.code for one in self._state.members)
+        kind = EngineUnavailable if loading else CloudUnreachable
+        message = f"no endpoint of {self.tier} can take the request"
+        return kind(message, phase="connect", retry_after_s=RETRY_S)
+
+    # --- health ------------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """For as long as the pool is used: asks the ejected and the silent, and ends calls that hang."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                self._look(tasks)
+                self._wake = anyio.Event()
+                with anyio.move_on_after(_TICK_S):
+                    await self._wake.wait()
+
+    async def check(self) -> Mapping[str, str]:
+        """Asks each endpoint that is named, all at once: the code of its error, "" where it answered."""
+        found: dict[str, str] = {}
+
+        async def ask(address: str) -> None:
+            try:
+                await self._client(address).probe(self.model)
+                found[address] = ""
+            except CausewayError as error:
+                found[address] = error.code
+
+        async with anyio.create_task_group() as tasks:
+            for one in self._state.members:
+                tasks.start_soon(ask, one.address)
+        return {address: found[address] for address in sorted(found)}
+
+    def _look(self, tasks: TaskGroup) -> None:
+        now = self._clock()
+        self._do(health.due(self._state, now, self._settings, self._heard_at))
+        asked, self._to_ask = self._to_ask, []
+        for address in asked:
+            tasks.start_soon(self._ask, address)
+        for address in health.hung(self._state, now, self._settings, self._heard_at):
+            _log.warning("%s: %s hangs, its calls are ended", self.tier, address)
+            why = StreamBroken("the endpoint hangs", phase="stream", retry_after_s=RETRY_S)
+            self._client(address).end(self.model, why)
+
+    async def _ask(self, address: str) -> None:
+        began, triton = self._clock(), self._client(address)
+        error: CausewayError | None = None
+        try:
+            await triton.probe(self.model, self._settings.probe_s)
+        except CausewayError as raised:
+            error = raised
+        finally:
+            self._state = health.unasked(self._state, address)
+        verdict = health.verdict_of(error, triton.heard_at(self.model) >= began)
+        code = "" if error is None else error.code
+        self._become(health.probed(self._state, address, verdict, code, self._clock(), self._settings))
+
+    def _heard_at(self, address: str) -> float:
+        return self._client(address).heard_at(self.model)
+
+    def _do(self, changed: health.Changed) -> None:
+        state, to_ask = changed
+        self._become(state)
+        if to_ask:
+            self._to_ask.extend(to_ask)
+            self._wake.set()
+
+    def _become(self, state: PoolState) -> None:
+        """Says what changed, for people."""
+        before = {one.address: one for one in self._state.endpoints}
+        self._state = state
+        for one in state.endpoints:
+            old = before.pop(one.address, None)
+            if old is not None and old.phase == one.phase:
+                continue
+            if one.phase == "ejected" and one.fault:
+                self._ejected(self.tier, one.address, one.fault)
+                _log.warning("%s: %s is ejected: %s", self.tier, one.address, one.fault)
+            elif old is not None:
+                _log.info("%s: %s was %s, is %s", self.tier, one.address, old.phase, one.phase)
+        for address in before:
+            _log.info("%s: %s is gone", self.tier, address)
+
+
+def _view(one: Endpoint) -> EndpointView:
+    return EndpointView(one.address, one.zone, one.phase, one.outstanding, one.ttft_s, one.fault)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -13,8 +15,20 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     zone: str = ""
     phase: Phase = "in"
-    outstanding: int = 0  # leases that are open
-    ttft_s: float = 0.0  # recent time to the first token; 0: not measured
+    since: float = -math.inf  # when the phase began
+    open: tuple[float, ...] = ()  # when each open lease began, the oldest first
+    waiting: tuple[float, ...] = ()  # those of them without a first token
+    ttft_s: float = 0.0  # moving mean of the time to the first token; 0: not measured
+    ttft_at: float = 0.0
+    faults: int = 0  # in a row
+    fault: str = ""  # code of the last one, "" when an answer came since
+    ejections: int = 0  # in a row
+    until: float = 0.0  # an ejected one is not asked before
+    asked: bool = False  # a probe is under way
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.open)
 
 
 class PoolState(msgspec.Struct, frozen=True):
@@ -24,5 +38,26 @@ class PoolState(msgspec.Struct, frozen=True):
         return next((one for one in self.endpoints if one.address == address), None)
 
     def put(self, changed: Endpoint) -> PoolState:
-        """With `changed` in the place of the endpoint of its address."""
+        """With `changed` in the place of the endpoint of its address; nothing where that one is gone."""
         return PoolState(tuple(changed if one.address == changed.address else one for one in self.endpoints))
+
+    @property
+    def members(self) -> tuple[Endpoint, ...]:
+        """Those that are named; a draining one is not."""
+        return tuple(one for one in self.endpoints if one.phase != "draining")
+
+    @property
+    def healthy(self) -> int:
+        return sum(one.phase == "in" for one in self.endpoints)
+
+
+def without(times: tuple[float, ...], time: float) -> tuple[float, ...]:
+    """`times` less one that equals `time`."""
+    if time not in times:
+        return times
+    at = times.index(time)
+    return times[:at] + times[at + 1 :]
+
+
+def state_of(endpoints: Iterable[Endpoint]) -> PoolState:
+    return PoolState(tuple(endpoints))

@@ -1,0 +1,68 @@
+"""One call's place on one endpoint."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol
+
+from typing_extensions import Self
+
+from router.errors import CausewayError
+
+from ..triton import Triton
+
+
+class Ear(Protocol):
+    """Who is told what became of a lease: its pool."""
+
+    def took_first(self, lease: Lease, seconds: float) -> None: ...
+    def took_all(self, lease: Lease) -> None: ...
+    def took_error(self, lease: Lease, error: CausewayError) -> None: ...
+    def took_back(self, lease: Lease) -> None: ...
+
+
+class Lease:
+    """Counts as outstanding until it is closed: use it as a context manager.
+
+    Say `first_token` when it came, and then at most one of `succeeded` and `failed`; a caller who leaves says neither.
+    """
+
+    def __init__(self, ear: Ear, endpoint: str, triton: Triton, now: float) -> None:
+        self.endpoint = endpoint
+        self.triton = triton
+        self.began_at = now
+        self.heard = False  # the first token came
+        self.told = False  # how it ended
+        self._ear = ear
+        self._closed = False
+
+    def first_token(self, seconds: float) -> None:
+        """`seconds` from the start of the call on this endpoint."""
+        if not (self.heard or self._closed):
+            self.heard = True
+            self._ear.took_first(self, seconds)
+
+    def succeeded(self) -> None:
+        """The whole answer came."""
+        if not (self.told or self._closed):
+            self.told = True
+            self._ear.took_all(self)
+
+    def failed(self, error: CausewayError) -> None:
+        """Any error of the call; which of them are the endpoint's fault is for the pool to say."""
+        if not (self.told or self._closed):
+            self.told = True
+            self._ear.took_error(self, error)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._ear.took_back(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

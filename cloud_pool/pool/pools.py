@@ -1,0 +1,112 @@
+"""Every tier's pool, and the Triton clients that they share by address."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import anyio
+from anyio.abc import TaskGroup
+
+from ..config import Config, TierConfig
+from ..tiers import Tier
+from ..triton import Triton
+from .discovery import Names, Resolver, ask_system
+from .pool import Pool
+
+_PREPARE_S = 3.0
+
+
+class Clients:
+    """Owner of the clients: one for each address, for as long as a pool names it or a call runs there."""
+
+    def __init__(self, tasks: TaskGroup, repaired: Callable[[str], None]) -> None:
+        self._tasks = tasks
+        self._repaired = repaired
+        self._tritons: dict[str, Triton] = {}
+
+    def at(self, address: str) -> Triton:
+        found = self._tritons.get(address)
+        if found is None:
+            found = self._tritons[address] = Triton(address, self._tasks, repaired=self._repaired)
+        return found
+
+    async def keep(self, addresses: Iterable[str]) -> None:
+        """Closes all others."""
+        unused = self._tritons.keys() - set(addresses)
+        for triton in [self._tritons.pop(address) for address in unused]:
+            await triton.close()
+
+    async def close(self) -> None:
+        await self.keep(())
+
+
+class Pools:
+    """`prepare`, then `watch` for as long as they are used, then `close`."""
+
+    def __init__(
+        self,
+        config: Config,
+        tiers: Iterable[Tier],
+        clients: Clients,
+        *,
+        resolve: Resolver = ask_system,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+        ejected: Callable[[str, str, str], None] = lambda tier, address, code: None,
+    ) -> None:
+        self._clients = clients
+        self._dns_s = config.pool.dns_s
+        self._names: dict[str, Names] = {}
+        self._pools: dict[str, Pool] = {}
+        for tier in tiers:
+            self._names[tier.name] = Names(tier.config.places, resolve)
+            self._pools[tier.name] = Pool(
+                tier.name,
+                tier.model,
+                [place for place in tier.config.places if not place.is_dns],
+                clients.at,
+                settings=config.pool,
+                balance=tier.config.balance,
+                zone=config.server.zone,
+                clock=clock,
+                chance=chance,
+                ejected=ejected,
+            )
+
+    @property
+    def by_tier(self) -> Mapping[str, Pool]:
+        return self._pools
+
+    async def prepare(self) -> None:
+        """Names are known before anybody asks; a resolver that is away delays that by a moment."""
+        with anyio.move_on_after(_PREPARE_S):
+            await self._follow()
+
+    async def watch(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for pool in self._pools.values():
+                tasks.start_soon(pool.watch)
+            while True:
+                await anyio.sleep(self._dns_s)
+                await self._follow()
+                await self._clients.keep(self._used())
+
+    def move(self, tiers: Iterable[TierConfig]) -> None:
+        """The endpoints of a configuration that was read again. Who is not named any more, drains."""
+        for tier in tiers:
+            if tier.name in self._names:
+                self._names[tier.name].move(tier.places)
+                self._pools[tier.name].name(self._names[tier.name].zones())
+
+    async def close(self) -> None:
+        await self._clients.close()
+
+    async def _follow(self) -> None:
+        for tier, names in self._names.items():
+            await names.refresh()
+            self._pools[tier].name(names.zones())
+
+    def _used(self) -> set[str]:
+        return {one.address for pool in self._pools.values() for one in pool.endpoints}
