@@ -1,0 +1,162 @@
+"""An ask and its tier's pool → the deltas of exactly one endpoint.
+
+1. no time is left, or none of the endpoints plausibly has a first token in it: DeadlineExceeded, nothing starts
+2. a try; where hedging may help, a second one elsewhere once the first is slow
+3. a first delta: that endpoint answers, and whatever happens from now on is final
+4. an error that another endpoint may not have, tries and budget left: a short pause, and (2) on another endpoint
+5. else the error of the last try
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+import anyio
+
+from router.errors import CausewayError, DeadlineExceeded
+
+from ..tensors import Ask, Delta
+from .attempt import Try
+from .budget import HedgeShare, RetryBudget
+from .pace import Pace
+from .race import Race
+from .seam import Counts, Lease, Pool, Uncounted
+from .settings import Settings
+from .verdict import Course
+
+PAUSE_S = 0.02
+MAX_PAUSE_S = 0.2
+
+
+class Dispatch:
+    """One tier's. Owns its retry budget, its hedges' share and its pace. `chance` draws from [0, 1)."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        settings: Settings | None = None,
+        *,
+        counts: Counts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        self._settings = settings or Settings()
+        self._pool = pool
+        self._counts = counts or Uncounted()
+        self._clock = clock
+        self._chance = chance
+        self._sleep = sleep
+        self._budget = RetryBudget(self._settings.retry_budget.share, self._settings.retry_budget.floor_per_s)
+        self._share = HedgeShare(self._settings.hedge.max_share)
+        self._pace = Pace(self._settings.hedge.after)
+
+    @property
+    def retries_left(self) -> float:
+        """Extra tries that the budget allows now."""
+        return max(0.0, self._budget.left(self._clock()))
+
+    async def generate(self, ask: Ask, key: bytes = b"", *, hedged: bool = True) -> AsyncGenerator[Delta, None]:
+        """The answer, piece by piece, of one endpoint. Raises CausewayError; closing it cancels all work in Triton.
+
+        `key` says which prefix the prompt has, for the pool. `hedged`: whether a second endpoint may be asked when
+        the first is slow, which bulk work has no use for.
+        """
+        self._budget.asked(self._clock())
+        self._share.asked()
+        won = await self._begun(ask, key, hedged and self._settings.hedge.enabled)
+        async with aclosing(won.answer()) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def _begun(self, ask: Ask, key: bytes, hedged: bool) -> Try:
+        """The try that has its first delta. Raises CausewayError: of the last try, or that there could be none."""
+        course = Course(self._settings.tries)
+        lease = self._lease(ask, key, course)  # (1)
+        while True:
+            errors = await self._round(lease, ask, key, course, hedged)
+            if isinstance(errors, Try):
+                return errors  # (3)
+            elsewhere = await self._elsewhere(errors, ask, key, course)
+            if elsewhere is None:
+                raise errors[-1]  # (5)
+            self._counts.retried(errors[-1].code)
+            lease = elsewhere
+
+    async def _round(
+        self, lease: Lease, ask: Ask, key: bytes, course: Course, hedged: bool
+    ) -> Try | list[CausewayError]:
+        """(2) The try that has its first delta, or why there is none."""
+        first = self._try(lease, ask, course)
+        after_s = self._pace.slow_s(self._clock()) if hedged and self._pool.healthy > 1 else None
+        if after_s is None:
+            return await _alone(first)
+        race = Race(first, lambda: self._hedge(ask, key, course), after_s)
+        try:
+            return await race.run() or race.errors
+        finally:
+            if race.outcome is not None:
+                self._counts.hedged(race.outcome)
+
+    def _hedge(self, ask: Ask, key: bytes, course: Course) -> Try | None:
+        try:
+            lease = self._lease(ask, key, course)
+        except CausewayError:
+            return None
+        if not (self._share.take() and self._budget.take(self._clock())):
+            lease.close()
+            self._counts.hedged("refused")
+            return None
+        return self._try(lease, ask, course)
+
+    async def _elsewhere(self, errors: list[CausewayError], ask: Ask, key: bytes, course: Course) -> Lease | None:
+        """(4) Where the ask goes after these errors, once the pause is over; None: nowhere."""
+        if not course.may_go_on(errors) or len(self._pool.endpoints) <= len(course.tried):
+            return None
+        if not self._budget.take(self._clock()):
+            return None
+        # All of it is jitter: what failed together must not come back together.
+        await self._sleep(self._chance() * min(MAX_PAUSE_S, PAUSE_S * 2.0 ** (course.tries - 1)))
+        try:
+            return self._lease(ask, key, course)
+        except CausewayError:
+            return None
+
+    def _lease(self, ask: Ask, key: bytes, course: Course) -> Lease:
+        """On an endpoint that was not tried and that plausibly answers in time. Raises CausewayError."""
+        now = self._clock()
+        left_s = ask.deadline - now
+        if left_s <= 0.0:
+            raise DeadlineExceeded("the time for this request is over")
+        too_slow: set[str] = set()
+        while True:
+            try:
+                lease = self._pool.lease(key=key, excluding=course.tried | too_slow)
+            except CausewayError:
+                if too_slow:
+                    raise DeadlineExceeded(f"no first token comes in the {left_s:.3f} s that are left") from None
+                raise
+            if left_s >= self._pace.soonest_s(lease.endpoint, now):
+                return lease
+            lease.close()
+            too_slow.add(lease.endpoint)
+
+    def _try(self, lease: Lease, ask: Ask, course: Course) -> Try:
+        course.trying(lease.endpoint)
+        return Try(lease, ask, self._pace, self._clock)
+
+
+async def _alone(only: Try) -> Try | list[CausewayError]:
+    begun = False
+    try:
+        await only.begin()
+        begun = True
+        return only
+    except CausewayError as error:
+        return [error]
+    finally:
+        if not begun:
+            await only.close()

@@ -1,0 +1,198 @@
+"""Endpoints that play a script for each call, a pool that gives them in order, and a clock that tests turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+import anyio
+
+from cloud_pool.dispatch.dispatch import Dispatch
+from cloud_pool.dispatch.seam import HedgeOutcome
+from cloud_pool.dispatch.settings import HedgeConfig, RetryBudgetConfig, Settings
+from cloud_pool.parameters import SamplingParameters
+from cloud_pool.tensors import Ask, Delta
+from router.errors import CausewayError, CloudUnreachable
+
+PATIENCE_S = 20.0
+LEFT_S = 30.0
+
+Step = str | float | Exception | asyncio.Event
+"""A piece of text; seconds that pass; an error; something to wait for."""
+QUICK_S = 0.005
+FAST = Settings(hedge=HedgeConfig(max_share=1.0), retry_budget=RetryBudgetConfig(share=1.0))
+"""Budgets that stand in no test's way."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self.sleeping = asyncio.Event()
+        self.held: asyncio.Event | None = None
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        """Over at once, unless it is held."""
+        self.slept.append(seconds)
+        self.now += seconds
+        self.sleeping.set()
+        if self.held is not None:
+            await self.held.wait()
+
+
+class Endpoint:
+    """Call by call through its scripts; the last one is played for ever."""
+
+    def __init__(self, address: str, clock: Clock, *scripts: Sequence[Step]) -> None:
+        self.address = address
+        self.running = 0
+        self._clock = clock
+        self.play(*scripts)
+
+    def play(self, *scripts: Sequence[Step]) -> None:
+        """From now on, with nothing remembered."""
+        self._scripts = scripts
+        self.asked: list[Ask] = []
+        self.cancelled = 0
+        self.began = asyncio.Event()
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+        script = self._scripts[min(len(self.asked), len(self._scripts) - 1)]
+        self.asked.append(ask)
+        self.running += 1
+        self.began.set()
+        try:
+            for step in script:
+                match step:
+                    case str():
+                        yield delta(step)
+                    case float():
+                        self._clock.now += step
+                    case asyncio.Event():
+                        await step.wait()
+                    case Exception():
+                        raise step
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+
+
+class Lease:
+    def __init__(self, pool: Pool, triton: Endpoint) -> None:
+        self.endpoint = triton.address
+        self.triton = triton
+        self.said: list[str] = []
+        self._pool = pool
+        pool.open.append(self)
+        pool.leases.append(self)
+
+    def first_token(self, seconds: float) -> None:
+        self.said.append("first_token")
+
+    def succeeded(self) -> None:
+        self.said.append("succeeded")
+
+    def failed(self, error: CausewayError) -> None:
+        self.said.append(error.code)
+
+    def close(self) -> None:
+        self._pool.open.remove(self)
+
+
+class Pool:
+    def __init__(self, *endpoints: Endpoint) -> None:
+        self.endpoints = endpoints
+        self.leases: list[Lease] = []
+        self.open: list[Lease] = []
+
+    @property
+    def healthy(self) -> int:
+        return len(self.endpoints)
+
+    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> Lease:
+        for endpoint in self.endpoints:
+            if endpoint.address not in excluding:
+                return Lease(self, endpoint)
+        raise CloudUnreachable("no endpoint can take the request", phase="connect")
+
+    @property
+    def said(self) -> list[tuple[str, str]]:
+        """What each lease was told last, in order; "" for nothing."""
+        return [(lease.endpoint, lease.said[-1] if lease.said else "") for lease in self.leases]
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.retries: list[str] = []
+        self.hedges: list[HedgeOutcome] = []
+
+    def retried(self, code: str) -> None:
+        self.retries.append(code)
+
+    def hedged(self, outcome: HedgeOutcome) -> None:
+        self.hedges.append(outcome)
+
+
+class Bed:
+    """A dispatch over endpoints a, b, c …, one for each list of scripts."""
+
+    def __init__(self, *scripts: Sequence[Sequence[Step]], settings: Settings = FAST) -> None:
+        self.clock = Clock()
+        self.endpoints = [
+            Endpoint(name, self.clock, *played) for name, played in zip("abcdefgh", scripts, strict=False)
+        ]
+        self.pool = Pool(*self.endpoints)
+        self.counted = Counted()
+        self.dispatch = Dispatch(
+            self.pool,
+            settings,
+            counts=self.counted,
+            clock=self.clock,
+            chance=lambda: 1.0,
+            sleep=self.clock.sleep,
+        )
+
+    def ask(self, left_s: float = LEFT_S) -> Ask:
+        return Ask(model="m", prompt="p", parameters=SamplingParameters(), deadline=self.clock.now + left_s)
+
+    async def warm(self) -> None:
+        """Enough quick answers that a slow one is known when it is seen; then nothing is remembered of them."""
+        for endpoint in self.endpoints:
+            endpoint.play([QUICK_S, "warm"])
+        for _ in range(25):
+            await self.text()
+            self.clock.now += 0.3
+        self.pool.leases.clear()
+
+    async def text(self, left_s: float = LEFT_S, *, hedged: bool = True) -> str:
+        async with aclosing(self.dispatch.generate(self.ask(left_s), hedged=hedged)) as deltas:
+            return "".join([one.texts[0] async for one in deltas])
+
+    @property
+    def asked(self) -> str:
+        """One letter for each call, by endpoint: "aab" is two to a and one to b."""
+        return "".join(endpoint.address * len(endpoint.asked) for endpoint in self.endpoints)
+
+    def assert_clean(self) -> None:
+        """No call runs, no lease is open, no task is left."""
+        assert [endpoint.running for endpoint in self.endpoints] == [0] * len(self.endpoints)
+        assert self.pool.open == []
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@asynccontextmanager
+async def bed(*scripts: Sequence[Sequence[Step]], settings: Settings = FAST) -> AsyncIterator[Bed]:
+    made = Bed(*scripts, settings=settings)
+    with anyio.fail_after(PATIENCE_S):
+        yield made
+    made.assert_clean()
+
+
+def delta(text: str) -> Delta:
+    return Delta((text,), (None,), (1,), ((),))

@@ -1,0 +1,248 @@
+"""Tries one after the other, against endpoints that fail on cue."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+
+import pytest
+
+from cloud_pool.dispatch.settings import RetryBudgetConfig, Settings
+from cloud_pool.faults import StubDead
+from router.errors import (
+    CausewayError,
+    CloudFailed,
+    CloudRejected,
+    CloudUnreachable,
+    DeadlineExceeded,
+    EngineUnavailable,
+    InvalidRequest,
+    QueueFull,
+    StreamBroken,
+)
+
+from .scripted import QUICK_S, Step, bed
+
+REFUSED = CloudUnreachable("refused", phase="connect")
+LOST = CloudUnreachable("lost", phase="first_token")
+RAISED = CloudFailed("the model raised", phase="first_token")
+GOOD: list[Step] = [QUICK_S, "good ", "answer"]
+
+
+async def test_an_answer_is_given_as_it_comes() -> None:
+    """Each delta of the endpoint reaches the caller, and the pool hears how it went."""
+    async with bed([GOOD], [GOOD]) as it:
+        assert await it.text() == "good answer"
+    assert it.asked == "a"
+    assert it.pool.leases[0].said == ["first_token", "succeeded"]
+    assert it.counted.retries == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        REFUSED,
+        LOST,
+        RAISED,
+        StubDead("dead", phase="first_token"),
+        EngineUnavailable("unloaded", phase="first_token"),
+        QueueFull("full"),
+        StreamBroken("its process died", phase="stream"),
+    ],
+    ids=lambda error: type(error).__name__ + getattr(error, "phase", ""),
+)
+async def test_what_another_endpoint_may_not_have_is_tried_there(error: CausewayError) -> None:
+    """The caller sees one whole answer, of the second endpoint, and nothing of the first."""
+    async with bed([[error]], [GOOD]) as it:
+        assert await it.text() == "good answer"
+    assert it.pool.said == [("a", error.code), ("b", "succeeded")]
+    assert it.counted.retries == [error.code]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidRequest("bad"), CloudRejected("bad tensor", phase="first_token"), DeadlineExceeded("over")],
+    ids=lambda error: type(error).__name__,
+)
+async def test_what_is_wrong_everywhere_is_not_tried_again(error: CausewayError) -> None:
+    """The caller gets that very error, and no other endpoint is troubled."""
+    async with bed([[error]], [GOOD]) as it:
+        with pytest.raises(type(error)) as raised:
+            await it.text()
+    assert raised.value is error
+    assert it.asked == "a"
+
+
+@pytest.mark.parametrize("error", [LOST, RAISED], ids=["lost", "raised"])
+async def test_an_ask_that_breaks_two_endpoints_is_given_up(error: CausewayError) -> None:
+    """A poisonous ask does not go round the pool: the third endpoint never sees it."""
+    async with bed([[error]], [[error]], [GOOD]) as it:
+        with pytest.raises(type(error)):
+            await it.text()
+    assert it.asked == "ab"
+
+
+async def test_tries_end_at_their_number() -> None:
+    """Three endpoints at most, and the error of the last one."""
+    last = QueueFull("the third is full")
+    async with bed([[REFUSED]], [[REFUSED]], [[last]], [GOOD]) as it:
+        with pytest.raises(QueueFull) as raised:
+            await it.text()
+    assert raised.value is last
+    assert it.asked == "abc"
+
+
+async def test_pauses_grow_and_are_short() -> None:
+    """Between tries there is a jittered pause; `chance` 1 is its longest."""
+    async with bed([[REFUSED]], [[REFUSED]], [GOOD]) as it:
+        await it.text()
+    assert it.clock.slept == [0.02, 0.04]
+
+
+async def test_one_endpoint_is_not_asked_twice() -> None:
+    """With nobody else to ask the error comes at once: no pause, nothing taken from the budget."""
+    async with bed([[REFUSED], GOOD]) as it:
+        left = it.dispatch.retries_left
+        with pytest.raises(CloudUnreachable):
+            await it.text()
+    assert it.clock.slept == []
+    assert it.dispatch.retries_left == left
+
+
+@pytest.mark.parametrize("error", [REFUSED, RAISED, StreamBroken("cut", phase="stream")], ids=lambda one: one.code)
+async def test_nothing_is_tried_again_after_the_first_delta(error: CausewayError) -> None:
+    """The caller has the start of an answer: its end is that endpoint's error, never another one's text."""
+    async with bed([["a start", error]], [GOOD]) as it, aclosing(it.dispatch.generate(it.ask())) as deltas:
+        assert (await anext(deltas)).texts == ("a start",)
+        with pytest.raises(type(error)):
+            await anext(deltas)
+    assert it.asked == "a"
+    assert it.pool.leases[0].said == ["first_token", error.code]
+
+
+async def test_an_answer_without_a_beginning_is_an_error() -> None:
+    """An endpoint that ends without a delta has failed; another one answers."""
+    async with bed([[]], [GOOD]) as it:
+        assert await it.text() == "good answer"
+    assert it.pool.said[0] == ("a", "cloud_failed")
+
+
+async def test_an_error_that_is_not_ours_is_not_hidden() -> None:
+    """A defect is raised as it is and tried nowhere else."""
+    async with bed([[KeyError("a bug")]], [GOOD]) as it:
+        with pytest.raises(KeyError):
+            await it.text()
+    assert it.asked == "a"
+
+
+# --- the budget -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_empty_budget_ends_retries() -> None:
+    """With nothing left the first error is the caller's."""
+    settings = Settings(retry_budget=RetryBudgetConfig(share=0.0, floor_per_s=0.0))
+    async with bed([[REFUSED]], [GOOD], settings=settings) as it:
+        with pytest.raises(CloudUnreachable):
+            await it.text()
+    assert it.asked == "a"
+    assert it.counted.retries == []
+
+
+async def test_amplification_with_every_first_try_failing() -> None:
+    """A pool that keeps sending to a dead endpoint: at 20 asks a second endpoints see at most 1.2 tries an ask, and
+    exactly the share that the budget pays for is saved."""
+    async with bed([[REFUSED]], [GOOD], settings=Settings()) as it:
+        answers = 0
+        for _ in range(1000):
+            it.clock.now += 0.05
+            with suppress(CloudUnreachable):
+                answers += await it.text() == "good answer"
+    assert len(it.asked) <= 1200
+    assert answers == it.asked.count("b") == len(it.counted.retries)
+    assert 190 <= answers <= 200
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------
+
+
+async def test_each_try_has_the_same_deadline() -> None:
+    """The deadline is a moment, so a later try has what the earlier ones and the pause left."""
+    async with bed([[3.0, REFUSED]], [GOOD]) as it:
+        ends = it.clock.now + 10.0
+        await it.text(10.0)
+    assert [endpoint.asked[0].deadline for endpoint in it.endpoints] == [ends, ends]
+
+
+async def test_no_time_no_try() -> None:
+    """A request that arrives too late starts nothing."""
+    async with bed([GOOD]) as it:
+        with pytest.raises(DeadlineExceeded):
+            await it.text(0.0)
+    assert it.asked == ""
+
+
+async def test_no_retry_without_time() -> None:
+    """The first try used the time up: its error is the answer, and the second endpoint is left in peace."""
+    async with bed([[5.0, REFUSED]], [GOOD]) as it:
+        with pytest.raises(CloudUnreachable):
+            await it.text(5.01)
+    assert it.asked == "a"
+
+
+async def test_nothing_starts_that_cannot_have_a_first_token() -> None:
+    """An endpoint that lately needed 5 ms gets no ask with 4 ms left, and does with 6."""
+    async with bed([GOOD]) as it:
+        await it.warm()
+        it.endpoints[0].play(GOOD)
+        with pytest.raises(DeadlineExceeded):
+            await it.text(0.004)
+        assert it.asked == ""
+        assert await it.text(0.006) == "good answer"
+
+
+async def test_another_endpoint_may_be_quick_enough() -> None:
+    """With too little time for a slow endpoint the ask goes to the next one, at once."""
+    async with bed([[0.4, "slow"]], [GOOD]) as it:
+        for _ in range(20):
+            await it.text()
+        assert await it.text(0.3) == "good answer"
+        assert await it.text(0.5) == "slow"
+    assert it.pool.said[-3:] == [("a", ""), ("b", "succeeded"), ("a", "succeeded")]
+    assert it.clock.slept == []
+
+
+# --- leaving ----------------------------------------------------------------------------------------------------------
+
+
+async def test_closing_cancels_the_call() -> None:
+    """Who stops reading stops the work; the pool hears neither success nor failure."""
+    async with bed([["a", asyncio.Event()]], [GOOD]) as it, aclosing(it.dispatch.generate(it.ask())) as deltas:
+        await anext(deltas)
+    assert it.endpoints[0].cancelled == 1
+    assert it.pool.leases[0].said == ["first_token"]
+
+
+@pytest.mark.parametrize("script", [[asyncio.Event()], ["a", asyncio.Event()]], ids=["before", "after"])
+async def test_cancelling_cancels_the_call(script: list[Step]) -> None:
+    """Cancelled before or after the first delta, the call ends and nobody else is asked."""
+    async with bed([script], [GOOD]) as it:
+        task = asyncio.ensure_future(it.text())
+        await it.endpoints[0].began.wait()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+    assert it.endpoints[0].cancelled == 1
+    assert it.asked == "a"
+
+
+async def test_cancelled_in_the_pause() -> None:
+    """Between two tries nothing runs; who leaves then leaves nothing behind."""
+    async with bed([[REFUSED]], [GOOD]) as it:
+        it.clock.held = asyncio.Event()
+        task = asyncio.ensure_future(it.text())
+        await it.clock.sleeping.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+    assert it.asked == "a"
