@@ -17,6 +17,7 @@ from msgspec import Meta
 from router import strict_yaml
 from router.errors import ConfigError
 
+from .dispatch.settings import HedgeConfig, RetryBudgetConfig
 from .identity.settings import IdentityConfig
 from .jobs.config import JobsConfig
 from .parameters import GuidedKey
@@ -63,6 +64,9 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: Count = 0  # of an answer where the caller names none; 0: the whole context
     concurrency: Positive = 16  # requests in Triton at once
     queue: Count = 64  # more wait here; beyond: 429
+    tries: Positive = 3  # endpoints that one request may be given to before its first token; 1: no retry
+    retry_budget: RetryBudgetConfig = RetryBudgetConfig()
+    hedge: HedgeConfig = HedgeConfig()
     guided: GuidedKey = "guided_decoding"  # what the tier's vLLM backend calls grammars: structured_outputs since 25.09
 
     @property

@@ -11,8 +11,10 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class RetryBudgetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    share: Share = 0.2  # extra tries, retries and hedges together, for each request of the last 10 s
-    floor_per_s: Annotated[float, Meta(ge=0)] = 0.5  # where the share is less: a quiet gateway may retry too
+    """Of tries beyond the first: retries and hedges together."""
+
+    share: Share = 0.2  # of the requests of the last 10 s
+    floor_per_s: Annotated[float, Meta(ge=0)] = 0.5  # where that is more: a quiet gateway may retry too
 
 
 class HedgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
