@@ -193,6 +193,7 @@ class Chunk(msgspec.Struct, frozen=True):
     confidence: Confidence | None = None
     usage: Usage | None = None
     refusal: str | None = None
+    resume: str = ""  # with the last piece of an answer that was cut short: the token to ask for the rest with
 
 
 class Embeddings(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -14,6 +14,7 @@ from .frames import ChatShape, CompletionShape, Shape, usage_json
 
 _ENCODER = msgspec.json.Encoder()
 DONE: Final = b"data: [DONE]\n\n"
+EVENT_END: Final = b"}\n\n"
 
 
 class AnswerEncoder:
@@ -63,7 +64,8 @@ class AnswerEncoder:
             self._unfinished.add(index)
         else:
             self._unfinished.discard(index)
-        return self._head + self._shape.piece(chunk, offset) + self._tail
+        event = self._head + self._shape.piece(chunk, offset) + self._tail
+        return with_resume(event, chunk.resume, EVENT_END) if chunk.resume else event
 
     def end(self) -> bytes:
         """The usage if it was asked for, and ``[DONE]``; an error event if a choice was left without its end."""
@@ -106,9 +108,16 @@ def whole_head(shape: Shape, answer_id: bytes, created: bytes) -> bytes:
     return b'{"id":%b,"object":"%b","created":%b' % (answer_id, shape.whole_object, created)
 
 
-def whole_rest(shape: Shape, model: bytes, choices: Iterable[Chunk], usage: Usage) -> bytes:
+def whole_rest(shape: Shape, model: bytes, choices: Sequence[Chunk], usage: Usage) -> bytes:
     """All of a whole answer that does not depend on its id and time."""
-    return model + b",".join([shape.choice(choice) for choice in choices]) + b'],"usage":' + usage_json(usage) + b"}"
+    body = model + b",".join([shape.choice(choice) for choice in choices]) + b'],"usage":' + usage_json(usage) + b"}"
+    resume = next((choice.resume for choice in choices if choice.resume), "")
+    return with_resume(body, resume, b"}") if resume else body
+
+
+def with_resume(data: bytes, token: str, end: bytes) -> bytes:
+    """An object that closes with `end`, and in it our own field: how to ask for the rest of an answer cut short."""
+    return data.removesuffix(end) + b',"causeway":{"continue":%b}' % _ENCODER.encode(token) + end
 
 
 class _Error(msgspec.Struct):

@@ -8,11 +8,22 @@ from typing import Final
 import msgspec
 
 from ..types import Chunk, Confidence, FinishReason, Request, TokenLogprob, ToolCallDelta, Usage
-from .answer import DONE, event_head, has_content, identity, model_json, shape_of, whole_head, whole_rest
+from .answer import (
+    DONE,
+    EVENT_END,
+    event_head,
+    has_content,
+    identity,
+    model_json,
+    shape_of,
+    whole_head,
+    whole_rest,
+    with_resume,
+)
 from .coalesce import coalesce
 from .frames import usage_json
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of `encode_chunks`' format: raise it when Chunk, or what it holds, changes its fields."""
 
 
@@ -28,6 +39,7 @@ class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     confidence: Confidence | None
     usage: Usage | None
     refusal: str | None
+    resume: str
 
 
 class _Stored(msgspec.Struct, array_like=True):
@@ -95,12 +107,13 @@ class CachedAnswer:
     def _frames(self, include_usage: bool) -> tuple[bytes, ...]:
         """The events without their heads; the first is empty, so that joining puts a head before each."""
         tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        pieces = [self._shape.opening(choice.index) for choice in self.choices]
+        openings = [self._shape.opening(choice.index) for choice in self.choices]
+        events = [opening + tail for opening in openings if opening]
         for choice in self.choices:
             said, end = _split(choice)
-            pieces += [self._shape.piece(said, 0)] if has_content(said) else []
-            pieces.append(self._shape.piece(end, 0))  # has no token, so no offset
-        events = [piece + tail for piece in pieces if piece]
+            events += [self._shape.piece(said, 0) + tail] if has_content(said) else []
+            last = self._shape.piece(end, 0) + tail  # has no token, so no offset
+            events.append(with_resume(last, end.resume, EVENT_END) if end.resume else last)
         if include_usage:
             events.append(b'],"usage":' + usage_json(self.usage) + b"}\n\n")
         return (b"", *events)
@@ -108,5 +121,5 @@ class CachedAnswer:
 
 def _split(choice: Chunk) -> tuple[Chunk, Chunk]:
     """What was said, and that it ended."""
-    said = msgspec.structs.replace(choice, finish_reason=None)
-    return said, Chunk(index=choice.index, finish_reason=choice.finish_reason)
+    said = msgspec.structs.replace(choice, finish_reason=None, resume="")
+    return said, Chunk(index=choice.index, finish_reason=choice.finish_reason, resume=choice.resume)

@@ -40,7 +40,18 @@ class _Call:
 
 
 class _Choice:
-    __slots__ = ("calls", "confidence", "finish_reason", "logprobs", "refusal", "refused", "seen", "text", "tokens")
+    __slots__ = (
+        "calls",
+        "confidence",
+        "finish_reason",
+        "logprobs",
+        "refusal",
+        "refused",
+        "resume",
+        "seen",
+        "text",
+        "tokens",
+    )
 
     def __init__(self) -> None:
         self.seen = False
@@ -52,6 +63,7 @@ class _Choice:
         self.confidence: Confidence | None = None
         self.refusal: list[str] = []
         self.refused = False
+        self.resume = ""
 
     def add(self, chunk: Chunk) -> None:
         if chunk.text:
@@ -66,6 +78,7 @@ class _Choice:
             self.refused = True
         self.confidence = chunk.confidence or self.confidence
         self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.resume = chunk.resume or self.resume
         self.seen = self.seen or chunk.usage is None or bool(chunk.text or chunk.finish_reason or chunk.tokens)
 
     def _call(self, delta: ToolCallDelta) -> None:
@@ -91,4 +104,5 @@ class _Choice:
             finish_reason=self.finish_reason,
             confidence=self.confidence,
             refusal="".join(self.refusal) if self.refused else None,
+            resume=self.resume,
         )

@@ -188,4 +188,4 @@ def _choice(draw: st.DrawFn, index: int, tool_calls: bool) -> list[Chunk]:
     if tool_calls and draw(st.booleans()):
         chunks.append(Chunk(index=index, refusal=draw(texts)))
     reason = "tool_calls" if called else draw(st.sampled_from(["stop", "length", "content_filter"]))
-    return [*chunks, Chunk(index=index, finish_reason=reason)]
+    return [*chunks, Chunk(index=index, finish_reason=reason, resume=draw(st.sampled_from(["", "token"])))]

@@ -14,7 +14,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from router.errors import EngineCrashed, InvalidRequest, StreamBroken
-from router.openai import AnswerEncoder, encode_error, encode_model, encode_models, error_event
+from router.openai import AnswerEncoder, CachedAnswer, encode_error, encode_model, encode_models, error_event
 from router.sse import SSEParser
 from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 
@@ -269,3 +269,26 @@ def test_the_official_client_reads_a_stream_and_its_error() -> None:
     with pytest.raises(openai.APIError, match="gone") as caught:
         list(stream)
     assert caught.value.code == "engine_crashed"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_answer_that_was_cut_says_how_to_go_on(kept: bool) -> None:
+    """Whole, and with a stream's last piece: beside OpenAI's fields, and only there."""
+    chunks = [Chunk("Once", tokens=1), Chunk(" upon", tokens=1, finish_reason="length", resume='t"1')]
+    request = msgspec.structs.replace(CHAT, stream=True)
+    encoder = AnswerEncoder(request, "x", "m", 5)
+    if kept:
+        entry = CachedAnswer(request, "m", chunks)
+        whole, stream = entry.whole("x", 5), entry.stream("x", 5)
+    else:
+        whole = encoder.whole(chunks)
+        stream = encoder.start() + b"".join(encoder.chunk(chunk) for chunk in chunks) + encoder.end()
+    assert json.loads(whole)["causeway"] == {"continue": 't"1'}
+    *events, last = _events(stream)
+    assert last["causeway"] == {"continue": 't"1'}
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert not any("causeway" in event for event in events)
+
+
+def _events(stream: bytes) -> list[dict[str, object]]:
+    return [json.loads(event.data) for event in SSEParser().feed(stream) if event.data != b"[DONE]"]

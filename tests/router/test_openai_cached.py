@@ -65,8 +65,19 @@ def test_the_stored_row_is_a_chunk() -> None:
     assert _Row.__struct_fields__ == Chunk.__struct_fields__
     assert typing.get_type_hints(_Row) == typing.get_type_hints(Chunk)
     assert (VERSION, Chunk.__struct_fields__, TokenLogprob.__struct_fields__, Usage.__struct_fields__) == (
-        1,
-        ("text", "index", "tokens", "tool_calls", "logprobs", "finish_reason", "confidence", "usage", "refusal"),
+        2,
+        (
+            "text",
+            "index",
+            "tokens",
+            "tool_calls",
+            "logprobs",
+            "finish_reason",
+            "confidence",
+            "usage",
+            "refusal",
+            "resume",
+        ),
         ("token", "logprob", "bytes", "top"),
         ("prompt_tokens", "completion_tokens", "cached_tokens"),
     )
