@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anyio
@@ -28,6 +29,8 @@ from .jobs.config import at_redis
 from .ledger import Ledger
 from .listener import Listener
 from .metrics import Metrics
+from .pool.pools import Clients, Pools
+from .pool.report import Endpoints
 from .readiness import Readiness
 from .server import Server
 from .service import Service
@@ -37,7 +40,6 @@ from .tenants.metrics import TenantMetrics
 from .tenants.usage import UsageBook
 from .tiers import Tier, by_name, load_tiers
 from .tokens import Tokens, load_tokens
-from .triton import Triton
 
 _CONNECTIONS = 64  # to Redis
 _PREPARE_S = 3.0
@@ -82,14 +84,14 @@ class App:
         server: Server,
         desk: Desk,
         jobs: JobsGateway | None,
-        tritons: dict[str, Triton],
+        pools: Pools,
         tasks: TaskGroup,
     ) -> None:
         self._config = config
         self._server = server
         self._desk = desk
         self._jobs = jobs
-        self._tritons = tritons
+        self._pools = pools
         self._tasks = tasks
         self._listener = Listener(config.server, server.handle)
 
@@ -100,8 +102,8 @@ class App:
 
     async def start(self) -> None:
         """Raises ConfigError when the address cannot be had."""
-        for triton in self._tritons.values():
-            self._tasks.start_soon(triton.watch)
+        await self._pools.prepare()
+        self._tasks.start_soon(self._pools.watch)
         await self._desk.prepare()
         await self._listener.start()
         self._desk.start(self._tasks)
@@ -121,8 +123,20 @@ class App:
             await self._desk.close()
             if self._jobs is not None:
                 await self._jobs.close()
-            for triton in self._tritons.values():
-                await triton.close()
+            await self._pools.close()
+
+    def reload(self, reread: Callable[[], Config]) -> None:
+        """Takes the tiers' endpoints from a configuration that is read again; all else needs a restart. A faulty one
+        changes nothing."""
+        try:
+            config = reread()
+        except ConfigError as error:
+            _log.error("the endpoints stay as they are: %s", error.message)
+            return
+        if _without_endpoints(config) != _without_endpoints(self._config):
+            _log.warning("only endpoints are taken from the new configuration; what else is in it needs a restart")
+        self._pools.move(config.tiers)
+        _log.info("endpoints read again")
 
 
 def build(config: Config, tasks: TaskGroup) -> App:
@@ -130,13 +144,12 @@ def build(config: Config, tasks: TaskGroup) -> App:
     tiers = load_tiers(config)
     metrics = Metrics()
     desk = build_desk(config, metrics)
-    addresses = dict.fromkeys(tier.config.triton for tier in tiers)
-    tritons = {address: Triton(address, tasks, repaired=metrics.repaired) for address in addresses}
+    pools = build_pools(config, tiers, metrics, tasks)
     admissions = {tier.name: Admission(tier.config.concurrency, tier.config.queue) for tier in tiers}
     for name, admission in admissions.items():
         metrics.watch(name, admission)
-    service = Service(tritons, admissions)
-    readiness = Readiness(tiers, tritons, config.server.probe_ttl_s)
+    service = Service(pools.by_tier, admissions)
+    readiness = Readiness(pools.by_tier, config.server.probe_ttl_s)
     jobs = build_jobs(config, by_name(tiers), desk, metrics)
     server = Server(
         config.server,
@@ -148,7 +161,19 @@ def build(config: Config, tasks: TaskGroup) -> App:
         metrics,
         jobs=(lambda _: None) if jobs is None else jobs.handler,
     )
-    return App(config, server, desk, jobs, tritons, tasks)
+    return App(config, server, desk, jobs, pools, tasks)
+
+
+def build_pools(config: Config, tiers: tuple[Tier, ...], metrics: Metrics, tasks: TaskGroup) -> Pools:
+    endpoints = Endpoints(metrics.registry)
+    pools = Pools(config, tiers, Clients(tasks, metrics.repaired), ejected=endpoints.ejected)
+    endpoints.watch(pools.by_tier)
+    return pools
+
+
+def _without_endpoints(config: Config) -> Config:
+    tiers = tuple(msgspec.structs.replace(tier, triton="", endpoints=()) for tier in config.tiers)
+    return msgspec.structs.replace(config, tiers=tiers)
 
 
 def build_jobs(config: Config, tiers: Mapping[str, Tier], desk: Desk, metrics: Metrics) -> JobsGateway | None:
@@ -199,12 +224,18 @@ def open_redis(url: str) -> redis.asyncio.Redis:
         raise ConfigError(f"not the URL of a Redis: {error}", where="redis") from error
 
 
-async def run(config: Config, stop: asyncio.Event) -> None:
-    """Until `stop`; then drained and closed. Prints one line when requests are taken. Raises ConfigError."""
+async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] | None = None) -> None:
+    """Until `stop`; then drained and closed. Prints one line when requests are taken. Raises ConfigError.
+
+    On SIGHUP the endpoints of what `reread` gives are taken.
+    """
     faults = []
     async with anyio.create_task_group() as tasks:
         try:
-            await _serve(build(config, tasks), stop)
+            app = build(config, tasks)
+            if reread is not None:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.reload, reread)
+            await _serve(app, stop)
         except ConfigError as error:
             faults.append(error)  # Raised below: out of a task group it would come wrapped.
         tasks.cancel_scope.cancel()

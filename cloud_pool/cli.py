@@ -61,7 +61,7 @@ def serve(
     redis: str | None,
     log: LogLevel | None,
 ) -> None:
-    """Take OpenAI requests and run them on Triton. Prints `ready url=…` on stdout."""
+    """Take OpenAI requests and run them on Triton. Prints `ready url=…` on stdout. SIGHUP: endpoints are read again."""
     from .app import run  # gRPC and aiohttp take half a second that `triton` and --help need not wait for
 
     flags = Flags(
@@ -77,7 +77,7 @@ def serve(
     try:
         config = load_config(path, flags)
         start_log(config.log)
-        until_stopped(lambda stop: run(config, stop))
+        until_stopped(lambda stop: run(config, stop, lambda: load_config(path, flags)))
     except ConfigError as error:
         refuse(error.message)
 

@@ -199,10 +199,13 @@ class Server:
         return web.Response(body=b'{"status":"ok"}', content_type=JSON)
 
     async def _ready(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Can answer: a real inference on each tier, kept for some seconds. One tier that answers is enough."""
+        """Can answer: a real inference on each endpoint, kept for some seconds. One that answers is enough."""
         found = {} if self.draining else await self._readiness.check()
-        ready = any(not fault for fault in found.values())
-        tiers = {name: {"ready": not fault, "error": fault} for name, fault in found.items()}
+        ready = any(tier.ready for tier in found.values())
+        tiers = {
+            name: {"ready": tier.ready, "error": tier.error, "endpoints": tier.endpoints}
+            for name, tier in found.items()
+        }
         body = msgspec.json.encode({"ready": ready, "draining": self.draining, "tiers": tiers})
         return web.Response(body=body, status=200 if ready else 503, content_type=JSON)
 

@@ -2,7 +2,7 @@
 
 admission   a place in the tier, or a bounded wait          admission.Admission
 prompt      the chat template of the tier's model           tiers.Tier.prompts
-Triton      one call for each prompt, n sequences in each   triton.Triton.generate
+Triton      one call for each prompt, n sequences in each   pool.pool.Pool.lease, triton.Triton.generate
 Chunks      text → text and tool calls; usage at the end    Choice
 """
 
@@ -14,16 +14,17 @@ from contextlib import aclosing
 
 import msgspec
 
-from router.errors import CloudFailed, StreamBroken, UnsupportedFeature
+from router.errors import CausewayError, CloudFailed, StreamBroken, UnsupportedFeature
 from router.tools import ToolCallParser, tool_schema
 from router.types import Chunk, FinishReason, Request, TokenLogprob, Usage
 
 from .admission import Admission, Priority
 from .merging import merged
 from .parameters import SamplingParameters, from_request
+from .pool.pool import Pool
+from .pool.prefix import key_of
 from .tensors import Ask, Delta
 from .tiers import Tier
-from .triton import Triton
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,16 +39,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service:
-    """`tritons` by address, `admissions` by the tier's name."""
+    """`pools` and `admissions` by the tier's name."""
 
     def __init__(
         self,
-        tritons: Mapping[str, Triton],
+        pools: Mapping[str, Pool],
         admissions: Mapping[str, Admission],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tritons = tritons
+        self._pools = pools
         self._admissions = admissions
         self._clock = clock
 
@@ -57,12 +58,12 @@ class Service:
         asks = self._asks(call)
         admission = self._admissions[call.tier.name]
         async with admission.place(call.priority, call.deadline - self._clock()):
-            triton = self._tritons[call.tier.config.triton]
+            pool, key = self._pools[call.tier.name], key_of(call.request)
             choices = [Choice(call.request, index) for index in range(len(asks) * call.request.n)]
             usage = Usage()
             for chunk in _echo(call.request, choices):
                 yield chunk
-            async with aclosing(merged([triton.generate(ask) for ask in asks])) as deltas:
+            async with aclosing(merged([self._leased(pool, ask, key) for ask in asks])) as deltas:
                 async for prompt, delta in deltas:
                     usage = _counted(usage, delta)
                     first = prompt * call.request.n
@@ -72,6 +73,19 @@ class Service:
             if not all(choice.ended for choice in choices):
                 raise StreamBroken("the model ended without saying why", phase="stream")
             yield Chunk(usage=usage)
+
+    async def _leased(self, pool: Pool, ask: Ask, key: bytes) -> AsyncGenerator[Delta, None]:
+        """One endpoint's answer, and how it did."""
+        with pool.lease(key=key) as lease:
+            try:
+                async with aclosing(lease.triton.generate(ask)) as deltas:
+                    async for delta in deltas:
+                        lease.first_token(self._clock() - lease.began_at)
+                        yield delta
+            except CausewayError as error:
+                lease.failed(error)
+                raise
+            lease.succeeded()
 
     def _asks(self, call: Call) -> list[Ask]:
         """Raises InvalidRequest."""

@@ -5,7 +5,7 @@ broken one, and takes a request through an iterator and numpy. One call a reques
 work.
 
 A Python model whose process (stub) died stays "ready", answers each new call with an error, and leaves running
-calls hanging for ever. So a stream that has been quiet for QUIET_S makes us ask the model something small; at the
+calls hanging for ever. So the pool asks a model that is silent though it has work (`heard_at`, `probe`); at the
 stub's error every stream of the model is ended and the model unloaded and loaded again. A Triton without explicit
 model control cannot be repaired this way, nor one that its stub took along: a stub killed while it holds the shared
 memory's lock aborts the server (boost lock_exception, about one time in ten), which the launcher starts again.
@@ -20,7 +20,6 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-import anyio
 import grpc
 from anyio.abc import TaskGroup
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -32,7 +31,6 @@ from .faults import RETRY_S, StubDead, translate
 from .parameters import SamplingParameters
 from .tensors import Ask, Delta, delta_of, request_of
 
-QUIET_S = 1.0
 PROBE_S = 3.0
 LOAD_S = 300.0
 _OVER = "Internal error from Core"
@@ -52,10 +50,9 @@ _log = logging.getLogger("causeway.cloud.triton")
 class Stream:
     """A running call. Its owner is `Triton.generate`; others may only `end` it."""
 
-    def __init__(self, model: str, exchange: Exchange, now: float) -> None:
+    def __init__(self, model: str, exchange: Exchange) -> None:
         self.model = model
         self.exchange = exchange
-        self.heard_at = now
         self.ended_by: CausewayError | None = None
 
     def end(self, why: CausewayError) -> None:
@@ -82,7 +79,6 @@ class Triton:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._streams: set[Stream] = set()
         self._in_repair: set[str] = set()
-        self._in_probe: set[str] = set()
         self._heard: dict[str, float] = {}
         self._closed = False
 
@@ -108,16 +104,6 @@ class Triton:
             async for _ in deltas:
                 pass
 
-    async def watch(self) -> None:
-        """Runs for as long as the server is used: finds models that died under their streams."""
-        while True:
-            await anyio.sleep(QUIET_S / 4)
-            now = self._clock()
-            quiet = {stream.model for stream in self._streams if now - stream.heard_at >= QUIET_S}
-            for model in quiet - self._in_probe - self._in_repair:
-                self._in_probe.add(model)
-                self._tasks.start_soon(self._look_after, model)
-
     def heard_at(self, model: str) -> float:
         """When anything last came from the model, on any stream; minus infinity before the first time."""
         return self._heard.get(model, -math.inf)
@@ -140,13 +126,13 @@ class Triton:
             metadata.append(("traceparent", ask.traceparent))
         call = self._stub.ModelStreamInfer(metadata=metadata, timeout=left_s)
         exchange = Exchange(call, request_of(ask, left_s))
-        stream = Stream(ask.model, exchange, self._clock())
+        stream = Stream(ask.model, exchange)
         self._streams.add(stream)
         phase: Phase = "connect"
         try:
             final = False
             while (message := await exchange.next()) is not None:
-                self._heard[ask.model] = stream.heard_at = self._clock()
+                self._heard[ask.model] = self._clock()
                 if message.error_message:
                     _log.debug("%s: %s", ask.request_id, message.error_message)
                     raise translate("", message.error_message, _reached(phase, exchange))
@@ -173,14 +159,6 @@ class Triton:
         if self._clock() >= ask.deadline - _TIMER_S:
             return DeadlineExceeded("the time for this request is over")
         return _broken(grpc.StatusCode.UNAVAILABLE, "", phase)
-
-    async def _look_after(self, model: str) -> None:
-        try:
-            await self.probe(model)
-        except CausewayError as error:
-            _log.debug("probe of %s: %s", model, error)
-        finally:
-            self._in_probe.discard(model)
 
     def _repair(self, model: str) -> None:
         """Decide, then act: from here on the model is in repair, and nothing waits for its dead process."""

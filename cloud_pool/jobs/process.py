@@ -11,12 +11,11 @@ from prometheus_client import start_http_server
 from router.errors import ConfigError
 
 from ..admission import Admission
-from ..app import build_desk
+from ..app import build_desk, build_pools
 from ..config import Config
 from ..metrics import Metrics
 from ..service import Service
 from ..tiers import by_name, load_tiers
-from ..triton import Triton
 from .accounted import AccountedRunner
 from .assembly import Crew
 from .config import at_redis
@@ -47,15 +46,14 @@ async def _work(
     tiers = load_tiers(config)
     metrics = Metrics()
     desk = build_desk(config, metrics)
-    addresses = dict.fromkeys(tier.config.triton for tier in tiers)
-    tritons = {address: Triton(address, tasks, repaired=metrics.repaired) for address in addresses}
+    pools = build_pools(config, tiers, metrics, tasks)
     places = {tier.name: settings.concurrency or tier.config.concurrency for tier in tiers}
-    service = Service(tritons, {name: Admission(count, count) for name, count in places.items()})
-    runner = AccountedRunner(ServiceRunner(service, by_name(tiers), tritons), desk.ledger)
+    service = Service(pools.by_tier, {name: Admission(count, count) for name, count in places.items()})
+    runner = AccountedRunner(ServiceRunner(service, by_name(tiers), pools.by_tier), desk.ledger)
     crew = Crew(settings, by_name(tiers), runner, places, metrics.registry)
     await crew.start()
-    for triton in tritons.values():
-        tasks.start_soon(triton.watch)
+    await pools.prepare()
+    tasks.start_soon(pools.watch)
     desk.start(tasks)
     where = _serve_metrics(metrics, metrics_at)
     print(f"ready worker={crew.name}{where}", flush=True)
@@ -64,8 +62,7 @@ async def _work(
     finally:
         with anyio.CancelScope(shield=True):
             await desk.close()
-            for triton in tritons.values():
-                await triton.close()
+            await pools.close()
 
 
 def _serve_metrics(metrics: Metrics, at: tuple[str, int] | None) -> str:

@@ -7,13 +7,13 @@ from typing import Protocol
 
 import msgspec
 
-from router.errors import CausewayError, ModelNotFound
+from router.errors import ModelNotFound
 from router.types import Chunk, Request
 
 from ..admission import Priority
+from ..pool.pool import Pool
 from ..service import Call, Service
 from ..tiers import Tier
-from ..triton import Triton
 
 
 class Errand(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +35,12 @@ class Runner(Protocol):
 
 
 class ServiceRunner:
-    """Jobs on the same service as interactive requests. `tiers` by name, `tritons` by address."""
+    """Jobs on the same service as interactive requests. `tiers` and `pools` by the tier's name."""
 
-    def __init__(self, service: Service, tiers: Mapping[str, Tier], tritons: Mapping[str, Triton]) -> None:
+    def __init__(self, service: Service, tiers: Mapping[str, Tier], pools: Mapping[str, Pool]) -> None:
         self._service = service
         self._tiers = tiers
-        self._tritons = tritons
+        self._pools = pools
 
     def run(self, errand: Errand) -> AsyncGenerator[Chunk, None]:
         tier = self._tiers.get(errand.tier)
@@ -57,9 +57,4 @@ class ServiceRunner:
         )
 
     async def ready(self, tier: str) -> bool:
-        found = self._tiers[tier]
-        try:
-            await self._tritons[found.config.triton].probe(found.model)
-        except CausewayError:
-            return False
-        return True
+        return "" in (await self._pools[self._tiers[tier].name].check()).values()

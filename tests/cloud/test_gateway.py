@@ -162,13 +162,14 @@ async def test_a_caller_cannot_write_control_tokens(client: openai.AsyncOpenAI) 
 
 
 async def test_readiness_is_a_real_inference(http: aiohttp.ClientSession, pool: Pool) -> None:
-    """Ready tells of each tier whether it answered just now."""
+    """Ready tells of each tier, and of each of its endpoints, whether it answered just now."""
     before = pool.gauge("steps")
     async with http.get("/readyz") as reply:
         found = await reply.json()
     assert reply.status == 200
-    assert found["tiers"]["assistant-large"] == {"ready": True, "error": ""}
-    assert found["tiers"]["absent"] == {"ready": False, "error": "engine_unavailable"}
+    code = "engine_unavailable"
+    assert found["tiers"]["assistant-large"] == {"ready": True, "error": "", "endpoints": {pool.grpc: ""}}
+    assert found["tiers"]["absent"] == {"ready": False, "error": code, "endpoints": {pool.grpc: code}}
     await until(lambda: pool.gauge("steps") > before)
 
 

@@ -16,6 +16,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from cloud_pool.admission import Admission
 from cloud_pool.config import TierConfig
 from cloud_pool.parameters import SamplingParameters
+from cloud_pool.pool.place import place_of
+from cloud_pool.pool.pool import Pool
 from cloud_pool.service import Call, Service
 from cloud_pool.tensors import Ask, Delta
 from cloud_pool.tiers import Tier, Wording
@@ -89,7 +91,6 @@ async def bed(script: Script) -> AsyncIterator[tuple[FakeTriton, Triton]]:
     try:
         async with anyio.create_task_group() as tasks:
             triton = Triton(f"127.0.0.1:{port}", tasks)
-            tasks.start_soon(triton.watch)
             with anyio.fail_after(PATIENCE_S):
                 yield fake, triton
             tasks.cancel_scope.cancel()
@@ -208,52 +209,17 @@ async def _read_forever(triton: Triton, began: asyncio.Event) -> None:
             began.set()
 
 
-def dies_after(calls: int) -> Script:
-    """The first `calls` calls hang after a piece, as those of a dead stub do; later ones hear that it is dead."""
-    seen = 0
-
-    async def script(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[Reply]:
-        nonlocal seen
-        seen += 1
-        if seen > calls:
-            await context.abort(grpc.StatusCode.INTERNAL, "Stub process 'm_0_0' is not healthy.")
-        async for reply in hang_after_one(request, context):
-            yield reply
-
-    return script
-
-
-async def test_streams_of_a_dead_model_are_ended_and_it_is_loaded_again() -> None:
-    """Streams that went quiet make the client ask; the stub's error ends them all, and one repair follows."""
-    async with bed(dies_after(2)) as (fake, triton):
-        results = await asyncio.gather(collect(triton, ask()), collect(triton, ask()), return_exceptions=True)
-        assert [type(result) for result in results] == [StreamBroken, StreamBroken]
-        while len(fake.control) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        assert fake.control == ["unload", "load"]
-
-
-async def test_a_triton_that_may_not_be_controlled_is_asked_again() -> None:
-    """Where unload is refused the model stays broken, each request hears so, and nothing is stuck."""
-    async with bed(dies_after(0)) as (fake, triton):
-        fake.may_control = False
-        for _ in range(3):
-            with pytest.raises(CausewayError) as raised:
-                await collect(triton, ask())
-            assert raised.value.status == 503
-        assert fake.control == []
-
-
 # --- a stock vLLM deployment ------------------------------------------------------------------------------------------
 
 
 def tier() -> Tier:
     wording = Wording("{% for m in messages %}<|u|>{{ m.content }}{% endfor %}", special=("<|u|>",))
-    return Tier(TierConfig(name="stock", model="vllm_model", triton="t", template_file="x", max_tokens=77), wording)
+    return Tier(TierConfig(name="stock", model="vllm_model", template_file="x", max_tokens=77), wording)
 
 
 async def answer(triton: Triton, request: Request, admission: Admission) -> list[Chunk]:
-    service = Service({"t": triton}, {"stock": admission})
+    pool = Pool("stock", "vllm_model", [place_of("t:1")], lambda _: triton)
+    service = Service({"stock": pool}, {"stock": admission})
     call = Call(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)
     async with aclosing(service.answer(call)) as chunks:
         return [chunk async for chunk in chunks]

@@ -74,7 +74,7 @@ async def running(config: Config) -> AsyncIterator[Gateway]:
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
     tiers, metrics, service = load_tiers(config), Metrics(), Scripted()
     desk = build_desk(config, metrics)
-    readiness = Readiness(tiers, {}, 1.0)
+    readiness = Readiness({}, 1.0)
     server = Server(config.server, by_name(tiers), cast("Service", service), readiness, desk.gate, desk.ledger, metrics)
     listener = Listener(config.server, server.handle)
     async with anyio.create_task_group() as tasks:
