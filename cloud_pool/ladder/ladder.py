@@ -78,6 +78,14 @@ class Ladder:
         self._footings.update(made.footings)
         return made.rungs
 
+    @property
+    def names(self) -> Sequence[str]:
+        return tuple(self._tiers)
+
+    def is_open(self, tier: str) -> bool:
+        """Whether the breaker keeps requests away."""
+        return self._tiers[tier].breaker.state(self._clock()) != "closed"
+
     def footing(self, tier: str) -> Footing:
         return self._footings.get(tier, WHOLE)
 

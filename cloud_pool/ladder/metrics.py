@@ -1,0 +1,40 @@
+"""What the ladder counts, for Prometheus."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from .ladder import Ladder
+
+Kind = Literal["tier", "partial", "continued", "stale"]
+
+
+class LadderMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._answers = Counter(
+            "causeway_cloud_tier_answers",
+            "Answers that began, by the tier asked for, the one that gave it, and what was wrong with the one above it.",
+            ("asked", "tier", "why"),
+            registry=registry,
+        )
+        self._degraded = Counter(
+            "causeway_cloud_degraded", "Answers of second choice, and those that went on.", ("kind",), registry=registry
+        )
+        self._share = Gauge(
+            "causeway_cloud_tier_share", "Of the work that may go elsewhere, 0 to 1.", ("tier",), registry=registry
+        )
+        self._breaker = Gauge("causeway_cloud_breaker_open", "1: open or half open.", ("tier",), registry=registry)
+
+    def watch(self, ladder: Ladder) -> None:
+        """Read at each scrape."""
+        for name in ladder.names:
+            self._share.labels(name).set_function(lambda name=name: ladder.footing(name).share)
+            self._breaker.labels(name).set_function(lambda name=name: float(ladder.is_open(name)))
+
+    def answered(self, asked: str, tier: str, why: str) -> None:
+        self._answers.labels(asked, tier, why).inc()
+
+    def degraded(self, kind: Kind) -> None:
+        self._degraded.labels(kind).inc()
