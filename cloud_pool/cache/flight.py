@@ -1,0 +1,218 @@
+"""One answer in the making on this gateway, and those who listen to it.
+
+The answer may start over, when who made it failed or died: `epoch` rises, what was said is dropped, and each listener
+sees to what it has passed on already (resume). Pieces are kept for whoever joins late. Past `buffer_bytes` nobody may
+join any more, pieces that everybody has are dropped, and the maker waits for the slowest listener: memory is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+
+from router.errors import CausewayError, DeadlineExceeded
+from router.types import Chunk, Usage
+
+from ..service import Call
+from .answer import Head
+from .store import Slot
+
+_CHUNK_BYTES = 160  # without its text; about as much per logprob
+
+
+class Alone(Exception):
+    """Sharing did not help: each listener asks for itself."""
+
+
+class Again(Exception):
+    """The answer starts over."""
+
+
+class Work:
+    """What one request had made, and pays for: it may outlast the request where others listen."""
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+        self.over = False
+        self._made = 0
+        self._told: list[Callable[[Usage], None]] = []
+
+    def count(self, chunk: Chunk) -> None:
+        self._made += chunk.tokens
+        said = chunk.usage or self.usage
+        self.usage = Usage(said.prompt_tokens, said.completion_tokens or self._made, said.cached_tokens)
+
+    def end(self) -> None:
+        if not self.over:
+            self.over = True
+            for told in self._told:
+                told(self.usage)
+
+    def when_over(self, told: Callable[[Usage], None]) -> None:
+        if self.over:
+            told(self.usage)
+        else:
+            self._told.append(told)
+
+
+class Listener:
+    """One request's place. `work` is what was made on its account; `error` is its own, nobody else's."""
+
+    def __init__(self, flight: Flight, call: Call) -> None:
+        self.flight = flight
+        self.call = call
+        self.epoch = flight.epoch
+        self.position = 0  # of the next chunk, counted from the first
+        self.work: Work | None = None
+        self.error: CausewayError | None = None
+
+    async def next(self) -> Chunk | None:
+        """The next chunk, None after the last. Raises the answer's error, DeadlineExceeded, Again or Alone."""
+        return await self.flight.read(self)
+
+
+class Flight:
+    """`kept_s`: the age of an answer that was found and is not being made."""
+
+    def __init__(self, slot: Slot, buffer_bytes: int) -> None:
+        self.slot = slot
+        self.head: Head | None = None
+        self.kept_s: float | None = None
+        self.epoch = 0
+        self.landed = False
+        self.abandoned = False
+        self.fault: CausewayError | Alone | None = None
+        self.listeners: list[Listener] = []  # the one that has waited longest first
+        self.on_leave: Callable[[], None] = lambda: None
+        self.on_send: Callable[[], None] = lambda: None
+        self._chunks: list[Chunk] = []
+        self._dropped = 0  # chunks before the first one that is still here
+        self._bytes = 0
+        self._buffer_bytes = buffer_bytes
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    @property
+    def whole(self) -> bool:
+        """Whether every chunk so far is still here: else it can be neither joined nor kept."""
+        return self._dropped == 0 and self._bytes <= self._buffer_bytes
+
+    @property
+    def joinable(self) -> bool:
+        return self.whole and self.fault is None and not self.abandoned
+
+    @property
+    def length(self) -> int:
+        """Chunks so far."""
+        return self._dropped + len(self._chunks)
+
+    def chunks(self, after: int = 0) -> tuple[Chunk, ...]:
+        """From number `after`; only of a flight that is whole."""
+        return tuple(self._chunks[after:])
+
+    # --- the maker's side --------------------------------------------------------------------------------------------
+
+    async def send(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._bytes += _size(chunk)
+        self._wake()
+        self.on_send()
+        while self._bytes > self._buffer_bytes and not self._trim():
+            await self._change(None)
+
+    def restart(self) -> None:
+        """What was said so far is void."""
+        self.epoch += 1
+        self.head, self.kept_s = None, None
+        self._chunks, self._dropped, self._bytes = [], 0, 0
+        self._wake()
+
+    def land(self, fault: CausewayError | Alone | None = None) -> None:
+        """It is over; without a fault the answer is complete."""
+        self.fault, self.landed = fault, True
+        self._wake()
+
+    def abandon(self, scope: anyio.CancelScope) -> None:
+        """Nobody listens, and the work in `scope` ends: nobody may join it any more."""
+        self.abandoned = True
+        scope.cancel()
+
+    def fail(self, listener: Listener, error: CausewayError) -> None:
+        """The answer broke for `listener`, on whose account it was made."""
+        listener.error = error
+        if listener in self.listeners:
+            self.listeners.remove(listener)
+        self._wake()
+
+    def _trim(self) -> bool:
+        """Drop what every listener has; False when the buffer is still too full."""
+        # Who has not noticed yet that the answer starts over has none of it.
+        positions = [listener.position if listener.epoch == self.epoch else 0 for listener in self.listeners]
+        slowest = min(positions, default=self.length)
+        count = max(0, slowest - self._dropped)
+        gone, self._chunks = self._chunks[:count], self._chunks[count:]
+        self._dropped += count
+        self._bytes -= sum(map(_size, gone))
+        return self._bytes <= self._buffer_bytes
+
+    # --- the listeners' side -----------------------------------------------------------------------------------------
+
+    def join(self, call: Call) -> Listener:
+        listener = Listener(self, call)
+        self.listeners.append(listener)
+        return listener
+
+    def leave(self, listener: Listener) -> None:
+        if listener in self.listeners:
+            self.listeners.remove(listener)
+        self._wake()
+        if not self.listeners:
+            self.on_leave()
+
+    async def read(self, listener: Listener) -> Chunk | None:
+        while True:
+            if listener.error is not None:
+                raise listener.error
+            if listener.epoch != self.epoch:
+                listener.epoch, listener.position = self.epoch, 0
+                raise Again
+            at = listener.position - self._dropped
+            if at < len(self._chunks):
+                listener.position += 1
+                if self._bytes > self._buffer_bytes:
+                    self._wake()  # the maker may be waiting for this very listener
+                return self._chunks[at]
+            if self.landed:
+                if self.fault is not None:
+                    raise self.fault
+                return None
+            await self._change(listener.call.deadline)
+
+    async def _change(self, deadline: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        change: asyncio.Future[None] = loop.create_future()
+        self._waiting.add(change)
+        timer = None if deadline is None else loop.call_at(deadline, _expire, change)
+        try:
+            await change
+        finally:
+            self._waiting.discard(change)
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        for change in self._waiting:
+            if not change.done():
+                change.set_result(None)
+        self._waiting.clear()
+
+
+def _expire(change: asyncio.Future[None]) -> None:
+    if not change.done():
+        change.set_exception(DeadlineExceeded("the deadline passed while an identical request was being answered"))
+
+
+def _size(chunk: Chunk) -> int:
+    calls = sum(len(call.arguments) for call in chunk.tool_calls)
+    return _CHUNK_BYTES + len(chunk.text) + calls + _CHUNK_BYTES * len(chunk.logprobs)

@@ -1,0 +1,279 @@
+"""In front of the service: one reply for each request, from the cache, from somebody else's answer, or made.
+
+1. kept out of the cache (or there is none): straight from the service                    bypass
+2. somebody here asks the same already: listen to that flight                             coalesced
+3. one call to Redis for a new flight: an answer                                          hit
+4.                                     another gateway makes it: follow                   coalesced
+5.                                     nobody does, or Redis is away: make it             miss
+6. who made it failed or died: (3) again for those who still listen, `_ROUNDS` times, then each for itself
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from router.errors import Draining
+from router.types import Chunk
+
+from ..service import Call
+from .answer import Head, Kept, Make, Status
+from .flight import Again, Alone, Flight, Listener, Work
+from .follow import Follow
+from .lead import Lead
+from .resume import Resume, Said
+from .rules import cached
+from .shared import SharedCache
+from .store import Away, Held, Leader, Lease, Slot
+
+_ROUNDS = 3
+_log = logging.getLogger("causeway.cloud.cache")
+
+
+class Reply:
+    """One request's answer. What it says about it is true from the first chunk on."""
+
+    def __init__(self, call: Call, first_token: Callable[[], None]) -> None:
+        self.status: Status = "bypass"
+        self.listener: Listener | None = None
+        self._call = call
+        self._first_token = first_token
+        self._head = Head()
+        self._age_s: float | None = None
+        self._alone = True
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """About the answer."""
+        age = {} if self._age_s is None else {"age": str(int(self._age_s))}
+        return {**dict(self._head.headers), "x-causeway-cache": self.status, **age}
+
+    @property
+    def paid(self) -> bool:
+        """Whether tokens were made on this request's account."""
+        return self._head.stale_s is None and (self._alone or self.work is not None)
+
+    @property
+    def work(self) -> Work | None:
+        """What was made on this request's account and others may listen to: it may outlast the request."""
+        return None if self.listener is None else self.listener.work
+
+    def shared(self, listener: Listener) -> None:
+        """Somebody's flight answers, perhaps this request's own."""
+        self.listener, self._alone, self.status = listener, False, "miss"
+
+    def alone(self, *, said: bool) -> None:
+        """Nobody else's answer helped, or none may."""
+        self._alone = True
+        if self.listener is not None and not said:
+            self.status = "miss"
+
+    def head(self, head: Head) -> None:
+        self._head, self._age_s = head, head.stale_s
+        if head.stale_s is not None:
+            self.status = "stale"
+
+    def heard(self, chunk: Chunk) -> None:
+        """A chunk is here; the client may have none yet."""
+        if self.listener is not None and not self._alone:
+            flight = self.listener.flight
+            self.status = "miss" if self.work else "coalesced" if flight.kept_s is None else "hit"
+            self.head(flight.head or Head())
+            self._age_s = self._age_s if flight.kept_s is None else flight.kept_s
+        if chunk.tokens and self.paid:
+            self._first_token()
+
+
+class Front:
+    """`cache` None: everything goes straight through. `make` is the service."""
+
+    def __init__(self, cache: SharedCache | None, make: Make) -> None:
+        self._cache = cache
+        self._make = make
+        self._tasks: TaskGroup | None = None
+        self._flights: dict[Slot, Flight] = {}
+        self._leads: dict[Slot, Lead] = {}
+        self._following = 0
+
+    def start(self, tasks: TaskGroup) -> None:
+        """`tasks` is the parent of all answers in the making from now on."""
+        self._tasks = tasks
+        if self._cache is not None:
+            tasks.start_soon(self._cache.store.listen, self._told)
+
+    async def close(self) -> None:
+        if self._cache is not None:
+            await self._cache.store.close()
+
+    def reply(
+        self, call: Call, tenant: str, first_token: Callable[[], None] = lambda: None
+    ) -> tuple[Reply, AsyncGenerator[Chunk, None]]:
+        """The reply and its chunks. The chunks raise CausewayError; closing them leaves the answer to the others.
+
+        `first_token` is called, more than once, when a token is here that was made on this request's account.
+        """
+        reply = Reply(call, first_token)
+        cache = self._cache
+        key = None if cache is None else cache.key(call.request, tenant)
+        if cache is None or key is None:
+            return reply, self._counted(reply, self._straight(reply, call))
+        return reply, self._counted(reply, self._shared(cache, reply, call, Slot(key, call.priority)))
+
+    async def _counted(self, reply: Reply, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk if reply.paid or chunk.usage is None else _cached(chunk)
+        finally:
+            if self._cache is not None:
+                self._cache.metrics.answered(reply.status)
+
+    async def _straight(self, reply: Reply, call: Call, resume: Resume | None = None) -> AsyncGenerator[Chunk, None]:
+        reply.alone(said=resume is not None)
+        async with aclosing(self._make(call)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Head):
+                    if resume is None:
+                        reply.head(piece)
+                    continue
+                reply.heard(piece)
+                new = piece if resume is None else resume.take(piece)
+                if new is not None:
+                    yield new
+
+    # --- one request's side ------------------------------------------------------------------------------------------
+
+    async def _shared(self, cache: SharedCache, reply: Reply, call: Call, slot: Slot) -> AsyncGenerator[Chunk, None]:
+        said = Said()
+        with self._joined(cache, call, slot) as listener:
+            reply.shared(listener)
+            try:
+                async with aclosing(_listened(listener, reply, said, streams=call.request.stream)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except Alone:
+                pass
+        async with aclosing(self._straight(reply, call, said.resume())) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    @contextmanager
+    def _joined(self, cache: SharedCache, call: Call, slot: Slot) -> Iterator[Listener]:
+        """Raises Draining."""
+        if self._tasks is None:
+            raise Draining("this gateway has not started")
+        flight = self._flights.get(slot)
+        if flight is None or not flight.joinable:
+            flight = self._flights[slot] = Flight(slot, cache.config.buffer_bytes)
+            listener = flight.join(call)
+            self._tasks.start_soon(self._fly, cache, flight)
+        else:
+            listener = flight.join(call)
+        try:
+            yield listener
+        finally:
+            flight.leave(listener)
+
+    # --- the flight's side -------------------------------------------------------------------------------------------
+
+    async def _fly(self, cache: SharedCache, flight: Flight) -> None:
+        fault: Draining | Alone = Draining("this gateway is shutting down", retry_after_s=1.0)
+        try:
+            with anyio.CancelScope() as scope:
+                for at in range(_ROUNDS):
+                    if at:
+                        flight.restart()
+                    flight.on_leave = lambda: flight.abandon(scope)
+                    await self._round(cache, flight)
+                    if flight.landed or not flight.listeners:
+                        return
+            fault = Alone()
+        except Exception as error:
+            _log.error("an answer could not be shared: %s", type(error).__name__)
+            fault = Alone()
+        finally:
+            if self._flights.get(flight.slot) is flight:
+                del self._flights[flight.slot]
+            if not flight.landed:
+                flight.land(fault)
+
+    async def _round(self, cache: SharedCache, flight: Flight) -> None:
+        """Afterwards the flight has landed, or what it followed or led has failed."""
+        try:
+            # Whoever leaves now must not leave a lease behind that nobody knows of.
+            with anyio.CancelScope(shield=True):
+                found = await cache.store.enter(flight.slot, may_follow=self._following < cache.config.follows)
+        except Away:
+            return await self._lead(cache, flight, None)
+        if isinstance(found, Kept):
+            flight.head, flight.kept_s = found.head, found.age_s
+            for chunk in found.chunks:
+                await flight.send(chunk)
+            return flight.land()
+        if isinstance(found, Leader):
+            return await self._follow(cache, flight, found)
+        if isinstance(found, Held):
+            cache.metrics.fault("crowded")
+            return await self._lead(cache, flight, None)
+        if found.took_over:
+            cache.metrics.fault("took_over")
+        return await self._lead(cache, flight, found)
+
+    async def _follow(self, cache: SharedCache, flight: Flight, leader: Leader) -> None:
+        self._following += 1
+        try:
+            await Follow(cache.store, cache.metrics, flight, leader, poll_s=cache.config.lease_s / 3).run()
+        finally:
+            self._following -= 1
+
+    async def _lead(self, cache: SharedCache, flight: Flight, lease: Lease | None) -> None:
+        lead = Lead(cache.store, cache.codec, cache.metrics, self._make, flight, lease, lease_s=cache.config.lease_s)
+        self._leads[flight.slot] = lead
+        try:
+            await lead.run()
+        finally:
+            if self._leads.get(flight.slot) is lead:
+                del self._leads[flight.slot]
+
+    def _told(self, slot: Slot) -> None:
+        lead = self._leads.get(slot)
+        if lead is not None:
+            lead.wanted()
+
+
+async def _listened(listener: Listener, reply: Reply, said: Said, *, streams: bool) -> AsyncGenerator[Chunk, None]:
+    """What a flight says, once. A whole answer is held back until it is whole: it can start over unseen."""
+    held: list[Chunk] = []
+    resume: Resume | None = None
+    while True:
+        try:
+            chunk = await listener.next()
+        except Again:
+            held.clear()
+            resume = said.resume()
+            continue
+        if chunk is None:
+            break
+        if resume is None:
+            reply.heard(chunk)
+        new = chunk if resume is None else resume.take(chunk)
+        if new is None:
+            continue
+        if streams:
+            said.note(new)
+            yield new
+        else:
+            held.append(new)
+    for chunk in held:
+        yield chunk
+
+
+def _cached(chunk: Chunk) -> Chunk:
+    assert chunk.usage is not None
+    return msgspec.structs.replace(chunk, usage=cached(chunk.usage))

@@ -1,0 +1,61 @@
+"""An answer that starts over, for a client that has its beginning: the same words are said once.
+
+Greedy answers to one question mostly begin alike. Where the new one does not begin with what was said, or where more
+than plain text was said, the stream is broken and says so: a client never gets two answers in one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.errors import StreamBroken
+from router.types import Chunk
+
+
+class Said:
+    """What a client has, by choice."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, str] = {}
+        self._plain = True
+        self._anything = False
+
+    def note(self, chunk: Chunk) -> None:
+        self._anything = True
+        if chunk.text:
+            self._texts[chunk.index] = self._texts.get(chunk.index, "") + chunk.text
+        if chunk.tool_calls or chunk.logprobs or chunk.refusal is not None or chunk.finish_reason is not None:
+            self._plain = False
+
+    def resume(self) -> Resume | None:
+        """None where the client has nothing yet. Raises StreamBroken."""
+        if not self._anything:
+            return None
+        if not self._plain:
+            raise _broken()
+        return Resume(dict(self._texts))
+
+
+class Resume:
+    """Leaves out of an answer what was said before."""
+
+    def __init__(self, texts: dict[int, str]) -> None:
+        self._left = texts
+
+    def take(self, chunk: Chunk) -> Chunk | None:
+        """What of it is new; None for nothing. Raises StreamBroken."""
+        left = self._left.get(chunk.index, "")
+        if not left or chunk.usage is not None:
+            return chunk
+        common = min(len(left), len(chunk.text))
+        if chunk.tool_calls or chunk.logprobs or chunk.refusal is not None or left[:common] != chunk.text[:common]:
+            raise _broken()
+        self._left[chunk.index] = left[common:]
+        if chunk.finish_reason is not None and len(left) > common:
+            raise _broken()
+        rest = msgspec.structs.replace(chunk, text=chunk.text[common:])
+        return rest if rest.text or rest.finish_reason is not None else None
+
+
+def _broken() -> StreamBroken:
+    return StreamBroken("who made the answer died, and it cannot be continued. Ask again.", phase="stream")

@@ -1,0 +1,267 @@
+"""The door to Redis. Each call is bounded in time; after a fault, which counts, Redis is left alone for a moment."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NoReturn, cast
+
+import anyio
+import msgspec
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from router.errors import ConfigError
+
+from .answer import Kept
+from .entry import Codec, Corrupt
+from .metrics import CacheMetrics
+from .scripts import SCRIPTS
+from .settings import CacheConfig
+
+Reply = bytes | int | None | list["Reply"]
+Argument = bytes | str | int | float
+_BACKGROUND_S = 1.0  # for calls that no client waits for
+_CONNECTIONS = 32
+_BATCH = 256
+_log = logging.getLogger("causeway.cloud.cache")
+
+
+class Away(Exception):
+    """Redis did not answer, or is being left alone. The request goes on without it."""
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """Where the answer to one question is made: a key, for one rank of askers."""
+
+    key: str
+    rank: str
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Held by this gateway: it makes the answer. `took_over`: from one whose lease ran out."""
+
+    slot: Slot
+    fence: str
+    took_over: bool = False
+
+
+class Leader(msgspec.Struct, frozen=True):
+    """Another gateway is making the answer."""
+
+    slot: Slot
+    fence: str
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Another gateway is making the answer, and this one may follow no more."""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """`kind` is said, end, failed or look (see scripts)."""
+
+    at: bytes
+    kind: bytes
+    data: bytes
+
+
+class Store:
+    """`now_ms` replaces Redis's own clock, for tests. On the channel of `home` this gateway can be told things."""
+
+    def __init__(
+        self,
+        url: str,
+        config: CacheConfig,
+        codec: Codec,
+        metrics: CacheMetrics,
+        *,
+        home: str,
+        clock: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = lambda: -1,
+    ) -> None:
+        """Raises ConfigError for a URL that is none."""
+        self._config = config
+        self._codec = codec
+        self._metrics = metrics
+        self._home = f"{config.prefix}:home:{home}"
+        self._clock = clock
+        self._now_ms = now_ms
+        self._retry_at = float("-inf")
+        self._redis = _client(url, _CONNECTIONS)
+        self._following = _client(url, config.follows + 1)  # a follower holds a connection; one is for `listen`
+        self._scripts = {name: self._redis.register_script(text) for name, text in SCRIPTS.items()}
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+        await self._following.aclose()
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    async def enter(self, slot: Slot, *, may_follow: bool) -> Kept | Lease | Leader | Held:
+        """The answer, or who makes it: this gateway where nobody does. Raises Away."""
+        config = self._config
+        waits_ms = self._interest_ms if may_follow else 0
+        arguments = (_ms(config.lease_s), _ms(config.ttl_s), self._home, waits_ms)
+        while True:
+            what, value, more = _three(await self._run("enter", slot, *arguments, timeout_s=config.timeout_s))
+            if what == b"hit":
+                try:
+                    return self._codec.unpack(slot.key, value, int(more) / 1000.0)
+                except Corrupt as fault:
+                    await self._drop(slot, value, fault)
+                    continue
+            if what == b"lead":
+                return Lease(slot, value.decode(), bool(more))
+            return Leader(slot, value.decode()) if what == b"follow" else Held()
+
+    async def stale(self, key: str, most_s: float) -> Kept | None:
+        """The entry, if it is no older than `most_s`. Raises Away."""
+        slot = Slot(key, "")
+        reply = await self._run("stale", slot, _ms(most_s), timeout_s=self._config.timeout_s)
+        if not isinstance(reply, list) or len(reply) != 2:
+            return None
+        value, age = _bytes(reply[0]), _bytes(reply[1])
+        try:
+            return self._codec.unpack(key, value, int(age) / 1000.0)
+        except Corrupt as fault:
+            await self._drop(slot, value, fault)
+            return None
+
+    async def _drop(self, slot: Slot, value: bytes, fault: Corrupt) -> None:
+        _log.warning("an entry was no answer and is gone: %s", fault)
+        self._metrics.fault("corrupt")
+        await self._run("drop", slot, value, timeout_s=self._config.timeout_s)
+
+    # --- leading -----------------------------------------------------------------------------------------------------
+
+    async def renew(self, lease: Lease) -> bool | None:
+        """Whether somebody waits on another gateway; None: the lease is lost. Raises Away."""
+        return _interest(await self._run("renew", lease.slot, lease.fence, self._lease_ms))
+
+    async def publish(self, lease: Lease, data: bytes) -> bool | None:
+        """Renews too. Raises Away."""
+        return _interest(await self._run("publish", lease.slot, lease.fence, self._lease_ms, data))
+
+    async def keep(self, lease: Lease, value: bytes, rest: bytes) -> bool:
+        """Ends the lease with an answer: kept where there is a `value`. False: it was lost. Raises Away."""
+        kept_ms = _ms(self._config.ttl_s + self._config.stale_if_error_s)
+        return bool(await self._run("keep", lease.slot, lease.fence, value, kept_ms, rest))
+
+    async def release(self, lease: Lease) -> None:
+        """Ends the lease without an answer. Raises Away."""
+        await self._run("close", lease.slot, lease.fence)
+
+    async def leave(self, lease: Lease) -> bool:
+        """Nobody here wants the answer any more. True: somebody elsewhere does; else the lease is over. Raises Away."""
+        return bool(await self._run("leave", lease.slot, lease.fence))
+
+    # --- following ---------------------------------------------------------------------------------------------------
+
+    async def watch(self, leader: Leader) -> bool:
+        """Says that this gateway waits. False: the leader will say nothing more. Raises Away."""
+        return bool(await self._run("watch", leader.slot, leader.fence, self._interest_ms))
+
+    async def read(self, leader: Leader, after: bytes, wait_s: float) -> list[Said]:
+        """What the leader has said, waiting for it at most about `wait_s`. Raises Away."""
+        key = f"{self._base(leader.slot)}:flow:{leader.slot.rank}:{leader.fence}"
+        blocking: tuple[Argument, ...] = ("BLOCK", max(1, _ms(wait_s))) if wait_s > 0 else ()
+        self._check_open()
+        try:
+            with anyio.fail_after(wait_s + _BACKGROUND_S):
+                reply = await self._following.execute_command(  # type: ignore[no-untyped-call]
+                    "XREAD", "COUNT", _BATCH, *blocking, "STREAMS", key, after
+                )
+        except (RedisError, OSError, TimeoutError) as error:
+            self._away(error)
+        if not reply:
+            return []
+        ((_, rows),) = reply
+        return [Said(at, *_fields(fields)) for at, fields in rows]
+
+    async def listen(self, told: Callable[[Slot], None]) -> None:
+        """Until cancelled: calls `told` when somebody on another gateway waits for what this one makes."""
+        start, end = f"{self._config.prefix}:{{".encode(), b"}"
+        while True:
+            try:
+                async with self._following.pubsub(ignore_subscribe_messages=True) as channel:
+                    await channel.subscribe(self._home)
+                    async for message in channel.listen():
+                        base, _, rank = cast("bytes", message["data"]).rpartition(b" ")
+                        if base.startswith(start) and base.endswith(end):
+                            told(Slot(base[len(start) : -1].decode(), rank.decode()))
+            except (RedisError, OSError, UnicodeDecodeError):
+                self._metrics.fault("deaf")  # renewals still say who waits, later
+            await anyio.sleep(self._config.retry_s)
+
+    # --- the call ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _lease_ms(self) -> int:
+        return _ms(self._config.lease_s)
+
+    @property
+    def _interest_ms(self) -> int:
+        """A follower says that it waits three times in this time."""
+        return _ms(2 * self._config.lease_s)
+
+    def _base(self, slot: Slot) -> str:
+        return f"{self._config.prefix}:{{{slot.key}}}"
+
+    async def _run(self, script: str, slot: Slot, *arguments: Argument, timeout_s: float = _BACKGROUND_S) -> Reply:
+        """Raises Away."""
+        self._check_open()
+        try:
+            with anyio.fail_after(timeout_s):
+                args = [self._now_ms(), slot.rank, *arguments]
+                return cast("Reply", await self._scripts[script](keys=[self._base(slot)], args=args))
+        except (RedisError, OSError, TimeoutError) as error:
+            self._away(error)
+
+    def _check_open(self) -> None:
+        if self._clock() < self._retry_at:
+            self._metrics.fault("away")
+            raise Away
+
+    def _away(self, error: Exception) -> NoReturn:
+        # Redis's own words may quote arguments: only the error's code is told.
+        _log.warning("answers are not shared for now: %s %s", type(error).__name__, str(error).partition(" ")[0][:32])
+        self._metrics.fault("away")
+        self._retry_at = self._clock() + self._config.retry_s
+        raise Away from error
+
+
+def _client(url: str, connections: int) -> redis.asyncio.Redis:
+    """Raises ConfigError."""
+    try:
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url, protocol=2, retry=None, socket_connect_timeout=1.0, max_connections=connections, timeout=None
+        )
+    except ValueError as error:
+        raise ConfigError(f"not the URL of a Redis: {error}", where="redis") from error
+    client = redis.asyncio.Redis.from_pool(pool)
+    client.response_callbacks.clear()  # replies as they come: lists, bytes, numbers
+    return client
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _interest(reply: Reply) -> bool | None:
+    return None if reply == -1 else reply == 1
+
+
+def _three(reply: Reply) -> tuple[bytes, bytes, bytes]:
+    assert isinstance(reply, list)
+    what, value, more = reply
+    return _bytes(what), _bytes(value), _bytes(more)
+
+
+def _bytes(reply: Reply) -> bytes:
+    return reply if isinstance(reply, bytes) else b"" if reply is None else str(reply).encode()
+
+
+def _fields(flat: list[bytes]) -> tuple[bytes, bytes]:
+    found = dict(zip(flat[::2], flat[1::2], strict=True))
+    return found.get(b"kind", b""), found.get(b"data", b"")

@@ -1,0 +1,40 @@
+"""A real Redis; each test has keys of its own in it, and a clock that it moves."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from cloud_pool.cache.settings import CacheConfig
+from tests.redis_server import RedisServer
+
+from .gateways import Clock
+
+_prefixes = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server here")
+    server = RedisServer(tmp_path_factory.mktemp("redis"), "--appendonly", "no")
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def config() -> CacheConfig:
+    """Followers look often, and a busy machine is no slow Redis."""
+    return CacheConfig(
+        enabled=True, prefix=f"t{next(_prefixes)}", timeout_s=5.0, lease_s=0.06, ttl_s=60.0, stale_if_error_s=600.0
+    )

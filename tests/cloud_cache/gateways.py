@@ -1,0 +1,189 @@
+"""Gateways on one Redis, without HTTP: fronts whose service says what a test lets it say."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import anyio
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from cloud_pool.cache.answer import Head, Piece
+from cloud_pool.cache.front import Front, Reply
+from cloud_pool.cache.settings import CacheConfig
+from cloud_pool.cache.shared import SharedCache
+from cloud_pool.config import TierConfig
+from cloud_pool.service import Call
+from cloud_pool.tiers import Tier, Wording
+from router.errors import CausewayError
+from router.types import Chunk, Message, Request, Sampling, Usage
+
+TIER = Tier(TierConfig(name="large", aliases=("big",)), Wording("template"))
+TIERS = {"large": TIER, "big": TIER}
+HEAD = Head((("x-causeway-tier", "large"),))
+USAGE = Usage(20, 3)
+PATIENCE_S = 20.0
+_ids = itertools.count()
+
+
+def ask(text: str = "wake me up", *, temperature: float | None = 0.0, **changes: object) -> Request:
+    plain = Request(
+        kind="chat", model="large", messages=(Message("user", text),), sampling=Sampling(temperature=temperature)
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+class Clock:
+    """Redis's, in ms; moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+    def move(self, seconds: float) -> None:
+        self.now += round(seconds * 1000)
+
+
+class Script:
+    """A service. Says a word for each permit, then ends or breaks; remembers what it was asked and what was stopped."""
+
+    def __init__(self, *words: str, error: CausewayError | None = None, head: Head = HEAD) -> None:
+        self.words = words or ("one ", "two ", "three")
+        self.error = error
+        self.head = head
+        self.permits = asyncio.Semaphore(0)
+        self.asked: list[Call] = []
+        self.stopped = 0
+
+    def permit(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.permits.release()
+
+    async def __call__(self, call: Call) -> AsyncGenerator[Piece, None]:
+        self.asked.append(call)
+        error = self.error
+        try:
+            for at, word in enumerate(self.words):
+                await self.permits.acquire()
+                if at == 0:
+                    yield self.head
+                yield Chunk(text=word, tokens=1)
+            await self.permits.acquire()
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+        if error is not None:
+            raise error
+        yield Chunk(finish_reason="stop")
+        yield Chunk(usage=USAGE)
+
+
+class Gateway:
+    """A front and what it counts. `die` is kill -9: nothing that it does reaches Redis any more."""
+
+    def __init__(self, url: str, config: CacheConfig, script: Script, clock: Callable[[], int]) -> None:
+        self.registry = CollectorRegistry()
+        self.script = script
+        self.cache = SharedCache(config, url, TIERS, self.registry, now_ms=clock)
+        self.front = Front(self.cache, script)
+        self.started = anyio.Event()
+        self._scope = anyio.CancelScope()
+
+    async def live(self) -> None:
+        """Until `stop`."""
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                self.front.start(tasks)
+                self.started.set()
+                await anyio.sleep_forever()
+
+    def stop(self) -> None:
+        self._scope.cancel()
+
+    def outcome(self, name: str) -> float:
+        return self.registry.get_sample_value("causeway_cloud_cache_total", {"outcome": name}) or 0.0
+
+    def fault(self, name: str) -> float:
+        return self.registry.get_sample_value("causeway_cloud_cache_faults_total", {"fault": name}) or 0.0
+
+    def die(self) -> None:
+        self.cache.store._retry_at = float("inf")
+        self.stop()
+
+    def ask(self, request: Request, *, tenant: str = "acme", left_s: float = 30.0, priority: str = "standard") -> Asked:
+        call = Call(
+            id=f"call{next(_ids)}",
+            request=request,
+            tier=TIER,
+            deadline=anyio.current_time() + left_s,
+            priority=priority,
+        )
+        return Asked(*self.front.reply(call, tenant))
+
+
+class Asked:
+    """One client: reads in a task of its own."""
+
+    def __init__(self, reply: Reply, chunks: AsyncGenerator[Chunk, None]) -> None:
+        self.reply = reply
+        self.got: list[Chunk] = []
+        self.error: CausewayError | None = None
+        self._chunks = chunks
+        self._task = asyncio.ensure_future(self._read())
+
+    @property
+    def text(self) -> str:
+        return "".join(chunk.text for chunk in self.got)
+
+    @property
+    def usage(self) -> Usage | None:
+        return next((chunk.usage for chunk in self.got if chunk.usage), None)
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+    async def end(self) -> Asked:
+        await asyncio.wait_for(self._task, PATIENCE_S)
+        return self
+
+    async def leave(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read(self) -> None:
+        try:
+            async with aclosing(self._chunks) as chunks:
+                async for chunk in chunks:
+                    self.got.append(chunk)
+        except CausewayError as error:
+            self.error = error
+
+
+@asynccontextmanager
+async def gateway(
+    url: str, config: CacheConfig, clock: Callable[[], int], script: Script | None = None
+) -> AsyncIterator[Gateway]:
+    made = Gateway(url, config, script or Script(), clock)
+    root = asyncio.ensure_future(made.live())  # a task of its own: fixtures begin and end in different ones
+    await made.started.wait()
+    try:
+        yield made
+    finally:
+        made.stop()
+        await root
+        await made.front.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what runs beside the test."""
+    ends = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen"
+        await asyncio.sleep(0.002)

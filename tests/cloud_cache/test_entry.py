@@ -1,0 +1,114 @@
+"""An answer as bytes: what comes back is what was kept, and nothing else comes back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_pool.cache.answer import Head
+from cloud_pool.cache.entry import Codec, Corrupt, pack_pieces, unpack_pieces
+from router.types import Chunk, TokenLogprob, ToolCallDelta, Usage
+
+KEY = "0" * 32
+HEAD = Head((("x-causeway-tier", "large"),))
+ANSWER = (
+    Chunk(text="wor", tokens=1),
+    Chunk(text="ds ", tokens=1, index=1),
+    Chunk(text="ds", tokens=1, logprobs=(TokenLogprob("ds", -0.5),)),
+    Chunk(finish_reason="stop"),
+    Chunk(tool_calls=(ToolCallDelta(0, "{}", "id", "lamp"),), index=1, finish_reason="tool_calls"),
+    Chunk(usage=Usage(5, 3)),
+)
+
+
+def codec(secret: bytes = b"", *, compress_above: int = 1 << 20, most: int = 1 << 20) -> Codec:
+    return Codec(secret, compress_above_bytes=compress_above, max_entry_bytes=most)
+
+
+@pytest.mark.parametrize("compress_above", [0, 1 << 20])
+def test_round_trip(compress_above: int) -> None:
+    """Each choice comes back in one piece and then its end, the usage last, compressed or not."""
+    made = codec(compress_above=compress_above)
+    entry = made.pack(KEY, HEAD, ANSWER)
+    assert entry is not None
+    found = made.unpack(KEY, entry, 3.0)
+    assert (found.head, found.age_s) == (HEAD, 3.0)
+    assert found.chunks == (
+        Chunk(text="words", tokens=2, logprobs=(TokenLogprob("ds", -0.5),)),
+        Chunk(finish_reason="stop"),
+        Chunk(text="ds ", tokens=1, index=1, tool_calls=(ToolCallDelta(0, "{}", "id", "lamp"),)),
+        Chunk(index=1, finish_reason="tool_calls"),
+        Chunk(usage=Usage(5, 3)),
+    )
+
+
+def test_long_text_shrinks() -> None:
+    """Above its threshold an entry is smaller than what it holds."""
+    text = "the same words again " * 500
+    entry = codec(compress_above=1000).pack(KEY, HEAD, [Chunk(text=text, finish_reason="stop")])
+    assert entry is not None
+    assert len(entry) < len(text) / 10
+
+
+@given(at=st.integers(0, 1000), bit=st.integers(0, 7), compress_above=st.sampled_from([0, 1 << 20]))
+def test_one_bit_is_enough(at: int, bit: int, compress_above: int) -> None:
+    """An entry with any bit turned is none."""
+    made = codec(compress_above=compress_above)
+    entry = bytearray(made.pack(KEY, HEAD, ANSWER) or b"")
+    entry[at % len(entry)] ^= 1 << bit
+    with pytest.raises(Corrupt):
+        made.unpack(KEY, bytes(entry), 0.0)
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_corrupt(data: bytes) -> None:
+    """Bytes that we did not write are no entry and no pieces, whatever they are."""
+    with pytest.raises(Corrupt):
+        codec().unpack(KEY, data, 0.0)
+    with pytest.raises(Corrupt):
+        unpack_pieces(data, 0)
+
+
+def test_an_entry_belongs_to_its_key_and_secret() -> None:
+    """An entry copied to another key, or made without the secret, is none."""
+    entry = codec(b"s" * 16).pack(KEY, HEAD, ANSWER)
+    assert entry is not None
+    for other, key in ((codec(b"s" * 16), "1" * 32), (codec(b"t" * 16), KEY), (codec(), KEY)):
+        with pytest.raises(Corrupt):
+            other.unpack(key, entry, 0.0)
+
+
+def test_a_bomb_does_not_go_off() -> None:
+    """What would inflate beyond the bound is refused before it is inflated."""
+    text = "a" * 1_000_000
+    entry = codec(compress_above=0).pack(KEY, HEAD, [Chunk(text=text, finish_reason="stop")])
+    assert entry is not None
+    with pytest.raises(Corrupt):
+        codec(most=len(entry)).unpack(KEY, entry, 0.0)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [],
+        [Chunk(text="no end")],
+        [Chunk(text="cut", finish_reason="length", resume="token")],
+        [Chunk(text="filtered", finish_reason="content_filter")],
+        [Chunk(text="x" * 5000, finish_reason="stop")],
+    ],
+    ids=["nothing", "unfinished", "cut short", "filtered", "too large"],
+)
+def test_what_is_not_kept(chunks: list[Chunk]) -> None:
+    """Only a whole answer within the bound is an entry."""
+    assert codec(most=4000).pack(KEY, HEAD, chunks) is None
+
+
+def test_pieces_that_come_twice_count_once() -> None:
+    """A batch that overlaps what is there gives only the rest; one behind a gap is corrupt."""
+    data = pack_pieces(2, HEAD, ANSWER[2:4])
+    assert unpack_pieces(data, 2) == (HEAD, ANSWER[2:4])
+    assert unpack_pieces(data, 3)[1] == ANSWER[3:4]
+    assert unpack_pieces(data, 9)[1] == ()
+    with pytest.raises(Corrupt):
+        unpack_pieces(data, 1)

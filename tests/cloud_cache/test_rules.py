@@ -1,0 +1,162 @@
+"""What may be kept, under which key, and how a stream goes on after its maker died. Pure."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_pool.cache.resume import Resume, Said
+from cloud_pool.cache.rules import Keys, refusal
+from cloud_pool.cache.settings import CacheConfig
+from cloud_pool.config import TierConfig
+from cloud_pool.tiers import Tier, Wording
+from router.errors import ConfigError, StreamBroken
+from router.types import Chunk, Request, Sampling, Tool, ToolCallDelta, Usage, Wishes
+
+from .gateways import TIER, ask
+
+ON = CacheConfig(enabled=True)
+COOL = Tier(TierConfig(name="cool"), Wording("template", temperature=0.0))
+TOOL = (Tool("lamp"),)
+
+
+@pytest.mark.parametrize(
+    ("request_", "tier", "config", "why"),
+    [
+        (ask(), TIER, ON, ""),
+        (ask(), TIER, CacheConfig(), "off"),
+        (ask(temperature=None), TIER, ON, "sampled"),
+        (ask(temperature=None), COOL, ON, ""),
+        (ask(temperature=0.2), COOL, ON, "sampled"),
+        (ask(n=2), TIER, ON, "sampled"),
+        (ask(sampling=Sampling(0.7, seed=1)), TIER, ON, "sampled"),
+        (ask(sampling=Sampling(0.7, seed=1)), TIER, CacheConfig(enabled=True, seeded=True), ""),
+        (ask(temperature=0.7), TIER, CacheConfig(enabled=True, seeded=True), "sampled"),
+        (ask(tools=TOOL), TIER, ON, "tools"),
+        (ask(tools=TOOL), TIER, CacheConfig(enabled=True, tools=True), ""),
+        (ask(echo=True), TIER, ON, "echo"),
+        (ask(wishes=Wishes(tags=("private",))), TIER, ON, "private"),
+        (ask(wishes=Wishes(tags=("no-store",))), TIER, CacheConfig(enabled=True, private_tags=()), "private"),
+        (ask(wishes=Wishes(tags=("staff",))), TIER, CacheConfig(enabled=True, private_tags=("staff",)), "private"),
+        (ask(wishes=Wishes(tags=("staff",))), TIER, ON, ""),
+        (ask(kind="embedding"), TIER, ON, "embeddings"),
+    ],
+)
+def test_what_is_kept_out(request_: Request, tier: Tier, config: CacheConfig, why: str) -> None:
+    """Sampled answers, tools, echoes of the prompt and what is private stay out unless the operator says otherwise."""
+    assert refusal(request_, tier, config) == why
+
+
+def test_one_question_has_one_key() -> None:
+    """How it is delivered, which alias was used, who asked and a default that is spelt out make no other key."""
+    keys = Keys(ON)
+    key = keys.key(ask(), TIER, "acme")
+    for same in (
+        ask(stream=True, include_usage=True),
+        ask(model="big"),
+        ask(user="eva", wishes=Wishes(client="kiosk", deadline_ms=5)),
+    ):
+        assert keys.key(same, TIER, "acme") == key
+    assert keys.key(ask(temperature=None), COOL, "acme") == keys.key(ask(), COOL, "acme")
+
+
+def test_other_questions_have_other_keys() -> None:
+    """Another tenant, tier, template, version, secret or question: another key."""
+    base = (ON, b"", ask(), TIER, "acme")
+    reworded = msgspec.structs.replace(TIER, wording=Wording("another template"))
+    found = {
+        Keys(config, secret).key(request, tier, tenant)
+        for config, secret, request, tier, tenant in (
+            base,
+            (ON, b"", ask(), TIER, "acm"),
+            (ON, b"", ask(), COOL, "acme"),
+            (ON, b"", ask(), reworded, "acme"),
+            (CacheConfig(enabled=True, version="2"), b"", ask(), TIER, "acme"),
+            (ON, b"secret", ask(), TIER, "acme"),
+            (ON, b"", ask("wake me"), TIER, "acme"),
+            (ON, b"", ask(max_tokens=5), TIER, "acme"),
+            (ON, b"", ask(logprobs=1), TIER, "acme"),
+        )
+    }
+    assert len(found) == 9
+
+
+def test_a_key_says_nothing() -> None:
+    """A key is 32 hex digits, whatever was asked."""
+    for text in ("", "wake me up", "x" * 10_000):
+        assert len(bytes.fromhex(Keys(ON).key(ask(text), TIER, "acme"))) == 16
+
+
+@pytest.mark.parametrize(
+    ("config", "redis", "where"),
+    [
+        (CacheConfig(enabled=True), "", "cache.enabled"),
+        (CacheConfig(lease_s=0.1), "redis://x", "cache.lease_s"),
+    ],
+)
+def test_faulty_settings(config: CacheConfig, redis: str, where: str) -> None:
+    """A cache without a Redis, or whose leases end before Redis can answer, is refused at the start."""
+    with pytest.raises(ConfigError, match=where):
+        config.check(redis)
+    CacheConfig().check("")
+
+
+# --- an answer that starts over --------------------------------------------------------------------------------------
+
+
+def cut(text: str, marks: set[int]) -> list[str]:
+    at = [0, *sorted(mark for mark in marks if 0 < mark < len(text)), len(text)]
+    return [text[a:b] for a, b in pairwise(at)]
+
+
+@given(
+    text=st.text(min_size=1, max_size=20),
+    had=st.integers(0, 20),
+    old=st.sets(st.integers(0, 20)),
+    new=st.sets(st.integers(0, 20)),
+)
+def test_same_words_are_said_once(text: str, had: int, old: set[int], new: set[int]) -> None:
+    """However both tries were cut into pieces, the client gets the text once, with its end."""
+    said = Said()
+    got = ""
+    for piece in cut(text[:had], old) if text[:had] else []:
+        said.note(Chunk(text=piece))
+        got += piece
+    resume = said.resume() or Resume({})
+    again = [Chunk(text=piece, tokens=1) for piece in cut(text, new)]
+    again += [Chunk(finish_reason="stop"), Chunk(usage=Usage(1, 1))]
+    rest = [piece for piece in map(resume.take, again) if piece is not None]
+    assert got + "".join(piece.text for piece in rest) == text
+    assert [piece.finish_reason for piece in rest[-2:]] == ["stop", None]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        Chunk(text="two"),
+        Chunk(text="one", tool_calls=(ToolCallDelta(0, "{}"),)),
+        Chunk(text="o", finish_reason="stop"),
+    ],
+)
+def test_other_words_break_the_stream(piece: Chunk) -> None:
+    """A new try that says something else, or ends before what was said, is no continuation."""
+    said = Said()
+    said.note(Chunk(text="one word"))
+    resume = said.resume()
+    assert resume is not None
+    with pytest.raises(StreamBroken):
+        resume.take(piece)
+
+
+@pytest.mark.parametrize("piece", [Chunk(tool_calls=(ToolCallDelta(0, "{}"),)), Chunk(finish_reason="stop")])
+def test_only_plain_text_goes_on(piece: Chunk) -> None:
+    """A stream that has had more than text cannot be continued; one that had nothing starts afresh."""
+    said = Said()
+    assert said.resume() is None
+    said.note(piece)
+    with pytest.raises(StreamBroken):
+        said.resume()
