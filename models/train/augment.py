@@ -10,16 +10,10 @@ import msgspec
 
 from ..answer import spans
 from ..dataset import Row
+from .names import Names
 
-# Slots that take any name at all: here a model must learn to copy, not to recognise.
-_NAMES = (
-    "playlist artist object_name entity_name track album movie_name restaurant_name city poi geographic_poi "
-    "served_dish "
-    "artist_name song_name podcast_name audiobook_name list_name event_name person playlist_name game_name radio_name "
-    "place_name playlist_owner party_size_description business_name"
-)
-OPEN_SLOTS = frozenset(_NAMES.split())
-SUBSTITUTE, INVENT = 0.5, 0.06
+SUBSTITUTE = 0.75  # share of rows
+INVENT = 0.8  # of what its slot says is new in a value
 _BEFORE = ("please ", "hey ", "ok ", "can you ", "could you please ", "hi, ", "now ")
 _AFTER = (" please", ".", "?", " now", " thanks", "!", " .", " ?")
 
@@ -39,7 +33,7 @@ class Augmenter:
         # Half the draws follow how often a value occurs, half give every value the same chance.
         self._frequent = dict(values)
         self._distinct = {key: sorted(set(found)) for key, found in values.items()}
-        self._names = sorted({v for (_, slot), found in values.items() if slot in OPEN_SLOTS for v in found})
+        self._names = Names(values, self._words, seed)
 
     def variant(self, row: Row) -> Row:
         if row.slots and self._random.random() < SUBSTITUTE:
@@ -47,8 +41,12 @@ class Augmenter:
         return self._dressed(row)
 
     def nonsense(self, words: int) -> str:
-        """That many different known words, in no order."""
-        return " ".join(self._random.sample(self._words, min(words, len(self._words))))
+        """That many known words in no order. One time in three some come back: after those, the word before is not
+        enough to tell what follows.
+        """
+        few = words // 2 if self._random.random() < 0.33 else words
+        known = self._random.sample(self._words, min(max(few, 2), len(self._words)))
+        return " ".join(self._random.choices(known, k=words) if few < words else known)
 
     def _substituted(self, row: Row) -> Row:
         places = spans(row)
@@ -68,19 +66,12 @@ class Augmenter:
 
     def _value(self, row: Row, slot: str, value: str) -> str:
         draw = self._random.random
-        if draw() < 0.3:
+        if draw() < 0.2:
             return value
-        if slot in OPEN_SLOTS and draw() < INVENT:
-            return self._invented(row.source)
+        if draw() < INVENT * self._names.novelty(row.source, slot):
+            return self._names.invented(row.source, slot, value)
         pool = self._frequent if draw() < 0.5 else self._distinct
         return self._random.choice(pool[row.source, slot])
-
-    def _invented(self, source: str) -> str:
-        if self._random.random() < 0.5:
-            name = self._random.choice(self._names)
-        else:
-            name = " ".join(self._random.choices(self._words, k=self._random.randint(1, 4))).strip(".,?!")
-        return (name.lower() if source == "hwu64" else name) or "it"
 
     def _dressed(self, row: Row) -> Row:
         """Sometimes a capital, a full stop, a please; never inside a slot's value."""

@@ -13,10 +13,12 @@ from ..dataset import Row
 from .augment import Augmenter
 from .chatter import OPEN_ENDED, chatter
 from .corpus import Corpus as Corpus
+from .pointing import NOWHERE, sources
 from .vocabulary import Vocabulary
 
 REFUSED = "refused"  # the source of examples to turn away
 COPIED, COPIES = "copied", 500  # exercises in copying, and how many an epoch has
+MUMBLED, UNHEARD = 0.5, 0.1  # share of the device's examples with lost words, and of words lost in them
 TURN = 0.03  # share of examples with an unrelated exchange before them
 QUESTION_CHARACTERS = 600  # of a long question, at most; often less
 
@@ -27,12 +29,13 @@ class Example(msgspec.Struct, frozen=True):
     prompt: list[int]
     target: list[int]
     source: str = ""
+    looks: list[int] = []  # for each token of the target: its place in the prompt (`pointing`), or NOWHERE
 
 
 class Mixture:
     """Draws the examples of one epoch after the other."""
 
-    def __init__(self, corpus: Corpus, vocabulary: Vocabulary, student: bool, seed: int, refusals: int = 9000) -> None:
+    def __init__(self, corpus: Corpus, vocabulary: Vocabulary, student: bool, seed: int, refusals: int = 6000) -> None:
         self._corpus, self._vocabulary, self._student, self._refusals = corpus, vocabulary, student, refusals
         self._random = random.Random(seed)
         self._augmenter = Augmenter([*corpus.train, *corpus.labelled], seed)
@@ -94,14 +97,29 @@ class Mixture:
         ):
             start = self._random.randrange(max(1, len(ids) - 3))
             prompt = [*self._vocabulary.prompt(ids), ids[start]]
-            made.append(Example(prompt, [*ids[start + 1 :], self._vocabulary.end], COPIED))
+            looks = [*range(start + 2, len(ids) + 2)]
+            made.append(Example(prompt, [*ids[start + 1 :], self._vocabulary.end], COPIED, looks))
         return made
 
     def _answered(self, row: Row, text_ids: Sequence[int]) -> Example:
         target = self._vocabulary.call(expected(row))
         if row.source == "clinc150" and len(functions(row.source, row.intent)) == 1 and _merged(row):
             target = target[:2]  # the function's name: its arguments are not labelled here
-        return Example(self._vocabulary.prompt(text_ids), target, row.source)
+        looks = sources(row, target, self._vocabulary)
+        prompt = self._vocabulary.prompt(text_ids)
+        return Example(self._mumbled(prompt, looks) if self._student else prompt, target, row.source, looks)
+
+    def _mumbled(self, prompt: list[int], looks: Sequence[int]) -> list[int]:
+        """Now and then words outside the arguments cannot be made out: no single one should decide (word dropout:
+        Iyyer et al. 2015, Deep Averaging Networks).
+        """
+        if self._random.random() >= MUMBLED:
+            return prompt
+        kept = {0, len(prompt) - 1, *looks}
+        return [
+            self._vocabulary.pad if at not in kept and self._random.random() < UNHEARD else token
+            for at, token in enumerate(prompt)
+        ]
 
     def _in_context(self, example: Example, others: Sequence[Example]) -> Example:
         if example.source == COPIED or self._random.random() >= TURN:
@@ -110,7 +128,9 @@ class Mixture:
         if before.source == COPIED or before.target[-1] != self._vocabulary.end or len(before.prompt) > 60:
             return example
         shown = [token for token in before.target if token != self._vocabulary.refuse]
-        return msgspec.structs.replace(example, prompt=[*before.prompt, *shown, *example.prompt])
+        shift = len(before.prompt) + len(shown)
+        looks = [look + shift if look != NOWHERE else NOWHERE for look in example.looks]
+        return msgspec.structs.replace(example, prompt=[*before.prompt, *shown, *example.prompt], looks=looks)
 
 
 def validation_examples(

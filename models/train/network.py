@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+POINTERS = 2  # of the last blocks, the first head can be taught where to look
+
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes of a network. Widths are multiples of 32, so that every matrix row is whole Q4_0 blocks."""
@@ -48,15 +50,16 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self._dropped(self._attend(self.attention_norm(x), cos, sin))
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: list[Tensor] | None = None) -> Tensor:
+        """`seen`, where given, gets the first head's attention before softmax, [n, length, length]."""
+        x = x + self._dropped(self._attend(self.attention_norm(x), cos, sin, seen))
         gate, up = self.gate_up(self.feed_norm(x)).chunk(2, -1)
         return x + self._dropped(self.down(functional.silu(gate) * up))
 
     def _dropped(self, x: Tensor) -> Tensor:
         return dropped(x, self.dropout) if self.training and self.dropout else x
 
-    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, seen: list[Tensor] | None) -> Tensor:
         n, length, width = x.shape
         parts = self.qkv(x).view(n, length, 3, self.shape.heads, self.shape.head_width).permute(2, 0, 3, 1, 4)
         q, k, v = parts.unbind(0)  # each [n, heads, length, head_width]
@@ -64,6 +67,8 @@ class Block(nn.Module):
         # Written out: on sequences this short torch's fused kernel is slower on a CPU, above all backward.
         hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         scores = (q @ k.transpose(-1, -2) * self.shape.head_width**-0.5).masked_fill(hidden, -torch.inf)
+        if seen is not None:
+            seen.append(scores[:, 0])
         mixed = scores.softmax(-1, dtype=v.dtype) @ v
         attended: Tensor = self.out(mixed.transpose(1, 2).reshape(n, length, width))
         return attended
@@ -80,14 +85,14 @@ class Llama(nn.Module):
         self.norm = Norm(shape)
         self._initialise()
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """ids [n, length] → [n, length, width], normalised."""
+    def hidden(self, ids: Tensor, seen: list[Tensor] | None = None) -> Tensor:
+        """ids [n, length] → [n, length, width], normalised. `seen` gets what the last two blocks look at."""
         x: Tensor = self.embedding(ids)
         if torch.is_autocast_enabled("cpu"):
             x = x.to(torch.bfloat16)
         cos, sin = rotary(self.shape, ids.shape[1], x.dtype)
-        for block in self.blocks:
-            x = block(x, cos, sin)
+        for index, block in enumerate(self.blocks):
+            x = block(x, cos, sin, seen if index >= len(self.blocks) - POINTERS else None)
         normed: Tensor = self.norm(x)
         return normed
 

@@ -128,7 +128,7 @@ def _run(
 
     def report(trainer: Trainer, loss: float) -> None:
         shares = {
-            name: right_answers(trainer.network, rows, trainer.device) for name, rows in validation.items() if rows
+            name: right_answers(trainer.average, rows, trainer.device) for name, rows in validation.items() if rows
         }
         entry = {"step": trainer.step, "minutes": trainer.spent_s / 60, "loss": loss, "right": shares}
         with (folder / LOG).open("ab") as log:

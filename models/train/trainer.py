@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from torch.nn import functional
 from .mixture import COPIED, REFUSED, Example
 from .network import Llama, Shape
 from .optimizer import Optimizers
+from .pointing import NOWHERE
 
 CHECKPOINT = "checkpoint.pt"
 UNTAUGHT = (REFUSED, COPIED)  # the teacher answers what the student should turn away; copying needs no teacher
@@ -42,6 +44,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: int = 2
     report_minutes: float = 3.0
     teacher_weight: float = 0.0  # of the teacher's probabilities against the labels
+    pointing: float = 0.3  # weight of the attention lesson (`pointing`)
+    averaged: float = 0.998  # decay, per step, of the running mean of the weights; the mean is what is kept
 
 
 class Trainer:
@@ -55,6 +59,7 @@ class Trainer:
         self._teacher = teacher.to(device).eval() if teacher else None
         self.network, self.plan, self.folder, self.device = network.to(device), plan, folder, device
         self.step, self.spent_s = 0, 0.0
+        self.average = deepcopy(self.network).eval()
         self._optimizers = Optimizers(network, plan.matrix_lr, plan.vector_lr)
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -69,6 +74,7 @@ class Trainer:
             return False
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.network.load_state_dict(state["network"])
+        self.average.load_state_dict(state["average"])
         self._optimizers.load_state_dict(state["optimizers"])
         self.step, self.spent_s = state["step"], state["spent_s"]
         return True
@@ -94,6 +100,7 @@ class Trainer:
     def save(self) -> None:
         state = {
             "network": self.network.state_dict(),
+            "average": self.average.state_dict(),
             "optimizers": self._optimizers.state_dict(),
             "step": self.step,
             "spent_s": self.spent_s,
@@ -109,15 +116,18 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizers.step(self._factor())
         self.step += 1
+        self._remember()
         return loss.detach()
 
     def _loss(self, batch: Sequence[Example]) -> Tensor:
         with autocast(self.device):
-            logits, wanted = answer_logits(self.network, batch, self.device)
+            seen: list[Tensor] = []
+            logits, wanted = answer_logits(self.network, batch, self.device, seen if self.plan.pointing else None)
+        pointing = self.plan.pointing * looked(batch, seen) if seen else 0.0
         hard = functional.cross_entropy(logits.float(), wanted, reduction="none")  # [targets]
         taught = [one for one in batch if one.source not in UNTAUGHT]
         if self._teacher is None or not taught:
-            return hard.mean()
+            return hard.mean() + pointing
         with torch.no_grad(), autocast(self.device):
             told, _ = answer_logits(self._teacher, taught, self.device)
         kept = torch.tensor([one.source not in UNTAUGHT for one in batch for _ in one.target], device=self.device)
@@ -125,7 +135,16 @@ class Trainer:
             -1
         )
         weight = self.plan.teacher_weight
-        return (hard.sum() - weight * hard[kept].sum() + weight * soft.sum()) / len(hard)
+        return (hard.sum() - weight * hard[kept].sum() + weight * soft.sum()) / len(hard) + pointing
+
+    @torch.no_grad()
+    def _remember(self) -> None:
+        """Weights averaged over the last steps answer better than the last ones do, above all before the rate has
+        fallen (Izmailov et al. 2018, arXiv 1803.05407). Early on the mean reaches back over half the steps at most.
+        """
+        share = 1.0 - min(self.plan.averaged, self.step / (self.step + 2))
+        for mean, weight in zip(self.average.parameters(), self.network.parameters(), strict=True):
+            mean.lerp_(weight, share)
 
     def _factor(self) -> float:
         warm = min(1.0, (self.step + 1) / self.plan.warmup_steps)
@@ -133,10 +152,10 @@ class Trainer:
 
 
 def load_network(path: Path, dropout: float = 0.0) -> Llama:
-    """The network of a checkpoint. Only tensors and numbers are read, nothing is executed."""
+    """The network of a checkpoint, its averaged weights. Only tensors and numbers are read, nothing is executed."""
     state = torch.load(path, map_location="cpu", weights_only=True)
     network = Llama(msgspec.convert(state["shape"], Shape), dropout)
-    network.load_state_dict(state["network"])
+    network.load_state_dict(state.get("average") or state["network"])
     return network
 
 
@@ -155,8 +174,12 @@ def batches(examples: Sequence[Example], tokens: int, draw: random.Random) -> It
     return iter(groups)
 
 
-def answer_logits(network: Llama, batch: Sequence[Example], device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Logits [targets, vocabulary] at the answers' positions only, and the wanted ids [targets]."""
+def answer_logits(
+    network: Llama, batch: Sequence[Example], device: str = "cpu", seen: list[Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Logits [targets, vocabulary] at the answers' positions only, and the wanted ids [targets]. `seen`: see
+    `Llama.hidden`.
+    """
     length = max(len(one.prompt) + len(one.target) for one in batch) - 1
     length += -length % 8
     ids = torch.zeros(len(batch), length, dtype=torch.long)
@@ -168,8 +191,25 @@ def answer_logits(network: Llama, batch: Sequence[Example], device: str = "cpu")
         first = row * length + len(one.prompt) - 1
         places.extend(range(first, first + len(one.target)))
         wanted.extend(one.target)
-    hidden = network.hidden(ids.to(device)).flatten(0, 1)
+    hidden = network.hidden(ids.to(device), seen).flatten(0, 1)
     return network.logits(hidden[torch.tensor(places, device=device)]), torch.tensor(wanted, device=device)
+
+
+def looked(batch: Sequence[Example], seen: Sequence[Tensor]) -> Tensor:
+    """Cross entropy of where the pointing heads look, [n, length, length] each, against where they should; 0 where a
+    batch teaches nothing.
+    """
+    lessons = [
+        (row, len(one.prompt) - 1 + at, look)
+        for row, one in enumerate(batch)
+        for at, look in enumerate(one.looks)
+        if look != NOWHERE
+    ]
+    if not lessons:
+        return torch.zeros(())
+    rows, at, looks = torch.tensor(lessons, device=seen[0].device).unbind(1)
+    losses = [functional.cross_entropy(scores[rows, at].float(), looks) for scores in seen]
+    return torch.stack(losses).mean()
 
 
 @torch.no_grad()

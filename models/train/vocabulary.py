@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ..answer import Call
 
@@ -71,6 +71,14 @@ class Vocabulary:
     def texts(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encodings(self, texts: Sequence[str]) -> list[Encoding]:
+        """Ids and the characters they stand for; a piece's space belongs to it."""
+        return self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+
+    def value(self, text: str) -> list[int]:
+        """An argument's value as it stands in an answer."""
+        return self.texts([_escaped(text)])[0]
+
     def prompt(self, text_ids: Sequence[int]) -> list[int]:
         """One user turn as the chat template renders it."""
         return [self.user, *text_ids, self.assistant]
@@ -88,7 +96,7 @@ class Vocabulary:
             ids.append(self._ids[f'"{name}":["' if several else f'"{name}":"'])
             for place, one in enumerate(value if isinstance(value, list) else [value]):
                 ids += [self._ids[LIST_NEXT]] if place else []
-                ids += self.texts([_escaped(one)])[0]
+                ids += self.value(one)
             stop = (LIST_CLOSE if several else CLOSE) if index == last else (LIST_CLOSE_NEXT if several else NEXT)
             ids.append(self._ids[stop])
         return [*ids, self.end]
