@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager
+from typing import Protocol
 
 import anyio
 
 from cloud_pool.dispatch.dispatch import Dispatch
-from cloud_pool.dispatch.seam import HedgeOutcome
+from cloud_pool.dispatch.seam import Generates, HedgeOutcome
 from cloud_pool.dispatch.settings import HedgeConfig, RetryBudgetConfig, Settings
 from cloud_pool.parameters import SamplingParameters
 from cloud_pool.tensors import Ask, Delta
@@ -83,8 +84,12 @@ class Endpoint:
             self.running -= 1
 
 
+class Addressed(Generates, Protocol):
+    address: str
+
+
 class Lease:
-    def __init__(self, pool: Pool, triton: Endpoint) -> None:
+    def __init__(self, pool: Pool, triton: Addressed) -> None:
         self.endpoint = triton.address
         self.triton = triton
         self.said: list[str] = []
@@ -106,7 +111,9 @@ class Lease:
 
 
 class Pool:
-    def __init__(self, *endpoints: Endpoint) -> None:
+    """Gives the first one that is not excluded; none is ever ejected."""
+
+    def __init__(self, *endpoints: Addressed) -> None:
         self.endpoints = endpoints
         self.leases: list[Lease] = []
         self.open: list[Lease] = []

@@ -1,0 +1,105 @@
+"""`python -m tests.dispatch.replica NAME …`: a real Triton under the product's launcher, with two obedient models.
+
+`obedient` has the product's own configuration, `picky` one whose prompt is a number, so that ours is a bad tensor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from cloud_pool.cli import ENVIRONMENT, until_stopped
+from cloud_pool.environment import find_environment
+from cloud_pool.launcher import Launcher, Ports, clear_orphans, command, memory_prefix
+from cloud_pool.repository import TEMPLATES
+from tests.stack import Process, free_port
+
+ROOT = Path(__file__).parents[2]
+MODELS = ("obedient", "picky")
+_TEXT = 'name: "text_input" data_type: TYPE_STRING'
+
+
+class Replica:
+    """The process, its journal, and the processes below it."""
+
+    def __init__(self, name: str, folder: Path, *, restart: bool = True) -> None:
+        self.name = name
+        self.journal = folder / f"{name}.journal"
+        self.journal.touch()
+        self.port = free_port()
+        ports = [str(port) for port in (self.port, free_port(), free_port())]
+        argv = [sys.executable, "-m", "tests.dispatch.replica", name, "--journal", str(self.journal), "--ports", *ports]
+        argv += [] if restart else ["--no-restart"]
+        self.process = Process(name, argv, folder / f"{name}.log", {"PYTHONPATH": str(ROOT)})
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def server(self) -> psutil.Process:
+        (found,) = psutil.Process(self.process.popen.pid).children()
+        return found
+
+    def stub(self, model: str) -> psutil.Process:
+        """The model's process; Triton does not reap those that died before."""
+        (found,) = (
+            one
+            for one in self.server.children()
+            if one.status() != psutil.STATUS_ZOMBIE and any(f"/{model}/" in word for word in one.cmdline())
+        )
+        return found
+
+    def noted(self, mark: str) -> list[str]:
+        """What happened here to the ask with this mark."""
+        lines = (line.split(" ", 1) for line in self.journal.read_text().splitlines())
+        return [what for whose, what in lines if whose == mark]
+
+
+def lay_out(folder: Path, name: str, journal: Path) -> None:
+    config = (TEMPLATES / "llama_cpp" / "config.pbtxt").read_text()
+    assert _TEXT in config
+    for model in MODELS:
+        version = folder / model / "1"
+        version.mkdir(parents=True)
+        picky = config.replace(_TEXT, _TEXT.replace("TYPE_STRING", "TYPE_FP32"))
+        (folder / model / "config.pbtxt").write_text(picky if model == "picky" else config)
+        (version / "model.py").write_text((Path(__file__).parent / "models" / "obedient.py").read_text())
+        (version / "replica.json").write_text(json.dumps({"name": name, "journal": str(journal)}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--ports", type=int, nargs=3, required=True, help="gRPC, HTTP, metrics")
+    parser.add_argument("--no-restart", action="store_true")
+    told = parser.parse_args()
+    environment = find_environment(Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)))
+    clear_orphans()
+    prefix = memory_prefix(os.getpid())
+    ports = Ports("127.0.0.1", *told.ports)
+    with tempfile.TemporaryDirectory(prefix="causeway-dispatch-") as folder:
+        lay_out(Path(folder), told.name, told.journal.absolute())
+        launcher = Launcher(
+            command(environment, Path(folder), MODELS, ports, drain_s=1.0, prefix=prefix),
+            environment.environ(os.environ),
+            ports,
+            memory_prefix=prefix,
+            drain_s=1.0,
+            restart=not told.no_restart,
+            say=lambda line: print(line, flush=True),
+            log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
+        )
+        status = until_stopped(launcher.run)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""Two real Tritons, and each class of error as the real server gives it. Nobody here is a stand-in but the model,
+which does what the prompt tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sized
+from contextlib import aclosing, asynccontextmanager
+
+import anyio
+import grpc
+import psutil
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from cloud_pool.dispatch.dispatch import Dispatch
+from cloud_pool.dispatch.seam import Lease, Pool
+from cloud_pool.dispatch.settings import Settings
+from cloud_pool.parameters import SamplingParameters
+from cloud_pool.pool.place import Place
+from cloud_pool.pool.pool import Pool as RealPool
+from cloud_pool.tensors import Ask
+from cloud_pool.triton import Triton
+from router.errors import (
+    CausewayError,
+    CloudFailed,
+    CloudRejected,
+    CloudUnreachable,
+    DeadlineExceeded,
+    QueueFull,
+    StreamBroken,
+)
+from tests.cloud.conftest import triton_environment
+
+from . import scripted
+from .replica import Replica
+
+__all__ = ["triton_environment"]
+
+pytestmark = [pytest.mark.triton]
+
+PATIENCE_S = 60.0
+FOREVER = {"wait": None}
+_marks = itertools.count()
+
+
+class Bed:
+    """A dispatch over replicas, the first of them first."""
+
+    def __init__(self, replicas: list[Replica], pool: Pool, settings: Settings) -> None:
+        self.replicas = replicas
+        self.counted = scripted.Counted()
+        self.dispatch = Dispatch(pool, settings, counts=self.counted)
+        self.mark = ""
+
+    def ask(self, left_s: float = PATIENCE_S, model: str = "obedient", **orders: list[dict[str, object]]) -> Ask:
+        """What each replica shall do, by its name."""
+        self.mark = f"m{next(_marks)}"
+        prompt = json.dumps({"mark": self.mark, **orders})
+        parameters = SamplingParameters(max_tokens=5)
+        return Ask(model=model, prompt=prompt, parameters=parameters, deadline=time.monotonic() + left_s)
+
+    async def text(self, ask: Ask) -> str:
+        async with aclosing(self.dispatch.generate(ask)) as deltas:
+            return "".join([one.texts[0] async for one in deltas])
+
+    async def noted(self, *lines: list[str]) -> None:
+        """Until each replica's journal says this of the newest ask."""
+        await until(lambda: [replica.noted(self.mark) for replica in self.replicas] == list(lines))
+
+    async def warm(self) -> None:
+        """Until enough is known of first tokens that a late one is hedged."""
+        while self.dispatch._pace.slow_s(time.monotonic()) is None:
+            await self.text(self.ask())
+        self.counted.hedges.clear()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another process does."""
+    with anyio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def answers(triton: Triton) -> None:
+    """Until the replica's models are there, again."""
+    with anyio.fail_after(PATIENCE_S):
+        while True:
+            with contextlib.suppress(CausewayError):
+                return await triton.probe("obedient")
+            await asyncio.sleep(0.05)
+
+
+class InOrder:
+    """The product's pool, but the first endpoint is always the first choice."""
+
+    def __init__(self, pool: RealPool) -> None:
+        self._pool = pool
+        self._addresses = [one.address for one in pool.endpoints]
+
+    @property
+    def healthy(self) -> int:
+        return self._pool.healthy
+
+    @property
+    def endpoints(self) -> Sized:
+        return self._pool.endpoints
+
+    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> Lease:
+        others = set(self._addresses)
+        for address in self._addresses:
+            if address not in excluding:
+                with contextlib.suppress(CausewayError):
+                    return self._pool.lease(key=key, excluding=others - {address})
+        return self._pool.lease(key=key, excluding=excluding)
+
+
+@asynccontextmanager
+async def pool_of(replicas: list[Replica]) -> AsyncIterator[tuple[RealPool, list[Triton]]]:
+    """The product's pool, looked after. Every lease is closed at the end."""
+    tritons: dict[str, Triton] = {}
+    try:
+        async with anyio.create_task_group() as tasks:
+            tritons |= {replica.address: Triton(replica.address, tasks) for replica in replicas}
+            places = [Place("127.0.0.1", replica.port) for replica in replicas]
+            pool = RealPool("tier", "obedient", places, tritons.__getitem__)
+            for triton in tritons.values():
+                await answers(triton)
+            tasks.start_soon(pool.watch)
+            yield pool, list(tritons.values())
+            tasks.cancel_scope.cancel()
+    finally:
+        for triton in tritons.values():
+            await triton.close()
+    assert [one.outstanding for one in pool.endpoints] == [0] * len(replicas)
+
+
+@asynccontextmanager
+async def bed(replicas: list[Replica], settings: Settings = scripted.FAST) -> AsyncIterator[Bed]:
+    async with pool_of(replicas) as (pool, _):
+        with anyio.fail_after(PATIENCE_S):
+            yield Bed(replicas, InOrder(pool), settings)
+
+
+@pytest.fixture(scope="module")
+def replicas(triton_environment: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Replica]]:
+    folder = tmp_path_factory.mktemp("replicas")
+    started: list[Replica] = []
+    try:
+        started += [Replica(name, folder) for name in ("a", "b")]
+        for replica in started:
+            replica.process.ready()
+        yield started
+    finally:
+        for replica in started:
+            replica.process.stop()
+
+
+# --- each class of error ----------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_is_gone(replicas: list[Replica]) -> None:
+    """Connection refused: the other server answers, and the caller sees nothing of it."""
+    async with bed(replicas) as it:
+        it.replicas[0].server.kill()
+        assert await it.text(it.ask()) == "b"
+        assert it.counted.retries == ["cloud_unreachable"]
+        await it.noted([], ["began", "ended"])
+
+
+async def test_a_server_killed_at_work(replicas: list[Replica]) -> None:
+    """Killed before the first token: one answer, of the other server."""
+    async with bed(replicas) as it:
+        task = asyncio.ensure_future(it.text(it.ask(a=[FOREVER])))
+        await it.noted(["began"], [])
+        it.replicas[0].server.kill()
+        assert await task == "b"
+        assert it.counted.retries == ["cloud_unreachable"]
+
+
+async def test_a_server_killed_in_its_answer(replicas: list[Replica]) -> None:
+    """Killed after the first token: an error, and never the rest from elsewhere."""
+    async with bed(replicas) as it:
+        async with aclosing(it.dispatch.generate(it.ask(a=[{"say": "start"}, FOREVER]))) as deltas:
+            assert (await anext(deltas)).texts == ("start",)
+            it.replicas[0].server.kill()
+            with pytest.raises(StreamBroken):
+                await anext(deltas)
+        await it.noted(["began"], [])
+
+
+def dead_codes(replica: Replica, server: psutil.Process) -> set[str]:
+    """What a dead stub may give: one killed while it held the lock of the shared memory takes its server along."""
+    alive = server.is_running() and server.status() != psutil.STATUS_ZOMBIE
+    return {"engine_unavailable", "stream_broken"} | (set() if alive else {"cloud_unreachable"})
+
+
+async def test_a_dead_model(replicas: list[Replica]) -> None:
+    """Triton calls it ready; its error sends the ask to the other server."""
+    async with bed(replicas) as it:
+        server = it.replicas[0].server
+        it.replicas[0].stub("obedient").kill()
+        assert await it.text(it.ask()) == "b"
+        assert len(it.counted.retries) == 1
+        assert set(it.counted.retries) <= dead_codes(it.replicas[0], server)
+
+
+async def test_a_model_that_dies_at_work(replicas: list[Replica]) -> None:
+    """Triton would leave the call hanging: it is found out, ended, and answered elsewhere."""
+    async with bed(replicas) as it:
+        server = it.replicas[0].server
+        task = asyncio.ensure_future(it.text(it.ask(a=[FOREVER])))
+        await it.noted(["began"], [])
+        it.replicas[0].stub("obedient").kill()
+        assert await task == "b"
+        assert len(it.counted.retries) == 1
+        assert set(it.counted.retries) <= dead_codes(it.replicas[0], server)
+
+
+async def test_an_unloaded_model(replicas: list[Replica]) -> None:
+    """NOT_FOUND is this server's state and not the request's fault."""
+    async with bed(replicas) as it, grpc.aio.insecure_channel(it.replicas[0].address) as channel:
+        control = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        await control.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name="obedient"))
+        try:
+            assert await it.text(it.ask()) == "b"
+        finally:
+            await control.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name="obedient"))
+        assert it.counted.retries == ["engine_unavailable"]
+
+
+async def test_a_full_queue(replicas: list[Replica]) -> None:
+    """The engine's own queue_full: the other server may have room. With both full the caller hears of it."""
+    full = {"fail": ["UNAVAILABLE", "queue_full: 64 wait"]}
+    async with bed(replicas) as it:
+        assert await it.text(it.ask(a=[full])) == "b"
+        assert it.counted.retries == ["queue_full"]
+        with pytest.raises(QueueFull):
+            await it.text(it.ask(a=[full], b=[full]))
+
+
+async def test_a_model_that_raises(replicas: list[Replica]) -> None:
+    """A model exception is tried once elsewhere; a second one ends it."""
+    async with bed(replicas) as it:
+        assert await it.text(it.ask(a=[{"raise": "oops"}])) == "b"
+        assert it.counted.retries == ["cloud_failed"]
+        with pytest.raises(CloudFailed):
+            await it.text(it.ask(a=[{"raise": "oops"}], b=[{"raise": "oops"}]))
+        await it.noted(["began", "ended"], ["began", "ended"])
+
+
+async def test_a_bad_tensor(replicas: list[Replica]) -> None:
+    """INVALID_ARGUMENT is wrong everywhere: one server says so, the other is not asked."""
+    async with bed(replicas) as it:
+        with pytest.raises(CloudRejected):
+            await it.text(it.ask(model="picky"))
+        assert it.counted.retries == []
+
+
+async def test_the_deadline(replicas: list[Replica]) -> None:
+    """The time is over on the server too, which stops; nobody else is asked."""
+    async with bed(replicas) as it:
+        with pytest.raises(DeadlineExceeded):
+            await it.text(it.ask(0.3, a=[FOREVER]))
+        assert it.counted.retries == []
+        await it.noted(["began", "cancelled", "ended"], [])
+
+
+async def test_what_is_left_of_the_deadline_travels(replicas: list[Replica]) -> None:
+    """A retry has only the time that the first try left: its server too stops at the request's deadline."""
+    async with bed(replicas) as it:
+        with pytest.raises(DeadlineExceeded):
+            await it.text(it.ask(1.0, a=[{"wait": 0.3}, {"fail": ["INTERNAL", "late"]}], b=[FOREVER]))
+        assert it.counted.retries == ["cloud_failed"]
+        await it.noted(["began", "ended"], ["began", "cancelled", "ended"])
+
+
+# --- hedges and leaving -----------------------------------------------------------------------------------------------
+
+
+async def test_a_hedge_wins_and_the_loser_stops(replicas: list[Replica]) -> None:
+    """One answer reaches the caller; the slow server's work is cancelled, in Triton."""
+    async with bed(replicas) as it:
+        await it.warm()
+        assert await it.text(it.ask(a=[FOREVER], b=[{"say": "from "}, {"say": "b"}])) == "from b"
+        assert it.counted.hedges == ["won"]
+        await it.noted(["began", "cancelled", "ended"], ["began", "ended"])
+
+
+async def test_cancelled_in_mid_hedge(replicas: list[Replica]) -> None:
+    """Who leaves while two servers work leaves both of them with nothing to do."""
+    async with bed(replicas) as it:
+        await it.warm()
+        task = asyncio.ensure_future(it.text(it.ask(a=[FOREVER], b=[FOREVER])))
+        await it.noted(["began"], ["began"])
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        stopped = ["began", "cancelled", "ended"]
+        await it.noted(stopped, stopped)
+        assert it.counted.hedges == ["cancelled"]
+
+
+async def test_closed_in_the_answer_after_a_hedge(replicas: list[Replica]) -> None:
+    """Closing the answer reaches the winner; the loser was stopped before."""
+    async with bed(replicas) as it:
+        await it.warm()
+        ask = it.ask(a=[FOREVER], b=[{"say": "b"}, FOREVER])
+        async with aclosing(it.dispatch.generate(ask)) as deltas:
+            assert (await anext(deltas)).texts == ("b",)
+            await it.noted(["began", "cancelled", "ended"], ["began"])
+        await it.noted(["began", "cancelled", "ended"], ["began", "cancelled", "ended"])
+
+
+# --- amplification ----------------------------------------------------------------------------------------------------
+
+
+class Alternating(scripted.Pool):
+    """Never learns: every other ask begins at the first endpoint, dead or not."""
+
+    def __init__(self, *endpoints: scripted.Addressed) -> None:
+        super().__init__(*endpoints)
+        self._turn = itertools.count()
+
+    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> scripted.Lease:
+        if not excluding and next(self._turn) % 2:
+            return super().lease(excluding={self.endpoints[0].address})
+        return super().lease(excluding=excluding)
+
+
+RATE = 25.0
+SECONDS = 6.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learning", [True, False], ids=["the pool", "a pool that never learns"])
+async def test_amplification_with_one_of_two_dead(
+    replicas: list[Replica], triton_environment: object, tmp_path: object, learning: bool
+) -> None:
+    """Under steady load one of two servers dies for good: at most 1.2 tries a request. With the product's pool every
+    request is answered; with one that never learns, as many as the budget pays for."""
+    dying = Replica("dying", tmp_path, restart=False)
+    try:
+        dying.process.ready()
+        both = [dying, replicas[1]]
+        async with pool_of(both) as (pool, tritons):
+            it = Bed(both, pool if learning else Alternating(*tritons), Settings())
+            outcomes = await _load(it, dying)
+    finally:
+        dying.process.kill()
+    requests = len(outcomes)
+    tries = requests + len(it.counted.retries) + sum(outcome != "refused" for outcome in it.counted.hedges)
+    print(f"{requests} requests, {tries} tries, {outcomes.count('ok')} answered: {tries / requests:.3f}")
+    assert tries / requests <= 1.2
+    assert outcomes.count("ok") == requests if learning else outcomes.count("ok") < requests
+
+
+async def _load(it: Bed, dying: Replica) -> list[str]:
+    """One outcome a request: ok or an error's code. After the first second `dying` is killed."""
+    outcomes: list[str] = []
+
+    async def one() -> None:
+        try:
+            said = await it.text(it.ask(dying=[{"wait": 0.05}, {"say": "x"}], b=[{"wait": 0.05}, {"say": "x"}]))
+            outcomes.append("ok" if said == "x" else said)
+        except CloudUnreachable as error:
+            outcomes.append(error.code)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(int(RATE * SECONDS)):
+            if number == RATE:
+                await asyncio.to_thread(dying.process.kill)
+            tasks.start_soon(one)
+            await asyncio.sleep(1.0 / RATE)
+    return outcomes
