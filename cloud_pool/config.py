@@ -17,6 +17,7 @@ from msgspec import Meta
 from router import strict_yaml
 from router.errors import ConfigError
 
+from .admission.settings import AdmissionConfig, Settings
 from .dispatch.settings import HedgeConfig, RetryBudgetConfig
 from .identity.settings import IdentityConfig
 from .jobs.config import JobsConfig
@@ -62,12 +63,25 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos: str = ""  # with template_file
     context_tokens: Count = 0  # 0: the artifact's
     max_tokens: Count = 0  # of an answer where the caller names none; 0: the whole context
-    concurrency: Positive = 16  # requests in Triton at once
+    concurrency: Positive = 16  # requests in Triton at once, at most: the limit follows the times to first token
+    min_concurrency: Count = 1  # it is never less than this; 0: it stays at `concurrency`
+    ttft_objective_s: Seconds = 2.0  # of an interactive request, from its arrival to its first token
     queue: Count = 64  # more wait here; beyond: 429
+    admission: AdmissionConfig = AdmissionConfig()
     tries: Positive = 3  # endpoints that one request may be given to before its first token; 1: no retry
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()
     hedge: HedgeConfig = HedgeConfig()
     guided: GuidedKey = "guided_decoding"  # what the tier's vLLM backend calls grammars: structured_outputs since 25.09
+
+    @property
+    def door(self) -> Settings:
+        return Settings(
+            places=self.concurrency,
+            min_places=self.min_concurrency,
+            queue=self.queue,
+            ttft_objective_s=self.ttft_objective_s,
+            config=self.admission,
+        )
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from .admission import Admission
+from .admission.metrics import AdmissionMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -29,13 +30,11 @@ class Metrics:
         self._repairs = Counter(
             "causeway_cloud_repairs", "Models loaded again after their process died.", ("model",), registry=to
         )
-        self._running = Gauge("causeway_cloud_running", "Requests in Triton.", _TIER, registry=to)
-        self._waiting = Gauge("causeway_cloud_waiting", "Requests that wait for a place.", _TIER, registry=to)
+        self.admission = AdmissionMetrics(to)
 
     def watch(self, tier: str, admission: Admission) -> None:
         """Read at each scrape."""
-        self._running.labels(tier).set_function(lambda: admission.running)
-        self._waiting.labels(tier).set_function(lambda: admission.waiting)
+        self.admission.watch(tier, admission)
 
     def refused(self, code: str) -> None:
         self._refused.labels(code).inc()

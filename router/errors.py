@@ -122,6 +122,14 @@ class QueueFull(CausewayError):
     retryable = True
 
 
+class Shed(CausewayError):
+    """There is more to do than can be done, and this could not be done in its time, or matters less than the rest."""
+
+    status = 503
+    code = "overloaded"
+    retryable = True
+
+
 class Draining(CausewayError):
     status = 503
     type = "server_error"

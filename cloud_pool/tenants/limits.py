@@ -24,6 +24,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: Count = 0  # of one answer
     max_body_bytes: Count = 0
     usd_per_day: Rate = 0.0  # UTC days
+    weight: Annotated[float, Meta(gt=0)] = 1.0  # its turns while tenants wait for the same tier, against theirs
 
     @property
     def capacity(self) -> float:

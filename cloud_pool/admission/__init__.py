@@ -1,0 +1,22 @@
+"""Who goes into a tier, who waits here, and who is turned away: before anything is rendered, tokenised or sent.
+
+The queue is ours and not Triton's, whose queue timeouts fire late and whose limits stall a single instance.
+
+    admission   waiters and their deadlines, around the turnstile: `async with admission.place(…) as place`
+    turnstile   the decision for each event: in, waiting, or turned away
+    limit       how many may be in Triton at once, found from times to first token
+    fair        turns between tenants inside a priority, by the tokens that they use
+    overload    when a queue stands, and what is shed for it
+    drain       how fast places come free, for waits and Retry-After
+    ticket      one request at the door
+    settings    the tier's key `admission`
+    metrics     for Prometheus
+
+All but the first are pure: `now` is an argument.
+"""
+
+from .admission import Admission, Place
+from .settings import AdmissionConfig, Settings
+from .ticket import RANK, Priority
+
+__all__ = ["RANK", "Admission", "AdmissionConfig", "Place", "Priority", "Settings"]

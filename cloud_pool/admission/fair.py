@@ -1,0 +1,127 @@
+"""The waiters of one priority: tenants take turns by what they use, each tenant's own in order of arrival. Pure.
+
+Start-time fair queueing (Goyal, Vin and Cheng 1996): each tenant has a start tag, the next is who has the least, and
+its tag grows by its request's cost over the tenant's weight. Virtual time is the tag of the last who went in, so a
+tenant that was away comes in there: it has no credit for its absence, and waits for nobody's backlog. The cost is the
+tokens that a request may use; when it has ended, the tag is put right by what it did use.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .ticket import Ticket
+
+_REMEMBERED = 4096  # tenants
+
+
+@dataclass(slots=True)
+class Flow:
+    """A tenant's."""
+
+    start: float  # tag of the first that waits, or of the next to come
+    weight: float
+    waiting: deque[Ticket] = field(default_factory=deque)
+
+
+class FairQueue:
+    """Owns the tags and who waits. Costs are in tokens, tags in tokens over weight."""
+
+    def __init__(self) -> None:
+        self._flows: dict[str, Flow] = {}
+        self._virtual = 0.0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return (ticket for flow in self._flows.values() for ticket in flow.waiting)
+
+    def add(self, ticket: Ticket) -> None:
+        self._flow(ticket).waiting.append(ticket)
+        self._count += 1
+
+    def first(self) -> Ticket | None:
+        """Whose turn it is; of equals, the oldest's."""
+        heads = ((flow.start, flow.waiting[0].arrived, flow) for flow in self._flows.values() if flow.waiting)
+        found = min(heads, key=lambda head: head[:2], default=None)
+        return found[2].waiting[0] if found else None
+
+    def take(self, ticket: Ticket) -> None:
+        """The first of its tenant goes in."""
+        self._flows[ticket.tenant].waiting.popleft()
+        self._count -= 1
+        self.charge(ticket)
+
+    def charge(self, ticket: Ticket) -> None:
+        """It goes in, or went in without waiting."""
+        flow = self._flow(ticket)
+        self._virtual = max(self._virtual, flow.start)
+        flow.start += ticket.tokens / flow.weight
+
+    def correct(self, ticket: Ticket, used: float) -> None:
+        """What a request that went in has used after all."""
+        flow = self._flow(ticket)
+        flow.start += (used - ticket.tokens) / flow.weight
+
+    def drop(self, ticket: Ticket) -> None:
+        """It leaves without having gone in, and has cost nothing."""
+        self._flows[ticket.tenant].waiting.remove(ticket)
+        self._count -= 1
+
+    def ahead(self, ticket: Ticket) -> int:
+        """How many of those who wait go in before this one, were it to come now."""
+        own = self._flows.get(ticket.tenant)
+        start = max(own.start, self._virtual) if own is not None else self._virtual
+        if own is not None:
+            start += sum(each.tokens for each in own.waiting) / own.weight
+        return sum(_before(flow, start) for flow in self._flows.values())
+
+    def youngest(self) -> Ticket | None:
+        return max((flow.waiting[-1] for flow in self._flows.values() if flow.waiting), key=_age, default=None)
+
+    def over_share(self, ticket: Ticket) -> Ticket | None:
+        """The youngest of the tenant that has most of the queue for its weight, where that is more than its share and
+        the newcomer's tenant, with this one, is not. None where nobody has to give way."""
+        waiting = {tenant: flow for tenant, flow in self._flows.items() if flow.waiting}
+        own = waiting.pop(ticket.tenant, None)
+        if not waiting:
+            return None
+        most = max(waiting.values(), key=lambda flow: len(flow.waiting) / flow.weight)
+        mine = (len(own.waiting) if own else 0) + 1
+        return most.waiting[-1] if mine / ticket.weight < len(most.waiting) / most.weight else None
+
+    def _flow(self, ticket: Ticket) -> Flow:
+        flow = self._flows.get(ticket.tenant)
+        if flow is None:
+            self._forget()
+            flow = self._flows[ticket.tenant] = Flow(self._virtual, ticket.weight)
+        if not flow.waiting:
+            flow.start = max(flow.start, self._virtual)
+        flow.weight = ticket.weight
+        return flow
+
+    def _forget(self) -> None:
+        """Who owes nothing; where that is not enough, everybody who does not wait."""
+        for debts in (False, True):
+            if len(self._flows) >= _REMEMBERED:
+                kept = {t: f for t, f in self._flows.items() if f.waiting or (f.start > self._virtual and not debts)}
+                self._flows = kept
+
+
+def _before(flow: Flow, start: float) -> int:
+    """How many of a tenant's waiters have a tag up to `start`."""
+    tag, count = flow.start, 0
+    for ticket in flow.waiting:
+        if tag > start:
+            break
+        tag += ticket.tokens / flow.weight
+        count += 1
+    return count
+
+
+def _age(ticket: Ticket) -> float:
+    return ticket.arrived

@@ -1,0 +1,222 @@
+"""How many requests may be in a tier's Triton at once: found from their times to first token, and followed. Pure.
+
+A server of S sequences answers up to S requests without any of them waiting; one more waits inside it, where we can
+neither reorder nor shed it. What shows that is the time to first token (TTFT), not the whole latency, which is mostly
+the length of the answer. So the requests that wait inside are counted by Little's law (Little 1961):
+
+    excess = first tokens a second · (TTFT − TTFT of a server that is not full)
+
+and kept near zero, as TCP Vegas keeps its packets in the routers' queues (Brakmo, O'Malley and Peterson 1994). AIMD
+against an objective would fill Triton's queue up to the objective, whoever waits in it; Netflix's Gradient2
+(concurrency-limits) lets its long-term average drift up with the very queue that it is to find. A delay that lowering
+the limit does not cure was not ours: longer prompts, a slower server. So each cut is a trial, as BBR's ProbeRTT
+(Cardwell et al. 2016), and the TTFT of a server that is full, and not more, is measured where it matters.
+
+    window    TTFTs of requests handed over since the last change, until their median is good to a fraction of a request
+    1. trial  the cut relieved: it was our queue. It did not: this TTFT is the base from now on, and the limit is back
+    2. cut    excess: the limit falls by it, at most by half; where it was too high is remembered as the ceiling
+    3. doubt  full for DOUBT_S without a cut: a cut by an eighth, to see whether the base is one
+    4. grow   full and no excess: by 1, 2, 4 … a window; over the ceiling only every PROBE_S
+    5. hold   else: an idle or half empty tier teaches nothing about its limit
+
+The objective, where there is one, bounds the base from above: a gateway that starts before a crowded server finds out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+DOUBT_S = 30.0
+PROBE_S = 10.0
+_SHORTEST_S = 0.2  # a window; shorter ones see bursts
+_LONGEST_S = 5.0  # then a few samples do
+_FEW, _MANY = 3, 8
+_PRECISE = 0.7  # of a request
+_TOLERATED = 1.15  # of the base: what no caller notices is left alone
+_UNNOTICED = 1.1
+_FAILED = 0.9
+
+
+class Window(msgspec.Struct):
+    """Requests that were handed over under one limit."""
+
+    opened: float = 0.0  # s, the first sample
+    ttfts: list[float] = msgspec.field(default_factory=list)  # s, in the order of the first tokens
+    peak: int = 0  # in Triton at once
+    pending: int = 0  # summed over the samples: handed over, and still without a first token
+    full: bool = False
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What a window shows."""
+
+    ttft_s: float  # median
+    least_s: float
+    noise_s: float  # how far off that may be
+    late_s: float  # what the next ones will see: a queue that builds up is longer at the window's end
+    rate: float  # first tokens a second
+    building: float  # requests that wait inside and that no TTFT tells of yet
+    peak: int
+    full: bool
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A cut whose effect is awaited."""
+
+    limit: int  # before it
+    ttft_s: float  # before it
+    expected_s: float  # how much of that should go, if it was our queue
+    doubted: bool  # nothing was wrong: the base stays what it is
+
+
+class Limit:
+    """Owns the limit, between `least` and `most`; it begins in the middle. Times are monotonic seconds."""
+
+    def __init__(self, least: int, most: int, objective_s: float = 0.0, now: float = 0.0) -> None:
+        self._least, self._most = min(least, most), most
+        self._objective_s = objective_s or math.inf
+        self.value = max(self._least, -(-most // 2))
+        self.base_s: float | None = None  # TTFT where nobody waits inside
+        self._changed_at = now
+        self._settled_at = now  # neither cut nor half empty since
+        self._step = 1
+        self._ceiling = 0  # too high, when last tried; 0: not known
+        self._ceiling_at = now
+        self._trial: Trial | None = None
+        self._accepted_until = now  # a base over the objective
+        self._window = Window()
+
+    def first_token(self, now: float, seconds: float, running: int, pending: int, full: bool) -> None:
+        """`seconds` from handing to Triton; `pending` of the `running` have no first token yet; `full`: every place
+        was taken, or somebody waited for one."""
+        if self._least == self._most or now - seconds < self._changed_at:
+            return  # It tells about the limit before this one.
+        window = self._window
+        if not window.ttfts:
+            window.opened = now
+        window.ttfts.append(seconds)
+        window.peak = max(window.peak, running)
+        window.pending += pending
+        window.full = window.full or full
+        if self._seen(now):
+            self._window = Window()
+            self._judge(now, look(window, now))
+
+    def failed(self, now: float, handed_at: float) -> None:
+        """The tier took no more, or gave no first token in time."""
+        if self._least == self._most or handed_at < self._changed_at:
+            return
+        self._ceil(now, self._window.peak or self.value)
+        self._trial = None
+        self._set(now, int(self.value * _FAILED))
+
+    def _seen(self, now: float) -> bool:
+        """Whether the window shows enough."""
+        long_s, count = now - self._window.opened, len(self._window.ttfts)
+        if long_s < _SHORTEST_S or count < _FEW:
+            return False
+        enough = max(_MANY, self.value // 2)
+        if long_s >= _LONGEST_S or count >= 8 * enough:
+            return True
+        # Of each fourth sample: a deviation costs as much as the window is long.
+        return count >= enough and count % 4 == 0 and noise(self._window.ttfts) * (count - 1) / long_s <= _PRECISE
+
+    def _judge(self, now: float, look: Look) -> None:
+        trial, self._trial = self._trial, None
+        if trial is not None and self._back(now, trial, look.ttft_s):  # (1)
+            return
+        base_s = self._based(now, look)
+        excess = look.rate * (look.ttft_s - base_s) + look.building
+        allowed = max(0.5, 0.04 * self.value)
+        if not look.full:
+            self._settled_at = now
+        if excess > allowed and look.ttft_s > max(_TOLERATED * base_s, base_s + look.noise_s):
+            self._ceil(now, look.peak)
+            at = min(self.value, look.peak)
+            self._cut(now, at - min(max(1, round(excess)), at // 2), look, base_s, doubted=False)  # (2)
+        elif look.full and now - self._settled_at >= DOUBT_S:
+            self._cut(now, self.value - max(1, self.value // 8), look, 0.0, doubted=True)  # (3)
+        elif look.full and (excess <= allowed / 2 or look.ttft_s <= _UNNOTICED * base_s):
+            self._grow(now)  # (4)
+        else:
+            self._step = 1  # (5)
+
+    def _based(self, now: float, look: Look) -> float:
+        """The base, moved by what was seen: at once where it is clearly lower, else slowly, and up more slowly."""
+        base_s = self.base_s
+        if base_s is None:
+            base_s = (
+                look.least_s
+            )  # The first ones may have come to a server that is full: no median of theirs is a base.
+        elif look.ttft_s < base_s - look.noise_s:
+            base_s = look.ttft_s
+        elif look.ttft_s < base_s + look.noise_s:
+            base_s += (look.ttft_s - base_s) / (8 if look.ttft_s < base_s else 32)
+        self.base_s = base_s
+        return base_s if now < self._accepted_until else min(base_s, self._objective_s)
+
+    def _back(self, now: float, trial: Trial, ttft_s: float) -> bool:
+        """Whether nothing came of the trial, and the limit is what it was before."""
+        relief_s, half_s = trial.ttft_s - ttft_s, trial.expected_s / 2
+        if not -half_s <= relief_s < half_s:
+            return False
+        if not trial.doubted:
+            self.base_s, self._accepted_until, self._ceiling = ttft_s, now + DOUBT_S, 0
+        self._set(now, trial.limit)
+        return True
+
+    def _cut(self, now: float, value: int, look: Look, base_s: float, *, doubted: bool) -> None:
+        before = self.value
+        self._set(now, value)
+        self._settled_at, self._step = now, 1
+        fewer = min(before, look.peak) - self.value
+        if fewer > 0 and look.rate > 0.0:
+            self._trial = Trial(before, look.late_s, min(fewer / look.rate, look.late_s - base_s), doubted)
+
+    def _grow(self, now: float) -> None:
+        grown = self.value + self._step
+        if not self._ceiling or grown < self._ceiling:
+            self._step = min(2 * self._step, max(1, self.value // 4))
+        elif now - self._ceiling_at < PROBE_S:
+            grown = max(self.value, self._ceiling - 1)
+        else:
+            grown, self._step, self._ceiling = self.value + 1, 1, 0
+        self._set(now, grown)
+
+    def _ceil(self, now: float, peak: int) -> None:
+        self._ceiling, self._ceiling_at = max(1, min(self.value, peak)), now
+
+    def _set(self, now: float, value: int) -> None:
+        value = max(self._least, min(self._most, value))
+        if value != self.value:
+            self.value, self._changed_at = value, now
+            self._window = Window()
+
+
+def look(window: Window, now: float) -> Look:
+    count = len(window.ttfts)
+    rate = (count - 1) / (now - window.opened)
+    ttft_s = statistics.median(window.ttfts)
+    pending = window.pending / count
+    building = pending - rate * statistics.fmean(window.ttfts)  # Little's law holds where no queue builds up
+    late_s = max(ttft_s, statistics.median(window.ttfts[-(count // 3) :]))
+    return Look(
+        ttft_s=ttft_s,
+        least_s=min(window.ttfts),
+        noise_s=noise(window.ttfts),
+        late_s=late_s + max(0.0, building) / max(rate, 1e-9),
+        rate=rate,
+        building=building if building > 2.0 + pending / 2 else 0.0,
+        peak=window.peak,
+        full=window.full,
+    )
+
+
+def noise(ttfts: Sequence[float]) -> float:
+    """Two standard errors of the median (1.25 times the mean's, as of normal samples), s."""
+    count, mean = len(ttfts), math.fsum(ttfts) / len(ttfts)
+    return 2.5 * math.sqrt(math.fsum((ttft - mean) ** 2 for ttft in ttfts) / ((count - 1) * count))

@@ -1,0 +1,24 @@
+"""A tier's key `admission`, and with its limits what its door goes by."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Share = Annotated[float, Meta(ge=0, le=0.5)]
+
+
+class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    reserve: Share = 0.0625  # of the places, kept for who is urgent and has little, while there is such
+    standard_share: Share = 0.2  # of the places that come free while interactive work waits as well
+    bulk_share: Share = 0.05  # the same, while anything else waits
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    places: int  # in Triton at once, at most
+    queue: int  # more wait
+    min_places: int = 0  # the limit is found between these; 0: it is `places`, whatever comes
+    ttft_objective_s: float = 2.0  # of an interactive request, queue and Triton together
+    config: AdmissionConfig = AdmissionConfig()
