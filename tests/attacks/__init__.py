@@ -1,0 +1,30 @@
+"""Attacks on the cloud's gateway, tried and refused. Where each one of the list is tested:
+
+forged, expired, early, foreign and oversized tokens; wrong audience or issuer; `alg: none`; a public key as an HMAC
+secret; keys that the token brings
+    tests/identity/test_verifier.py; over HTTP tests/identity/test_surface.py; everywhere tests/attacks/test_tokens.py
+revoked tokens, devices and keys
+    tests/identity/test_revocation.py; over HTTP tests/identity/test_surface.py
+a token of another scope
+    tests/identity/test_surface.py, tests/jobs/test_api.py
+another tenant's job, its events and its cancelling; another tenant's files and batches
+    tests/jobs/test_api.py, tests/jobs/test_batches.py; with signed tokens and a whole gateway
+    tests/attacks/test_tenants.py
+webhooks to loopback, link-local, private, mapped, NAT64 and 6to4 addresses
+    the rules tests/jobs/test_pure.py; with sockets tests/jobs/test_webhooks.py
+loopback as a decimal, octal, hexadecimal or short number; mapped and NAT64 literals
+    tests/attacks/test_webhooks.py
+a rebinding name, and redirects
+    tests/jobs/test_webhooks.py; a look-up that mixes public and private, and redirects inside
+    tests/attacks/test_webhooks.py
+oversized bodies, deep nesting
+    tests/cloud/test_gateway.py, tests/cloud/test_listener.py, tests/jobs/test_api.py
+slow heads and bodies
+    silence tests/cloud/test_listener.py; a byte now and then (slowloris) tests/attacks/test_slow.py
+request smuggling and other odd framing
+    tests/attacks/test_framing.py
+10,000 half-open connections
+    tests/attacks/test_flood.py
+control tokens in a caller's text
+    tests/cloud/test_gateway.py, tests/engine/test_injection.py
+"""

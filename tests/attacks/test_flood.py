@@ -1,0 +1,103 @@
+"""Ten thousand connections that are opened and say nothing, against the gateway as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from cloud_pool.listener import CONNECTIONS
+from tests.cloud.conftest import Command, until
+
+MANY = 10_000
+SPARE = 600  # files: of Python, gRPC, and of connections that end while others begin
+ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[psutil.Process, int]]:
+    """The process and its port."""
+    command = Command("serve", "--port", "0", "--triton", "127.0.0.1:1")
+    try:
+        url = command.ready()["url"]
+        yield psutil.Process(command.process.pid), int(url.removesuffix("/v1").rpartition(":")[2])
+    finally:
+        command.process.kill()
+        command.process.wait()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY + 500
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"this process may open {hard} files only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def connected(port: int) -> socket.socket:
+    sock = socket.socket()
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    return sock
+
+
+async def answered(sock: socket.socket) -> bool:
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, ASK)
+    return (await loop.sock_recv(sock, 4096)).startswith(b"HTTP/1.1 200 ")
+
+
+async def is_answered(port: int) -> bool:
+    """A client that comes new."""
+    with contextlib.closing(await connected(port)) as sock:
+        return await answered(sock)
+
+
+def is_open(sock: socket.socket) -> bool:
+    try:
+        return bool(sock.recv(1))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"])
+async def test_half_open_connections(gateway: tuple[psutil.Process, int], many_files: None, start: bytes) -> None:
+    """New and old clients are answered all the while; files are bounded, and given back when the flood ends."""
+    process, port = gateway
+    loop = asyncio.get_running_loop()
+    kept = await connected(port)
+    assert await answered(kept)
+    before = process.num_fds()
+    flood: list[socket.socket] = []
+    most = before
+    try:
+        for number in range(MANY):
+            sock = await connected(port)
+            flood.append(sock)
+            if start:
+                with contextlib.suppress(OSError):  # it was pushed out already
+                    await loop.sock_sendall(sock, start)
+            if number % 500 == 499:
+                assert await is_answered(port)
+                most = max(most, process.num_fds())
+        assert await answered(kept)
+        assert most <= before + CONNECTIONS + SPARE
+        assert 0 < sum(is_open(sock) for sock in flood) <= CONNECTIONS + SPARE
+    finally:
+        for sock in flood:
+            sock.close()
+    await until(lambda: process.num_fds() <= before + 5)
+    assert await answered(kept)
+    assert await is_answered(port)
+    kept.close()

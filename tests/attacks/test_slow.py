@@ -1,0 +1,104 @@
+"""Clients that send a byte now and then, to hold a connection for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cloud_pool.app import App
+from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive
+
+LIMIT_S = 0.4
+DRIP_S = 0.02
+
+
+@asynccontextmanager
+async def dripping(app: App, start: bytes, drop: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """A connection on which, after `start`, a drop comes again and again, until the other side has had enough."""
+    host, _, port = app.url.removeprefix("http://").removesuffix("/v1").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(start)
+
+    async def drip() -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(drop)
+                await writer.drain()
+                await asyncio.sleep(DRIP_S)
+
+    task = asyncio.ensure_future(drip())
+    try:
+        yield reader
+    finally:
+        task.cancel()
+        writer.close()
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """All that comes until the connection ends, however it ends."""
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(65536):
+            found += data
+    return found
+
+
+@pytest.mark.parametrize(
+    ("start", "drop"),
+    [
+        (b"", b"G"),
+        (b"GET /", b"a"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"a: b\r\n"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nlong: ", b"b"),
+        (b"\r\n", b"\r\n"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n"),
+    ],
+)
+async def test_a_head_that_drips_ends(start: bytes, drop: bytes) -> None:
+    """Each drop is no new start: a head that is not whole in time, the first or a later one, ends the connection."""
+    async with gateway(read_timeout_s=LIMIT_S) as app:
+        async with dripping(app, start, drop) as reader:
+            answer = await rest(reader)
+        assert b" 200 " not in answer or start.endswith(b"\r\n\r\n")
+        assert await is_alive(app)
+
+
+@pytest.mark.parametrize(
+    ("head", "drop"),
+    [
+        (b"Content-Length: 900\r\n\r\n{", b" "),
+        (b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+        (b"Transfer-Encoding: chunked\r\n\r\n100\r\n", b" "),
+    ],
+)
+async def test_a_body_that_drips_is_a_timeout(head: bytes, drop: bytes) -> None:
+    """The whole body has the time, not each drop: 408, and the connection ends."""
+    async with gateway(read_timeout_s=LIMIT_S) as app:
+        async with dripping(app, CHAT + b"Connection: close\r\n" + head, drop) as reader:
+            answer = await rest(reader)
+        assert error_of(answer) == (408, "request_timeout")
+        assert await is_alive(app)
+
+
+async def test_chunks_without_end_are_too_large() -> None:
+    """A body of unknown length is refused as soon as it is larger than the limit, long before it ends."""
+    async with gateway() as app:
+        head = b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        async with dripping(app, CHAT + head, b"40\r\n" + b" " * 64 + b"\r\n") as reader:
+            answer = await rest(reader)
+        assert error_of(answer) == (413, "body_too_large")
+
+
+async def test_many_slow_clients_leave_the_others_alone() -> None:
+    """Three hundred connections that drip at once: who asks properly is answered, and all of them are let go."""
+    async with gateway(read_timeout_s=1.0) as app, contextlib.AsyncExitStack() as stack:
+        start = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+        slow = [await stack.enter_async_context(dripping(app, start, b"a")) for _ in range(300)]
+        assert await is_alive(app)
+        for answer in await asyncio.gather(*(rest(reader) for reader in slow)):
+            assert b" 200 " not in answer
+        assert await is_alive(app)
