@@ -1,10 +1,14 @@
 """Beginnings of prompts that were decoded before: kept outside the KV cache, put back instead of decoded again.
 
 Measured (4 KB a token): 64 tokens are saved in 40 µs and put back in 40 µs; to decode them takes 4 ms.
+
+Each lies in pages of its own, which go back to the system with it. From the heap they would come and go in all sizes
+and leave holes: 14 MB of them after 4,000 prompts, and still growing.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections import OrderedDict
 
 import msgspec
@@ -78,8 +82,8 @@ class Prefixes:
         size = bindings.state_size(self._context, line.id)
         if not 0 < size <= self._limit:
             return
-        state = np.empty(size, np.uint8)
-        if bindings.state_get(self._context, state.ctypes.data, size, line.id) != size:
+        state = _pages(size)
+        if state is None or bindings.state_get(self._context, state.ctypes.data, size, line.id) != size:
             return
         # A beginning of this one alone is of no more use.
         for shorter in {id(saved): saved for key in keys for saved in self._by_key.get(key, ())}.values():
@@ -100,6 +104,14 @@ class Prefixes:
             self._by_key[key].remove(saved)
             if not self._by_key[key]:
                 del self._by_key[key]
+
+
+def _pages(size: int) -> NDArray[np.uint8] | None:
+    """None where the system has no more."""
+    try:
+        return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    except OSError:
+        return None
 
 
 def common_prefix(one: Tokens, other: Tokens) -> int:

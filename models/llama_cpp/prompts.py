@@ -14,7 +14,8 @@ from ..chat_template import PLAIN, render
 from .protocol import Prompt
 from .vocabulary import Tokens, Vocabulary
 
-_REMEMBERED = 256 * 1024  # tokens
+_REMEMBERED_BYTES = 4 * 1024 * 1024
+_PROMPT_BYTES, _TOKEN_BYTES = 1024, 16  # of a prompt that is remembered: its objects; each token, with its text
 _LONG = 1024 * 1024  # characters; tokenising so much takes so long that other callers notice
 
 
@@ -37,7 +38,7 @@ class Prompts:
         self._bos, self._eos = vocabulary.name(vocabulary.bos), vocabulary.name(vocabulary.eos)
         self._lock = threading.Lock()
         self._known: OrderedDict[Prompt, Tokens] = OrderedDict()  # least recently used first
-        self._known_tokens = 0
+        self._known_bytes = 0
 
     def count(self, prompt: Prompt) -> int:
         """Tokens of a prompt; of one that is far too long, how many it has at least."""
@@ -84,12 +85,16 @@ class Prompts:
             raise PromptTooLong(at_least, self._context)
 
     def _remember(self, prompt: Prompt, tokens: Tokens) -> None:
-        if len(tokens) > _REMEMBERED:
+        if _bytes(tokens) > _REMEMBERED_BYTES:
             return
         with self._lock:
             if prompt not in self._known:
                 self._known[prompt] = tokens
-                self._known_tokens += len(tokens)
-            while self._known_tokens > _REMEMBERED:
+                self._known_bytes += _bytes(tokens)
+            while self._known_bytes > _REMEMBERED_BYTES:
                 _, old = self._known.popitem(last=False)
-                self._known_tokens -= len(old)
+                self._known_bytes -= _bytes(old)
+
+
+def _bytes(tokens: Tokens) -> int:
+    return _PROMPT_BYTES + _TOKEN_BYTES * len(tokens)

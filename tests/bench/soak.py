@@ -143,15 +143,23 @@ async def worker(session: aiohttp.ClientSession, tally: Tally, numbers: Iterator
 
 
 def memory_mb(stack: Stack) -> dict[str, float]:
-    """RSS by part; a child by its parent's name and its own."""
+    """What each part holds, without the pages of files, which the kernel takes back and reads again as it likes; a
+    child by its parent's name and its own.
+    """
     found: dict[str, float] = {}
     for name, part in stack.parts.items():
         for process in [psutil.Process(part.popen.pid), *part.family()]:
             try:
-                found[f"{name}/{process.name()}"] = process.memory_info().rss / 1e6
-            except psutil.NoSuchProcess:
+                found[f"{name}/{process.name()}"] = held_mb(process.pid)
+            except (psutil.NoSuchProcess, OSError):
                 continue
     return found
+
+
+def held_mb(pid: int) -> float:
+    """RssAnon + RssShmem of proc(5): RSS less RssFile."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return sum(int(words[1]) for words in lines if words[0] in ("RssAnon:", "RssShmem:")) * 1024 / 1e6
 
 
 async def watch(stack: Stack, tally: Tally, until: float) -> None:
