@@ -27,12 +27,13 @@ from router.errors import (
     QueueFull,
     RateLimited,
     RequestTimeout,
+    Shed,
 )
 
 from ..faults import StubDead
 
 Verdict = Literal["expired", "failed", "later", "again"]
-_NOT_NOW = (QueueFull, RateLimited, Draining, CloudSaturated, BreakerOpen, EngineUnavailable, NoRoute)
+_NOT_NOW = (QueueFull, Shed, RateLimited, Draining, CloudSaturated, BreakerOpen, EngineUnavailable, NoRoute)
 
 
 def verdict(error: CausewayError, *, late: bool) -> Verdict:
