@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
 
-from .admission import Admission
 from .audit import AuditLog
 from .config import Config
 from .identity.gate import Gate
@@ -26,14 +24,16 @@ from .identity.revocation import RevocationList
 from .identity.verifier import Verifier
 from .jobs.assembly import JobsGateway
 from .jobs.config import at_redis
+from .ladder.warmth import Warmth
+from .lanes import build_lanes
 from .ledger import Ledger
 from .listener import Listener
 from .metrics import Metrics
 from .pool.pools import Clients, Pools
+from .pool.reload import follow_hangups
 from .pool.report import Endpoints
 from .readiness import Readiness
 from .server import Server
-from .service import Service
 from .tenants.accounts import Accounts
 from .tenants.budgets import Budgets
 from .tenants.metrics import TenantMetrics
@@ -85,13 +85,15 @@ class App:
         desk: Desk,
         jobs: JobsGateway | None,
         pools: Pools,
+        warmth: Warmth,
         tasks: TaskGroup,
     ) -> None:
         self._config = config
         self._server = server
         self._desk = desk
         self._jobs = jobs
-        self._pools = pools
+        self.pools = pools
+        self._warmth = warmth
         self._tasks = tasks
         self._listener = Listener(config.server, server.handle)
 
@@ -102,8 +104,9 @@ class App:
 
     async def start(self) -> None:
         """Raises ConfigError when the address cannot be had."""
-        await self._pools.prepare()
-        self._tasks.start_soon(self._pools.watch)
+        await self.pools.prepare()
+        self._tasks.start_soon(self.pools.watch)
+        self._tasks.start_soon(self._warmth.watch)
         await self._desk.prepare()
         await self._listener.start()
         self._desk.start(self._tasks)
@@ -123,20 +126,7 @@ class App:
             await self._desk.close()
             if self._jobs is not None:
                 await self._jobs.close()
-            await self._pools.close()
-
-    def reload(self, reread: Callable[[], Config]) -> None:
-        """Takes the tiers' endpoints from a configuration that is read again; all else needs a restart. A faulty one
-        changes nothing."""
-        try:
-            config = reread()
-        except ConfigError as error:
-            _log.error("the endpoints stay as they are: %s", error.message)
-            return
-        if _without_endpoints(config) != _without_endpoints(self._config):
-            _log.warning("only endpoints are taken from the new configuration; what else is in it needs a restart")
-        self._pools.move(config.tiers)
-        _log.info("endpoints read again")
+            await self.pools.close()
 
 
 def build(config: Config, tasks: TaskGroup) -> App:
@@ -145,23 +135,23 @@ def build(config: Config, tasks: TaskGroup) -> App:
     metrics = Metrics()
     desk = build_desk(config, metrics)
     pools = build_pools(config, tiers, metrics, tasks)
-    admissions = {tier.name: Admission(tier.config.concurrency, tier.config.queue) for tier in tiers}
-    for name, admission in admissions.items():
-        metrics.watch(name, admission)
-    service = Service(pools.by_tier, admissions)
+    doors = {tier.name: tier.config.door for tier in tiers}
+    lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics)
+    pools.on_loaded(lanes.warmth.loaded)
     readiness = Readiness(pools.by_tier, config.server.probe_ttl_s)
     jobs = build_jobs(config, by_name(tiers), desk, metrics)
     server = Server(
         config.server,
         by_name(tiers),
-        service,
+        lanes.service,
         readiness,
         desk.gate,
         desk.ledger,
         metrics,
+        critical_tenants=config.ladder.critical_tenants,
         jobs=(lambda _: None) if jobs is None else jobs.handler,
     )
-    return App(config, server, desk, jobs, pools, tasks)
+    return App(config, server, desk, jobs, pools, lanes.warmth, tasks)
 
 
 def build_pools(config: Config, tiers: tuple[Tier, ...], metrics: Metrics, tasks: TaskGroup) -> Pools:
@@ -169,11 +159,6 @@ def build_pools(config: Config, tiers: tuple[Tier, ...], metrics: Metrics, tasks
     pools = Pools(config, tiers, Clients(tasks, metrics.repaired), ejected=endpoints.ejected)
     endpoints.watch(pools.by_tier)
     return pools
-
-
-def _without_endpoints(config: Config) -> Config:
-    tiers = tuple(msgspec.structs.replace(tier, triton="", endpoints=()) for tier in config.tiers)
-    return msgspec.structs.replace(config, tiers=tiers)
 
 
 def build_jobs(config: Config, tiers: Mapping[str, Tier], desk: Desk, metrics: Metrics) -> JobsGateway | None:
@@ -234,7 +219,7 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
         try:
             app = build(config, tasks)
             if reread is not None:
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.reload, reread)
+                follow_hangups(app.pools, config, reread)
             await _serve(app, stop)
         except ConfigError as error:
             faults.append(error)  # Raised below: out of a task group it would come wrapped.

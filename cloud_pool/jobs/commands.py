@@ -56,7 +56,7 @@ def worker(
         config = load_config(path, flags)
         start_log(config.log)
         at = None if metrics_port is None else (metrics_host, metrics_port)
-        until_stopped(lambda stop: run(config, stop, at))
+        until_stopped(lambda stop: run(config, stop, at, lambda: load_config(path, flags)))
     except ConfigError as error:
         refuse(error.message)
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import anyio
+from anyio.abc import TaskGroup
 from prometheus_client import start_http_server
 
 from router.errors import ConfigError
 
-from ..admission import Admission
+from ..admission import Settings
 from ..app import build_desk, build_pools
 from ..config import Config
+from ..lanes import build_lanes
 from ..metrics import Metrics
-from ..service import Service
+from ..pool.reload import follow_hangups
 from ..tiers import by_name, load_tiers
 from .accounted import AccountedRunner
 from .assembly import Crew
@@ -24,12 +27,20 @@ from .runner import ServiceRunner
 _log = logging.getLogger("causeway.cloud.worker")
 
 
-async def run(config: Config, stop: asyncio.Event, metrics_at: tuple[str, int] | None) -> None:
-    """Until `stop`; then drained. Prints one line when it claims. Raises ConfigError."""
+async def run(
+    config: Config,
+    stop: asyncio.Event,
+    metrics_at: tuple[str, int] | None,
+    reread: Callable[[], Config] | None = None,
+) -> None:
+    """Until `stop`; then drained. Prints one line when it claims. Raises ConfigError.
+
+    On SIGHUP the endpoints of what `reread` gives are taken.
+    """
     faults = []
     async with anyio.create_task_group() as tasks:
         try:
-            await _work(config, stop, metrics_at, tasks)
+            await _work(config, stop, metrics_at, tasks, reread)
         except ConfigError as error:
             faults.append(error)  # Raised below: out of a task group it would come wrapped.
         tasks.cancel_scope.cancel()
@@ -38,7 +49,11 @@ async def run(config: Config, stop: asyncio.Event, metrics_at: tuple[str, int] |
 
 
 async def _work(
-    config: Config, stop: asyncio.Event, metrics_at: tuple[str, int] | None, tasks: anyio.abc.TaskGroup
+    config: Config,
+    stop: asyncio.Event,
+    metrics_at: tuple[str, int] | None,
+    tasks: TaskGroup,
+    reread: Callable[[], Config] | None,
 ) -> None:
     settings = at_redis(config.jobs, config.redis)
     if not settings.redis:
@@ -48,12 +63,18 @@ async def _work(
     desk = build_desk(config, metrics)
     pools = build_pools(config, tiers, metrics, tasks)
     places = {tier.name: settings.concurrency or tier.config.concurrency for tier in tiers}
-    service = Service(pools.by_tier, {name: Admission(count, count) for name, count in places.items()})
-    runner = AccountedRunner(ServiceRunner(service, by_name(tiers), pools.by_tier), desk.ledger)
+    # What a worker claims has its place in the worker: the door is as wide as that, and stays so.
+    doors = {name: Settings(places=count, queue=count) for name, count in places.items()}
+    lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics)
+    pools.on_loaded(lanes.warmth.loaded)
+    runner = AccountedRunner(ServiceRunner(lanes.service, by_name(tiers), pools.by_tier), desk.ledger)
     crew = Crew(settings, by_name(tiers), runner, places, metrics.registry)
     await crew.start()
+    if reread is not None:
+        follow_hangups(pools, config, reread)
     await pools.prepare()
     tasks.start_soon(pools.watch)
+    tasks.start_soon(lanes.warmth.watch)
     desk.start(tasks)
     where = _serve_metrics(metrics, metrics_at)
     print(f"ready worker={crew.name}{where}", flush=True)

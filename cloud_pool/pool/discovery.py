@@ -51,7 +51,7 @@ class Names:
             try:
                 with anyio.fail_after(_PATIENCE_S):
                     found = await self._resolve(place.host, place.port)
-            except (OSError, TimeoutError) as error:
+            except (OSError, UnicodeError, TimeoutError) as error:
                 self._say_once(place, str(error) or type(error).__name__)
                 continue
             if place in self._places and found:  # It may have been taken out while it was resolved.

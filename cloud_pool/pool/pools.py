@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -57,6 +58,7 @@ class Pools:
         ejected: Callable[[str, str, str], None] = lambda tier, address, code: None,
     ) -> None:
         self._clients = clients
+        self._moved = asyncio.Event()
         self._dns_s = config.pool.dns_s
         self._names: dict[str, Names] = {}
         self._pools: dict[str, Pool] = {}
@@ -89,24 +91,33 @@ class Pools:
             for pool in self._pools.values():
                 tasks.start_soon(pool.watch)
             while True:
-                await anyio.sleep(self._dns_s)
+                with anyio.move_on_after(self._dns_s):
+                    await self._moved.wait()
+                self._moved.clear()
                 await self._follow()
                 await self._clients.keep(self._used())
 
     def move(self, tiers: Iterable[TierConfig]) -> None:
-        """The endpoints of a configuration that was read again. Who is not named any more, drains."""
+        """The endpoints of a configuration that was read again, from the next moment of `watch` on."""
         for tier in tiers:
             if tier.name in self._names:
                 self._names[tier.name].move(tier.places)
-                self._pools[tier.name].name(self._names[tier.name].zones())
+        self._moved.set()
 
     async def close(self) -> None:
         await self._clients.close()
 
     async def _follow(self) -> None:
-        for tier, names in self._names.items():
-            await names.refresh()
-            self._pools[tier].name(names.zones())
+        async with anyio.create_task_group() as tasks:
+            for tier, names in self._names.items():
+                tasks.start_soon(_follow, names, self._pools[tier])
 
     def _used(self) -> set[str]:
         return {one.address for pool in self._pools.values() for one in pool.endpoints}
+
+
+async def _follow(names: Names, pool: Pool) -> None:
+    await names.refresh()
+    # Names that are not known yet leave what there is.
+    if zones := names.zones():
+        pool.name(zones)
