@@ -39,7 +39,7 @@ QUESTIONS = ("why was card payment {} declined", "how do i say number {} in span
 LONG = (
     "i would like to know, and please take all the time that you need for it since there is no hurry at all today, " * 3
 )
-FLAT_MB = 12.0  # growth allowed over the second half, for one process
+FLAT_MB = 4.0  # growth allowed over the second half, for one process
 
 
 class Tally(msgspec.Struct):
