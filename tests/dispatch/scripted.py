@@ -19,8 +19,8 @@ from router.errors import CausewayError, CloudUnreachable
 PATIENCE_S = 20.0
 LEFT_S = 30.0
 
-Step = str | float | Exception | asyncio.Event
-"""A piece of text; seconds that pass; an error; something to wait for."""
+Step = str | float | int | Exception | asyncio.Event
+"""A piece of text; seconds that pass; turns of the loop; an error; something to wait for."""
 QUICK_S = 0.005
 FAST = Settings(hedge=HedgeConfig(max_share=1.0), retry_budget=RetryBudgetConfig(share=1.0))
 """Budgets that stand in no test's way."""
@@ -73,6 +73,9 @@ class Endpoint:
                         yield delta(step)
                     case float():
                         self._clock.now += step
+                    case int():
+                        for _ in range(step):
+                            await asyncio.sleep(0)
                     case asyncio.Event():
                         await step.wait()
                     case Exception():

@@ -1,0 +1,100 @@
+"""A tier's keys reach its dispatch, and what it does reaches Prometheus."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from cloud_pool.config import Config, Flags, TierConfig, load_config
+from cloud_pool.dispatch.assembly import build_dispatch
+from cloud_pool.dispatch.metrics import DispatchMetrics
+from cloud_pool.dispatch.settings import HedgeConfig, RetryBudgetConfig
+from cloud_pool.parameters import SamplingParameters
+from cloud_pool.tensors import Ask
+from router.errors import CloudUnreachable, ConfigError
+
+from .scripted import LEFT_S, Clock, Endpoint, Pool
+
+REFUSED = CloudUnreachable("refused", phase="connect")
+
+
+def pool() -> Pool:
+    """The first endpoint refuses, the second answers."""
+    clock = Clock()
+    return Pool(Endpoint("a", clock, [REFUSED]), Endpoint("b", clock, ["good"]))
+
+
+def ask() -> Ask:
+    return Ask(model="m", prompt="p", parameters=SamplingParameters(), deadline=time.monotonic() + LEFT_S)
+
+
+def config_of(folder: Path, keys: str) -> Config:
+    path = folder / "gateway.yaml"
+    path.write_text(f"tiers: [{{name: t, artifact: assistant-large, {keys}}}]\n")
+    return load_config(path, Flags())
+
+
+async def test_retries_are_counted_by_tier_and_code() -> None:
+    """A retry shows in the counter under the error that caused it, and the budget in its gauge."""
+    registry = CollectorRegistry()
+    metrics = DispatchMetrics(registry)
+    dispatch = build_dispatch("large", TierConfig(), pool(), metrics)
+    budget = 'causeway_cloud_retry_budget{tier="large"}'
+    assert metrics_line(registry, budget) == 5.0
+    assert [delta.texts[0] async for delta in dispatch.generate(ask())] == ["good"]
+    assert metrics_line(registry, 'causeway_cloud_retries_total{code="cloud_unreachable",tier="large"}') == 1.0
+    assert metrics_line(registry, budget) == 4.0
+
+
+async def test_the_number_of_tries_is_the_tiers() -> None:
+    """`tries: 1` means that the first error is the last."""
+    dispatch = build_dispatch("large", TierConfig(tries=1), pool(), DispatchMetrics(CollectorRegistry()))
+    with pytest.raises(CloudUnreachable):
+        await anext(dispatch.generate(ask()))
+
+
+def metrics_line(registry: CollectorRegistry, name: str) -> float:
+    """The value of one series."""
+    lines = generate_latest(registry).decode().splitlines()
+    (found,) = (line for line in lines if line.startswith(f"{name} "))
+    return float(found.rsplit(" ", 1)[1])
+
+
+def test_hedges_show_by_outcome() -> None:
+    """Each outcome has its own series."""
+    registry = CollectorRegistry()
+    counts = DispatchMetrics(registry).of("large")
+    counts.hedged("won")
+    counts.hedged("refused")
+    assert metrics_line(registry, 'causeway_cloud_hedges_total{outcome="won",tier="large"}') == 1.0
+    assert metrics_line(registry, 'causeway_cloud_hedges_total{outcome="refused",tier="large"}') == 1.0
+
+
+def test_the_keys_are_read(tmp_path: Path) -> None:
+    """All of them, each in its place."""
+    keys = "tries: 2, retry_budget: {share: 0.1, floor_per_s: 0}, hedge: {enabled: false, max_share: 0.01, after: 0.99}"
+    tier = config_of(tmp_path, keys).tiers[0]
+    assert tier.tries == 2
+    assert tier.retry_budget == RetryBudgetConfig(share=0.1, floor_per_s=0.0)
+    assert tier.hedge == HedgeConfig(enabled=False, max_share=0.01, after=0.99)
+
+
+@pytest.mark.parametrize(
+    ("keys", "where"),
+    [
+        ("tries: 0", "tries"),
+        ("retry_budget: {share: 1.5}", "share"),
+        ("retry_budget: {floor_per_s: -1}", "floor_per_s"),
+        ("hedge: {after: 95}", "after"),
+        ("hedge: {afterwards: 0.9}", "afterwards"),
+    ],
+)
+def test_a_wrong_key_is_named(tmp_path: Path, keys: str, where: str) -> None:
+    """A value out of range, or a key that there is not, is refused with its place."""
+    with pytest.raises(ConfigError) as raised:
+        config_of(tmp_path, keys)
+    assert where in str(raised.value)
+    assert "gateway.yaml:1" in str(raised.value)
