@@ -25,7 +25,7 @@ from .identity.verifier import Verifier
 from .jobs.assembly import JobsGateway
 from .jobs.config import at_redis
 from .ladder.warmth import Warmth
-from .lanes import build_lanes
+from .lanes import Repairs, build_lanes
 from .ledger import Ledger
 from .listener import Listener
 from .metrics import Metrics
@@ -134,10 +134,11 @@ def build(config: Config, tasks: TaskGroup) -> App:
     tiers = load_tiers(config)
     metrics = Metrics()
     desk = build_desk(config, metrics)
-    pools = build_pools(config, tiers, metrics, tasks)
+    repairs = Repairs(metrics.repaired)
+    pools = build_pools(config, tiers, metrics, tasks, repairs)
     doors = {tier.name: tier.config.door for tier in tiers}
     lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics)
-    pools.on_loaded(lanes.warmth.loaded)
+    repairs.listeners.append(lanes.warmth.loaded)
     readiness = Readiness(pools.by_tier, config.server.probe_ttl_s)
     jobs = build_jobs(config, by_name(tiers), desk, metrics)
     server = Server(
@@ -154,9 +155,11 @@ def build(config: Config, tasks: TaskGroup) -> App:
     return App(config, server, desk, jobs, pools, lanes.warmth, tasks)
 
 
-def build_pools(config: Config, tiers: tuple[Tier, ...], metrics: Metrics, tasks: TaskGroup) -> Pools:
+def build_pools(
+    config: Config, tiers: tuple[Tier, ...], metrics: Metrics, tasks: TaskGroup, repaired: Callable[[str], None]
+) -> Pools:
     endpoints = Endpoints(metrics.registry)
-    pools = Pools(config, tiers, Clients(tasks, metrics.repaired), ejected=endpoints.ejected)
+    pools = Pools(config, tiers, Clients(tasks, repaired), ejected=endpoints.ejected)
     endpoints.watch(pools.by_tier)
     return pools
 

@@ -25,6 +25,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""
     tenant: str = ""
     weight: float = 1.0  # of the tenant's share where many wait
+    tokens: float = 1.0  # what it may cost, prompt and answer together
     stays: bool = False  # this tier's whole answer or none: the request is critical, or can wait for it
 
 

@@ -42,6 +42,11 @@ class Answer:
         first = prompt * self._request.n
         return [chunk for at in range(len(delta.texts)) for chunk in self._choices[first + at].take(delta, at)]
 
+    @property
+    def tokens(self) -> int:
+        """Of prompts and choices, as far as they were told."""
+        return self._read + self._made
+
     def end(self) -> Chunk:
         """What was used. Raises StreamBroken for an answer that has no end."""
         if not all(choice.ended for choice in self._choices):

@@ -21,6 +21,7 @@ from .admission.settings import AdmissionConfig, Settings
 from .dispatch.settings import HedgeConfig, RetryBudgetConfig
 from .identity.settings import IdentityConfig
 from .jobs.config import JobsConfig
+from .ladder.settings import LadderConfig
 from .parameters import GuidedKey
 from .pool.place import Place, place_of
 from .pool.settings import Balance, PoolConfig
@@ -93,6 +94,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
     pool: PoolConfig = PoolConfig()  # of every tier
+    ladder: LadderConfig = LadderConfig()  # how answers degrade
     model_dirs: tuple[str, ...] = ()  # searched for artifacts before the ones that ship
     redis: str = ""  # redis://, rediss:// or unix:// URL, shared by the gateways; "": rates are this gateway's own
     identity: IdentityConfig = IdentityConfig()
@@ -206,6 +208,7 @@ def _absolute(config: Config, folder: Path) -> Config:
             key_file=at(config.identity.key_file),
             revocations_file=at(config.identity.revocations_file),
         ),
+        ladder=msgspec.structs.replace(config.ladder, continue_key_file=at(config.ladder.continue_key_file)),
         audit=config.audit if config.audit == "-" else at(config.audit),
     )
 
@@ -219,6 +222,7 @@ def _check(config: Config) -> None:
     if config.redis and not config.redis.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError("write redis://host:port/0, rediss:// or unix://", where="redis")
     config.tenants.check()
+    config.ladder.check([tier.name for tier in config.tiers])
     for at, price in enumerate(config.tenants.prices):
         if price.tier not in {tier.name for tier in config.tiers}:
             raise ConfigError(f"there is no tier {price.tier!r}", where=f"tenants.prices[{at}].tier")

@@ -28,6 +28,7 @@ class Inbound(msgspec.Struct, frozen=True):
     deadline_ms: int | None
     priority: Priority
     traceparent: str
+    critical: bool  # the tier that is asked for or none
 
 
 def read_headers(headers: Mapping[str, str]) -> Inbound:
@@ -39,6 +40,7 @@ def read_headers(headers: Mapping[str, str]) -> Inbound:
         deadline_ms=_deadline_ms(headers.get("x-causeway-deadline-ms")),
         priority=_priority(headers.get("x-causeway-priority", "standard")),
         traceparent=trace if _TRACEPARENT.fullmatch(trace) else "",
+        critical=_critical(headers.get("x-causeway-critical", "false")),
     )
 
 
@@ -69,6 +71,12 @@ def _deadline_ms(text: str | None) -> int | None:
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InvalidRequest("`x-causeway-deadline-ms` is the time left as a whole number of milliseconds")
     return int(text)
+
+
+def _critical(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise InvalidRequest("`x-causeway-critical` is true or false")
+    return text == "true"
 
 
 def _priority(text: str) -> Priority:

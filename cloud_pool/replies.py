@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 import anyio
 from aiohttp import web
@@ -16,6 +16,10 @@ JSON = "application/json"
 STALLED_S = 30.0
 """A client that takes nothing for so long is gone; its place in the tier is somebody else's."""
 _SMALL_BYTES = 16 * 1024
+
+
+Seen = Callable[[Chunk], None]
+"""Is told each chunk before it is sent."""
 
 
 class EventStream(web.StreamResponse):
@@ -34,18 +38,26 @@ class BrokenStream(Exception):
 
 
 async def whole(
-    chunks: AsyncGenerator[Chunk, None], encoder: AnswerEncoder, headers: dict[str, str]
+    chunks: AsyncGenerator[Chunk, None], seen: Seen, encoder: AnswerEncoder, headers: Mapping[str, str]
 ) -> web.StreamResponse:
     """Raises CausewayError."""
-    found = [chunk async for chunk in chunks]
+    found = []
+    async for chunk in chunks:
+        seen(chunk)
+        found.append(chunk)
     return web.Response(body=encoder.whole(found), content_type=JSON, headers=headers)
 
 
 async def streamed(
-    http: web.BaseRequest, chunks: AsyncGenerator[Chunk, None], encoder: AnswerEncoder, headers: dict[str, str]
+    http: web.BaseRequest,
+    chunks: AsyncGenerator[Chunk, None],
+    seen: Seen,
+    encoder: AnswerEncoder,
+    headers: Mapping[str, str],
 ) -> web.StreamResponse:
     """Raises CausewayError before the first byte, and after it BrokenStream, or ClientGone."""
     first = await anext(chunks)
+    seen(first)
     stream = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
     response = EventStream(headers=stream)
     try:
@@ -55,6 +67,7 @@ async def streamed(
     await _write(http, response, encoder.start() + encoder.chunk(first))
     try:
         async for chunk in chunks:
+            seen(chunk)
             if data := encoder.chunk(chunk):
                 await _write(http, response, data)
         await _write(http, response, encoder.end())

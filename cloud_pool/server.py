@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
+from functools import partial
+from typing import cast
 
 import msgspec
 from aiohttp import hdrs, web
@@ -14,6 +16,7 @@ from router.errors import CausewayError, ClientGone, Draining, MethodNotAllowed,
 from router.openai import AnswerEncoder, encode_model, encode_models, parse_chat, parse_completion
 from router.types import Chunk, Request, Usage, Wishes
 
+from .call import Call, Head
 from .config import ServerConfig
 from .identity.gate import Gate
 from .identity.principal import Principal
@@ -22,7 +25,8 @@ from .ledger import Entry, Ledger
 from .metrics import CONTENT_TYPE, Metrics
 from .readiness import Readiness
 from .replies import JSON, BrokenStream, refusal, streamed, whole
-from .service import Call, Service
+from .service import Service
+from .tenants.accounts import BYTES_PER_TOKEN
 from .tiers import Tier
 
 _log = logging.getLogger("causeway.cloud.server")
@@ -43,12 +47,14 @@ class Server:
         ledger: Ledger,
         metrics: Metrics,
         *,
+        critical_tenants: Collection[str] = (),
         jobs: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._jobs = jobs
+        self._critical_tenants = critical_tenants
         self._tiers = tiers
         self._service = service
         self._readiness = readiness
@@ -94,10 +100,10 @@ class Server:
     # --- questions ---------------------------------------------------------------------------------------------------
 
     async def _chat(self, http: web.BaseRequest) -> web.StreamResponse:
-        return await self._generate(http, parse_chat, "chatcmpl", "chat")
+        return await self._generate(http, partial(parse_chat, resumes=True), "chatcmpl", "chat")
 
     async def _completion(self, http: web.BaseRequest) -> web.StreamResponse:
-        return await self._generate(http, parse_completion, "cmpl", "completion")
+        return await self._generate(http, partial(parse_completion, resumes=True), "cmpl", "completion")
 
     async def _generate(self, http: web.BaseRequest, parse: Parse, prefix: str, route: str) -> web.StreamResponse:
         entry = self._ledger.open(route, http.headers)
@@ -114,16 +120,20 @@ class Server:
             entry.outcome = error.code
             self._metrics.refused(error.code)
             raise
-        encoder = AnswerEncoder(call.request, f"{prefix}-{call.id}", call.tier.name, int(self._wall_clock()))
-        headers = {"x-request-id": call.id, "x-causeway-tier": call.tier.name}
         tally = Tally(self._metrics, call.tier.name, arrived, self._clock)
         outcome = ClientGone.code  # what it is when the handler is cancelled
         try:
-            async with aclosing(tally.watch(self._service.answer(call))) as chunks:
+            async with aclosing(self._service.answer(call)) as pieces:
+                head = await anext(pieces)
+                assert isinstance(head, Head)
+                entry.tier = tally.tier = head.tier
+                encoder = AnswerEncoder(call.request, f"{prefix}-{call.id}", head.tier, int(self._wall_clock()))
+                headers = {"x-request-id": call.id, **dict(head.headers)}
+                chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # the Head comes once, and first
                 if call.request.stream:
-                    response = await streamed(http, chunks, encoder, headers)
+                    response = await streamed(http, chunks, tally.seen, encoder, headers)
                 else:
-                    response = await whole(chunks, encoder, headers)
+                    response = await whole(chunks, tally.seen, encoder, headers)
             outcome = "ok"
             return response
         except BrokenStream as broken:
@@ -133,7 +143,7 @@ class Server:
         except CausewayError as error:
             outcome = error.code
             if error.status >= 500:
-                _log.warning("%s: %s: %s (%s)", call.id, call.tier.name, error.code, error.message)
+                _log.warning("%s: %s: %s (%s)", call.id, tally.tier, error.code, error.message)
             raise
         except Exception:
             outcome = CausewayError.code
@@ -164,6 +174,9 @@ class Server:
             deadline=arrived + self._time_s(request),
             priority=inbound.priority,
             traceparent=inbound.traceparent,
+            tenant=principal.tenant,
+            tokens=len(body) / BYTES_PER_TOKEN + (request.max_tokens or tier.max_tokens),
+            stays=inbound.critical or principal.tenant in self._critical_tenants,
         )
 
     def _principal(self, http: web.BaseRequest) -> Principal:
@@ -217,24 +230,22 @@ class Tally:
     """One request's measurements, told exactly once, whatever becomes of it."""
 
     def __init__(self, metrics: Metrics, tier: str, arrived: float, clock: Callable[[], float]) -> None:
+        self.tier = tier  # who answers, as far as is known
         self._metrics = metrics
-        self._tier = tier
         self._arrived = arrived
         self._clock = clock
         self._usage = Usage()
         self._made = 0
 
-    async def watch(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                if chunk.tokens and not self._made:
-                    self._metrics.first_token(self._tier, self._clock() - self._arrived)
-                self._made += chunk.tokens
-                self._usage = chunk.usage or self._usage
-                yield chunk
+    def seen(self, chunk: Chunk) -> None:
+        if chunk.tokens and not self._made:
+            self._metrics.first_token(self.tier, self._clock() - self._arrived)
+        self._made += chunk.tokens
+        if chunk.usage is not None:
+            self._usage = chunk.usage
 
     def end(self, outcome: str) -> Usage:
         """What was used, as far as the model has said it."""
         made = self._usage.completion_tokens or self._made
-        self._metrics.ended(self._tier, outcome, self._clock() - self._arrived, self._usage.prompt_tokens, made)
+        self._metrics.ended(self.tier, outcome, self._clock() - self._arrived, self._usage.prompt_tokens, made)
         return Usage(self._usage.prompt_tokens, made, self._usage.cached_tokens)

@@ -1,95 +1,167 @@
-"""One request on its tier: Request → prompts → Triton → Chunks. The gateway's hops after parsing, in order:
+"""One request on the ladder of tiers: Request → rungs → prompts → Triton → Chunks. The gateway's hops after parsing:
 
-admission   a place in the tier, or a bounded wait          admission.Admission
-prompt      the chat template of the tier's model           tiers.Tier.prompts
-Triton      one call for each prompt, n sequences in each   pool.pool.Pool.lease, triton.Triton.generate
-Chunks      text → text and tool calls; usage at the end    Choice
+ladder      which tiers to try, in order, each with its why     ladder.ladder.Ladder
+prompt      the chat template of the tier's model               tiers.Tier.prompts
+admission   a place in the tier, or a bounded wait              admission.Admission
+dispatch    one call for each prompt, n sequences in each       dispatch.dispatch.Dispatch.generate
+Chunks      text → text and tool calls; usage at the end        choices.Answer
+
+1. a rung has its first delta: a Head says which tier answers and why, and from here on nothing else is tried
+2. before that it refused, failed or was too slow, for a reason of its own: the next rung, within the same deadline
+3. or for a reason of the request's: that is the answer
+4. no rung is left: an old answer to the same question, if there is one
+5. else the refusal, with the soonest time at which one of the tiers may have room
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Protocol
 
 import msgspec
 
-from router.errors import CausewayError, CloudFailed, StreamBroken, UnsupportedFeature
-from router.tools import ToolCallParser, tool_schema
-from router.types import Chunk, FinishReason, Request, TokenLogprob, Usage
+from router.errors import CausewayError, InvalidRequest, UnsupportedFeature
+from router.tools import tool_schema
+from router.types import Chunk, Request
 
-from .admission import Admission, Priority
-from .merging import merged
+from .admission import Admission
+from .call import Call, Head, Piece, head_of
+from .choices import Answer
+from .climbing import Fell, Generates, Go
+from .ladder.continuing import PARAM, Continuing, SoFar, continued, is_resumable
+from .ladder.cutting import Scissors
+from .ladder.footing import Stress
+from .ladder.ladder import Ladder
+from .ladder.metrics import Kind, LadderMetrics
+from .ladder.plan import Asked, Rung
 from .parameters import SamplingParameters, from_request
-from .pool.pool import Pool
 from .pool.prefix import key_of
-from .tensors import Ask, Delta
+from .tensors import Ask
 from .tiers import Tier
 
+__all__ = ["Call", "Kept", "Lane", "Service", "refuse_unable"]
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One caller's ask for one tier."""
 
-    id: str
-    request: Request
+class Lane(msgspec.Struct, frozen=True):
+    """A tier, its door, and what is behind it."""
+
     tier: Tier
-    deadline: float  # monotonic, s
-    priority: Priority = "standard"
-    traceparent: str = ""
+    admission: Admission
+    dispatch: Generates
+
+
+class Kept(Protocol):
+    """An old answer: cache.answer.Kept."""
+
+    @property
+    def head(self) -> Head: ...
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]: ...
+
+    @property
+    def age_s(self) -> float: ...
+
+
+Stale = Callable[[Request, str], Awaitable[Kept | None]]
+
+
+async def nothing_stale(request: Request, tenant: str) -> Kept | None:
+    return None
 
 
 class Service:
-    """`pools` and `admissions` by the tier's name."""
+    """`lanes` by the tier's name. `stale` finds an old answer to a tenant's question; it never raises."""
 
     def __init__(
         self,
-        pools: Mapping[str, Pool],
-        admissions: Mapping[str, Admission],
+        lanes: Mapping[str, Lane],
+        ladder: Ladder,
         *,
+        continuing: Continuing | None = None,
+        stale: Stale = nothing_stale,
+        metrics: LadderMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pools = pools
-        self._admissions = admissions
+        self._lanes = lanes
+        self._ladder = ladder
+        self._continuing = continuing
+        self._stale = stale
+        self._metrics = metrics
         self._clock = clock
 
-    async def answer(self, call: Call) -> AsyncGenerator[Chunk, None]:
-        """The answer, piece by piece. Raises CausewayError; closing it stops the work in Triton and frees the place."""
+    async def answer(self, call: Call) -> AsyncGenerator[Piece, None]:
+        """A Head, then the answer piece by piece. Raises CausewayError; closing it stops the work in Triton and frees
+        the place."""
         refuse_unable(call.request)
-        asks = self._asks(call)
-        admission = self._admissions[call.tier.name]
-        async with admission.place(call.priority, call.deadline - self._clock()):
-            pool, key = self._pools[call.tier.name], key_of(call.request)
-            choices = [Choice(call.request, index) for index in range(len(asks) * call.request.n)]
-            usage = Usage()
-            for chunk in _echo(call.request, choices):
-                yield chunk
-            async with aclosing(merged([self._leased(pool, ask, key) for ask in asks])) as deltas:
-                async for prompt, delta in deltas:
-                    usage = _counted(usage, delta)
-                    first = prompt * call.request.n
-                    for at in range(len(delta.texts)):
-                        for chunk in choices[first + at].take(delta, at):
+        before = self._before(call)
+        asked = self._asked(call, before)
+        key = key_of(call.request)
+        failed: dict[str, Stress] = {}
+        refusals: list[CausewayError] = []
+        for rung in self._ladder.rungs(asked, call.priority):
+            lane = self._lanes[rung.tier]
+            scissors = self._scissors(call, rung, lane.tier, before)
+            go = Go(self._ladder, rung, lane.admission, lane.dispatch, self._clock)
+            async with AsyncExitStack() as held:
+                try:
+                    asks = partial(self._asks, call, lane.tier, before, scissors)
+                    number, delta = await go.begin(held, call, asks, key)
+                except Fell as fell:  # (2)
+                    failed[rung.tier] = fell.stress
+                    refusals.append(fell.error)
+                    continue
+                yield self._head(asked, rung, failed, before, scissors)  # (1)
+                said = Answer(call.request, max(1, len(call.request.prompts)))
+                for chunk in said.echo() if before is None else ():
+                    yield chunk
+                for chunk in said.take(number, delta):
+                    yield chunk if scissors is None else scissors.seen(chunk)
+                # Two loops, for one prompt is what nearly everybody sends: nothing is done twice for a token.
+                if go.only is not None:
+                    async for delta in go.only:
+                        for chunk in said.take(0, delta):
+                            yield chunk if scissors is None else scissors.seen(chunk)
+                else:
+                    async for number, delta in go.many:
+                        for chunk in said.take(number, delta):
                             yield chunk
-            if not all(choice.ended for choice in choices):
-                raise StreamBroken("the model ended without saying why", phase="stream")
-            yield Chunk(usage=usage)
+                go.used(said.tokens)
+                yield said.end()
+                return
+        kept = None if call.stays or before else await self._stale(call.request, call.tenant)
+        if kept is None:
+            raise refusal_of(refusals)  # (5)
+        yield self._old(call, kept, failed)  # (4)
+        for chunk in kept.chunks:
+            yield chunk
 
-    async def _leased(self, pool: Pool, ask: Ask, key: bytes) -> AsyncGenerator[Delta, None]:
-        """One endpoint's answer, and how it did."""
-        with pool.lease(key=key) as lease:
-            try:
-                async with aclosing(lease.triton.generate(ask)) as deltas:
-                    async for delta in deltas:
-                        lease.first_token(self._clock() - lease.began_at)
-                        yield delta
-            except CausewayError as error:
-                lease.failed(error)
-                raise
-            lease.succeeded()
+    def _before(self, call: Call) -> SoFar | None:
+        """What was said before the cut, where the rest of an answer is asked for. Raises CausewayError."""
+        if not call.request.resume:
+            return None
+        if self._continuing is None:
+            raise InvalidRequest(f"this gateway continues no answers: leave `{PARAM}` away", param=PARAM)
+        return self._continuing.open(call.tenant, call.request)
 
-    def _asks(self, call: Call) -> list[Ask]:
+    def _asked(self, call: Call, before: SoFar | None) -> Asked:
+        # The rest of an answer is best said by who said its beginning.
+        tier = before.tier if before and before.tier in self._lanes else call.tier.name
+        resumable = self._continuing is not None and is_resumable(call.request)
+        return Asked(tier, call.deadline - self._clock(), call.stays, resumable)
+
+    def _scissors(self, call: Call, rung: Rung, tier: Tier, before: SoFar | None) -> Scissors | None:
+        """None: the answer may be as long as was asked for."""
+        limit = self._ladder.config.partial_tokens
+        if not rung.cut or self._continuing is None or _left_tokens(call.request, tier, before) <= limit:
+            return None
+        return Scissors(self._continuing, call.tenant, call.request, tier.name, limit, before)
+
+    def _asks(self, call: Call, tier: Tier, before: SoFar | None, scissors: Scissors | None) -> list[Ask]:
         """Raises InvalidRequest."""
-        tier = call.tier
         parameters = from_request(
             call.request,
             max_tokens=tier.max_tokens,
@@ -97,6 +169,12 @@ class Service:
             guided_key=tier.config.guided,
             temperature=tier.wording.temperature,
         )
+        prompts: Sequence[str] = tier.prompts(call.request)
+        if before is not None:
+            prompts = [continued(tier, prompt, before.text) for prompt in prompts]
+        if before is not None or scissors is not None:
+            limit = scissors.limit if scissors else _left_tokens(call.request, tier, before)
+            parameters = msgspec.structs.replace(parameters, max_tokens=limit)
         return [
             Ask(
                 model=tier.model,
@@ -106,50 +184,30 @@ class Service:
                 request_id=call.id,
                 traceparent=call.traceparent,
             )
-            for at, prompt in enumerate(tier.prompts(call.request))
+            for at, prompt in enumerate(prompts)
         ]
 
+    def _head(
+        self, asked: Asked, rung: Rung, failed: Mapping[str, Stress], before: SoFar | None, scissors: Scissors | None
+    ) -> Head:
+        fell, why = rung.tier != asked.tier, rung.why(failed)
+        if self._metrics is not None:
+            self._metrics.answered(asked.tier, rung.tier, rung.nearest(failed))
+            kinds: tuple[tuple[Kind, bool], ...] = (
+                ("tier", fell),
+                ("partial", scissors is not None),
+                ("continued", before is not None),
+            )
+            self._metrics.degraded(*(kind for kind, holds in kinds if holds))
+        if scissors is not None:
+            why += "; cut"
+        return head_of(rung.tier, why, degraded=fell or scissors is not None, keep=before is None)
 
-class Choice:
-    """Choice `index` of the answer: its text becomes text and tool calls."""
-
-    def __init__(self, request: Request, index: int) -> None:
-        self._index = index
-        self._parser = ToolCallParser(request) if request.tools else None
-        self.ended = False
-
-    def take(self, delta: Delta, at: int) -> list[Chunk]:
-        """What sequence `at` of this response says. Raises CloudFailed for an end that is none."""
-        if self.ended:
-            return []
-        text, reason = delta.texts[at], _finish_reason(delta.finish_reasons[at])
-        self.ended = reason is not None
-        if self._parser is None:
-            if not (text or reason or delta.new_tokens[at] or delta.logprobs[at]):
-                return []
-            return [self._chunk(text, delta.new_tokens[at], delta.logprobs[at], reason)]
-        return self._parsed(text, delta.new_tokens[at], delta.logprobs[at], reason)
-
-    def said(self, text: str) -> Chunk:
-        return Chunk(text=text, index=self._index)
-
-    def _chunk(self, text: str, tokens: int, logprobs: tuple[TokenLogprob, ...], reason: FinishReason | None) -> Chunk:
-        return Chunk(text=text, index=self._index, tokens=tokens, logprobs=logprobs, finish_reason=reason)
-
-    def _parsed(
-        self, text: str, tokens: int, logprobs: tuple[TokenLogprob, ...], reason: FinishReason | None
-    ) -> list[Chunk]:
-        assert self._parser is not None
-        text, calls = self._parser.feed(text)
-        if reason is not None:
-            rest, last = self._parser.finish()
-            text, calls = text + rest, (*calls, *last)
-        if reason == "stop" and self._parser.called:
-            reason = "tool_calls"
-        if not (text or calls or reason or tokens or logprobs):
-            return []
-        chunk = self._chunk(text, tokens, logprobs, reason)
-        return [msgspec.structs.replace(chunk, tool_calls=calls) if calls else chunk]
+    def _old(self, call: Call, kept: Kept, failed: Mapping[str, Stress]) -> Head:
+        if self._metrics is not None:
+            self._metrics.degraded("stale")
+        why = "; ".join([*(f"{tier}={stress}" for tier, stress in failed.items()), "stale"])
+        return head_of(kept.head.tier or call.tier.name, why, degraded=True, stale_s=kept.age_s)
 
 
 def refuse_unable(request: Request) -> None:
@@ -164,11 +222,17 @@ def refuse_unable(request: Request) -> None:
         )
 
 
-def _echo(request: Request, choices: list[Choice]) -> list[Chunk]:
-    if not request.echo:
-        return []
-    prompts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
-    return [choice.said(prompts[at // request.n]) for at, choice in enumerate(choices) if prompts[at // request.n]]
+def refusal_of(refusals: Sequence[CausewayError]) -> CausewayError:
+    """Of several tiers: that of one that only had no room, if there is one, with the soonest of all their times."""
+    found = next((error for error in refusals if error.status == 429), refusals[0])
+    waits = [error.retry_after_s for error in refusals if error.retry_after_s is not None]
+    found.retry_after_s = min(waits, default=None)
+    return found
+
+
+def _left_tokens(request: Request, tier: Tier, before: SoFar | None) -> int:
+    """How many tokens the answer may still have."""
+    return max(1, (request.max_tokens or tier.max_tokens) - (before.tokens if before else 0))
 
 
 def _for_prompt(parameters: SamplingParameters, offset: int) -> SamplingParameters:
@@ -176,22 +240,3 @@ def _for_prompt(parameters: SamplingParameters, offset: int) -> SamplingParamete
     if parameters.seed is None or not offset:
         return parameters
     return msgspec.structs.replace(parameters, seed=parameters.seed + offset)
-
-
-def _finish_reason(said: str | None) -> FinishReason | None:
-    if said is None:
-        return None
-    if said == "stop":
-        return "stop"
-    if said == "length":
-        return "length"
-    raise CloudFailed(f"the model ended the answer with {said!r}", phase="stream")
-
-
-def _counted(usage: Usage, delta: Delta) -> Usage:
-    # The backend says the prompt's length with each response or with the last one only: count it once.
-    prompt = delta.input_tokens if delta.final else 0
-    made = sum(delta.new_tokens)
-    if not prompt and not made:
-        return usage
-    return Usage(usage.prompt_tokens + prompt, usage.completion_tokens + made)

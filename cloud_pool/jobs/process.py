@@ -15,7 +15,7 @@ from router.errors import ConfigError
 from ..admission import Settings
 from ..app import build_desk, build_pools
 from ..config import Config
-from ..lanes import build_lanes
+from ..lanes import Repairs, build_lanes
 from ..metrics import Metrics
 from ..pool.reload import follow_hangups
 from ..tiers import by_name, load_tiers
@@ -61,12 +61,13 @@ async def _work(
     tiers = load_tiers(config)
     metrics = Metrics()
     desk = build_desk(config, metrics)
-    pools = build_pools(config, tiers, metrics, tasks)
+    repairs = Repairs(metrics.repaired)
+    pools = build_pools(config, tiers, metrics, tasks, repairs)
     places = {tier.name: settings.concurrency or tier.config.concurrency for tier in tiers}
     # What a worker claims has its place in the worker: the door is as wide as that, and stays so.
     doors = {name: Settings(places=count, queue=count) for name, count in places.items()}
     lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics)
-    pools.on_loaded(lanes.warmth.loaded)
+    repairs.listeners.append(lanes.warmth.loaded)
     runner = AccountedRunner(ServiceRunner(lanes.service, by_name(tiers), pools.by_tier), desk.ledger)
     crew = Crew(settings, by_name(tiers), runner, places, metrics.registry)
     await crew.start()

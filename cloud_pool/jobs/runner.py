@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
@@ -11,8 +12,10 @@ from router.errors import ModelNotFound
 from router.types import Chunk, Request
 
 from ..admission import Priority
+from ..call import Call
 from ..pool.pool import Pool
-from ..service import Call, Service
+from ..service import Service
+from ..tenants.accounts import BYTES_PER_TOKEN
 from ..tiers import Tier
 
 
@@ -42,19 +45,25 @@ class ServiceRunner:
         self._tiers = tiers
         self._pools = pools
 
-    def run(self, errand: Errand) -> AsyncGenerator[Chunk, None]:
+    async def run(self, errand: Errand) -> AsyncGenerator[Chunk, None]:
+        """Raises CausewayError."""
         tier = self._tiers.get(errand.tier)
         if tier is None:
             raise ModelNotFound(f"The tier {errand.tier!r} is not there any more.", param="model")
-        return self._service.answer(
-            Call(
-                id=errand.id,
-                request=errand.request,
-                tier=tier,
-                deadline=errand.deadline,
-                priority=errand.priority,
-            )
+        call = Call(
+            id=errand.id,
+            request=errand.request,
+            tier=tier,
+            deadline=errand.deadline,
+            priority=errand.priority,
+            tenant=errand.owner.partition("/")[0],
+            tokens=errand.body_bytes / BYTES_PER_TOKEN + (errand.request.max_tokens or tier.max_tokens),
+            stays=True,  # It has time: its tier's whole answer is worth the wait.
         )
+        async with aclosing(self._service.answer(call)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Chunk):
+                    yield piece
 
     async def ready(self, tier: str) -> bool:
         return "" in (await self._pools[self._tiers[tier].name].check()).values()

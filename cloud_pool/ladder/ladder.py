@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -50,6 +51,7 @@ class _Tier:
         self.breaker = breaker
         self.ttft = Ewma(_HALF_LIFE_S)
         self.warm = True
+        self.spoke_at = -math.inf
 
 
 class Ladder:
@@ -107,6 +109,7 @@ class Ladder:
         """Its first token came after `seconds`, the wait for a place included."""
         now, found = self._clock(), self._tiers[tier]
         found.breaker.success(now)
+        found.spoke_at = now
         if found.warm:
             found.ttft.add(seconds, now)
 
@@ -138,7 +141,15 @@ class Ladder:
         self._tiers[tier].warm = False
 
     def warmed(self, tier: str) -> None:
-        self._tiers[tier].warm = True
+        found = self._tiers[tier]
+        found.warm, found.spoke_at = True, self._clock()
+
+    def is_warm(self, tier: str) -> bool:
+        return self._tiers[tier].warm
+
+    def idle_s(self, tier: str) -> float:
+        """Since it last said anything."""
+        return self._clock() - self._tiers[tier].spoke_at
 
     def _view(self, name: str, priority: Priority, now: float) -> View:
         tier = self._tiers[name]

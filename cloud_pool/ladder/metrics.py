@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -15,7 +16,7 @@ class LadderMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._answers = Counter(
             "causeway_cloud_tier_answers",
-            "Answers that began, by the tier asked for, the one that gave it, and what was wrong with the one above it.",
+            "Answers by the tier asked for, the one that gave them, and what was wrong with the one above it.",
             ("asked", "tier", "why"),
             registry=registry,
         )
@@ -30,11 +31,20 @@ class LadderMetrics:
     def watch(self, ladder: Ladder) -> None:
         """Read at each scrape."""
         for name in ladder.names:
-            self._share.labels(name).set_function(lambda name=name: ladder.footing(name).share)
-            self._breaker.labels(name).set_function(lambda name=name: float(ladder.is_open(name)))
+            self._share.labels(name).set_function(partial(_share, ladder, name))
+            self._breaker.labels(name).set_function(partial(_is_open, ladder, name))
 
     def answered(self, asked: str, tier: str, why: str) -> None:
         self._answers.labels(asked, tier, why).inc()
 
-    def degraded(self, kind: Kind) -> None:
-        self._degraded.labels(kind).inc()
+    def degraded(self, *kinds: Kind) -> None:
+        for kind in kinds:
+            self._degraded.labels(kind).inc()
+
+
+def _share(ladder: Ladder, name: str) -> float:
+    return ladder.footing(name).share
+
+
+def _is_open(ladder: Ladder, name: str) -> float:
+    return float(ladder.is_open(name))

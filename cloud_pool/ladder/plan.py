@@ -37,6 +37,13 @@ class Rung(msgspec.Struct, frozen=True):
         """`asked`, or who was passed over and what for: "large=slow; medium=saturated". `failed`: found out since."""
         return "; ".join(f"{name}={failed.get(name) or ill or 'saturated'}" for name, ill in self.above) or ASKED
 
+    def nearest(self, failed: Mapping[str, Stress]) -> str:
+        """What was wrong with the tier right above it; `asked` for the one asked for."""
+        if not self.above:
+            return ASKED
+        name, ill = self.above[-1]
+        return failed.get(name) or ill or "saturated"
+
 
 class Plan(msgspec.Struct, frozen=True):
     rungs: tuple[Rung, ...]

@@ -15,10 +15,13 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cloud_pool.admission import Admission
 from cloud_pool.config import TierConfig
+from cloud_pool.dispatch.dispatch import Dispatch
+from cloud_pool.ladder.ladder import Ladder, Sense
+from cloud_pool.ladder.settings import LadderConfig
 from cloud_pool.parameters import SamplingParameters
 from cloud_pool.pool.place import place_of
 from cloud_pool.pool.pool import Pool
-from cloud_pool.service import Call, Service
+from cloud_pool.service import Call, Lane, Service
 from cloud_pool.tensors import Ask, Delta
 from cloud_pool.tiers import Tier, Wording
 from cloud_pool.triton import Triton
@@ -219,10 +222,11 @@ def tier() -> Tier:
 
 async def answer(triton: Triton, request: Request, admission: Admission) -> list[Chunk]:
     pool = Pool("stock", "vllm_model", [place_of("t:1")], lambda _: triton)
-    service = Service({"stock": pool}, {"stock": admission})
+    lane = Lane(tier(), admission, Dispatch(pool))
+    service = Service({"stock": lane}, Ladder(LadderConfig(), {"stock": Sense(pool, admission)}))
     call = Call(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)
     async with aclosing(service.answer(call)) as chunks:
-        return [chunk async for chunk in chunks]
+        return [chunk async for chunk in chunks if isinstance(chunk, Chunk)]
 
 
 CHAT = Request(kind="chat", model="stock", messages=(Message("user", "hi <|u|>"),))

@@ -12,12 +12,13 @@ import anyio
 import msgspec
 
 from cloud_pool.app import Desk, build_desk
+from cloud_pool.call import Call, Piece, head_of
 from cloud_pool.config import Config, ServerConfig
 from cloud_pool.listener import Listener
 from cloud_pool.metrics import Metrics
 from cloud_pool.readiness import Readiness
 from cloud_pool.server import Server
-from cloud_pool.service import Call, Service
+from cloud_pool.service import Service
 from cloud_pool.tiers import by_name, load_tiers
 from router.errors import CausewayError
 from router.types import Chunk, Usage
@@ -34,8 +35,9 @@ class Scripted:
         self.held: anyio.Event | None = None
         self.reached = anyio.Event()
 
-    async def answer(self, call: Call) -> AsyncGenerator[Chunk, None]:
+    async def answer(self, call: Call) -> AsyncGenerator[Piece, None]:
         self.calls.append(call)
+        yield head_of(call.tier.name, "asked")
         yield Chunk(text="my secret ", tokens=1)
         self.reached.set()
         if self.held is not None:

@@ -1,0 +1,114 @@
+"""One rung's go: a place in its tier, and the first delta of its answer, within the time that the ladder gives it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from router.errors import BreakerOpen, CausewayError, CloudTimeout, DeadlineExceeded, QueueFull, StreamBroken
+
+from .admission import Admission, Place
+from .call import Call
+from .ladder.footing import Stress
+from .ladder.ladder import Ladder
+from .ladder.plan import Rung
+from .merging import merged
+from .tensors import Ask, Delta
+
+
+class Generates(Protocol):
+    """dispatch.dispatch.Dispatch."""
+
+    def generate(self, ask: Ask, key: bytes = b"", *, hedged: bool = True) -> AsyncGenerator[Delta, None]: ...
+
+
+class Fell(Exception):
+    """Nothing came from the rung, for a reason of its own: the next one may be asked."""
+
+    def __init__(self, error: CausewayError, stress: Stress) -> None:
+        super().__init__(error.code)
+        self.error = error
+        self.stress = stress
+
+
+class Go:
+    """After `begin` the deltas that follow the first are in `only`, or numbered by prompt in `many`."""
+
+    def __init__(
+        self, ladder: Ladder, rung: Rung, admission: Admission, dispatch: Generates, clock: Callable[[], float]
+    ) -> None:
+        self.only: AsyncGenerator[Delta, None] | None = None
+        self.many: AsyncGenerator[tuple[int, Delta], None]
+        self.place: Place | None = None
+        self._ladder = ladder
+        self._rung = rung
+        self._admission = admission
+        self._dispatch = dispatch
+        self._clock = clock
+
+    async def begin(
+        self, held: AsyncExitStack, call: Call, asks: Callable[[], Sequence[Ask]], key: bytes
+    ) -> tuple[int, Delta]:
+        """The first delta and its prompt's number. `held` gives the place and the work back; `asks` is called with a
+        place only, for it costs something. Raises Fell, or CausewayError where no other rung would do better."""
+        tier, began = self._rung.tier, self._clock()
+        if not self._ladder.may_try(self._rung):
+            raise Fell(BreakerOpen("the tier failed repeatedly and is left alone", phase="connect"), "broken")
+        left_s = call.deadline - began
+        patience_s = self._ladder.patience_s(self._rung, left_s)
+        try:
+            if patience_s < left_s:
+                # No cancel scope of anyio's: the generators that begin in here have theirs, and outlive this one.
+                async with asyncio.timeout(patience_s):
+                    first = await self._first(held, call, asks, key, left_s)
+            else:
+                first = await self._first(held, call, asks, key, left_s)
+        except TimeoutError:
+            if self.place is not None:
+                self.place.failed()
+            stress = self._ladder.overdue(tier, self._clock() - began)
+            raise Fell(CloudTimeout(f"{tier} gave no token in {patience_s:.1f} s"), stress) from None
+        except CausewayError as error:
+            if self.place is not None and isinstance(error, (QueueFull, DeadlineExceeded)):
+                self.place.failed()
+            stress = self._ladder.failed(tier, error)
+            if isinstance(error, DeadlineExceeded) and not self._rung.last:
+                stress = "slow" if self._clock() < call.deadline else ""
+            if not stress:
+                raise
+            raise Fell(error, stress) from error
+        except BaseException:
+            self._ladder.left(tier)
+            raise
+        self._ladder.spoke(tier, self._clock() - began)
+        return first
+
+    def used(self, tokens: int) -> None:
+        """Prompt and answer, at its end."""
+        if self.place is not None:
+            self.place.used(tokens)
+
+    async def _first(
+        self, held: AsyncExitStack, call: Call, asks: Callable[[], Sequence[Ask]], key: bytes, left_s: float
+    ) -> tuple[int, Delta]:
+        door = self._admission.place(call.priority, left_s, call.tenant, call.weight, call.tokens)
+        self.place = await held.enter_async_context(door)
+        answers = [self._dispatch.generate(ask, key, hedged=call.priority != "bulk") for ask in asks()]
+        handed = self._clock()
+        try:
+            first = await self._next(held, answers)
+        except StopAsyncIteration:
+            raise StreamBroken("the model ended without saying anything", phase="first_token") from None
+        self.place.first_token(self._clock() - handed)
+        return first
+
+    async def _next(self, held: AsyncExitStack, answers: list[AsyncGenerator[Delta, None]]) -> tuple[int, Delta]:
+        if len(answers) == 1:
+            self.only = answers[0]
+            held.push_async_callback(self.only.aclose)
+            return 0, await anext(self.only)
+        self.many = merged(answers)
+        held.push_async_callback(self.many.aclose)
+        return await anext(self.many)
