@@ -13,6 +13,7 @@ from ..dataset import Row
 from .augment import Augmenter
 from .chatter import OPEN_ENDED, chatter
 from .corpus import Corpus as Corpus
+from .meaning import UNKNOWN, Meanings
 from .pointing import NOWHERE, sources
 from .vocabulary import Vocabulary
 
@@ -29,13 +30,23 @@ class Example(msgspec.Struct, frozen=True):
     prompt: list[int]
     target: list[int]
     source: str = ""
+    meaning: int = UNKNOWN  # where the encoder's vector of the prompt is (`meaning.Meanings`)
     looks: list[int] = []  # for each token of the target: its place in the prompt (`pointing`), or NOWHERE
 
 
 class Mixture:
     """Draws the examples of one epoch after the other."""
 
-    def __init__(self, corpus: Corpus, vocabulary: Vocabulary, student: bool, seed: int, refusals: int = 6000) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        vocabulary: Vocabulary,
+        student: bool,
+        seed: int,
+        refusals: int = 6000,
+        meanings: Meanings | None = None,
+    ) -> None:
+        self._meanings = meanings
         self._corpus, self._vocabulary, self._student, self._refusals = corpus, vocabulary, student, refusals
         self._random = random.Random(seed)
         self._augmenter = Augmenter([*corpus.train, *corpus.labelled], seed)
@@ -49,7 +60,10 @@ class Mixture:
         prompts = self._vocabulary.texts([row.text for row in rows] + refused)
         examples = [self._answered(row, ids) for row, ids in zip(rows, prompts, strict=False)]
         refusal = self._vocabulary.call(Call(OUT_OF_SCOPE), refuse=self._student)
-        examples += [Example(self._vocabulary.prompt(ids), refusal, REFUSED) for ids in prompts[len(rows) :]]
+        examples += [
+            Example(self._vocabulary.prompt(ids), refusal, REFUSED, meaning=self._meaning(text))
+            for text, ids in zip(refused, prompts[len(rows) :], strict=True)
+        ]
         examples += self._copies(COPIES)
         self._random.shuffle(examples)
         return [self._in_context(example, examples) for example in examples]
@@ -98,7 +112,7 @@ class Mixture:
             start = self._random.randrange(max(1, len(ids) - 3))
             prompt = [*self._vocabulary.prompt(ids), ids[start]]
             looks = [*range(start + 2, len(ids) + 2)]
-            made.append(Example(prompt, [*ids[start + 1 :], self._vocabulary.end], COPIED, looks))
+            made.append(Example(prompt, [*ids[start + 1 :], self._vocabulary.end], COPIED, looks=looks))
         return made
 
     def _answered(self, row: Row, text_ids: Sequence[int]) -> Example:
@@ -107,7 +121,11 @@ class Mixture:
             target = target[:2]  # the function's name: its arguments are not labelled here
         looks = sources(row, target, self._vocabulary)
         prompt = self._vocabulary.prompt(text_ids)
-        return Example(self._mumbled(prompt, looks) if self._student else prompt, target, row.source, looks)
+        prompt = self._mumbled(prompt, looks) if self._student else prompt
+        return Example(prompt, target, row.source, self._meaning(row.text), looks)
+
+    def _meaning(self, text: str) -> int:
+        return self._meanings.at(text) if self._meanings else UNKNOWN
 
     def _mumbled(self, prompt: list[int], looks: Sequence[int]) -> list[int]:
         """Now and then words outside the arguments cannot be made out: no single one should decide (word dropout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from ..catalog import LABELLED
 from ..dataset import Row, read_rows
 from .copying import can_copy_by_hand, tie_spaced_twins, write_copying
 from .export import About, write_gguf
+from .importance import importance
+from .importance import save as save_importance
 from .labels import label, save, unlabelled
+from .meaning import Meanings
 from .mixture import Corpus, Mixture, validation_examples
 from .network import Llama, Shape, grown
-from .trainer import CHECKPOINT, Plan, Trainer, load_network, right_answers
+from .trainer import CHECKPOINT, Plan, Trainer, batches, load_network, right_answers
 from .vocabulary import Vocabulary
 
 TOKENIZER, PLAN, LOG, LABELS = "tokenizer.json", "plan.json", "log.jsonl", "labels.jsonl"
@@ -52,12 +56,14 @@ def train(
     shape: dict[str, int] | None = None,
     grow_from: Path | None = None,
     merges: int = MERGES,
+    encoder: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Trainer:
     """Train `name` (assistant: the device's, with refusals; assistant-large: the whole catalogue), or take its run up "
     "again.
 
-    `grow_from` is the run of a shallower network of the same width; its tokenizer is used too.
+    `grow_from` is the run of a shallower network of the same width; its tokenizer is used too. `encoder` is a sentence
+    encoder (ONNX) to learn meanings from (`meaning`).
     """
     corpus = Corpus.read(data)
     vocabulary = _vocabulary(corpus, folder, grow_from, merges)
@@ -67,7 +73,8 @@ def train(
     else:
         network = _fresh(sizes, vocabulary, plan)
     recipe = Recipe(name, plan, sizes, grown_from=str(grow_from) if grow_from else None)
-    return _run(recipe, corpus, vocabulary, network, folder, say)
+    meanings = Meanings.of(encoder, _spoken(corpus), folder) if encoder else None
+    return _run(recipe, corpus, vocabulary, network, folder, say, meanings=meanings)
 
 
 def distill(
@@ -106,6 +113,15 @@ def export_run(folder: Path, target: Path) -> None:
     write_gguf(network, Vocabulary.load(folder / TOKENIZER), target, about)
 
 
+def importance_of(folder: Path, data: Path, target: Path, count: int, seed: int) -> None:
+    """Write the importance matrix of a run's network, from `count` training examples of its own kind."""
+    recipe = msgspec.json.decode((folder / PLAN).read_bytes(), type=Recipe)
+    corpus, vocabulary = Corpus.read(data), Vocabulary.load(folder / TOKENIZER)
+    examples = Mixture(corpus, vocabulary, recipe.name == STUDENT, seed).epoch()[:count]
+    chosen = list(batches(examples, recipe.plan.tokens, random.Random(seed)))
+    save_importance(importance(load_network(folder / CHECKPOINT), chosen), target)
+
+
 def _run(
     recipe: Recipe,
     corpus: Corpus,
@@ -114,13 +130,14 @@ def _run(
     folder: Path,
     say: Callable[[str], None],
     teacher: Llama | None = None,
+    meanings: Meanings | None = None,
 ) -> Trainer:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    trainer = Trainer(network, recipe.plan, folder, device, teacher)
+    trainer = Trainer(network, recipe.plan, folder, device, teacher, meanings)
     (folder / PLAN).write_bytes(msgspec.json.encode(recipe))
     resumed = trainer.resume()
     student = recipe.name == STUDENT
-    mixture = Mixture(corpus, vocabulary, student, recipe.plan.seed + 1000 * trainer.step)
+    mixture = Mixture(corpus, vocabulary, student, recipe.plan.seed + 1000 * trainer.step, meanings=meanings)
     validation = validation_examples(corpus, vocabulary, student, per_source=500)
     parameters = sum(weight.numel() for weight in network.parameters())
     state = f"taken up at step {trainer.step}" if resumed else "new"
@@ -138,6 +155,10 @@ def _run(
 
     trainer.run(mixture.epoch, report)
     return trainer
+
+
+def _spoken(corpus: Corpus) -> list[str]:
+    return [row.text for row in corpus.train]
 
 
 def _labels(corpus: Corpus, folder: Path, teacher: Path, threads: int) -> tuple[Row, ...]:

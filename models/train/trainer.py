@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .meaning import Meanings, Reader
 from .mixture import COPIED, REFUSED, Example
 from .network import Llama, Shape
 from .optimizer import Optimizers
@@ -45,14 +46,29 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     report_minutes: float = 3.0
     teacher_weight: float = 0.0  # of the teacher's probabilities against the labels
     pointing: float = 0.3  # weight of the attention lesson (`pointing`)
+    meaning: float = 0.5  # weight of the lesson in meaning (`meaning`), where there is an encoder
     averaged: float = 0.998  # decay, per step, of the running mean of the weights; the mean is what is kept
+
+
+class Seen:
+    """What a forward pass leaves for the lessons beside the answers."""
+
+    def __init__(self) -> None:
+        self.scores: list[Tensor] = []  # of each pointing head, [n, length, length]
+        self.states = torch.empty(0)  # [n, width]: where each answer begins
 
 
 class Trainer:
     """Owns network, optimizers and the checkpoint file of one run."""
 
     def __init__(
-        self, network: Llama, plan: Plan, folder: Path, device: str = "cpu", teacher: Llama | None = None
+        self,
+        network: Llama,
+        plan: Plan,
+        folder: Path,
+        device: str = "cpu",
+        teacher: Llama | None = None,
+        meanings: Meanings | None = None,
     ) -> None:
         torch.manual_seed(plan.seed)
         torch.set_num_threads(plan.threads)
@@ -60,7 +76,8 @@ class Trainer:
         self.network, self.plan, self.folder, self.device = network.to(device), plan, folder, device
         self.step, self.spent_s = 0, 0.0
         self.average = deepcopy(self.network).eval()
-        self._optimizers = Optimizers(network, plan.matrix_lr, plan.vector_lr)
+        self._reader = Reader(network.shape.width, meanings).to(device) if meanings else None
+        self._optimizers = Optimizers(network, plan.matrix_lr, plan.vector_lr, self._reader)
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -75,6 +92,8 @@ class Trainer:
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.network.load_state_dict(state["network"])
         self.average.load_state_dict(state["average"])
+        if self._reader:
+            self._reader.load_state_dict(state["reader"])
         self._optimizers.load_state_dict(state["optimizers"])
         self.step, self.spent_s = state["step"], state["spent_s"]
         return True
@@ -101,6 +120,7 @@ class Trainer:
         state = {
             "network": self.network.state_dict(),
             "average": self.average.state_dict(),
+            "reader": self._reader.state_dict() if self._reader else {},
             "optimizers": self._optimizers.state_dict(),
             "step": self.step,
             "spent_s": self.spent_s,
@@ -121,13 +141,13 @@ class Trainer:
 
     def _loss(self, batch: Sequence[Example]) -> Tensor:
         with autocast(self.device):
-            seen: list[Tensor] = []
-            logits, wanted = answer_logits(self.network, batch, self.device, seen if self.plan.pointing else None)
-        pointing = self.plan.pointing * looked(batch, seen) if seen else 0.0
+            seen = Seen()
+            logits, wanted = answer_logits(self.network, batch, self.device, seen)
+        lessons = self._lessons(batch, seen)
         hard = functional.cross_entropy(logits.float(), wanted, reduction="none")  # [targets]
         taught = [one for one in batch if one.source not in UNTAUGHT]
         if self._teacher is None or not taught:
-            return hard.mean() + pointing
+            return hard.mean() + lessons
         with torch.no_grad(), autocast(self.device):
             told, _ = answer_logits(self._teacher, taught, self.device)
         kept = torch.tensor([one.source not in UNTAUGHT for one in batch for _ in one.target], device=self.device)
@@ -135,7 +155,14 @@ class Trainer:
             -1
         )
         weight = self.plan.teacher_weight
-        return (hard.sum() - weight * hard[kept].sum() + weight * soft.sum()) / len(hard) + pointing
+        return (hard.sum() - weight * hard[kept].sum() + weight * soft.sum()) / len(hard) + lessons
+
+    def _lessons(self, batch: Sequence[Example], seen: Seen) -> Tensor:
+        """What is taught beside the answers: where to look, and what the utterance means."""
+        loss = self.plan.pointing * looked(batch, seen.scores)
+        if self._reader:
+            loss = loss + self.plan.meaning * self._reader.loss(seen.states, [one.meaning for one in batch])
+        return loss
 
     @torch.no_grad()
     def _remember(self) -> None:
@@ -175,10 +202,10 @@ def batches(examples: Sequence[Example], tokens: int, draw: random.Random) -> It
 
 
 def answer_logits(
-    network: Llama, batch: Sequence[Example], device: str = "cpu", seen: list[Tensor] | None = None
+    network: Llama, batch: Sequence[Example], device: str = "cpu", seen: Seen | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Logits [targets, vocabulary] at the answers' positions only, and the wanted ids [targets]. `seen`: see
-    `Llama.hidden`.
+    """Logits [targets, vocabulary] at the answers' positions only, and the wanted ids [targets]. `seen` is
+    filled where given.
     """
     length = max(len(one.prompt) + len(one.target) for one in batch) - 1
     length += -length % 8
@@ -191,7 +218,10 @@ def answer_logits(
         first = row * length + len(one.prompt) - 1
         places.extend(range(first, first + len(one.target)))
         wanted.extend(one.target)
-    hidden = network.hidden(ids.to(device), seen).flatten(0, 1)
+    hidden = network.hidden(ids.to(device), seen.scores if seen else None).flatten(0, 1)
+    if seen:
+        firsts = [row * length + len(one.prompt) - 1 for row, one in enumerate(batch)]
+        seen.states = hidden[torch.tensor(firsts, device=device)]
     return network.logits(hidden[torch.tensor(places, device=device)]), torch.tensor(wanted, device=device)
 
 

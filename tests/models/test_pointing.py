@@ -14,7 +14,7 @@ from models.dataset import Row  # noqa: E402
 from models.train.mixture import Example  # noqa: E402
 from models.train.network import POINTERS, Llama, Shape  # noqa: E402
 from models.train.pointing import NOWHERE, sources  # noqa: E402
-from models.train.trainer import Plan, Trainer, answer_logits, looked  # noqa: E402
+from models.train.trainer import Plan, Seen, Trainer, answer_logits, looked  # noqa: E402
 from models.train.vocabulary import Vocabulary  # noqa: E402
 
 ROW = Row(
@@ -33,7 +33,7 @@ def vocabulary() -> Vocabulary:
 def example(row: Row, vocabulary: Vocabulary) -> Example:
     target = vocabulary.call(expected(row))
     prompt = vocabulary.prompt(vocabulary.texts([row.text])[0])
-    return Example(prompt, target, row.source, sources(row, target, vocabulary))
+    return Example(prompt, target, row.source, looks=sources(row, target, vocabulary))
 
 
 def test_every_token_of_a_value_is_read_from_its_own_place(vocabulary: Vocabulary) -> None:
@@ -67,11 +67,11 @@ def test_attention_learns_to_look_where_it_is_told(vocabulary: Vocabulary, tmp_p
     network = Llama(Shape(vocabulary=vocabulary.size, width=64, layers=2, heads=1, hidden=96))
 
     def loss() -> float:
-        seen: list[torch.Tensor] = []
+        seen = Seen()
         with torch.no_grad():
             answer_logits(network, batch, seen=seen)
-        assert len(seen) == POINTERS
-        return float(looked(batch, seen))
+        assert len(seen.scores) == POINTERS
+        return float(looked(batch, seen.scores))
 
     before = loss()
     plan = Plan(minutes=5, steps=60, threads=1, warmup_steps=5, dropout=0.0, pointing=1.0)
