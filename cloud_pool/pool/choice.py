@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from .load import STANDS_OUT, load, median_ttft_s, ramp, slowness
+from .load import SLOW, load, median_ttft_s, ramp, slowness
 from .prefix import Share, warmest
 from .settings import PoolConfig
 from .state import Endpoint, PoolState
@@ -56,7 +56,7 @@ def _warm(
     state: PoolState, open_to: Sequence[Endpoint], key: bytes, median_s: float, now: float, settings: PoolConfig
 ) -> Endpoint | None:
     # A warm prefix saves less than an endpoint loses that is several times slower than the others.
-    usual = [one for one in open_to if slowness(one, median_s, now, settings) < STANDS_OUT] or open_to
+    usual = [one for one in open_to if slowness(one, median_s, now, settings) < SLOW] or open_to
     shares = {one.address: Share(one.outstanding, ramp(one, now, settings)) for one in usual}
     address = warmest((one.address for one in state.members), shares, key, settings.load_factor)
     return next((one for one in usual if one.address == address), None)

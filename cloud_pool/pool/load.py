@@ -1,10 +1,11 @@
 """How much work an endpoint has, in requests of a usual endpoint of its pool. Pure.
 
-    load = (outstanding + 1) × slowness / ramp
+    load = (outstanding + 1) × slowness² / ramp
 
-slowness   its time to the first token over the pool's median, where that stands out; what waits for one counts as
-           measured so far, so that a stuck endpoint is avoided before anything was measured. A figure that is not
-           renewed fades, or a slow endpoint would never be tried again.
+slowness   time to the first token over 1.5 times the pool's median, at least 1. What waits for one counts as measured
+           so far, so that a stuck endpoint is avoided before anything was measured. A figure that is not renewed
+           fades, or a slow endpoint would never be tried again. Squared: work that is shared by speed alone would
+           still give some callers a first token that takes ten times as long.
 ramp       from a tenth to 1 after its return: a cold cache does not get a full share (slow start).
 """
 
@@ -17,8 +18,9 @@ import msgspec
 from .settings import PoolConfig
 from .state import Endpoint, PoolState
 
-STANDS_OUT = 3.0  # times the median; times to the first token vary by as much with the prompts alone
-MOST_SLOW = 10.0
+SLOW = 2.0  # times what is usual
+_USUAL = 1.5  # times the median: times to the first token vary by as much with the prompts alone
+_SLOWEST = 7.0
 _LEAST_S = 0.005  # medians below it say nothing about slowness
 _FIRST_RAMP = 0.1
 _UP, _DOWN = 0.5, 0.3  # weights of a new figure: two slow answers are enough, forgiving takes a few more
@@ -31,14 +33,15 @@ def median_ttft_s(state: PoolState, now: float) -> float:
 
 
 def slowness(endpoint: Endpoint, median_s: float, now: float, settings: PoolConfig) -> float:
-    """1 for a usual endpoint, 3 to 10 for one that stands out."""
+    """Times what is usual, from 1 to 7."""
     if median_s <= 0.0:
         return 1.0
     measured = endpoint.ttft_s
-    if measured > median_s:
+    # Only one request at a time tries whether a slow endpoint still is.
+    if measured > median_s and not endpoint.waiting:
         measured = median_s + (measured - median_s) * math.exp((endpoint.ttft_at - now) / settings.forget_s)
-    times = max(measured, _waited_s(endpoint, now)) / median_s
-    return 1.0 if times < STANDS_OUT else min(times, MOST_SLOW)
+    times = max(measured, _waited_s(endpoint, now)) / (_USUAL * median_s)
+    return min(max(1.0, times), _SLOWEST)
 
 
 def ramp(endpoint: Endpoint, now: float, settings: PoolConfig) -> float:
@@ -48,7 +51,8 @@ def ramp(endpoint: Endpoint, now: float, settings: PoolConfig) -> float:
 
 
 def load(endpoint: Endpoint, median_s: float, now: float, settings: PoolConfig) -> float:
-    return (endpoint.outstanding + 1) * slowness(endpoint, median_s, now, settings) / ramp(endpoint, now, settings)
+    slow = slowness(endpoint, median_s, now, settings) ** 2
+    return (endpoint.outstanding + 1) * slow / ramp(endpoint, now, settings)
 
 
 def measured(endpoint: Endpoint, seconds: float, now: float) -> Endpoint:

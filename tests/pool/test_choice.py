@@ -116,10 +116,12 @@ def timed(*ttft_s: float) -> PoolState:
 
 
 def test_a_slow_endpoint_is_left_alone_while_others_have_room() -> None:
-    """Ten times slower is as bad as ten times the work."""
+    """Ten times slower is worse than ten times the work, and better than none at all."""
     state = timed(0.05, 0.5, 0.05)
     assert "t1:1" not in shares(state)
     busy = changed(changed(state, 0, open=(NOW,) * 12), 2, open=(NOW,) * 12)
+    assert "t1:1" not in shares(busy)
+    busy = changed(changed(state, 0, open=(NOW,) * 50), 2, open=(NOW,) * 50)
     assert "t1:1" in shares(busy)
 
 

@@ -1,0 +1,82 @@
+"""One replica of several is ten times slower: a simulation on the pool itself, with a clock that jumps from event to
+event. A request's first token comes after 50 ms at an idle replica, 2 ms later for each other request there, and the
+whole answer after ten times that."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from .scripted import Bed
+
+RATE = 40.0  # requests a second
+NAMES = ("a:1", "b:1", "c:1", "d:1")
+
+
+class Run(msgspec.Struct):
+    """Seconds to the first token, and the endpoint, of each request in order of arrival."""
+
+    first_s: list[float]
+    endpoints: list[str]
+
+    def p99_s(self) -> float:
+        return sorted(self.first_s)[int(0.99 * len(self.first_s))]
+
+    def share(self, endpoint: str, since: int = 0, until: int | None = None) -> float:
+        taken = self.endpoints[since:until]
+        return Counter(taken)[endpoint] / len(taken)
+
+
+def simulate(factors: Mapping[str, float], requests: int, *, recovers_after: int = 10**9, seed: int = 3) -> Run:
+    """`factors`: how much slower each endpoint is, until that many requests have come."""
+    bed, chance = Bed(*NAMES), random.Random(seed)
+    bed.pool._chance = chance.random
+    run, events, order = Run([], []), [], 0
+    arrives = bed.clock.now
+    for number in range(requests):
+        arrives += chance.expovariate(RATE)
+        while events and events[0][0] <= arrives:
+            bed.clock.now, _, lease, first_s = heapq.heappop(events)
+            if first_s:
+                lease.first_token(first_s)
+            else:
+                lease.succeeded()
+                lease.close()
+        bed.clock.now = arrives
+        lease = bed.pool.lease()
+        there = next(one.outstanding for one in bed.pool.endpoints if one.address == lease.endpoint)
+        factor = factors[lease.endpoint] if number < recovers_after else 1.0
+        first_s = factor * (0.05 + 0.002 * there) * chance.uniform(0.7, 1.4)
+        for at, said in ((arrives + first_s, first_s), (arrives + 10 * first_s, 0.0)):
+            order += 1
+            heapq.heappush(events, (at, order, lease, said))
+        run.first_s.append(first_s)
+        run.endpoints.append(lease.endpoint)
+    return run
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_p99_stays_near_the_healthy_pools(seed: int) -> None:
+    """The slow replica gets a few requests in a thousand, and the pool's p99 is within 1.5 of that without it."""
+    healthy = simulate(dict.fromkeys(NAMES, 1.0), 6000, seed=seed)
+    slow = simulate(dict.fromkeys(NAMES, 1.0) | {"b:1": 10.0}, 6000, seed=seed)
+    assert slow.share("b:1") < 0.01
+    assert slow.p99_s() <= 1.5 * healthy.p99_s()
+
+
+def test_who_is_quick_again_gets_its_share_again() -> None:
+    """Two minutes after its recovery a replica has work as the others have."""
+    run = simulate(dict.fromkeys(NAMES, 1.0) | {"b:1": 10.0}, 12_000, recovers_after=4000)
+    assert run.share("b:1", until=4000) < 0.01
+    assert run.share("b:1", since=9000) > 0.2
+
+
+def test_a_healthy_pool_shares_alike() -> None:
+    """Chance differences between replicas do not feed on themselves."""
+    run = simulate(dict.fromkeys(NAMES, 1.0), 6000)
+    assert all(abs(run.share(name) - 0.25) < 0.03 for name in NAMES)
