@@ -59,7 +59,7 @@ class Try:
         """Another try's delta came first: how long this one was waited for tells about the tier."""
         if self._first is None and self._began_at:
             now = self._clock()
-            self._pace.given_up(now - self._began_at, now)
+            self._pace.given_up(self.endpoint, now - self._began_at, now)
 
     async def close(self) -> None:
         """Cancels the call if it runs. The task that is in `begin`, if any, must have ended."""

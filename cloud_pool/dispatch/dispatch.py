@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -29,6 +30,7 @@ from .verdict import Course
 
 PAUSE_S = 0.02
 MAX_PAUSE_S = 0.2
+_log = logging.getLogger("causeway.cloud.dispatch")
 
 
 class Dispatch:
@@ -83,6 +85,7 @@ class Dispatch:
             elsewhere = await self._elsewhere(errors, ask, key, course)
             if elsewhere is None:
                 raise errors[-1]  # (5)
+            _log.debug("%s: %s, tried again at %s", ask.request_id, errors[-1].code, elsewhere.endpoint)
             self._counts.retried(errors[-1].code)
             lease = elsewhere
 
@@ -91,7 +94,7 @@ class Dispatch:
     ) -> Try | list[CausewayError]:
         """(2) The try that has its first delta, or why there is none."""
         first = self._try(lease, ask, course)
-        after_s = self._pace.slow_s(self._clock()) if hedged and self._pool.healthy > 1 else None
+        after_s = self._pace.late_s(self._clock()) if hedged and self._pool.healthy > 1 else None
         if after_s is None:
             return await _alone(first)
         race = Race(first, lambda: self._hedge(ask, key, course), after_s)

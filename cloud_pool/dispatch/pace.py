@@ -1,4 +1,7 @@
-"""How soon first tokens come: the tier's slowest tell when to hedge, an endpoint's fastest whether to start at all.
+"""How soon first tokens come: what is late tells when to hedge, an endpoint's fastest whether to start at all.
+
+Late is late for an endpoint that is well: each has its own quantile, and the tier's is their median (the lower one of
+two). Over all samples together one slow replica of two would define what is slow, and never be hedged.
 
 Pure state, explicit monotonic time. A quantile sorts its window, so it is kept for a moment.
 """
@@ -7,9 +10,9 @@ from __future__ import annotations
 
 from router.latency import Window
 
-_TIER_S = 60.0
+_LATE_S = 60.0
 # Short: an estimate from a rush must not keep asks away once it is over.
-_ENDPOINT_S = 5.0
+_SOON_S = 5.0
 _ENOUGH = 20  # samples; fewer say nothing about a tail
 _SOME = 8
 _SOONEST = 0.05
@@ -17,37 +20,45 @@ _KEPT_S = 0.25
 
 
 class Pace:
-    """`slow` is the quantile (0..1) of the tier's times to first token that counts as slow."""
+    """`late` is the quantile (0..1) of the times to first token after which one is late."""
 
-    def __init__(self, slow: float = 0.95) -> None:
-        self._tier = _Quantile(slow, _TIER_S, _ENOUGH)
-        self._endpoints: dict[str, _Quantile] = {}
+    def __init__(self, late: float = 0.95) -> None:
+        self._q = late
+        self._endpoints: dict[str, _Endpoint] = {}
 
     def first_token(self, endpoint: str, seconds: float, now: float) -> None:
         """`seconds` from the start of a try."""
-        self._tier.add(seconds, now)
-        if endpoint not in self._endpoints:
-            self._forget(now)
-            self._endpoints[endpoint] = _Quantile(_SOONEST, _ENDPOINT_S, _SOME)
-        self._endpoints[endpoint].add(seconds, now)
+        known = self._known(endpoint, now)
+        known.late.add(seconds, now)
+        known.soon.add(seconds, now)
 
-    def given_up(self, seconds: float, now: float) -> None:
+    def given_up(self, endpoint: str, seconds: float, now: float) -> None:
         """A try was cancelled after that time for another one's answer. It would have taken longer still; without it
-        the slow would look rarer than they are."""
-        self._tier.add(seconds, now)
+        the slow would look quicker than they are."""
+        self._known(endpoint, now).late.add(seconds, now)
 
-    def slow_s(self, now: float) -> float | None:
+    def late_s(self, now: float) -> float | None:
         """None: not enough is known."""
-        return self._tier.value(now)
+        values = sorted(value for one in self._endpoints.values() if (value := one.late.value(now)) is not None)
+        return values[(len(values) - 1) // 2] if values else None
 
     def soonest_s(self, endpoint: str, now: float) -> float:
         """With less time than this left, `endpoint` plausibly gives no first token; 0 if not enough is known."""
         known = self._endpoints.get(endpoint)
-        return 0.0 if known is None else known.value(now) or 0.0
+        return 0.0 if known is None else known.soon.value(now) or 0.0
 
-    def _forget(self, now: float) -> None:
-        """Endpoints come and go with DNS: those without a recent sample are dropped."""
-        self._endpoints = {address: one for address, one in self._endpoints.items() if one.count(now)}
+    def _known(self, endpoint: str, now: float) -> _Endpoint:
+        """Endpoints come and go with DNS: when a new one comes, those without a recent sample are dropped."""
+        if endpoint not in self._endpoints:
+            self._endpoints = {address: one for address, one in self._endpoints.items() if one.late.count(now)}
+            self._endpoints[endpoint] = _Endpoint(self._q)
+        return self._endpoints[endpoint]
+
+
+class _Endpoint:
+    def __init__(self, late: float) -> None:
+        self.late = _Quantile(late, _LATE_S, _ENOUGH)
+        self.soon = _Quantile(_SOONEST, _SOON_S, _SOME)
 
 
 class _Quantile:

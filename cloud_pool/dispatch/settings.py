@@ -18,11 +18,11 @@ class RetryBudgetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class HedgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A second endpoint is asked when the first is slow; the first delta wins."""
+    """A second endpoint is asked when the first is late; the first delta wins."""
 
     enabled: bool = True
     max_share: Share = 0.02  # of requests
-    after: Share = 0.95  # the quantile of the tier's recent times to first token after which one is slow
+    after: Share = 0.95  # the quantile of an endpoint's recent times to first token, after which one is late
 
 
 class Settings(msgspec.Struct, frozen=True):

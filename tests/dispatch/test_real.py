@@ -74,7 +74,7 @@ class Bed:
 
     async def warm(self) -> None:
         """Until enough is known of first tokens that a late one is hedged."""
-        while self.dispatch._pace.slow_s(time.monotonic()) is None:
+        while self.dispatch._pace.late_s(time.monotonic()) is None:
             await self.text(self.ask())
         self.counted.hedges.clear()
 
