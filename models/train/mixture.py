@@ -44,9 +44,10 @@ class Mixture:
         student: bool,
         seed: int,
         refusals: int = 6000,
+        repeats: int = 2,
         meanings: Meanings | None = None,
     ) -> None:
-        self._meanings = meanings
+        self._meanings, self._repeats = meanings, repeats
         self._corpus, self._vocabulary, self._student, self._refusals = corpus, vocabulary, student, refusals
         self._random = random.Random(seed)
         self._augmenter = Augmenter([*corpus.train, *corpus.labelled], seed)
@@ -69,8 +70,8 @@ class Mixture:
         return [self._in_context(example, examples) for example in examples]
 
     def _device_rows(self) -> list[Row]:
-        """HWU64 has fewer rows and more to learn: each comes twice, in two variants."""
-        rows = [row for row in self._own for _ in range(2 if row.source == "hwu64" else 1)]
+        """HWU64 has fewer rows and more to learn: each comes more than once, in other variants."""
+        rows = [row for row in self._own for _ in range(self._repeats if row.source == "hwu64" else 1)]
         return [self._augmenter.variant(row) for row in rows]
 
     def _all_rows(self) -> list[Row]:

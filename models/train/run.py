@@ -137,7 +137,8 @@ def _run(
     (folder / PLAN).write_bytes(msgspec.json.encode(recipe))
     resumed = trainer.resume()
     student = recipe.name == STUDENT
-    mixture = Mixture(corpus, vocabulary, student, recipe.plan.seed + 1000 * trainer.step, meanings=meanings)
+    seed, plan = recipe.plan.seed + 1000 * trainer.step, recipe.plan
+    mixture = Mixture(corpus, vocabulary, student, seed, plan.refusals, plan.repeats, meanings)
     validation = validation_examples(corpus, vocabulary, student, per_source=500)
     parameters = sum(weight.numel() for weight in network.parameters())
     state = f"taken up at step {trainer.step}" if resumed else "new"

@@ -48,6 +48,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pointing: float = 0.3  # weight of the attention lesson (`pointing`)
     meaning: float = 0.5  # weight of the lesson in meaning (`meaning`), where there is an encoder
     averaged: float = 0.998  # decay, per step, of the running mean of the weights; the mean is what is kept
+    refusals: int = 6000  # of the device's examples, in an epoch
+    repeats: int = 2  # how often an epoch has each row of HWU64, which has fewer rows and more to learn
 
 
 class Seen:
