@@ -1,0 +1,60 @@
+"""Retries as a caller of the gateway sees them: one endpoint of the tier is dead, the other a real Triton."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import anyio
+import pytest
+
+from tests.cloud.conftest import PATIENCE_S, Command, Pool, pool, triton_environment
+from tests.stack import free_port
+
+__all__ = ["pool", "triton_environment"]
+
+pytestmark = [pytest.mark.triton, pytest.mark.engine]
+
+CONFIG = """
+server: {{port: 0, probe_ttl_s: 0}}
+tiers:
+  - {{name: large, artifact: assistant-large, model: assistant-large, endpoints: ["127.0.0.1:{dead}", "{live}"]}}
+  - {{name: gone, artifact: assistant-large, model: assistant-large, endpoints: ["127.0.0.1:{dead}"]}}
+"""
+
+
+async def test_callers_do_not_see_a_dead_endpoint(pool: Pool, tmp_path: Path) -> None:
+    """Asks that first went to the dead endpoint are answered by the other, and the metrics tell how many; where nobody
+    else is there, the caller is told at once, with a time to come back."""
+    path = tmp_path / "gateway.yaml"
+    path.write_text(CONFIG.format(dead=free_port(), live=pool.grpc))
+    command = Command("serve", "--config", str(path))
+    try:
+        url = command.ready()["url"]
+        async with aiohttp.ClientSession() as http:
+
+            async def ask(tier: str) -> aiohttp.ClientResponse:
+                body = {"model": tier, "prompt": "a", "max_tokens": 1}
+                async with http.post(f"{url}/completions", json=body) as reply:
+                    await reply.read()
+                    return reply
+
+            with anyio.fail_after(PATIENCE_S):
+                replies = await asyncio.gather(*(ask("large") for _ in range(6)))
+                alone = await ask("gone")
+                async with http.get(url.replace("/v1", "/metrics")) as reply:
+                    metrics = await reply.text()
+        assert [reply.status for reply in replies] == [200] * 6
+        assert 1 <= count(metrics, 'causeway_cloud_retries_total{code="cloud_unreachable",tier="large"}') <= 5
+        assert alone.status == 503
+        assert int(alone.headers["retry-after"]) >= 1
+        assert 'causeway_cloud_retries_total{code="cloud_unreachable",tier="gone"}' not in metrics
+        assert command.stop() == 0
+    finally:
+        command.process.kill()
+
+
+def count(metrics: str, series: str) -> float:
+    (line,) = (line for line in metrics.splitlines() if line.startswith(f"{series} "))
+    return float(line.rsplit(" ", 1)[1])
