@@ -28,6 +28,7 @@ from .cloud import CloudBackend
 from .config import Config, EngineConfig
 from .decisions import DecisionStore
 from .engines import Engine, Engines
+from .estimates import Learned
 from .flight import Flights
 from .intake import Intake
 from .life import App
@@ -54,6 +55,7 @@ def build(
     state_dir = Path(config.state_dir) if config.state_dir else None
     engines = Engines(make_engine or _engine_maker(config.engine)) if config.engine.enabled else None
     cloud = CloudBackend(config.cloud) if config.cloud.url else None
+    learned = Learned([Path(folder) for folder in config.engine.model_dirs])
     signals = Signals(clock, edge=engines, cloud=cloud, read_device=Probes().read, state_dir=state_dir)
     admission = Admission(AdmissionLimits())
     metrics = Metrics(lambda: readings(parts))
@@ -64,6 +66,7 @@ def build(
         metrics.set_targets(target.name for target in policy.targets)
         if engines is not None:
             engines.use(policy)
+            learned.use(policy)
 
     policies = PolicyStore(
         Path(config.policy) if config.policy else DEFAULT_POLICY,
@@ -90,12 +93,13 @@ def build(
         admission=admission,
         cache=cache,
         flights=flights,
-        attempts=Attempts(_backends(engines, cloud), {"cloud": _cloud_patience(config)}),
+        attempts=Attempts(_backends(engines, cloud), {"cloud": _cloud_patience(config)}, learned.weighed),
         signals=signals,
         decisions=decisions,
         metrics=metrics,
         clock=clock,
         count=None if engines is None else engines.count,
+        judge=None if engines is None else learned.quality,
         scope=_models(config.engine),
         deadline_s=config.server.default_deadline_s,
     )

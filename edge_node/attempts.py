@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import anyio
 import msgspec
@@ -54,10 +54,19 @@ class Patience(msgspec.Struct, frozen=True):
     whole_s: float | None = None
 
 
+# A call, a chunk of its answer, `edge.quality` if known → the chunk with its confidence as a probability.
+Weigh = Callable[[Call, Chunk, float | None], Chunk]
+
+
 class Attempts:
-    def __init__(self, backends: Mapping[Place, Backend], patience: Mapping[Place, Patience]) -> None:
+    """`weigh` None: a handoff compares what the engine reports."""
+
+    def __init__(
+        self, backends: Mapping[Place, Backend], patience: Mapping[Place, Patience], weigh: Weigh | None = None
+    ) -> None:
         self._backends = backends
         self._patience = patience
+        self._weigh = weigh
 
     async def run(self, work: Work, sink: Sink) -> None:
         """Returns when `sink` has the whole answer. Raises what the client is to be told."""
@@ -101,9 +110,31 @@ class Attempts:
             if work.request.kind == "embedding":
                 await _embed(work, attempt, backend, call, sink)
             else:
-                await _generate(work, attempt, backend, call, sink)
+                await self._generate(work, attempt, backend, call, sink)
         except (asyncio.TimeoutError, DeadlineExceeded, CloudTimeout) as error:
             raise _late(work, attempt, error) from error
+
+    async def _generate(self, work: Work, attempt: Attempt, backend: Backend, call: Call, sink: Sink) -> None:
+        """Raises asyncio.TimeoutError (1) (2), or what the backend, the attempt or the sink raises."""
+        chunks = backend.generate(call)
+        waiting, ended = True, False
+        try:
+            with Bound(min(call.first_token_by, call.deadline) + _GRACE_S) as bound:
+                async for chunk in chunks:
+                    if waiting:
+                        waiting = False
+                        bound.move(call.deadline + _GRACE_S)
+                    await _deliver(work, attempt.offer(self._weighed(work, call, chunk), _now()), sink)
+                ended = True
+                await _deliver(work, attempt.finish(_now()), sink)
+        finally:
+            if not ended:
+                await _close(chunks)
+
+    def _weighed(self, work: Work, call: Call, chunk: Chunk) -> Chunk:
+        if chunk.confidence is None or self._weigh is None:
+            return chunk
+        return self._weigh(call, chunk, work.estimates.quality)
 
     def _limits(self, work: Work, attempt: Attempt, now: float) -> tuple[float, float]:
         """When the whole answer, and when its first token, has to be there."""
@@ -115,24 +146,6 @@ class Attempts:
         if first_s is None or not _streams(work, attempt):
             return limit, limit
         return limit, min(limit, now + first_s)
-
-
-async def _generate(work: Work, attempt: Attempt, backend: Backend, call: Call, sink: Sink) -> None:
-    """Raises asyncio.TimeoutError (1) (2), or what the backend, the attempt or the sink raises."""
-    chunks = backend.generate(call)
-    waiting, ended = True, False
-    try:
-        with Bound(min(call.first_token_by, call.deadline) + _GRACE_S) as bound:
-            async for chunk in chunks:
-                if waiting:
-                    waiting = False
-                    bound.move(call.deadline + _GRACE_S)
-                await _deliver(work, attempt.offer(chunk, _now()), sink)
-            ended = True
-            await _deliver(work, attempt.finish(_now()), sink)
-    finally:
-        if not ended:
-            await _close(chunks)
 
 
 async def _embed(work: Work, attempt: Attempt, backend: Backend, call: Call, sink: Sink) -> None:

@@ -22,6 +22,7 @@ from router.course import Course
 from router.decide import decide
 from router.errors import AllAttemptsFailed, BackendError, CausewayError, ClientGone, DeadlineExceeded, QueueFull
 from router.openai import CachedAnswer
+from router.policy import Policy
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
 
 from .admission import Admission
@@ -30,6 +31,7 @@ from .bounds import Bound
 from .cache import Answer, AnswerCache, Found
 from .clock import Clock
 from .decisions import DecisionStore
+from .estimates import QUALITY
 from .flight import Flight, Flights, Listener
 from .metrics import Metrics, Worked
 from .plans import Memo, Plans, is_cacheable
@@ -42,8 +44,10 @@ from .work import Work
 log = logging.getLogger(__name__)
 
 Count = Callable[[Request], Awaitable[int | None]]
+Judge = Callable[[Policy, Request], float | None]
 _COUNT_S = 1.0  # the engine's time to count a prompt's tokens: past it the signal is absent
 _TOKENS = "request.prompt_tokens"
+_ESTIMATED = frozenset((_TOKENS, QUALITY))
 _REHEARSAL = Request(kind="chat", model=AUTO, messages=(Message(role="user", content="Are you there?"),), max_tokens=1)
 
 
@@ -58,7 +62,9 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """`count` asks the edge model for a prompt's length; `scope` is what else tells answers of one policy apart."""
+    """`count` asks the edge model for a prompt's length, `judge` tells `edge.quality`; `scope` is what else tells
+    answers of one policy apart.
+    """
 
     def __init__(
         self,
@@ -73,6 +79,7 @@ class Service:
         metrics: Metrics,
         clock: Clock,
         count: Count | None = None,
+        judge: Judge | None = None,
         scope: bytes = b"",
         deadline_s: float = 120.0,
     ) -> None:
@@ -86,6 +93,7 @@ class Service:
         self._metrics = metrics
         self._clock = clock
         self._count = count
+        self._judge = judge
         self._plans = Plans(scope)
         self._deadline_s = deadline_s
 
@@ -171,8 +179,8 @@ class Service:
         policy, request = work.policy, work.request
         if not is_cacheable(policy, request):
             return None
-        if _TOKENS in policy.cache_needs.signals:
-            await self._estimate(work)
+        if not _ESTIMATED.isdisjoint(policy.cache_needs.signals):
+            await self._estimate(work, policy.cache_needs.signals)
             planned = self._plans.plan(policy, request, work.snapshot, work.estimates)
         else:
             planned = self._plans.remembered(policy, request, work.snapshot, memo)
@@ -218,19 +226,26 @@ class Service:
 
     async def _decide(self, work: Work) -> None:
         needs = work.policy.route_needs if work.request.model == AUTO else work.policy.constraint_needs
-        if _TOKENS in needs.signals:
-            await self._estimate(work)
+        if not _ESTIMATED.isdisjoint(needs.signals):
+            await self._estimate(work, needs.signals)
         work.decision = decide(work.policy, work.request, work.snapshot, work.estimates)
         choices = work.request.n * max(1, len(work.request.prompts))
         work.course = Course(work.decision, stream=work.request.stream, choices=choices, arrived=work.arrived)
 
-    async def _estimate(self, work: Work) -> None:
-        """What only the engine knows about the request. An engine that cannot tell leaves the signal absent."""
-        if self._count is None or work.estimates.prompt_tokens is not None:
+    async def _estimate(self, work: Work, signals: frozenset[str]) -> None:
+        """What is known of the request alone and costs something. What cannot be told stays absent."""
+        if QUALITY in signals and self._judge is not None and work.estimates.quality is None:
+            try:
+                quality = self._judge(work.policy, work.request)
+                work.estimates = msgspec.structs.replace(work.estimates, quality=quality)
+            except Exception as failure:
+                log.warning("the device's quality could not be estimated: %s", where(failure))
+        if _TOKENS not in signals or self._count is None or work.estimates.prompt_tokens is not None:
             return
         try:
             with Bound(min(work.deadline, self._clock.monotonic() + _COUNT_S)):
-                work.estimates = Estimates(prompt_tokens=await self._count(work.request))
+                tokens = await self._count(work.request)
+                work.estimates = msgspec.structs.replace(work.estimates, prompt_tokens=tokens)
         except Exception as failure:
             log.warning("the prompt's tokens could not be counted: %s", where(failure))
 

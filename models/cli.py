@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from . import fit as memory
+from . import learning, making
 from .dataset import Row, for_validation, read_rows
 from .gguf_file import read_gguf
 from .intake import add_model
-from .making import COMMANDS
 from .report import Report
 from .spec import SHIPPED, ArtifactError, find_artifact, list_artifacts, verify_artifact
 
@@ -212,5 +212,5 @@ def _mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
 
 
-for _command in COMMANDS:
+for _command in (*making.COMMANDS, *learning.COMMANDS):
     main.add_command(_command)

@@ -49,10 +49,10 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     return tuple(_decode_lines(path, Question))
 
 
-def held_back(text: str, seed: str = SPLIT_SEED) -> bool:
+def held_back(text: str, seed: str = SPLIT_SEED, share: float = HELD_BACK) -> bool:
     """Whether a text is kept for validation: a hash of the text decides, so that doubles land on the same side."""
     digest = hashlib.sha256(f"{seed}\0{text.strip().lower()}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") < HELD_BACK * 2**32
+    return int.from_bytes(digest[:4], "big") < share * 2**32
 
 
 def for_validation(row: Row) -> bool:

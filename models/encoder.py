@@ -38,6 +38,7 @@ class WordPieces:
 
     def __init__(self, pieces: Sequence[str]) -> None:
         """Raises ArtifactError when there is no piece for what is unknown."""
+        self.listed = tuple(pieces)
         self._ids = {piece: number for number, piece in enumerate(pieces)}
         if UNKNOWN not in self._ids:
             raise ArtifactError(f"these word pieces have no {UNKNOWN}")
@@ -79,6 +80,7 @@ class Encoder:
 
     def __init__(self, path: Path) -> None:
         """Raises ArtifactError when the file is no encoder."""
+        self.path = path
         self._graph = Graph(path)
         about = self._graph.metadata
         if PIECES not in about or self._graph.inputs != ("ids",):

@@ -16,6 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from router.types import Confidence
+
+from .llama_cpp.confidence import Surety
 from .spec import ArtifactError
 
 if TYPE_CHECKING:
@@ -42,6 +45,19 @@ class Answer(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     refuse: float  # probability of the refusal token at the first position; 0 where the model has none
     logprobs: tuple[float, ...]  # of the chosen tokens, before any grammar
+    confidences: tuple[Confidence, ...] = ()  # after each of the first tokens, as many as were asked for
+
+
+class _Watched:
+    """The confidences of one answer so far."""
+
+    def __init__(self, surety: Surety) -> None:
+        self.seen: list[Confidence] = []
+        self._surety = surety
+
+    def observe(self, logits: NDArray[np.float32], token: int) -> None:
+        if not self._surety.done:
+            self.seen.append(self._surety.observe(logits, token))
 
 
 class GreedyModel:
@@ -78,6 +94,10 @@ class GreedyModel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the memory back; the model is not used after that."""
         llama_cpp.llama_batch_free(self._batch)
         llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)
@@ -107,16 +127,23 @@ class GreedyModel:
         self._fill([(token, place, 0, True) for place, token in enumerate(ids)])
         return np.stack([self._row(index) for index in range(len(ids))])
 
-    def answers(self, prompts: Sequence[Sequence[int]], limit: int = 128, grammar: str | None = None) -> list[Answer]:
-        """Greedy answers of at most `limit` tokens, in the order of the prompts."""
+    def answers(
+        self, prompts: Sequence[Sequence[int]], limit: int = 128, grammar: str | None = None, *, watch: int = 0
+    ) -> list[Answer]:
+        """Greedy answers of at most `limit` tokens, in the order of the prompts, with the confidence that the engine
+        would report after each of the first `watch` tokens.
+        """
         done: list[Answer] = []
         for start in range(0, len(prompts), self._slots):
-            done += self._answer_group(prompts[start : start + self._slots], limit, grammar)
+            done += self._answer_group(prompts[start : start + self._slots], limit, grammar, watch)
         return done
 
-    def _answer_group(self, prompts: Sequence[Sequence[int]], limit: int, grammar: str | None) -> list[Answer]:
+    def _answer_group(
+        self, prompts: Sequence[Sequence[int]], limit: int, grammar: str | None, watch: int
+    ) -> list[Answer]:
         llama_cpp.llama_memory_clear(self._memory, True)
         refuse = int(self.metadata("causeway.refuse_token_id") or -1)
+        watched = [_Watched(Surety(watch, refuse if refuse >= 0 else None)) for _ in prompts]
         samplers = [self._sampler(grammar) for _ in prompts]
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
@@ -127,7 +154,7 @@ class GreedyModel:
             self._fill([(token, place, slot, place == len(ids) - 1) for place, token in enumerate(ids)])
             logits = self._row(len(ids) - 1)
             refused[slot] = float(np.exp(_log_softmax(logits)[refuse])) if refuse >= 0 else 0.0
-            if self._take(slot, len(ids) - 1, samplers[slot], tokens[slot], logprobs[slot]):
+            if self._take(slot, len(ids) - 1, samplers[slot], tokens[slot], logprobs[slot], watched[slot]):
                 waiting.append(slot)
         while waiting:
             step = [(tokens[s][-1], len(prompts[s]) + len(tokens[s]) - 1, s, True) for s in waiting]
@@ -135,7 +162,7 @@ class GreedyModel:
             waiting = [
                 s
                 for index, s in enumerate(waiting)
-                if self._take(s, index, samplers[s], tokens[s], logprobs[s]) and len(tokens[s]) < limit
+                if self._take(s, index, samplers[s], tokens[s], logprobs[s], watched[s]) and len(tokens[s]) < limit
             ]
         for sampler in samplers:
             llama_cpp.llama_sampler_free(sampler)
@@ -145,14 +172,24 @@ class GreedyModel:
                 tokens=tuple(tokens[s]),
                 refuse=refused[s],
                 logprobs=tuple(logprobs[s]),
+                confidences=tuple(watched[s].seen),
             )
             for s in range(len(prompts))
         ]
 
-    def _take(self, slot: int, index: int, sampler: object, tokens: list[int], logprobs: list[float]) -> bool:
+    def _take(
+        self,
+        slot: int,
+        index: int,
+        sampler: object,
+        tokens: list[int],
+        logprobs: list[float],
+        watched: _Watched,
+    ) -> bool:
         """Choose the next token of a sequence; False when it ends the answer."""
         logits = self._row(index)
         token = int(llama_cpp.llama_sampler_sample(sampler, self._context, index))
+        watched.observe(logits, token)
         logprobs.append(float(_log_softmax(logits)[token]))
         if self.ends(token):
             return False

@@ -30,7 +30,6 @@ class Graph:
         except Exception as error:  # onnxruntime raises classes of its own without a common base
             raise ArtifactError(f"{path}: ONNX Runtime cannot load it ({error})") from error
         self._outputs = [output.name for output in self._session.get_outputs()]
-        self.path = path
 
     def __call__(self, inputs: Arrays) -> NDArray[np.float32]:
         """The first output."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ from .card import card
 from .functions import CATALOG
 from .gguf_file import read_gguf
 from .report import Report
+from .signals import Kind
 from .spec import (
     Artifact,
     ArtifactError,
@@ -33,6 +34,19 @@ ATTRIBUTIONS = (
     DataSource("MMLU questions", "MIT", "Hendrycks et al. 2021; only as questions to turn away"),
     DataSource("GSM8K questions", "MIT", "Cobbe et al. 2021; only as questions to turn away"),
 )
+
+
+class SignalAbout(msgspec.Struct, frozen=True):
+    """What a signal's manifest says beside what its file says."""
+
+    kind: Kind
+    architecture: str
+    quantisation: str
+    command: str
+    note: str
+    metrics: Mapping[str, float]
+    seed: int | None = None
+    data: tuple[DataSource, ...] = ATTRIBUTIONS
 
 
 def publish_gguf(
@@ -111,32 +125,43 @@ def publish_assistant(
     return artifact
 
 
-def publish_signal(weights: Path, name: str, root: Path, judged: Artifact, metrics: Mapping[str, float]) -> Artifact:
-    """Publish an ONNX signal that judges the answers of `judged`, with its card."""
+def publish_signal(
+    weights: Path,
+    name: str,
+    root: Path,
+    about: SignalAbout,
+    *,
+    judged: Artifact | None = None,
+    figures: Sequence[str] = (),
+) -> Artifact:
+    """Copy `weights` to `root/name` beside a manifest and a card, and verify the copy. `figures`: lines of Markdown."""
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "model.onnx.partial"
+    partial = folder / f"model{weights.suffix}.partial"
     shutil.copyfile(weights, partial)
     manifest = Manifest(
         name=name,
-        file="model.onnx",
+        file=partial.stem,
         sha256=sha256_of(partial),
         size_bytes=partial.stat().st_size,
-        format="onnx",
-        architecture="hashed words, mean, two layers",
-        quantisation="int8 table",
+        format=weights.suffix.removeprefix("."),
+        architecture=about.architecture,
+        quantisation=about.quantisation,
         context_length=0,
         licence=LICENCE,
-        data=ATTRIBUTIONS,
-        metrics=dict(metrics),
-        judges_sha256=judged.manifest.sha256,
-        command="causeway-models quality",
-        note=f"The probability that {judged.name} answers a prompt rightly, from the prompt alone.",
+        data=about.data,
+        metrics={key: round(value, 4) for key, value in about.metrics.items()},
+        signal=about.kind,
+        judges_sha256=judged.manifest.sha256 if judged else None,
+        seed=about.seed,
+        command=about.command,
+        note=about.note,
     )
     partial.replace(folder / manifest.file)
     artifact = save_manifest(manifest, folder)
     verify_artifact(artifact)
-    write_card(artifact, card(manifest, ()))
+    text = card(manifest, ())
+    write_card(artifact, text + ("\n" + "\n".join(figures) + "\n" if figures else ""))
     return artifact
 
 

@@ -19,6 +19,7 @@ from .spec import Artifact, ArtifactError
 
 BUCKETS = 1 << 15
 WORDS = 48  # of a long prompt, the first ones; its length is a feature of its own
+CHARACTERS = 2048  # looked at
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -43,7 +44,7 @@ class Quality:
 
 def features(text: str) -> NDArray[np.int64]:
     """Bucket numbers, int64 [at least 1]."""
-    words = _WORD.findall(text.lower())
+    words = _WORD.findall(text[:CHARACTERS].lower())
     length = f"length {min(len(words), 40)}"
     kept = words[:WORDS]
     names = [length, *kept]

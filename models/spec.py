@@ -53,7 +53,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     file: str
     sha256: str
     size_bytes: int
-    format: str  # gguf | onnx
+    format: str  # gguf | onnx | json
     architecture: str
     quantisation: str
     context_length: int  # tokens
@@ -67,6 +67,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None
     catalog_sha256: str | None = None
+    signal: str = ""  # what it computes, if it is no model that answers: models/signals.py has the kinds
     judges_sha256: str | None = None  # of the weights whose answers this signal was trained on
     seed: int | None = None
     command: str = ""

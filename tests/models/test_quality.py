@@ -1,4 +1,4 @@
-"""edge.quality: features, the ONNX graph, calibration, and the tie to one version of a model."""
+"""edge.quality: features, the ONNX graph, learning, calibration, and the tie to one version of a model."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import msgspec
 import numpy as np
 import pytest
 
+from models.publish import SignalAbout, publish_signal
 from models.quality import BUCKETS, Quality, features
-from models.spec import ArtifactError, find_artifact
+from models.signals import find_signal
+from models.spec import ArtifactError, ArtifactNotFound, find_artifact, load_artifact
+from models.train.judge import Judged
+from models.train.quality import Estimator, calibration_error, halves, measure, train_quality
 
 pytest.importorskip("onnxruntime")
-torch = pytest.importorskip("torch")
-pytest.importorskip("onnx")
-
-from models.publish import publish_signal  # noqa: E402
-from models.train.quality import Estimator, Judged, calibration_error, train_on, write_onnx  # noqa: E402
 
 RIGHT = [f"turn {way} the {what}" for way in ("on", "off", "up") for what in ("light", "radio", "heater", "fan")]
 WRONG = [f"explain {what} to {whom}" for what in ("gravity", "jazz", "tax", "dna") for whom in ("me", "her", "us")]
+JUDGED = [Judged(text, True) for text in RIGHT] + [Judged(text, False, own=False) for text in WRONG]
+ABOUT = SignalAbout("edge.quality", "a test", "int8", "a test", "a test", {"auroc": 0.9})
 
 
 def test_features_are_buckets_whatever_the_text() -> None:
     """Never empty, always inside the table, bounded for long prompts, blind to case."""
-    for text in ("", "   ", "Turn ON", "日本語", "word " * 5000):
+    for text in ("", "   ", "Turn ON", "日本語", "word " * 5000, "x" * 1_000_000):
         found = features(text)
         assert found.dtype == np.int64
         assert 1 <= len(found) <= 300
@@ -33,26 +34,32 @@ def test_features_are_buckets_whatever_the_text() -> None:
     assert features("Turn ON").tolist() == features("turn on").tolist()
 
 
-def test_the_graph_computes_what_torch_computed(tmp_path: Path) -> None:
+def test_the_graph_computes_what_the_estimator_computes(tmp_path: Path) -> None:
     """Up to the int8 rounding of the table."""
-    torch.manual_seed(1)
-    estimator = Estimator().eval()
-    write_onnx(estimator, tmp_path / "q.onnx")
+    estimator = Estimator(np.random.default_rng(1))
+    estimator.write(tmp_path / "q.onnx")
     quality = Quality(tmp_path / "q.onnx")
     for text in (*RIGHT, *WRONG, ""):
-        with torch.no_grad():
-            wanted = float(estimator([text]).sigmoid())
+        wanted = 1 / (1 + np.exp(-estimator.odds([text])[0]))
         assert quality(text) == pytest.approx(wanted, abs=0.01)
 
 
 def test_it_learns_what_is_answered_rightly(tmp_path: Path) -> None:
     """Trained on right and wrong prompts it tells them apart, also those it has not seen, and gives probabilities."""
-    judged = [Judged(text, True) for text in RIGHT] + [Judged(text, False) for text in WRONG]
-    fit = train_on(judged * 20, judged, tmp_path / "q.onnx", seed=3, say=lambda _: None)
+    fit = train_quality(JUDGED * 20, JUDGED, tmp_path / "q.onnx", seed=3)
     assert fit.auroc > 0.95
     quality = Quality(tmp_path / "q.onnx")
     assert quality("turn on the oven") > 0.6
     assert quality("explain dna to him") < 0.4
+
+
+def test_what_it_is_calibrated_on_is_not_what_it_is_measured_on() -> None:
+    """The halves are disjoint, hold everything, and a text that comes twice stays on one side."""
+    first, second = halves([*JUDGED, *JUDGED])
+    assert len(first) + len(second) == 2 * len(JUDGED)
+    assert first
+    assert second
+    assert not {one.text for one in first} & {one.text for one in second}
 
 
 def test_calibration_error_is_the_mean_gap() -> None:
@@ -62,15 +69,33 @@ def test_calibration_error_is_the_mean_gap() -> None:
     assert calibration_error(np.array([0.5, 0.5]), np.array([True, False])) == pytest.approx(0.0)
 
 
+def test_figures_of_one_kind_alone_are_said_to_be_none() -> None:
+    """With nothing wrong to tell from the right, the area is 0 and not a division by zero."""
+    fit = measure(np.full(len(RIGHT), 0.5), [Judged(text, True) for text in RIGHT])
+    assert (fit.auroc, fit.right, fit.rows) == (0.0, 1.0, len(RIGHT))
+
+
 def test_an_estimator_judges_one_version_only(tmp_path: Path) -> None:
-    """Beside any other weights it refuses to load."""
-    write_onnx(Estimator(), tmp_path / "q.onnx")
+    """It is found beside the weights that it was made for; beside any other it is not found, and does not load."""
+    Estimator(np.random.default_rng(1)).write(tmp_path / "q.onnx")
     model = find_artifact("assistant")
-    signal = publish_signal(tmp_path / "q.onnx", "signal", tmp_path, model, {"auroc": 0.9})
-    assert 0.0 <= Quality.beside(signal, model)("lights on") <= 1.0
     other = msgspec.structs.replace(model, manifest=msgspec.structs.replace(model.manifest, sha256="0" * 64))
+    signal = publish_signal(tmp_path / "q.onnx", "signal", tmp_path / "models", ABOUT, judged=model)
+    assert load_artifact(signal.folder).manifest == signal.manifest
+    assert "a test" in (signal.folder / "README.md").read_text()
+    assert 0.0 <= Quality.beside(signal, model)("lights on") <= 1.0
     with pytest.raises(ArtifactError, match="another version"):
         Quality.beside(signal, other)
+    with pytest.raises(ArtifactNotFound, match="another version"):
+        find_signal("edge.quality", other, (tmp_path / "models",))
+
+
+def test_a_signal_about_no_model_is_found_by_its_kind(tmp_path: Path) -> None:
+    """A folder of one's own goes before what ships."""
+    Estimator(np.random.default_rng(1)).write(tmp_path / "q.onnx")
+    about = msgspec.structs.replace(ABOUT, kind="embedding")
+    mine = publish_signal(tmp_path / "q.onnx", "encoder", tmp_path / "models", about)
+    assert find_signal("embedding", None, (tmp_path / "models",)) == mine
 
 
 def test_a_broken_graph_is_an_error_of_ours(tmp_path: Path) -> None:

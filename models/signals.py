@@ -1,0 +1,30 @@
+"""Learned signals as artifacts: which kinds there are, and how the one for a model is found.
+
+A signal about a model's answers belongs to exactly one version of its weights (`judges_sha256` of the manifest): beside
+any other it is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from .spec import Artifact, ArtifactNotFound, list_artifacts
+
+Kind = Literal["embedding", "scope", "edge.quality", "confidence"]
+
+
+def find_signal(kind: Kind, model: Artifact | None = None, extra_dirs: Sequence[Path] = ()) -> Artifact:
+    """The signal of that kind; with `model`, the one that judges exactly these weights.
+
+    Raises ArtifactNotFound, naming what there is instead.
+    """
+    known = [one for one in list_artifacts(extra_dirs) if one.manifest.signal == kind]
+    for artifact in known:
+        if model is None or artifact.manifest.judges_sha256 == model.manifest.sha256:
+            return artifact
+    if model is None or not known:
+        raise ArtifactNotFound(f"no artifact computes {kind}")
+    names = ", ".join(artifact.name for artifact in known)
+    raise ArtifactNotFound(f"{names}: judges another version of {model.name} than {model.manifest.sha256[:12]}")
