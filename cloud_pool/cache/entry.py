@@ -22,7 +22,8 @@ from router.openai import decode_chunks, encode_chunks
 from router.openai.coalesce import coalesce
 from router.types import Chunk
 
-from .answer import Head, Kept
+from ..call import Head
+from .answer import Kept
 
 _PLAIN, _DEFLATED = b"\x01", b"\x02"
 _DIGEST_BYTES = 16

@@ -15,8 +15,7 @@ import anyio
 from router.errors import CausewayError, DeadlineExceeded
 from router.types import Chunk, Usage
 
-from ..service import Call
-from .answer import Head
+from ..call import Call, Head
 from .store import Slot
 
 _CHUNK_BYTES = 160  # without its text; about as much per logprob

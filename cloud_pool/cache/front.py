@@ -21,8 +21,8 @@ from anyio.abc import TaskGroup
 from router.errors import Draining
 from router.types import Chunk
 
-from ..service import Call
-from .answer import Head, Kept, Make, Status
+from ..call import Call, Head
+from .answer import Kept, Make, Status
 from .flight import Again, Alone, Flight, Listener, Work
 from .follow import Follow
 from .lead import Lead
@@ -111,7 +111,7 @@ class Front:
             await self._cache.store.close()
 
     def reply(
-        self, call: Call, tenant: str, first_token: Callable[[], None] = lambda: None
+        self, call: Call, first_token: Callable[[], None] = lambda: None
     ) -> tuple[Reply, AsyncGenerator[Chunk, None]]:
         """The reply and its chunks. The chunks raise CausewayError; closing them leaves the answer to the others.
 
@@ -119,10 +119,10 @@ class Front:
         """
         reply = Reply(call, first_token)
         cache = self._cache
-        key = None if cache is None else cache.key(call.request, tenant)
+        key = None if cache is None else cache.key(call.request, call.tenant)
         if cache is None or key is None:
             return reply, self._counted(reply, self._straight(reply, call))
-        return reply, self._counted(reply, self._shared(cache, reply, call, Slot(key, call.priority)))
+        return reply, self._counted(reply, self._shared(cache, reply, call, _slot(key, call)))
 
     async def _counted(self, reply: Reply, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
         try:
@@ -272,6 +272,11 @@ async def _listened(listener: Listener, reply: Reply, said: Said, *, streams: bo
             held.append(new)
     for chunk in held:
         yield chunk
+
+
+def _slot(key: str, call: Call) -> Slot:
+    """The urgent wait for none who are less so, and who takes a tier's whole answer or none for none who take less."""
+    return Slot(key, f"{call.priority}.stays" if call.stays else call.priority)
 
 
 def _cached(chunk: Chunk) -> Chunk:

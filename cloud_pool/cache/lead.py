@@ -10,7 +10,8 @@ import anyio
 
 from router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequest
 
-from .answer import Head, Make
+from ..call import Head
+from .answer import Make
 from .entry import Codec, pack_pieces
 from .flight import Flight, Listener, Work
 from .metrics import CacheMetrics

@@ -32,6 +32,8 @@ def refusal(request: Request, tier: Tier, config: CacheConfig) -> str:
         return "private"
     if request.echo:
         return "echo"
+    if request.resume:
+        return "rest of an answer"
     if request.tools and not config.tools:
         return "tools"
     if is_sampled(_resolved(request, tier)) and not (config.seeded and request.sampling.seed is not None):

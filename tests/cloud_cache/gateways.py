@@ -12,12 +12,11 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.cache.answer import Head, Piece
 from cloud_pool.cache.front import Front, Reply
 from cloud_pool.cache.settings import CacheConfig
 from cloud_pool.cache.shared import SharedCache
+from cloud_pool.call import Call, Head, Piece
 from cloud_pool.config import TierConfig
-from cloud_pool.service import Call
 from cloud_pool.tiers import Tier, Wording
 from router.errors import CausewayError
 from router.types import Chunk, Message, Request, Sampling, Usage
@@ -116,15 +115,25 @@ class Gateway:
         self.cache.store._retry_at = float("inf")
         self.stop()
 
-    def ask(self, request: Request, *, tenant: str = "acme", left_s: float = 30.0, priority: str = "standard") -> Asked:
+    def ask(
+        self,
+        request: Request,
+        *,
+        tenant: str = "acme",
+        left_s: float = 30.0,
+        priority: str = "standard",
+        stays: bool = False,
+    ) -> Asked:
         call = Call(
             id=f"call{next(_ids)}",
             request=request,
             tier=TIER,
             deadline=anyio.current_time() + left_s,
             priority=priority,
+            tenant=tenant,
+            stays=stays,
         )
-        return Asked(*self.front.reply(call, tenant))
+        return Asked(*self.front.reply(call))
 
 
 class Asked:

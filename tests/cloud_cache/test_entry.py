@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.cache.answer import Head
 from cloud_pool.cache.entry import Codec, Corrupt, pack_pieces, unpack_pieces
+from cloud_pool.call import Head
 from router.types import Chunk, TokenLogprob, ToolCallDelta, Usage
 
 KEY = "0" * 32

@@ -39,6 +39,7 @@ TOOL = (Tool("lamp"),)
         (ask(tools=TOOL), TIER, ON, "tools"),
         (ask(tools=TOOL), TIER, CacheConfig(enabled=True, tools=True), ""),
         (ask(echo=True), TIER, ON, "echo"),
+        (ask(resume="token"), TIER, ON, "rest of an answer"),
         (ask(wishes=Wishes(tags=("private",))), TIER, ON, "private"),
         (ask(wishes=Wishes(tags=("no-store",))), TIER, CacheConfig(enabled=True, private_tags=()), "private"),
         (ask(wishes=Wishes(tags=("staff",))), TIER, CacheConfig(enabled=True, private_tags=("staff",)), "private"),

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from cloud_pool.cache.answer import Head
 from cloud_pool.cache.settings import CacheConfig
+from cloud_pool.call import Head
 from router.errors import CloudFailed, DeadlineExceeded, InvalidRequest, QueueFull, StreamBroken
 from router.types import Usage
 from tests.redis_server import RedisServer
@@ -235,6 +235,18 @@ async def test_the_urgent_do_not_wait_for_the_rest(two: Two) -> None:
     await bulk.end()
 
 
+async def test_whoever_takes_no_less_waits_for_no_less(two: Two) -> None:
+    """A request that takes its tier's whole answer or none does not share the answer of one that may get another."""
+    one, other = two
+    humble = one.ask(ask())
+    await until(lambda: len(one.script.asked) == 1)
+    proud = other.ask(ask(), stays=True)
+    await until(lambda: len(other.script.asked) == 1)
+    for each in two:
+        each.script.permit(9)
+    assert [(await each.end()).reply.status for each in (humble, proud)] == ["miss", "miss"]
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -244,8 +256,9 @@ async def test_the_urgent_do_not_wait_for_the_rest(two: Two) -> None:
         ask(temperature=None),
         ask(n=2),
         ask(echo=True),
+        ask(resume="token"),
     ],
-    ids=["private", "no-store", "sampled", "sampled-by-default", "n", "echo"],
+    ids=["private", "no-store", "sampled", "sampled-by-default", "n", "echo", "rest"],
 )
 async def test_what_is_kept_out_stays_out(
     two: Two, request_: object, redis_server: RedisServer, config: CacheConfig

@@ -1,0 +1,206 @@
+"""Leases under every order of events, on a real Redis with a clock that is moved: one question, three gateways.
+
+The model is what Redis should believe: who holds the lease and until when, who said when that it waits, and what is
+kept. Gateways do what gateways do, late and in any order: a leader that was taken for dead goes on, a follower dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from prometheus_client import CollectorRegistry
+
+from cloud_pool.cache.answer import Kept
+from cloud_pool.cache.entry import Codec
+from cloud_pool.cache.metrics import CacheMetrics
+from cloud_pool.cache.settings import CacheConfig
+from cloud_pool.cache.store import Leader, Lease, Slot, Store
+from cloud_pool.call import Head
+from router.types import Chunk
+from tests.redis_server import RedisServer
+
+from .gateways import Clock
+
+LEASE_S, TTL_S, STALE_S = 3.0, 10.0, 20.0
+NAMES = st.sampled_from(["a", "b", "c"])
+SLOT = Slot("0" * 32, "standard")
+_machines = itertools.count()
+
+
+class Leases(RuleBasedStateMachine):
+    url = ""
+
+    @initialize()
+    def start(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.clock = Clock()
+        config = CacheConfig(
+            enabled=True,
+            prefix=f"m{next(_machines)}",
+            lease_s=LEASE_S,
+            ttl_s=TTL_S,
+            stale_if_error_s=STALE_S,
+            timeout_s=0.7,
+        )
+        self.codec = Codec(b"", compress_above_bytes=1000, max_entry_bytes=1000)
+        self.metrics = CacheMetrics(CollectorRegistry())
+        self.stores = {
+            name: Store(self.url, config, self.codec, self.metrics, home=name, now_ms=self.clock) for name in "abc"
+        }
+        self.leases: dict[str, Lease] = {}  # what each gateway believes to hold
+        self.leaders: dict[str, Leader] = {}  # whom each gateway follows
+        self.holder: tuple[str, Lease] | None = None  # in truth
+        self.until = 0.0
+        self.wanted_until = 0.0
+        self.kept: tuple[str, float] | None = None  # text, when
+        self.fences: list[int] = []
+        self.answers = itertools.count()
+
+    def teardown(self) -> None:
+        async def close() -> None:
+            for store in self.stores.values():
+                await store.close()
+
+        self.loop.run_until_complete(close())
+        self.loop.close()
+
+    @property
+    def now(self) -> float:
+        return self.clock.now / 1000
+
+    @property
+    def is_led(self) -> bool:
+        return self.holder is not None and self.until > self.now
+
+    def holds(self, name: str) -> bool:
+        """In truth: an expired lease that nobody took is still its holder's."""
+        return self.holder is not None and self.holder == (name, self.leases.get(name))
+
+    # --- what gateways do --------------------------------------------------------------------------------------------
+
+    @rule(name=NAMES)
+    def enter(self, name: str) -> None:
+        """A fresh answer, else follow whoever leads, else lead."""
+        found = self.loop.run_until_complete(self.stores[name].enter(SLOT, may_follow=True))
+        if self.kept is not None and self.now - self.kept[1] < TTL_S:
+            assert isinstance(found, Kept)
+            assert found.chunks[0].text == self.kept[0]
+            assert abs(found.age_s - (self.now - self.kept[1])) < 0.01
+        elif self.is_led and self.holder is not None and self.holder[0] != name:
+            assert found == Leader(SLOT, self.holder[1].fence)
+            self.leaders[name] = found
+            self.wanted_until = self.now + 2 * LEASE_S
+        else:
+            assert isinstance(found, Lease)
+            assert found.took_over == (self.holder is not None)
+            self.fences.append(int(found.fence))
+            self.leases[name], self.holder = found, (name, found)
+            self.until, self.wanted_until = self.now + LEASE_S, 0.0
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), say=st.booleans())
+    def renew(self, data: st.DataObject, say: bool) -> None:
+        """Only the holder renews, and hears whether somebody waits."""
+        name = data.draw(st.sampled_from(sorted(self.leases)))
+        lease = self.leases[name]
+        store = self.stores[name]
+        told = self.loop.run_until_complete(store.publish(lease, b"piece") if say else store.renew(lease))
+        if self.holds(name):
+            assert told == (self.wanted_until > self.now)
+            self.until = self.now + LEASE_S
+        else:
+            assert told is None
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), worth_keeping=st.booleans())
+    def end(self, data: st.DataObject, worth_keeping: bool) -> None:
+        """Only the holder's answer is kept."""
+        name = data.draw(st.sampled_from(sorted(self.leases)))
+        lease = self.leases.pop(name)
+        text = f"answer {next(self.answers)}"
+        value = self.codec.pack(SLOT.key, Head(), [Chunk(text=text, finish_reason="stop")]) if worth_keeping else b""
+        assert value is not None
+        held = self.holder == (name, lease)
+        assert self.loop.run_until_complete(self.stores[name].keep(lease, value, b"")) == held
+        if held:
+            self.holder = None
+            self.kept = (text, self.now) if worth_keeping else self.kept
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        """A leader that failed gives its own lease back, and nobody else's."""
+        name = data.draw(st.sampled_from(sorted(self.leases)))
+        lease = self.leases.pop(name)
+        self.loop.run_until_complete(self.stores[name].release(lease))
+        self.holder = None if self.holder == (name, lease) else self.holder
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """A leader without clients stays exactly while somebody waits elsewhere."""
+        name = data.draw(st.sampled_from(sorted(self.leases)))
+        lease = self.leases[name]
+        held = self.holds(name)
+        stays = self.loop.run_until_complete(self.stores[name].leave(lease))
+        assert stays == (held and self.wanted_until > self.now)
+        if not stays:
+            del self.leases[name]
+            self.holder = None if held else self.holder
+
+    @precondition(lambda self: self.leaders)
+    @rule(data=st.data())
+    def watch(self, data: st.DataObject) -> None:
+        """A follower waits exactly while its leader holds a lease that has not run out."""
+        name = data.draw(st.sampled_from(sorted(self.leaders)))
+        leader = self.leaders[name]
+        waits = self.loop.run_until_complete(self.stores[name].watch(leader))
+        assert waits == (self.is_led and self.holder is not None and self.holder[1].fence == leader.fence)
+        if waits:
+            self.wanted_until = self.now + 2 * LEASE_S
+        else:
+            del self.leaders[name]
+
+    @rule(name=NAMES)
+    def stale(self, name: str) -> None:
+        """What was kept stands in for a refusal, until its time is over."""
+        found = self.loop.run_until_complete(self.stores[name].stale(SLOT.key, TTL_S + STALE_S))
+        if self.kept is not None and self.now - self.kept[1] < TTL_S + STALE_S:
+            assert found is not None
+            assert found.chunks[0].text == self.kept[0]
+        else:
+            assert found is None
+
+    @rule(name=NAMES)
+    def die(self, name: str) -> None:
+        """kill -9: the gateway forgets; Redis does not."""
+        self.leases.pop(name, None)
+        self.leaders.pop(name, None)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, LEASE_S, 2 * LEASE_S, TTL_S, STALE_S]))
+    def wait(self, seconds: float) -> None:
+        self.clock.move(seconds)
+
+    # --- what always holds -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def fences_only_grow(self) -> None:
+        fences = getattr(self, "fences", [])
+        assert fences == sorted(set(fences))
+
+
+@pytest.mark.redis
+def test_leases(redis_server: RedisServer) -> None:
+    """In every order of entering, renewing, publishing, ending, failing, leaving, dying and waiting, Redis believes
+    what the model says: one leader at a time, only its answer is kept, and no follower waits for a dead one."""
+    Leases.url = redis_server.url
+    machine = Leases.TestCase()
+    machine.settings = settings(
+        max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    machine.runTest()
