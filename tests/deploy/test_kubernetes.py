@@ -319,11 +319,13 @@ def test_commands_and_options_exist(manifests: list[Manifest]) -> None:
 
 @EVERY_BUILD
 def test_configurations_load(manifests: list[Manifest], tmp_path: Path) -> None:
-    """Each configuration in a ConfigMap is one that a gateway takes, and its tiers point at services that there are."""
+    """Each configuration in a ConfigMap is one that a gateway takes, and its tiers point at services that there are,
+    by a name that resolves to each replica."""
     services = {
         f"{each['metadata']['name']}:{port['port']}"
         for each in of_kind(manifests, "Service")
         for port in each["spec"]["ports"]
+        if each["spec"].get("clusterIP") == "None"
     }
     loaded = 0
     for each in of_kind(manifests, "ConfigMap"):
@@ -333,7 +335,8 @@ def test_configurations_load(manifests: list[Manifest], tmp_path: Path) -> None:
             (tmp_path / name).write_text(text)
             config = load_config(tmp_path / name, Flags())
             for tier in config.tiers:
-                assert tier.triton in services or tier.triton == "127.0.0.1:8001"
+                for place in tier.places:
+                    assert (place.is_dns and place.address in services) or place.address == "127.0.0.1:8001"
             loaded += 1
     assert loaded >= 2
 
