@@ -32,7 +32,7 @@ MODEL = "assistant-large"
 TEXT = "wake me up at seven"
 SAMPLING = {"max_tokens": 8, "temperature": 0.2, "ignore_eos": True}  # not 0: the edge would answer from its cache
 ROUNDS, WARM_UP = 300, 30
-LONG_TOKENS, LONG_ROUNDS = 400, 10
+LONG_TOKENS, LONG_ROUNDS, PARALLEL = 400, 10, 16
 # The control tokens of our own models have the first ids. Without them every token has a text, and so an event.
 ONLY_TEXT = {"logit_bias": {str(token): -100 for token in range(8)}}
 FIRST = b'"delta":{"content":'  # the event before it has the role only
@@ -91,7 +91,8 @@ async def _measure(bed: Bed, limit_ms: float | None = None) -> list[Row]:
             "edge": lambda: _over_http(http, bed.edge, "large"),
         }
         ms = await _first_token_ms(ways)
-        per_token_us = await _token_us(http, bed)
+        tokens = await _token_costs(triton, http, bed)
+        per_core = await _per_core(http, bed)
     await triton.close()
     behind = ", ".join(f"{name} {value:.2f} ms" for name, value in ms.items())
     return [
@@ -102,8 +103,27 @@ async def _measure(bed: Bed, limit_ms: float | None = None) -> list[Row]:
             limit_ms,
             note=behind,
         ),
-        Row("    of which the gateway", ms["gateway"] - ms["direct"], "ms", note=behind),
-        Row("    gateway's CPU time a streamed token", per_token_us, "us", note=f"one stream of {LONG_TOKENS} tokens"),
+        Row("    of which the gateway", ms["gateway"] - ms["direct"], "ms", limit_ms and 1.5, note=behind),
+        Row(
+            "    a streamed token through the gateway over a direct one",
+            tokens.apart_us - tokens.direct_apart_us,
+            "us",
+            limit_ms and 50.0,
+            note=f"a token every {tokens.apart_us:.0f} and {tokens.direct_apart_us:.0f} us, streams of {LONG_TOKENS}",
+        ),
+        Row(
+            "    the gateway's CPU time a streamed token",
+            tokens.cpu_us,
+            "us",
+            note=f"{tokens.cpu_us - tokens.direct_cpu_us:.0f} us more than a direct client, which takes {tokens.direct_cpu_us:.0f} us",
+        ),
+        Row(
+            "    the gateway's requests/s a core",
+            per_core,
+            "/s",
+            better="higher",
+            note=f"streams of {SAMPLING['max_tokens']} tokens, {PARALLEL} at once; from its CPU time",
+        ),
     ]
 
 
@@ -118,37 +138,81 @@ async def _first_token_ms(ways: dict[str, Ask]) -> dict[str, float]:
     return {name: 1000.0 * statistics.median(taken) for name, taken in seconds.items()}
 
 
-async def _token_us(http: aiohttp.ClientSession, bed: Bed) -> float:
-    """CPU time of the gateway's process for one more streamed token."""
+class TokenCosts(msgspec.Struct, frozen=True):
+    """Of one more streamed token, in µs: CPU time of who passes it on or takes it, and the time between two of them."""
+
+    cpu_us: float
+    direct_cpu_us: float
+    apart_us: float
+    direct_apart_us: float
+
+
+async def _token_costs(triton: tritonclient.InferenceServerClient, http: aiohttp.ClientSession, bed: Bed) -> TokenCosts:
+    """A long stream less a short one: what each request costs falls out. Both ways take turns."""
+
+    async def gateway(tokens: int) -> int:
+        return (await _stream(http, bed.gateway, MODEL, {"max_tokens": tokens, **ONLY_TEXT})).events
+
+    async def direct(tokens: int) -> int:
+        return (await _direct_stream(triton, {"max_tokens": tokens, **ONLY_TEXT})).events
+
+    ways = {"gateway": (gateway, psutil.Process(bed.gateway_pid)), "direct": (direct, psutil.Process())}
+    cpu_s: dict[tuple[str, int], float] = dict.fromkeys(((way, n) for way in ways for n in (8, LONG_TOKENS)), 0.0)
+    events = dict.fromkeys(cpu_s, 0)
+    wall_s: dict[tuple[str, int], list[float]] = {key: [] for key in cpu_s}
+    for _ in range(LONG_ROUNDS):
+        for way, tokens in cpu_s:
+            ask, process = ways[way]
+            before, started = process.cpu_times(), time.perf_counter()
+            events[way, tokens] += await ask(tokens)
+            wall_s[way, tokens].append(time.perf_counter() - started)
+            after = process.cpu_times()
+            cpu_s[way, tokens] += after.user + after.system - before.user - before.system
+
+    def cpu_us(way: str) -> float:
+        more = events[way, LONG_TOKENS] - events[way, 8]
+        return 1e6 * (cpu_s[way, LONG_TOKENS] - cpu_s[way, 8]) / more
+
+    def apart_us(way: str) -> float:
+        more_s = statistics.median(wall_s[way, LONG_TOKENS]) - statistics.median(wall_s[way, 8])
+        return 1e6 * more_s * LONG_ROUNDS / (events[way, LONG_TOKENS] - events[way, 8])
+
+    return TokenCosts(cpu_us("gateway"), cpu_us("direct"), apart_us("gateway"), apart_us("direct"))
+
+
+async def _per_core(http: aiohttp.ClientSession, bed: Bed) -> float:
+    """Requests for each second of the gateway's CPU time."""
     process = psutil.Process(bed.gateway_pid)
-
-    async def spent(tokens: int) -> tuple[float, int]:
-        before, events = process.cpu_times(), 0
-        for _ in range(LONG_ROUNDS):
-            events += (await _stream(http, bed.gateway, MODEL, {"max_tokens": tokens, **ONLY_TEXT})).events
-        after = process.cpu_times()
-        return after.user + after.system - before.user - before.system, events
-
-    (short_s, few), (long_s, many) = await spent(8), await spent(LONG_TOKENS)
-    return 1e6 * (long_s - short_s) / (many - few)
+    before = process.cpu_times()
+    for _ in range(LONG_ROUNDS):
+        await asyncio.gather(*(_stream(http, bed.gateway, MODEL) for _ in range(PARALLEL)))
+    after = process.cpu_times()
+    return LONG_ROUNDS * PARALLEL / (after.user + after.system - before.user - before.system)
 
 
 async def _direct(triton: tritonclient.InferenceServerClient) -> float:
     """Seconds to the first token, over tritonclient's gRPC stream."""
+    return (await _direct_stream(triton)).first_s
+
+
+async def _direct_stream(
+    triton: tritonclient.InferenceServerClient, more: Mapping[str, object] | None = None
+) -> Streamed:
     started = time.perf_counter()
-    first = 0.0
-    async for result, error in triton.stream_infer(_inputs()):
+    first_s, events = 0.0, 0
+    async for result, error in triton.stream_infer(_inputs({**SAMPLING, **(more or {})})):
         if error is not None:
             raise error
-        if not first and result.as_numpy("text_output")[0]:
-            first = time.perf_counter() - started
-    return first
+        if result.as_numpy("text_output")[0]:
+            events += 1
+            first_s = first_s or time.perf_counter() - started
+    return Streamed(first_s, events)
 
 
-async def _inputs() -> AsyncIterator[dict[str, object]]:
+async def _inputs(sampling: Mapping[str, object]) -> AsyncIterator[dict[str, object]]:
     texts = {
         "text_input": f"<|user|>{TEXT}<|assistant|>".encode(),
-        "sampling_parameters": msgspec.json.encode(SAMPLING),
+        "sampling_parameters": msgspec.json.encode(sampling),
     }
     made = []
     for name, text in texts.items():
@@ -203,8 +267,8 @@ def _bed() -> Iterator[Bed]:
             "cloud.url": gateway_url,
             "log": "warning",
         }
-        flags = tuple(part for key, value in settings.items() for part in ("--set", f"{key}={value}"))
-        edge, _ = stack.enter_context(_command("edge_node", "serve", *flags))
+        changes = tuple(part for key, value in settings.items() for part in ("--set", f"{key}={value}"))
+        edge, _ = stack.enter_context(_command("edge_node", "serve", *changes))
         yield Bed(grpc, gateway_url, f"{edge.removeprefix('url=')}/v1", pid)
 
 
