@@ -114,7 +114,7 @@ class Service:
                     failed[rung.tier] = fell.stress
                     refusals.append(fell.error)
                     continue
-                yield self._head(asked, rung, failed, before, scissors)  # (1)
+                yield self._head(call, rung, failed, before, scissors)  # (1)
                 said = Answer(call.request, max(1, len(call.request.prompts)))
                 for chunk in said.echo() if before is None else ():
                     yield chunk
@@ -188,11 +188,13 @@ class Service:
         ]
 
     def _head(
-        self, asked: Asked, rung: Rung, failed: Mapping[str, Stress], before: SoFar | None, scissors: Scissors | None
+        self, call: Call, rung: Rung, failed: Mapping[str, Stress], before: SoFar | None, scissors: Scissors | None
     ) -> Head:
-        fell, why = rung.tier != asked.tier, rung.why(failed)
+        fell, why = rung.tier != call.tier.name, rung.why(failed)
+        if fell and not rung.above:
+            why = "continued"  # where the first part came from
         if self._metrics is not None:
-            self._metrics.answered(asked.tier, rung.tier, rung.nearest(failed))
+            self._metrics.answered(call.tier.name, rung.tier, rung.nearest(failed))
             kinds: tuple[tuple[Kind, bool], ...] = (
                 ("tier", fell),
                 ("partial", scissors is not None),

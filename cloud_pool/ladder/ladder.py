@@ -18,7 +18,7 @@ from .footing import WHOLE, Footing, Stress, View
 from .plan import Asked, Rung, plan
 from .settings import LadderConfig
 
-_HALF_LIFE_S = 1.0
+_HALF_LIFE_S = 0.5  # short: an overload that is over must be forgotten within seconds
 
 
 class Health(Protocol):

@@ -24,9 +24,9 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     dwell_s: Pause = 1.0
-    step_s: Seconds = 0.25
+    step_s: Seconds = 0.2
     back_off: Annotated[float, Meta(gt=0, lt=1)] = 0.7
-    grow: Share = 0.2
+    grow: Share = 0.25
     floor: Share = 0.05
 
 
