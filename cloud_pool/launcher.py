@@ -3,6 +3,9 @@
     starting ──all models ready──▶ ready ──process ended──▶ (back-off) ──▶ starting
        └──ended before it was ever ready──▶ give up: nothing that waiting would mend
 
+A model's process (stub) that dies within milliseconds of its start leaves Triton waiting for it for ever, without a
+word and deaf even to unload: a server that is not ready and lacks such a process for STUCK_S is killed.
+
 `kill -9` leaves the Python backend's stubs and their shared memory behind. Stubs stay in the server's process group
 and their memory carries our prefix, so both are cleared after every end, and nobody else's are touched.
 """
@@ -32,6 +35,8 @@ FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 10.0
 STEADY_S = 60.0
 """A server that ran this long starts again with the first delay."""
+STUCK_S = 20.0
+"""A server that notices a dead model's process says so, or ends, within a second; one that starts has it in seconds."""
 _PR_SET_PDEATHSIG = 1
 _REGION = "triton_python_backend_shm_region_causeway"
 
@@ -123,7 +128,10 @@ class Launcher:
         restart: bool,
         say: Callable[[str], None],
         log: Callable[[str], None],
+        models: int = 0,
+        stuck_s: float = STUCK_S,
     ) -> None:
+        """`models`: so many processes of its own a server that is well has; 0 where nobody knows."""
         self._argv = argv
         self._environ = dict(environ)
         self._ports = ports
@@ -132,6 +140,8 @@ class Launcher:
         self._restart = restart
         self._say = say
         self._log = log
+        self._models = models
+        self._stuck_s = stuck_s
 
     async def run(self, stop: asyncio.Event) -> int:
         """Until `stop`, or until the server cannot be kept up. Returns the exit status for the command."""
@@ -178,7 +188,7 @@ class Launcher:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._forward, reading, read_out)
-                tasks.start_soon(self._watch_ready, ready_at)
+                tasks.start_soon(self._watch, process, ready_at)
                 tasks.start_soon(self._drain_at, stop, process)
                 code = await process.wait()
                 self._clear(process.pid)  # A stub that still lives would hold the log open.
@@ -206,11 +216,24 @@ class Launcher:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
-    async def _watch_ready(self, ready_at: list[float]) -> None:
-        while not await _is_ready(self._ports):  # noqa: ASYNC110  (another process: nothing tells us)
-            await anyio.sleep(POLL_S)
-        ready_at.append(time.monotonic())
-        self._say(self._ports.line())
+    async def _watch(self, process: asyncio.subprocess.Process, ready_at: list[float]) -> None:
+        """Says once that it is ready, and from then on looks whether it waits for a dead model."""
+        well_at = time.monotonic()
+        while time.monotonic() - well_at < self._stuck_s:
+            if await _is_ready(self._ports):
+                well_at = time.monotonic()
+                if not ready_at:
+                    ready_at.append(well_at)
+                    self._say(self._ports.line())
+            elif (
+                time.monotonic() - well_at >= self._stuck_s / 2.0  # A look costs milliseconds.
+                and _living_children(process.pid) >= self._models
+            ):
+                well_at = time.monotonic()
+            await anyio.sleep(min(1.0, self._stuck_s / 5) if ready_at else POLL_S)
+        self._log("the server waits for a model's process that has died: killed")
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
     async def _forward(self, reading: int, read_out: asyncio.Event) -> None:
         reader = asyncio.StreamReader()
@@ -254,6 +277,13 @@ async def _is_ready(ports: Ports) -> bool:
         return False
     finally:
         writer.close()
+
+
+def _living_children(pid: int) -> int:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        children = psutil.Process(pid).children()
+        return sum(child.status() != psutil.STATUS_ZOMBIE for child in children)
+    return 0
 
 
 def _end_with_parent() -> None:

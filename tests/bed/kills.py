@@ -190,7 +190,7 @@ class Matrix:
         )
 
     async def _whole(self) -> None:
-        """Until both gateways answer from every tier. Raises RuntimeError that says who does not, with the logs' ends."""
+        """Until both gateways answer from every tier. Raises RuntimeError, with the logs' ends."""
         for url in self._bed.urls:
             ends = time.monotonic() + PATIENCE_S
             while fault := await self._fault(url):

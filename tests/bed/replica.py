@@ -57,6 +57,8 @@ def main() -> None:
             restart=True,
             say=lambda line: print(line, flush=True),
             log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
+            models=1,
+            stuck_s=5.0,
         )
         status = until_stopped(launcher.run)
     sys.exit(status)

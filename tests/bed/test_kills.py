@@ -20,7 +20,7 @@ PLAN = [["triton", "gateway"], ["stub", "worker"], ["tritons", "redis"]]
 @pytest.mark.redis
 @pytest.mark.slow
 async def test_kill_matrix() -> None:
-    """kill -9 of each part under load: no accepted job lost, no effect doubled, one outcome a stream, few calls again."""
+    """kill -9 of each part under load: no job lost, no effect doubled, one outcome a stream, few calls twice."""
     if not (Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)) / "triton.json").is_file():
         pytest.skip("no Triton environment: `make setup` makes it")
     assert {victim for victims in PLAN for victim in victims} == set(VICTIMS)

@@ -18,6 +18,7 @@ import pytest
 from cloud_pool.environment import find_environment
 from cloud_pool.launcher import (
     SHARED_MEMORY,
+    STUCK_S,
     Launcher,
     Ports,
     choose_ports,
@@ -39,9 +40,15 @@ child = subprocess.Popen(["sleep", "600"])
 def end(*_):
     child.kill(); region.unlink(); sys.exit(0)
 signal.signal(signal.SIGTERM, end)
+status = 200
+def lose(*_):  # a model's process that dies at its start: this server waits for it
+    global status
+    status = 503
+    child.kill()
+signal.signal(signal.SIGUSR1, lose)
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200); self.end_headers()
+        self.send_response(status); self.end_headers()
     def log_message(self, *_): pass
 print("I1121 17:07:24.723972 9688 model_lifecycle.cc:472] \\"loading: m:1\\"", child.pid, flush=True)
 http.server.HTTPServer(("127.0.0.1", port), Ready).serve_forever()
@@ -51,12 +58,20 @@ http.server.HTTPServer(("127.0.0.1", port), Ready).serve_forever()
 class Bed:
     """A launcher over SERVER, and what it said."""
 
-    def __init__(self, folder: Path, *, restart: bool = True, argv: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        restart: bool = True,
+        argv: list[str] | None = None,
+        server: str = SERVER,
+        stuck_s: float = STUCK_S,
+    ) -> None:
         self.ports = choose_ports(Ports(grpc=0, http=0, metrics=0))
         self.prefix = f"causeway-test-{os.getpid()}-{self.ports.http}_"
         self.region = SHARED_MEMORY / f"{self.prefix}region"
         script = folder / "server.py"
-        script.write_text(SERVER)
+        script.write_text(server)
         self.said: list[str] = []
         self.logged: list[str] = []
         self.launcher = Launcher(
@@ -68,6 +83,8 @@ class Bed:
             restart=restart,
             say=self.said.append,
             log=self.logged.append,
+            models=1,
+            stuck_s=stuck_s,
         )
         self.stop = asyncio.Event()
 
@@ -146,6 +163,38 @@ async def test_no_restart_means_none(tmp_path: Path) -> None:
         bed.servers()[0].kill()
         assert await task == 1
     assert len(bed.said) == 1
+
+
+async def test_a_server_that_waits_for_a_dead_model_is_started_again(tmp_path: Path) -> None:
+    """One that is not ready and has lost its model's process is killed; the next one is ready."""
+    bed = Bed(tmp_path, stuck_s=3.0)
+    async with running(bed):
+        await until(lambda: len(bed.said) == 1)
+        bed.servers()[0].send_signal(signal.SIGUSR1)
+        await until(lambda: len(bed.said) == 2)
+    assert any("that has died: killed" in line for line in bed.logged)
+
+
+async def test_a_server_that_waits_from_the_start_is_given_up(tmp_path: Path) -> None:
+    """Also before it was ever ready: it is killed, and nobody waits for it."""
+    script = "import time; time.sleep(600)"
+    bed = Bed(tmp_path, argv=[sys.executable, "-c", script], stuck_s=0.2)
+    async with running(bed) as task:
+        assert await task == 1
+    assert any("that has died: killed" in line for line in bed.logged)
+
+
+async def test_a_server_that_loads_slowly_is_left_alone(tmp_path: Path) -> None:
+    """Not ready for longer than that, with its model's process alive: there is nothing wrong."""
+    slow = SERVER.replace("status = 200", "status = 503", 1).replace("status = 503\n    child.kill()", "status = 200")
+    bed = Bed(tmp_path, server=slow, stuck_s=3.0)
+    async with running(bed):
+        await until(bed.region.exists)
+        ticks = asyncio.get_running_loop().time() + 4.0
+        await until(lambda: asyncio.get_running_loop().time() > ticks)
+        assert not any("killed" in line for line in bed.logged)
+        bed.servers()[0].send_signal(signal.SIGUSR1)
+        await until(lambda: len(bed.said) == 1)
 
 
 def test_memory_of_dead_launchers_is_cleared() -> None:

@@ -1,0 +1,48 @@
+"""A model's process that dies while Triton loads it, at once: the worst moment there is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from cloud_pool.cli import ENVIRONMENT
+
+from .bed import PACE, Replica
+
+
+def is_ready(replica: Replica) -> bool:
+    try:
+        return urlopen(f"http://127.0.0.1:{replica.http}/v2/health/ready", timeout=2.0).status == 200
+    except (URLError, TimeoutError, ConnectionError):
+        return False
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+async def test_a_stub_that_dies_while_it_is_loaded() -> None:
+    """Triton would wait for it for ever, with its ports closed: the launcher ends it, and the next one is ready."""
+    if not (Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)) / "triton.json").is_file():
+        pytest.skip("no Triton environment: `make setup` makes it")
+    with tempfile.TemporaryDirectory(prefix="bed-") as folder:
+        replica = Replica(Path(folder), 1, "assistant-large", "paced", PACE)
+        try:
+            replica.process.ready()
+            server = replica.server
+            assert server is not None
+            server.kill()
+            server.wait()
+            while (stub := replica.stub) is None:
+                await asyncio.sleep(0)
+            stub.kill()
+            async with asyncio.timeout(60.0):
+                while not is_ready(replica):
+                    await asyncio.sleep(0.1)
+            assert replica.stub is not None
+        finally:
+            replica.process.kill()
