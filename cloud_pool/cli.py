@@ -146,6 +146,7 @@ def triton(
             restart=restart,
             say=lambda line: print(line, flush=True),
             log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
+            models=len(names),
         )
         status = until_stopped(launcher.run)
     sys.exit(status)
