@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 from router.errors import Draining
 from router.types import Chunk
 
-from ..call import Call, Head
+from ..call import Call, Head, Piece
 from .answer import Kept, Make, Status
 from .flight import Again, Alone, Flight, Listener, Work
 from .follow import Follow
@@ -31,27 +31,21 @@ from .rules import cached
 from .shared import SharedCache
 from .store import Away, Held, Leader, Lease, Slot
 
+STATUS = "x-causeway-cache"
 _ROUNDS = 3
+_GOODBYE_S = 2.0
 _log = logging.getLogger("causeway.cloud.cache")
 
 
 class Reply:
-    """One request's answer. What it says about it is true from the first chunk on."""
+    """One request's answer. What it says is true from the first chunk on."""
 
-    def __init__(self, call: Call, first_token: Callable[[], None]) -> None:
-        self.status: Status = "bypass"
-        self.listener: Listener | None = None
-        self._call = call
+    def __init__(self, first_token: Callable[[], None], status: Status = "bypass") -> None:
+        self.status = status
         self._first_token = first_token
-        self._head = Head()
-        self._age_s: float | None = None
+        self._listener: Listener | None = None
         self._alone = True
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """About the answer."""
-        age = {} if self._age_s is None else {"age": str(int(self._age_s))}
-        return {**dict(self._head.headers), "x-causeway-cache": self.status, **age}
+        self._head = Head()
 
     @property
     def paid(self) -> bool:
@@ -61,30 +55,37 @@ class Reply:
     @property
     def work(self) -> Work | None:
         """What was made on this request's account and others may listen to: it may outlast the request."""
-        return None if self.listener is None else self.listener.work
+        return None if self._listener is None else self._listener.work
+
+    @property
+    def head(self) -> Head:
+        """The answer's, with what the cache has to say."""
+        flight = None if self._alone or self._listener is None else self._listener.flight
+        age_s = self._head.stale_s if flight is None or flight.kept_s is None else flight.kept_s
+        age = () if age_s is None else (("age", str(int(age_s))),)
+        return msgspec.structs.replace(self._head, headers=(*self._head.headers, (STATUS, self.status), *age))
 
     def shared(self, listener: Listener) -> None:
         """Somebody's flight answers, perhaps this request's own."""
-        self.listener, self._alone, self.status = listener, False, "miss"
+        self._listener, self._alone, self.status = listener, False, "miss"
 
     def alone(self, *, said: bool) -> None:
         """Nobody else's answer helped, or none may."""
         self._alone = True
-        if self.listener is not None and not said:
+        if self._listener is not None and not said:
             self.status = "miss"
 
-    def head(self, head: Head) -> None:
-        self._head, self._age_s = head, head.stale_s
+    def begun(self, head: Head) -> None:
+        self._head = head
         if head.stale_s is not None:
             self.status = "stale"
 
     def heard(self, chunk: Chunk) -> None:
         """A chunk is here; the client may have none yet."""
-        if self.listener is not None and not self._alone:
-            flight = self.listener.flight
+        if self._listener is not None and not self._alone:
+            flight = self._listener.flight
             self.status = "miss" if self.work else "coalesced" if flight.kept_s is None else "hit"
-            self.head(flight.head or Head())
-            self._age_s = self._age_s if flight.kept_s is None else flight.kept_s
+            self.begun(flight.head or Head())
         if chunk.tokens and self.paid:
             self._first_token()
 
@@ -99,6 +100,8 @@ class Front:
         self._flights: dict[Slot, Flight] = {}
         self._leads: dict[Slot, Lead] = {}
         self._following = 0
+        self._flying = 0
+        self._landed = anyio.Event()
 
     def start(self, tasks: TaskGroup) -> None:
         """`tasks` is the parent of all answers in the making from now on."""
@@ -107,31 +110,43 @@ class Front:
             tasks.start_soon(self._cache.store.listen, self._told)
 
     async def close(self) -> None:
-        if self._cache is not None:
-            await self._cache.store.close()
+        """After the tasks were cancelled: what is in the making gives its leases back."""
+        if self._cache is None:
+            return
+        with anyio.move_on_after(_GOODBYE_S):
+            while self._flying:
+                self._landed = anyio.Event()
+                await self._landed.wait()
+        await self._cache.store.close()
 
     def reply(
         self, call: Call, first_token: Callable[[], None] = lambda: None
-    ) -> tuple[Reply, AsyncGenerator[Chunk, None]]:
-        """The reply and its chunks. The chunks raise CausewayError; closing them leaves the answer to the others.
+    ) -> tuple[Reply, AsyncGenerator[Piece, None]]:
+        """The reply, and its Head and chunks. They raise CausewayError; closing them leaves the answer to the others.
 
         `first_token` is called, more than once, when a token is here that was made on this request's account.
         """
-        reply = Reply(call, first_token)
+        reply = Reply(first_token)
         cache = self._cache
-        key = None if cache is None else cache.key(call.request, call.tenant)
-        if cache is None or key is None:
-            return reply, self._counted(reply, self._straight(reply, call))
-        return reply, self._counted(reply, self._shared(cache, reply, call, _slot(key, call)))
+        if cache is None:
+            return reply, self._make(call)
+        key = cache.key(call.request, call.tenant)
+        chunks = self._straight(reply, call) if key is None else self._shared(cache, reply, call, _slot(key, call))
+        return reply, self._headed(cache, reply, chunks)
 
-    async def _counted(self, reply: Reply, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    async def _headed(
+        self, cache: SharedCache, reply: Reply, chunks: AsyncGenerator[Chunk, None]
+    ) -> AsyncGenerator[Piece, None]:
+        headed = False
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
+                    if not headed:
+                        headed = True
+                        yield reply.head
                     yield chunk if reply.paid or chunk.usage is None else _cached(chunk)
         finally:
-            if self._cache is not None:
-                self._cache.metrics.answered(reply.status)
+            cache.metrics.answered(reply.status)
 
     async def _straight(self, reply: Reply, call: Call, resume: Resume | None = None) -> AsyncGenerator[Chunk, None]:
         reply.alone(said=resume is not None)
@@ -139,7 +154,7 @@ class Front:
             async for piece in pieces:
                 if isinstance(piece, Head):
                     if resume is None:
-                        reply.head(piece)
+                        reply.begun(piece)
                     continue
                 reply.heard(piece)
                 new = piece if resume is None else resume.take(piece)
@@ -172,6 +187,7 @@ class Front:
         if flight is None or not flight.joinable:
             flight = self._flights[slot] = Flight(slot, cache.config.buffer_bytes)
             listener = flight.join(call)
+            self._flying += 1
             self._tasks.start_soon(self._fly, cache, flight)
         else:
             listener = flight.join(call)
@@ -202,6 +218,8 @@ class Front:
                 del self._flights[flight.slot]
             if not flight.landed:
                 flight.land(fault)
+            self._flying -= 1
+            self._landed.set()
 
     async def _round(self, cache: SharedCache, flight: Flight) -> None:
         """Afterwards the flight has landed, or what it followed or led has failed."""

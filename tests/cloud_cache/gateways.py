@@ -139,11 +139,12 @@ class Gateway:
 class Asked:
     """One client: reads in a task of its own."""
 
-    def __init__(self, reply: Reply, chunks: AsyncGenerator[Chunk, None]) -> None:
+    def __init__(self, reply: Reply, pieces: AsyncGenerator[Piece, None]) -> None:
         self.reply = reply
+        self.headers: dict[str, str] = {}
         self.got: list[Chunk] = []
         self.error: CausewayError | None = None
-        self._chunks = chunks
+        self._pieces = pieces
         self._task = asyncio.ensure_future(self._read())
 
     @property
@@ -168,9 +169,13 @@ class Asked:
 
     async def _read(self) -> None:
         try:
-            async with aclosing(self._chunks) as chunks:
-                async for chunk in chunks:
-                    self.got.append(chunk)
+            async with aclosing(self._pieces) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, Head):
+                        assert not self.got
+                        self.headers = dict(piece.headers)
+                    else:
+                        self.got.append(piece)
         except CausewayError as error:
             self.error = error
 

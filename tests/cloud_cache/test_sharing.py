@@ -36,7 +36,7 @@ async def test_answer_is_kept_for_all_gateways(two: Two, clock: Clock) -> None:
     assert made.text == found.text == "one two three"
     assert (made.reply.status, found.reply.status) == ("miss", "hit")
     assert (made.reply.paid, found.reply.paid) == (True, False)
-    assert found.reply.headers == {"x-causeway-tier": "large", "x-causeway-cache": "hit", "age": "7"}
+    assert found.headers == {"x-causeway-tier": "large", "x-causeway-cache": "hit", "age": "7"}
     assert made.usage == Usage(20, 3)
     assert found.usage == Usage(20, 3, cached_tokens=20)
     assert not other.script.asked
@@ -91,7 +91,7 @@ async def test_followers_stream_while_the_leader_streams(two: Two) -> None:
     assert follower.text == "one two three"
     assert (leader.reply.status, follower.reply.status) == ("miss", "coalesced")
     assert (leader.reply.paid, follower.reply.paid) == (True, False)
-    assert follower.reply.headers["x-causeway-tier"] == "large"
+    assert follower.headers["x-causeway-tier"] == "large"
     assert follower.usage == Usage(20, 3, cached_tokens=20)
     assert not other.script.asked
 
@@ -288,7 +288,7 @@ async def test_second_choice_is_shared_and_not_kept(two: Two) -> None:
     follower = other.ask(ask())
     await until(lambda: one.front._leads and next(iter(one.front._leads.values()))._waited_for)
     one.script.permit(3)
-    assert (await follower.end()).reply.headers["x-causeway-degraded"] == "true"
+    assert (await follower.end()).headers["x-causeway-degraded"] == "true"
     await until(lambda: not one.front._flights)
     other.script.permit(9)
     assert (await other.ask(ask()).end()).reply.status == "miss"
