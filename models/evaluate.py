@@ -9,11 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .answer import score
+from .call_grammar import call_grammar
 from .catalog import on_device, refusable
 from .chat import Prompter
 from .dataset import Row
-from .greedy import GRAMMAR, Answer, GreedyModel
+from .greedy import Answer, GreedyModel
 from .report import Report, Result
+
+REFUSED = 0.5  # probability of the refusal token from which an answer is one
+ANSWER_TOKENS = 320  # as long as the grammar's bounds allow
 
 
 def evaluate(
@@ -25,7 +29,7 @@ def evaluate(
     tick: Callable[[int], None] = lambda count: None,
 ) -> Report:
     """Greedy answers of the GGUF at `path` to every row, scored. `tick` gets the number of rows done since the last
-    call.
+    call. With `grammar`, what the model does not refuse is answered by the grammar of its utterance.
     """
     answers: list[Answer] = []
     with GreedyModel(path, threads=threads) as model:
@@ -33,11 +37,20 @@ def evaluate(
         for start in range(0, len(rows), 64):
             part = rows[start : start + 64]
             prompts = [model.tokenize(prompter.user(row.text)) for row in part]
-            # With the grammar an answer may take as long as its bounds allow.
-            answers += model.answers(prompts, *((320, GRAMMAR) if grammar else ()))
+            plain = model.answers(prompts)
+            answers += _ruled(model, part, prompts, plain) if grammar else plain
             tick(len(part))
         refuses = model.metadata("causeway.refuse_token") is not None
     return summarise(path.parent.name, rows, answers, grammar=grammar, refuses=refuses)
+
+
+def _ruled(
+    model: GreedyModel, rows: Sequence[Row], prompts: Sequence[Sequence[int]], plain: Sequence[Answer]
+) -> list[Answer]:
+    return [
+        one if one.refuse > REFUSED else model.answers([prompt], ANSWER_TOKENS, call_grammar(row.text))[0]
+        for row, prompt, one in zip(rows, prompts, plain, strict=True)
+    ]
 
 
 def summarise(name: str, rows: Sequence[Row], answers: Sequence[Answer], *, grammar: bool, refuses: bool) -> Report:
@@ -89,5 +102,5 @@ def _result(group: str, rows: Sequence[Row], answers: Sequence[Answer]) -> Resul
         intent=sum(one.intent for one in scores) / count,
         exact=sum(one.exact for one in scores) / count,
         valid=sum(one.valid for one in scores) / count,
-        refused=sum(answer.refuse > 0.5 for answer in answers) / count,
+        refused=sum(answer.refuse > REFUSED for answer in answers) / count,
     )

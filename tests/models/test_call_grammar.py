@@ -1,0 +1,51 @@
+"""The grammar of one utterance: llama.cpp reads it, and answers hold only the utterance's own words."""
+
+from __future__ import annotations
+
+import pytest
+
+from models.answer import parse
+from models.call_grammar import MOST_PIECES, call_grammar
+from models.chat import Prompter
+from models.greedy import GRAMMAR
+from models.spec import find_artifact
+
+llama_cpp = pytest.importorskip("llama_cpp")
+
+from models.greedy import GreedyModel  # noqa: E402
+
+ODD = (
+    "add Suites & Sweets to my playlist",
+    'say "six\\am" to  me, café!',
+    "rate Varney the Vampire Varney the Vampire with 1 points",
+    "日本 の 天気",
+    "tab\tand\nline \x07",
+    "a",
+)
+
+
+def values(arguments: dict[str, str | list[str]]) -> list[str]:
+    return [one for value in arguments.values() for one in (value if isinstance(value, list) else [value])]
+
+
+@pytest.mark.parametrize("text", [*ODD, "", "   ", "word " * MOST_PIECES])
+def test_every_answer_is_a_call_that_copies(text: str) -> None:
+    """Whatever is said, the answer is a call in JSON, and each value stands in what was said."""
+    with GreedyModel(find_artifact("assistant").path, slots=1, context=2048, threads=1) as model:
+        prompt = model.tokenize(Prompter(model.chat_template).user(text))
+        answer = model.answers([prompt], 320, call_grammar(text))[0]
+    call = parse(answer.text)
+    assert call is not None, answer.text
+    if text.count("word") < MOST_PIECES:
+        assert all(value in text for value in values(call.arguments))
+
+
+def test_long_texts_fall_back_to_any_value() -> None:
+    """A rule for every word of a page would be slow to read: beyond a bound the general grammar serves."""
+    assert call_grammar("word " * MOST_PIECES) == GRAMMAR
+    assert call_grammar("six am") != GRAMMAR
+
+
+def test_without_words_there_are_no_arguments() -> None:
+    """White space alone can fill no argument."""
+    assert 'arguments ::= "{}"' in call_grammar(" \n ")
