@@ -53,6 +53,7 @@ class Stream:
     def __init__(self, model: str, exchange: Exchange) -> None:
         self.model = model
         self.exchange = exchange
+        self.begun = False  # something came
         self.ended_by: CausewayError | None = None
 
     def end(self, why: CausewayError) -> None:
@@ -108,9 +109,9 @@ class Triton:
         """When anything last came from the model, on any stream; minus infinity before the first time."""
         return self._heard.get(model, -math.inf)
 
-    def end(self, model: str, why: CausewayError) -> None:
-        """Ends the model's running streams, each with this error."""
-        for stream in [one for one in self._streams if one.model == model]:
+    def end(self, model: str, why: CausewayError, *, begun: bool = True) -> None:
+        """Ends the model's running streams, each with this error; `begun` False: only those that brought nothing."""
+        for stream in [one for one in self._streams if one.model == model and (begun or not one.begun)]:
             stream.end(why)
 
     async def close(self) -> None:
@@ -133,6 +134,7 @@ class Triton:
             final = False
             while (message := await exchange.next()) is not None:
                 self._heard[ask.model] = self._clock()
+                stream.begun = True
                 if message.error_message:
                     _log.debug("%s: %s", ask.request_id, message.error_message)
                     raise translate("", message.error_message, _reached(phase, exchange))

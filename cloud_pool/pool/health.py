@@ -127,11 +127,20 @@ def due(state: PoolState, now: float, settings: PoolConfig, heard_at: Callable[[
 
 
 def hung(state: PoolState, now: float, settings: PoolConfig, heard_at: Callable[[str], float]) -> tuple[str, ...]:
-    """Whose calls are to be ended: proven dead, and silent for `hung_s`. They would wait until their deadline."""
+    """Whose calls are all to be ended: ejected, and silent for `hung_s`. They would wait until their deadline."""
+    return _silent(state, settings.hung_s, now, heard_at)
+
+
+def stranded(state: PoolState, now: float, settings: PoolConfig, heard_at: Callable[[str], float]) -> tuple[str, ...]:
+    """Whose calls that did not begin are to be ended: they lose nothing, and others can take them."""
+    return _silent(state, 2.0 * settings.stuck_s, now, heard_at) if state.healthy else ()
+
+
+def _silent(state: PoolState, for_s: float, now: float, heard_at: Callable[[str], float]) -> tuple[str, ...]:
     return tuple(
         one.address
         for one in state.endpoints
-        if one.phase == "ejected" and one.open and now - max(one.open[0], heard_at(one.address)) >= settings.hung_s
+        if one.phase == "ejected" and one.open and now - max(one.open[0], heard_at(one.address)) >= for_s
     )
 
 

@@ -182,10 +182,12 @@ class Pool:
         asked, self._to_ask = self._to_ask, []
         for address in asked:
             tasks.start_soon(self._ask, address)
+        for address in health.stranded(self._state, now, self._settings, self._heard_at):
+            why = CloudUnreachable("the endpoint hangs", phase="first_token", retry_after_s=RETRY_S)
+            self._client(address).end(self.model, why, begun=False)
         for address in health.hung(self._state, now, self._settings, self._heard_at):
-            _log.warning("%s: %s hangs, its calls are ended", self.tier, address)
-            why = StreamBroken("the endpoint hangs", phase="stream", retry_after_s=RETRY_S)
-            self._client(address).end(self.model, why)
+            broken = StreamBroken("the endpoint hangs", phase="stream", retry_after_s=RETRY_S)
+            self._client(address).end(self.model, broken)
 
     async def _ask(self, address: str) -> None:
         began, triton = self._clock(), self._client(address)

@@ -30,7 +30,7 @@ class Endpoint:
         self.hangs = False
         self.heard = -math.inf
         self.probes = 0
-        self.ended: list[CausewayError] = []
+        self.ended: list[tuple[CausewayError, bool]] = []
         self.closed = False
 
     async def probe(self, model: str, timeout_s: float = 3.0) -> None:
@@ -45,8 +45,8 @@ class Endpoint:
     def heard_at(self, model: str) -> float:
         return self.heard
 
-    def end(self, model: str, why: CausewayError) -> None:
-        self.ended.append(why)
+    def end(self, model: str, why: CausewayError, *, begun: bool = True) -> None:
+        self.ended.append((why, begun))
 
     async def close(self) -> None:
         self.closed = True

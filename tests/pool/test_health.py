@@ -216,12 +216,20 @@ def test_an_overloaded_endpoint_is_not_taken_for_hung() -> None:
 
 
 def test_calls_that_hang_are_ended() -> None:
-    """Proven dead and silent for long: its running calls would wait until their deadlines."""
+    """Ejected and silent for long: its running calls would wait until their deadlines."""
     one = Endpoint(address="t0", phase="ejected", open=(0.0,))
-    assert health.hung(PoolState((one,)), 3.0, CONFIG, never) == ("t0",)
-    assert health.hung(PoolState((one,)), 2.9, CONFIG, never) == ()
-    assert health.hung(PoolState((one,)), 3.0, CONFIG, lambda _: 1.0) == ()
-    assert health.hung(PoolState((msgspec.structs.replace(one, phase="in"),)), 3.0, CONFIG, never) == ()
+    assert health.hung(PoolState((one,)), 10.0, CONFIG, never) == ("t0",)
+    assert health.hung(PoolState((one,)), 9.9, CONFIG, never) == ()
+    assert health.hung(PoolState((one,)), 10.0, CONFIG, lambda _: 1.0) == ()
+    assert health.hung(PoolState((msgspec.structs.replace(one, phase="in"),)), 10.0, CONFIG, never) == ()
+
+
+def test_calls_that_did_not_begin_are_moved_where_others_can_take_them() -> None:
+    """Sooner, for they lose nothing; with nobody else they may as well wait."""
+    one = Endpoint(address="t0", phase="ejected", open=(0.0,))
+    assert health.stranded(PoolState((one, Endpoint(address="t1"))), 2.0, CONFIG, never) == ("t0",)
+    assert health.stranded(PoolState((one, Endpoint(address="t1"))), 1.9, CONFIG, never) == ()
+    assert health.stranded(PoolState((one,)), 2.0, CONFIG, never) == ()
 
 
 # --- membership ------------------------------------------------------------------------------------------------------

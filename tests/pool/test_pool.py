@@ -151,7 +151,8 @@ async def test_a_pool_of_one_refuses_until_it_is_back() -> None:
 
 
 async def test_a_hung_endpoint_is_found_while_calls_wait() -> None:
-    """Nobody's deadline has come yet: silence with work makes ask, and no answer ejects and ends what hangs there."""
+    """Nobody's deadline has come yet: silence with work makes ask, and no answer ejects. What has not begun is ended
+    there at once, to be made elsewhere, and what has begun later."""
     bed = Bed("a:1", "b:1", settings=PoolConfig(probe_s=0.05))
     bed.at("a:1").hangs = True
     async with watching(bed):
@@ -160,8 +161,11 @@ async def test_a_hung_endpoint_is_found_while_calls_wait() -> None:
             bed.clock.now += 1.0
             await until(lambda: bed.pool.healthy == 1)
             assert bed.at("a:1").ended == []
-            bed.clock.now += 2.0
+            bed.clock.now += 1.0
             await until(lambda: bed.at("a:1").ended != [])
+            assert not any(begun for _, begun in bed.at("a:1").ended)
+            bed.clock.now += 8.0
+            await until(lambda: bed.at("a:1").ended[-1][1])
         assert bed.at("b:1").ended == []
 
 
