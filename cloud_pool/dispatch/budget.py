@@ -68,7 +68,11 @@ class _Slot:
 
 class HedgeShare:
     """At most `share` of all requests ever seen. What was saved lasts for `burst` hedges in a row, so that a replica
-    that stalls under many requests can be hedged for several of them."""
+    that stalls under many requests can be hedged for several of them.
+
+    The first half of that is for those who are very late: more requests are a little late, by chance, than may be
+    hedged, and they must not leave nothing to the one that hangs.
+    """
 
     def __init__(self, share: float = 0.02, burst: float = 10.0) -> None:
         self._share = share
@@ -78,9 +82,10 @@ class HedgeShare:
     def asked(self) -> None:
         self._saved = min(self._burst, self._saved + self._share)
 
-    def take(self) -> bool:
+    def take(self, is_very_late: bool) -> bool:
         """Whether one hedge may be made; if so it is counted."""
-        if self._saved < 1.0 - _ROUNDING:
+        kept = 0.0 if is_very_late else self._burst / 2.0
+        if self._saved - kept < 1.0 - _ROUNDING:
             return False
         self._saved -= 1.0
         return True

@@ -97,21 +97,22 @@ class Dispatch:
         after_s = self._pace.late_s(self._clock()) if hedged and self._pool.healthy > 1 else None
         if after_s is None:
             return await _alone(first)
-        race = Race(first, lambda: self._hedge(ask, key, course), after_s)
+        race = Race(first, lambda is_very_late: self._hedge(ask, key, course, is_very_late), after_s)
         try:
             return await race.run() or race.errors
         finally:
             if race.outcome is not None:
                 self._counts.hedged(race.outcome)
 
-    def _hedge(self, ask: Ask, key: bytes, course: Course) -> Try | None:
+    def _hedge(self, ask: Ask, key: bytes, course: Course, is_very_late: bool) -> Try | None:
         try:
             lease = self._lease(ask, key, course)
         except CausewayError:
             return None
-        if not (self._share.take() and self._budget.take(self._clock())):
+        if not (self._share.take(is_very_late) and self._budget.take(self._clock())):
             lease.close()
-            self._counts.hedged("refused")
+            if is_very_late:
+                self._counts.hedged("refused")
             return None
         return self._try(lease, ask, course)
 

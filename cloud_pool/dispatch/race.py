@@ -21,8 +21,9 @@ from .verdict import verdict
 class Race:
     """One round with a hedge. `errors` are those of the tries that failed, oldest first."""
 
-    def __init__(self, first: Try, hedge: Callable[[], Try | None], after_s: float) -> None:
-        """`hedge` begins the second try, or has none to begin; asked when the first has been waited for `after_s`."""
+    def __init__(self, first: Try, hedge: Callable[[bool], Try | None], after_s: float) -> None:
+        """`hedge` begins the second try, or has none to begin: asked, with False, when the first has been waited for
+        `after_s`, and if it had none again, with True, after twice that time."""
         self.errors: list[CausewayError] = []
         self._first = first
         self._hedge = hedge
@@ -39,13 +40,14 @@ class Race:
         try:
             async with anyio.create_task_group() as tasks:
                 self._enter(tasks, self._first)
-                with anyio.move_on_after(self._after_s):
-                    await self._settled.wait()
-                if not self._settled.is_set():
-                    self._second = self._hedge()
-                    if self._second is not None:
-                        self._enter(tasks, self._second)
-                    await self._settled.wait()
+                for is_very_late in (False, True):
+                    with anyio.move_on_after(self._after_s):
+                        await self._settled.wait()
+                    if self._second is None and not self._settled.is_set():
+                        self._second = self._hedge(is_very_late)
+                        if self._second is not None:
+                            self._enter(tasks, self._second)
+                await self._settled.wait()
                 tasks.cancel_scope.cancel()
             if self._fault is not None:
                 raise self._fault

@@ -86,24 +86,27 @@ def test_a_clock_that_stands_still_or_jumps() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.booleans(), max_size=1000), SHARES)
-def test_hedges_never_exceed_their_share(events: list[bool], share: float) -> None:
+@given(st.lists(st.sampled_from(["asked", "late", "very late"]), max_size=1000), SHARES)
+def test_hedges_never_exceed_their_share(events: list[str], share: float) -> None:
     """At every moment, over the whole past: hedges ≤ share × requests."""
     hedges = HedgeShare(share)
     requests = taken = 0
-    for is_request in events:
-        if is_request:
+    for what in events:
+        if what == "asked":
             hedges.asked()
             requests += 1
         else:
-            taken += hedges.take()
+            taken += hedges.take(what == "very late")
         assert taken <= share * requests + ROUNDING
 
 
-@pytest.mark.parametrize(("requests", "allowed"), [(49, 0), (50, 1), (500, 10), (100_000, 10)])
-def test_a_share_is_saved_up_to_its_burst(requests: int, allowed: int) -> None:
-    """Two in a hundred, and not a thousand at once after a long quiet time."""
-    hedges = HedgeShare(0.02, burst=10.0)
-    for _ in range(requests):
-        hedges.asked()
-    assert sum(hedges.take() for _ in range(1000)) == allowed
+@pytest.mark.parametrize(
+    ("requests", "late", "very_late"), [(49, 0, 0), (50, 0, 1), (300, 1, 6), (500, 5, 10), (100_000, 5, 10)]
+)
+def test_a_share_is_saved_up_to_its_burst(requests: int, late: int, very_late: int) -> None:
+    """Two in a hundred, not a thousand at once after a long quiet time, and half of it for the very late only."""
+    for is_very_late, allowed in ((False, late), (True, very_late)):
+        hedges = HedgeShare(0.02, burst=10.0)
+        for _ in range(requests):
+            hedges.asked()
+        assert sum(hedges.take(is_very_late) for _ in range(1000)) == allowed
