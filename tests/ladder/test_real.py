@@ -1,0 +1,268 @@
+"""The ladder as callers of the gateway see it: two real Tritons, of which the first is unloaded, killed or full."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+
+import aiohttp
+import anyio
+import grpc
+import pytest
+import pytest_asyncio
+from cryptography.fernet import Fernet
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.cloud.conftest import PATIENCE_S, Command, Pool, triton_environment, until
+
+__all__ = ["triton_environment"]
+
+pytestmark = [pytest.mark.triton, pytest.mark.engine]
+
+MODEL = "assistant-large"
+CONFIG = """
+server: {{port: 0, token_file: tokens, probe_ttl_s: 0}}
+tiers:
+  - {{name: large, model: assistant-large, artifact: assistant-large, triton: "{large}"}}
+  - {{name: tight, model: assistant-large, artifact: assistant-large, triton: "{large}", concurrency: 1, queue: 0}}
+  - {{name: medium, model: assistant-large, artifact: assistant-large, triton: "{medium}"}}
+  - {{name: busy, model: assistant-large, artifact: assistant-large, triton: "{medium}",
+     concurrency: 1, ttft_objective_s: 0.02}}
+ladder:
+  tiers: [large, tight, medium]
+  continue_key_file: keys
+  partial_tokens: 3
+  warm_after_s: 0.5
+audit: audit.log
+"""
+CHAT = {"messages": [{"role": "user", "content": "wake me up at seven"}], "temperature": 0, "max_tokens": 60}
+LONG = {**CHAT, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+class Answer:
+    """Whole or streamed, read to its end."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes, stream: bool) -> None:
+        self.status = status
+        self.headers = headers
+        if stream and status == 200:
+            events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
+            assert body.rstrip().endswith(b"[DONE]"), body
+            self.text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+            self.reason = events[-1]["choices"][0]["finish_reason"]
+            self.token = events[-1].get("causeway", {}).get("continue", "")
+            (self.model,) = {event["model"] for event in events}
+            return
+        said = json.loads(body)
+        self.error = said.get("error", {}).get("code", "")
+        if status == 200:
+            self.text = said["choices"][0]["message"]["content"] or ""
+            self.reason = said["choices"][0]["finish_reason"]
+            self.token = said.get("causeway", {}).get("continue", "")
+            self.model = said["model"]
+
+    @property
+    def why(self) -> str:
+        return self.headers["x-causeway-tier-reason"]
+
+    @property
+    def is_degraded(self) -> bool:
+        return self.headers.get("x-causeway-degraded") == "true"
+
+
+class Bed:
+    def __init__(self, large: Pool, medium: Pool, url: str, folder: Path) -> None:
+        self.large = large
+        self.medium = medium
+        self.url = url
+        self.folder = folder
+        self.http: aiohttp.ClientSession
+
+    async def ask(
+        self, model: str, token: str = "", *, stream: bool = False, who: str = "kiosk", **headers: str
+    ) -> Answer:
+        body = {**CHAT, "model": model, "stream": stream, **({"causeway": {"continue": token}} if token else {})}
+        headers = {"authorization": f"Bearer {who}-secret", **{f"x-causeway-{key}": headers[key] for key in headers}}
+        async with self.http.post(f"{self.url}/chat/completions", json=body, headers=headers) as reply:
+            return Answer(reply.status, reply.headers, await reply.read(), stream)
+
+    async def until_answered(self, model: str, why: str, **more: str) -> Answer:
+        """Ask until that is the reason; every answer on the way is one."""
+        with anyio.fail_after(PATIENCE_S):
+            while True:
+                found = await self.ask(model, **more)
+                assert found.status == 200, found.error
+                if found.why == why:
+                    return found
+                await asyncio.sleep(0.05)
+
+    async def metrics(self) -> str:
+        async with self.http.get(self.url.replace("/v1", "/metrics")) as reply:
+            return await reply.text()
+
+
+@pytest.fixture(scope="module")
+def tritons(triton_environment: Path) -> Iterator[tuple[Pool, Pool]]:
+    flags = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--threads", "1", "--drain-s", "1")
+    commands = [Command("triton", *flags, CAUSEWAY_TRITON_ENV=str(triton_environment)) for _ in range(2)]
+    try:
+        yield Pool(commands[0]), Pool(commands[1])
+    finally:
+        for command in commands:
+            command.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(tritons: tuple[Pool, Pool], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    folder = tmp_path_factory.mktemp("ladder")
+    (folder / "tokens").write_text("kiosk kiosk-secret\n")
+    (folder / "keys").write_bytes(Fernet.generate_key())
+    large, medium = tritons
+    (folder / "gateway.yaml").write_text(CONFIG.format(large=large.grpc, medium=medium.grpc))
+    command = Command("serve", "--config", str(folder / "gateway.yaml"))
+    try:
+        yield command.ready()["url"], folder
+        assert command.stop() == 0
+    finally:
+        command.process.kill()
+
+
+@pytest_asyncio.fixture
+async def bed(tritons: tuple[Pool, Pool], gateway: tuple[str, Path]) -> AsyncIterator[Bed]:
+    made = Bed(*tritons, *gateway)
+    async with aiohttp.ClientSession() as made.http:
+        yield made
+
+
+async def control(pool: Pool, *, load: bool) -> None:
+    """As an operator does it."""
+    async with grpc.aio.insecure_channel(pool.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        if load:
+            await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=MODEL))
+        else:
+            await stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=MODEL))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_tier_asked_for_answers_when_it_can(bed: Bed, stream: bool) -> None:
+    """And says so in its headers and its body."""
+    found = await bed.ask("large", stream=stream)
+    assert (found.status, found.model, found.headers["x-causeway-tier"], found.why) == (200, "large", "large", "asked")
+    assert not found.is_degraded
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_full_tier_hands_on(bed: Bed, stream: bool) -> None:
+    """Its one place taken: the next tier gives the same greedy answer, and says for whom."""
+    whole = await bed.ask("medium", stream=stream)
+    headers = {"authorization": "Bearer kiosk-secret"}
+    async with bed.http.post(f"{bed.url}/chat/completions", json={**LONG, "model": "tight"}, headers=headers) as held:
+        assert held.headers["x-causeway-tier"] == "tight"
+        await held.content.readline()
+        found = await bed.ask("tight", stream=stream)
+        assert (found.model, found.why, found.text) == ("medium", "tight=saturated", whole.text)
+        assert found.is_degraded
+        refused = await bed.ask("tight", stream=stream, critical="true")
+        assert refused.status == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        held.close()
+    await until(lambda: bed.large.is_idle() and bed.medium.is_idle())
+    found = await bed.until_answered("tight", "asked", critical="true")
+    assert found.model == "tight"
+
+
+async def test_an_unloaded_model_hands_on_until_it_is_loaded(bed: Bed) -> None:
+    """Not one request fails: the next tier answers at once, and the first one again when its model is back."""
+    await control(bed.large, load=False)
+    for stream in (False, True):
+        found = await bed.ask("large", stream=stream)
+        assert (found.status, found.model, found.why) == (200, "medium", "large=broken; tight=broken")
+        assert found.is_degraded
+    assert (await bed.ask("large", critical="true")).status == 503
+    await control(bed.large, load=True)
+    found = await bed.until_answered("large", "asked")
+    assert found.model == "large"
+
+
+async def test_a_killed_triton_hands_on_until_it_is_back(bed: Bed) -> None:
+    """kill -9 of the first tier's server: every request is answered, by the next tier until the first one is back."""
+    bed.large.server.kill()
+    found = await bed.ask("large")
+    assert (found.status, found.model) == (200, "medium")
+    bed.large.wait_ready()
+    assert (await bed.until_answered("large", "asked")).model == "large"
+    await until(lambda: bed.large.is_idle() and bed.medium.is_idle())
+
+
+async def test_what_was_done_says_which_tier_did_it(bed: Bed) -> None:
+    """Audit records and metrics name the tier that answered, not the one asked for."""
+    text = await bed.metrics()
+    assert 'causeway_cloud_tier_answers_total{asked="large",tier="medium",why="broken"}' in text
+    assert 'causeway_cloud_requests_total{outcome="ok",tier="medium"}' in text
+    assert 'causeway_cloud_tier_share{tier="large"}' in text
+
+    def records() -> list[dict[str, object]]:
+        return [json.loads(line) for line in (bed.folder / "audit.log").read_text().splitlines()]
+
+    before = len(records())
+    await control(bed.large, load=False)
+    assert (await bed.ask("large")).model == "medium"
+    await control(bed.large, load=True)
+    await until(lambda: len(records()) > before)
+    assert records()[before]["tier"] == "medium"
+    await bed.until_answered("large", "asked")
+
+
+# --- shortened answers ------------------------------------------------------------------------------------------------
+
+
+async def cut(bed: Bed, *, stream: bool, token: str = "") -> Answer:
+    """Ask the busy tier, which others keep busy, until the answer is a shortened one."""
+    done = asyncio.Event()
+
+    async def work() -> None:
+        while not done.is_set():
+            await bed.ask("busy")
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(work)
+        with anyio.fail_after(PATIENCE_S):
+            while True:
+                found = await bed.ask("busy", token, stream=stream, priority="interactive")
+                assert found.status in (200, 429, 503)
+                if found.status == 200 and found.why.endswith("cut"):
+                    break
+        done.set()
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_cut_answer_and_its_rest_are_the_uncut_answer(bed: Bed, stream: bool) -> None:
+    """Greedy, part by part: the very text that was never cut, whole or streamed, and the other way for the rest."""
+    uncut = await bed.ask("medium")
+    assert len(uncut.text) > 30
+    first = await cut(bed, stream=stream)
+    assert (first.reason, first.is_degraded) == ("length", True)
+    assert uncut.text.startswith(first.text)
+    assert len(first.text) < len(uncut.text)
+    second = await cut(bed, stream=stream, token=first.token)
+    await until(bed.medium.is_idle)
+    with anyio.fail_after(PATIENCE_S):
+        while True:
+            third = await bed.ask("busy", second.token or first.token, stream=not stream)
+            if third.status == 200 and not third.token:
+                break
+    assert first.text + (second.text if second.token else "") + third.text == uncut.text
+    assert third.reason == uncut.reason
+
+
+async def test_a_token_of_no_worth_is_refused(bed: Bed) -> None:
+    """Forged, or sent with another model: 400; and nobody has to answer anything."""
+    first = await cut(bed, stream=False)
+    for model, token in (("busy", first.token[:-12] + "AAAAAAAAAAA="), ("medium", first.token), ("busy", "x")):
+        found = await bed.ask(model, token)
+        assert (found.status, found.error) == (400, "invalid_value")
