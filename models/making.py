@@ -1,21 +1,53 @@
-"""The commands that make models: train, distill, export, quantize, publish, catalog, quality. Torch is imported
-only when one of them needs it."""
+"""The commands that make models: train, distill, export, importance, quantize, compare, publish, catalog. Torch is
+imported only when one of them needs it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
-from .dataset import INTENT_SOURCES, for_validation, read_rows
+from .catalog import on_device
+from .dataset import INTENT_SOURCES, Row, for_validation, read_rows
 from .functions import CATALOG, catalog_of, save_catalog
 from .gguf_file import read_gguf
-from .publish import publish_signal
-from .spec import find_artifact
 
 _data = click.option(
     "--data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="Folder with intents/."
 )
+
+_importance = click.option(
+    "--importance", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="From the command importance."
+)
+
+
+def _pace(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of how fast to learn, which train and distill share."""
+    options = (
+        click.option("--tokens", type=click.IntRange(64), default=6144, show_default=True, help="Padded, per batch."),
+        click.option("--matrix-lr", type=float, default=0.01, show_default=True, help="Muon's, for matrices."),
+        click.option("--vector-lr", type=float, default=1.5e-3, show_default=True, help="AdamW's, for the rest."),
+        click.option("--dropout", type=click.FloatRange(0, 0.9), default=0.1, show_default=True),
+        click.option(
+            "--pointing",
+            type=click.FloatRange(0),
+            default=0.3,
+            show_default=True,
+            help="Weight of the lesson where to look.",
+        ),
+        click.option(
+            "--averaged", type=click.FloatRange(0, 1), default=0.998, show_default=True, help="Decay of the mean."
+        ),
+        click.option("--refusals", type=click.IntRange(0), default=6000, show_default=True, help="In an epoch."),
+        click.option("--repeats", type=click.IntRange(1), default=2, show_default=True, help="Of HWU64 in an epoch."),
+        click.option("--report-minutes", type=click.FloatRange(0.01), default=3.0, show_default=True),
+        click.option("--threads", type=click.IntRange(1), default=2, show_default=True),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -29,8 +61,11 @@ _data = click.option(
 @click.option("--layers", type=click.IntRange(1), help="Depth; 4 and 12 by default.")
 @click.option("--width", type=click.IntRange(64), default=256, show_default=True)
 @click.option("--grow-from", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A shallower run.")
+@click.option(
+    "--encoder", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="ONNX, to learn meanings from."
+)
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
+@_pace
 def train(
     name: str,
     data: Path,
@@ -40,16 +75,18 @@ def train(
     layers: int | None,
     width: int,
     grow_from: Path | None,
+    encoder: Path | None,
     seed: int,
-    threads: int,
+    **pace: float,
 ) -> None:
     """Train one of the two assistants from scratch, or grow it from a shallower run."""
     from .train.run import shape_for
     from .train.run import train as start
     from .train.trainer import Plan
 
-    plan = Plan(minutes=minutes, steps=steps, seed=seed, threads=threads)
-    start(name, data, run, plan, shape=shape_for(name, layers, width), grow_from=grow_from, say=click.echo)
+    plan = msgspec.convert({"minutes": minutes, "steps": steps, "seed": seed, **pace}, Plan)
+    sizes = shape_for(name, layers, width)
+    start(name, data, run, plan, shape=sizes, grow_from=grow_from, encoder=encoder, say=click.echo)
 
 
 @click.command()
@@ -65,7 +102,7 @@ def train(
 @click.option("--steps", type=click.IntRange(1), default=1_000_000, help="Stop earlier, after so many steps.")
 @click.option("--weight", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="Teacher against labels.")
 @click.option("--seed", type=int, default=2, show_default=True)
-@click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
+@_pace
 def distill(
     data: Path,
     teacher: Path,
@@ -75,7 +112,7 @@ def distill(
     steps: int,
     weight: float,
     seed: int,
-    threads: int,
+    **pace: float,
 ) -> None:
     """Teach the device's model from the large one: its probabilities on every token, and its answers to unlabelled
     text.
@@ -83,7 +120,7 @@ def distill(
     from .train.run import distill as start
     from .train.trainer import Plan
 
-    plan = Plan(minutes=minutes, steps=steps, seed=seed, threads=threads, teacher_weight=weight)
+    plan = msgspec.convert({"minutes": minutes, "steps": steps, "seed": seed, "teacher_weight": weight, **pace}, Plan)
     start(data, run, plan, teacher=teacher, student=student, say=click.echo)
 
 
@@ -99,15 +136,66 @@ def export(run: Path, gguf: Path) -> None:
 
 
 @click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
+@_data
+@click.option("--examples", type=click.IntRange(1), default=4000, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+def importance(run: Path, target: Path, data: Path, examples: int, seed: int) -> None:
+    """Write how much each column of a run's matrices matters on training examples (.npz), for quantize."""
+    from .train.run import importance_of
+
+    importance_of(run, data, target, examples, seed)
+    click.echo(f"{target}: {_mib(target.stat().st_size)}")
+
+
+@click.command()
+@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--work", type=click.Path(file_okay=False, path_type=Path), required=True, help="For the variants.")
+@click.option("--held-back/--all-rows", default=True, show_default=True, help="Only rows that training holds back.")
+@click.option("--everywhere", is_flag=True, help="Also rows outside the device's domains.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many rows of each file.")
+@click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
+@_importance
+def compare(
+    source: Path,
+    files: Sequence[Path],
+    work: Path,
+    held_back: bool,
+    everywhere: bool,
+    limit: int | None,
+    threads: int,
+    importance: Path | None,
+) -> None:
+    """Exact match and perplexity of the F32 GGUF SOURCE on the rows of FILES, at F32, Q8_0, Q4_0 and Q4_K_M."""
+    from .compare import Precision
+    from .compare import compare as measure
+
+    def say(one: Precision) -> None:
+        name = f"{one.kind} weighed" if one.importance else one.kind
+        click.echo(
+            f"{name:15}{one.size_bytes:>12,} bytes  exact {100 * one.exact:.1f} %  intent {100 * one.intent:.1f} %  "
+            f"valid {100 * one.valid:.1f} %  perplexity {one.perplexity:.4f}"
+        )
+
+    rows = [row for path in files for row in _of(path, held_back, everywhere)[:limit]]
+    click.echo(f"{len(rows)} rows")
+    work.mkdir(parents=True, exist_ok=True)
+    measure(source, rows, work, importance=importance, threads=threads, say=say)
+
+
+@click.command()
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--to", default="Q4_0", show_default=True, help="Q4_0, Q8_0, Q4_K_M, Q5_K_M, Q6_K or F16.")
 @click.option("--embedding-too", is_flag=True, help="The tied embedding at Q4_0 as well (Q6_K otherwise).")
-def quantize(source: Path, target: Path, to: str, embedding_too: bool) -> None:
+@_importance
+def quantize(source: Path, target: Path, to: str, embedding_too: bool, importance: Path | None) -> None:
     """Quantise a GGUF with llama.cpp."""
     from .quantize import quantize as convert
 
-    convert(source, target, to, embedding_too=embedding_too)
+    convert(source, target, to, embedding_too=embedding_too, importance=importance)
     about = read_gguf(target)
     kinds = ", ".join(f"{kind} {count / 1e6:.2f} M" for kind, count in about.tensor_kinds.items())
     click.echo(f"{target}: {_mib(about.size_bytes)}, parameters by kind: {kinds}")
@@ -140,30 +228,22 @@ def catalog(data: Path, to: Path) -> None:
     click.echo(f"{to}: {len(made)} functions, {sum(len(one.arguments) for one in made)} arguments")
 
 
-@click.command()
-@_data
-@click.option(
-    "--run", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="The student's."
-)
-@click.option("--model", default="assistant", show_default=True, help="The published model that the run became.")
-@click.option("--name", default="edge-quality", show_default=True)
-@click.option("--to", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of models.")
-@click.option("--seed", type=int, default=6, show_default=True)
-@click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
-def quality(data: Path, run: Path, model: str, name: str, to: Path, seed: int, threads: int) -> None:
-    """Train the signal edge.quality on what the device's model gets right and wrong."""
-    from .train.quality import train_quality
-
-    judged = find_artifact(model, (to,))
-    weights = run / "quality.onnx"
-    fit = train_quality(data, run, weights, seed=seed, threads=threads, say=click.echo)
-    metrics = {"auroc": fit.auroc, "ece": fit.ece, "right": fit.right, "rows": fit.rows}
-    artifact = publish_signal(weights, name, to, judged, {key: round(value, 4) for key, value in metrics.items()})
-    click.echo(f"{artifact.path}: {artifact.manifest.metrics}")
+def _of(path: Path, held_back: bool, everywhere: bool) -> list[Row]:
+    kept = [row for row in read_rows(path) if for_validation(row) or not held_back]
+    return [row for row in kept if everywhere or on_device(row.source, row.intent)]
 
 
 def _mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-COMMANDS: tuple[click.Command, ...] = (train, distill, export, quantize, publish, catalog, quality)
+COMMANDS: tuple[click.Command, ...] = (
+    train,
+    distill,
+    export,
+    importance,
+    quantize,
+    compare,
+    publish,
+    catalog,
+)

@@ -188,11 +188,17 @@ def test_the_pipeline_ends_in_an_int4_model_that_llama_cpp_runs(data: Path, tmp_
     assert log[-1]["step"] == 6
     f32, q4 = tmp_path / "f32.gguf", tmp_path / "q4.gguf"
     call("export", student, f32)
-    call("quantize", f32, q4, "--to", "Q4_0", "--embedding-too")
+    weighed = tmp_path / "importance.npz"
+    call("importance", student, weighed, "--data", data, "--examples", 40)
+    file = data / "intents" / "hwu64.jsonl"
+    compared = call("compare", f32, file, "--all-rows", "--limit", 6, "--work", tmp_path, "--importance", weighed)
+    assert [line.split(",")[0].rsplit(maxsplit=1)[0].strip() for line in compared.splitlines()[1:]] == [
+        *("F32", "Q8_0", "Q4_0", "Q4_0 weighed", "Q4_K_M", "Q4_K_M weighed")
+    ]
+    call("quantize", f32, q4, "--to", "Q4_0", "--embedding-too", "--importance", weighed)
     assert read_gguf(q4).quantisation == "Q4_0"
     assert read_gguf(q4).refuse_token == REFUSE
     call("publish", q4, "--name", "mine", "--to", tmp_path / "models", "--command", "a test")
-    file = data / "intents" / "hwu64.jsonl"
     table = call(
         "evaluate", file, "--model", "mine", "--models", tmp_path / "models", "--limit", 8, "--json", "--threads", 1
     )
