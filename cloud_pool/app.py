@@ -17,6 +17,8 @@ from anyio.abc import TaskGroup
 from router.errors import ConfigError
 
 from .audit import AuditLog
+from .cache.front import Front
+from .cache.shared import SharedCache, read_secret
 from .config import Config
 from .identity.gate import Gate
 from .identity.keyset import KeySet
@@ -34,6 +36,7 @@ from .pool.reload import follow_hangups
 from .pool.report import Endpoints
 from .readiness import Readiness
 from .server import Server
+from .service import nothing_stale
 from .tenants.accounts import Accounts
 from .tenants.budgets import Budgets
 from .tenants.metrics import TenantMetrics
@@ -86,6 +89,7 @@ class App:
         jobs: JobsGateway | None,
         pools: Pools,
         warmth: Warmth,
+        front: Front,
         tasks: TaskGroup,
     ) -> None:
         self._config = config
@@ -94,6 +98,7 @@ class App:
         self._jobs = jobs
         self.pools = pools
         self._warmth = warmth
+        self._front = front
         self._tasks = tasks
         self._listener = Listener(config.server, server.handle)
 
@@ -107,6 +112,7 @@ class App:
         await self.pools.prepare()
         self._tasks.start_soon(self.pools.watch)
         self._tasks.start_soon(self._warmth.watch)
+        self._front.start(self._tasks)
         await self._desk.prepare()
         await self._listener.start()
         self._desk.start(self._tasks)
@@ -123,6 +129,7 @@ class App:
         await self._listener.close()
         self._tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
+            await self._front.close()
             await self._desk.close()
             if self._jobs is not None:
                 await self._jobs.close()
@@ -137,7 +144,10 @@ def build(config: Config, tasks: TaskGroup) -> App:
     repairs = Repairs(metrics.repaired)
     pools = build_pools(config, tiers, metrics, tasks, repairs)
     doors = {tier.name: tier.config.door for tier in tiers}
-    lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics)
+    cache = build_cache(config, by_name(tiers), metrics)
+    stale = nothing_stale if cache is None else cache.stale
+    lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics, stale=stale)
+    front = Front(cache, lanes.service.answer)
     repairs.listeners.append(lanes.warmth.loaded)
     readiness = Readiness(pools.by_tier, config.server.probe_ttl_s)
     jobs = build_jobs(config, by_name(tiers), desk, metrics)
@@ -149,10 +159,11 @@ def build(config: Config, tasks: TaskGroup) -> App:
         desk.gate,
         desk.ledger,
         metrics,
+        front=front,
         critical_tenants=config.ladder.critical_tenants,
         jobs=(lambda _: None) if jobs is None else jobs.handler,
     )
-    return App(config, server, desk, jobs, pools, lanes.warmth, tasks)
+    return App(config, server, desk, jobs, pools, lanes.warmth, front, tasks)
 
 
 def build_pools(
@@ -162,6 +173,14 @@ def build_pools(
     pools = Pools(config, tiers, Clients(tasks, repaired), ejected=endpoints.ejected)
     endpoints.watch(pools.by_tier)
     return pools
+
+
+def build_cache(config: Config, tiers: Mapping[str, Tier], metrics: Metrics) -> SharedCache | None:
+    """None where it is off. Raises ConfigError."""
+    if not config.cache.enabled:
+        return None
+    secret = read_secret(config.cache)
+    return SharedCache(config.cache, config.redis, tiers, metrics.registry, secret=secret)
 
 
 def build_jobs(config: Config, tiers: Mapping[str, Tier], desk: Desk, metrics: Metrics) -> JobsGateway | None:

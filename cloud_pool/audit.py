@@ -35,6 +35,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     micro_usd: int = 0
+    cache: str = ""  # hit, stale, miss, coalesced, bypass; "" where there is no cache
 
 
 class AuditLog:

@@ -18,6 +18,7 @@ from router import strict_yaml
 from router.errors import ConfigError
 
 from .admission.settings import AdmissionConfig, Settings
+from .cache.settings import CacheConfig
 from .dispatch.settings import HedgeConfig, RetryBudgetConfig
 from .identity.settings import IdentityConfig
 from .jobs.config import JobsConfig
@@ -100,6 +101,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     identity: IdentityConfig = IdentityConfig()
     tenants: TenantsConfig = TenantsConfig()
     jobs: JobsConfig = JobsConfig()
+    cache: CacheConfig = CacheConfig()
     audit: str = ""  # file of audit records, "-" for stdout, "" for none
     log: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -209,6 +211,7 @@ def _absolute(config: Config, folder: Path) -> Config:
             revocations_file=at(config.identity.revocations_file),
         ),
         ladder=msgspec.structs.replace(config.ladder, continue_key_file=at(config.ladder.continue_key_file)),
+        cache=msgspec.structs.replace(config.cache, secret_file=at(config.cache.secret_file)),
         audit=config.audit if config.audit == "-" else at(config.audit),
     )
 
@@ -222,6 +225,7 @@ def _check(config: Config) -> None:
     if config.redis and not config.redis.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError("write redis://host:port/0, rediss:// or unix://", where="redis")
     config.tenants.check()
+    config.cache.check(config.redis)
     config.ladder.check([tier.name for tier in config.tiers])
     for at, price in enumerate(config.tenants.prices):
         if price.tier not in {tier.name for tier in config.tiers}:

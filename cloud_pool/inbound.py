@@ -17,9 +17,13 @@ from aiohttp.web_protocol import RequestPayloadError
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 
 from .admission import RANK, Priority
+from .cache.rules import NO_STORE
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_TAG = re.compile(r"[^,\s\x00-\x1f]{1,64}")
+_MAX_TAGS = 32
+_BYPASS = {"no-store", "no-cache", "private", "max-age=0"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -29,6 +33,7 @@ class Inbound(msgspec.Struct, frozen=True):
     priority: Priority
     traceparent: str
     critical: bool  # the tier that is asked for or none
+    tags: tuple[str, ...] = ()  # sorted, unique
 
 
 def read_headers(headers: Mapping[str, str]) -> Inbound:
@@ -41,6 +46,7 @@ def read_headers(headers: Mapping[str, str]) -> Inbound:
         priority=_priority(headers.get("x-causeway-priority", "standard")),
         traceparent=trace if _TRACEPARENT.fullmatch(trace) else "",
         critical=_critical(headers.get("x-causeway-critical", "false")),
+        tags=tuple(sorted({*_tags(headers.get("x-causeway-tags")), *_bypass(headers.get("cache-control"))})),
     )
 
 
@@ -84,3 +90,17 @@ def _priority(text: str) -> Priority:
         if text == name:
             return name
     raise InvalidRequest(f"`x-causeway-priority` is one of {', '.join(RANK)}")
+
+
+def _tags(text: str | None) -> list[str]:
+    """A tag that cannot be understood is refused: it may be a wish for privacy."""
+    tags = [tag.strip() for tag in (text or "").split(",") if tag.strip()]
+    if len(tags) > _MAX_TAGS or not all(_TAG.fullmatch(tag) for tag in tags):
+        raise InvalidRequest(f"`x-causeway-tags` holds at most {_MAX_TAGS} words of at most 64 characters, with commas")
+    return tags
+
+
+def _bypass(cache_control: str | None) -> list[str]:
+    """Whoever wants no kept answer, or not to be kept, is kept out of the cache both ways."""
+    said = {word.strip().lower() for word in (cache_control or "").split(",")}
+    return [NO_STORE] if said & _BYPASS else []

@@ -31,6 +31,9 @@ class Entry:
         self.grant: Grant | None = None
         self.prompt_guess = 0  # tokens, from the body's length
         self.usage = Usage()
+        self.cache = ""
+        self.deferred = False  # closed when the work is over, which outlasts the request
+        self.paid = True  # whether tokens were made on this request's account
         self.outcome = ClientGone.code  # what it is when the handler is cancelled
 
 
@@ -66,7 +69,7 @@ class Ledger:
     def close(self, entry: Entry) -> None:
         usage, micro_usd = entry.usage, 0
         if entry.grant is not None:
-            if not usage.prompt_tokens and (usage.completion_tokens or entry.outcome == ClientGone.code):
+            if entry.paid and not usage.prompt_tokens and (usage.completion_tokens or entry.outcome == ClientGone.code):
                 # The prompt's length comes with the last chunk: who leaves before it has used the model all the same.
                 usage = Usage(entry.prompt_guess, usage.completion_tokens)
             tenant = entry.grant.tenant
@@ -87,5 +90,6 @@ class Ledger:
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
                 micro_usd=micro_usd,
+                cache=entry.cache,
             )
         )

@@ -16,6 +16,7 @@ from router.errors import CausewayError, ClientGone, Draining, MethodNotAllowed,
 from router.openai import AnswerEncoder, encode_model, encode_models, parse_chat, parse_completion
 from router.types import Chunk, Request, Usage, Wishes
 
+from .cache.front import Front, Reply
 from .call import Call, Head
 from .config import ServerConfig
 from .identity.gate import Gate
@@ -47,6 +48,7 @@ class Server:
         ledger: Ledger,
         metrics: Metrics,
         *,
+        front: Front | None = None,
         critical_tenants: Collection[str] = (),
         jobs: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
@@ -56,7 +58,7 @@ class Server:
         self._jobs = jobs
         self._critical_tenants = critical_tenants
         self._tiers = tiers
-        self._service = service
+        self._front = front or Front(None, service.answer)
         self._readiness = readiness
         self._gate = gate
         self._ledger = ledger
@@ -110,7 +112,8 @@ class Server:
         try:
             return await self._recorded(http, parse, prefix, entry)
         finally:
-            self._ledger.close(entry)
+            if not entry.deferred:
+                self._ledger.close(entry)
 
     async def _recorded(self, http: web.BaseRequest, parse: Parse, prefix: str, entry: Entry) -> web.StreamResponse:
         arrived = self._clock()
@@ -121,9 +124,10 @@ class Server:
             self._metrics.refused(error.code)
             raise
         tally = Tally(self._metrics, call.tier.name, arrived, self._clock)
+        reply, answer = self._front.reply(call, tally.first_token)
         outcome = ClientGone.code  # what it is when the handler is cancelled
         try:
-            async with aclosing(self._service.answer(call)) as pieces:
+            async with aclosing(answer) as pieces:
                 head = await anext(pieces)
                 assert isinstance(head, Head)
                 entry.tier = tally.tier = head.tier
@@ -131,9 +135,9 @@ class Server:
                 headers = {"x-request-id": call.id, **dict(head.headers)}
                 chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # the Head comes once, and first
                 if call.request.stream:
-                    response = await streamed(http, chunks, tally.seen, encoder, headers)
+                    response = await streamed(http, chunks, partial(tally.seen, reply), encoder, headers)
                 else:
-                    response = await whole(chunks, tally.seen, encoder, headers)
+                    response = await whole(chunks, partial(tally.seen, reply), encoder, headers)
             outcome = "ok"
             return response
         except BrokenStream as broken:
@@ -149,7 +153,25 @@ class Server:
             outcome = CausewayError.code
             raise
         finally:
-            entry.outcome, entry.usage = outcome, tally.end(outcome)
+            self._settle(entry, reply, tally, outcome)
+
+    def _settle(self, entry: Entry, reply: Reply, tally: Tally, outcome: str) -> None:
+        """What was made on this request's account is counted when it is all made: others may still listen to it."""
+        entry.outcome, entry.cache, entry.paid = outcome, reply.status, reply.paid
+        tally.stop()
+
+        def used(usage: Usage) -> None:
+            entry.usage = usage
+            tally.end(outcome, usage)
+            if entry.deferred:
+                self._ledger.close(entry)
+
+        work = reply.work if reply.paid else None
+        if work is not None and not work.over:
+            entry.deferred = True
+            work.when_over(used)
+            return
+        used(Usage() if not reply.paid else tally.usage if work is None else work.usage)
 
     async def _call(self, http: web.BaseRequest, parse: Parse, arrived: float, entry: Entry) -> Call:
         """Raises CausewayError: who asks, how, and for what, is the caller's fault."""
@@ -161,7 +183,7 @@ class Server:
         entry.id = inbound.id
         limits = self._ledger.limits(principal)
         body = await read_body(http, limits.body_bytes(self._config.max_body_bytes), self._config.read_timeout_s)
-        asked = parse(body, Wishes(client=principal.device, deadline_ms=inbound.deadline_ms))
+        asked = parse(body, Wishes(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
         limits.check_request(asked)
         request = limits.bounded(asked)
         tier = self._tier(request.model)
@@ -234,18 +256,36 @@ class Tally:
         self._metrics = metrics
         self._arrived = arrived
         self._clock = clock
+        self._ended: float | None = None
         self._usage = Usage()
         self._made = 0
+        self._told = False
 
-    def seen(self, chunk: Chunk) -> None:
-        if chunk.tokens and not self._made:
+    def first_token(self, tier: str) -> None:
+        """The first time counts."""
+        if not self._told:
+            self._told, self.tier = True, tier or self.tier
             self._metrics.first_token(self.tier, self._clock() - self._arrived)
-        self._made += chunk.tokens
+
+    def seen(self, reply: Reply, chunk: Chunk) -> None:
+        if chunk.tokens:
+            if not self._told and reply.paid:
+                self.first_token(self.tier)
+            self._made += chunk.tokens
         if chunk.usage is not None:
             self._usage = chunk.usage
 
-    def end(self, outcome: str) -> Usage:
+    def stop(self) -> None:
+        """The client has its answer, or none."""
+        self._ended = self._clock()
+
+    @property
+    def usage(self) -> Usage:
         """What was used, as far as the model has said it."""
         made = self._usage.completion_tokens or self._made
-        self._metrics.ended(self.tier, outcome, self._clock() - self._arrived, self._usage.prompt_tokens, made)
         return Usage(self._usage.prompt_tokens, made, self._usage.cached_tokens)
+
+    def end(self, outcome: str, used: Usage) -> None:
+        """Exactly once. `used`: of the tier, on this request's account."""
+        ended = self._clock() if self._ended is None else self._ended
+        self._metrics.ended(self.tier, outcome, ended - self._arrived, used.prompt_tokens, used.completion_tokens)

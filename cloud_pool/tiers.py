@@ -33,6 +33,7 @@ class Wording(msgspec.Struct, frozen=True):
     reads_marks: bool = False
     temperature: float = 1.0  # where the caller names none
     answer_tokens: int = 0  # the most of an answer where the caller names no limit; 0: no such bound
+    weights: str = ""  # SHA-256 of the artifact: other weights, other answers; "" where there is none
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -119,7 +120,9 @@ def _wording(tier: TierConfig, config: Config, where: str) -> Wording:
     manifest = artifact.manifest
     temperature = 1.0 if manifest.temperature is None else manifest.temperature
     wording = read_wording(artifact.path)
-    return msgspec.structs.replace(wording, temperature=temperature, answer_tokens=manifest.answer_tokens)
+    return msgspec.structs.replace(
+        wording, temperature=temperature, answer_tokens=manifest.answer_tokens, weights=manifest.sha256
+    )
 
 
 def read_wording(path: Path) -> Wording:

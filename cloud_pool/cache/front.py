@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from typing import Literal
 
 import anyio
 import msgspec
@@ -32,6 +33,7 @@ from .shared import SharedCache
 from .store import Away, Held, Leader, Lease, Slot
 
 STATUS = "x-causeway-cache"
+FirstToken = Callable[[str], None]
 _ROUNDS = 3
 _GOODBYE_S = 2.0
 _log = logging.getLogger("causeway.cloud.cache")
@@ -40,8 +42,8 @@ _log = logging.getLogger("causeway.cloud.cache")
 class Reply:
     """One request's answer. What it says is true from the first chunk on."""
 
-    def __init__(self, first_token: Callable[[], None], status: Status = "bypass") -> None:
-        self.status = status
+    def __init__(self, first_token: FirstToken, status: Status | Literal[""] = "bypass") -> None:
+        self.status: Status | Literal[""] = status  # "": there is no cache
         self._first_token = first_token
         self._listener: Listener | None = None
         self._alone = True
@@ -87,7 +89,7 @@ class Reply:
             self.status = "miss" if self.work else "coalesced" if flight.kept_s is None else "hit"
             self.begun(flight.head or Head())
         if chunk.tokens and self.paid:
-            self._first_token()
+            self._first_token(self._head.tier)
 
 
 class Front:
@@ -119,17 +121,15 @@ class Front:
                 await self._landed.wait()
         await self._cache.store.close()
 
-    def reply(
-        self, call: Call, first_token: Callable[[], None] = lambda: None
-    ) -> tuple[Reply, AsyncGenerator[Piece, None]]:
+    def reply(self, call: Call, first_token: FirstToken = lambda _: None) -> tuple[Reply, AsyncGenerator[Piece, None]]:
         """The reply, and its Head and chunks. They raise CausewayError; closing them leaves the answer to the others.
 
-        `first_token` is called, more than once, when a token is here that was made on this request's account.
+        `first_token` is told the tier, more than once, when a token is here that was made on this request's account.
         """
-        reply = Reply(first_token)
         cache = self._cache
         if cache is None:
-            return reply, self._make(call)
+            return Reply(first_token, ""), self._make(call)
+        reply = Reply(first_token)
         key = cache.key(call.request, call.tenant)
         chunks = self._straight(reply, call) if key is None else self._shared(cache, reply, call, _slot(key, call))
         return reply, self._headed(cache, reply, chunks)
@@ -146,7 +146,7 @@ class Front:
                         yield reply.head
                     yield chunk if reply.paid or chunk.usage is None else _cached(chunk)
         finally:
-            cache.metrics.answered(reply.status)
+            cache.metrics.answered(reply.status or "bypass")
 
     async def _straight(self, reply: Reply, call: Call, resume: Resume | None = None) -> AsyncGenerator[Chunk, None]:
         reply.alone(said=resume is not None)
