@@ -4,10 +4,10 @@ A round kills, in random order and at random moments, a gateway, a worker, Redis
 Triton's model process (stub). Gateway, worker and Redis are started again as a supervisor does; Triton by its launcher;
 the stub by whoever repairs it. Then the round waits until the bed is whole and every job that it accepted has ended.
 
-1. no accepted job is lost: each is there and has ended well, with all its tokens
+1. no accepted job is lost: each is there and has ended well, with all its tokens (`late`: after more than PATIENCE_S)
 2. no effect is doubled: one job for a key, one end in its events, one webhook id at the receiver
 3. every interactive request has exactly one outcome, and never an end that was none
-4. Triton is called at most AMPLIFICATION times a request that reached it: counted by the model itself, in a journal
+4. over all rounds Triton is called at most AMPLIFICATION times a request that reached it: counted by the model itself
 """
 
 from __future__ import annotations
@@ -46,29 +46,16 @@ class Round(msgspec.Struct):
     kills: list[str]
     took_s: float = 0.0
     outcomes: collections.Counter[str] = msgspec.field(default_factory=collections.Counter)
-    jobs: int = 0
-    lost: int = 0
-    doubled: int = 0
+    jobs: list[Accepted] = []
+    late: int = 0
     calls: int = 0  # that reached a model, without the gateways' own
     reached: int = 0  # requests and jobs that reached one
     asked: int = 0  # requests and jobs in all
 
     @property
-    def amplification(self) -> float:
-        return self.calls / max(1, self.reached)
-
-    @property
     def wrong(self) -> list[str]:
-        found = []
-        if self.lost:
-            found.append(f"{self.lost} accepted jobs lost")
-        if self.doubled:
-            found.append(f"{self.doubled} doubled effects")
         bad = [outcome for outcome in ("none", "false") if self.outcomes[outcome]]
-        found += [f"{self.outcomes[outcome]} requests of outcome `{outcome}`" for outcome in bad]
-        if self.amplification > AMPLIFICATION:
-            found.append(f"amplification {self.amplification:.2f}")
-        return [f"round {self.number}: {what}" for what in found]
+        return [f"round {self.number}: {self.outcomes[each]} requests of outcome `{each}`" for each in bad]
 
 
 class Load:
@@ -167,9 +154,7 @@ class Matrix:
         load.stop()
         await running
         mine = self._jobs.accepted[known:]
-        lost = await self._jobs.ended(mine, PATIENCE_S)
-        for job in mine:
-            await self._jobs.count_ends(job)
+        late = await self._jobs.ended(mine, PATIENCE_S)
         calls = [
             mark
             for replica, before in zip(self._bed.replicas, called, strict=True)
@@ -181,9 +166,8 @@ class Matrix:
             kills=victims,
             took_s=time.monotonic() - began,
             outcomes=collections.Counter(told.outcome for told in load.told),
-            jobs=len(mine),
-            lost=len(lost) + sum(job.status != "succeeded" or job.tokens != TOKENS for job in mine if job not in lost),
-            doubled=sum(_doubled(job, self._receiver) for job in mine),
+            jobs=mine,
+            late=len(late),
             calls=len(calls),
             reached=len(set(calls)),
             asked=len(load.told) + len(mine),
@@ -206,45 +190,51 @@ class Matrix:
             return repr(error)
         return ", ".join(f"{name}: {tier['error']}" for name, tier in state["tiers"].items() if not tier["ready"])
 
-    async def hooks(self) -> list[str]:
-        """What is wrong with the webhooks of all rounds, when there was time for those that worker's deaths delayed."""
-        wanted = [job for job in self._jobs.accepted if job.hooked]
+    async def effects(self) -> list[str]:
+        """What is wrong with the jobs of all rounds, when there was time for what deaths delayed."""
+        jobs = self._jobs.accepted
+        await self._jobs.ended([job for job in jobs if not job.status], PATIENCE_S)
+        for job in jobs:
+            await self._jobs.count_ends(job)
         ends = time.monotonic() + PATIENCE_S
-        while time.monotonic() < ends and any(not self._told(job) for job in wanted):
+        while time.monotonic() < ends and any(job.hooked and not self._hooks(job) for job in jobs):
             await asyncio.sleep(TICK_S)
-        untold = sum(not self._told(job) for job in wanted)
-        doubled = sum(_doubled(job, self._receiver) for job in self._jobs.accepted)
-        uncalled = sum(bool(self._told(job)) for job in self._jobs.accepted if not job.hooked)
-        print(
-            f"webhooks: {len(wanted)} wanted, {len(wanted) - untold} told, {self._receiver.deliveries} deliveries "
-            f"(repeated ones have the same id), {doubled} doubled effects"
-        )
-        said = [(untold, "webhooks never came"), (doubled, "doubled effects"), (uncalled, "webhooks nobody asked for")]
-        return [f"{count} {what}" for count, what in said if count]
+        told = sum(len(self._hooks(job)) for job in jobs)
+        print(f"jobs: {len(jobs)} accepted in {self._jobs.offers} offers, {sum(job.ends for job in jobs)} ends")
+        print(f"webhooks: {sum(job.hooked for job in jobs)} wanted, {told} in {self._receiver.deliveries} deliveries")
+        found = {
+            "accepted jobs lost": sum(job.status != "succeeded" or job.tokens != TOKENS for job in jobs),
+            "keys with several jobs": sum(len(job.ids) != 1 for job in jobs),
+            "jobs whose events tell of several ends, or none": sum(job.ends != 1 for job in jobs),
+            "jobs with several webhooks": sum(len(self._hooks(job)) > 1 for job in jobs),
+            "webhooks that never came": sum(job.hooked and not self._hooks(job) for job in jobs),
+            "webhooks that nobody asked for": sum(bool(self._hooks(job)) and not job.hooked for job in jobs),
+        }
+        return [f"{count} {what}" for what, count in found.items() if count]
 
-    def _told(self, job: Accepted) -> set[str]:
+    def _hooks(self, job: Accepted) -> set[str]:
+        """The webhooks' ids that the receiver saw for it."""
         return set().union(*(self._receiver.told.get(each, set()) for each in job.ids))
-
-
-def _doubled(job: Accepted, receiver: Receiver) -> bool:
-    hooks = [receiver.told.get(each, set()) for each in job.ids]
-    return len(job.ids) != 1 or job.ends != 1 or any(len(ids) > 1 for ids in hooks)
 
 
 def summary(rounds: list[Round]) -> str:
     kinds = ("answer", "refused", "broken", "connection", "none", "false")
-    heads = ("round", "kills", "s", "streams", *kinds, "jobs", "lost", "doubled", "calls", "reached", "× calls")
+    heads = ("round", "kills", "s", "streams", *kinds, "jobs", "late", "calls", "reached", "× calls")
     rows = []
     for one in rounds:
         outcomes = [one.outcomes[kind] for kind in kinds]
-        figures = [one.jobs, one.lost, one.doubled, one.calls, one.reached, f"{one.amplification:.3f}"]
+        figures = [len(one.jobs), one.late, one.calls, one.reached, f"{amplification([one]):.3f}"]
         rows.append([one.number, "+".join(one.kills), f"{one.took_s:.1f}", sum(outcomes), *outcomes, *figures])
     total = [sum(one.outcomes[kind] for one in rounds) for kind in kinds]
-    calls, reached = sum(one.calls for one in rounds), sum(one.reached for one in rounds)
-    sums = [sum(one.jobs for one in rounds), sum(one.lost for one in rounds), sum(one.doubled for one in rounds)]
+    sums = [sum(len(one.jobs) for one in rounds), sum(one.late for one in rounds)]
+    sums += [sum(one.calls for one in rounds), sum(one.reached for one in rounds)]
     took = f"{sum(one.took_s for one in rounds):.0f}"
-    rows.append(["all", "", took, sum(total), *total, *sums, calls, reached, f"{calls / max(1, reached):.3f}"])
+    rows.append(["all", "", took, sum(total), *total, *sums, f"{amplification(rounds):.3f}"])
     return table(heads, rows)
+
+
+def amplification(rounds: list[Round]) -> float:
+    return sum(one.calls for one in rounds) / max(1, sum(one.reached for one in rounds))
 
 
 async def run(
@@ -263,7 +253,9 @@ async def run(
                 )
             )
             print(summary(rounds[-1:]).splitlines()[1], flush=True)
-        wrong = [what for one in rounds for what in one.wrong] + await matrix.hooks()
+        wrong = [what for one in rounds for what in one.wrong] + await matrix.effects()
+        if amplification(rounds) > AMPLIFICATION:
+            wrong.append(f"{amplification(rounds):.2f} calls a request")
         print("offers of jobs refused while parts were away:", dict(matrix.refused))
     return rounds, wrong
 

@@ -27,5 +27,5 @@ async def test_kill_matrix() -> None:
     with standing(TIERS, model="journaled", pace=LONG) as bed:
         rounds, wrong = await run(bed, PLAN, SEED, within_s=1.5, streams_per_s=6.0, jobs_per_s=2.0)
     assert not wrong, "\n".join([*wrong, summary(rounds)])
-    assert all(one.jobs > 0 and one.outcomes["answer"] > 0 for one in rounds)
+    assert all(one.jobs and one.outcomes["answer"] > 0 for one in rounds)
     assert sum(one.outcomes.total() - one.outcomes["answer"] for one in rounds) > 0, "no kill was felt: no test"

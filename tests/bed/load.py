@@ -1,0 +1,139 @@
+"""Streams at a rate, of several kinds at once, until a time: open loop, so that a slow answer holds nobody back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import re
+import time
+from typing import Literal
+
+import aiohttp
+import msgspec
+
+from .asking import Told, ask
+from .figures import quantile
+
+Priority = Literal["interactive", "standard", "bulk"]
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, how often, and for what."""
+
+    name: str
+    per_s: float
+    token: str
+    tier: str = "assistant-large"
+    priority: Priority = "interactive"
+    tokens: int = 4
+    deadline_ms: int = 10_000
+
+
+async def loaded(
+    session: aiohttp.ClientSession, urls: tuple[str, ...], kinds: tuple[Kind, ...], for_s: float, seed: int = 1
+) -> list[Told]:
+    """Every request's outcome, in the order in which they were asked. Arrivals are Poisson's; gateways take turns."""
+    told: list[Told] = []
+    rng = random.Random(seed)
+    turns = itertools.cycle(urls)
+
+    async def one(kind: Kind) -> None:
+        told.append(
+            await ask(
+                session,
+                next(turns),
+                kind=kind.name,
+                tier=kind.tier,
+                token=kind.token,
+                tokens=kind.tokens,
+                priority=kind.priority,
+                deadline_ms=kind.deadline_ms,
+            )
+        )
+
+    async def arrivals(kind: Kind, tasks: asyncio.TaskGroup) -> None:
+        at = time.monotonic()
+        ends = at + for_s
+        while (at := at + rng.expovariate(kind.per_s)) < ends:
+            await asyncio.sleep(max(0.0, at - time.monotonic()))
+            tasks.create_task(one(kind))
+
+    async with asyncio.TaskGroup() as tasks:
+        for kind in kinds:
+            tasks.create_task(arrivals(kind, tasks))
+    return sorted(told, key=lambda each: each.asked_at)
+
+
+async def closed(
+    session: aiohttp.ClientSession, urls: tuple[str, ...], kind: Kind, clients: int, for_s: float
+) -> list[Told]:
+    """So many clients, each asking again as soon as it has its answer."""
+    told: list[Told] = []
+    turns = itertools.cycle(urls)
+    ends = time.monotonic() + for_s
+
+    async def client() -> None:
+        url = next(turns)
+        while time.monotonic() < ends:
+            told.append(
+                await ask(
+                    session,
+                    url,
+                    kind=kind.name,
+                    tier=kind.tier,
+                    token=kind.token,
+                    tokens=kind.tokens,
+                    priority=kind.priority,
+                )
+            )
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(clients):
+            tasks.create_task(client())
+    return told
+
+
+class Gauges:
+    """The largest value of each of the gateways' gauges `names`, looked at once a second until cancelled."""
+
+    def __init__(self, session: aiohttp.ClientSession, urls: tuple[str, ...], names: tuple[str, ...]) -> None:
+        self._session = session
+        self._urls = urls
+        self._names = names
+        self.most: dict[str, float] = {}
+
+    async def watch(self) -> None:
+        while True:
+            for url in self._urls:
+                async with self._session.get(f"{url}/metrics") as reply:
+                    self._take(await reply.text())
+            await asyncio.sleep(1.0)
+
+    def _take(self, text: str) -> None:
+        for name, labels, value in re.findall(r"^(\w+)(\{.*\})? (\S+)$", text, re.MULTILINE):
+            if name in self._names:
+                key = f"{name}{labels}"
+                self.most[key] = max(self.most.get(key, 0.0), float(value))
+
+
+def good(told: list[Told]) -> list[Told]:
+    return [each for each in told if each.outcome == "answer"]
+
+
+def ttft_ms(told: list[Told], share: float) -> float:
+    return 1000.0 * quantile((each.ttft_s for each in told if each.ttft_s), share)
+
+
+HEADS = ("kind", "asked", "answer", "degraded", "refused", "broken", "other", "ttft p50 ms", "p95", "p99", "refused as")
+
+
+def row(name: str, told: list[Told]) -> list[object]:
+    """Under HEADS."""
+    answers = good(told)
+    counts = {outcome: sum(each.outcome == outcome for each in told) for outcome in ("refused", "broken")}
+    other = len(told) - len(answers) - sum(counts.values())
+    codes = sorted({f"{each.status} {each.code}" for each in told if each.outcome == "refused"})
+    figures = [f"{ttft_ms(answers, share):.0f}" for share in (0.5, 0.95, 0.99)]
+    degraded = sum(each.degraded for each in answers)
+    return [name, len(told), len(answers), degraded, *counts.values(), other, *figures, ", ".join(codes)]

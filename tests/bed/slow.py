@@ -1,0 +1,147 @@
+"""`python -m tests.bed.slow`: of three replicas of a tier, one becomes ten times slower, and later one hangs.
+
+The load is half of what the pool can do. Times are of whole answers and to the first token, at the client.
+
+1. with one replica ten times slower, the 99th percentile is at most SLOWER times the healthy pool's
+2. a replica that hangs (SIGSTOP of server and model) is ejected within EJECTED_S of the first deadline that passed:
+   none of the requests that were asked later fails
+3. when it goes on, it is used again
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import time
+
+import aiohttp
+import psutil
+
+from .asking import Told
+from .bed import Bed, Pace, Replica, has_endpoints, standing
+from .figures import quantile, table
+from .load import HEADS, Kind, good, loaded, row, ttft_ms
+
+PACE = Pace(slots=8, prefill_s=0.2, step_s=0.1)
+TOKENS = 4
+SLOWER = 1.5
+EJECTED_S = 2.0
+DEADLINE_MS = 3_000
+_FACTOR = 10.0
+
+
+def pool_capacity(replicas: int) -> float:
+    """Requests a second, by the replicas' clocks."""
+    return replicas * PACE.slots / (PACE.prefill_s + (TOKENS - 1) * PACE.step_s)
+
+
+def took_ms(told: list[Told], share: float) -> float:
+    return 1000.0 * quantile((each.ended_at - each.asked_at for each in good(told)), share)
+
+
+async def one_slow(bed: Bed, session: aiohttp.ClientSession, kind: Kind, seconds: float) -> list[str]:
+    """What was wrong."""
+    healthy = await loaded(session, bed.urls, (kind,), seconds)
+    victim = bed.replicas[1]
+    before = len(victim.calls())
+    victim.pace(Pace(PACE.slots, PACE.prefill_s * _FACTOR, PACE.step_s * _FACTOR))
+    began = time.monotonic()
+    slow = await loaded(session, bed.urls, (kind,), seconds, seed=2)
+    share = (len(victim.calls()) - before) / max(1, len(slow))
+    victim.pace(PACE)
+    settled = [told for told in slow if told.asked_at - began >= seconds / 3]
+    phases = {"healthy": healthy, "one slow": slow, "its last two thirds": settled}
+    print(
+        table(
+            (*HEADS, "took p99 ms"), [[*row(name, told), f"{took_ms(told, 0.99):.0f}"] for name, told in phases.items()]
+        )
+    )
+    ratios = {
+        "p99 of the answer": took_ms(slow, 0.99) / took_ms(healthy, 0.99),
+        "p99 to the first token": ttft_ms(good(slow), 0.99) / ttft_ms(good(healthy), 0.99),
+    }
+    print(f"the slow replica got {share:.1%} of the calls;", {name: f"× {ratio:.2f}" for name, ratio in ratios.items()})
+    wrong = [f"{name} is {ratio:.2f} times the healthy pool's" for name, ratio in ratios.items() if ratio > SLOWER]
+    failed = sum(told.outcome != "answer" for told in slow)
+    return wrong + ([f"{failed} requests failed with one slow replica"] if failed else [])
+
+
+async def one_hung(bed: Bed, session: aiohttp.ClientSession, kind: Kind, seconds: float) -> list[str]:
+    """What was wrong."""
+    await asyncio.sleep(seconds / 3)  # what the slow one still held has ended
+    victim = bed.replicas[2]
+    load = asyncio.ensure_future(loaded(session, bed.urls, (kind,), seconds, seed=3))
+    await asyncio.sleep(seconds / 6)
+    stopped = time.monotonic()
+    before = len(victim.calls())
+    with frozen(victim):
+        told = await load
+        after = await loaded(session, bed.urls, (kind,), 5.0, seed=4)
+    print(table(HEADS, [row("one hangs", told), row("5 s more", after)]))
+    failed = [
+        each for each in told + after if each.outcome != "answer" and each.asked_at >= stopped - DEADLINE_MS / 1e3
+    ]
+    wrong = []
+    if failed:
+        first = min(each.ended_at for each in failed)
+        last = max(each.asked_at for each in failed)
+        print(
+            f"{len(failed)} requests failed, the first {first - stopped:.2f} s after the stop; the last of them was "
+            f"asked {last - stopped:.2f} s after it, {last - first:+.2f} s from the first failure"
+        )
+        if last - first > EJECTED_S:
+            wrong.append(f"the hung replica was still used {last - first:.1f} s after the first failure")
+    else:
+        print("no request failed")
+    back = await loaded(session, bed.urls, (kind,), 2 * seconds / 3, seed=5)
+    used = len(victim.calls()) - before
+    print(f"when it went on, {used} calls of {len(back)} requests reached it")
+    print(table(HEADS, [row("it goes on", back)]))
+    if used < len(back) / 12:
+        wrong.append("the replica that went on was hardly used again")
+    return wrong
+
+
+@contextlib.contextmanager
+def frozen(replica: Replica):  # type: ignore[no-untyped-def]
+    """SIGSTOP of server and model; SIGCONT at the end."""
+    processes = [one for one in (replica.server, replica.stub) if one is not None]
+    for one in processes:
+        one.suspend()
+    try:
+        yield
+    finally:
+        for one in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.resume()
+
+
+async def measured(bed: Bed, seconds: float) -> list[str]:
+    per_s = 0.5 * pool_capacity(len(bed.replicas))
+    kind = Kind(name="interactive", per_s=per_s, token=bed.token("acme"), deadline_ms=DEADLINE_MS)
+    patient = Kind(name="interactive", per_s=per_s, token=bed.token("acme"), deadline_ms=15_000)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await loaded(session, bed.urls, (patient,), 5.0)
+        wrong = await one_slow(bed, session, patient, seconds)
+        return wrong + await one_hung(bed, session, kind, seconds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
+    told = parser.parse_args()
+    if not has_endpoints():
+        print("a tier has one replica only: there is nothing to measure")
+        return 2
+    tier = {"concurrency": 24, "queue": 64}
+    with standing(("assistant-large",) * 3, pace=PACE, tier=tier, workers=0) as bed:
+        wrong = asyncio.run(measured(bed, told.seconds))
+    for what in wrong:
+        print(f"WRONG: {what}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

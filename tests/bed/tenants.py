@@ -1,0 +1,84 @@
+"""`python -m tests.bed.tenants`: two tenants of one tier, and one of them floods it.
+
+The quiet tenant asks for a fifth of what the tier can do, all the while; the other first does the same, then asks for
+three times what the tier can do, at the same priority. The quiet one's 99th percentile, to the first token and of the
+whole answer, may move by MOVED, and its requests are answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+import aiohttp
+import msgspec
+
+from .asking import Told
+from .bed import Bed, standing
+from .figures import table
+from .load import HEADS, Kind, good, loaded, row, ttft_ms
+from .overload import PACE, TOKENS
+from .slow import took_ms
+
+MOVED = 0.2
+_CAPACITY = PACE.slots / (PACE.prefill_s + (TOKENS - 1) * PACE.step_s)
+
+
+async def measured(bed: Bed, seconds: float, times: float) -> list[str]:
+    """What was wrong."""
+    quiet = Kind(name="quiet", per_s=0.2 * _CAPACITY, token=bed.token("quiet"))
+    other = Kind(name="other", per_s=0.2 * _CAPACITY, token=bed.token("loud"))
+    flood = msgspec.structs.replace(other, name="flood", per_s=times * _CAPACITY)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await loaded(session, bed.urls, (quiet, other), 5.0)
+        calm = await loaded(session, bed.urls, (quiet, other), seconds)
+        loud = await loaded(session, bed.urls, (quiet, flood), seconds, seed=2)
+    before, after = (_of(told, "quiet") for told in (calm, loud))
+    rows = {
+        "quiet, calm": before,
+        "other, calm": _of(calm, "other"),
+        "quiet, flood": after,
+        "flood": _of(loud, "flood"),
+    }
+    heads = (*HEADS, "took p50 ms", "p99")
+    print(
+        table(
+            heads,
+            [
+                [*row(name, told), *(f"{took_ms(told, share):.0f}" for share in (0.5, 0.99))]
+                for name, told in rows.items()
+            ],
+        )
+    )
+    moved = {
+        "to the first token": ttft_ms(good(after), 0.99) / ttft_ms(good(before), 0.99) - 1.0,
+        "of the answer": took_ms(after, 0.99) / took_ms(before, 0.99) - 1.0,
+    }
+    served = len(good(_of(loud, "flood"))) / seconds
+    print("the quiet tenant's p99 moved by", {name: f"{share:+.1%}" for name, share in moved.items()})
+    print(f"answered: {(len(good(loud)) / seconds) / _CAPACITY:.2f} of capacity, the flood {served:.1f}/s")
+    wrong = [f"p99 {name} moved by {share:+.1%}" for name, share in moved.items() if share > MOVED]
+    failed = len(after) - len(good(after))
+    return wrong + ([f"{failed} of the quiet tenant's {len(after)} requests were not answered"] if failed else [])
+
+
+def _of(told: list[Told], kind: str) -> list[Told]:
+    return [each for each in told if each.kind == kind]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
+    parser.add_argument("--times", type=float, default=3.0, help="the capacity, for the flood")
+    told = parser.parse_args()
+    tier = {"concurrency": 16, "queue": 64}
+    with standing(("assistant-large", "assistant"), pace=PACE, tier=tier, workers=0) as bed:
+        wrong = asyncio.run(measured(bed, told.seconds, told.times))
+    for what in wrong:
+        print(f"WRONG: {what}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
