@@ -120,10 +120,12 @@ class Dispatch:
         """(4) Where the ask goes after these errors, once the pause is over; None: nowhere."""
         if not course.may_go_on(errors) or len(self._pool.endpoints) <= len(course.tried):
             return None
-        if not self._budget.take(self._clock()):
-            return None
         # All of it is jitter: what failed together must not come back together.
-        await self._sleep(self._chance() * min(MAX_PAUSE_S, PAUSE_S * 2.0 ** (course.tries - 1)))
+        pause_s = self._chance() * min(MAX_PAUSE_S, PAUSE_S * 2.0 ** (course.tries - 1))
+        now = self._clock()
+        if now + pause_s >= ask.deadline or not self._budget.take(now):
+            return None
+        await self._sleep(pause_s)
         try:
             return self._lease(ask, key, course)
         except CausewayError:

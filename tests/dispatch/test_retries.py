@@ -183,10 +183,23 @@ async def test_no_time_no_try() -> None:
 
 async def test_no_retry_without_time() -> None:
     """The first try used the time up: its error is the answer, and the second endpoint is left in peace."""
+    async with bed([[5.0, REFUSED]], [[0.4, "slow"]]) as it:
+        for _ in range(20):
+            it.dispatch._pace.first_token("b", 0.4, it.clock.now + 5.0)
+        with pytest.raises(CloudUnreachable):
+            await it.text(5.3)
+    assert it.asked == "a"
+    assert it.clock.slept == [0.02]
+
+
+async def test_no_pause_beyond_the_deadline() -> None:
+    """With less time left than the pause takes the caller hears of the error now, and not after the deadline."""
     async with bed([[5.0, REFUSED]], [GOOD]) as it:
+        left = it.dispatch.retries_left
         with pytest.raises(CloudUnreachable):
             await it.text(5.01)
-    assert it.asked == "a"
+    assert it.clock.slept == []
+    assert it.dispatch.retries_left == left
 
 
 async def test_nothing_starts_that_cannot_have_a_first_token() -> None:
