@@ -142,6 +142,22 @@ async def test_a_hung_replica(replicas: tuple[Replica, Replica]) -> None:
         assert Counter(code for _, code in callers.errors).keys() <= {"deadline_exceeded", "stream_broken"}
 
 
+async def test_callers_with_time_left_do_not_notice_a_hung_replica(replicas: tuple[Replica, Replica]) -> None:
+    """What waits there for its first token is made elsewhere long before its deadline."""
+    victim, _ = replicas
+    async with crowd(replicas) as (pool, callers):
+        process = victim.server
+        process.suspend()
+        try:
+            await until(lambda: phase(pool, victim) == "ejected")
+            await until(lambda: not any(one.waiting for one in pool.state.endpoints if one.phase == "ejected"))
+            await more_answers(callers)
+        finally:
+            process.resume()
+        await used_again(pool, victim)
+        assert callers.errors == []
+
+
 async def test_a_replica_whose_stub_died(replicas: tuple[Replica, Replica]) -> None:
     """Triton goes on saying ready: the pool has the model loaded again (or the launcher its server), while the other
     answers."""
