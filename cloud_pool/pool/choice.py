@@ -2,12 +2,14 @@
 
 (1) Those that take requests and are not excluded; none of them: nobody.
 (2) Those of the gateway's own zone, as long as one of them has room; else all.
-(3) With a key, and where prefixes count: the one that has it warm, within its bound.
-(4) Else the less loaded of two that are drawn (Mitzenmacher, "The Power of Two Choices", 2001).
+(3) Of those without the slow ones; one that is slow only while all others have more load than it.
+(4) With a key, and where prefixes count: the one that has it warm, within its bound.
+(5) Else the less loaded of two that are drawn (Mitzenmacher, "The Power of Two Choices", 2001).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from .load import SLOW, load, median_ttft_s, ramp, slowness
@@ -31,18 +33,23 @@ def choose(
     if len(open_to) < 2:
         return open_to[0] if open_to else None  # (1)
     median_s = median_ttft_s(state, now)
-    loads = {one.address: load(one, median_s, now, settings) for one in open_to}
+    slow = {one.address: slowness(one, median_s, now, settings) for one in open_to}
+    loads = {one.address: load(one, slow[one.address], now, settings) for one in open_to}
     if zone:
         near = [one for one in open_to if one.zone == zone and loads[one.address] <= settings.spill_at]
         open_to = near or open_to  # (2)
+    usual = [one for one in open_to if slow[one.address] < SLOW]
+    least = min((loads[one.address] for one in usual), default=math.inf)
+    open_to = [one for one in open_to if slow[one.address] < SLOW or loads[one.address] < least]  # (3)
     if key:
-        warm = _warm(state, open_to, key, median_s, now, settings)
+        # A warm prefix saves less than an endpoint loses that is several times slower than the others.
+        warm = _warm(state, usual or open_to, key, now, settings)
         if warm is not None:
-            return warm  # (3)
+            return warm  # (4)
     if len(open_to) < 2:
         return open_to[0]
     one, other = two_of(open_to, draw)
-    return one if loads[one.address] <= loads[other.address] else other  # (4)
+    return one if loads[one.address] <= loads[other.address] else other  # (5)
 
 
 def two_of(among: Sequence[Endpoint], draw: float) -> tuple[Endpoint, Endpoint]:
@@ -52,11 +59,7 @@ def two_of(among: Sequence[Endpoint], draw: float) -> tuple[Endpoint, Endpoint]:
     return among[at], among[second + (second >= at)]
 
 
-def _warm(
-    state: PoolState, open_to: Sequence[Endpoint], key: bytes, median_s: float, now: float, settings: PoolConfig
-) -> Endpoint | None:
-    # A warm prefix saves less than an endpoint loses that is several times slower than the others.
-    usual = [one for one in open_to if slowness(one, median_s, now, settings) < SLOW] or open_to
-    shares = {one.address: Share(one.outstanding, ramp(one, now, settings)) for one in usual}
+def _warm(state: PoolState, among: Sequence[Endpoint], key: bytes, now: float, settings: PoolConfig) -> Endpoint | None:
+    shares = {one.address: Share(one.outstanding, ramp(one, now, settings)) for one in among}
     address = warmest((one.address for one in state.members), shares, key, settings.load_factor)
-    return next((one for one in usual if one.address == address), None)
+    return next((one for one in among if one.address == address), None)

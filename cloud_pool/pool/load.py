@@ -50,9 +50,9 @@ def ramp(endpoint: Endpoint, now: float, settings: PoolConfig) -> float:
     return min(1.0, max(_FIRST_RAMP, (now - endpoint.since) / settings.slow_start_s))
 
 
-def load(endpoint: Endpoint, median_s: float, now: float, settings: PoolConfig) -> float:
-    slow = slowness(endpoint, median_s, now, settings) ** 2
-    return (endpoint.outstanding + 1) * slow / ramp(endpoint, now, settings)
+def load(endpoint: Endpoint, slow: float, now: float, settings: PoolConfig) -> float:
+    """`slow` is its slowness."""
+    return (endpoint.outstanding + 1) * slow**2 / ramp(endpoint, now, settings)
 
 
 def measured(endpoint: Endpoint, seconds: float, now: float) -> Endpoint:

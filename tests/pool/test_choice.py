@@ -125,6 +125,11 @@ def test_a_slow_endpoint_is_left_alone_while_others_have_room() -> None:
     assert "t1:1" in shares(busy)
 
 
+def test_chance_does_not_draw_two_slow_ones() -> None:
+    """With several slow endpoints two of them may meet: still none of them gets anything while others have room."""
+    assert not shares(timed(0.5, 0.5, 0.5, 0.05, 0.05, 0.05, 0.05)).keys() & {"t0:1", "t1:1", "t2:1"}
+
+
 def test_of_two_endpoints_the_slow_one_is_known_too() -> None:
     """The median of two is the quicker one."""
     assert set(shares(timed(0.5, 0.05))) == {"t1:1"}
