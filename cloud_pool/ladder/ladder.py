@@ -13,7 +13,7 @@ from router.breaker import Breaker
 from router.errors import BackendError, CausewayError, CloudRejected
 from router.latency import Ewma
 
-from ..admission import Priority
+from ..admission import RANK, Priority
 from .footing import WHOLE, Footing, Stress, View
 from .plan import Asked, Rung, plan
 from .settings import LadderConfig
@@ -69,15 +69,17 @@ class Ladder:
         self._clock = clock
         self._tiers = {name: _Tier(sense, breaker()) for name, sense in senses.items()}
         self._below = {name: _from(config.tiers, name) for name in senses}
-        self._footings: dict[str, Footing] = {}
+        # Each priority has its own: a crowd of bulk work says nothing about who goes in before it.
+        self._footings: dict[Priority, dict[str, Footing]] = {priority: {} for priority in RANK}
 
     def rungs(self, asked: Asked, priority: Priority) -> tuple[Rung, ...]:
         """What to try for this request, in order; never empty."""
         now = self._clock()
         names = (asked.tier,) if asked.stays else self._below[asked.tier]
         views = [self._view(name, priority, now) for name in names]
-        made = plan(asked, views, self._footings, self.config.pace, now)
-        self._footings.update(made.footings)
+        footings = self._footings[priority]
+        made = plan(asked, views, footings, self.config.pace, now)
+        footings.update(made.footings)
         return made.rungs
 
     @property
@@ -88,8 +90,8 @@ class Ladder:
         """Whether the breaker keeps requests away."""
         return self._tiers[tier].breaker.state(self._clock()) != "closed"
 
-    def footing(self, tier: str) -> Footing:
-        return self._footings.get(tier, WHOLE)
+    def footing(self, tier: str, priority: Priority = "standard") -> Footing:
+        return self._footings[priority].get(tier, WHOLE)
 
     def patience_s(self, rung: Rung, left_s: float) -> float:
         """How long a rung may take to its first token, the wait for a place included."""
@@ -154,11 +156,13 @@ class Ladder:
     def _view(self, name: str, priority: Priority, now: float) -> View:
         tier = self._tiers[name]
         sense = tier.sense
+        queue_s = sense.pressure.queue_seconds(priority)
         return View(
             name,
             broken=sense.health.healthy == 0 or tier.breaker.state(now) == "open",
-            saturated=sense.pressure.saturated,
-            queue_s=sense.pressure.queue_seconds(priority),
+            # What is full for standard work may have room for those who go in first.
+            saturated=sense.pressure.saturated and (priority != "interactive" or queue_s > sense.objective_s),
+            queue_s=queue_s,
             ttft_s=tier.ttft.value(now),
             objective_s=sense.objective_s,
         )

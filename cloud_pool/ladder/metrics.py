@@ -7,6 +7,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from ..admission import RANK, Priority
 from .ladder import Ladder
 
 Kind = Literal["tier", "partial", "continued", "stale"]
@@ -24,14 +25,18 @@ class LadderMetrics:
             "causeway_cloud_degraded", "Answers of second choice, and those that went on.", ("kind",), registry=registry
         )
         self._share = Gauge(
-            "causeway_cloud_tier_share", "Of the work that may go elsewhere, 0 to 1.", ("tier",), registry=registry
+            "causeway_cloud_tier_share",
+            "Of the work that may go elsewhere, 0 to 1.",
+            ("tier", "priority"),
+            registry=registry,
         )
         self._breaker = Gauge("causeway_cloud_breaker_open", "1: open or half open.", ("tier",), registry=registry)
 
     def watch(self, ladder: Ladder) -> None:
         """Read at each scrape."""
         for name in ladder.names:
-            self._share.labels(name).set_function(partial(_share, ladder, name))
+            for priority in RANK:
+                self._share.labels(name, priority).set_function(partial(_share, ladder, name, priority))
             self._breaker.labels(name).set_function(partial(_is_open, ladder, name))
 
     def answered(self, asked: str, tier: str, why: str) -> None:
@@ -42,8 +47,8 @@ class LadderMetrics:
             self._degraded.labels(kind).inc()
 
 
-def _share(ladder: Ladder, name: str) -> float:
-    return ladder.footing(name).share
+def _share(ladder: Ladder, name: str, priority: Priority) -> float:
+    return ladder.footing(name, priority).share
 
 
 def _is_open(ladder: Ladder, name: str) -> float:

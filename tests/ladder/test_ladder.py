@@ -67,6 +67,21 @@ def test_slow_first_tokens_move_work_down_and_fast_ones_bring_it_back() -> None:
     assert set(bed.firsts()) == {"large"}
 
 
+def test_a_crowd_of_bulk_work_moves_nobody_who_is_urgent() -> None:
+    """Saturated for standard and bulk work; interactive requests keep the tier while their own queue is short."""
+    bed = Bed()
+    bed.pressure["large"].saturated = True
+    for _ in range(9):
+        bed.firsts()
+        assert bed.ladder.rungs(ASKED, "interactive")[0].tier == "large"
+        bed.now += 0.5
+    assert bed.ladder.footing("large").share < 1.0
+    assert bed.ladder.footing("large", "interactive").share == 1.0
+    bed.pressure["large"].queue_s = 1.5
+    bed.ladder.rungs(ASKED, "interactive")
+    assert bed.ladder.footing("large", "interactive").why == "saturated"
+
+
 def test_recovery_takes_less_than_five_seconds() -> None:
     """From a minute of saturation with slow first tokens to all of the work, under light load."""
     bed = Bed()

@@ -202,7 +202,7 @@ async def test_what_was_done_says_which_tier_did_it(bed: Bed) -> None:
     text = await bed.metrics()
     assert 'causeway_cloud_tier_answers_total{asked="large",tier="medium",why="broken"}' in text
     assert 'causeway_cloud_requests_total{outcome="ok",tier="medium"}' in text
-    assert 'causeway_cloud_tier_share{tier="large"}' in text
+    assert 'causeway_cloud_tier_share{priority="standard",tier="large"}' in text
 
     def records() -> list[dict[str, object]]:
         return [json.loads(line) for line in (bed.folder / "audit.log").read_text().splitlines()]
@@ -232,7 +232,7 @@ async def cut(bed: Bed, *, stream: bool, token: str = "") -> Answer:
             tasks.start_soon(work)
         with anyio.fail_after(PATIENCE_S):
             while True:
-                found = await bed.ask("busy", token, stream=stream, priority="interactive")
+                found = await bed.ask("busy", token, stream=stream)
                 assert found.status in (200, 429, 503)
                 if found.status == 200 and found.why.endswith("cut"):
                     break
