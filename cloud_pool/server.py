@@ -197,6 +197,7 @@ class Server:
             priority=inbound.priority,
             traceparent=inbound.traceparent,
             tenant=principal.tenant,
+            weight=limits.weight,
             tokens=len(body) / BYTES_PER_TOKEN + (request.max_tokens or tier.max_tokens),
             stays=inbound.critical or principal.tenant in self._critical_tenants,
         )

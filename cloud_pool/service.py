@@ -145,7 +145,7 @@ class Service:
             return None
         if self._continuing is None:
             raise InvalidRequest(f"this gateway continues no answers: leave `{PARAM}` away", param=PARAM)
-        return self._continuing.open(call.tenant, call.request)
+        return self._continuing.open(call.tenant, _question(call))
 
     def _asked(self, call: Call, before: SoFar | None) -> Asked:
         # The rest of an answer is best said by who said its beginning.
@@ -158,7 +158,7 @@ class Service:
         limit = self._ladder.config.partial_tokens
         if not rung.cut or self._continuing is None or _left_tokens(call.request, tier, before) <= limit:
             return None
-        return Scissors(self._continuing, call.tenant, call.request, tier.name, limit, before)
+        return Scissors(self._continuing, call.tenant, _question(call), tier.name, limit, before)
 
     def _asks(self, call: Call, tier: Tier, before: SoFar | None, scissors: Scissors | None) -> list[Ask]:
         """Raises InvalidRequest."""
@@ -230,6 +230,11 @@ def refusal_of(refusals: Sequence[CausewayError]) -> CausewayError:
     waits = [error.retry_after_s for error in refusals if error.retry_after_s is not None]
     found.retry_after_s = min(waits, default=None)
     return found
+
+
+def _question(call: Call) -> Request:
+    """By the tier's own name: whoever shares an answer may have asked under another one."""
+    return msgspec.structs.replace(call.request, model=call.tier.name)
 
 
 def _left_tokens(request: Request, tier: Tier, before: SoFar | None) -> int:

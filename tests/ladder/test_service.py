@@ -250,6 +250,16 @@ async def test_the_rest_comes_as_if_it_had_never_been_cut() -> None:
     assert "tell me|one two three four " in {triton.asked[-1].prompt for triton in bed.tritons.values() if triton.asked}
 
 
+async def test_the_rest_may_be_asked_for_under_another_name_of_the_tier() -> None:
+    """An alias is the same question."""
+    bed = pressed()
+    _, chunks = await bed.ask()
+    request = msgspec.structs.replace(CHAT, resume=end_of(chunks).resume)
+    call = msgspec.structs.replace(bed.call(request), request=msgspec.structs.replace(request, model="alias"))
+    _, chunks = await bed.ask(call)
+    assert text_of(chunks) == "three four "
+
+
 async def test_the_rest_is_as_long_as_was_asked_for() -> None:
     """max_tokens counts over all parts; its own end is `length` without a token."""
     bed = pressed()
