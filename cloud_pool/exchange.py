@@ -34,6 +34,7 @@ class Exchange:
         self._fault: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(request))
+        self._task.add_done_callback(self._ended)
 
     async def next(self) -> service_pb2.ModelStreamInferResponse | None:
         """The next message; None after the last one. Raises CallCancelled and what grpc.aio raises."""
@@ -53,6 +54,9 @@ class Exchange:
         self._left = True
         self._messages.clear()
         self._call.cancel()
+        if not self.sent:
+            # A write to a call that was cancelled before it was on its way waits for ever; it holds no message.
+            self._task.cancel()
         _wake(self._room)
 
     async def ended(self) -> None:
@@ -75,6 +79,12 @@ class Exchange:
         except Exception as error:  # whatever it is belongs to the caller, who may be gone
             self._fault = error
         finally:
+            self._over = True
+            _wake(self._news)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # Before its first step: nothing in `_run` could say so.
+            self._fault = CallCancelled()
             self._over = True
             _wake(self._news)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import psutil
@@ -150,3 +150,19 @@ async def test_leaving_leaks_nothing() -> None:
         gc.collect()
         grown = psutil.Process().memory_info().rss - before
         assert grown < 30 * 256 * KB, f"{grown / KB:.0f} KB kept"
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 10, 100])
+async def test_leaving_at_the_very_start_leaves_no_task(turns: int) -> None:
+    """Whoever leaves before the request is on its way, in whichever turn of the loop, waits for nothing, and neither
+    does the call's own task: gRPC would let its write wait for ever."""
+    async with serving(Server(count=1)) as stub:
+        exchange = begin(stub)
+        waiting = asyncio.ensure_future(exchange.next())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        exchange.leave()
+        async with asyncio.timeout(20.0):
+            await exchange.ended()
+            with suppress(CallCancelled):
+                await waiting
