@@ -16,8 +16,9 @@ from cryptography.fernet import Fernet
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.cloud.conftest import PATIENCE_S, Command, Pool, triton_environment, until
+from tests.redis_server import RedisServer, redis_server
 
-__all__ = ["triton_environment"]
+__all__ = ["redis_server", "triton_environment"]
 
 pytestmark = [pytest.mark.triton, pytest.mark.engine]
 
@@ -36,6 +37,12 @@ ladder:
   partial_tokens: 3
   warm_after_s: 0.5
 audit: audit.log
+"""
+OLD = """
+server: {{port: 0, probe_ttl_s: 0}}
+tiers: [{{name: large, model: assistant-large, artifact: assistant-large, triton: "{large}"}}]
+redis: {redis}
+cache: {{enabled: true, ttl_s: 0.5}}
 """
 CHAT = {"messages": [{"role": "user", "content": "wake me up at seven"}], "temperature": 0, "max_tokens": 60}
 LONG = {**CHAT, "max_tokens": 1900, "ignore_eos": True, "stream": True}
@@ -80,11 +87,10 @@ class Bed:
         self.folder = folder
         self.http: aiohttp.ClientSession
 
-    async def ask(
-        self, model: str, token: str = "", *, stream: bool = False, who: str = "kiosk", **headers: str
-    ) -> Answer:
+    async def ask(self, model: str, token: str = "", *, stream: bool = False, text: str = "", **headers: str) -> Answer:
         body = {**CHAT, "model": model, "stream": stream, **({"causeway": {"continue": token}} if token else {})}
-        headers = {"authorization": f"Bearer {who}-secret", **{f"x-causeway-{key}": headers[key] for key in headers}}
+        body |= {"messages": [{"role": "user", "content": text}]} if text else {}
+        headers = {"authorization": "Bearer kiosk-secret", **{f"x-causeway-{key}": headers[key] for key in headers}}
         async with self.http.post(f"{self.url}/chat/completions", json=body, headers=headers) as reply:
             return Answer(reply.status, reply.headers, await reply.read(), stream)
 
@@ -266,3 +272,34 @@ async def test_a_token_of_no_worth_is_refused(bed: Bed) -> None:
     for model, token in (("busy", first.token[:-12] + "AAAAAAAAAAA="), ("medium", first.token), ("busy", "x")):
         found = await bed.ask(model, token)
         assert (found.status, found.error) == (400, "invalid_value")
+
+
+# --- stale answers ----------------------------------------------------------------------------------------------------
+
+
+async def test_before_a_refusal_comes_an_old_answer(
+    tritons: tuple[Pool, Pool], redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """The tier's model is unloaded and nobody stands below: what was said to this question before is said again, and
+    that it is old; another question, and a critical one, are refused."""
+    large, _ = tritons
+    (tmp_path / "gateway.yaml").write_text(OLD.format(large=large.grpc, redis=redis_server.url))
+    command = Command("serve", "--config", str(tmp_path / "gateway.yaml"))
+    try:
+        bed = Bed(*tritons, command.ready()["url"], tmp_path)
+        async with aiohttp.ClientSession() as bed.http:
+            fresh = await bed.ask("large")
+            await control(large, load=False)
+            with anyio.fail_after(PATIENCE_S):
+                while not (old := await bed.ask("large")).is_degraded:  # until it is too old to be fresh
+                    assert old.text == fresh.text
+            assert (old.text, old.model) == (fresh.text, "large")
+            assert old.why == "large=broken; stale"
+            assert old.headers["x-causeway-cache"] == "stale"
+            refused = [await bed.ask("large", critical="true"), await bed.ask("large", text="something else")]
+            assert [(one.status, one.error) for one in refused] == [(503, refused[0].error)] * 2
+            await control(large, load=True)
+            await bed.until_answered("large", "asked")
+        assert command.stop() == 0
+    finally:
+        command.process.kill()
