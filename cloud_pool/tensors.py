@@ -62,7 +62,7 @@ def request_of(ask: Ask, left_s: float) -> service_pb2.ModelInferRequest:
 
 def delta_of(response: service_pb2.ModelInferResponse, best: int) -> Delta:
     """`best`: alternatives wanted a token. Raises CloudFailed when a tensor is missing or is not what it should be."""
-    raw = dict(zip((output.name for output in response.outputs), response.raw_output_contents, strict=False))
+    raw = dict(zip([output.name for output in response.outputs], response.raw_output_contents, strict=False))
     final = _FINAL in response.parameters and response.parameters[_FINAL].bool_param
     if "text_output" not in raw:
         if final:
@@ -71,11 +71,13 @@ def delta_of(response: service_pb2.ModelInferResponse, best: int) -> Delta:
             "Triton's answer has no text_output: a wrong model, or numpy 2 in its environment", phase="stream"
         )
     try:
-        texts = tuple(text.decode(errors="replace") for text in _texts(raw["text_output"]))
+        texts = tuple([text.decode(errors="replace") for text in _texts(raw["text_output"])])
         count = len(texts)
-        reasons = tuple(_reason(text) for text in _texts(raw.get("finish_reason", b""))) or (None,) * count
+        reasons = tuple([_reason(text) for text in _texts(raw.get("finish_reason", b""))]) or (None,) * count
         tokens = _numbers(raw.get("num_output_tokens", b"")) or (0,) * count
-        tops = tuple(logprobs.decode(text, best) for text in _texts(raw.get("logprobs", b""))) or ((),) * count
+        tops: tuple[tuple[TokenLogprob, ...], ...] = ((),) * count
+        if "logprobs" in raw:
+            tops = tuple([logprobs.decode(text, best) for text in _texts(raw["logprobs"])]) or tops
         inputs = _numbers(raw.get("num_input_tokens", b""))
     except (struct.error, msgspec.DecodeError) as error:
         raise CloudFailed(f"Triton's answer cannot be read: {error}", phase="stream") from error
@@ -94,6 +96,8 @@ def _add(request: service_pb2.ModelInferRequest, name: str, datatype: str, raw: 
 
 
 def _texts(raw: bytes) -> list[bytes]:
+    if len(raw) >= _LENGTH.size and _LENGTH.unpack_from(raw)[0] == len(raw) - _LENGTH.size:
+        return [raw[_LENGTH.size :]]  # the one of one sequence, which is nearly every response's
     found, at = [], 0
     while at < len(raw):
         (length,) = _LENGTH.unpack_from(raw, at)
@@ -106,6 +110,8 @@ def _texts(raw: bytes) -> list[bytes]:
 
 
 def _numbers(raw: bytes) -> tuple[int, ...]:
+    if len(raw) == _LENGTH.size:
+        return _LENGTH.unpack(raw)
     return struct.unpack(f"<{len(raw) // 4}I", raw)
 
 
