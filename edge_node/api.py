@@ -28,7 +28,7 @@ from router.errors import (
     NotFound,
 )
 from router.openai import encode_model, encode_models
-from router.types import AUTO, Kind
+from router.types import AUTO, Kind, Request
 
 from .attempts import where
 from .clock import Clock
@@ -40,6 +40,7 @@ from .ready import SERVER
 from .replies import JSON, HttpReply, error_response
 from .service import Service
 from .story import Ask
+from .traced import Trace, Tracing
 from .work import policy_label
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Api:
         metrics: Metrics,
         clock: Clock,
         readiness: Callable[[], Readiness],
+        tracing: Tracing | None = None,
     ) -> None:
         self._service = service
         self._intake = intake
@@ -82,6 +84,7 @@ class Api:
         self._metrics = metrics
         self._clock = clock
         self._readiness = readiness
+        self._tracing = tracing
         self._started = int(clock.unix())
         self._paths: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", functools.partial(self._answer, "chat")),
@@ -129,7 +132,7 @@ class Api:
         arrived = self._clock.monotonic()
         known = await self._intake.request(http, kind)
         request = known.request
-        ask = Ask(_new_id(), arrived, traceparent_of(http.headers), known.memo)
+        ask = Ask(_new_id(), arrived, *self._traced(request, http), known.memo)
         reply = HttpReply(request, http, id=ask.id, created=int(self._clock.unix()))
         try:
             await self._service.answer(request, reply, ask)
@@ -138,6 +141,12 @@ class Api:
             raise
         except CausewayError as error:
             return await reply.fail(error, id=ask.id, policy=policy_label(self._policies.active))
+
+    def _traced(self, request: Request, http: web.BaseRequest) -> tuple[str, Trace | None]:
+        traceparent = traceparent_of(http.headers)
+        if self._tracing is None:
+            return traceparent, None
+        return traceparent, self._tracing.begin(request, traceparent, self._clock.unix())
 
     async def _explain(self, http: web.BaseRequest) -> web.StreamResponse:
         known = await self._intake.request(http, None)

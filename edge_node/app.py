@@ -39,6 +39,7 @@ from .probes import Probes
 from .readings import Parts, readings
 from .service import Service
 from .signals import Signals
+from .traced import Tracing
 
 __all__ = ["App", "build"]
 
@@ -116,6 +117,7 @@ def build(
         service=service,
         engines=engines,
         cloud=cloud,
+        tracing=_tracing(config),
     )
     api = Api(
         service=service,
@@ -125,6 +127,7 @@ def build(
         metrics=metrics,
         clock=clock,
         readiness=parts.readiness,
+        tracing=parts.tracing,
     )
     return App(config, parts, api, Notifier(environ))
 
@@ -136,6 +139,16 @@ def _backends(engines: Engines | None, cloud: CloudBackend | None) -> dict[Place
     if cloud is not None:
         backends["cloud"] = cloud
     return backends
+
+
+def _tracing(config: Config) -> Tracing | None:
+    """None without a collector."""
+    if not config.tracing.endpoint:
+        return None
+    # Not before it is wanted: OpenTelemetry is a tenth of a second and some megabytes.
+    from .tracing import Tracing as OpenTelemetry
+
+    return OpenTelemetry(config.tracing)
 
 
 def _cloud_patience(config: Config) -> Patience:

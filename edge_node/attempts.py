@@ -38,7 +38,7 @@ from router.types import Chunk, Place, Target
 from .backend import Backend, Call
 from .bounds import Bound
 from .reply import Piece, Sink
-from .work import Work
+from .work import Work, policy_label
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,8 @@ class Attempts:
             deadline=limit,
             first_token_by=first,
             confidence_tokens=attempt.plan.handoff.after_tokens if attempt.plan.handoff is not None else 0,
-            traceparent=work.traceparent,
+            traceparent=work.onward,
+            policy=policy_label(work.policy),
         )
         try:
             if work.request.kind == "embedding":

@@ -21,6 +21,7 @@ class Call(msgspec.Struct, frozen=True):
     first_token_by: float = math.inf  # monotonic seconds, for a target that streams
     confidence_tokens: int = 0  # > 0: report Confidence on the chunks of the first tokens (a handoff is possible)
     traceparent: str = ""
+    policy: str = ""  # name@revision, for the other side's records
 
 
 class Backend(Protocol):

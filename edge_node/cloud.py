@@ -230,6 +230,8 @@ def _headers(call: Call) -> dict[str, str]:
     }
     if call.traceparent:
         headers["traceparent"] = call.traceparent
+    if call.policy:
+        headers["x-causeway-policy"] = call.policy
     return headers
 
 

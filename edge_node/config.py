@@ -79,6 +79,11 @@ class DecisionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_age_s: Seconds = 7 * 86400.0
 
 
+class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    endpoint: str = ""
+    share: Annotated[float, Meta(ge=0, le=1)] = 1.0
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str = ""
     state_dir: str = ""
@@ -87,6 +92,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cloud: CloudConfig = CloudConfig()
     cache: CacheConfig = CacheConfig()
     decisions: DecisionsConfig = DecisionsConfig()
+    tracing: TracingConfig = TracingConfig()
     log: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
@@ -122,6 +128,8 @@ MEANING: Mapping[str, str] = {
     "cache.disk_bytes": "bound of the cache on disk; 0: memory only",
     "decisions.memory_count": "decision records kept, the newest",
     "decisions.max_age_s": "older records are dropped",
+    "tracing.endpoint": "OpenTelemetry collector that takes OTLP over HTTP, as `http://host:4318`; empty: no traces",
+    "tracing.share": "of the requests without a trace of their caller's, how many are traced, 0 to 1",
     "log": "debug, info, warning or error",
     "log_format": "text or json; prompts and answers are in neither",
 }

@@ -95,6 +95,8 @@ class App:
         self._parts.cache.close()
         self._parts.decisions.close()
         self._parts.signals.save()
+        if self._parts.tracing is not None:
+            self._parts.tracing.close()
 
     async def serve(self, *, on_ready: Callable[[App], None] = lambda _: None) -> None:
         """Start, answer until SIGTERM or SIGINT, drain, close. SIGHUP reads the policy again.

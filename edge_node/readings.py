@@ -18,6 +18,7 @@ from .metrics import Metrics, Reading
 from .policies import PolicyStore
 from .service import Service
 from .signals import Signals
+from .traced import Tracing
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Parts:
     service: Service
     engines: Engines | None
     cloud: CloudBackend | None
+    tracing: Tracing | None = None
 
     def readiness(self) -> Readiness:
         """Ready is who has a target that can answer: a loaded engine, or a cloud that is not known to be away."""

@@ -154,6 +154,7 @@ class Service:
             arrived=ask.arrived,
             deadline=ask.arrived + left_s,
             traceparent=ask.traceparent,
+            trace=ask.trace,
         )
 
     # --- the hops ----------------------------------------------------------------------------------------------------
@@ -286,8 +287,11 @@ class Service:
 
     def _settle(self, story: Story, ended: float) -> None:
         outcome = story.outcome(ended)
-        self._decisions.add(story.record(outcome, self._clock.unix()))
+        record = story.record(outcome, self._clock.unix())
+        self._decisions.add(record)
         self._metrics.settled(outcome)
+        if story.trace is not None and not story.work.on_device:
+            story.trace.end(record, shared=story.work.trace if story.shared else None)
 
 
 async def _listen(listener: Listener, story: Story) -> None:

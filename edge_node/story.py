@@ -17,6 +17,7 @@ from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, U
 from .cache import Answer
 from .plans import Memo
 from .reply import Head, Piece, Reply
+from .traced import Trace
 from .work import Work, policy_label
 
 Status = Literal["ok", "error", "cancelled", "rejected"]
@@ -28,6 +29,7 @@ class Ask(msgspec.Struct, frozen=True):
     id: str
     arrived: float
     traceparent: str = ""
+    trace: Trace | None = None
     memo: Memo = msgspec.field(default_factory=Memo)  # of the request
 
 
@@ -40,6 +42,7 @@ class Story:
         self.arrived = work.arrived
         self.deadline = work.deadline
         self.request: Request = work.request
+        self.trace = work.trace
         self.head: Head | None = None
         self.error: CausewayError | None = None
         self.shared = False  # another request's work answered

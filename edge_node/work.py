@@ -10,6 +10,7 @@ from router.policy import Policy
 from router.types import AttemptRecord, CachePlan, Decision, Estimates, Request, Snapshot, Target, Usage
 
 from .reply import Head
+from .traced import Trace
 
 _FALLBACK = "fallback"
 _HANDOFF = "handoff"
@@ -28,6 +29,7 @@ class Work:
         arrived: float,
         deadline: float,
         traceparent: str = "",
+        trace: Trace | None = None,
     ) -> None:
         self.id = id
         self.request = request
@@ -35,7 +37,8 @@ class Work:
         self.snapshot = snapshot
         self.arrived = arrived
         self.deadline = deadline
-        self.traceparent = traceparent
+        self.traceparent = traceparent  # the caller's
+        self.trace = trace
         self.plan = CachePlan()
         self.key: bytes | None = None  # of the cache; None: the policy keeps this out of it
         self.estimates = Estimates()
@@ -72,6 +75,13 @@ class Work:
             if attempts and attempts[-1].error is not None:
                 return f"{kind}: {attempts[-1].error.code}"
         return self.decision.rule or "model_named"
+
+    @property
+    def onward(self) -> str:
+        """The trace context that the attempt at work hands on."""
+        if self.trace is None or self.course is None:
+            return self.traceparent
+        return self.trace.attempt(len(self.course.attempts) - 1)
 
     def head(self) -> Head:
         target = self.target

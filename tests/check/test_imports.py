@@ -52,6 +52,7 @@ BROUGHT_BY = {
     "grpc": "tritonclient",
     "jwt": "pyjwt",
     "llama_cpp": "llama-cpp-python",
+    "opentelemetry": "opentelemetry-sdk",
 }
 # What Triton itself provides to its models.
 PROVIDED = {"triton_python_backend_utils"}

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from edge_node.app import App, build
-from edge_node.config import CloudConfig, Config, EngineConfig, ServerConfig
+from edge_node.config import CloudConfig, Config, EngineConfig, ServerConfig, TracingConfig
 from router.types import DecisionRecord
 
 from .scripted import ScriptedCloud, ScriptedEngine
@@ -198,13 +198,14 @@ async def running(
     server: ServerConfig | None = None,
     engine: ScriptedEngine | None = None,
     cloud: ScriptedCloud | None = None,
+    tracing: TracingConfig | None = None,
 ) -> AsyncIterator[Box]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
     await cloud.start()
-    app = build(
-        config(state_dir, policy=policy, server=server, cloud=cloud.url), make_engine=lambda _: engine, environ={}
-    )
+    settings = config(state_dir, policy=policy, server=server, cloud=cloud.url)
+    settings = msgspec.structs.replace(settings, tracing=tracing or TracingConfig())
+    app = build(settings, make_engine=lambda _: engine, environ={})
     await app.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:

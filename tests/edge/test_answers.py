@@ -233,7 +233,7 @@ async def test_a_wish_narrows_and_never_widens(box: Box) -> None:
 
 
 async def test_routing_never_leaks_upstream(box: Box) -> None:
-    """The cloud sees the question and what it needs to answer in time: no tags, no wishes, no client."""
+    """The cloud sees the question, what it needs to answer in time, and a policy's name: no tags, wishes or client."""
     await box.ask(
         tags="cloud",
         headers={
@@ -247,6 +247,7 @@ async def test_routing_never_leaks_upstream(box: Box) -> None:
     assert asked["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
     assert {name for name in asked if name.startswith("x-causeway")} == {
         "x-causeway-deadline-ms",
+        "x-causeway-policy",
         "x-causeway-priority",
     }
     assert "secret-project" not in str(asked)
