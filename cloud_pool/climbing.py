@@ -7,7 +7,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from router.errors import BreakerOpen, CausewayError, CloudTimeout, DeadlineExceeded, QueueFull, StreamBroken
+from router.errors import (
+    BreakerOpen,
+    CausewayError,
+    CloudTimeout,
+    DeadlineExceeded,
+    InvalidRequest,
+    QueueFull,
+    StreamBroken,
+)
 
 from .admission import Admission, Place
 from .call import Call
@@ -52,7 +60,8 @@ class Go:
         self, held: AsyncExitStack, call: Call, asks: Callable[[], Sequence[Ask]], key: bytes
     ) -> tuple[int, Delta]:
         """The first delta and its prompt's number. `held` gives the place and the work back; `asks` is called with a
-        place only, for it costs something. Raises Fell, or CausewayError where no other rung would do better."""
+        place only, for it costs something. Raises Fell, or CausewayError where no other rung would do better: what is
+        wrong with a request is for the tier to say that was asked for."""
         tier, began = self._rung.tier, self._clock()
         if not self._ladder.may_try(self._rung):
             raise Fell(BreakerOpen("the tier failed repeatedly and is left alone", phase="connect"), "broken")
@@ -76,6 +85,8 @@ class Go:
             stress = self._ladder.failed(tier, error)
             if isinstance(error, DeadlineExceeded) and not self._rung.last:
                 stress = "slow" if self._clock() < call.deadline else ""
+            if self._rung.above and isinstance(error, InvalidRequest):
+                stress = "unable"
             if not stress:
                 raise
             raise Fell(error, stress) from error

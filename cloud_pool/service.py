@@ -226,7 +226,8 @@ def refuse_unable(request: Request) -> None:
 
 def refusal_of(refusals: Sequence[CausewayError]) -> CausewayError:
     """Of several tiers: that of one that only had no room, if there is one, with the soonest of all their times."""
-    found = next((error for error in refusals if error.status == 429), refusals[0])
+    able = [error for error in refusals if not isinstance(error, InvalidRequest)] or refusals
+    found = next((error for error in able if error.status == 429), able[0])
     waits = [error.retry_after_s for error in refusals if error.retry_after_s is not None]
     found.retry_after_s = min(waits, default=None)
     return found

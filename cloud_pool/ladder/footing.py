@@ -14,7 +14,8 @@ import msgspec
 
 from .settings import Pace
 
-Stress = Literal["", "broken", "saturated", "slow"]
+Stress = Literal["", "broken", "saturated", "slow", "unable"]
+"""`unable` is found out by a try only: the request is not one for that tier (no chat template, a shorter context)."""
 CLEAR = 0.8
 """A tier whose share was cut for slowness is slow until it is this far below its objective."""
 

@@ -13,6 +13,7 @@ from router.errors import (
     CausewayError,
     CloudRejected,
     CloudUnreachable,
+    ContextLengthExceeded,
     EngineUnavailable,
     InvalidRequest,
     PermissionDenied,
@@ -103,6 +104,19 @@ async def test_a_fault_of_the_request_is_its_answer(error: CausewayError) -> Non
     with pytest.raises(type(error)):
         await bed.ask()
     assert not bed.tritons["medium"].asked
+    assert bed.is_free
+
+
+async def test_a_tier_that_is_not_for_this_request_is_passed_over() -> None:
+    """A lower tier's shorter context says nothing about the request: the one above it, or its refusal, does."""
+    bed = two(Triton(EngineUnavailable("gone")), Triton(ContextLengthExceeded("too long")))
+    with pytest.raises(EngineUnavailable):
+        await bed.ask()
+    bed.tritons["large"].script = WORDS
+    bed.pressure["large"].saturated = True  # medium is tried first
+    head, _ = await bed.ask()
+    assert head.tier == "large"
+    assert bed.tritons["medium"].asked
     assert bed.is_free
 
 
