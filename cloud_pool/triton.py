@@ -17,15 +17,16 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import grpc
 from anyio.abc import TaskGroup
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, EngineUnavailable, Phase, StreamBroken
 
+from .connection import Connection
 from .exchange import CallCancelled, Exchange
 from .faults import RETRY_S, StubDead, translate
 from .parameters import SamplingParameters
@@ -33,17 +34,9 @@ from .tensors import Ask, Delta, delta_of, request_of
 
 PROBE_S = 3.0
 LOAD_S = 300.0
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # between attempts to load a model
 _OVER = "Internal error from Core"
 _TIMER_S = 0.02  # gRPC's deadline may be over a little before ours
-_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # A restarted Triton is back in seconds; gRPC would wait up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_http_proxy", 0),
-)
 _log = logging.getLogger("causeway.cloud.triton")
 
 
@@ -71,13 +64,14 @@ class Triton:
         *,
         clock: Callable[[], float] = time.monotonic,
         repaired: Callable[[str], None] = lambda model: None,
+        pauses_s: Sequence[float] = PAUSES_S,
     ) -> None:
         self.address = address
         self._tasks = tasks
         self._clock = clock
         self._repaired = repaired
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._pauses_s = pauses_s
+        self._connection = Connection(address, tasks)
         self._streams: set[Stream] = set()
         self._in_repair: set[str] = set()
         self._heard: dict[str, float] = {}
@@ -116,7 +110,12 @@ class Triton:
 
     async def close(self) -> None:
         self._closed = True
-        await self._channel.close()
+        await self._connection.close()
+
+    def renew(self) -> None:
+        """A new connection, for one that nothing comes through any more."""
+        if not self._closed:
+            self._connection.renew()
 
     async def _generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
         left_s = ask.deadline - self._clock()
@@ -125,7 +124,7 @@ class Triton:
         metadata = [("triton_grpc_error", "true")]  # errors as gRPC statuses, from release 24.08 on
         if ask.traceparent:
             metadata.append(("traceparent", ask.traceparent))
-        call = self._stub.ModelStreamInfer(metadata=metadata, timeout=left_s)
+        call = self._connection.stub.ModelStreamInfer(metadata=metadata, timeout=left_s)
         exchange = Exchange(call, request_of(ask, left_s))
         stream = Stream(ask.model, exchange)
         self._streams.add(stream)
@@ -176,11 +175,10 @@ class Triton:
         if self._closed:
             return
         _log.warning("%s: the process of %s died, loading the model again", self.address, model)
-        unload = service_pb2.RepositoryModelUnloadRequest(model_name=model)
-        load = service_pb2.RepositoryModelLoadRequest(model_name=model)
         try:
-            await self._stub.RepositoryModelUnload(unload, timeout=LOAD_S)
-            await self._stub.RepositoryModelLoad(load, timeout=LOAD_S)
+            unload = service_pb2.RepositoryModelUnloadRequest(model_name=model)
+            await self._connection.stub.RepositoryModelUnload(unload, timeout=LOAD_S)
+            await self._load(model)
             self._repaired(model)
             _log.warning("%s: %s is loaded again", self.address, model)
         except grpc.aio.AioRpcError as error:
@@ -188,6 +186,20 @@ class Triton:
         finally:
             # The next request finds out: it works, or it begins another repair.
             self._in_repair.discard(model)
+
+    async def _load(self, model: str) -> None:
+        """Until it is loaded: unloaded as it is, nobody else would do it. Raises AioRpcError when Triton is gone, which
+        loads its models when it is back."""
+        load = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        for pause_s in (*self._pauses_s, None):
+            try:
+                await self._connection.stub.RepositoryModelLoad(load, timeout=LOAD_S)
+                return
+            except grpc.aio.AioRpcError as error:
+                if pause_s is None or error.code() is grpc.StatusCode.UNAVAILABLE:
+                    raise
+                _log.warning("%s: %s is not loaded yet: %s", self.address, model, error.details())
+            await asyncio.sleep(pause_s)
 
 
 def _reached(phase: Phase, exchange: Exchange) -> Phase:

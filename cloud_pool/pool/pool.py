@@ -11,7 +11,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from router.errors import CausewayError, CloudUnreachable, EngineUnavailable, StreamBroken
+from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, EngineUnavailable, StreamBroken
 
 from ..triton import Triton
 from . import health
@@ -199,6 +199,8 @@ class Pool:
         finally:
             self._state = health.unasked(self._state, address)
         verdict = health.verdict_of(error, triton.heard_at(self.model) >= began)
+        if verdict == "dead" and isinstance(error, DeadlineExceeded):
+            triton.renew()  # It may be the connection that is dead.
         code = "" if error is None else error.code
         self._become(health.probed(self._state, address, verdict, code, self._clock(), self._settings))
 

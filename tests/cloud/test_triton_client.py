@@ -59,6 +59,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.cancelled = asyncio.Event()
         self.control: list[str] = []
         self.may_control = True
+        self.load_faults = 0
 
     async def ModelStreamInfer(
         self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: grpc.aio.ServicerContext
@@ -81,6 +82,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def RepositoryModelLoad(self, request: object, context: grpc.aio.ServicerContext) -> object:
         self.control.append("load")
+        if self.load_faults:
+            self.load_faults -= 1
+            await context.abort(grpc.StatusCode.INTERNAL, "failed to load 'm', no memory")
         return service_pb2.RepositoryModelLoadResponse()
 
 
@@ -93,7 +97,7 @@ async def bed(script: Script) -> AsyncIterator[tuple[FakeTriton, Triton]]:
     await server.start()
     try:
         async with anyio.create_task_group() as tasks:
-            triton = Triton(f"127.0.0.1:{port}", tasks)
+            triton = Triton(f"127.0.0.1:{port}", tasks, pauses_s=(0.01, 0.01))
             with anyio.fail_after(PATIENCE_S):
                 yield fake, triton
             tasks.cancel_scope.cancel()

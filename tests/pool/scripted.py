@@ -32,6 +32,7 @@ class Endpoint:
         self.probes = 0
         self.ended: list[tuple[CausewayError, bool]] = []
         self.closed = False
+        self.renewed = 0
 
     async def probe(self, model: str, timeout_s: float = 3.0) -> None:
         self.probes += 1
@@ -47,6 +48,9 @@ class Endpoint:
 
     def end(self, model: str, why: CausewayError, *, begun: bool = True) -> None:
         self.ended.append((why, begun))
+
+    def renew(self) -> None:
+        self.renewed += 1
 
     async def close(self) -> None:
         self.closed = True

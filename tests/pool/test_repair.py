@@ -97,6 +97,18 @@ async def test_streams_of_a_hung_model_are_ended() -> None:
     assert pool.endpoints[0].outstanding == 0
 
 
+@pytest.mark.parametrize(("faults", "loads"), [(1, 2), (9, 3)])
+async def test_a_model_that_does_not_load_is_tried_again(faults: int, loads: int) -> None:
+    """It was unloaded for its repair, so nobody else would load it; there is an end to it, and callers hear at once."""
+    async with bed(dies_after(0)) as (fake, triton):
+        fake.load_faults = faults
+        with pytest.raises(EngineUnavailable):
+            await collect(triton, ask())
+        await until(lambda: fake.control == ["unload", *["load"] * loads])
+        with pytest.raises(EngineUnavailable):
+            await collect(triton, ask())
+
+
 async def test_a_triton_that_may_not_be_controlled_is_asked_again() -> None:
     """Where unload is refused the model stays broken, each request hears so, and nothing is stuck."""
     async with bed(dies_after(0)) as (fake, triton):
