@@ -125,6 +125,11 @@ def ttft_ms(told: list[Told], share: float) -> float:
     return 1000.0 * quantile((each.ttft_s for each in told if each.ttft_s), share)
 
 
+def odd(told: list[Told]) -> list[str]:
+    """Those without an outcome, or with a false one."""
+    return [f"{each.kind} {each.outcome}: {each}" for each in told if each.outcome in ("none", "false")]
+
+
 HEADS = ("kind", "asked", "answer", "degraded", "refused", "broken", "other", "ttft p50 ms", "p95", "p99", "refused as")
 
 

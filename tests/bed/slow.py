@@ -5,7 +5,7 @@ The load is half of what the pool can do. Times are of whole answers and to the 
 1. with one replica ten times slower, the 99th percentile is at most SLOWER times the healthy pool's
 2. a replica that hangs (SIGSTOP of server and model) is ejected within EJECTED_S of the first deadline that passed:
    none of the requests that were asked later fails
-3. when it goes on, it is used again
+3. when it goes on, it is used again within BACK_S
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ import psutil
 from .asking import Told
 from .bed import Bed, Pace, Replica, has_endpoints, standing
 from .figures import quantile, table
-from .load import HEADS, Kind, good, loaded, row, ttft_ms
+from .load import HEADS, Kind, good, loaded, odd, row, ttft_ms
 
 PACE = Pace(slots=8, prefill_s=0.2, step_s=0.1)
 TOKENS = 4
 SLOWER = 1.5
 EJECTED_S = 2.0
 DEADLINE_MS = 3_000
+BACK_S = 45.0
+USED = 20
 _FACTOR = 10.0
 
 
@@ -65,7 +67,7 @@ async def one_slow(bed: Bed, session: aiohttp.ClientSession, kind: Kind, seconds
     print(f"the slow replica got {share:.1%} of the calls;", {name: f"× {ratio:.2f}" for name, ratio in ratios.items()})
     wrong = [f"{name} is {ratio:.2f} times the healthy pool's" for name, ratio in ratios.items() if ratio > SLOWER]
     failed = sum(told.outcome != "answer" for told in slow)
-    return wrong + ([f"{failed} requests failed with one slow replica"] if failed else [])
+    return wrong + odd(slow) + ([f"{failed} requests failed with one slow replica"] if failed else [])
 
 
 async def one_hung(bed: Bed, session: aiohttp.ClientSession, kind: Kind, seconds: float) -> list[str]:
@@ -83,7 +85,7 @@ async def one_hung(bed: Bed, session: aiohttp.ClientSession, kind: Kind, seconds
     failed = [
         each for each in told + after if each.outcome != "answer" and each.asked_at >= stopped - DEADLINE_MS / 1e3
     ]
-    wrong = []
+    wrong = odd(told + after)
     if failed:
         first = min(each.ended_at for each in failed)
         last = max(each.asked_at for each in failed)
@@ -95,12 +97,14 @@ async def one_hung(bed: Bed, session: aiohttp.ClientSession, kind: Kind, seconds
             wrong.append(f"the hung replica was still used {last - first:.1f} s after the first failure")
     else:
         print("no request failed")
-    back = await loaded(session, bed.urls, (kind,), 2 * seconds / 3, seed=5)
-    used = len(victim.calls()) - before
-    print(f"when it went on, {used} calls of {len(back)} requests reached it")
-    print(table(HEADS, [row("it goes on", back)]))
-    if used < len(back) / 12:
+    back = asyncio.ensure_future(loaded(session, bed.urls, (kind,), BACK_S, seed=5))
+    resumed = time.monotonic()
+    while len(set(victim.calls()[before:]) - {"-"}) < USED and not back.done():
+        await asyncio.sleep(0.1)
+    print(f"{time.monotonic() - resumed:.1f} s after it went on, the replica had had {USED} requests")
+    if back.done():
         wrong.append("the replica that went on was hardly used again")
+    back.cancel()
     return wrong
 
 

@@ -17,7 +17,7 @@ import msgspec
 from .asking import Told
 from .bed import Bed, standing
 from .figures import table
-from .load import HEADS, Kind, good, loaded, row, ttft_ms
+from .load import HEADS, Kind, good, loaded, odd, row, ttft_ms
 from .overload import PACE, TOKENS
 from .slow import took_ms
 
@@ -60,7 +60,11 @@ async def measured(bed: Bed, seconds: float, times: float) -> list[str]:
     print(f"answered: {(len(good(loud)) / seconds) / _CAPACITY:.2f} of capacity, the flood {served:.1f}/s")
     wrong = [f"p99 {name} moved by {share:+.1%}" for name, share in moved.items() if share > MOVED]
     failed = len(after) - len(good(after))
-    return wrong + ([f"{failed} of the quiet tenant's {len(after)} requests were not answered"] if failed else [])
+    return (
+        wrong
+        + odd(calm + loud)
+        + ([f"{failed} of the quiet tenant's {len(after)} requests were not answered"] if failed else [])
+    )
 
 
 def _of(told: list[Told], kind: str) -> list[Told]:
