@@ -50,7 +50,7 @@ local function close() redis.call('HSET', lease, 'open', '0') end
 """
 
 _ENTER = """
-local lease_ms, ttl, home, waits = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
+local lease_ms, ttl, home, waits, chance = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), ARGV[7]
 local found = read(entry, 'at', 'value')
 local age = tonumber(found[1]) and now - tonumber(found[1]) or -1
 if found[2] and age >= 0 and age < ttl then return {'hit', found[2], whole(age)} end  -- from the future: no age
@@ -62,8 +62,9 @@ if f[2] == '1' and (tonumber(f[3]) or 0) > now and f[4] and f[4] ~= home then
   redis.call('PUBLISH', f[4], P .. ' ' .. rank)
   return {'follow', f[1], ''}
 end
--- No gap can make a fence come again: where Redis has forgotten the last one, time has passed.
-local fence = whole(math.max((tonumber(f[1]) or 0) + 1, now))
+-- Where Redis forgot the last one, time has passed; should its clock have gone back as well, chance tells them apart.
+local last = tonumber(string.match(f[1] or '', '^%d+')) or 0
+local fence = whole(math.max(last + 1, now)) .. '-' .. chance
 redis.call('HSET', lease, 'fence', fence, 'open', '1', 'home', home, 'wanted', '0')
 renew(lease_ms)
 return {'lead', fence, f[2] == '1' and 'over' or ''}
@@ -131,7 +132,7 @@ return 0
 """
 
 SCRIPTS: Final = {
-    "enter": _PRELUDE + _ENTER,  # lease ms, ttl ms, home, ms that the follower waits (0: it will not follow)
+    "enter": _PRELUDE + _ENTER,  # lease ms, ttl ms, home, ms that a follower waits (0: it does not), chance
     "renew": _PRELUDE + _RENEW,  # fence, lease ms → -1 lost, 1 somebody waits, 0 nobody
     "publish": _PRELUDE + _PUBLISH,  # fence, lease ms, pieces → as renew
     "keep": _PRELUDE + _KEEP,  # fence, value, ms, pieces → 0: lost

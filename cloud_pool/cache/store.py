@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from typing import NoReturn, cast
@@ -102,7 +103,7 @@ class Store:
         """The answer, or who makes it: this gateway where nobody does. Raises Away."""
         config = self._config
         waits_ms = self._interest_ms if may_follow else 0
-        arguments = (_ms(config.lease_s), _ms(config.ttl_s), self._home, waits_ms)
+        arguments = (_ms(config.lease_s), _ms(config.ttl_s), self._home, waits_ms, secrets.token_hex(4))
         while True:
             what, value, more = _three(await self._run("enter", slot, *arguments, timeout_s=config.timeout_s))
             if what == b"hit":

@@ -98,7 +98,7 @@ class Leases(RuleBasedStateMachine):
         else:
             assert isinstance(found, Lease)
             assert found.took_over == (self.holder is not None)
-            self.fences.append(int(found.fence))
+            self.fences.append(int(found.fence.partition("-")[0]))
             self.leases[name], self.holder = found, (name, found)
             self.until, self.wanted_until = self.now + LEASE_S, 0.0
 

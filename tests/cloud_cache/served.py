@@ -1,0 +1,115 @@
+"""Gateways on real sockets, all but Triton; `python -m tests.cloud_cache.served CONFIG` is one as a process.
+
+The process says `ready url=…`; its service says a word each time that it reads a line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import anyio
+import msgspec
+
+from cloud_pool.app import build_desk
+from cloud_pool.cache.front import Front
+from cloud_pool.cache.shared import SharedCache, read_secret
+from cloud_pool.call import head_of
+from cloud_pool.config import Config, Flags, load_config
+from cloud_pool.listener import Listener
+from cloud_pool.metrics import Metrics
+from cloud_pool.readiness import Readiness
+from cloud_pool.server import Server
+from cloud_pool.service import Service
+from cloud_pool.tiers import by_name, load_tiers
+
+from .gateways import Script
+
+HEAD = head_of("assistant-large", "asked")
+
+ASK = {"model": "assistant-large", "messages": [{"role": "user", "content": "my secret question"}]}
+
+
+class Served:
+    """A gateway over HTTP."""
+
+    def __init__(self, url: str, script: Script, metrics: Metrics, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.script = script
+        self.session = session
+        self._metrics = metrics
+
+    def post(self, token: str = "", *, headers: dict[str, str] | None = None, **changes: object) -> Any:
+        """The response's context. `changes` are of the body."""
+        bearer = {"authorization": f"Bearer {token}"} if token else {}
+        return self.session.post(
+            f"{self.url}/v1/chat/completions", json={**ASK, **changes}, headers={**bearer, **(headers or {})}
+        )
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self._metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@asynccontextmanager
+async def served(
+    config: Config, script: Script | None = None, *, now_ms: Callable[[], int] = lambda: -1
+) -> AsyncIterator[Served]:
+    """Everything that `app.build` makes, but the lanes to Triton."""
+    started: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    # A task of its own: fixtures begin and end in different ones.
+    root = asyncio.ensure_future(_serve(config, script or Script(head=HEAD), now_ms, started, stop))
+    await asyncio.wait([root, started], return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield started.result() if started.done() else await root
+    finally:
+        stop.set()
+        await root
+
+
+async def _serve(
+    config: Config, script: Script, now_ms: Callable[[], int], started: asyncio.Future[Served], stop: asyncio.Event
+) -> None:
+    config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
+    tiers, metrics = load_tiers(config), Metrics()
+    desk = build_desk(config, metrics)
+    cache = None
+    if config.cache.enabled:
+        secret = read_secret(config.cache)
+        cache = SharedCache(config.cache, config.redis, by_name(tiers), metrics.registry, secret=secret, now_ms=now_ms)
+    front = Front(cache, script)
+    service = cast("Service", SimpleNamespace(answer=script))
+    ready = Readiness({}, 1.0)
+    server = Server(config.server, by_name(tiers), service, ready, desk.gate, desk.ledger, metrics, front=front)
+    listener = Listener(config.server, server.handle)
+    async with anyio.create_task_group() as tasks, aiohttp.ClientSession() as session:
+        await desk.prepare()
+        await listener.start()
+        desk.start(tasks)
+        front.start(tasks)
+        started.set_result(Served(f"http://127.0.0.1:{listener.port}", script, metrics, session))
+        await stop.wait()
+        await listener.close()
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await front.close()
+            await desk.close()
+
+
+async def main(path: str) -> None:
+    script = Script(head=HEAD)
+    loop = asyncio.get_running_loop()
+    async with served(load_config(Path(path), Flags()), script) as gateway:
+        print(f"ready url={gateway.url}", flush=True)
+        while await loop.run_in_executor(None, sys.stdin.readline):
+            script.permit()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
