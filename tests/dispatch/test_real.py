@@ -13,7 +13,6 @@ from contextlib import aclosing, asynccontextmanager
 
 import anyio
 import grpc
-import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -193,32 +192,27 @@ async def test_a_server_killed_in_its_answer(replicas: list[Replica]) -> None:
         await it.noted(["began"], [])
 
 
-def dead_codes(replica: Replica, server: psutil.Process) -> set[str]:
-    """What a dead stub may give: one killed while it held the lock of the shared memory takes its server along."""
-    alive = server.is_running() and server.status() != psutil.STATUS_ZOMBIE
-    return {"engine_unavailable", "stream_broken"} | (set() if alive else {"cloud_unreachable"})
+DEAD = {"engine_unavailable", "stream_broken", "cloud_unreachable"}
+"""What a dead stub gives: its own error, or the pool's for its silence; or it took its server along, as one does that is
+killed while it holds the lock of the shared memory."""
 
 
 async def test_a_dead_model(replicas: list[Replica]) -> None:
     """Triton calls it ready; its error sends the ask to the other server."""
     async with bed(replicas) as it:
-        server = it.replicas[0].server
         it.replicas[0].stub("obedient").kill()
         assert await it.text(it.ask()) == "b"
-        assert len(it.counted.retries) == 1
-        assert set(it.counted.retries) <= dead_codes(it.replicas[0], server)
+        assert [code in DEAD for code in it.counted.retries] == [True]
 
 
 async def test_a_model_that_dies_at_work(replicas: list[Replica]) -> None:
     """Triton would leave the call hanging: it is found out, ended, and answered elsewhere."""
     async with bed(replicas) as it:
-        server = it.replicas[0].server
         task = asyncio.ensure_future(it.text(it.ask(a=[FOREVER])))
         await it.noted(["began"], [])
         it.replicas[0].stub("obedient").kill()
         assert await task == "b"
-        assert len(it.counted.retries) == 1
-        assert set(it.counted.retries) <= dead_codes(it.replicas[0], server)
+        assert [code in DEAD for code in it.counted.retries] == [True]
 
 
 async def test_an_unloaded_model(replicas: list[Replica]) -> None:
