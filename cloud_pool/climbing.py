@@ -17,7 +17,7 @@ from router.errors import (
     StreamBroken,
 )
 
-from .admission import Admission, Place
+from .admission import Admission, Place, Priority
 from .call import Call
 from .ladder.footing import Stress
 from .ladder.ladder import Ladder
@@ -50,6 +50,7 @@ class Go:
         self.only: AsyncGenerator[Delta, None] | None = None
         self.many: AsyncGenerator[tuple[int, Delta], None]
         self.place: Place | None = None
+        self._handed: float | None = None  # when Triton got it
         self._ladder = ladder
         self._rung = rung
         self._admission = admission
@@ -64,9 +65,10 @@ class Go:
         wrong with a request is for the tier to say that was asked for."""
         tier, began = self._rung.tier, self._clock()
         if not self._ladder.may_try(self._rung):
-            raise Fell(BreakerOpen("the tier failed repeatedly and is left alone", phase="connect"), "broken")
+            wait_s = self._ladder.retry_after_s(tier)
+            raise Fell(BreakerOpen(f"{tier} failed repeatedly and is left alone", retry_after_s=wait_s), "broken")
         left_s = call.deadline - began
-        patience_s = self._ladder.patience_s(self._rung, left_s)
+        patience_s = self._ladder.patience_s(self._rung, call.priority, left_s)
         try:
             if patience_s < left_s:
                 # No cancel scope of anyio's: the generators that begin in here have theirs, and outlive this one.
@@ -77,8 +79,8 @@ class Go:
         except TimeoutError:
             if self.place is not None:
                 self.place.failed()
-            stress = self._ladder.overdue(tier, self._clock() - began)
-            raise Fell(CloudTimeout(f"{tier} gave no token in {patience_s:.1f} s"), stress) from None
+            stress = self._ladder.overdue(tier, None if self._handed is None else self._clock() - self._handed)
+            raise Fell(self._too_late(call.priority, patience_s), stress) from None
         except CausewayError as error:
             if self.place is not None and isinstance(error, (QueueFull, DeadlineExceeded)):
                 self.place.failed()
@@ -93,8 +95,13 @@ class Go:
         except BaseException:
             self._ladder.left(tier)
             raise
-        self._ladder.spoke(tier, self._clock() - began)
         return first
+
+    def _too_late(self, priority: Priority, seconds: float) -> CausewayError:
+        if self._handed is not None:
+            return CloudTimeout(f"{self._rung.tier} gave no token in {seconds:.1f} s")
+        wait_s = self._admission.queue_seconds(priority)
+        return QueueFull(f"{self._rung.tier} had no place in {seconds:.1f} s", retry_after_s=wait_s)
 
     def used(self, tokens: int) -> None:
         """Prompt and answer, at its end."""
@@ -106,13 +113,17 @@ class Go:
     ) -> tuple[int, Delta]:
         door = self._admission.place(call.priority, left_s, call.tenant, call.weight, call.tokens)
         self.place = await held.enter_async_context(door)
+        if call.trace is not None:
+            call.trace.admitted()
         answers = [self._dispatch.generate(ask, key, hedged=call.priority != "bulk") for ask in asks()]
-        handed = self._clock()
+        handed = self._handed = self._clock()
         try:
             first = await self._next(held, answers)
         except StopAsyncIteration:
             raise StreamBroken("the model ended without saying anything", phase="first_token") from None
-        self.place.first_token(self._clock() - handed)
+        took_s = self._clock() - handed
+        self.place.first_token(took_s)
+        self._ladder.spoke(self._rung.tier, took_s)
         return first
 
     async def _next(self, held: AsyncExitStack, answers: list[AsyncGenerator[Delta, None]]) -> tuple[int, Delta]:

@@ -18,6 +18,7 @@ from .footing import WHOLE, Footing, Stress, View
 from .plan import Asked, Rung, plan
 from .settings import LadderConfig
 
+_PATIENCE: dict[Priority, float] = {"interactive": 1.0, "standard": 2.0, "bulk": 10.0}
 _HALF_LIFE_S = 0.5  # short: an overload that is over must be forgotten within seconds
 
 
@@ -93,13 +94,13 @@ class Ladder:
     def footing(self, tier: str, priority: Priority = "standard") -> Footing:
         return self._footings[priority].get(tier, WHOLE)
 
-    def patience_s(self, rung: Rung, left_s: float) -> float:
+    def patience_s(self, rung: Rung, priority: Priority, left_s: float) -> float:
         """How long a rung may take to its first token, the wait for a place included."""
         objective_s = self._tiers[rung.tier].sense.objective_s
         if rung.last or not objective_s:
             return left_s
         # Of a short deadline the next rung keeps its half.
-        return min(self.config.patience * objective_s, left_s / 2.0)
+        return min(_PATIENCE[priority] * self.config.patience * objective_s, left_s / 2.0)
 
     # --- what became of a rung ---------------------------------------------------------------------------------------
 
@@ -107,8 +108,13 @@ class Ladder:
         """Asks the breaker: whoever got True says exactly one of `spoke`, `failed`, `overdue` and `left`."""
         return self._tiers[rung.tier].breaker.allow(self._clock()) or rung.forced
 
+    def retry_after_s(self, tier: str) -> float:
+        """Until the breaker lets somebody try."""
+        return self._tiers[tier].breaker.retry_after_s(self._clock())
+
     def spoke(self, tier: str, seconds: float) -> None:
-        """Its first token came after `seconds`, the wait for a place included."""
+        """Its first token came `seconds` after it was handed to Triton. The wait before that is the door's matter: how
+        full a tier is shows there, and bulk work that waits says nothing about how fast the tier is."""
         now, found = self._clock(), self._tiers[tier]
         found.breaker.success(now)
         found.spoke_at = now
@@ -122,9 +128,13 @@ class Ladder:
         (found.breaker.failure if stress == "broken" else found.breaker.cancelled)(now)
         return stress
 
-    def overdue(self, tier: str, seconds: float) -> Stress:
-        """No token came in `seconds`. Held against the tier only after its own time: callers may be in a hurry."""
+    def overdue(self, tier: str, seconds: float | None) -> Stress:
+        """No token came, `seconds` after it was handed to Triton; None: there was not even a place. Held against the
+        tier only after its own time: callers may be in a hurry."""
         now, found = self._clock(), self._tiers[tier]
+        if seconds is None:
+            found.breaker.cancelled(now)
+            return "saturated"
         objective_s = found.sense.objective_s
         if objective_s and seconds >= objective_s and found.warm:
             found.ttft.add(seconds, now)

@@ -128,10 +128,11 @@ def test_a_breaker_opens_and_one_probe_closes_it() -> None:
 
 
 def test_a_hurried_caller_opens_no_breaker() -> None:
-    """Only a tier that had its own time, `patience` times the objective, is to blame for silence."""
+    """Only a Triton that had its own time, `patience` times the objective, is to blame for silence; a queue is not."""
     bed = Bed(objective_s=1.0)
     for _ in range(20):
         assert bed.ladder.overdue("large", 0.01) == "slow"
+        assert bed.ladder.overdue("large", None) == "saturated"
     assert not bed.ladder.is_open("large")
     for _ in range(5):
         bed.ladder.overdue("large", 3.0)
@@ -139,12 +140,14 @@ def test_a_hurried_caller_opens_no_breaker() -> None:
 
 
 def test_patience() -> None:
-    """Times the objective; half of a short time; all of it for the last rung or without an objective."""
-    bed = Bed(objective_s=1.0)
-    assert bed.ladder.patience_s(Rung("large"), 60.0) == 3.0
-    assert bed.ladder.patience_s(Rung("large"), 2.0) == 1.0
-    assert bed.ladder.patience_s(Rung("large", last=True), 60.0) == 60.0
-    assert Bed(objective_s=0.0).ladder.patience_s(Rung("large"), 60.0) == 60.0
+    """Times the objective, more for who can wait; half of a short time; all of it for the last rung."""
+    patience_s = Bed(objective_s=1.0).ladder.patience_s
+    assert patience_s(Rung("large"), "interactive", 60.0) == 3.0
+    assert patience_s(Rung("large"), "standard", 60.0) == 6.0
+    assert patience_s(Rung("large"), "bulk", 600.0) == 30.0
+    assert patience_s(Rung("large"), "interactive", 2.0) == 1.0
+    assert patience_s(Rung("large", last=True), "interactive", 60.0) == 60.0
+    assert Bed(objective_s=0.0).ladder.patience_s(Rung("large"), "interactive", 60.0) == 60.0
 
 
 @pytest.mark.parametrize(
