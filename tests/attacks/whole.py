@@ -1,0 +1,75 @@
+"""A whole gateway in this process, with signed tokens and a real Redis; no Triton: nothing here gets that far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import anyio
+
+from cloud_pool.app import build
+from cloud_pool.config import Config, ServerConfig, TierConfig
+from cloud_pool.identity.issuing import issue
+from tests.identity.issuer import Issuer
+from tests.redis_server import RedisServer
+
+PATIENCE_S = 30.0
+CHAT = {"model": "large", "messages": [{"role": "user", "content": "hello"}]}
+
+
+class Asker:
+    """Somebody with a token."""
+
+    def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
+        self._session = session
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+
+    async def ask(self, method: str, path: str, **more: Any) -> tuple[int, dict[str, Any]]:
+        headers = self._headers | more.pop("headers", {})
+        async with self._session.request(method, path, headers=headers, **more) as reply:
+            return reply.status, await reply.json()
+
+
+class Gateway:
+    def __init__(self, session: aiohttp.ClientSession, issuer: Issuer) -> None:
+        self._session = session
+        self._issuer = issuer
+
+    def asker(self, tenant: str, device: str = "kiosk", **claims: Any) -> Asker:
+        return self.holder(token_of(self._issuer, tenant=tenant, device=device, **claims))
+
+    def holder(self, token: str) -> Asker:
+        return Asker(self._session, token)
+
+
+def token_of(by: Issuer, **changes: Any) -> str:
+    usual = {
+        "tenant": "acme",
+        "device": "kiosk",
+        "scopes": ("chat", "jobs"),
+        "issuer": "causeway",
+        "audience": "causeway-cloud",
+        "now": time.time(),
+        "lifetime_s": 600.0,
+    }
+    return issue(by.key, **(usual | changes))[0]
+
+
+@asynccontextmanager
+async def serving(issuer: Issuer, redis: RedisServer, **identity: Any) -> AsyncIterator[Gateway]:
+    config = Config(
+        server=ServerConfig(port=0),
+        tiers=(TierConfig(name="large", artifact="assistant-large", triton="127.0.0.1:1"),),
+        redis=redis.url,
+        identity=type(issuer.config)(key_file=issuer.config.key_file, **identity),
+    )
+    async with anyio.create_task_group() as tasks:
+        app = build(config, tasks)
+        await app.start()
+        with anyio.fail_after(PATIENCE_S):
+            async with aiohttp.ClientSession(app.url.removesuffix("/v1")) as session:
+                yield Gateway(session, issuer)
+        await app.close()
