@@ -71,7 +71,7 @@ class Learned:
 
     def _calibrator(self, model: str) -> Calibrator | None:
         try:
-            return _beside("confidence", model, self._dirs, Calibrator.beside)
+            return load_calibrator(model, self._dirs)
         except ArtifactNotFound:
             return None  # most models have none
         except ArtifactError as error:
@@ -85,6 +85,11 @@ def load_quality(model: str, extra_dirs: Sequence[Path]) -> Quality:
     from models.quality import Quality
 
     return _beside("edge.quality", model, extra_dirs, Quality.beside)
+
+
+def load_calibrator(model: str, extra_dirs: Sequence[Path]) -> Calibrator:
+    """Raises ArtifactNotFound when none judges this model, ArtifactError when it is broken."""
+    return _beside("confidence", model, extra_dirs, Calibrator.beside)
 
 
 def _beside(kind: Kind, model: str, extra_dirs: Sequence[Path], load: Callable[[Artifact, Artifact], _T]) -> _T:

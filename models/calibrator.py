@@ -8,6 +8,7 @@ It belongs to one version of a model, as `edge.quality` does.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,11 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     weights: tuple[float, ...]
     bias: float
+
+    def __call__(self, inputs: Sequence[float]) -> float:
+        """The probability, 0..1. Raises ValueError when the inputs are not as many as the weights."""
+        odds = self.bias + sum(weight * value for weight, value in zip(self.weights, inputs, strict=True))
+        return 1 / (1 + math.exp(-min(max(odds, -30.0), 30.0)))
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,8 +78,8 @@ class Calibrator:
         stage = self._stage(after)
         told = inputs(confidence, ended)
         if quality is None:
-            return _probability(stage.alone, told)
-        return _probability(stage.joined, (*told, log_odds(quality)))
+            return stage.alone(told)
+        return stage.joined((*told, log_odds(quality)))
 
     def _stage(self, after: int) -> Stage:
         """The last one that is not beyond `after`."""
@@ -100,8 +106,3 @@ def log_odds(probability: float) -> float:
 
 
 INPUTS = len(inputs(Confidence(1, 1.0, 0.0, 1.0, 0.0), ended=False))
-
-
-def _probability(line: Line, told: tuple[float, ...]) -> float:
-    odds = line.bias + sum(weight * value for weight, value in zip(line.weights, told, strict=True))
-    return 1 / (1 + math.exp(-min(max(odds, -30.0), 30.0)))

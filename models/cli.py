@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from . import fit as memory
-from . import learning, making
+from . import learning, making, measuring
 from .dataset import Row, for_validation, read_rows
 from .gguf_file import read_gguf
 from .intake import add_model
@@ -212,5 +212,5 @@ def _mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
 
 
-for _command in (*making.COMMANDS, *learning.COMMANDS):
+for _command in (*making.COMMANDS, *learning.COMMANDS, *measuring.COMMANDS):
     main.add_command(_command)

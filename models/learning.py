@@ -1,4 +1,4 @@
-"""The commands that make and measure the learned signals: minilm, encoder, quality. None of them needs torch."""
+"""The commands that make the learned signals: minilm, encoder, quality, learn-scope. None of them needs torch."""
 
 from __future__ import annotations
 
@@ -137,6 +137,42 @@ def quality(
     _told(publish_signal(numbers, "calibrator", to, about, judged=judged))
 
 
+@click.command("learn-scope")
+@_data
+@_run
+@click.option("--model", default="assistant", show_default=True, help="Whose confidence is joined in.")
+@_to
+@click.option("--epochs", type=click.IntRange(1), default=15, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
+def learn_scope(data: Path, run: Path, model: str, to: Path, epochs: int, seed: int, threads: int) -> None:
+    """Teach what is out of scope on CLINC150, on the published encoder."""
+    from .encoder import Encoder
+    from .measuring import asker
+    from .signals import find_signal
+    from .train.corpus import Corpus
+    from .train.scope import train_scope
+
+    encoder, corpus = find_signal("embedding", None, (to,)), Corpus.read(data)
+    rows, held = ([row for row in part if row.source == "clinc150"] for part in (corpus.train, corpus.validation))
+    graph = run / "scope.onnx"
+    run.mkdir(parents=True, exist_ok=True)
+    ask = asker(find_artifact(model, (to,)), run, threads)
+    fit = train_scope(rows, held, Encoder(encoder.path), ask, graph, seed=seed, epochs=epochs, say=click.echo)
+    about = SignalAbout(
+        kind="scope",
+        architecture="two linear heads over 150 intents (encoder, hashed words), the nearest taught text, a line",
+        quantisation="int8",
+        command=f"causeway-models learn-scope --model {model} --epochs {epochs} --seed {seed}",
+        note="The probability that none of CLINC150's intents fits a text, from the prompt alone or with the "
+        f"confidence of {model} (`causeway-models scope` measures it).",
+        metrics=fit.metrics(),
+        seed=seed,
+        data=(MINILM, *(one for one in ATTRIBUTIONS if one.name == "CLINC150")),
+    )
+    _told(publish_signal(graph, "encoder-scope", to, about, judged=encoder))
+
+
 def _some(rows: list[Row], limit: int | None) -> list[Row]:
     """Spread evenly, so that a trial sees every source."""
     if limit is None or len(rows) <= limit:
@@ -153,4 +189,4 @@ def _mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-COMMANDS: tuple[click.Command, ...] = (minilm, encoder, quality)
+COMMANDS: tuple[click.Command, ...] = (minilm, encoder, quality, learn_scope)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from .spec import ArtifactError
 
-Arrays = Mapping[str, NDArray[np.int64]] | Mapping[str, NDArray[np.float32]]
+Array = NDArray[np.int64] | NDArray[np.float32]
+Arrays = Mapping[str, Array]
 
 
 class Graph:
@@ -31,9 +32,9 @@ class Graph:
             raise ArtifactError(f"{path}: ONNX Runtime cannot load it ({error})") from error
         self._outputs = [output.name for output in self._session.get_outputs()]
 
-    def __call__(self, inputs: Arrays) -> NDArray[np.float32]:
-        """The first output."""
-        result: NDArray[np.float32] = self._session.run(self._outputs[:1], inputs)[0]
+    def __call__(self, inputs: Arrays, output: str = "") -> NDArray[np.float32]:
+        """The output of that name, the first by default."""
+        result: NDArray[np.float32] = self._session.run([output] if output else self._outputs[:1], inputs)[0]
         return result
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 from router.types import DeviceSignals
 
 from ..config import Config
-from . import network, packages, parts
+from . import network, packages, parts, signals
 from .finding import Finding, Level, worst
 
 __all__ = ["Finding", "Level", "examine", "worst"]
@@ -33,6 +33,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
         artifacts, findings = parts.check_models(policy, config.engine)
         yield from findings
         yield from parts.check_memory(artifacts, config.engine, device)
+        yield from signals.check_signals(policy, config.engine)
     yield from parts.check_state_dir(Path(config.state_dir), config.cache)
     yield parts.check_threads(config.engine)
     yield from parts.check_sensors(policy, device)

@@ -25,7 +25,7 @@ from .logistic import fit_line, mix_weights
 WIDTH, HIDDEN, EPOCHS, BATCH = 32, 16, 4, 256
 RATE, DECAY, DROPOUT = 3e-3, 1e-2, 0.1
 BINS = 10
-_HALVES = "calibrate"
+HALVES = "calibrate"
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -45,8 +45,8 @@ class Fit(msgspec.Struct, frozen=True):
 
 def halves(held: Sequence[Judged]) -> tuple[list[Judged], list[Judged]]:
     """Held-back prompts to calibrate on, and to measure on. A hash of the text decides: doubles stay together."""
-    first = [one for one in held if held_back(one.text, _HALVES, 0.5)]
-    return first, [one for one in held if not held_back(one.text, _HALVES, 0.5)]
+    first = [one for one in held if held_back(one.text, HALVES, 0.5)]
+    return first, [one for one in held if not held_back(one.text, HALVES, 0.5)]
 
 
 def train_quality(

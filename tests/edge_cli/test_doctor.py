@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ import msgspec
 import pytest
 
 from edge_node.config import CacheConfig, CloudConfig, Config, EngineConfig, KeyConfig, ServerConfig
-from edge_node.doctor import Finding, examine, network, packages, parts, worst
+from edge_node.doctor import Finding, examine, network, packages, parts, signals, worst
 from models.fit import estimate
 from models.gguf_file import read_gguf
-from models.spec import find_artifact
+from models.spec import SHIPPED, find_artifact, save_manifest
+from router.policy import parse_policy
 from router.types import DeviceSignals
 
 from .boxes import plant
@@ -195,6 +197,38 @@ def test_a_missing_and_an_altered_model_are_failures(tmp_path: Path) -> None:
     assert (gone.level, altered.level) == ("fail", "fail")
     assert "sha256" in altered.found
     assert parts.check_models(policy, EngineConfig(enabled=False)) == ([], [])
+
+
+QUALITY = POLICY.read_text().replace("request.prompt_tokens < 48", "edge.quality > 0.6")
+
+
+def test_signals_are_looked_at_where_the_policy_uses_them() -> None:
+    """A handoff has its calibrator, a rule on edge.quality its estimator; who has no engine needs neither."""
+    plain, named = parse_policy(POLICY.read_text()), parse_policy(QUALITY)
+    assert levels(signals.check_signals(plain, EngineConfig())) == [("signals", "ok")]
+    assert levels(signals.check_signals(named, EngineConfig())) == [("signals", "ok"), ("signals", "ok")]
+    assert list(signals.check_signals(named, EngineConfig(enabled=False))) == []
+
+
+def test_signals_of_another_version_and_altered_ones_are_warned_of(tmp_path: Path) -> None:
+    """Other weights of that name have no estimator and hand off by the engine's own score; other bytes are said."""
+    policy = parse_policy(QUALITY)
+    real = find_artifact("assistant")
+    manifest = msgspec.structs.replace(real.manifest, sha256="0" * 64)
+    (tmp_path / "assistant").mkdir()
+    (tmp_path / "assistant" / manifest.file).write_bytes(b"other weights")
+    save_manifest(manifest, tmp_path / "assistant")
+    quality, calibrator = signals.check_signals(policy, EngineConfig(model_dirs=(str(tmp_path),)))
+    assert (quality.level, calibrator.level) == ("warn", "ok")
+    assert "another version" in quality.found
+    assert "own score" in calibrator.found
+    for name in ("edge-quality", "calibrator"):
+        shutil.copytree(SHIPPED / name, tmp_path / "altered" / name)
+        path = next((tmp_path / "altered" / name).glob("model.*"))
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    altered = list(signals.check_signals(policy, EngineConfig(model_dirs=(str(tmp_path / "altered"),))))
+    assert [finding.level for finding in altered] == ["warn", "warn"]
+    assert all("sha256" in finding.found for finding in altered)
 
 
 @pytest.mark.parametrize(("share", "level"), [(0.5, "fail"), (1.1, "warn"), (10.0, "ok"), (None, "warn")])

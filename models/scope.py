@@ -1,0 +1,73 @@
+"""Out of scope, from the prompt alone: how probable it is that none of the intents that were taught fits a text.
+
+Two views of the text, the sentence encoder's vector and hashed words and pairs of words, each with a linear head over
+the intents; what counts is how undecided they are together (entropy), how far the nearest taught text is, and a line
+over the two. One ONNX graph, int8. Where a model's own confidence is known, a second line joins it in.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from router.types import Confidence
+
+from .calibrator import Line, log_odds
+from .encoder import Encoder
+from .onnx import Arrays, Graph
+from .quality import features
+from .spec import Artifact, ArtifactError
+
+ALONE, JOINED = "causeway.alone", "causeway.joined"
+BUCKETS = 1 << 13
+
+
+class Scope:
+    """A loaded estimator; a call takes a fraction of a millisecond."""
+
+    def __init__(self, path: Path, encoder: Encoder) -> None:
+        """Raises ArtifactError when the file is none of these."""
+        self._graph, self._encoder = Graph(path), encoder
+        about = self._graph.metadata
+        try:
+            self._alone, self._joined = (msgspec.json.decode(about[key], type=Line) for key in (ALONE, JOINED))
+        except (KeyError, msgspec.DecodeError) as error:
+            raise ArtifactError(f"{path}: no estimate of what is out of scope ({error})") from error
+
+    @classmethod
+    def beside(cls, estimator: Artifact, encoder: Artifact) -> Scope:
+        """The estimator, if it was taught on exactly this encoder. Raises ArtifactError otherwise."""
+        if estimator.manifest.judges_sha256 != encoder.manifest.sha256:
+            raise ArtifactError(f"{estimator.path}: belongs to another version of {encoder.name}")
+        return cls(estimator.path, Encoder(encoder.path))
+
+    def __call__(self, text: str, confidence: Confidence | None = None) -> float:
+        """0..1, the probability that no intent fits; with `confidence`, after a model has begun to answer."""
+        alone = self._alone(self.told(text))
+        return alone if confidence is None else self._joined((log_odds(alone), *joined_inputs(confidence)))
+
+    def told(self, text: str) -> tuple[float, float]:
+        """How undecided the heads are (nats), and how far the nearest taught text is (1 - cosine)."""
+        undecided, far = self._graph(self._inputs(text))
+        return float(undecided), float(far)
+
+    def intent(self, text: str) -> int:
+        """The number of the likeliest intent, in the order of their names."""
+        return int(self._graph(self._inputs(text), "odds").argmax())
+
+    def _inputs(self, text: str) -> Arrays:
+        return {"embedding": self._encoder(text), "features": buckets(text)}
+
+
+def buckets(text: str) -> NDArray[np.int64]:
+    """Words, pairs of words and word ends, without the length."""
+    found: NDArray[np.int64] = features(text)[1:] % BUCKETS
+    return found
+
+
+def joined_inputs(confidence: Confidence) -> tuple[float, ...]:
+    """What a model's first tokens add."""
+    return (log_odds(confidence.refusal), confidence.entropy, confidence.margin, log_odds(confidence.score))
