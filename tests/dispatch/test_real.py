@@ -193,8 +193,8 @@ async def test_a_server_killed_in_its_answer(replicas: list[Replica]) -> None:
 
 
 DEAD = {"engine_unavailable", "stream_broken", "cloud_unreachable"}
-"""What a dead stub gives: its own error, or the pool's for its silence; or it took its server along, as one does that is
-killed while it holds the lock of the shared memory."""
+"""What a dead stub gives: its own error, the pool's for its silence, or that it took its whole server along (one that
+is killed while it holds the lock of the shared memory)."""
 
 
 async def test_a_dead_model(replicas: list[Replica]) -> None:
