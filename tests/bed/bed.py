@@ -16,13 +16,14 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from cloud_pool.config import TierConfig
+from cloud_pool.config import Config, TierConfig
 from cloud_pool.identity.issuing import issue, new_key, read_private
 from tests.redis_server import RedisServer
 from tests.stack import Process, free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
+RESTART_S = 0.5
 Model = Literal["journaled", "paced"]
 
 
@@ -172,8 +173,16 @@ class Bed:
     async def crash(self, name: str) -> None:
         """kill -9 of a gateway or worker; started again as a supervisor does, and ready when this returns."""
         self._parts[name].kill()
-        self.restarts += 1
-        await asyncio.to_thread(self._launch(name).ready)
+        ends = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                self.restarts += 1
+                await asyncio.to_thread(self._launch(name).ready)
+                return
+            except RuntimeError:  # a worker does not start without its Redis, which may be away as well
+                if time.monotonic() > ends:
+                    raise
+            await asyncio.sleep(RESTART_S)
 
     async def crash_redis(self, away_s: float) -> None:
         await asyncio.to_thread(self.redis.kill)
@@ -212,6 +221,11 @@ def standing(tiers: tuple[str, ...], **more: Any) -> Iterator[Bed]:
 def has_endpoints() -> bool:
     """Whether a tier may have several replicas."""
     return "endpoints" in TierConfig.__struct_fields__
+
+
+def laddered(*tiers: str) -> dict[str, Any]:
+    """Of the configuration, where there is a ladder: work falls from each tier to the next."""
+    return {"ladder": {"tiers": tiers}} if "ladder" in Config.__struct_fields__ else {}
 
 
 def _one(parent: int, name: str) -> psutil.Process | None:

@@ -25,7 +25,7 @@ import aiohttp
 import msgspec
 
 from .asking import Told, ask
-from .bed import Bed, Pace, Replica, standing
+from .bed import Bed, Pace, Replica, laddered, standing
 from .effects import Accepted, Jobs, Receiver, receiving
 from .figures import table
 
@@ -271,7 +271,7 @@ def main() -> int:
     told = parser.parse_args()
     rng = random.Random(told.seed)
     plan = [rng.sample(VICTIMS, len(VICTIMS)) for _ in range(told.rounds)]
-    with standing(TIERS, model=told.model, pace=LONG) as bed:
+    with standing(TIERS, model=told.model, pace=LONG, config=laddered(*TIERS)) as bed:
         rounds, wrong = asyncio.run(
             run(
                 bed,

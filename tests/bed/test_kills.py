@@ -9,7 +9,7 @@ import pytest
 
 from cloud_pool.cli import ENVIRONMENT
 
-from .bed import standing
+from .bed import laddered, standing
 from .kills import LONG, TIERS, VICTIMS, run, summary
 
 SEED = 20
@@ -24,7 +24,7 @@ async def test_kill_matrix() -> None:
     if not (Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)) / "triton.json").is_file():
         pytest.skip("no Triton environment: `make setup` makes it")
     assert {victim for victims in PLAN for victim in victims} == set(VICTIMS)
-    with standing(TIERS, model="journaled", pace=LONG) as bed:
+    with standing(TIERS, model="journaled", pace=LONG, config=laddered(*TIERS)) as bed:
         rounds, wrong = await run(bed, PLAN, SEED, within_s=1.5, streams_per_s=6.0, jobs_per_s=2.0)
     assert not wrong, "\n".join([*wrong, summary(rounds)])
     assert all(one.jobs and one.outcomes["answer"] > 0 for one in rounds)
