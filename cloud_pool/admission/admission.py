@@ -85,7 +85,7 @@ class Admission:
     @property
     def saturated(self) -> bool:
         """Standard work would wait longer than the objective allows, or does."""
-        return self._turnstile.saturated
+        return self._turnstile.saturated(self._clock())
 
     def queue_seconds(self, priority: Priority) -> float:
         """How long a newcomer of this priority would wait, as far as is known; 0 while places are free."""

@@ -32,6 +32,8 @@ import msgspec
 
 DOUBT_S = 30.0
 PROBE_S = 10.0
+UNTRIED_S = 30.0
+_HELD_S = 15.0
 _SHORTEST_S = 0.2  # a window; shorter ones see bursts
 _LONGEST_S = 5.0  # then a few samples do
 _FEW, _MANY = 3, 8
@@ -47,8 +49,7 @@ class Window(msgspec.Struct):
     opened: float = 0.0  # s, the first sample
     ttfts: list[float] = msgspec.field(default_factory=list)  # s, in the order of the first tokens
     peak: int = 0  # in Triton at once
-    pending: int = 0  # summed over the samples: handed over, and still without a first token
-    full: bool = False
+    running: int = 0  # summed over the samples
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -59,9 +60,8 @@ class Look(msgspec.Struct, frozen=True):
     noise_s: float  # how far off that may be
     late_s: float  # what the next ones will see: a queue that builds up is longer at the window's end
     rate: float  # first tokens a second
-    building: float  # requests that wait inside and that no TTFT tells of yet
     peak: int
-    full: bool
+    running: float  # on average
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -86,13 +86,13 @@ class Limit:
         self._step = 1
         self._ceiling = 0  # too high, when last tried; 0: not known
         self._ceiling_at = now
+        self._held_at = -math.inf  # full, and neither too much nor clearly too little
         self._trial: Trial | None = None
         self._accepted_until = now  # a base over the objective
         self._window = Window()
 
-    def first_token(self, now: float, seconds: float, running: int, pending: int, full: bool) -> None:
-        """`seconds` from handing to Triton; `pending` of the `running` have no first token yet; `full`: every place
-        was taken, or somebody waited for one."""
+    def first_token(self, now: float, seconds: float, running: int) -> None:
+        """`seconds` from handing to Triton; `running` are there now, this one too."""
         if self._least == self._most or now - seconds < self._changed_at:
             return  # It tells about the limit before this one.
         window = self._window
@@ -100,11 +100,15 @@ class Limit:
             window.opened = now
         window.ttfts.append(seconds)
         window.peak = max(window.peak, running)
-        window.pending += pending
-        window.full = window.full or full
+        window.running += running
         if self._seen(now):
             self._window = Window()
             self._judge(now, look(window, now))
+
+    def is_untried(self, now: float) -> bool:
+        """Whether nobody knows if more would do: it takes all the places to find out."""
+        found = self._ceiling and self.value >= self._ceiling - 1 and now - self._ceiling_at < UNTRIED_S
+        return self._least < self._most and not found and now - self._held_at >= _HELD_S
 
     def failed(self, now: float, handed_at: float) -> None:
         """The tier took no more, or gave no first token in time."""
@@ -130,32 +134,33 @@ class Limit:
         if trial is not None and self._back(now, trial, look.ttft_s):  # (1)
             return
         base_s = self._based(now, look)
-        excess = look.rate * (look.ttft_s - base_s) + look.building
+        excess = look.rate * (look.ttft_s - base_s)
         allowed = max(0.5, 0.04 * self.value)
-        if not look.full:
+        full = look.running >= self.value - max(0.5, 0.03 * self.value)
+        if not full:
             self._settled_at = now
         if excess > allowed and look.ttft_s > max(_TOLERATED * base_s, base_s + look.noise_s):
             self._ceil(now, look.peak)
             at = min(self.value, look.peak)
             self._cut(now, at - min(max(1, round(excess)), at // 2), look, base_s, doubted=False)  # (2)
-        elif look.full and now - self._settled_at >= DOUBT_S:
+        elif full and now - self._settled_at >= DOUBT_S:
             self._cut(now, self.value - max(1, self.value // 8), look, 0.0, doubted=True)  # (3)
-        elif look.full and (excess <= allowed / 2 or look.ttft_s <= _UNNOTICED * base_s):
+        elif full and (excess <= allowed / 2 or look.ttft_s <= _UNNOTICED * base_s):
             self._grow(now)  # (4)
         else:
             self._step = 1  # (5)
+            if full:
+                self._held_at = now
 
     def _based(self, now: float, look: Look) -> float:
-        """The base, moved by what was seen: at once where it is clearly lower, else slowly, and up more slowly."""
-        base_s = self.base_s
+        """The base, moved by what was seen: at once where it is clearly lower, else slowly; up, while full, most."""
+        base_s, spare = self.base_s, look.running <= self.value / 2
         if base_s is None:
-            base_s = (
-                look.least_s
-            )  # The first ones may have come to a server that is full: no median of theirs is a base.
+            base_s = look.ttft_s if spare else look.least_s  # The server may be full of others' work.
         elif look.ttft_s < base_s - look.noise_s:
             base_s = look.ttft_s
-        elif look.ttft_s < base_s + look.noise_s:
-            base_s += (look.ttft_s - base_s) / (8 if look.ttft_s < base_s else 32)
+        elif look.ttft_s < base_s + look.noise_s or spare:
+            base_s += (look.ttft_s - base_s) / (8 if look.ttft_s < base_s or spare else 32)
         self.base_s = base_s
         return base_s if now < self._accepted_until else min(base_s, self._objective_s)
 
@@ -201,18 +206,14 @@ def look(window: Window, now: float) -> Look:
     count = len(window.ttfts)
     rate = (count - 1) / (now - window.opened)
     ttft_s = statistics.median(window.ttfts)
-    pending = window.pending / count
-    building = pending - rate * statistics.fmean(window.ttfts)  # Little's law holds where no queue builds up
-    late_s = max(ttft_s, statistics.median(window.ttfts[-(count // 3) :]))
     return Look(
         ttft_s=ttft_s,
         least_s=min(window.ttfts),
         noise_s=noise(window.ttfts),
-        late_s=late_s + max(0.0, building) / max(rate, 1e-9),
+        late_s=max(ttft_s, statistics.median(window.ttfts[-(count // 3) :])),
         rate=rate,
-        building=building if building > 2.0 + pending / 2 else 0.0,
         peak=window.peak,
-        full=window.full,
+        running=window.running / count,
     )
 
 

@@ -3,7 +3,7 @@
 After CoDel (Nichols and Jacobson 2012, RFC 8289): a queue that keeps everybody waiting longer than a target for a whole
 interval stands, and only sheds shrink it. Here a queue that stands takes in only who would go in within the target,
 known before rather than found after, and work below it is not taken at all: bulk first, standard an interval later.
-It ends when somebody waited less than half the target, so that it does not flap.
+It ends when for an interval nobody has waited half as long, so that it does not flap.
 """
 
 from __future__ import annotations
@@ -23,18 +23,25 @@ class Standing:
 
     def __init__(self) -> None:
         self._above_since = math.inf
-        self.since = math.inf  # it stands
+        self._since = math.inf
+        self._long_at = -math.inf
 
     def waited(self, now: float, seconds: float, target_s: float) -> None:
-        """One went in after so long. An empty queue counts as no wait."""
-        if seconds < target_s / 2:
-            self._above_since = self.since = math.inf
-        elif seconds < target_s:
+        """One went in after so long."""
+        if seconds < target_s:
             self._above_since = math.inf
         else:
             self._above_since = min(self._above_since, now)
-            if now - self._above_since >= INTERVAL_S:
-                self.since = min(self.since, now)
+        if self.since(now) is None:
+            self._since = math.inf
+        if seconds >= target_s / 2:
+            self._long_at = now
+        if now - self._above_since >= INTERVAL_S:
+            self._since = min(self._since, now)
+
+    def since(self, now: float) -> float | None:
+        """When it began to stand, s; None: it does not."""
+        return self._since if now - self._long_at < INTERVAL_S and self._since < math.inf else None
 
 
 class Overload:
@@ -50,12 +57,12 @@ class Overload:
     def waited(self, now: float, priority: Priority, seconds: float) -> None:
         self._standings[priority].waited(now, seconds, self.target_s(priority))
 
-    def stands(self, priority: Priority) -> bool:
-        return self._standings[priority].since < math.inf
+    def stands(self, now: float, priority: Priority) -> bool:
+        return self._standings[priority].since(now) is not None
 
     def sheds(self, now: float, priority: Priority) -> bool:
         """Whether work of this priority is not taken, because a queue above it stands."""
-        interactive, standard = self._standings["interactive"].since, self._standings["standard"].since
+        interactive = self._standings["interactive"].since(now)
         if priority == "bulk":
-            return min(interactive, standard) < math.inf
-        return priority == "standard" and now - interactive >= INTERVAL_S
+            return interactive is not None or self.stands(now, "standard")
+        return priority == "standard" and interactive is not None and now - interactive >= INTERVAL_S

@@ -87,10 +87,9 @@ class Turnstile:
     def waiting_of(self, priority: Priority) -> int:
         return len(self._queues[priority])
 
-    @property
-    def saturated(self) -> bool:
+    def saturated(self, now: float) -> bool:
         """Standard work would wait longer than the objective, or a queue stands."""
-        if self._overload.stands("interactive") or self._overload.stands("standard"):
+        if self._overload.stands(now, "interactive") or self._overload.stands(now, "standard"):
             return True
         return self.seconds("standard") > self._settings.ttft_objective_s
 
@@ -155,8 +154,7 @@ class Turnstile:
         self._tick(now)
         ticket.state = State.RUNNING
         self.pending -= 1
-        full = self.running >= self.limit - self._reserve(now) or self.waiting > 0
-        self._limit.first_token(now, seconds, self.running, self.pending, full)
+        self._limit.first_token(now, seconds, self.running)
         return self._fill(now)
 
     def failed(self, ticket: Ticket, now: float) -> None:
@@ -185,10 +183,11 @@ class Turnstile:
         wait_s = self._wait_s(priority, ahead + self._queues[priority].ahead(ticket))
         if wait_s is None:
             return
+        self._overload.waited(now, priority, wait_s)  # Known now; it would be told much later.
         base_s = self._limit.base_s or 0.0
         if now + wait_s + base_s > ticket.deadline:
             self._refuse(priority, "deadline", "it would not go in within its time")  # (4)
-        if self._overload.stands(priority) and wait_s > self._overload.target_s(priority):
+        if self._overload.stands(now, priority) and wait_s > self._overload.target_s(priority):
             self._refuse(priority, "overload", "too many wait already")
 
     def _refuse(self, priority: Priority, reason: Reason, why: str) -> NoReturn:
@@ -221,7 +220,6 @@ class Turnstile:
             entered.append(ticket)
         for priority, queue in self._queues.items():
             if not len(queue):
-                self._overload.waited(now, priority, 0.0)
                 self._turns[priority] = 0.0
         return entered
 
@@ -258,9 +256,9 @@ class Turnstile:
 
     def _reserve(self, now: float) -> int:
         """Places that not everybody may have."""
-        if now - self._mixed_at > _MIXED_S:
+        if now - self._mixed_at > _MIXED_S or self._limit.is_untried(now):
             return 0
-        return int(self.limit * self._settings.config.reserve)
+        return int(self.limit * self._settings.config.reserve + 0.5)
 
     def _is_spared(self, ticket: Ticket) -> bool:
         """Whether it may have one of the last places."""

@@ -1,0 +1,213 @@
+"""A tier in simulated time: a server with so many sequences, the turnstile before it, and callers. No clock, no sleep.
+
+The server answers up to `slots` requests at once and lets the others wait inside, first come first served: the knee
+that the limit is to find. A request is prefilled (its time to first token on a free server) and decoded.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cloud_pool.admission.settings import AdmissionConfig, Settings
+from cloud_pool.admission.ticket import Priority, State, Ticket
+from cloud_pool.admission.turnstile import Reason, Turnstile
+from router.errors import CausewayError, DeadlineExceeded
+
+Profile = Callable[[float], float]
+"""Something over time."""
+
+
+def flat(value: float) -> Profile:
+    return lambda now: value
+
+
+def between(begins: float, ends: float, value: float) -> Profile:
+    return lambda now: value if begins <= now < ends else 0.0
+
+
+@dataclass(frozen=True)
+class Server:
+    slots: Profile
+    prefill_s: Profile
+    decode_s: Profile
+    prefill_cv: float = 0.3
+    decode_cv: float = 0.5
+
+    def capacity(self, now: float = 0.0) -> float:
+        """Requests a second."""
+        return self.slots(now) / (self.prefill_s(now) + self.decode_s(now))
+
+
+def server(slots: float = 32, prefill_s: float = 0.3, decode_s: float = 2.0) -> Server:
+    return Server(flat(slots), flat(prefill_s), flat(decode_s))
+
+
+@dataclass(frozen=True)
+class Callers:
+    """Who come independently of each other, `rate` a second."""
+
+    rate: Profile
+    priority: Priority = "interactive"
+    tenant: str = "one"
+    weight: float = 1.0
+    patience_s: float = 30.0
+    tokens: float = 100.0
+
+
+@dataclass
+class Told:
+    """One request's story; times are since its arrival, s."""
+
+    callers: Callers
+    arrived: float
+    queued_s: float | None = None
+    first_s: float | None = None
+    done_s: float | None = None
+    refused: CausewayError | None = None
+
+
+@dataclass
+class Run:
+    stories: list[Told] = field(default_factory=list)
+    limits: list[tuple[float, int]] = field(default_factory=list)
+    inside: list[tuple[float, int]] = field(default_factory=list)  # waiting in the server
+    waiting: list[tuple[float, int]] = field(default_factory=list)  # at the door
+    saturated: list[tuple[float, bool]] = field(default_factory=list)
+    sheds: Counter[tuple[Priority, Reason]] = field(default_factory=Counter)
+
+    def of(self, begins: float = 0.0, ends: float = math.inf, **wanted: str) -> list[Told]:
+        """Those who came in this time."""
+        found = (one for one in self.stories if begins <= one.arrived < ends)
+        return [one for one in found if all(getattr(one.callers, name) == value for name, value in wanted.items())]
+
+    def goodput(self, begins: float, ends: float) -> float:
+        """Answers a second."""
+        done = (one.arrived + one.done_s for one in self.stories if one.done_s is not None)
+        return sum(begins <= at < ends for at in done) / (ends - begins)
+
+    def mean(self, samples: list[tuple[float, int]], begins: float, ends: float) -> float:
+        found = [value for at, value in samples if begins <= at < ends]
+        return sum(found) / len(found)
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def firsts(stories: list[Told]) -> list[float]:
+    return [one.first_s for one in stories if one.first_s is not None]
+
+
+class Simulation:
+    def __init__(self, server: Server, callers: list[Callers], settings: Settings, seed: int = 1) -> None:
+        self._server = server
+        self._callers = callers
+        self._chance = random.Random(seed)
+        self._order = itertools.count()
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._inside: deque[Ticket] = deque()
+        self._busy = 0
+        self._told: dict[Ticket, Told] = {}
+        self.run = Run()
+        self.door = Turnstile(settings, 0.0, lambda priority, reason: self.run.sheds.update([(priority, reason)]))
+
+    def until(self, ends: float) -> Run:
+        for callers in self._callers:
+            self._call_again(0.0, callers)
+        self._at(0.05, self._look)
+        while self._events and self._events[0][0] < ends:
+            now, _, event = heapq.heappop(self._events)
+            event(now)
+        return self.run
+
+    # --- callers -----------------------------------------------------------------------------------------------------
+
+    def _call_again(self, now: float, callers: Callers) -> None:
+        rate = callers.rate(now)
+        if rate:
+            self._at(now + self._chance.expovariate(rate), lambda at: self._call(at, callers))
+        else:
+            self._at(now + 0.1, lambda at: self._call_again(at, callers))
+
+    def _call(self, now: float, callers: Callers) -> None:
+        self._call_again(now, callers)
+        if not callers.rate(now):
+            return
+        ends = now + callers.patience_s
+        ticket = Ticket(callers.priority, callers.tenant, callers.weight, callers.tokens, now, ends)
+        told = self._told[ticket] = Told(callers, now)
+        self.run.stories.append(told)
+        try:
+            pushed = self.door.arrive(ticket, now)
+        except CausewayError as error:
+            told.refused = error
+            return
+        if pushed is not None:
+            self._told[pushed].refused = self.door.full(pushed.priority)
+        if ticket.has_place:
+            self._hand_over(now, [ticket])
+        else:
+            self._at(ends, lambda at: self._give_up(at, ticket))
+
+    def _give_up(self, now: float, ticket: Ticket) -> None:
+        if ticket.state is State.WAITING or (ticket.state is State.GONE and ticket.admitted == 0.0):
+            self._told[ticket].refused = self._told[ticket].refused or DeadlineExceeded("")
+            self._hand_over(now, self.door.leave(ticket, now))
+
+    # --- the server --------------------------------------------------------------------------------------------------
+
+    def _hand_over(self, now: float, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            self._told[ticket].queued_s = now - ticket.arrived
+            self._inside.append(ticket)
+        while self._inside and self._busy < self._server.slots(now):
+            self._busy += 1
+            self._begin(now, self._inside.popleft())
+
+    def _begin(self, now: float, ticket: Ticket) -> None:
+        first = now + self._draw(self._server.prefill_s(now), self._server.prefill_cv)
+        self._at(first, lambda at: self._first(at, ticket))
+        ends = first + self._draw(self._server.decode_s(now), self._server.decode_cv)
+        self._at(ends, lambda at: self._end(at, ticket))
+
+    def _first(self, now: float, ticket: Ticket) -> None:
+        self._told[ticket].first_s = now - ticket.arrived
+        self._hand_over(now, self.door.first_token(ticket, now, now - ticket.admitted))
+
+    def _end(self, now: float, ticket: Ticket) -> None:
+        self._busy -= 1
+        self._told[ticket].done_s = now - ticket.arrived
+        self._hand_over(now, self.door.leave(ticket, now, ticket.tokens))
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        self._at(now + 0.05, self._look)
+        self.run.limits.append((now, self.door.limit))
+        self.run.inside.append((now, len(self._inside)))
+        self.run.waiting.append((now, self.door.waiting))
+        self.run.saturated.append((now, self.door.saturated(now)))
+
+    def _draw(self, mean: float, cv: float) -> float:
+        """Lognormal."""
+        sigma = math.sqrt(math.log(1.0 + cv * cv))
+        return mean * math.exp(self._chance.gauss(-sigma * sigma / 2.0, sigma))
+
+    def _at(self, when: float, event: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), event))
+
+
+def settings(places: int, queue: int = 64, least: int = 1, objective_s: float = 2.0, **config: float) -> Settings:
+    return Settings(
+        places=places,
+        queue=queue,
+        min_places=least,
+        ttft_objective_s=objective_s,
+        config=AdmissionConfig(**config),
+    )
