@@ -36,9 +36,10 @@ end
 
 local function wanted() return (tonumber(read(lease, 'wanted')[1]) or 0) > now end
 
-local function renew(ms)
+local function renew(fence, ms)
   redis.call('HSET', lease, 'until', whole(now + ms))
   redis.call('PEXPIRE', lease, LEASE_KEPT)
+  redis.call('PEXPIRE', flow(fence), FLOW_KEPT)  -- what was said is there for as long as more may be
 end
 
 local function say(fence, kind, data)
@@ -66,19 +67,19 @@ end
 local last = tonumber(string.match(f[1] or '', '^%d+')) or 0
 local fence = whole(math.max(last + 1, now)) .. '-' .. chance
 redis.call('HSET', lease, 'fence', fence, 'open', '1', 'home', home, 'wanted', '0')
-renew(lease_ms)
+renew(fence, lease_ms)
 return {'lead', fence, f[2] == '1' and 'over' or ''}
 """
 
 _RENEW = """
 if not holds(ARGV[3]) then return -1 end
-renew(tonumber(ARGV[4]))
+renew(ARGV[3], tonumber(ARGV[4]))
 return wanted() and 1 or 0
 """
 
 _PUBLISH = """
 if not holds(ARGV[3]) then return -1 end
-renew(tonumber(ARGV[4]))
+renew(ARGV[3], tonumber(ARGV[4]))
 say(ARGV[3], 'said', ARGV[5])
 return wanted() and 1 or 0
 """
