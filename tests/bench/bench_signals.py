@@ -1,0 +1,145 @@
+"""(signals) what learned signals and the device's model take, on one thread: µs a text, first token, tokens/s.
+
+Texts are the commands below, each of a length that people use; a figure is the median round of means. The model answers
+one stream at a time, through the engine that the daemon runs, with nothing left of a prompt from the time before.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from models.calibrator import Calibrator
+from models.encoder import Encoder
+from models.llama_cpp.engine import Engine
+from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from models.quality import Quality
+from models.scope import Scope
+from models.signals import find_signal
+from models.spec import Artifact, ArtifactError, find_artifact
+from router.types import Confidence, Message, Sampling
+
+from .rows import Row
+
+ENCODER_US, QUALITY_US, FIRST_MS, LEAST_TOKENS_S = 100.0, 60.0, 15.0, 300.0
+ROUNDS, CALLS, ANSWERS, ANSWER_TOKENS = 9, 400, 15, 64
+TEXTS = (
+    "turn off the lights in the kitchen please",
+    "wake me up at six am tomorrow",
+    "Add another song to the Cita Romántica playlist.",
+    "book a table for four people at a highly rated italian restaurant in brooklyn next friday at seven",
+    "what's on my calendar for the rest of the week",
+    "play the newest track of the rolling stones on spotify",
+    "i have been waiting for my new card for over two weeks now, is it still coming",
+    "who wrote the novel that the film we saw on sunday was made from",
+)
+Told = Callable[[str], object]
+
+
+def main() -> list[Row]:
+    return [*_signal_rows(), *_model_rows(find_artifact("assistant"))]
+
+
+# --- signals ---------------------------------------------------------------------------------------------------------
+
+
+def _signal_rows() -> list[Row]:
+    model = find_artifact("assistant")
+    rows = []
+    encoder = Encoder(find_signal("embedding").path)
+    rows.append(_row("encoder, tokens and vector", encoder, ENCODER_US))
+    try:
+        quality = Quality.beside(find_signal("edge.quality", model), model)
+        rows.append(_row("edge.quality", quality, QUALITY_US))
+        calibrator = Calibrator.beside(find_signal("confidence", model), model)
+        sure = Confidence(8, 0.8, -0.2, 0.7, 0.4, 0.01)
+        rows.append(_row("calibrator", lambda _: calibrator(sure, 8, 0.7, ended=False), None))
+    except ArtifactError as error:
+        print(f"(signals) not all are measured: {error}")
+    scope = Scope.beside(find_signal("scope"), find_signal("embedding"))
+    rows.append(_row("out of scope, encoder included", scope, None))
+    return rows
+
+
+def _row(name: str, tell: Told, limit_us: float | None) -> Row:
+    rounds = sorted(_mean_us(tell) for _ in range(ROUNDS))
+    note = f"{CALLS} calls a round, {rounds[0]:.1f} to {rounds[-1]:.1f} us"
+    return Row(f"(signals) {name}", statistics.median(rounds), "us", limit_us, note=note)
+
+
+def _mean_us(tell: Told) -> float:
+    gc.disable()
+    try:
+        started = time.perf_counter()
+        for number in range(CALLS):
+            tell(TEXTS[number % len(TEXTS)])
+        return (time.perf_counter() - started) / CALLS * 1e6
+    finally:
+        gc.enable()
+
+
+# --- the device's model ----------------------------------------------------------------------------------------------
+
+
+def _model_rows(model: Artifact) -> list[Row]:
+    """On one core: engine and whoever listens to it share it."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        stream = _Stream(model)
+        stream.answer(TEXTS[0])
+        answers = [stream.answer(TEXTS[number % len(TEXTS)]) for number in range(ANSWERS)]
+        stream.close()
+    finally:
+        os.sched_setaffinity(0, cores)
+    firsts, rates = ([one[side] for one in answers] for side in (0, 1))
+    told = f"{model.name} {model.manifest.quantisation}, one stream on one core, {ANSWERS} answers"
+    first, rate = statistics.median(firsts) * 1e3, statistics.median(rates)
+    return [
+        Row("(signals) device's model, first token", first, "ms", FIRST_MS, note=f"{told}; slowest {_slowest(firsts)}"),
+        Row("(signals) device's model, one stream", rate, "tokens/s", LEAST_TOKENS_S, "higher", told),
+    ]
+
+
+def _slowest(firsts: Sequence[float]) -> str:
+    return f"{max(firsts) * 1e3:.1f} ms"
+
+
+class _Stream:
+    """The engine, and when its tokens came."""
+
+    def __init__(self, model: Artifact) -> None:
+        self._times: list[float] = []
+        self._made = 0
+        self._done = threading.Event()
+        self._next = 0
+        options = EngineOptions(model_path=str(model.path), threads=1, sequences=1, prefix_cache_bytes=0)
+        self._engine = Engine(options, self._emit)
+        self._engine.start()
+
+    def answer(self, text: str) -> tuple[float, float]:
+        """Seconds to the first token, and tokens/s after it."""
+        self._times, self._made = [], 0
+        self._done.clear()
+        self._next += 1
+        prompt = Prompt(messages=(Message(role="user", content=text),))
+        greedy = Sampling(temperature=0.0)
+        job = Job(id=self._next, prompt=prompt, max_tokens=ANSWER_TOKENS, sampling=greedy, ignore_eos=True)
+        started = time.perf_counter()
+        self._engine.submit(job)
+        self._done.wait()
+        return self._times[0] - started, (self._made - 1) / (self._times[-1] - self._times[0])
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _emit(self, emissions: list[Emission]) -> None:
+        self._times.append(time.perf_counter())
+        for emission in emissions:
+            self._made += emission.tokens
+            if emission.finish_reason is not None:
+                self._done.set()
