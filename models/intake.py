@@ -87,6 +87,8 @@ def _load_check(file: Path, context: int) -> None:
 def _add_onnx(file: Path, root: Path, name: str) -> Added:
     import onnxruntime
 
+    from .encoder import PIECES
+
     try:
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises classes of its own without a common base
@@ -107,6 +109,7 @@ def _add_onnx(file: Path, root: Path, name: str) -> Added:
         quantisation="as given",
         context_length=0,
         licence="unknown",
+        signal="embedding" if PIECES in session.get_modelmeta().custom_metadata_map else "",
         command="causeway-models add",
         note=f"added from {file.name}: takes {takes}; gives {gives}",
     )

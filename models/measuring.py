@@ -44,11 +44,12 @@ def scope_command(
 ) -> None:
     """How well FILES' rows in scope are told from those out of it (intent `oos`): by the prompt alone, and joined."""
     from .scope import Scope
-    from .signals import find_signal
+    from .signals import find_judged, find_signal
     from .train.scope import measure
 
     rows = [row for path in files for row in read_rows(path, source) if not held or for_validation(row)]
-    estimator = Scope.beside(find_signal("scope", None, extra), find_signal("embedding", None, extra))
+    shipped = find_signal("scope", None, extra)
+    estimator = Scope.beside(shipped, find_judged(shipped, extra))
     with _kept(run) as folder:
         fit = measure(estimator, rows, asker(find_artifact(model, extra), folder, threads))
     click.echo(f"{fit.rows} rows, {fit.outside} of them out of scope")

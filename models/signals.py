@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from .spec import Artifact, ArtifactNotFound, list_artifacts
+from .spec import SHIPPED, Artifact, ArtifactNotFound, list_artifacts
 
 Kind = Literal["embedding", "scope", "edge.quality", "confidence"]
 
 
 def find_signal(kind: Kind, model: Artifact | None = None, extra_dirs: Sequence[Path] = ()) -> Artifact:
-    """The signal of that kind; with `model`, the one that judges exactly these weights.
+    """The signal of that kind, one in `extra_dirs` before one that ships; with `model`, the one that judges exactly
+    these weights.
 
     Raises ArtifactNotFound, naming what there is instead.
     """
-    known = [one for one in list_artifacts(extra_dirs) if one.manifest.signal == kind]
+    found = [one for one in list_artifacts(extra_dirs) if one.manifest.signal == kind]
+    known = sorted(found, key=lambda one: one.folder.parent == SHIPPED)
     for artifact in known:
         if model is None or artifact.manifest.judges_sha256 == model.manifest.sha256:
             return artifact
@@ -28,3 +30,11 @@ def find_signal(kind: Kind, model: Artifact | None = None, extra_dirs: Sequence[
         raise ArtifactNotFound(f"no artifact computes {kind}")
     names = ", ".join(artifact.name for artifact in known)
     raise ArtifactNotFound(f"{names}: judges another version of {model.name} than {model.manifest.sha256[:12]}")
+
+
+def find_judged(signal: Artifact, extra_dirs: Sequence[Path] = ()) -> Artifact:
+    """The artifact that `signal` belongs to. Raises ArtifactNotFound when those weights are not here."""
+    for artifact in list_artifacts(extra_dirs):
+        if artifact.manifest.sha256 == signal.manifest.judges_sha256:
+            return artifact
+    raise ArtifactNotFound(f"{signal.name} judges {signal.manifest.judges_sha256}, which is not here")

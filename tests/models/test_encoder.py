@@ -16,8 +16,8 @@ pytest.importorskip("onnxruntime")
 from models.cli import main
 from models.encoder import TOKENS, Encoder, WordPieces
 from models.onnx_file import FLOAT, INT64, Node, Port, write_onnx
-from models.signals import find_signal
-from models.spec import ArtifactError, load_artifact, verify_artifact
+from models.signals import find_judged, find_signal
+from models.spec import ArtifactError, ArtifactNotFound, load_artifact, verify_artifact
 from models.train.encoder import distill
 from models.train.minilm import convert
 
@@ -219,6 +219,20 @@ def test_an_encoder_is_made_by_two_commands(published: Path, tmp_path: Path) -> 
     verify_artifact(made)
     assert find_signal("embedding", None, (tmp_path / "m",)) == made
     assert "all-MiniLM-L6-v2" in (made.folder / "README.md").read_text()
+
+
+def test_a_transformer_that_is_added_goes_before_the_table_that_ships(published: Path, tmp_path: Path) -> None:
+    """One file holds graph and word pieces, so `add` is all it takes; the scope that ships keeps to its own encoder."""
+    convert(published, tmp_path / "large-encoder.onnx", int8=True)
+    told = ["add", str(tmp_path / "large-encoder.onnx"), "--to", str(tmp_path / "mine")]
+    result = CliRunner().invoke(main, told, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found = find_signal("embedding", None, (tmp_path / "mine",))
+    assert found.name == "large-encoder"
+    assert Encoder(found.path)("turn on the lights").shape == (WIDTH,)
+    assert find_judged(find_signal("scope"), (tmp_path / "mine",)) == find_signal("embedding")
+    with pytest.raises(ArtifactNotFound, match="not here"):
+        find_judged(found, (tmp_path / "mine",))
 
 
 def test_what_is_no_encoder_is_refused(published: Path, tmp_path: Path) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from models.calibrator import Calibrator
+from models.cli import main
 from models.publish import SignalAbout, publish_signal
 from models.quality import BUCKETS, Quality, features
 from models.signals import find_signal
 from models.spec import ArtifactError, ArtifactNotFound, find_artifact, load_artifact
 from models.train.judge import Judged
 from models.train.quality import Estimator, calibration_error, halves, measure, train_quality
+from router.types import Confidence
 
 pytest.importorskip("onnxruntime")
 
@@ -88,6 +93,27 @@ def test_an_estimator_judges_one_version_only(tmp_path: Path) -> None:
         Quality.beside(signal, other)
     with pytest.raises(ArtifactNotFound, match="another version"):
         find_signal("edge.quality", other, (tmp_path / "models",))
+
+
+@pytest.mark.engine
+def test_both_signals_of_a_model_are_made_by_one_command(tmp_path: Path) -> None:
+    """Real answers of the model that ships are judged; what is made belongs to it; a second run asks it nothing."""
+    pytest.importorskip("llama_cpp")
+    (tmp_path / "intents").mkdir()
+    lines = [json.dumps({"text": text, "intent": "iot_hue_lightoff"}) for text in [*RIGHT * 4, *WRONG]]
+    (tmp_path / "intents" / "hwu64.jsonl").write_text("\n".join(lines))
+    folders = ("--data", tmp_path, "--run", tmp_path / "run", "--to", tmp_path / "models")
+    told = [str(word) for word in ("quality", *folders, "--limit", 60)]
+    first, second = (CliRunner().invoke(main, told, catch_exceptions=False) for _ in range(2))
+    assert first.exit_code == second.exit_code == 0, first.output
+    assert "has answered" in first.output
+    assert "has answered" not in second.output
+    model = find_artifact("assistant")
+    quality = Quality.beside(load_artifact(tmp_path / "models" / "edge-quality"), model)
+    calibrator = Calibrator.beside(load_artifact(tmp_path / "models" / "calibrator"), model)
+    told_now = quality("turn off the lights")
+    assert 0.0 < told_now < 1.0
+    assert 0.0 < calibrator(Confidence(8, 0.9, -0.1, 0.9, 0.2), 8, told_now, ended=False) < 1.0
 
 
 def test_a_signal_about_no_model_is_found_by_its_kind(tmp_path: Path) -> None:
