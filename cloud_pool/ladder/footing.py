@@ -16,6 +16,9 @@ from .settings import Pace
 
 Stress = Literal["", "broken", "saturated", "slow", "unable"]
 """`unable` is found out by a try only: the request is not one for that tier (no chat template, a shorter context)."""
+BUSY = 0.7
+"""Of its places: from there on a tier has no room that would be seen at once."""
+_LONGEST_S = 2.0  # between two steps down, however long the queue is
 CLEAR = 0.8
 """A tier whose share was cut for slowness is slow until it is this far below its objective."""
 
@@ -27,6 +30,8 @@ class View(msgspec.Struct, frozen=True):
     broken: bool = False  # nobody healthy, or the breaker is open
     saturated: bool = False  # of its admission
     queue_s: float = 0.0  # the wait for a place that somebody of this priority has ahead
+    patience_s: float = math.inf  # nobody of this priority should wait longer
+    busy: float = 0.0  # share of its places that are taken
     ttft_s: float | None = None  # mean of late; None: nothing was asked of late
     objective_s: float = 0.0  # of the time to first token; 0: none
 
@@ -54,35 +59,37 @@ def stress_of(view: View, footing: Footing) -> Stress:
     return ""
 
 
-def stepped(footing: Footing, stress: Stress, pace: Pace, now: float) -> Footing:
+def stepped(footing: Footing, stress: Stress, view: View, pace: Pace, now: float) -> Footing:
     """The footing at `now`. Called as often as one likes: what has not changed for a step stays."""
     if stress == "broken":
         return Footing(share=0.0, why=stress, stressed_at=now, stepped_at=now)
     if stress:
-        return _lowered(footing, stress, pace, now)
-    return _raised(footing, pace, now)
+        return _lowered(footing, stress, max(pace.step_s, min(view.queue_s, _LONGEST_S)), pace, now)
+    if view.busy < BUSY:
+        return _raised(footing, pace.dwell_s, pace.step_s, pace.grow, now)
+    return _raised(footing, pace.probe_s, pace.probe_s, pace.grow / 5.0, now)
 
 
-def _lowered(footing: Footing, stress: Stress, pace: Pace, now: float) -> Footing:
+def _lowered(footing: Footing, stress: Stress, step_s: float, pace: Pace, now: float) -> Footing:
     share, stepped_at = footing.share, footing.stepped_at
-    if now - stepped_at >= pace.step_s:
+    if now - stepped_at >= step_s:
         # One step, however long nobody looked: the stress is known for this moment only.
         share, stepped_at = min(share, max(pace.floor, share * pace.back_off)), now
     return Footing(share, footing.credit, stress, now, stepped_at)
 
 
-def _raised(footing: Footing, pace: Pace, now: float) -> Footing:
+def _raised(footing: Footing, dwell_s: float, step_s: float, grow: float, now: float) -> Footing:
     if footing.share >= 1.0:
         return footing
-    since = max(footing.stressed_at + pace.dwell_s, footing.stepped_at)
+    since = max(footing.stressed_at + dwell_s, footing.stepped_at)
     # The steps of all the time that nobody looked: a tier that nobody asked for a minute is not taken for ill.
-    steps = math.floor(min((now - since) / pace.step_s + 1e-9, 1.0 / pace.grow + 1.0))
+    steps = math.floor(min((now - since) / step_s + 1e-9, 1.0 / grow + 1.0))
     if steps < 1:
         return footing
-    share = footing.share + steps * pace.grow
+    share = footing.share + steps * grow
     if share >= 1.0 - 1e-9:
         return Footing(1.0, stressed_at=footing.stressed_at, stepped_at=now)
-    return Footing(share, footing.credit, footing.why, footing.stressed_at, since + steps * pace.step_s)
+    return Footing(share, footing.credit, footing.why, footing.stressed_at, since + steps * step_s)
 
 
 def offered(footing: Footing) -> tuple[bool, Footing]:

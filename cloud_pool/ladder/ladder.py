@@ -35,6 +35,12 @@ class Pressure(Protocol):
     @property
     def saturated(self) -> bool: ...
 
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def limit(self) -> int: ...
+
     def queue_seconds(self, priority: Priority) -> float: ...
 
 
@@ -170,12 +176,22 @@ class Ladder:
         return View(
             name,
             broken=sense.health.healthy == 0 or tier.breaker.state(now) == "open",
-            # What is full for standard work may have room for those who go in first.
-            saturated=sense.pressure.saturated and (priority != "interactive" or queue_s > sense.objective_s),
+            saturated=_is_saturated(sense, priority, queue_s),
             queue_s=queue_s,
+            patience_s=_PATIENCE[priority] * self.config.patience * sense.objective_s or math.inf,
+            busy=sense.pressure.running / max(1, sense.pressure.limit),
             ttft_s=tier.ttft.value(now),
             objective_s=sense.objective_s,
         )
+
+
+def _is_saturated(sense: Sense, priority: Priority, queue_s: float) -> bool:
+    """Who goes in first is not moved by a crowd behind; who goes in last is moved first."""
+    if priority == "interactive":
+        return sense.pressure.saturated and queue_s > sense.objective_s
+    if priority == "bulk" and sense.objective_s:
+        return sense.pressure.saturated or queue_s > _PATIENCE["standard"] * sense.objective_s
+    return sense.pressure.saturated
 
 
 def stress_said(error: CausewayError) -> Stress:

@@ -61,7 +61,7 @@ def plan(asked: Asked, views: Sequence[View], footings: Mapping[str, Footing], p
     held: list[_Look] = []
     after: list[tuple[str, Footing]] = []
     for look in looks:
-        if look.stress == "broken" or look.view.queue_s >= asked.left_s:
+        if look.stress == "broken" or look.view.queue_s >= min(asked.left_s, look.view.patience_s):
             after.append((look.view.name, look.footing))
             continue
         takes, footing = offered(look.footing)
@@ -81,7 +81,7 @@ class _Look(msgspec.Struct, frozen=True):
 
 def _look(view: View, footing: Footing, pace: Pace, now: float) -> _Look:
     stress = stress_of(view, footing)
-    return _Look(view, stress, stepped(footing, stress, pace, now))
+    return _Look(view, stress, stepped(footing, stress, view, pace, now))
 
 
 def _is_pressed(look: _Look) -> bool:

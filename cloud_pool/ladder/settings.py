@@ -19,8 +19,10 @@ Positive = Annotated[int, Meta(ge=1)]
 class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a tier's share of the work goes down and comes back.
 
-    Down by the factor `back_off` for each `step_s` under stress, never below `floor` while the tier lives (what it
-    still gets shows how it is). Back by `grow` for each `step_s`, once it has been well for `dwell_s`.
+    Down by the factor `back_off` for each `step_s` under stress, or for as long as its queue takes, where that is more:
+    what was done shows only then. Never below `floor` while the tier lives: what it still gets shows how it is. Back by
+    `grow` for each `step_s` once it has been well for `dwell_s` and has room; a tier that is well and busy gets a
+    fifth of that each `probe_s`, for a load that goes on would only push it down again.
     """
 
     dwell_s: Pause = 1.0
@@ -28,6 +30,7 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     back_off: Annotated[float, Meta(gt=0, lt=1)] = 0.7
     grow: Share = 0.25
     floor: Share = 0.05
+    probe_s: Seconds = 5.0
 
 
 class LadderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -71,6 +71,8 @@ class Pressure:
 
     saturated = False
     queue_s = 0.0
+    running = 0
+    limit = 10
 
     def queue_seconds(self, priority: Priority) -> float:
         return self.queue_s

@@ -11,12 +11,13 @@ from cloud_pool.ladder.footing import WHOLE, Footing, Stress, View, offered, ste
 from cloud_pool.ladder.settings import Pace
 
 PACE = Pace(dwell_s=1.0, step_s=0.25, back_off=0.7, grow=0.2, floor=0.05)
+IDLE, BUSY = View("a"), View("a", busy=0.9)
 STRESSES: list[Stress] = ["", "broken", "saturated", "slow"]
 
 
-def after(footing: Footing, stress: Stress, times: list[float]) -> Footing:
+def after(footing: Footing, stress: Stress, times: list[float], view: View = IDLE) -> Footing:
     for now in times:
-        footing = stepped(footing, stress, PACE, now)
+        footing = stepped(footing, stress, view, PACE, now)
     return footing
 
 
@@ -51,6 +52,22 @@ def test_it_comes_back_gradually_after_a_time_of_being_well() -> None:
     assert after(down, "", every(0.01, 2.5)).why == ""
 
 
+def test_a_step_down_waits_for_what_the_last_one_did() -> None:
+    """With a queue of a second and a half, steps are so far apart; never more than two seconds."""
+    queue = View("a", queue_s=1.5)
+    assert after(WHOLE, "saturated", every(0.0, 1.4), queue).share == PACE.back_off
+    assert after(WHOLE, "saturated", every(0.0, 1.6), queue).share == PACE.back_off**2
+    assert after(WHOLE, "saturated", every(0.0, 2.1), View("a", queue_s=1e9)).share == PACE.back_off**2
+
+
+def test_a_tier_that_is_well_and_busy_comes_back_slowly() -> None:
+    """A load that goes on would push it down again: a fifth of a step, each five seconds."""
+    down = after(WHOLE, "saturated", every(0.0, 10.0))
+    assert after(down, "", every(10.01, 19.9), BUSY).share == down.share
+    assert round(after(down, "", every(10.01, 20.1), BUSY).share, 6) == round(down.share + PACE.grow / 5, 6)
+    assert after(down, "", every(10.01, 20.1), IDLE).share == 1.0
+
+
 def test_time_that_nobody_looked_counts() -> None:
     """A tier that nobody asked for a minute after its fault gets everything at the first look."""
     assert after(after(WHOLE, "broken", [0.0]), "", [60.0]).share == 1.0
@@ -68,7 +85,7 @@ def test_an_oscillating_load_does_not_make_it_flap() -> None:
     """Half a second too much, half a second calm, for a minute: it goes down once and stays there."""
     footing, shares = WHOLE, []
     for now in every(0.0, 60.0):
-        footing = stepped(footing, "saturated" if now % 1.0 < 0.5 else "", PACE, now)
+        footing = stepped(footing, "saturated" if now % 1.0 < 0.5 else "", IDLE, PACE, now)
         shares.append(footing.share)
     assert all(later <= earlier for earlier, later in itertools.pairwise(shares))
     assert shares[-1] == PACE.floor
@@ -78,7 +95,7 @@ def test_a_slow_swing_turns_it_once_each_way() -> None:
     """Ten seconds too much, ten calm: between two turns of the load the share turns once."""
     footing, turns, was = WHOLE, [], 1.0
     for now in every(0.0, 79.9):
-        footing = stepped(footing, "slow" if now % 20.0 < 10.0 else "", PACE, now)
+        footing = stepped(footing, "slow" if now % 20.0 < 10.0 else "", IDLE, PACE, now)
         if footing.share != was:
             turns.append(footing.share > was)
         was = footing.share
@@ -91,7 +108,7 @@ def test_the_share_is_a_share_and_rises_only_when_well(steps: list[tuple[float, 
     footing, now, stressed_at = WHOLE, 0.0, float("-inf")
     for wait, stress in steps:
         now += wait
-        was, footing = footing, stepped(footing, stress, PACE, now)
+        was, footing = footing, stepped(footing, stress, IDLE, PACE, now)
         assert 0.0 <= footing.share <= 1.0
         if stress == "broken":
             assert footing.share == 0.0

@@ -63,6 +63,12 @@ def test_what_waits_too_long_for_this_request_is_left_out() -> None:
     assert dict(found.footings)["large"].share == 1.0
 
 
+def test_nobody_joins_a_queue_that_takes_longer_than_its_patience() -> None:
+    """Known before, not found out after: the next tier is asked at once."""
+    found = made(with_(LARGE, queue_s=4.0, patience_s=3.0), MEDIUM)
+    assert told(found) == [("medium", "large=saturated")]
+
+
 def test_two_ill_tiers_are_both_named() -> None:
     """The reason is the whole way down."""
     found = made(with_(LARGE, broken=True), with_(MEDIUM, ttft_s=2.0), SMALL)
