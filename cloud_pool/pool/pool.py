@@ -11,7 +11,14 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, EngineUnavailable, StreamBroken
+from router.errors import (
+    CausewayError,
+    CloudTimeout,
+    CloudUnreachable,
+    DeadlineExceeded,
+    EngineUnavailable,
+    StreamBroken,
+)
 
 from ..triton import Triton
 from . import health
@@ -24,6 +31,7 @@ from .state import Endpoint, Phase, PoolState, without
 
 RETRY_S = 1.0
 _TICK_S = 0.1
+_UNREACHED = (CloudUnreachable.code, DeadlineExceeded.code, CloudTimeout.code)
 _log = logging.getLogger("causeway.cloud.pool")
 
 
@@ -144,8 +152,9 @@ class Pool:
         return self._clock() - max(lease.began_at, lease.triton.heard_at(self.model))
 
     def _nobody(self) -> CausewayError:
-        loading = any(one.fault == EngineUnavailable.code for one in self._state.members)
-        kind = EngineUnavailable if loading else CloudUnreachable
+        # Who failed in any other way than by silence was reached.
+        reached = any(one.fault and one.fault not in _UNREACHED for one in self._state.members)
+        kind = EngineUnavailable if reached else CloudUnreachable
         message = f"no endpoint of {self.tier} can take the request"
         return kind(message, phase="connect", retry_after_s=RETRY_S)
 

@@ -16,7 +16,7 @@ Pause = Annotated[float, Meta(ge=0)]
 class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: Positive = 3  # in a row, then an endpoint is ejected; one that refuses connections is at once
     stuck_s: Seconds = 1.0  # an endpoint that was silent for so long, with work, is asked whether it lives
-    probe_s: Seconds = 1.0  # how long its answer may take
+    probe_s: Seconds = 1.5  # how long its answer may take; Triton needs 1 s to say that a stub died
     hung_s: Seconds = 10.0  # an ejected endpoint that stays silent for so long has the answers it began ended
     eject_s: Seconds = 0.5  # the first time; doubles with each repeat
     max_eject_s: Seconds = 30.0

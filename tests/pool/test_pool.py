@@ -10,7 +10,14 @@ import anyio
 import pytest
 
 from cloud_pool.pool.settings import PoolConfig
-from router.errors import CausewayError, CloudFailed, CloudUnreachable, DeadlineExceeded, EngineUnavailable
+from router.errors import (
+    CausewayError,
+    CloudFailed,
+    CloudUnreachable,
+    DeadlineExceeded,
+    EngineUnavailable,
+    StreamBroken,
+)
 
 from .scripted import Bed
 
@@ -216,6 +223,28 @@ async def test_an_end_in_the_middle_of_a_question_leaves_no_trace() -> None:
         bed.clock.now += 1.0
         await until(lambda: bed.at("a:1").probes == 1)
     assert not bed.pool.state.endpoints[0].asked
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (REFUSED, CloudUnreachable),
+        (DeadlineExceeded("no"), CloudUnreachable),
+        (EngineUnavailable("no"), EngineUnavailable),
+        (CloudFailed("no"), EngineUnavailable),
+        (StreamBroken("no", phase="stream"), EngineUnavailable),
+    ],
+)
+async def test_why_nobody_can_take_it(fault: CausewayError, kind: type[CausewayError]) -> None:
+    """Unreachable is who was not reached; who answered with faults has a model that is not well."""
+    bed = Bed("a:1")
+    bed.at("a:1").fault = fault
+    async with watching(bed):
+        with bed.pool.lease() as lease:
+            lease.failed(REFUSED)
+        await until(lambda: bed.pool.healthy == 0)
+        with pytest.raises(kind):
+            bed.pool.lease()
 
 
 def errors() -> list[CausewayError]:
