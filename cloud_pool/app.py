@@ -43,6 +43,7 @@ from .tenants.metrics import TenantMetrics
 from .tenants.usage import UsageBook
 from .tiers import Tier, by_name, load_tiers
 from .tokens import Tokens, load_tokens
+from .traced import Tracing
 
 _CONNECTIONS = 64  # to Redis
 _PREPARE_S = 3.0
@@ -90,6 +91,7 @@ class App:
         pools: Pools,
         warmth: Warmth,
         front: Front,
+        tracing: Tracing | None,
         tasks: TaskGroup,
     ) -> None:
         self._config = config
@@ -99,6 +101,7 @@ class App:
         self.pools = pools
         self._warmth = warmth
         self._front = front
+        self._tracing = tracing
         self._tasks = tasks
         self._listener = Listener(config.server, server.handle)
 
@@ -134,6 +137,8 @@ class App:
             if self._jobs is not None:
                 await self._jobs.close()
             await self.pools.close()
+            if self._tracing is not None:
+                await to_thread.run_sync(self._tracing.close)
 
 
 def build(config: Config, tasks: TaskGroup) -> App:
@@ -151,6 +156,7 @@ def build(config: Config, tasks: TaskGroup) -> App:
     repairs.listeners.append(lanes.warmth.loaded)
     readiness = Readiness(pools.by_tier, config.server.probe_ttl_s)
     jobs = build_jobs(config, by_name(tiers), desk, metrics)
+    tracing = build_tracing(config)
     server = Server(
         config.server,
         by_name(tiers),
@@ -162,8 +168,19 @@ def build(config: Config, tasks: TaskGroup) -> App:
         front=front,
         critical_tenants=config.ladder.critical_tenants,
         jobs=(lambda _: None) if jobs is None else jobs.handler,
+        tracing=tracing,
     )
-    return App(config, server, desk, jobs, pools, lanes.warmth, front, tasks)
+    return App(config, server, desk, jobs, pools, lanes.warmth, front, tracing, tasks)
+
+
+def build_tracing(config: Config) -> Tracing | None:
+    """None without a collector."""
+    if not config.tracing.endpoint:
+        return None
+    # Not before it is wanted: OpenTelemetry is a tenth of a second and some megabytes.
+    from .tracing import Tracing as OpenTelemetry
+
+    return OpenTelemetry(config.tracing)
 
 
 def build_pools(

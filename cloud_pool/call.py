@@ -8,6 +8,7 @@ from router.types import Chunk, Request
 
 from .admission import Priority
 from .tiers import Tier
+from .traced import Trace
 
 TIER = "x-causeway-tier"
 WHY = "x-causeway-tier-reason"
@@ -23,6 +24,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float  # monotonic, s
     priority: Priority = "standard"
     traceparent: str = ""
+    trace: Trace | None = None
     tenant: str = ""
     weight: float = 1.0  # of the tenant's share where many wait
     tokens: float = 1.0  # what it may cost, prompt and answer together

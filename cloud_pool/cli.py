@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from router.errors import ConfigError
 from .config import DEFAULT_TIER, Flags, load_config
 from .environment import find_environment
 from .launcher import Launcher, Ports, choose_ports, clear_orphans, command, memory_prefix
+from .logs import start_log
 from .repository import Served, lay_out
 
 ENVIRONMENT = Path(__file__).parent.parent / ".venv-triton"
@@ -76,7 +76,7 @@ def serve(
     )
     try:
         config = load_config(path, flags)
-        start_log(config.log)
+        start_log(config.log, config.log_format)
         until_stopped(lambda stop: run(config, stop, lambda: load_config(path, flags)))
     except ConfigError as error:
         refuse(error.message)
@@ -106,6 +106,7 @@ def serve(
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="0: the cores that are free at start.")
 @click.option("--gpu-layers", type=click.IntRange(min=-1), default=0, help="-1: all.")
 @click.option("--drain-s", type=click.FloatRange(min=0), default=10.0, show_default=True, help="On SIGTERM.")
+@click.option("--trace-endpoint", default="", help="OpenTelemetry collector (OTLP over HTTP), as http://host:4318.")
 @click.option("--restart/--no-restart", default=True, help="Start the server again when it crashes.", show_default=True)
 def triton(
     host: str,
@@ -120,6 +121,7 @@ def triton(
     threads: int,
     gpu_layers: int,
     drain_s: float,
+    trace_endpoint: str,
     restart: bool,
 ) -> None:
     """Keep a Triton server running. Prints `ready grpc=… http=… metrics=…` on stdout when its models are loaded."""
@@ -138,7 +140,7 @@ def triton(
         lay_out(Path(folder), served)
         names = tuple(model.name for model in served)
         launcher = Launcher(
-            command(found, Path(folder), names, ports, drain_s=drain_s, prefix=prefix),
+            command(found, Path(folder), names, ports, drain_s=drain_s, prefix=prefix, trace_endpoint=trace_endpoint),
             found.environ(os.environ),
             ports,
             memory_prefix=prefix,
@@ -235,12 +237,6 @@ def until_stopped(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
         return asyncio.run(supervised())
     except asyncio.CancelledError:
         sys.exit(1)
-
-
-def start_log(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
 
 
 def refuse(message: str) -> NoReturn:

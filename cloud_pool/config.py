@@ -91,6 +91,11 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(place_of(text) for text in self.endpoints or (self.triton,))
 
 
+class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    endpoint: str = ""  # OpenTelemetry collector that takes OTLP over HTTP, as http://host:4318; "": no traces
+    share: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of the requests without a trace of their caller's
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
@@ -102,8 +107,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenants: TenantsConfig = TenantsConfig()
     jobs: JobsConfig = JobsConfig()
     cache: CacheConfig = CacheConfig()
+    tracing: TracingConfig = TracingConfig()
     audit: str = ""  # file of audit records, "-" for stdout, "" for none
     log: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,6 +38,7 @@ STEADY_S = 60.0
 STUCK_S = 20.0
 """A server that notices a dead model's process says so, or ends, within a second; one that starts has it in seconds."""
 _PR_SET_PDEATHSIG = 1
+_ALMOST_NEVER = 2**31 - 1
 _REGION = "triton_python_backend_shm_region_causeway"
 
 
@@ -88,7 +89,9 @@ def command(
     *,
     drain_s: float,
     prefix: str,
+    trace_endpoint: str = "",
 ) -> list[str]:
+    """`trace_endpoint`: an OpenTelemetry collector, for the requests that a caller traces; "" for none."""
     return [
         environment.server,
         f"--model-repository={repository}",
@@ -106,7 +109,19 @@ def command(
         f"--metrics-address={ports.host}",
         f"--metrics-port={ports.metrics}",
         f"--exit-timeout-secs={max(1, round(drain_s))}",
+        *(_tracing(trace_endpoint) if trace_endpoint else ()),
     ]
+
+
+def _tracing(endpoint: str) -> tuple[str, ...]:
+    """A request with a `traceparent` is always traced; the rate is that of all others, of which there are none."""
+    return (
+        "--trace-config=mode=opentelemetry",
+        f"--trace-config=opentelemetry,url={endpoint.rstrip('/')}/v1/traces",
+        "--trace-config=opentelemetry,resource=service.name=causeway-triton",
+        "--trace-config=level=TIMESTAMPS",
+        f"--trace-config=rate={_ALMOST_NEVER}",
+    )
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ class Entry:
         self.principal: Principal | None = None
         self.policy = ""
         self.tier = ""
+        self.told: dict[str, str] = {}  # the answer's headers about itself
         self.grant: Grant | None = None
         self.prompt_guess = 0  # tokens, from the body's length
         self.usage = Usage()

@@ -9,6 +9,7 @@ from .admission.metrics import AdmissionMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _TIER = ("tier",)
 
 
@@ -22,6 +23,13 @@ class Metrics:
         self._refused = Counter("causeway_cloud_refused", "Asks that never became a request.", ("code",), registry=to)
         self._ttft = Histogram(
             "causeway_cloud_ttft_seconds", "Arrival to first token.", _TIER, buckets=_SECONDS, registry=to
+        )
+        self._tpot = Histogram(
+            "causeway_cloud_tpot_seconds",
+            "From one token to the next, the mean of a request.",
+            _TIER,
+            buckets=_TOKEN_SECONDS,
+            registry=to,
         )
         self._seconds = Histogram(
             "causeway_cloud_request_seconds", "Arrival to end.", _TIER, buckets=_SECONDS, registry=to
@@ -44,6 +52,10 @@ class Metrics:
 
     def first_token(self, tier: str, seconds: float) -> None:
         self._ttft.labels(tier).observe(seconds)
+
+    def later_tokens(self, tier: str, seconds: float, tokens: int) -> None:
+        """`tokens` after the first, in `seconds` together."""
+        self._tpot.labels(tier).observe(seconds / tokens)
 
     def ended(self, tier: str, outcome: str, seconds: float, prompt_tokens: int, completion_tokens: int) -> None:
         self._requests.labels(tier, outcome).inc()

@@ -23,12 +23,14 @@ from .identity.gate import Gate
 from .identity.principal import Principal
 from .inbound import read_body, read_headers
 from .ledger import Entry, Ledger
+from .logs import REQUEST
 from .metrics import CONTENT_TYPE, Metrics
 from .readiness import Readiness
 from .replies import JSON, BrokenStream, refusal, streamed, whole
 from .service import Service
 from .tenants.accounts import BYTES_PER_TOKEN
 from .tiers import Tier
+from .traced import Trace, Tracing
 
 _log = logging.getLogger("causeway.cloud.server")
 Parse = Callable[[bytes, Wishes], Request]
@@ -51,11 +53,13 @@ class Server:
         front: Front | None = None,
         critical_tenants: Collection[str] = (),
         jobs: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
+        tracing: Tracing | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._jobs = jobs
+        self._tracing = tracing
         self._critical_tenants = critical_tenants
         self._tiers = tiers
         self._front = front or Front(None, service.answer)
@@ -108,6 +112,7 @@ class Server:
         return await self._generate(http, partial(parse_completion, resumes=True), "cmpl", "completion")
 
     async def _generate(self, http: web.BaseRequest, parse: Parse, prefix: str, route: str) -> web.StreamResponse:
+        REQUEST.set("")  # a connection's requests share their task
         entry = self._ledger.open(route, http.headers)
         try:
             return await self._recorded(http, parse, prefix, entry)
@@ -132,7 +137,8 @@ class Server:
                 assert isinstance(head, Head)
                 entry.tier = tally.tier = head.tier
                 encoder = AnswerEncoder(call.request, f"{prefix}-{call.id}", head.tier, int(self._wall_clock()))
-                headers = {"x-request-id": call.id, **dict(head.headers)}
+                entry.told = dict(head.headers)
+                headers = {"x-request-id": call.id, **entry.told}
                 chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # the Head comes once, and first
                 if call.request.stream:
                     response = await streamed(http, chunks, partial(tally.seen, reply), encoder, headers)
@@ -153,9 +159,9 @@ class Server:
             outcome = CausewayError.code
             raise
         finally:
-            self._settle(entry, reply, tally, outcome)
+            self._settle(entry, reply, tally, outcome, call.trace)
 
-    def _settle(self, entry: Entry, reply: Reply, tally: Tally, outcome: str) -> None:
+    def _settle(self, entry: Entry, reply: Reply, tally: Tally, outcome: str, trace: Trace | None) -> None:
         """What was made on this request's account is counted when it is all made: others may still listen to it."""
         entry.outcome, entry.cache, entry.paid = outcome, reply.status, reply.paid
         tally.stop()
@@ -163,6 +169,8 @@ class Server:
         def used(usage: Usage) -> None:
             entry.usage = usage
             tally.end(outcome, usage)
+            if trace is not None:
+                trace.end(tier=tally.tier, outcome=outcome, usage=usage, headers=entry.told)
             if entry.deferred:
                 self._ledger.close(entry)
 
@@ -181,6 +189,7 @@ class Server:
             raise Draining("this gateway is shutting down", retry_after_s=1.0)
         inbound = read_headers(http.headers)
         entry.id = inbound.id
+        REQUEST.set(inbound.id)
         limits = self._ledger.limits(principal)
         body = await read_body(http, limits.body_bytes(self._config.max_body_bytes), self._config.read_timeout_s)
         asked = parse(body, Wishes(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
@@ -196,6 +205,7 @@ class Server:
             deadline=arrived + self._time_s(request),
             priority=inbound.priority,
             traceparent=inbound.traceparent,
+            trace=None if self._tracing is None else self._tracing.begin(request, inbound.id, inbound.traceparent),
             tenant=principal.tenant,
             weight=limits.weight,
             tokens=len(body) / BYTES_PER_TOKEN + (request.max_tokens or tier.max_tokens),
@@ -261,12 +271,13 @@ class Tally:
         self._usage = Usage()
         self._made = 0
         self._told = False
+        self._told_at = 0.0
 
     def first_token(self, tier: str) -> None:
         """The first time counts."""
         if not self._told:
-            self._told, self.tier = True, tier or self.tier
-            self._metrics.first_token(self.tier, self._clock() - self._arrived)
+            self._told, self.tier, self._told_at = True, tier or self.tier, self._clock()
+            self._metrics.first_token(self.tier, self._told_at - self._arrived)
 
     def seen(self, reply: Reply, chunk: Chunk) -> None:
         if chunk.tokens:
@@ -289,4 +300,6 @@ class Tally:
     def end(self, outcome: str, used: Usage) -> None:
         """Exactly once. `used`: of the tier, on this request's account."""
         ended = self._clock() if self._ended is None else self._ended
+        if self._told and self._made > 1:
+            self._metrics.later_tokens(self.tier, ended - self._told_at, self._made - 1)
         self._metrics.ended(self.tier, outcome, ended - self._arrived, used.prompt_tokens, used.completion_tokens)

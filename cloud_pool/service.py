@@ -183,6 +183,7 @@ class Service:
                 deadline=call.deadline,
                 request_id=call.id,
                 traceparent=call.traceparent,
+                trace=call.trace,
             )
             for at, prompt in enumerate(prompts)
         ]

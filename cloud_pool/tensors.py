@@ -16,6 +16,7 @@ from router.types import TokenLogprob
 
 from . import logprobs
 from .parameters import SamplingParameters, encode
+from .traced import Trace
 
 _LENGTH = struct.Struct("<I")
 _TRUE = b"\x01"
@@ -31,6 +32,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float  # monotonic, s
     request_id: str = ""
     traceparent: str = ""
+    trace: Trace | None = None  # of the request
 
 
 class Delta(msgspec.Struct, frozen=True):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 
-from router.errors import CausewayError, CloudFailed
+import msgspec
+
+from router.errors import CausewayError, ClientGone, CloudFailed
 
 from ..tensors import Ask, Delta
 from .pace import Pace
@@ -18,6 +20,9 @@ class Try:
     def __init__(self, lease: Lease, ask: Ask, pace: Pace, clock: Callable[[], float]) -> None:
         self.endpoint = lease.endpoint
         self._lease = lease
+        self._trace = None if ask.trace is None else ask.trace.call(ask.model, lease.endpoint)
+        if self._trace is not None:
+            ask = msgspec.structs.replace(ask, traceparent=self._trace.traceparent)
         self._deltas = lease.triton.generate(ask)
         self._pace = pace
         self._clock = clock
@@ -31,14 +36,16 @@ class Try:
             self._first = await anext(self._deltas)
         except StopAsyncIteration:
             error = CloudFailed("the answer ended before it began", phase="first_token")
-            self._lease.failed(error)
+            self._failed(error)
             raise error from None
         except CausewayError as error:
-            self._lease.failed(error)
+            self._failed(error)
             raise
         now = self._clock()
         self._lease.first_token(now - self._began_at)
         self._pace.first_token(self.endpoint, now - self._began_at, now)
+        if self._trace is not None:
+            self._trace.first_token()
 
     async def answer(self) -> AsyncGenerator[Delta, None]:
         """After `begin`: every delta, the first one again. Raises CausewayError; closes this try at its end."""
@@ -48,10 +55,12 @@ class Try:
             async for delta in self._deltas:
                 yield delta
         except CausewayError as error:
-            self._lease.failed(error)
+            self._failed(error)
             raise
         else:
             self._lease.succeeded()
+            if self._trace is not None:
+                self._trace.end()
         finally:
             await self.close()
 
@@ -67,3 +76,10 @@ class Try:
             await self._deltas.aclose()
         finally:
             self._lease.close()
+            if self._trace is not None:
+                self._trace.end(ClientGone.code)  # unless it had its end
+
+    def _failed(self, error: CausewayError) -> None:
+        self._lease.failed(error)
+        if self._trace is not None:
+            self._trace.end(error.code)

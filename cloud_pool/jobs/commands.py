@@ -12,8 +12,9 @@ import click
 
 from router.errors import CausewayError, ConfigError
 
-from ..cli import LogLevel, refuse, start_log, until_stopped
+from ..cli import LogLevel, refuse, until_stopped
 from ..config import Flags, load_config
+from ..logs import start_log
 from .config import at_redis
 from .database import Database
 from .library import SCRIPTS
@@ -54,7 +55,7 @@ def worker(
     )
     try:
         config = load_config(path, flags)
-        start_log(config.log)
+        start_log(config.log, config.log_format)
         at = None if metrics_port is None else (metrics_host, metrics_port)
         until_stopped(lambda stop: run(config, stop, at, lambda: load_config(path, flags)))
     except ConfigError as error:

@@ -1,12 +1,16 @@
-"""A collector: takes OTLP over HTTP, as protobuf, and keeps the spans."""
+"""A collector: takes OTLP over HTTP, as protobuf or JSON, and keeps the spans."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
+import json
+from collections.abc import Collection
 
 import msgspec
 from aiohttp import web
+from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -52,24 +56,40 @@ class Collector:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def until(self, count: int) -> list[Span]:
-        """As soon as there are so many."""
-        while len(self.spans) < count:
+    async def until(self, names: Collection[str]) -> list[Span]:
+        """The spans of the first trace that has one with each of these names."""
+        while True:
+            for trace in dict.fromkeys(span.trace for span in self.spans):
+                found = [span for span in self.spans if span.trace == trace]
+                if {span.name for span in found} >= set(names):
+                    return found
             self._changed.clear()
             await self._changed.wait()
-        return self.spans
 
     async def _take(self, http: web.Request) -> web.Response:
         body = await http.read()
         if http.headers.get("content-encoding") == "gzip" and body[:2] == b"\x1f\x8b":
             body = gzip.decompress(body)
-        said = ExportTraceServiceRequest.FromString(body)
+        said = _read(body, http.content_type)
         for of_resource in said.resource_spans:
             resource = {pair.key: _value(pair.value) for pair in of_resource.resource.attributes}
             for scope in of_resource.scope_spans:
                 self.spans += [_span(str(resource.get("service.name", "")), wire) for wire in scope.spans]
         self._changed.set()
         return web.Response(body=ExportTraceServiceResponse().SerializeToString())
+
+
+def _read(body: bytes, content_type: str) -> ExportTraceServiceRequest:
+    """OTLP as protobuf, or as JSON, where ids are in hex instead of base64 as elsewhere in protobuf's JSON."""
+    if content_type != "application/json":
+        return ExportTraceServiceRequest.FromString(body)
+    said = json.loads(body)
+    for of_resource in said["resourceSpans"]:
+        for scope in of_resource["scopeSpans"]:
+            for span in scope["spans"]:
+                for key in ("traceId", "spanId", "parentSpanId"):
+                    span[key] = base64.b64encode(bytes.fromhex(span.get(key, ""))).decode()
+    return json_format.ParseDict(said, ExportTraceServiceRequest(), ignore_unknown_fields=True)
 
 
 def _span(service: str, wire: Wire) -> Span:

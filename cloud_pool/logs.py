@@ -1,0 +1,45 @@
+"""The gateway's and the worker's log: one line an event, as text or as JSON. It is never handed a prompt or an answer.
+
+In JSON every line that belongs to a request has its id, which the edge gave (`x-request-id`): it is the decision's id
+there.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import sys
+from contextvars import ContextVar
+from typing import Literal, TextIO
+
+REQUEST: ContextVar[str] = ContextVar("REQUEST", default="")
+"""The id of the request that this task works for; "" for none."""
+
+
+class JsonFormatter(logging.Formatter):
+    """``{"time", "level", "logger", "message"}``, ``request`` where there is one, ``exception`` for a failure."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = dt.datetime.fromtimestamp(record.created, dt.timezone.utc)
+        line = {
+            "time": time.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request := REQUEST.get():
+            line["request"] = request
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def start_log(level: str, log_format: Literal["text", "json"], stream: TextIO = sys.stderr) -> None:
+    """Everything from `level` up, to `stream`, once: a second call replaces the first."""
+    handler = logging.StreamHandler(stream)
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,103 @@
+"""One trace from the device into the model: the daemon, the gateway and Triton as the programs that people start."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Collection, Iterator
+
+import pytest
+import urllib3
+
+from tests.stack import Stack
+
+from .collector import Collector, Span
+
+CALLER = "00-{:032x}-b7ad6b7169203331-01"
+ASKS = 5  # of a single request Triton was seen to export nothing
+NAMES = ("chat large", "attempt large", "chat assistant-large", "triton assistant-large", "InferRequest")
+
+
+class Background:
+    """A collector in a loop and a thread of its own: the programs are waited for in this one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self.collector = self._run(Collector().start())
+
+    def until(self, names: Collection[str]) -> list[Span]:
+        return self._run(asyncio.wait_for(self.collector.until(names), 60))
+
+    def close(self) -> None:
+        self._run(self.collector.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _run(self, work):  # type: ignore[no-untyped-def]
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Background]]:
+    background = Background()
+    url = background.collector.url
+    folder = tmp_path_factory.mktemp("traced")
+    stack = Stack(folder)
+    config = folder / "gateway.yaml"
+    config.write_text(f"tracing: {{endpoint: '{url}'}}\nlog_format: json\nlog: debug\n")
+    try:
+        stack.start_triton("--trace-endpoint", url).ready()
+        stack.start_gateway("--config", str(config)).ready()
+        stack.start_edge(f"tracing: {{endpoint: '{url}'}}\n").ready()
+        stack.settle()
+        yield stack, background
+        stack.close()
+    finally:
+        for part in stack.parts.values():
+            if part.popen.poll() is None:
+                part.kill()
+        background.close()
+
+
+def test_one_trace_leads_from_the_device_into_the_model(traced: tuple[Stack, Background]) -> None:
+    """Each program's span hangs on the one before it; the words asked and answered are in none."""
+    stack, background = traced
+    answers = {}
+    for number in range(1, ASKS + 1):
+        ask = {"model": "large", "messages": [{"role": "user", "content": f"wake me up at {number}, mysecretword"}]}
+        url, headers = f"{stack.edge_url}/v1/chat/completions", {"traceparent": CALLER.format(number)}
+        answers[f"{number:032x}"] = urllib3.request("POST", url, json=ask, headers=headers, retries=False)
+    assert {answer.status for answer in answers.values()} == {200}
+    spans = background.until(NAMES)
+    answer = answers[spans[0].trace]
+    by_name = {(span.service, span.name): span for span in spans}
+    edge = by_name["causeway-edge", "chat large"]
+    attempt = by_name["causeway-edge", "attempt large"]
+    gateway = by_name["causeway-gateway", "chat assistant-large"]
+    call = by_name["causeway-gateway", "triton assistant-large"]
+    tritons = [span for span in spans if span.service == "causeway-triton"]
+    assert (edge.parent, attempt.parent, gateway.parent, call.parent) == (
+        "b7ad6b7169203331", edge.id, attempt.id, gateway.id,
+    )  # fmt: skip
+    assert any(span.parent == call.id for span in tritons)
+    usage = answer.json()["usage"]
+    for span in (edge, gateway):
+        assert span.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert gateway.attributes["causeway.request"] == answer.headers["x-causeway-decision"]
+    assert gateway.events == ("admitted",)
+    assert call.events == ("first token",)
+    assert "mysecretword" not in repr(spans)
+
+
+def test_the_gateways_json_log_names_the_request(traced: tuple[Stack, Background]) -> None:
+    """A bad answer's line has the id that the edge gave; no line has what was asked."""
+    stack, _ = traced
+    body = {"model": "assistant-large", "messages": [{"role": "user", "content": "mysecretword"}], "max_tokens": 5}
+    headers = {"authorization": "Bearer edge-under-test", "x-request-id": "the-one", "x-causeway-deadline-ms": "1"}
+    refused = urllib3.request(
+        "POST", f"{stack.gateway_url}/v1/chat/completions", json=body, headers=headers, retries=False
+    )
+    assert refused.status >= 400
+    text = (stack.folder / "gateway.log").read_text()
+    assert '"request": "the-one"' in text
+    assert "mysecretword" not in text
