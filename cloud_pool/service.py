@@ -101,7 +101,7 @@ class Service:
         asked = self._asked(call, before)
         key = key_of(call.request)
         failed: dict[str, Stress] = {}
-        refusals: list[CausewayError] = []
+        falls: list[Fell] = []
         for rung in self._ladder.rungs(asked, call.priority):
             lane = self._lanes[rung.tier]
             scissors = self._scissors(call, rung, lane.tier, before)
@@ -112,7 +112,7 @@ class Service:
                     number, delta = await go.begin(held, call, asks, key)
                 except Fell as fell:  # (2)
                     failed[rung.tier] = fell.stress
-                    refusals.append(fell.error)
+                    falls.append(fell)
                     continue
                 yield self._head(call, rung, failed, before, scissors)  # (1)
                 said = Answer(call.request, max(1, len(call.request.prompts)))
@@ -134,7 +134,7 @@ class Service:
                 return
         kept = None if call.stays or before else await self._stale(call.request, call.tenant)
         if kept is None:
-            raise refusal_of(refusals)  # (5)
+            raise refusal_of(falls)  # (5)
         yield self._old(call, kept, failed)  # (4)
         for chunk in kept.chunks:
             yield chunk
@@ -225,11 +225,11 @@ def refuse_unable(request: Request) -> None:
         )
 
 
-def refusal_of(refusals: Sequence[CausewayError]) -> CausewayError:
+def refusal_of(falls: Sequence[Fell]) -> CausewayError:
     """Of several tiers: that of one that only had no room, if there is one, with the soonest of all their times."""
-    able = [error for error in refusals if not isinstance(error, InvalidRequest)] or refusals
-    found = next((error for error in able if error.status == 429), able[0])
-    waits = [error.retry_after_s for error in refusals if error.retry_after_s is not None]
+    able = [fell for fell in falls if fell.stress != "unable"] or falls
+    found = next((fell for fell in able if fell.stress == "saturated"), able[0]).error
+    waits = [fell.error.retry_after_s for fell in falls if fell.error.retry_after_s is not None]
     found.retry_after_s = min(waits, default=None)
     return found
 

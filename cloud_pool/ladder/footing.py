@@ -32,6 +32,7 @@ class View(msgspec.Struct, frozen=True):
     queue_s: float = 0.0  # the wait for a place that somebody of this priority has ahead
     patience_s: float = math.inf  # nobody of this priority should wait longer
     busy: float = 0.0  # share of its places that are taken
+    waits: bool = False  # work of another priority has to move first: this footing stays as it is
     ttft_s: float | None = None  # mean of late; None: nothing was asked of late
     objective_s: float = 0.0  # of the time to first token; 0: none
 
@@ -63,11 +64,13 @@ def stepped(footing: Footing, stress: Stress, view: View, pace: Pace, now: float
     """The footing at `now`. Called as often as one likes: what has not changed for a step stays."""
     if stress == "broken":
         return Footing(share=0.0, why=stress, stressed_at=now, stepped_at=now)
+    if view.waits:
+        return footing
     if stress:
         return _lowered(footing, stress, max(pace.step_s, min(view.queue_s, _LONGEST_S)), pace, now)
     if view.busy < BUSY:
-        return _raised(footing, pace.dwell_s, pace.step_s, pace.grow, now)
-    return _raised(footing, pace.probe_s, pace.probe_s, pace.grow / 5.0, now)
+        return _raised(footing, pace, now)
+    return _probed(footing, pace, now)
 
 
 def _lowered(footing: Footing, stress: Stress, step_s: float, pace: Pace, now: float) -> Footing:
@@ -78,18 +81,27 @@ def _lowered(footing: Footing, stress: Stress, step_s: float, pace: Pace, now: f
     return Footing(share, footing.credit, stress, now, stepped_at)
 
 
-def _raised(footing: Footing, dwell_s: float, step_s: float, grow: float, now: float) -> Footing:
+def _raised(footing: Footing, pace: Pace, now: float) -> Footing:
     if footing.share >= 1.0:
         return footing
-    since = max(footing.stressed_at + dwell_s, footing.stepped_at)
+    since = max(footing.stressed_at + pace.dwell_s, footing.stepped_at)
     # The steps of all the time that nobody looked: a tier that nobody asked for a minute is not taken for ill.
-    steps = math.floor(min((now - since) / step_s + 1e-9, 1.0 / grow + 1.0))
+    steps = math.floor(min((now - since) / pace.step_s + 1e-9, 1.0 / pace.grow + 1.0))
     if steps < 1:
         return footing
-    share = footing.share + steps * grow
+    return _up(footing, footing.share + steps * pace.grow, since + steps * pace.step_s, now)
+
+
+def _probed(footing: Footing, pace: Pace, now: float) -> Footing:
+    if footing.share >= 1.0 or now - max(footing.stressed_at, footing.stepped_at) < pace.probe_s:
+        return footing
+    return _up(footing, max(footing.share, pace.floor) / pace.back_off, now, now)
+
+
+def _up(footing: Footing, share: float, stepped_at: float, now: float) -> Footing:
     if share >= 1.0 - 1e-9:
         return Footing(1.0, stressed_at=footing.stressed_at, stepped_at=now)
-    return Footing(share, footing.credit, footing.why, footing.stressed_at, since + steps * step_s)
+    return Footing(share, footing.credit, footing.why, footing.stressed_at, stepped_at)
 
 
 def offered(footing: Footing) -> tuple[bool, Footing]:

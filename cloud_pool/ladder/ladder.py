@@ -14,11 +14,12 @@ from router.errors import BackendError, CausewayError, CloudRejected
 from router.latency import Ewma
 
 from ..admission import RANK, Priority
-from .footing import WHOLE, Footing, Stress, View
+from .footing import WHOLE, Footing, Stress, View, stepped, stress_of
 from .plan import Asked, Rung, plan
 from .settings import LadderConfig
 
 _PATIENCE: dict[Priority, float] = {"interactive": 1.0, "standard": 2.0, "bulk": 10.0}
+_THESE_DAYS_S = 2.0
 _HALF_LIFE_S = 0.5  # short: an overload that is over must be forgotten within seconds
 
 
@@ -57,6 +58,7 @@ class _Tier:
         self.sense = sense
         self.breaker = breaker
         self.ttft = Ewma(_HALF_LIFE_S)
+        self.asked_at = dict.fromkeys(RANK, -math.inf)  # when somebody of a priority last asked
         self.warm = True
         self.spoke_at = -math.inf
 
@@ -83,7 +85,7 @@ class Ladder:
         """What to try for this request, in order; never empty."""
         now = self._clock()
         names = (asked.tier,) if asked.stays else self._below[asked.tier]
-        views = [self._view(name, priority, now) for name in names]
+        views = [self._seen(name, priority, now) for name in names]
         footings = self._footings[priority]
         made = plan(asked, views, footings, self.config.pace, now)
         footings.update(made.footings)
@@ -168,6 +170,31 @@ class Ladder:
     def idle_s(self, tier: str) -> float:
         """Since it last said anything."""
         return self._clock() - self._tiers[tier].spoke_at
+
+    def _seen(self, name: str, priority: Priority, now: float) -> View:
+        """The tier as this priority has to take it: under stress the least urgent work that there is moves first, and
+        comes back last. Without this order all priorities would be on all tiers."""
+        self._tiers[name].asked_at[priority] = now
+        view = self._view(name, priority, now)
+        stress = stress_of(view, self.footing(name, priority))
+        if stress in ("saturated", "slow"):
+            below = next((one for one in reversed(self._others(name, priority, now, below=True))), None)
+            if below is not None:
+                moved = stepped(self.footing(name, below), stress, view, self.config.pace, now)
+                self._footings[below][name] = moved
+                return msgspec.structs.replace(view, saturated=False, ttft_s=None, waits=True)
+        elif self._others(name, priority, now, below=False):
+            return msgspec.structs.replace(view, waits=True)
+        return view
+
+    def _others(self, name: str, priority: Priority, now: float, *, below: bool) -> list[Priority]:
+        """Priorities of which somebody asks these days: those below that could still move, or those above that have
+        not come back yet."""
+        asked_at, rank, floor = self._tiers[name].asked_at, RANK[priority], self.config.pace.floor
+        there = [one for one in RANK if now - asked_at[one] < _THESE_DAYS_S]
+        if below:
+            return [one for one in there if RANK[one] > rank and self.footing(name, one).share > floor]
+        return [one for one in there if RANK[one] < rank and self.footing(name, one).share < 1.0]
 
     def _view(self, name: str, priority: Priority, now: float) -> View:
         tier = self._tiers[name]

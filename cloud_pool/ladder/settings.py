@@ -21,8 +21,8 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Down by the factor `back_off` for each `step_s` under stress, or for as long as its queue takes, where that is more:
     what was done shows only then. Never below `floor` while the tier lives: what it still gets shows how it is. Back by
-    `grow` for each `step_s` once it has been well for `dwell_s` and has room; a tier that is well and busy gets a
-    fifth of that each `probe_s`, for a load that goes on would only push it down again.
+    `grow` for each `step_s` once it has been well for `dwell_s` and has room; a tier that is well and busy takes one
+    step back (by `back_off`) each `probe_s`, for a load that goes on would only push it down again.
     """
 
     dwell_s: Pause = 1.0
@@ -30,7 +30,7 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     back_off: Annotated[float, Meta(gt=0, lt=1)] = 0.7
     grow: Share = 0.25
     floor: Share = 0.05
-    probe_s: Seconds = 5.0
+    probe_s: Seconds = 3.0
 
 
 class LadderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -61,11 +61,13 @@ def test_a_step_down_waits_for_what_the_last_one_did() -> None:
 
 
 def test_a_tier_that_is_well_and_busy_comes_back_slowly() -> None:
-    """A load that goes on would push it down again: a fifth of a step, each five seconds."""
+    """A load that goes on would push it down again: one step each `probe_s`, as long as nothing happens."""
     down = after(WHOLE, "saturated", every(0.0, 10.0))
-    assert after(down, "", every(10.01, 19.9), BUSY).share == down.share
-    assert round(after(down, "", every(10.01, 20.1), BUSY).share, 6) == round(down.share + PACE.grow / 5, 6)
-    assert after(down, "", every(10.01, 20.1), IDLE).share == 1.0
+    assert after(down, "", every(10.01, 12.9), BUSY).share == down.share
+    assert after(down, "", every(10.01, 13.1), BUSY).share == down.share / PACE.back_off
+    assert after(down, "", every(10.01, 16.2), BUSY).share == down.share / PACE.back_off**2
+    assert after(down, "", every(10.01, 80.0), BUSY).share == 1.0
+    assert after(down, "", every(10.01, 13.1), IDLE).share == 1.0
 
 
 def test_time_that_nobody_looked_counts() -> None:

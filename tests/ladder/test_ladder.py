@@ -82,6 +82,38 @@ def test_a_crowd_of_bulk_work_moves_nobody_who_is_urgent() -> None:
     assert bed.ladder.footing("large", "interactive").why == "saturated"
 
 
+def test_the_least_urgent_work_moves_first_and_comes_back_last() -> None:
+    """Standard work under stress pushes bulk down, and moves itself only when bulk is at its floor; then back."""
+    bed = Bed()
+    bed.pressure["large"].saturated = True
+
+    def look() -> tuple[float, float]:
+        bed.ladder.rungs(ASKED, "bulk")
+        bed.order()
+        bed.now += 0.1
+        return bed.ladder.footing("large").share, bed.ladder.footing("large", "bulk").share
+
+    shares = [look() for _ in range(100)]
+    assert all(standard == 1.0 or bulk <= 0.05 for standard, bulk in shares)
+    assert shares[-1] == (0.05, 0.05)
+    bed.pressure["large"].saturated = False
+    for _ in range(100):
+        shares.append(look())
+        assert shares[-1][0] == 1.0 or shares[-1][1] <= 0.05
+    assert shares[-1] == (1.0, 1.0)
+
+
+def test_work_that_is_not_there_has_not_to_move() -> None:
+    """Two seconds after the last bulk request standard work moves by itself."""
+    bed = Bed()
+    bed.ladder.rungs(ASKED, "bulk")
+    bed.now += 3.0
+    bed.pressure["large"].saturated = True
+    bed.order()
+    assert bed.ladder.footing("large").share < 1.0
+    assert bed.ladder.footing("large", "bulk").share == 1.0
+
+
 def test_recovery_takes_less_than_five_seconds() -> None:
     """From a minute of saturation with slow first tokens to all of the work, under light load."""
     bed = Bed()
