@@ -84,7 +84,7 @@ class Admission:
 
     @property
     def saturated(self) -> bool:
-        """Standard work would wait longer than the objective allows, or does."""
+        """A queue stands, and not only of bulk: nobody gets in within the time that is meant for waiting."""
         return self._turnstile.saturated(self._clock())
 
     def queue_seconds(self, priority: Priority) -> float:

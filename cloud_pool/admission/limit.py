@@ -13,7 +13,8 @@ the limit does not cure was not ours: longer prompts, a slower server. So each c
 (Cardwell et al. 2016), and the TTFT of a server that is full, and not more, is measured where it matters.
 
     window    TTFTs of requests handed over since the last change, until their median is good to a fraction of a request
-    1. trial  the cut relieved: it was our queue. It did not: this TTFT is the base from now on, and the limit is back
+    1. trial  the cut relieved: it was our queue. It did not, and after a large one nor did a second: this TTFT is the
+              base from now on, and the limit is back
     2. cut    excess: the limit falls by it, at most by half; where it was too high is remembered as the ceiling
     3. doubt  full for DOUBT_S without a cut: a cut by an eighth, to see whether the base is one
     4. grow   full and no excess: by 1, 2, 4 … a window; over the ceiling only every PROBE_S
@@ -40,7 +41,9 @@ _FEW, _MANY = 3, 8
 _PRECISE = 0.7  # of a request
 _TOLERATED = 1.15  # of the base: what no caller notices is left alone
 _UNNOTICED = 1.1
+_FULL = 0.03  # of the places free
 _FAILED = 0.9
+_LARGE = 4  # a cut
 
 
 class Window(msgspec.Struct):
@@ -63,6 +66,11 @@ class Look(msgspec.Struct, frozen=True):
     peak: int
     running: float  # on average
 
+    @property
+    def grows(self) -> bool:
+        """The queue inside, while it was looked at."""
+        return self.late_s > self.ttft_s + 2 * self.noise_s
+
 
 class Trial(msgspec.Struct, frozen=True):
     """A cut whose effect is awaited."""
@@ -71,6 +79,11 @@ class Trial(msgspec.Struct, frozen=True):
     ttft_s: float  # before it
     expected_s: float  # how much of that should go, if it was our queue
     doubted: bool  # nothing was wrong: the base stays what it is
+    final: bool  # a small one, or the one before was in vain too
+
+    def is_vain(self, ttft_s: float) -> bool:
+        """Less than half came of it; had it become much worse, that would have been something else."""
+        return -self.expected_s <= self.ttft_s - ttft_s < self.expected_s / 2
 
 
 class Limit:
@@ -110,6 +123,11 @@ class Limit:
         found = self._ceiling and self.value >= self._ceiling - 1 and now - self._ceiling_at < UNTRIED_S
         return self._least < self._most and not found and now - self._held_at >= _HELD_S
 
+    @property
+    def spare(self) -> int:
+        """Places that may be free while it finds out."""
+        return int(_FULL * self.value)
+
     def failed(self, now: float, handed_at: float) -> None:
         """The tier took no more, or gave no first token in time."""
         if self._least == self._most or handed_at < self._changed_at:
@@ -131,20 +149,22 @@ class Limit:
 
     def _judge(self, now: float, look: Look) -> None:
         trial, self._trial = self._trial, None
-        if trial is not None and self._back(now, trial, look.ttft_s):  # (1)
+        vain = trial if trial is not None and trial.is_vain(look.ttft_s) else None
+        if vain is not None and (vain.doubted or vain.final):
+            self._undo(now, vain, look.ttft_s)  # (1)
             return
         base_s = self._based(now, look)
-        excess = look.rate * (look.ttft_s - base_s)
+        excess = look.rate * ((look.late_s if look.grows else look.ttft_s) - base_s)
         allowed = max(0.5, 0.04 * self.value)
-        full = look.running >= self.value - max(0.5, 0.03 * self.value)
+        full = look.running >= self.value - max(0.5, _FULL * self.value)
         if not full:
             self._settled_at = now
         if excess > allowed and look.ttft_s > max(_TOLERATED * base_s, base_s + look.noise_s):
             self._ceil(now, look.peak)
             at = min(self.value, look.peak)
-            self._cut(now, at - min(max(1, round(excess)), at // 2), look, base_s, doubted=False)  # (2)
+            self._cut(now, at - min(max(1, round(excess)), at // 2), look, base_s, vain)  # (2)
         elif full and now - self._settled_at >= DOUBT_S:
-            self._cut(now, self.value - max(1, self.value // 8), look, 0.0, doubted=True)  # (3)
+            self._cut(now, self.value - max(1, self.value // 8), look, None)  # (3)
         elif full and (excess <= allowed / 2 or look.ttft_s <= _UNNOTICED * base_s):
             self._grow(now)  # (4)
         else:
@@ -164,23 +184,24 @@ class Limit:
         self.base_s = base_s
         return base_s if now < self._accepted_until else min(base_s, self._objective_s)
 
-    def _back(self, now: float, trial: Trial, ttft_s: float) -> bool:
-        """Whether nothing came of the trial, and the limit is what it was before."""
-        relief_s, half_s = trial.ttft_s - ttft_s, trial.expected_s / 2
-        if not -half_s <= relief_s < half_s:
-            return False
+    def _undo(self, now: float, trial: Trial, ttft_s: float) -> None:
+        """Nothing came of the trial: the limit is what it was before."""
         if not trial.doubted:
             self.base_s, self._accepted_until, self._ceiling = ttft_s, now + DOUBT_S, 0
         self._set(now, trial.limit)
-        return True
 
-    def _cut(self, now: float, value: int, look: Look, base_s: float, *, doubted: bool) -> None:
+    def _cut(self, now: float, value: int, look: Look, base_s: float | None, vain: Trial | None = None) -> None:
+        """`base_s` None: in doubt. A large cut in vain is followed by another before it counts: where the queue was
+        still building up, that hid its relief."""
         before = self.value
         self._set(now, value)
         self._settled_at, self._step = now, 1
         fewer = min(before, look.peak) - self.value
         if fewer > 0 and look.rate > 0.0:
-            self._trial = Trial(before, look.late_s, min(fewer / look.rate, look.late_s - base_s), doubted)
+            expected_s = min(fewer / look.rate, look.late_s - (base_s or 0.0))
+            limit = before if vain is None else vain.limit
+            final = vain is not None or not (look.grows or fewer > max(_LARGE, before // 4))
+            self._trial = Trial(limit, look.late_s, expected_s, base_s is None, final)
 
     def _grow(self, now: float) -> None:
         grown = self.value + self._step

@@ -88,10 +88,8 @@ class Turnstile:
         return len(self._queues[priority])
 
     def saturated(self, now: float) -> bool:
-        """Standard work would wait longer than the objective, or a queue stands."""
-        if self._overload.stands(now, "interactive") or self._overload.stands(now, "standard"):
-            return True
-        return self.seconds("standard") > self._settings.ttft_objective_s
+        """A queue stands, and not only of bulk."""
+        return self._overload.stands(now, "interactive") or self._overload.stands(now, "standard")
 
     def seconds(self, priority: Priority) -> float:
         """What a newcomer would wait, behind all who wait at its priority and above."""
@@ -256,9 +254,10 @@ class Turnstile:
 
     def _reserve(self, now: float) -> int:
         """Places that not everybody may have."""
-        if now - self._mixed_at > _MIXED_S or self._limit.is_untried(now):
+        if now - self._mixed_at > _MIXED_S:
             return 0
-        return int(self.limit * self._settings.config.reserve + 0.5)
+        reserved = int(self.limit * self._settings.config.reserve + 0.5)
+        return min(reserved, self._limit.spare) if self._limit.is_untried(now) else reserved
 
     def _is_spared(self, ticket: Ticket) -> bool:
         """Whether it may have one of the last places."""
