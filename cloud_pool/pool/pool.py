@@ -64,7 +64,7 @@ class Pool:
         zone: str = "",
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
-        ejected: Callable[[str, str, str], None] = lambda tier, address, code: None,
+        ejected: Callable[[str, str], None] = lambda tier, code: None,
     ) -> None:
         self.tier = tier
         self.model = model
@@ -232,7 +232,7 @@ class Pool:
             if old is not None and old.phase == one.phase:
                 continue
             if one.phase == "ejected" and one.fault:
-                self._ejected(self.tier, one.address, one.fault)
+                self._ejected(self.tier, one.fault)
                 _log.warning("%s: %s is ejected: %s", self.tier, one.address, one.fault)
             elif old is not None:
                 _log.info("%s: %s was %s, is %s", self.tier, one.address, old.phase, one.phase)

@@ -55,7 +55,7 @@ class Pools:
         resolve: Resolver = ask_system,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
-        ejected: Callable[[str, str, str], None] = lambda tier, address, code: None,
+        ejected: Callable[[str, str], None] = lambda tier, code: None,
     ) -> None:
         self._clients = clients
         self._moved = asyncio.Event()

@@ -14,14 +14,14 @@ _LABELS = ("tier", "endpoint", "zone")
 
 
 class Endpoints(Collector):
-    """Read at each scrape; an endpoint that is gone leaves no series behind, but its count of ejections."""
+    """Read at each scrape; an endpoint that is gone leaves no series behind, for DNS may name ever new ones."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._pools: Mapping[str, Pool] = {}
         self._ejections = Counter(
             "causeway_cloud_endpoint_ejections",
-            "Endpoints that got no more requests, by the error's code.",
-            ("tier", "endpoint", "code"),
+            "How often an endpoint was taken out, by the error's code.",
+            ("tier", "code"),
             registry=registry,
         )
         registry.register(self)
@@ -29,8 +29,8 @@ class Endpoints(Collector):
     def watch(self, pools: Mapping[str, Pool]) -> None:
         self._pools = pools
 
-    def ejected(self, tier: str, endpoint: str, code: str) -> None:
-        self._ejections.labels(tier, endpoint, code).inc()
+    def ejected(self, tier: str, code: str) -> None:
+        self._ejections.labels(tier, code).inc()
 
     def collect(self) -> Iterable[Metric]:
         outstanding = GaugeMetricFamily("causeway_cloud_endpoint_outstanding", "Requests there.", labels=_LABELS)

@@ -64,7 +64,7 @@ class Bed:
     ) -> None:
         self.clock = Clock()
         self.tritons: dict[str, Endpoint] = {}
-        self.ejections: list[tuple[str, str, str]] = []
+        self.ejections: list[tuple[str, str]] = []
         self.pool = Pool(
             "large",
             "m",

@@ -137,7 +137,7 @@ async def test_ejected_asked_and_back() -> None:
         bed.at("a:1").fault = None
         bed.clock.now += 1.1
         await until(lambda: bed.phases()["a:1"] == "in")
-    assert bed.ejections == [("large", "a:1", "cloud_unreachable")]
+    assert bed.ejections == [("large", "cloud_unreachable")]
     assert bed.at("b:1").probes == 0
 
 

@@ -194,7 +194,7 @@ async def test_endpoints_of_a_running_gateway(replicas: tuple[Replica, Replica],
         while True:
             async with http.post(f"{url}/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 1}) as reply:
                 statuses[reply.status] += 1
-                await reply.read()
+                assert reply.status == 200, await reply.text()
 
     async def seen(http: aiohttp.ClientSession) -> set[str]:
         text = await (await http.get(url.replace("/v1", "/metrics"))).text()
