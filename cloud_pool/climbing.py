@@ -77,13 +77,12 @@ class Go:
             else:
                 first = await self._first(held, call, asks, key, left_s)
         except TimeoutError:
-            if self.place is not None:
-                self.place.failed()
-            stress = self._ladder.overdue(tier, None if self._handed is None else self._clock() - self._handed)
+            self._blame_door()
+            stress = self._ladder.overdue(tier, self._in_triton_s)
             raise Fell(self._too_late(call.priority, patience_s), stress) from None
         except CausewayError as error:
-            if self.place is not None and isinstance(error, (QueueFull, DeadlineExceeded)):
-                self.place.failed()
+            if isinstance(error, (QueueFull, DeadlineExceeded)):
+                self._blame_door(full=isinstance(error, QueueFull))
             stress = self._ladder.failed(tier, error)
             if isinstance(error, DeadlineExceeded) and not self._rung.last:
                 stress = "slow" if self._clock() < call.deadline else ""
@@ -96,6 +95,17 @@ class Go:
             self._ladder.left(tier)
             raise
         return first
+
+    @property
+    def _in_triton_s(self) -> float | None:
+        return None if self._handed is None else self._clock() - self._handed
+
+    def _blame_door(self, *, full: bool = False) -> None:
+        """It let in more than the tier can take: Triton says so, or is silent for longer than it should be. Who came in
+        with no time left says nothing about that."""
+        seconds = self._in_triton_s
+        if self.place is not None and seconds is not None and (full or self._ladder.is_late(self._rung.tier, seconds)):
+            self.place.failed()
 
     def _too_late(self, priority: Priority, seconds: float) -> CausewayError:
         if self._handed is not None:

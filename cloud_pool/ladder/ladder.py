@@ -116,6 +116,11 @@ class Ladder:
         """Asks the breaker: whoever got True says exactly one of `spoke`, `failed`, `overdue` and `left`."""
         return self._tiers[rung.tier].breaker.allow(self._clock()) or rung.forced
 
+    def is_late(self, tier: str, seconds: float) -> bool:
+        """Whether a first token that is not there `seconds` after it was handed to Triton should be."""
+        objective_s = self._tiers[tier].sense.objective_s
+        return bool(objective_s) and seconds >= objective_s
+
     def retry_after_s(self, tier: str) -> float:
         """Until the breaker lets somebody try."""
         return self._tiers[tier].breaker.retry_after_s(self._clock())
@@ -143,10 +148,9 @@ class Ladder:
         if seconds is None:
             found.breaker.cancelled(now)
             return "saturated"
-        objective_s = found.sense.objective_s
-        if objective_s and seconds >= objective_s and found.warm:
+        if self.is_late(tier, seconds) and found.warm:
             found.ttft.add(seconds, now)
-        own = objective_s and seconds >= self.config.patience * objective_s
+        own = self.is_late(tier, seconds / self.config.patience)
         (found.breaker.failure if own else found.breaker.cancelled)(now)
         return "slow"
 
