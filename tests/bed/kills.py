@@ -46,6 +46,7 @@ class Round(msgspec.Struct):
     kills: list[str]
     took_s: float = 0.0
     outcomes: collections.Counter[str] = msgspec.field(default_factory=collections.Counter)
+    codes: collections.Counter[str] = msgspec.field(default_factory=collections.Counter)  # of what was no answer
     jobs: list[Accepted] = []
     late: int = 0
     calls: int = 0  # that reached a model, without the gateways' own
@@ -166,6 +167,7 @@ class Matrix:
             kills=victims,
             took_s=time.monotonic() - began,
             outcomes=collections.Counter(told.outcome for told in load.told),
+            codes=collections.Counter(f"{told.status} {told.code}" for told in load.told if told.outcome != "answer"),
             jobs=mine,
             late=len(late),
             calls=len(calls),
@@ -256,6 +258,7 @@ async def run(
         wrong = [what for one in rounds for what in one.wrong] + await matrix.effects()
         if amplification(rounds) > AMPLIFICATION:
             wrong.append(f"{amplification(rounds):.2f} calls a request")
+        print("streams that were not answered:", dict(sum((one.codes for one in rounds), collections.Counter[str]())))
         print("offers of jobs refused while parts were away:", dict(matrix.refused))
     return rounds, wrong
 
