@@ -60,14 +60,18 @@ def stress_of(view: View, footing: Footing) -> Stress:
     return ""
 
 
-def stepped(footing: Footing, stress: Stress, view: View, pace: Pace, now: float) -> Footing:
-    """The footing at `now`. Called as often as one likes: what has not changed for a step stays."""
+def stepped(
+    footing: Footing, stress: Stress, view: View, pace: Pace, now: float, *, gives_way: bool = False
+) -> Footing:
+    """The footing at `now`. Called as often as one likes: what has not changed for a step stays. `gives_way`: it is the
+    stress of more urgent work that moves this one, and quickly."""
     if stress == "broken":
         return Footing(share=0.0, why=stress, stressed_at=now, stepped_at=now)
     if view.waits:
         return footing
     if stress:
-        return _lowered(footing, stress, max(pace.step_s, min(view.queue_s, _LONGEST_S)), pace, now)
+        step_s = pace.step_s if gives_way else max(pace.dwell_s, pace.step_s, min(view.queue_s, _LONGEST_S))
+        return _lowered(footing, stress, step_s, pace, now)
     if view.busy < BUSY:
         return _raised(footing, pace, now)
     return _probed(footing, pace, now)
@@ -75,7 +79,8 @@ def stepped(footing: Footing, stress: Stress, view: View, pace: Pace, now: float
 
 def _lowered(footing: Footing, stress: Stress, step_s: float, pace: Pace, now: float) -> Footing:
     share, stepped_at = footing.share, footing.stepped_at
-    if now - stepped_at >= step_s:
+    relapsed = stepped_at > footing.stressed_at  # the last step was one up
+    if relapsed or now - stepped_at >= step_s:
         # One step, however long nobody looked: the stress is known for this moment only.
         share, stepped_at = min(share, max(pace.floor, share * pace.back_off)), now
     return Footing(share, footing.credit, stress, now, stepped_at)

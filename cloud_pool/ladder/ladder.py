@@ -184,7 +184,7 @@ class Ladder:
         if stress in ("saturated", "slow"):
             below = next((one for one in reversed(self._others(name, priority, now, below=True))), None)
             if below is not None:
-                moved = stepped(self.footing(name, below), stress, view, self.config.pace, now)
+                moved = stepped(self.footing(name, below), stress, view, self.config.pace, now, gives_way=True)
                 self._footings[below][name] = moved
                 return msgspec.structs.replace(view, saturated=False, ttft_s=None, waits=True)
         elif self._others(name, priority, now, below=False):

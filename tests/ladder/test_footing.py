@@ -31,10 +31,10 @@ def test_a_well_tier_keeps_its_share() -> None:
 
 
 def test_under_stress_it_loses_its_share_step_by_step() -> None:
-    """One factor a step, however often it is looked at, and never all of it while it lives."""
+    """One factor a second, however often it is looked at, and never all of it while it lives."""
     assert after(WHOLE, "saturated", [0.0]).share == PACE.back_off
-    assert after(WHOLE, "saturated", every(0.0, 0.2)).share == PACE.back_off
-    assert after(WHOLE, "slow", [0.0, 0.25]).share == PACE.back_off**2
+    assert after(WHOLE, "saturated", every(0.0, 0.9)).share == PACE.back_off
+    assert after(WHOLE, "slow", [0.0, 1.0]).share == PACE.back_off**2
     assert after(WHOLE, "slow", every(0.0, 60.0)).share == PACE.floor
 
 
@@ -58,6 +58,14 @@ def test_a_step_down_waits_for_what_the_last_one_did() -> None:
     assert after(WHOLE, "saturated", every(0.0, 1.4), queue).share == PACE.back_off
     assert after(WHOLE, "saturated", every(0.0, 1.6), queue).share == PACE.back_off**2
     assert after(WHOLE, "saturated", every(0.0, 2.1), View("a", queue_s=1e9)).share == PACE.back_off**2
+
+
+def test_work_that_gives_way_does_so_at_once() -> None:
+    """It is the more urgent work that is under stress: a factor each step, whatever the queue."""
+    queue, footing = View("a", queue_s=1.5), WHOLE
+    for now in every(0.0, 0.55):
+        footing = stepped(footing, "saturated", queue, PACE, now, gives_way=True)
+    assert footing.share == PACE.back_off**3
 
 
 def test_a_tier_that_is_well_and_busy_comes_back_slowly() -> None:
