@@ -30,6 +30,7 @@ from .settings import Balance, PoolConfig
 from .state import Endpoint, Phase, PoolState, without
 
 RETRY_S = 1.0
+_LONGEST_RETRY_S = 5.0
 _TICK_S = 0.1
 _UNREACHED = (CloudUnreachable.code, DeadlineExceeded.code, CloudTimeout.code)
 _log = logging.getLogger("causeway.cloud.pool")
@@ -155,8 +156,11 @@ class Pool:
         # Who failed in any other way than by silence was reached.
         reached = any(one.fault and one.fault not in _UNREACHED for one in self._state.members)
         kind = EngineUnavailable if reached else CloudUnreachable
-        message = f"no endpoint of {self.tier} can take the request"
-        return kind(message, phase="connect", retry_after_s=RETRY_S)
+        # The longer they are away, the later they are expected; but once one is back, callers should not be far.
+        now = self._clock()
+        back_s = min((one.until - now for one in self._state.members if one.phase == "ejected"), default=RETRY_S)
+        after_s = min(max(RETRY_S, back_s), _LONGEST_RETRY_S)
+        return kind(f"no endpoint of {self.tier} can take the request", phase="connect", retry_after_s=after_s)
 
     # --- health ------------------------------------------------------------------------------------------------------
 

@@ -247,6 +247,23 @@ async def test_why_nobody_can_take_it(fault: CausewayError, kind: type[CausewayE
             bed.pool.lease()
 
 
+async def test_the_longer_it_is_away_the_later_callers_are_told_to_come() -> None:
+    """Within bounds: after seconds one second, after minutes five."""
+    bed = Bed("a:1")
+    bed.at("a:1").fault = REFUSED
+    async with watching(bed):
+        with bed.pool.lease() as lease:
+            lease.failed(REFUSED)
+        told = []
+        for asked in range(1, 8):
+            await until(lambda asked=asked: bed.at("a:1").probes == asked and not bed.pool.state.endpoints[0].asked)
+            with pytest.raises(CloudUnreachable) as raised:
+                bed.pool.lease()
+            told.append(raised.value.retry_after_s)
+            bed.clock.now += 0.5
+    assert told == [1.0, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
+
+
 def errors() -> list[CausewayError]:
     return [REFUSED, CloudFailed("no"), DeadlineExceeded("no")]
 
