@@ -1,0 +1,150 @@
+"""Whatever comes, leaves, waits and gives up, in whatever order: nothing is lost, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from cloud_pool.admission.fair import FairQueue
+from cloud_pool.admission.ticket import RANK, Priority, State, Ticket
+from cloud_pool.admission.turnstile import Turnstile
+from router.errors import CausewayError
+
+from .simulation import settings
+
+PRIORITIES = st.sampled_from(list(RANK))
+TENANTS = st.sampled_from(["a", "b", "c"])
+
+
+class Machine(RuleBasedStateMachine):
+    """Random callers, a server that is fast or slow, and failures."""
+
+    known = Bundle("known")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.door = Turnstile(settings(8, queue=6), 0.0)
+        self.inside: set[Ticket] = set()
+        self.waiting: set[Ticket] = set()
+
+    @rule(target=known, priority=PRIORITIES, tenant=TENANTS, left_s=st.floats(0.0, 30.0), tokens=st.floats(1.0, 500.0))
+    def come(self, priority: Priority, tenant: str, left_s: float, tokens: float):  # type: ignore[no-untyped-def]
+        ticket = Ticket(priority, tenant, 1.0 + len(tenant), tokens, self.now, self.now + left_s)
+        before = self.door.running
+        try:
+            pushed = self.door.arrive(ticket, self.now)
+        except CausewayError:
+            assert ticket.state is State.NEW
+            return multiple()
+        if pushed is not None:
+            assert pushed.state is State.GONE
+            self.waiting.remove(pushed)
+        if ticket.has_place:
+            assert before < self.door.limit
+            self.inside.add(ticket)
+        else:
+            self.waiting.add(ticket)
+        return ticket
+
+    @rule(ticket=consumes(known), used=st.none() | st.floats(0.0, 1000.0))
+    def leave(self, ticket: Ticket, used: float | None) -> None:
+        """Done, failed, cancelled, or tired of waiting."""
+        entered = self.door.leave(ticket, self.now, used)
+        self.inside.discard(ticket)
+        self.waiting.discard(ticket)
+        self._entered(entered)
+
+    @rule(ticket=known, seconds=st.floats(0.001, 5.0))
+    def first_token(self, ticket: Ticket, seconds: float) -> None:
+        self._entered(self.door.first_token(ticket, self.now, seconds))
+
+    @rule(ticket=known)
+    def failed(self, ticket: Ticket) -> None:
+        self.door.failed(ticket, self.now)
+
+    @rule(seconds=st.floats(0.0, 20.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def _entered(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            assert ticket.has_place
+            assert ticket.deadline > self.now
+            self.waiting.remove(ticket)
+            self.inside.add(ticket)
+        if tickets:
+            assert self.door.running <= self.door.limit
+        # Those whose time was over when their turn came.
+        self.waiting = {ticket for ticket in self.waiting if ticket.state is State.WAITING}
+
+    @invariant()
+    def books_are_right(self) -> None:
+        """Every place has one who holds it, every waiter is known."""
+        assert self.door.running == len(self.inside) <= 8
+        assert self.door.pending == sum(ticket.state is State.PENDING for ticket in self.inside)
+        assert self.door.waiting == len(self.waiting) <= 6
+        assert 1 <= self.door.limit <= 8
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        """Where somebody waits, somebody is inside, whose leaving lets the next one in."""
+        assert not self.waiting or self.inside
+
+    def teardown(self) -> None:
+        """Once nobody comes any more, everybody who can still wait gets in."""
+        for _ in range(100):
+            if not self.inside:
+                break
+            self.leave(next(iter(self.inside)), None)
+        assert not self.waiting
+        assert self.door.running == self.door.pending == 0
+
+
+TestMachine = Machine.TestCase
+
+
+@given(
+    st.lists(st.tuples(TENANTS, st.floats(1.0, 100.0), st.sampled_from([1.0, 2.0])), min_size=1, max_size=40), st.data()
+)
+def test_nobody_is_starved_by_other_tenants(came: list[tuple[str, float, float]], data: st.DataObject) -> None:
+    """Until a tenant's turn comes, no other gets more than its weight allows, plus one request (the bound of start-time
+    fair queueing)."""
+    weights = {tenant: weight for tenant, _, weight in came}
+    queue, tickets = FairQueue(), []
+    for at, (tenant, tokens, _) in enumerate(came):
+        ticket = Ticket("standard", tenant, weights[tenant], tokens, float(at), 1e9)
+        queue.add(ticket)
+        tickets.append(ticket)
+    served = dict.fromkeys(weights, 0.0)
+    backlogged = {tenant: sum(t.tenant == tenant for t in tickets) for tenant in weights}
+    while (first := queue.first()) is not None:
+        queue.take(first)
+        served[first.tenant] += first.tokens / first.weight
+        backlogged[first.tenant] -= 1
+        still = [tenant for tenant, count in backlogged.items() if count]
+        for one in still:
+            for other in still:
+                assert abs(served[one] - served[other]) <= 100.0 / weights[one] + 100.0 / weights[other] + 1e-6
+
+
+@given(st.lists(st.tuples(TENANTS, st.floats(1.0, 100.0)), max_size=30), TENANTS, st.integers(0, 10))
+def test_ahead_is_who_goes_in_before(came: list[tuple[str, float]], tenant: str, taken: int) -> None:
+    """The number that a newcomer is told is the number of those who go in before it, if nobody else comes."""
+    queue = FairQueue()
+    for at, (name, tokens) in enumerate(came):
+        queue.add(Ticket("standard", name, 1.0, tokens, float(at), 1e9))
+    for _ in range(min(taken, len(came))):
+        first = queue.first()
+        assert first is not None
+        queue.take(first)
+    ticket = Ticket("standard", tenant, 1.0, 10.0, 1000.0, 1e9)
+    told = queue.ahead(ticket)
+    queue.add(ticket)
+    before = 0
+    while (first := queue.first()) is not ticket:
+        assert first is not None
+        queue.take(first)
+        before += 1
+    assert before == told

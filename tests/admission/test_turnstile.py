@@ -1,0 +1,295 @@
+"""Who goes in, who waits, who is turned away: each case of the turnstile, with a clock that is a number."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from cloud_pool.admission.ticket import Priority, State, Ticket
+from cloud_pool.admission.turnstile import RETRY_S, Reason, Turnstile
+from router.errors import DeadlineExceeded, QueueFull, Shed
+
+from .simulation import settings
+
+
+class Door:
+    """A turnstile with a fixed limit and no reserve, unless told otherwise."""
+
+    def __init__(self, places: int, queue: int = 8, **config: float) -> None:
+        self.sheds: Counter[tuple[Priority, Reason]] = Counter()
+        config = {"reserve": 0.0, **config}
+        self.turnstile = Turnstile(settings(places, queue, least=0, **config), 0.0, self._shed)
+        self.now = 0.0
+
+    def _shed(self, priority: Priority, reason: Reason) -> None:
+        self.sheds[priority, reason] += 1
+
+    def come(
+        self,
+        priority: Priority = "standard",
+        tenant: str = "one",
+        *,
+        left_s: float = 60.0,
+        tokens: float = 1.0,
+        weight: float = 1.0,
+    ) -> Ticket:
+        """A little later than whoever came before."""
+        self.now += 0.001
+        ticket = Ticket(priority, tenant, weight, tokens, self.now, self.now + left_s)
+        self.gave_way = self.turnstile.arrive(ticket, self.now)
+        return ticket
+
+    def go(self, ticket: Ticket, *, after_s: float = 0.0, used: float | None = None) -> list[Ticket]:
+        self.now += after_s
+        return self.turnstile.leave(ticket, self.now, used)
+
+    def drained(self, ticket: Ticket, *, every_s: float = 1.0) -> list[Ticket]:
+        """Who goes in after `ticket`, one after the other, each leaving before the next."""
+        order = []
+        entered = self.go(ticket, after_s=every_s)
+        while entered:
+            (one,) = entered
+            order.append(one)
+            entered = self.go(one, after_s=every_s)
+        return order
+
+
+def test_no_time_left() -> None:
+    """Who has no time left is refused, also where a place is free."""
+    with pytest.raises(DeadlineExceeded):
+        Door(1).come(left_s=0.0)
+
+
+def test_urgent_first_then_age() -> None:
+    """Interactive before standard before bulk; of one tenant's, the oldest."""
+    door = Door(1)
+    held = door.come()
+    came = [door.come("bulk"), door.come("standard"), door.come("interactive"), door.come("standard")]
+    assert door.drained(held) == [came[2], came[1], came[3], came[0]]
+    assert (door.turnstile.running, door.turnstile.pending, door.turnstile.waiting) == (0, 0, 0)
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    """Nothing is known yet: one second."""
+    door = Door(1, queue=0)
+    door.come()
+    with pytest.raises(QueueFull) as raised:
+        door.come("interactive")
+    assert raised.value.retry_after_s == RETRY_S
+    assert door.sheds == {("interactive", "queue_full"): 1}
+
+
+def test_the_urgent_pushes_out_the_youngest_bulk() -> None:
+    """The queue is full: of the lowest priority, the youngest gives way; nobody gives way to its equal."""
+    door = Door(1, queue=3)
+    door.come()
+    first, second, standard = door.come("bulk"), door.come("bulk"), door.come("standard")
+    door.come("interactive")
+    assert door.gave_way is second
+    assert second.state is State.GONE
+    door.come("standard")
+    assert door.gave_way is first
+    door.come("interactive")
+    assert door.gave_way is not None
+    assert door.gave_way.priority == "standard"
+    assert door.gave_way is not standard
+    with pytest.raises(QueueFull):
+        door.come("bulk")
+    with pytest.raises(QueueFull):
+        door.come("standard")
+    assert door.turnstile.waiting == 3
+    assert door.sheds["bulk", "gave_way"] == 2
+
+
+def test_a_tenant_that_fills_the_queue_makes_room_for_another() -> None:
+    """One tenant alone may use the whole queue; another takes from it up to its own share, by weight."""
+    door = Door(1, queue=6)
+    door.come()
+    floods = [door.come(tenant="flood") for _ in range(6)]
+    for expected in (floods[5], floods[4], floods[3]):
+        door.come(tenant="quiet")
+        assert door.gave_way is expected
+    with pytest.raises(QueueFull):
+        door.come(tenant="quiet")
+    with pytest.raises(QueueFull):
+        door.come(tenant="flood")
+    door.come(tenant="heavy", weight=3.0)
+    assert door.gave_way is not None
+
+
+def test_tenants_take_turns_by_tokens() -> None:
+    """A tenant whose requests cost three times as much goes in a third as often, however many it has sent."""
+    door = Door(1, queue=40)
+    held = door.come(tenant="other")
+    for _ in range(16):
+        door.come(tenant="long", tokens=300.0)
+    for _ in range(16):
+        door.come(tenant="short", tokens=100.0)
+    order = [ticket.tenant for ticket in door.drained(held, every_s=0.01)]
+    assert 2 <= order[:12].count("long") <= 4
+
+
+def test_a_flood_is_not_waited_for() -> None:
+    """Who comes behind another tenant's backlog goes in next, and knows it."""
+    door = Door(1, queue=40)
+    held = door.come(tenant="flood")
+    for _ in range(30):
+        door.come(tenant="flood")
+    quiet = door.come(tenant="quiet")
+    order = door.drained(held)
+    assert order.index(quiet) <= 1
+
+
+@pytest.mark.parametrize(("used", "first"), [(None, "other"), (10.0, "guessed")])
+def test_what_was_used_counts(used: float | None, first: str) -> None:
+    """A tenant whose answer was much shorter than reserved has its turn sooner than one that did not say."""
+    door = Door(2, queue=40)
+    costly = door.come(tenant="guessed", tokens=1000.0)
+    held = door.come(tenant="other", tokens=300.0)
+    waiting = [door.come(tenant=tenant, tokens=100.0) for tenant in ("guessed", "other")]
+    (entered,) = door.go(costly, used=used)
+    assert entered in waiting
+    assert entered.tenant == first
+    assert held.has_place
+
+
+def test_lower_priorities_have_their_share() -> None:
+    """Of a hundred places with everybody waiting, bulk gets about five and standard about twenty."""
+    door = Door(1, queue=400)
+    held = door.come()
+    for _ in range(120):
+        for priority in ("interactive", "standard", "bulk"):
+            door.come(priority, left_s=1e6)
+    order = [ticket.priority for ticket in door.drained(held, every_s=0.001)[:100]]
+    assert 3 <= order.count("bulk") <= 6
+    assert 17 <= order.count("standard") <= 21
+
+
+def test_no_share_at_the_cost_of_a_deadline() -> None:
+    """Nobody above misses its deadline for a turn of those below."""
+    door = Door(1, queue=400)
+    held = door.come()
+    for _ in range(60):
+        door.come("interactive", left_s=3.0)
+    door.come("bulk", left_s=600.0)
+    held_s = 0.05
+    order = []
+    entered = door.go(held, after_s=held_s)
+    for _ in range(55):
+        (one,) = entered
+        order.append(one.priority)
+        entered = door.go(one, after_s=held_s)
+    assert door.now < 3.0
+    late = order[-15:]
+    assert "bulk" in order
+    assert "bulk" not in late
+
+
+def busy(places: int = 4, queue: int = 64, **config: float) -> tuple[Door, list[Ticket]]:
+    """A door that has learned that each of its places comes free every second."""
+    door = Door(places, queue, **config)
+    inside = [door.come(left_s=1e6) for _ in range(places)]
+    for _ in range(20):
+        waiting = [door.come(left_s=1e6) for _ in range(places)]
+        door.now += 1.0
+        for ticket in inside:
+            door.go(ticket)
+        inside = waiting
+        assert all(ticket.has_place for ticket in inside)
+    return door, inside
+
+
+def test_who_would_be_too_late_is_refused_at_once() -> None:
+    """Four places a second, twelve waiting: three seconds and more; one who has two does not wait for nothing."""
+    door, _ = busy()
+    for _ in range(12):
+        door.come()
+    with pytest.raises(Shed) as raised:
+        door.come(left_s=2.0)
+    assert door.sheds == {("standard", "deadline"): 1}
+    assert raised.value.retry_after_s == pytest.approx(13 / 4, rel=0.25)
+    assert door.come(left_s=6.0).state is State.WAITING
+
+
+def test_retry_after_is_what_the_queue_takes() -> None:
+    """Interactive waits for interactive only; bulk for everybody, at the rate that is left to it."""
+    door, _ = busy()
+    for _ in range(8):
+        door.come("interactive", left_s=1e6)
+        door.come("bulk", left_s=1e6)
+    assert door.turnstile.retry_after("interactive") == pytest.approx(9 / 4, rel=0.25)
+    assert door.turnstile.retry_after("bulk") > 2 * door.turnstile.retry_after("interactive")
+
+
+def test_a_stuck_tier_says_so() -> None:
+    """Nothing comes free any more: the time to come back grows, up to a minute."""
+    door, _ = busy()
+    door.come(left_s=1e6)
+    before = door.turnstile.retry_after("standard")
+    door.now += 60.0
+    with pytest.raises(Shed):
+        door.come(left_s=20.0)
+    assert door.turnstile.retry_after("standard") == 60.0 > before
+
+
+def test_bulk_is_shed_while_a_queue_above_stands() -> None:
+    """Standard work that waits longer than it may, for a while: bulk is not taken any more, and later it is again."""
+    door, inside = busy(queue=200)
+    for _ in range(40):
+        door.come(left_s=1e6)
+    for _ in range(6):
+        door.now += 1.0
+        inside = [new for ticket in inside for new in door.go(ticket)]
+    assert door.turnstile.saturated(door.now)
+    with pytest.raises(Shed):
+        door.come("bulk", left_s=1e6)
+    with pytest.raises(Shed):
+        door.come("standard", left_s=1e6)
+    assert door.come("interactive").state is State.WAITING
+    while inside:
+        door.now += 1.0
+        inside = [new for ticket in inside for new in door.go(ticket)]
+    door.now += 3.0
+    assert not door.turnstile.saturated(door.now)
+    assert door.come("bulk").has_place
+
+
+def test_the_last_places_are_for_who_has_little() -> None:
+    """While work is mixed, a flood leaves some places; who has its share already does not get them."""
+    door = Door(16, queue=64, reserve=0.125)
+    door.come("standard", "quiet")
+    floods = [door.come("standard", "flood") for _ in range(20)]
+    assert sum(ticket.has_place for ticket in floods) == 13
+    assert door.come("interactive", "flood").state is State.WAITING
+    assert door.come("bulk", "quiet").state is State.WAITING
+    assert door.come("standard", "quiet").has_place
+    assert door.come("interactive", "quiet").has_place
+    assert door.turnstile.running == 16
+
+
+def test_nothing_is_kept_where_nobody_is_different() -> None:
+    """One tenant with one kind of work uses every place."""
+    door = Door(16, reserve=0.5)
+    assert all(door.come().has_place for _ in range(16))
+
+
+def test_a_waiter_that_leaves() -> None:
+    """It leaves no trace; a place that it was given in that moment goes to the next."""
+    door = Door(1)
+    held, first, second, third = door.come(), door.come(), door.come(), door.come()
+    assert door.go(first) == []
+    assert door.turnstile.waiting == 2
+    assert door.go(held) == [second]
+    assert door.go(second) == [third]
+    assert door.go(third) == []
+    assert door.go(third) == []
+    assert (door.turnstile.running, door.turnstile.pending, door.turnstile.waiting) == (0, 0, 0)
+
+
+def test_who_ran_out_of_time_in_the_queue_gets_no_place() -> None:
+    """A place that comes free goes past it, to one who can still use it."""
+    door = Door(1)
+    held, late, other = door.come(), door.come(left_s=1.0), door.come()
+    assert door.go(held, after_s=2.0) == [other]
+    assert late.state is State.GONE
