@@ -17,7 +17,8 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     # A restarted Triton is back in seconds; gRPC would wait up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # How long one attempt to connect may take. Far and busy servers need some tenths of a second.
+    ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
     # Else a new channel to an address is the old connection.

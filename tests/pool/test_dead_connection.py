@@ -1,4 +1,5 @@
-"""A connection that nothing comes through any more, as a NAT leaves it behind: open at our end, gone at the other."""
+"""Connections that are hard to have: one that nothing comes through any more, as a NAT leaves it behind, open at our
+end and gone at the other; and one that takes its time."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ from .test_repair import QUICK, leased, until
 class Middle:
     """Passes bytes on between a client and `port`, until it forgets the connections that it has."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, delay_s: float = 0.0) -> None:
         self.connections = 0
+        self._delay_s = delay_s
         self._port = port
         self._open: list[asyncio.Event] = []
 
@@ -35,6 +37,7 @@ class Middle:
         passes = asyncio.Event()
         passes.set()
         self._open.append(passes)
+        await asyncio.sleep(self._delay_s)
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             await asyncio.gather(_pass(reader, there_writer, passes), _pass(there_reader, writer, passes))
@@ -82,3 +85,11 @@ async def test_a_forgotten_connection_is_renewed() -> None:
             assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
+
+
+async def test_a_connection_may_take_its_time() -> None:
+    """A far or busy endpoint needs some tenths of a second for the first connection: that is no fault."""
+    async with bed(two_pieces) as (_, direct):
+        async with through(Middle(int(direct.address.rpartition(":")[2]), delay_s=0.4)) as pool:
+            assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
+            assert pool.healthy == 1
