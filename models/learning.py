@@ -134,7 +134,9 @@ def quality(
         metrics=fits.metrics(),
         seed=seed,
     )
-    _told(publish_signal(numbers, "calibrator", to, about, judged=judged))
+    # `routing` writes its figures beside the card.
+    see = ("## Routing", "", "What the pair keeps, by how much stays on the device: [routing.md](routing.md).")
+    _told(publish_signal(numbers, "calibrator", to, about, judged=judged, figures=see))
 
 
 @click.command("learn-scope")
@@ -161,7 +163,7 @@ def learn_scope(data: Path, run: Path, model: str, to: Path, epochs: int, seed: 
     fit = train_scope(rows, held, Encoder(encoder.path), ask, graph, seed=seed, epochs=epochs, say=click.echo)
     about = SignalAbout(
         kind="scope",
-        architecture="two linear heads over 150 intents (encoder, hashed words), the nearest taught text, a line",
+        architecture="three linear heads (encoder, hashed words, hashed letters), the nearest taught text, a line",
         quantisation="int8",
         command=f"causeway-models learn-scope --model {model} --epochs {epochs} --seed {seed}",
         note="The probability that none of CLINC150's intents fits a text, from the prompt alone or with the "

@@ -1,12 +1,14 @@
 """Out of scope, from the prompt alone: how probable it is that none of the intents that were taught fits a text.
 
-Two views of the text, the sentence encoder's vector and hashed words and pairs of words, each with a linear head over
-the intents; what counts is how undecided they are together (entropy), how far the nearest taught text is, and a line
-over the two. One ONNX graph, int8. Where a model's own confidence is known, a second line joins it in.
+Three views of the text (the sentence encoder's vector, hashed words with their pairs, hashed runs of letters), each
+with a linear head over the intents; what counts is how undecided they are together (entropy), how far the nearest
+taught text is, and a line over the two. One ONNX graph, int8. Where a model's own confidence is known, a second line
+joins it in.
 """
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,7 @@ from .spec import Artifact, ArtifactError
 
 ALONE, JOINED = "causeway.alone", "causeway.joined"
 BUCKETS = 1 << 13
+CHARACTERS = 200  # of a long text, whose runs are hashed
 
 
 class Scope:
@@ -36,6 +39,8 @@ class Scope:
             self._alone, self._joined = (msgspec.json.decode(about[key], type=Line) for key in (ALONE, JOINED))
         except (KeyError, msgspec.DecodeError) as error:
             raise ArtifactError(f"{path}: no estimate of what is out of scope ({error})") from error
+        if set(self._graph.inputs) != {"embedding", "words", "letters"}:
+            raise ArtifactError(f"{path}: no estimate of what is out of scope (it takes {self._graph.inputs})")
 
     @classmethod
     def beside(cls, estimator: Artifact, encoder: Artifact) -> Scope:
@@ -59,15 +64,22 @@ class Scope:
         return int(self._graph(self._inputs(text), "odds").argmax())
 
     def _inputs(self, text: str) -> Arrays:
-        return {"embedding": self._encoder(text), "features": buckets(text)}
+        return {"embedding": self._encoder(text), "words": words(text), "letters": letters(text)}
 
 
-def buckets(text: str) -> NDArray[np.int64]:
-    """Words, pairs of words and word ends, without the length."""
+def words(text: str) -> NDArray[np.int64]:
+    """Buckets of words, pairs of words and word ends, without the length."""
     found: NDArray[np.int64] = features(text)[1:] % BUCKETS
     return found
 
 
+def letters(text: str) -> NDArray[np.int64]:
+    """Buckets of three, four and five characters in a row; at least one."""
+    padded = f" {text[:CHARACTERS].lower()} ".encode()
+    runs = [padded[at : at + size] for size in (3, 4, 5) for at in range(max(1, len(padded) - size + 1))]
+    return np.fromiter((zlib.crc32(run) % BUCKETS for run in runs), dtype=np.int64, count=len(runs))
+
+
 def joined_inputs(confidence: Confidence) -> tuple[float, ...]:
     """What a model's first tokens add."""
-    return (log_odds(confidence.refusal), confidence.entropy, confidence.margin, log_odds(confidence.score))
+    return (log_odds(confidence.refusal), log_odds(confidence.score))

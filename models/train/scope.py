@@ -1,4 +1,4 @@
-"""Teach what is out of scope: two linear heads over the intents, the nearest taught text, and a line over both.
+"""Teach what is out of scope: three linear heads over the intents, the nearest taught text, and a line over all.
 
 The line has to see how the heads fare on texts that they were not taught. So a part of the rows is kept from a first
 pair of heads, the line is fitted on these rows and on the texts that are known to be out of scope, and then the heads
@@ -22,7 +22,7 @@ from ..dataset import Row, held_back
 from ..encoder import Encoder, Vector
 from ..evaluate import auroc
 from ..onnx_file import FLOAT, INT64, Constant, Node, Port, write_onnx
-from ..scope import ALONE, BUCKETS, JOINED, Scope, buckets, joined_inputs
+from ..scope import ALONE, BUCKETS, JOINED, Scope, joined_inputs, letters, words
 from .adam import Adam, Reals
 from .logistic import fit_line
 from .quality import HALVES
@@ -51,45 +51,65 @@ class Fit(msgspec.Struct, frozen=True):
         return figures
 
 
-class Heads:
-    """Linear heads over the intents: one on the encoder's vectors, one on hashed words."""
+class Views(msgspec.Struct, frozen=True):
+    """Texts as the heads see them."""
 
-    def __init__(self, vectors: Vector, bags: Bags, intents: NDArray[np.int64], seed: int, epochs: int) -> None:
+    vectors: Vector
+    bags: tuple[Bags, Bags]  # words, letters
+
+    @classmethod
+    def of(cls, encoder: Encoder, texts: Sequence[str]) -> Views:
+        return cls(encoder.all(texts), ([words(text) for text in texts], [letters(text) for text in texts]))
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def part(self, kept: NDArray[np.bool_]) -> Views:
+        first, second = ([bag for bag, k in zip(bags, kept, strict=True) if k] for bags in self.bags)
+        return Views(self.vectors[kept], (first, second))
+
+
+class Heads:
+    """Linear heads over the intents: one on the encoder's vectors, one on hashed words, one on hashed letters."""
+
+    def __init__(self, views: Views, intents: NDArray[np.int64], seed: int, epochs: int) -> None:
         kinds, draw = int(intents.max()) + 1, np.random.default_rng(seed)
         self.kinds = kinds
-        self._dense = Adam(np.zeros((vectors.shape[1], kinds), np.float32), decay=DECAY)
-        self._sparse = Adam(np.zeros((BUCKETS, kinds), np.float32), decay=DECAY)
-        self._biases = [Adam(np.zeros(kinds, np.float32)) for _ in range(2)]
+        self._dense = Adam(np.zeros((views.vectors.shape[1], kinds), np.float32), decay=DECAY)
+        self._sparse = [Adam(np.zeros((BUCKETS, kinds), np.float32), decay=DECAY) for _ in views.bags]
+        self._biases = [Adam(np.zeros(kinds, np.float32)) for _ in range(1 + len(views.bags))]
         for epoch in range(epochs):
             rate = RATE * (1 - epoch / epochs)
             for at in np.array_split(draw.permutation(len(intents)), -(-len(intents) // BATCH)):
-                part: Reals = vectors[at] * np.float32(STRETCH)
+                part: Reals = views.vectors[at] * np.float32(STRETCH)
                 push = _push(part @ self._dense.value + self._biases[0].value, intents[at])
                 self._dense.step(part.T @ push, rate)
                 self._biases[0].step(push.sum(axis=0), rate)
-                touched, shares = _shares([_thinned(bags[i], draw) for i in at])
-                push = _push(shares @ self._sparse.value[touched] + self._biases[1].value, intents[at])
-                self._sparse.step(shares.T @ push, rate, touched)
-                self._biases[1].step(push.sum(axis=0), rate)
+                for table, bias, bags in zip(self._sparse, self._biases[1:], views.bags, strict=True):
+                    touched, shares = _shares([_thinned(bags[i], draw) for i in at])
+                    push = _push(shares @ table.value[touched] + bias.value, intents[at])
+                    table.step(shares.T @ push, rate, touched)
+                    bias.step(push.sum(axis=0), rate)
 
-    def odds(self, vectors: Vector, bags: Bags) -> Reals:
+    def odds(self, views: Views) -> Reals:
         """Mean of the heads' probabilities: float32 [texts, intents]."""
-        dense = _softmax(vectors @ self.dense + self._biases[0].value)
-        sums = [self._sparse.value[bag].sum(axis=0) / np.float32(max(1, len(bag)) ** 0.5) for bag in bags]
-        dense += _softmax(np.stack(sums) + self._biases[1].value)
-        return dense / np.float32(2)
+        mean = _softmax(views.vectors @ self.dense + self._biases[0].value)
+        for table, bias, bags in zip(self._sparse, self._biases[1:], views.bags, strict=True):
+            sums = [table.value[bag].sum(axis=0) / np.float32(max(1, len(bag)) ** 0.5) for bag in bags]
+            mean += _softmax(np.stack(sums) + bias.value)
+        return mean / np.float32(1 + len(self._sparse))
 
     @property
     def dense(self) -> Reals:
         return self._dense.value * np.float32(STRETCH)
 
     @property
-    def sparse(self) -> Reals:
-        return self._sparse.value
+    def sparse(self) -> tuple[Reals, ...]:
+        return tuple(table.value for table in self._sparse)
 
     @property
-    def biases(self) -> tuple[Reals, Reals]:
-        return self._biases[0].value, self._biases[1].value
+    def biases(self) -> tuple[Reals, ...]:
+        return tuple(bias.value for bias in self._biases)
 
 
 def train_scope(
@@ -107,23 +127,20 @@ def train_scope(
     taught = [row for row in rows if row.intent != "oos"]
     names = {name: number for number, name in enumerate(sorted({row.intent for row in taught}))}
     intents = np.array([names[row.intent] for row in taught])
-    vectors, bags = encoder.all([row.text for row in taught]), [buckets(row.text) for row in taught]
+    views = Views.of(encoder, [row.text for row in taught])
     kept = np.array([held_back(row.text, _LINE, KEPT) for row in taught])
-    first = Heads(
-        vectors[~kept], [bag for bag, k in zip(bags, kept, strict=True) if not k], intents[~kept], seed, epochs
-    )
+    first, known = Heads(views.part(~kept), intents[~kept], seed, epochs), views.part(~kept).vectors
     say("scope: the heads that the line is fitted on are taught")
     outside = [row.text for row in rows if row.intent == "oos"]
-    texts = [row.text for row, k in zip(taught, kept, strict=True) if k] + outside
     truth = np.array([False] * int(kept.sum()) + [True] * len(outside))
-    seen = told(first, vectors[~kept], encoder.all(texts), [buckets(text) for text in texts])
+    seen = np.concatenate([told(first, known, part) for part in (views.part(kept), Views.of(encoder, outside))])
     weights = np.where(truth, 0.5 / truth.mean(), 0.5 / (1 - truth.mean()))
     lines = {ALONE: fit_line(seen, truth, weights)}
-    heads = Heads(vectors, bags, intents, seed, epochs)
+    heads = Heads(views, intents, seed, epochs)
     say("scope: the heads are taught again, on everything")
-    write_scope(heads, vectors, {**lines, JOINED: lines[ALONE]}, target)
+    write_scope(heads, views.vectors, {**lines, JOINED: lines[ALONE]}, target)
     lines[JOINED] = _joined(Scope(target, encoder), held, ask)
-    write_scope(heads, vectors, lines, target)
+    write_scope(heads, views.vectors, lines, target)
     scope = Scope(target, encoder)
     right = [scope.intent(row.text) == names.get(row.intent) for row in held if row.intent != "oos"]
     fit = measure(scope, held, ask)
@@ -162,20 +179,18 @@ def _joined(scope: Scope, held: Sequence[Row], ask: Ask) -> Line:
     return fit_line(seen, truth, weights)
 
 
-def told(heads: Heads, taught: Vector, vectors: Vector, bags: Bags) -> NDArray[np.float64]:
+def told(heads: Heads, taught: Vector, views: Views) -> NDArray[np.float64]:
     """float64 [texts, 2]: how undecided the heads are, and how far the nearest taught text is."""
-    odds = heads.odds(vectors, bags)
+    odds = heads.odds(views)
     undecided = -(odds * np.log(odds + 1e-9)).sum(axis=1)
-    far = 1 - np.concatenate(
-        [(part @ taught.T).max(axis=1) for part in np.array_split(vectors, -(-len(vectors) // 512))]
-    )
+    parts = np.array_split(views.vectors, -(-len(views) // 512))
+    far = 1 - np.concatenate([(part @ taught.T).max(axis=1) for part in parts])
     return np.stack([undecided, far], axis=1).astype(np.float64)
 
 
 def write_scope(heads: Heads, taught: Vector, lines: dict[str, Line], target: Path) -> None:
-    """embedding float32 [dimensions], features int64 [n] → told float32 [2], odds float32 [intents]; int8 inside."""
+    """embedding float32 [dimensions], words and letters int64 [n] → told float32 [2], odds float32 [intents]."""
     dense, dense_scale = _levels(heads.dense.T)
-    sparse, sparse_scale = _levels(heads.sparse)
     texts, texts_scale = _levels(taught)
     constants: dict[str, Constant] = {
         "texts": texts.T.copy(),
@@ -183,15 +198,15 @@ def write_scope(heads: Heads, taught: Vector, lines: dict[str, Line], target: Pa
         "dense": dense.T.copy(),
         "dense_scale": dense_scale,
         "dense_bias": heads.biases[0],
-        "sparse": sparse,
-        "sparse_scale": sparse_scale,
-        "sparse_bias": heads.biases[1],
         "row": np.array([1, -1], np.int64),
         "flat": np.array([-1], np.int64),
-        "half": np.array(0.5, np.float32),
+        "third": np.array(1 / 3, np.float32),
         "one": np.array([1.0], np.float32),
         "least": np.array(1e-9, np.float32),
     }
+    for view, table, bias in zip(("words", "letters"), heads.sparse, heads.biases[1:], strict=True):
+        levels, scale = _levels(table)
+        constants |= {f"{view}_table": levels, f"{view}_scale": scale, f"{view}_bias": bias}
     nodes = [
         Node("Reshape", ["embedding", "row"], ["wide"]),
         Node("DynamicQuantizeLinear", ["wide"], ["levels", "step", "zero"]),
@@ -202,20 +217,10 @@ def write_scope(heads: Heads, taught: Vector, lines: dict[str, Line], target: Pa
         *_product("dense", "dense_sum"),
         Node("Add", ["dense_sum", "dense_bias"], ["dense_odds"]),
         Node("Softmax", ["dense_odds"], ["dense_share"], {"axis": -1}),
-        Node("Gather", ["sparse", "features"], ["rows"]),
-        Node("Cast", ["rows"], ["reals"], {"to": FLOAT}),
-        Node("Gather", ["sparse_scale", "features"], ["scales"]),
-        Node("Reshape", ["scales", "row"], ["scales1"]),
-        Node("MatMul", ["scales1", "reals"], ["sum"]),
-        Node("Shape", ["features"], ["size"]),
-        Node("Cast", ["size"], ["count"], {"to": FLOAT}),
-        Node("Max", ["count", "one"], ["count1"]),
-        Node("Sqrt", ["count1"], ["length"]),
-        Node("Div", ["sum", "length"], ["sparse_sum"]),
-        Node("Add", ["sparse_sum", "sparse_bias"], ["sparse_odds"]),
-        Node("Softmax", ["sparse_odds"], ["sparse_share"], {"axis": -1}),
-        Node("Add", ["dense_share", "sparse_share"], ["both"]),
-        Node("Mul", ["both", "half"], ["mean"]),
+        *_bag("words"),
+        *_bag("letters"),
+        Node("Sum", ["dense_share", "words_share", "letters_share"], ["all"]),
+        Node("Mul", ["all", "third"], ["mean"]),
         Node("Reshape", ["mean", "flat"], ["odds"]),
         Node("Add", ["odds", "least"], ["odds1"]),
         Node("Log", ["odds1"], ["logs"]),
@@ -228,11 +233,29 @@ def write_scope(heads: Heads, taught: Vector, lines: dict[str, Line], target: Pa
         target,
         "scope",
         nodes,
-        takes=[Port("embedding", FLOAT, [taught.shape[1]]), Port("features", INT64, ["n"])],
+        takes=[Port("embedding", FLOAT, [taught.shape[1]]), Port("words", INT64, ["n"]), Port("letters", INT64, ["m"])],
         gives=[Port("told", FLOAT, [2]), Port("odds", FLOAT, [heads.kinds])],
         constants=constants,
         metadata={key: msgspec.json.encode(line).decode() for key, line in lines.items()},
     )
+
+
+def _bag(view: str) -> list[Node]:
+    """The probabilities of a head on hashed features: the sum of their rows over the root of their number."""
+    return [
+        Node("Gather", [f"{view}_table", view], [f"{view}_rows"]),
+        Node("Cast", [f"{view}_rows"], [f"{view}_reals"], {"to": FLOAT}),
+        Node("Gather", [f"{view}_scale", view], [f"{view}_scales"]),
+        Node("Reshape", [f"{view}_scales", "row"], [f"{view}_scales1"]),
+        Node("MatMul", [f"{view}_scales1", f"{view}_reals"], [f"{view}_sum"]),
+        Node("Shape", [view], [f"{view}_size"]),
+        Node("Cast", [f"{view}_size"], [f"{view}_count"], {"to": FLOAT}),
+        Node("Max", [f"{view}_count", "one"], [f"{view}_count1"]),
+        Node("Sqrt", [f"{view}_count1"], [f"{view}_length"]),
+        Node("Div", [f"{view}_sum", f"{view}_length"], [f"{view}_mean"]),
+        Node("Add", [f"{view}_mean", f"{view}_bias"], [f"{view}_odds"]),
+        Node("Softmax", [f"{view}_odds"], [f"{view}_share"], {"axis": -1}),
+    ]
 
 
 def _product(name: str, gives: str) -> list[Node]:

@@ -12,11 +12,11 @@ pytest.importorskip("onnxruntime")
 
 from models.dataset import Row
 from models.encoder import Encoder
-from models.scope import Scope, buckets
+from models.scope import BUCKETS, Scope, letters, words
 from models.signals import find_signal
 from models.spec import ArtifactError, verify_artifact
 from models.train.encoder import write_table
-from models.train.scope import Heads, measure, told, train_scope
+from models.train.scope import Heads, Views, measure, told, train_scope
 from router.types import Confidence
 
 ROOMS = ("kitchen", "hall", "garage", "cellar", "attic", "bedroom", "office", "garden", "porch", "bathroom")
@@ -67,11 +67,20 @@ def test_the_graph_computes_what_the_heads_say(encoder: Encoder, tmp_path: Path)
     scope = Scope(tmp_path / "s.onnx", encoder)
     texts = [row.text for row in INSIDE]
     intents = np.array([sorted(KINDS).index(row.intent) for row in INSIDE])
-    vectors, bags = encoder.all(texts), [buckets(text) for text in texts]
-    heads = Heads(vectors, bags, intents, 1, 5)
+    views = Views.of(encoder, texts)
+    heads = Heads(views, intents, 1, 5)
     for text in ("turn on the light", "who wrote it", texts[3]):
-        wanted = told(heads, vectors, encoder.all([text]), [buckets(text)])[0]
+        wanted = told(heads, views.vectors, Views.of(encoder, [text]))[0]
         assert scope.told(text) == pytest.approx(tuple(wanted), abs=0.03)
+
+
+def test_features_are_bounded_whatever_the_text() -> None:
+    """Always inside their tables; of a long text no more than of its beginning; letters are never none."""
+    for text in ("", "x", "日本語", "word " * 5000, "x" * 1_000_000):
+        assert 1 <= len(letters(text)) < 2000
+        for found in (letters(text), words(text)):
+            assert found.dtype == np.int64
+            assert all(0 <= bucket < BUCKETS for bucket in found)
 
 
 def test_figures_without_an_outside_are_none(encoder: Encoder, tmp_path: Path) -> None:
