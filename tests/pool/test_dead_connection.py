@@ -69,11 +69,15 @@ async def through(middle: Middle) -> AsyncIterator[Pool]:
     server.close()
 
 
+def _port(triton: Triton) -> int:
+    return int(triton.address.rpartition(":")[2])
+
+
 async def test_a_forgotten_connection_is_renewed() -> None:
     """The endpoint is well and seems dead: it is out while that lasts, and back over a new connection, in seconds and
     not in the minutes that TCP takes."""
     async with bed(two_pieces) as (_, direct):
-        middle = Middle(int(direct.address.rpartition(":")[2]))
+        middle = Middle(_port(direct))
         async with through(middle) as pool:
             await leased(pool)
             assert middle.connections == 1
@@ -89,7 +93,6 @@ async def test_a_forgotten_connection_is_renewed() -> None:
 
 async def test_a_connection_may_take_its_time() -> None:
     """A far or busy endpoint needs some tenths of a second for the first connection: that is no fault."""
-    async with bed(two_pieces) as (_, direct):
-        async with through(Middle(int(direct.address.rpartition(":")[2]), delay_s=0.4)) as pool:
-            assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
-            assert pool.healthy == 1
+    async with bed(two_pieces) as (_, direct), through(Middle(_port(direct), delay_s=0.4)) as pool:
+        assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
+        assert pool.healthy == 1
