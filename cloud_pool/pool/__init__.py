@@ -14,9 +14,10 @@ each returns what is to be done (endpoints to ask), and `pool.Pool`, the state's
     draining    named again                             ejected     until it is asked, at once
     draining    its last call ended                     (gone)
 
-    place       what the configuration says             discovery   DNS names, asked again and again
-    state       the frozen state                        pool        its owner, leases
-    choice      two choices, zones                      watching    asks endpoints, follows the names
-    prefix      consistent hashing, bounded load        pools       every tier's pool, and the Triton clients
-    health      faults, ejection, return                report      metrics
+    place       what the configuration says     discovery   DNS names, asked again and again
+    state       the frozen state                pool        its owner: leases, and asking endpoints
+    load        how much work one has           lease       one call's place on one endpoint
+    choice      two choices, zones              pools       every tier's pool, and the Triton clients
+    prefix      warm prefixes, bounded load     reload      SIGHUP
+    health      faults, ejection, return        report      metrics
 """
