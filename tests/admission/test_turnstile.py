@@ -293,3 +293,24 @@ def test_who_ran_out_of_time_in_the_queue_gets_no_place() -> None:
     held, late, other = door.come(), door.come(left_s=1.0), door.come()
     assert door.go(held, after_s=2.0) == [other]
     assert late.state is State.GONE
+
+
+def test_a_grown_limit_lets_waiters_in() -> None:
+    """Where first tokens come at once, the limit grows, and who waits goes in before anybody has left."""
+    door = Turnstile(settings(8, queue=64, least=1, reserve=0.0), 0.0)
+    came = [Ticket("standard", "one", 1.0, 1.0, 0.0, 1e9) for _ in range(60)]
+    for ticket in came:
+        door.arrive(ticket, 0.0)
+    assert (door.limit, door.running) == (4, 4)
+    now, by_growth = 0.0, 0
+    while door.limit < 8:
+        now += 0.1
+        assert now < 60.0
+        (inside, *_) = [ticket for ticket in came if ticket.has_place]
+        door.leave(inside, now)
+        for ticket in [ticket for ticket in came if ticket.state is State.PENDING]:
+            by_growth += len(door.first_token(ticket, now + 0.01, 0.01))
+        assert door.running == door.limit
+        came += [Ticket("standard", "one", 1.0, 1.0, now, 1e9)]
+        door.arrive(came[-1], now)
+    assert by_growth == 4

@@ -1,0 +1,103 @@
+"""When a queue stands, and how fast places come free: pure, with a clock that is a number."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloud_pool.admission.drain import Drain
+from cloud_pool.admission.overload import INTERVAL_S, Overload
+
+OBJECTIVE_S = 2.0
+
+
+def waits(overload: Overload, begins: float, ends: float, seconds: float) -> None:
+    """Standard work goes in ten times a second, after so long."""
+    for tick in range(int(begins * 10), int(ends * 10)):
+        overload.waited(tick / 10, "standard", seconds)
+
+
+def test_a_burst_is_no_overload() -> None:
+    """Long waits for less than the interval, or with a short one in between, shed nobody."""
+    overload = Overload(OBJECTIVE_S)
+    waits(overload, 0.0, INTERVAL_S * 0.9, 5.0)
+    overload.waited(0.95, "standard", 0.1)
+    waits(overload, 1.0, 1.0 + INTERVAL_S * 0.9, 5.0)
+    assert not overload.stands(1.9, "standard")
+    assert not overload.sheds(1.9, "bulk")
+
+
+def test_a_standing_queue_sheds_those_below() -> None:
+    """Bulk at once; standard only for interactive, and an interval later."""
+    overload = Overload(OBJECTIVE_S)
+    waits(overload, 0.0, 3.0, 5.0)
+    assert overload.stands(3.0, "standard")
+    assert overload.sheds(3.0, "bulk")
+    assert not overload.sheds(3.0, "standard")
+    for tick in range(22):
+        overload.waited(3.0 + tick / 10, "interactive", 5.0)
+        assert overload.sheds(3.0 + tick / 10, "standard") == (tick >= 20)
+    assert not overload.sheds(5.1, "interactive")
+
+
+def test_it_ends_once_and_late() -> None:
+    """Waits around the target do not switch it on and off; an interval of short ones, or of none, ends it."""
+    overload = Overload(OBJECTIVE_S)
+    waits(overload, 0.0, 3.0, 5.0)
+    seen = []
+    for tick in range(30, 90):
+        overload.waited(tick / 10, "standard", 1.9 if tick % 2 else 2.1)
+        seen.append(overload.stands(tick / 10, "standard"))
+    assert all(seen)
+    waits(overload, 9.0, 9.0 + INTERVAL_S, 0.2)
+    assert not overload.stands(9.0 + INTERVAL_S, "standard")
+    waits(overload, 20.0, 23.0, 5.0)
+    assert overload.stands(23.0, "standard")
+    assert not overload.stands(23.0 + INTERVAL_S, "standard")
+
+
+def drained(drain: Drain, begins: float, ends: float, rate: float, *, full: bool = True) -> None:
+    """Places come free so often, each held for two seconds."""
+    for tick in range(1, round((ends - begins) * rate) + 1):
+        drain.tick(begins + tick / rate, full=full)
+        drain.freed(2.0, round(2 * rate))
+        drain.given("interactive" if tick % 2 else "bulk")
+
+
+def test_the_rate_is_measured_while_somebody_waits() -> None:
+    """What comes free in quiet times does not count, nor does the time."""
+    drain = Drain(0.0)
+    assert drain.rate is None
+    drained(drain, 0.0, 20.0, 8.0)
+    assert drain.rate == pytest.approx(8.0, rel=0.1)
+    drained(drain, 20.0, 80.0, 1.0, full=False)
+    drained(drain, 80.0, 100.0, 4.0)
+    assert drain.rate == pytest.approx(4.0, rel=0.15)
+
+
+def test_below_others_less_is_left() -> None:
+    """Half of the places went to interactive work: bulk has the other half, and never less than its share."""
+    drain = Drain(0.0)
+    drained(drain, 0.0, 60.0, 8.0)
+    assert drain.rate_for("interactive", 1.0) == pytest.approx(8.0, rel=0.1)
+    assert drain.rate_for("bulk", 0.05) == pytest.approx(4.0, rel=0.2)
+    assert drain.rate_for("bulk", 0.9) == pytest.approx(7.2, rel=0.1)
+
+
+def test_a_queue_that_begins_knows_little_s_law() -> None:
+    """Sixteen places, each held for two seconds, in a tier that was never full: eight a second."""
+    drain = Drain(0.0)
+    for tick in range(40):
+        drain.tick(float(tick), full=False)
+        drain.freed(2.0, 16)
+    drain.tick(39.05, full=True)
+    assert drain.rate == pytest.approx(8.0, rel=0.05)
+
+
+def test_stuck_is_no_rate() -> None:
+    """With somebody waiting and nothing coming free, the rate falls towards nothing."""
+    drain = Drain(0.0)
+    drained(drain, 0.0, 20.0, 8.0)
+    for second in range(21, 80):
+        drain.tick(float(second), full=True)
+    assert drain.rate is not None
+    assert drain.rate < 0.01
