@@ -32,7 +32,7 @@ class Fit(msgspec.Struct, frozen=True):
     """Figures on held-back prompts that neither training nor calibration saw."""
 
     auroc: float
-    ece: float  # expected calibration error, ten equal bins
+    ece: float  # expected calibration error, ten equal bins, over the mix of traffic that it was calibrated for
     own_auroc: float  # the same on the device's own domain alone
     own_ece: float
     right: float  # share of prompts answered rightly
@@ -76,7 +76,7 @@ def measure(told: NDArray[np.float64], judged: Sequence[Judged]) -> Fit:
     truth, own = truths(judged), np.array([one.own for one in judged], bool)
     return Fit(
         auroc=_area(told, truth),
-        ece=calibration_error(told, truth),
+        ece=calibration_error(told, truth, mix_weights(judged)),
         own_auroc=_area(told[own], truth[own]),
         own_ece=calibration_error(told[own], truth[own]),
         right=float(truth.mean()),
@@ -88,11 +88,14 @@ def truths(judged: Sequence[Judged]) -> NDArray[np.bool_]:
     return np.array([one.right for one in judged], bool)
 
 
-def calibration_error(told: NDArray[np.float64], truth: NDArray[np.bool_], bins: int = BINS) -> float:
-    """Mean distance between what was promised and what held, over equal bins, weighted by their size."""
+def calibration_error(
+    told: NDArray[np.float64], truth: NDArray[np.bool_], weights: NDArray[np.float64] | None = None, bins: int = BINS
+) -> float:
+    """Mean distance between what was promised and what held, over equal bins, weighted by what falls into them."""
+    shares = np.ones(len(told)) if weights is None else weights
     places = np.minimum((told * bins).astype(int), bins - 1)
-    gaps = [abs(told[places == b].mean() - truth[places == b].mean()) * (places == b).mean() for b in set(places)]
-    return float(sum(gaps))
+    sums = [np.bincount(places, weights=shares * values, minlength=bins) for values in (told, truth)]
+    return float(np.abs(sums[0] - sums[1]).sum() / shares.sum()) if len(told) else 0.0
 
 
 class Estimator:

@@ -72,6 +72,9 @@ def test_calibration_error_is_the_mean_gap() -> None:
     told = np.array([0.85] * 4)
     assert calibration_error(told, np.array([True, True, False, False])) == pytest.approx(0.35)
     assert calibration_error(np.array([0.5, 0.5]), np.array([True, False])) == pytest.approx(0.0)
+    halves_apart = np.array([0.05, 0.95]), np.array([False, False])
+    assert calibration_error(*halves_apart) == pytest.approx(0.5)
+    assert calibration_error(*halves_apart, np.array([3.0, 1.0])) == pytest.approx((3 * 0.05 + 0.95) / 4)
 
 
 def test_figures_of_one_kind_alone_are_said_to_be_none() -> None:
