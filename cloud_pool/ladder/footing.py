@@ -18,7 +18,6 @@ Stress = Literal["", "broken", "saturated", "slow", "unable"]
 """`unable` is found out by a try only: the request is not one for that tier (no chat template, a shorter context)."""
 BUSY = 0.7
 """Of its places: from there on a tier has no room that would be seen at once."""
-_LONGEST_S = 2.0  # between two steps down, however long the queue is
 CLEAR = 0.8
 """A tier whose share was cut for slowness is slow until it is this far below its objective."""
 
@@ -70,8 +69,8 @@ def stepped(
     if view.waits:
         return footing
     if stress:
-        step_s = pace.step_s if gives_way else max(pace.dwell_s, pace.step_s, min(view.queue_s, _LONGEST_S))
-        return _lowered(footing, stress, step_s, pace, now)
+        settles_s = max(2.0 * pace.dwell_s, pace.step_s)  # by then a queue has shown what the last step did
+        return _lowered(footing, stress, pace.step_s if gives_way else settles_s, pace, now)
     if view.busy < BUSY:
         return _raised(footing, pace, now)
     return _probed(footing, pace, now)

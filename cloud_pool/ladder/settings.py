@@ -19,8 +19,8 @@ Positive = Annotated[int, Meta(ge=1)]
 class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a tier's share of the work goes down and comes back.
 
-    Down by the factor `back_off` for each `dwell_s` under stress, or for as long as its queue takes, where that is
-    more: what was done shows only then. Work that gives way to more urgent work does so each `step_s`. Never below
+    Down by the factor `back_off` for each two `dwell_s` under stress: what was done shows only then, and who would
+    wait too long goes elsewhere anyway. Work that gives way to more urgent work does so each `step_s`. Never below
     `floor` while the tier lives: what it still gets shows how it is. Back by `grow` for each `step_s` once it has been
     well for `dwell_s` and has room; a tier that is well and busy takes one step back (by `back_off`) each `probe_s`,
     for a load that goes on would only push it down again.
