@@ -17,14 +17,19 @@ class Said:
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
+        self._ended: set[int] = set()
         self._plain = True
         self._anything = False
+        self._counted = False
 
     def note(self, chunk: Chunk) -> None:
         self._anything = True
+        self._counted = self._counted or chunk.usage is not None
         if chunk.text:
             self._texts[chunk.index] = self._texts.get(chunk.index, "") + chunk.text
-        if chunk.tool_calls or chunk.logprobs or chunk.refusal is not None or chunk.finish_reason is not None:
+        if chunk.finish_reason is not None:
+            self._ended.add(chunk.index)
+        if chunk.tool_calls or chunk.logprobs or chunk.refusal is not None:
             self._plain = False
 
     def resume(self) -> Resume | None:
@@ -33,27 +38,35 @@ class Said:
             return None
         if not self._plain:
             raise _broken()
-        return Resume(dict(self._texts))
+        return Resume(dict(self._texts), frozenset(self._ended), counted=self._counted)
 
 
 class Resume:
-    """Leaves out of an answer what was said before."""
+    """Leaves out of an answer what was said before: `texts` by choice, the choices that had `ended`, and the usage."""
 
-    def __init__(self, texts: dict[int, str]) -> None:
+    def __init__(self, texts: dict[int, str], ended: frozenset[int] = frozenset(), *, counted: bool = False) -> None:
+        self._counted = counted
         self._left = texts
+        self._ended = ended
 
     def take(self, chunk: Chunk) -> Chunk | None:
         """What of it is new; None for nothing. Raises StreamBroken."""
+        if chunk.usage is not None:
+            return None if self._counted else chunk
         left = self._left.get(chunk.index, "")
-        if not left or chunk.usage is not None:
+        if not left and chunk.index not in self._ended:
             return chunk
         common = min(len(left), len(chunk.text))
         if chunk.tool_calls or chunk.logprobs or chunk.refusal is not None or left[:common] != chunk.text[:common]:
             raise _broken()
         self._left[chunk.index] = left[common:]
-        if chunk.finish_reason is not None and len(left) > common:
-            raise _broken()
         rest = msgspec.structs.replace(chunk, text=chunk.text[common:])
+        if rest.finish_reason is not None and len(left) > common:
+            raise _broken()
+        if chunk.index in self._ended:
+            if rest.text:
+                raise _broken()
+            return None
         return rest if rest.text or rest.finish_reason is not None else None
 
 

@@ -54,7 +54,8 @@ class Script:
 
     def __init__(self, *words: str, error: CausewayError | None = None, head: Head = HEAD) -> None:
         self.words = words or ("one ", "two ", "three")
-        self.error = error
+        self.error = error  # of runs that begin from now on
+        self.breaks_after = len(self.words)  # words, with an error
         self.head = head
         self.permits = asyncio.Semaphore(0)
         self.asked: list[Call] = []
@@ -66,10 +67,12 @@ class Script:
 
     async def __call__(self, call: Call) -> AsyncGenerator[Piece, None]:
         self.asked.append(call)
-        error = self.error
+        error, breaks_after = self.error, self.breaks_after
         try:
             for at, word in enumerate(self.words):
                 await self.permits.acquire()
+                if error is not None and at == breaks_after:
+                    raise error
                 if at == 0:
                     yield self.head
                 yield Chunk(text=word, tokens=1)

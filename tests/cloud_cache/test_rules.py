@@ -153,11 +153,28 @@ def test_other_words_break_the_stream(piece: Chunk) -> None:
         resume.take(piece)
 
 
-@pytest.mark.parametrize("piece", [Chunk(tool_calls=(ToolCallDelta(0, "{}"),)), Chunk(finish_reason="stop")])
-def test_only_plain_text_goes_on(piece: Chunk) -> None:
+def test_an_ended_choice_ends_once() -> None:
+    """Who has a choice to its end gets the rest of the others and the usage, and breaks if the choice goes on."""
+    said = Said()
+    for had in (Chunk(text="one"), Chunk(finish_reason="stop"), Chunk(text="tw", index=1)):
+        said.note(had)
+    again = [Chunk(text="one"), Chunk(text="two", index=1), Chunk(finish_reason="stop")]
+    rest = [Chunk(index=1, finish_reason="stop"), Chunk(usage=Usage(1, 1))]
+    resume = said.resume()
+    assert resume is not None
+    assert [resume.take(chunk) for chunk in (*again, *rest)] == [None, Chunk(text="o", index=1), None, *rest]
+    with pytest.raises(StreamBroken):
+        resume.take(Chunk(text=" more"))
+    said.note(rest[1])
+    counted = said.resume()
+    assert counted is not None
+    assert counted.take(rest[1]) is None
+
+
+def test_only_plain_text_goes_on() -> None:
     """A stream that has had more than text cannot be continued; one that had nothing starts afresh."""
     said = Said()
     assert said.resume() is None
-    said.note(piece)
+    said.note(Chunk(tool_calls=(ToolCallDelta(0, "{}"),)))
     with pytest.raises(StreamBroken):
         said.resume()

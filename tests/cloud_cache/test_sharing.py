@@ -204,6 +204,38 @@ async def test_the_last_follower_leaves_after_the_leaders_client(two: Two, clock
     await until(lambda: one.script.stopped == 1)
 
 
+async def test_who_leaves_while_redis_is_asked_leaves_no_lease(two: Two) -> None:
+    """A client that goes before Redis has answered leaves nothing that another gateway would wait for."""
+    one, other = two
+    for turns in range(6):
+        gone = one.ask(ask(str(turns)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await gone.leave()
+        other.script.permit(9)
+        assert (await other.ask(ask(str(turns))).end()).reply.status == "miss"
+    assert other.fault("took_over") == 0
+
+
+async def test_who_comes_as_the_last_one_goes(two: Two) -> None:
+    """Whoever asks in the very moment in which the last listener leaves gets an answer, here or elsewhere."""
+    one, other = two
+    leader = one.ask(ask(stream=True))
+    one.script.permit(1)
+    await until(lambda: leader.text == "one ")
+    gone = other.ask(ask(stream=True))
+    await until(lambda: gone.text == "one ")
+    gone._task.cancel()
+    came = other.ask(ask(stream=True))
+    await until(lambda: came.text == "one ")
+    leader._task.cancel()
+    back = one.ask(ask(stream=True))
+    one.script.permit(9)
+    for each in (came, back):
+        assert (await each.end()).text == "one two three"
+        assert each.error is None
+
+
 # --- who may share what ----------------------------------------------------------------------------------------------
 
 
