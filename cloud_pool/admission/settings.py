@@ -12,8 +12,8 @@ Share = Annotated[float, Meta(ge=0, le=0.5)]
 
 class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reserve: Share = 0.08  # of the places, kept for who is urgent and has little, while there is such
-    standard_share: Share = 0.2  # of the places that come free while interactive work waits as well
-    bulk_share: Share = 0.05  # the same, while anything else waits
+    standard_share: Share = 0.05  # of the places that come free while interactive work waits as well
+    bulk_share: Share = 0.02  # the same, while anything else waits
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

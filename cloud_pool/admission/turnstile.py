@@ -10,7 +10,8 @@ Arriving, in this order:
 6. it waits
 
 A place that comes free goes to interactive, then standard, then bulk, inside each to the tenants in turn (fair). Those
-below get their share of places, one in five and one in twenty, unless somebody above would miss its deadline for it.
+below get their small share of places all the same, unless somebody above would miss its deadline for it: what waits
+is never starved, and each such turn makes an interactive request wait for one more place.
 The last places (trunk reservation, known from telephone networks) are kept while work is mixed: only a tenant that has
 less than its share of the places gets one, for interactive work, or for standard work with less than half its share;
 so a flood of answers that run for seconds leaves no queue before those who ask little.

@@ -18,7 +18,7 @@ class Door:
 
     def __init__(self, places: int, queue: int = 8, **config: float) -> None:
         self.sheds: Counter[tuple[Priority, Reason]] = Counter()
-        config = {"reserve": 0.0, **config}
+        config = {"reserve": 0.0, "standard_share": 0.2, "bulk_share": 0.05, **config}
         self.turnstile = Turnstile(settings(places, queue, least=0, **config), 0.0, self._shed)
         self.now = 0.0
 
