@@ -20,6 +20,7 @@ from .vocabulary import Vocabulary
 REFUSED = "refused"  # the source of examples to turn away
 COPIED, COPIES = "copied", 500  # exercises in copying, and how many an epoch has
 MUMBLED, UNHEARD = 0.5, 0.1  # share of the device's examples with lost words, and of words lost in them
+PLACES = frozenset(("city", "state", "country", "geographic_poi", "poi"))
 TURN = 0.03  # share of examples with an unrelated exchange before them
 QUESTION_CHARACTERS = 600  # of a long question, at most; often less
 
@@ -70,8 +71,11 @@ class Mixture:
         return [self._in_context(example, examples) for example in examples]
 
     def _device_rows(self) -> list[Row]:
-        """HWU64 has fewer rows and more to learn: each comes more than once, in other variants."""
+        """HWU64 has fewer rows and more to learn: each comes more than once, in other variants. So do rows with places:
+        which names are states and countries has to be known.
+        """
         rows = [row for row in self._own for _ in range(self._repeats if row.source == "hwu64" else 1)]
+        rows += [row for row in self._own if any(slot in PLACES for slot, _ in row.slots)]
         return [self._augmenter.variant(row) for row in rows]
 
     def _all_rows(self) -> list[Row]:

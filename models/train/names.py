@@ -44,7 +44,15 @@ class Names:
         counts = Counter(word.lower() for name in names for word in name.split())
         self._structure = {word for word, _ in counts.most_common(STRUCTURE)}
         plain = {word.strip(".,?!:;'\"").lower() for word in words}
-        self._words = sorted({*counts, *(word for word in plain if word.isalpha())} - self._structure) or ["it"]
+        # A town must not be invented that is a country, nor a title that is a time.
+        said = {
+            word.lower()
+            for (_, slot), found in values.items()
+            if slot not in OPEN_SLOTS
+            for v in found
+            for word in v.split()
+        }
+        self._words = sorted({*counts, *(word for word in plain if word.isalpha())} - self._structure - said) or ["it"]
 
     def novelty(self, source: str, slot: str) -> float:
         """Probability that the slot's next value is one that the rows do not hold."""
