@@ -2,7 +2,7 @@
 
     …:entry          hash     at (ms), value: the answer
     …:lease:<rank>   hash     fence, open (1 while held), until (ms), home (the leader's gateway), wanted (ms, until
-                              which somebody on another gateway waits). It outlives its holder, so the fence only grows
+                              which somebody on another gateway waits). No fence comes again
     …:flow:<rank>:<fence>     stream   kind and data: `said` some pieces, `end` the last ones, `failed`, or `look`, for
                               an answer that ended before its leader heard that somebody waits
 
@@ -19,7 +19,7 @@ local P, rank = KEYS[1], ARGV[2]
 local now = tonumber(ARGV[1])
 if now < 0 then local t = redis.call('TIME'); now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000) end
 local entry, lease = P .. ':entry', P .. ':lease:' .. rank
-local LEASE_KEPT, FLOW_KEPT = 3600000, 60000
+local KEPT = 60000  -- longer than any lease: Redis cleans up, expiry is by `until`
 local function whole(number) return string.format('%.0f', number) end
 local function flow(fence) return P .. ':flow:' .. rank .. ':' .. fence end
 
@@ -38,13 +38,13 @@ local function wanted() return (tonumber(read(lease, 'wanted')[1]) or 0) > now e
 
 local function renew(fence, ms)
   redis.call('HSET', lease, 'until', whole(now + ms))
-  redis.call('PEXPIRE', lease, LEASE_KEPT)
-  redis.call('PEXPIRE', flow(fence), FLOW_KEPT)  -- what was said is there for as long as more may be
+  redis.call('PEXPIRE', lease, KEPT)
+  redis.call('PEXPIRE', flow(fence), KEPT)  -- what was said is there for as long as more may be
 end
 
 local function say(fence, kind, data)
   redis.call('XADD', flow(fence), '*', 'kind', kind, 'data', data)
-  redis.call('PEXPIRE', flow(fence), FLOW_KEPT)
+  redis.call('PEXPIRE', flow(fence), KEPT)
 end
 
 local function close() redis.call('HSET', lease, 'open', '0') end

@@ -30,7 +30,7 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_entry_bytes: Positive = 262_144  # a larger answer is not kept
     compress_above_bytes: Count = 1024
     buffer_bytes: Positive = 1 << 20  # of an answer in the making; a longer one is shared with nobody new
-    lease_s: Seconds = 3.0  # a leader that is silent for so long has died
+    lease_s: Annotated[float, Meta(gt=0, le=30)] = 3.0  # a leader that is silent for so long has died
     follows: Positive = 64  # answers of other gateways that this one reads at once
     timeout_s: Seconds = 0.05  # Redis's time before a request goes on without it
     retry_s: Seconds = 1.0  # how long Redis is left alone after a fault

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -25,6 +26,8 @@ Reply = bytes | int | None | list["Reply"]
 Argument = bytes | str | int | float
 _BACKGROUND_S = 1.0  # for calls that no client waits for
 _CONNECTIONS = 32
+_WARM = 4
+_CONNECT_S = 2.0
 _BATCH = 256
 _log = logging.getLogger("causeway.cloud.cache")
 
@@ -183,6 +186,7 @@ class Store:
     async def listen(self, told: Callable[[Slot], None]) -> None:
         """Until cancelled: calls `told` when somebody on another gateway waits for what this one makes."""
         start, end = f"{self._config.prefix}:{{".encode(), b"}"
+        await self._connect()
         while True:
             try:
                 async with self._following.pubsub(ignore_subscribe_messages=True) as channel:
@@ -194,6 +198,12 @@ class Store:
             except (RedisError, OSError, UnicodeDecodeError):
                 self._metrics.fault("deaf")  # renewals still say who waits, later
             await anyio.sleep(self._config.retry_s)
+
+    async def _connect(self) -> None:
+        """Connections that are there when the first requests come: these have no time to wait for one that is far."""
+        with anyio.move_on_after(_CONNECT_S):
+            pings = (self._redis.execute_command("PING") for _ in range(_WARM))  # type: ignore[no-untyped-call]
+            await asyncio.gather(*pings, return_exceptions=True)
 
     # --- the call ----------------------------------------------------------------------------------------------------
 
@@ -226,7 +236,9 @@ class Store:
 
     def _away(self, error: Exception) -> NoReturn:
         # Redis's own words may quote arguments: only the error's code is told.
-        _log.warning("answers are not shared for now: %s %s", type(error).__name__, str(error).partition(" ")[0][:32])
+        if self._clock() >= self._retry_at:  # the first of many at once
+            code = str(error).partition(" ")[0][:32]
+            _log.warning("answers are not shared for now: %s %s", type(error).__name__, code)
         self._metrics.fault("away")
         self._retry_at = self._clock() + self._config.retry_s
         raise Away from error
@@ -236,7 +248,7 @@ def _client(url: str, connections: int) -> redis.asyncio.Redis:
     """Raises ConfigError."""
     try:
         pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url, protocol=2, retry=None, socket_connect_timeout=1.0, max_connections=connections, timeout=None
+            url, protocol=2, retry=None, socket_connect_timeout=_CONNECT_S, max_connections=connections, timeout=None
         )
     except ValueError as error:
         raise ConfigError(f"not the URL of a Redis: {error}", where="redis") from error

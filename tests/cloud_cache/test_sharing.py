@@ -109,6 +109,30 @@ async def test_one_gateway_asks_redis_once(two: Two) -> None:
     assert sum(each.reply.paid for each in asked) == 1
 
 
+async def test_calls_to_redis(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> None:
+    """However many ask the same on a gateway, and however long the answer is, Redis is called twice: to enter and to
+    keep; a hit is one call."""
+    import redis
+
+    config = msgspec.structs.replace(config, lease_s=30.0)
+    async with gateway(redis_server.url, config, clock, Script(*["word "] * 50)) as one:
+        with redis.Redis.from_url(redis_server.url) as client:
+
+            def calls() -> int:
+                return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+            one.script.permit(999)
+            await one.ask(ask("the scripts are loaded now")).end()
+            await until(lambda: not one.front._flights)
+            before = calls()
+            for each in [one.ask(ask(stream=True)) for _ in range(20)]:
+                await each.end()
+            await until(lambda: not one.front._flights)
+            made = calls()
+            assert (await one.ask(ask()).end()).reply.status == "hit"
+            assert (made - before, calls() - made) == (2, 1)
+
+
 async def test_pieces_cross_redis_only_where_somebody_waits(
     two: Two, redis_server: RedisServer, config: CacheConfig
 ) -> None:

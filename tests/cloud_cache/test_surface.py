@@ -125,6 +125,23 @@ async def test_a_streamed_answer_is_whole_from_the_cache(two: Two, issuer: Issue
     assert answer.choices[0].finish_reason == "stop"
 
 
+async def test_completions_are_kept_too(two: Two, issuer: Issuer) -> None:
+    """The older surface shares as well, and no chat answers a completion."""
+    one, other = two
+    one.script.permit(9)
+    bearer = {"authorization": f"Bearer {token(issuer)}"}
+    body = {"model": "assistant-large", "prompt": "my secret question"}
+    async with one.session.post(f"{one.url}/v1/completions", json=body, headers=bearer) as made:
+        assert made.headers["x-causeway-cache"] == "miss"
+        text = (await made.json())["choices"][0]["text"]
+    async with other.session.post(f"{other.url}/v1/completions", json=body, headers=bearer) as found:
+        assert found.headers["x-causeway-cache"] in ("hit", "coalesced")
+        assert (await found.json())["choices"][0]["text"] == text == "one two three"
+    other.script.permit(9)
+    async with other.post(token(issuer)) as chat:
+        assert chat.headers["x-causeway-cache"] == "miss"
+
+
 async def test_what_was_not_made_costs_nothing(two: Two, issuer: Issuer, whole_config: Config) -> None:
     """Of three who ask the same, one pays; usage, metrics and audit records agree, and each is recorded once."""
     one, other = two
