@@ -107,6 +107,7 @@ class Attempts:
             traceparent=work.onward,
             policy=policy_label(work.policy),
         )
+        work.heard = call.heard
         try:
             if work.request.kind == "embedding":
                 await _embed(work, attempt, backend, call, sink)

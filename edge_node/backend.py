@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 import msgspec
 
 from router.types import Chunk, Embeddings, Request, Target
+
+_SAID = 200  # characters of a header that are kept
+
+
+class Heard:
+    """What a cloud says about its answer, before the answer's first byte: which tier it is of, why, and whether it is
+    less than was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.tier = ""
+        self.why = ""
+        self.degraded = False
+
+    def take(self, headers: Mapping[str, str]) -> None:
+        self.tier = headers.get("x-causeway-tier", "")[:_SAID]
+        self.why = headers.get("x-causeway-tier-reason", "")[:_SAID]
+        self.degraded = headers.get("x-causeway-degraded", "") == "true"
+
+    def __str__(self) -> str:
+        return f"answered by tier {self.tier}: {self.why}" if self.degraded else ""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -22,6 +43,7 @@ class Call(msgspec.Struct, frozen=True):
     confidence_tokens: int = 0  # > 0: report Confidence on the chunks of the first tokens (a handoff is possible)
     traceparent: str = ""
     policy: str = ""  # name@revision, for the other side's records
+    heard: Heard = msgspec.field(default_factory=Heard)
 
 
 class Backend(Protocol):

@@ -176,6 +176,7 @@ class CloudBackend:
         self._hear(response)
         if response.status != 200:
             raise await read_refusal(response, call, until)
+        call.heard.take(response.headers)
         return response
 
     def _hear(self, response: aiohttp.ClientResponse) -> None:

@@ -9,6 +9,7 @@ from router.errors import CausewayError, CloudFailed, InvalidRequest
 from router.policy import Policy
 from router.types import AttemptRecord, CachePlan, Decision, Estimates, Request, Snapshot, Target, Usage
 
+from .backend import Heard
 from .reply import Head
 from .traced import Trace
 
@@ -44,6 +45,7 @@ class Work:
         self.estimates = Estimates()
         self.decision: Decision | None = None
         self.course: Course | None = None
+        self.heard = Heard()  # what the last attempt's cloud said
         self.usage = Usage()
         self.committed = False  # a byte of the answer has left
         self.over = False  # no attempt is to come
@@ -62,7 +64,7 @@ class Work:
 
     @property
     def degraded(self) -> bool:
-        return self.course is not None and self.course.degraded
+        return self.course is not None and (self.course.degraded or self.heard.degraded)
 
     @property
     def reason(self) -> str:
@@ -107,6 +109,8 @@ class Work:
             msgspec.structs.replace(record, detail="") if _quotes(attempt.error) else record
             for attempt, record in zip(self.course.attempts, self.course.records(now), strict=True)
         )
+        if records and self.heard.degraded and not records[-1].error:
+            records = (*records[:-1], msgspec.structs.replace(records[-1], detail=str(self.heard)))
         if self.over:
             self._records = records  # they do not change any more
         return records

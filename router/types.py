@@ -365,7 +365,8 @@ class Outcome(msgspec.Struct, frozen=True):
     model: str = ""
     reason: str = ""  # short: rule name, `cache`, or what made the fallback
     cache: CacheStatus = "bypass"
-    degraded: bool = False  # not answered by the policy's first choice because that failed or is down; or stale
+    # Not answered by the policy's first choice because that failed or is down; or stale; or the cloud gave less.
+    degraded: bool = False
     attempts: tuple[AttemptRecord, ...] = ()
     ttft_ms: float | None = None
     total_ms: float = 0.0

@@ -253,6 +253,23 @@ async def test_routing_never_leaks_upstream(box: Box) -> None:
     assert "secret-project" not in str(asked)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_cloud_that_gives_less_is_believed(box: Box, stream: bool) -> None:
+    """Its tier for lack of a better one: said to the client, recorded with the reason, and kept for nobody else."""
+    box.cloud.headers = {
+        "x-causeway-tier": "medium", "x-causeway-tier-reason": "large=saturated", "x-causeway-degraded": "true",
+    }  # fmt: skip
+    answer = await box.ask("the same", tags="cloud", temperature=0.0, stream=stream)
+    assert (answer.status, answer.headers["x-causeway-degraded"]) == (200, "true")
+    record = await box.record(answer)
+    assert record.outcome.degraded
+    assert record.outcome.attempts[-1].detail == "answered by tier medium: large=saturated"
+    box.cloud.headers = {}
+    again = await box.ask("the same", tags="cloud", temperature=0.0, stream=stream)
+    assert (again.headers["x-causeway-cache"], again.headers["x-causeway-degraded"]) == ("miss", "false")
+    assert (await box.record(again)).outcome.attempts[-1].detail == ""
+
+
 async def test_the_sent_time_shrinks_to_what_is_left(box: Box) -> None:
     """Upstream learns how much time is left, not a clock time, and never more than the caller gave."""
     await box.ask(tags="cloud", headers={"x-causeway-deadline-ms": "300"})
