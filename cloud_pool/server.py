@@ -16,7 +16,8 @@ from router.errors import CausewayError, ClientGone, Draining, MethodNotAllowed,
 from router.openai import AnswerEncoder, encode_model, encode_models, parse_chat, parse_completion
 from router.types import Chunk, Request, Usage, Wishes
 
-from .cache.front import Front, Reply
+from .cache.front import Front
+from .cache.reply import Reply
 from .call import Call, Head
 from .config import ServerConfig
 from .identity.gate import Gate

@@ -12,7 +12,8 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.cache.front import Front, Reply
+from cloud_pool.cache.front import Front
+from cloud_pool.cache.reply import Reply
 from cloud_pool.cache.settings import CacheConfig
 from cloud_pool.cache.shared import SharedCache
 from cloud_pool.call import Call, Head, Piece

@@ -1,0 +1,71 @@
+"""What becomes known about one request's answer: where it came from, its head, and who pays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from router.types import Chunk
+
+from ..call import Head
+from .answer import Status
+from .flight import Listener, Work
+
+STATUS = "x-causeway-cache"
+FirstToken = Callable[[str], None]
+"""Is told the tier."""
+
+
+class Reply:
+    """One request's answer. What it says is true from the first chunk on."""
+
+    def __init__(self, first_token: FirstToken, status: Status | Literal[""] = "bypass") -> None:
+        self.status: Status | Literal[""] = status  # "": there is no cache
+        self._first_token = first_token
+        self._listener: Listener | None = None
+        self._alone = True
+        self._head = Head()
+
+    @property
+    def paid(self) -> bool:
+        """Whether tokens were made on this request's account."""
+        return self._head.stale_s is None and (self._alone or self.work is not None)
+
+    @property
+    def work(self) -> Work | None:
+        """What was made on this request's account and others may listen to: it may outlast the request."""
+        return None if self._listener is None else self._listener.work
+
+    @property
+    def head(self) -> Head:
+        """The answer's, with what the cache has to say."""
+        flight = None if self._alone or self._listener is None else self._listener.flight
+        age_s = self._head.stale_s if flight is None or flight.kept_s is None else flight.kept_s
+        age = () if age_s is None else (("age", str(int(age_s))),)
+        return msgspec.structs.replace(self._head, headers=(*self._head.headers, (STATUS, self.status), *age))
+
+    def shared(self, listener: Listener) -> None:
+        """Somebody's flight answers, perhaps this request's own."""
+        self._listener, self._alone, self.status = listener, False, "miss"
+
+    def alone(self, *, said: bool) -> None:
+        """Nobody else's answer helped, or none may."""
+        self._alone = True
+        if self._listener is not None and not said:
+            self.status = "miss"
+
+    def begun(self, head: Head) -> None:
+        self._head = head
+        if head.stale_s is not None:
+            self.status = "stale"
+
+    def heard(self, chunk: Chunk) -> None:
+        """A chunk is here; the client may have none yet."""
+        if self._listener is not None and not self._alone:
+            flight = self._listener.flight
+            self.status = "miss" if self.work else "coalesced" if flight.kept_s is None else "hit"
+            self.begun(flight.head or Head())
+        if chunk.tokens and self.paid:
+            self._first_token(self._head.tier)
