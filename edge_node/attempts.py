@@ -106,6 +106,7 @@ class Attempts:
             confidence_tokens=attempt.plan.handoff.after_tokens if attempt.plan.handoff is not None else 0,
             traceparent=work.onward,
             policy=policy_label(work.policy),
+            keep=work.key is not None,
         )
         work.heard = call.heard
         try:

@@ -43,6 +43,7 @@ class Call(msgspec.Struct, frozen=True):
     confidence_tokens: int = 0  # > 0: report Confidence on the chunks of the first tokens (a handoff is possible)
     traceparent: str = ""
     policy: str = ""  # name@revision, for the other side's records
+    keep: bool = True  # False: the policy keeps the answer out of caches, the cloud's too
     heard: Heard = msgspec.field(default_factory=Heard)
 
 

@@ -231,6 +231,8 @@ def _headers(call: Call) -> dict[str, str]:
     }
     if call.traceparent:
         headers["traceparent"] = call.traceparent
+    if not call.keep:
+        headers["Cache-Control"] = "no-store"
     if call.policy:
         headers["x-causeway-policy"] = call.policy
     return headers

@@ -270,6 +270,13 @@ async def test_a_cloud_that_gives_less_is_believed(box: Box, stream: bool) -> No
     assert (await box.record(again)).outcome.attempts[-1].detail == ""
 
 
+async def test_what_the_policy_keeps_out_of_its_cache_is_kept_out_of_the_clouds(box: Box) -> None:
+    """A rule for the cache is one for all caches on the way."""
+    await box.ask("one", tags="cloud", temperature=0.7)
+    await box.ask("two", tags="cloud", temperature=0.0)
+    assert [asked.get("cache-control") for asked in box.cloud.asked] == ["no-store", None]
+
+
 async def test_the_sent_time_shrinks_to_what_is_left(box: Box) -> None:
     """Upstream learns how much time is left, not a clock time, and never more than the caller gave."""
     await box.ask(tags="cloud", headers={"x-causeway-deadline-ms": "300"})
