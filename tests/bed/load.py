@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import random
 import re
@@ -11,6 +12,7 @@ from typing import Literal
 
 import aiohttp
 import msgspec
+from typing_extensions import Self
 
 from .asking import Told, ask
 from .figures import quantile
@@ -95,15 +97,32 @@ async def closed(
 
 
 class Gauges:
-    """The largest value of each of the gateways' gauges `names`, looked at once a second until cancelled."""
+    """The gateways' gauges `names`, looked at once a second while it is entered."""
 
     def __init__(self, session: aiohttp.ClientSession, urls: tuple[str, ...], names: tuple[str, ...]) -> None:
         self._session = session
         self._urls = urls
         self._names = names
-        self.most: dict[str, float] = {}
+        self._seen: dict[str, list[float]] = collections.defaultdict(list)
+        self._task: asyncio.Task[None] | None = None
 
-    async def watch(self) -> None:
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def __str__(self) -> str:
+        """Mean and most of each that was ever more than nothing, over all gateways."""
+        told = {
+            key: (sum(values) / len(values), max(values)) for key, values in sorted(self._seen.items()) if any(values)
+        }
+        return "; ".join(f"{key} {mean:.1f} to {most:.0f}" for key, (mean, most) in told.items())
+
+    async def _watch(self) -> None:
         while True:
             for url in self._urls:
                 async with self._session.get(f"{url}/metrics") as reply:
@@ -113,8 +132,10 @@ class Gauges:
     def _take(self, text: str) -> None:
         for name, labels, value in re.findall(r"^(\w+)(\{.*\})? (\S+)$", text, re.MULTILINE):
             if name in self._names:
-                key = f"{name}{labels}"
-                self.most[key] = max(self.most.get(key, 0.0), float(value))
+                self._seen[name.removeprefix("causeway_cloud_") + labels].append(float(value))
+
+
+GAUGES = ("causeway_cloud_waiting", "causeway_cloud_running", "causeway_cloud_limit")
 
 
 def good(told: list[Told]) -> list[Told]:

@@ -27,7 +27,7 @@ from cloud_pool.config import Config, TierConfig
 from .asking import Told
 from .bed import Bed, Pace, standing
 from .figures import quantile, table
-from .load import HEADS, Gauges, Kind, closed, good, loaded, odd, row, ttft_ms
+from .load import GAUGES, HEADS, Gauges, Kind, closed, good, loaded, odd, row, ttft_ms
 
 TIERS = ("assistant-large", "assistant")
 PACE = Pace(slots=16, prefill_s=0.2, step_s=0.1)
@@ -38,7 +38,6 @@ RECOVERY_S = 5.0
 GROWN_MB = 15.0
 FLAPS_PER_MINUTE = 6.0
 SETTLE_S = 10.0
-_GAUGES = ("causeway_cloud_waiting", "causeway_cloud_running", "causeway_cloud_admission_limit")
 
 
 async def measured(bed: Bed, seconds: float, times: float) -> list[str]:
@@ -58,19 +57,17 @@ async def measured(bed: Bed, seconds: float, times: float) -> list[str]:
             Kind(name="standard", per_s=0.5 * capacity, token=token, priority="standard"),
             Kind(name="bulk", per_s=(times - 1.0) * capacity, token=token, priority="bulk"),
         )
-        gauges = Gauges(session, bed.urls, _GAUGES)
-        watching = asyncio.ensure_future(gauges.watch())
-        load = asyncio.ensure_future(loaded(session, bed.urls, kinds, seconds))
-        await asyncio.sleep(min(SETTLE_S, seconds / 3))
-        before = bed.memory_mb()
-        start = time.monotonic()
-        await asyncio.sleep(max(0.0, began + SETTLE_S + seconds - time.monotonic()))
-        stop = time.monotonic()
-        after = bed.memory_mb()
+        async with Gauges(session, bed.urls, GAUGES) as gauges:
+            load = asyncio.ensure_future(loaded(session, bed.urls, kinds, seconds))
+            await asyncio.sleep(min(SETTLE_S, seconds / 3))
+            before = bed.memory_mb()
+            start = time.monotonic()
+            await asyncio.sleep(seconds - min(SETTLE_S, seconds / 3))
+            stop = time.monotonic()
+            after = bed.memory_mb()
         recovering = asyncio.ensure_future(loaded(session, bed.urls, (plain,), 2 * SETTLE_S))
         under = await load
         calm = await recovering
-        watching.cancel()
     return judged(capacity, unloaded, under, calm, (start, stop), gauges, before, after)
 
 
@@ -99,7 +96,7 @@ def judged(
     print(f"goodput {goodput:.1f}/s = {goodput / capacity:.2f} of capacity, by tier {dict(tiers)}")
     print(f"interactive p99 ttft {loaded_ms:.0f} ms = {loaded_ms / base:.2f} times the unloaded {base:.0f} ms")
     print("not answered:", {kind: f"{share:.1%}" for kind, share in refused.items()})
-    print("largest gauges:", {name: round(value, 1) for name, value in sorted(gauges.most.items())})
+    print(f"gauges of a gateway, mean to most: {gauges}")
     print("gateways grew, MB:", {name: round(mb, 1) for name, mb in grown.items()})
     print(
         f"recovered {recovered:.1f} s after the end; changes of tier a minute:", {k: round(v) for k, v in flaps.items()}

@@ -22,7 +22,7 @@ import psutil
 from .asking import Told
 from .bed import Bed, Pace, Replica, has_endpoints, standing
 from .figures import quantile, table
-from .load import HEADS, Kind, good, loaded, odd, row, ttft_ms
+from .load import GAUGES, HEADS, Gauges, Kind, good, loaded, odd, row, ttft_ms
 
 PACE = Pace(slots=8, prefill_s=0.2, step_s=0.1)
 TOKENS = 4
@@ -79,9 +79,11 @@ async def one_hung(bed: Bed, session: aiohttp.ClientSession, kind: Kind, seconds
     stopped = time.monotonic()
     before = len(victim.calls())
     with frozen(victim):
-        told = await load
+        async with Gauges(session, bed.urls, GAUGES) as gauges:
+            told = await load
         after = await loaded(session, bed.urls, (kind,), 5.0, seed=4)
     print(table(HEADS, [row("one hangs", told), row("5 s more", after)]))
+    print(f"gauges of a gateway, mean to most, from the stop on: {gauges}")
     failed = [
         each for each in told + after if each.outcome != "answer" and each.asked_at >= stopped - DEADLINE_MS / 1e3
     ]

@@ -17,7 +17,7 @@ import msgspec
 from .asking import Told
 from .bed import Bed, standing
 from .figures import table
-from .load import HEADS, Kind, good, loaded, odd, row, ttft_ms
+from .load import GAUGES, HEADS, Gauges, Kind, good, loaded, odd, row, ttft_ms
 from .overload import PACE, TOKENS
 from .slow import took_ms
 
@@ -33,7 +33,9 @@ async def measured(bed: Bed, seconds: float, times: float) -> list[str]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         await loaded(session, bed.urls, (quiet, other), 5.0)
         calm = await loaded(session, bed.urls, (quiet, other), seconds)
-        loud = await loaded(session, bed.urls, (quiet, flood), seconds, seed=2)
+        async with Gauges(session, bed.urls, GAUGES) as gauges:
+            loud = await loaded(session, bed.urls, (quiet, flood), seconds, seed=2)
+        print(f"gauges of a gateway, mean to most, in the flood: {gauges}")
     before, after = (_of(told, "quiet") for told in (calm, loud))
     rows = {
         "quiet, calm": before,
