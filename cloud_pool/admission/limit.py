@@ -44,6 +44,7 @@ _UNNOTICED = 1.1
 _FULL = 0.03  # of the places free
 _FAILED = 0.9
 _LARGE = 4  # a cut
+_SPARED = 8  # a limit of which one may be free
 
 
 class Window(msgspec.Struct):
@@ -126,7 +127,7 @@ class Limit:
     @property
     def spare(self) -> int:
         """Places that may be free while it finds out."""
-        return int(_FULL * self.value)
+        return max(int(_FULL * self.value), int(self.value >= _SPARED))
 
     def failed(self, now: float, handed_at: float) -> None:
         """The tier took no more, or gave no first token in time."""
@@ -156,7 +157,7 @@ class Limit:
         base_s = self._based(now, look)
         excess = look.rate * ((look.late_s if look.grows else look.ttft_s) - base_s)
         allowed = max(0.5, 0.04 * self.value)
-        full = look.running >= self.value - max(0.5, _FULL * self.value)
+        full = look.running >= self.value - max(0.5, self.spare, _FULL * self.value)
         if not full:
             self._settled_at = now
         if excess > allowed and look.ttft_s > max(_TOLERATED * base_s, base_s + look.noise_s):
