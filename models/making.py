@@ -13,6 +13,7 @@ from .catalog import on_device
 from .dataset import INTENT_SOURCES, Row, for_validation, read_rows
 from .functions import CATALOG, catalog_of, save_catalog
 from .gguf_file import read_gguf
+from .learning import MINILM
 
 _data = click.option(
     "--data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="Folder with intents/."
@@ -209,11 +210,15 @@ def quantize(source: Path, target: Path, to: str, embedding_too: bool, importanc
 @click.option("--command", default="", help="How it was made, for the manifest.")
 @click.option("--seed", type=int)
 @click.option("--note", default="")
-def publish(gguf: Path, name: str, to: Path, report: Path | None, command: str, seed: int | None, note: str) -> None:
+@click.option("--minilm", is_flag=True, help="It learnt meanings from all-MiniLM-L6-v2 (train --encoder).")
+def publish(
+    gguf: Path, name: str, to: Path, report: Path | None, command: str, seed: int | None, note: str, minilm: bool
+) -> None:
     """Make an artifact of a GGUF trained here: weights, manifest and card with the measured figures."""
     from .publish import publish_assistant
 
-    artifact = publish_assistant(gguf, name, to, report=report, command=command, seed=seed, note=note)
+    also = (MINILM,) if minilm else ()
+    artifact = publish_assistant(gguf, name, to, report=report, command=command, seed=seed, note=note, also=also)
     click.echo(f"{artifact.path}: {_mib(artifact.manifest.size_bytes)}")
 
 

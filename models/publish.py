@@ -100,9 +100,19 @@ def publish_gguf(
 
 
 def publish_assistant(
-    weights: Path, name: str, root: Path, *, report: Path | None, command: str, seed: int | None, note: str
+    weights: Path,
+    name: str,
+    root: Path,
+    *,
+    report: Path | None,
+    command: str,
+    seed: int | None,
+    note: str,
+    also: tuple[DataSource, ...] = (),
 ) -> Artifact:
-    """Publish one of the assistants trained here, with its attributions and the figures of `evaluate --json`."""
+    """Publish one of the assistants trained here, with its attributions (`also`: what else taught it) and the figures
+    of `evaluate --json`.
+    """
     reports = msgspec.json.decode(report.read_bytes(), type=list[Report]) if report else []
     own = [one for one in reports if one.model == name] or reports
     metrics = {key: value for one in own for key, value in one.metrics("grammar/" if one.grammar else "").items()}
@@ -110,7 +120,7 @@ def publish_assistant(
         weights,
         name,
         root,
-        data=ATTRIBUTIONS,
+        data=(*ATTRIBUTIONS, *also),
         metrics=metrics,
         command=command,
         licence=LICENCE,
