@@ -77,8 +77,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
     parser.add_argument("--times", type=float, default=3.0, help="the capacity, for the flood")
+    parser.add_argument(
+        "--fixed", action="store_true", help="each gateway half of the slots, and no search for a limit"
+    )
     told = parser.parse_args()
-    tier = {"concurrency": 16, "queue": 64}
+    tier = {"concurrency": PACE.slots, "queue": 64}
+    if told.fixed:
+        tier |= {"concurrency": PACE.slots // 2, "min_concurrency": 0}
     with standing(("assistant-large", "assistant"), pace=PACE, tier=tier, workers=0) as bed:
         wrong = asyncio.run(measured(bed, told.seconds, told.times))
     for what in wrong:
