@@ -203,6 +203,34 @@ class Simulation:
         heapq.heappush(self._events, (when, next(self._order), event))
 
 
+class TwoGateways(Simulation):
+    """Two turnstiles before one server, each with half of the callers; neither knows of the other."""
+
+    def __init__(self, server: Server, callers: list[Callers], settings: Settings, seed: int = 1) -> None:
+        super().__init__(server, callers, settings, seed)
+        self._doors = (self.door, Turnstile(settings, 0.0))
+        self._door_of: dict[Ticket, Turnstile] = {}
+
+    def _call(self, now: float, callers: Callers) -> None:
+        self.door = self._doors[self._chance.random() < 0.5]
+        before = len(self._told)
+        super()._call(now, callers)
+        if len(self._told) > before:
+            self._door_of[next(reversed(self._told))] = self.door
+
+    def _give_up(self, now: float, ticket: Ticket) -> None:
+        self.door = self._door_of[ticket]
+        super()._give_up(now, ticket)
+
+    def _first(self, now: float, ticket: Ticket) -> None:
+        self.door = self._door_of[ticket]
+        super()._first(now, ticket)
+
+    def _end(self, now: float, ticket: Ticket) -> None:
+        self.door = self._door_of[ticket]
+        super()._end(now, ticket)
+
+
 def settings(places: int, queue: int = 64, least: int = 1, objective_s: float = 2.0, **config: float) -> Settings:
     return Settings(
         places=places,

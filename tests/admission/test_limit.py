@@ -6,7 +6,7 @@ import pytest
 
 from cloud_pool.admission.limit import Limit
 
-from .simulation import Callers, Run, Server, Simulation, between, flat, server, settings
+from .simulation import Callers, Run, Server, Simulation, TwoGateways, between, flat, server, settings
 
 SEEDS = range(3)
 
@@ -69,6 +69,15 @@ def test_overload_after_a_quiet_time(seed: int) -> None:
     calls = [Callers(flat(1.0), "standard"), Callers(between(60.0, 160.0, 20.0), "standard")]
     run = Simulation(server(16, 0.1, 2.0), calls, settings(64), seed).until(160.0)
     assert 15 <= run.mean(run.limits, 85.0, 160.0) <= 19
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_gateways_share_a_server(seed: int) -> None:
+    """Neither knows of the other; together they use most of the server, and little more than it can do waits inside."""
+    shared = server(16, 0.2, 0.3)
+    run = TwoGateways(shared, [Callers(flat(3.0 * shared.capacity()), "standard")], settings(16), seed).until(100.0)
+    assert run.goodput(20.0, 100.0) >= 0.85 * shared.capacity()
+    assert run.mean(run.inside, 20.0, 100.0) <= 16 / 3
 
 
 def fed(limit: Limit, now: float, ttft_s: float, *, seconds: float, rate: float = 10.0) -> float:
