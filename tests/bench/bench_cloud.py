@@ -55,7 +55,7 @@ def main() -> list[Row]:
 
 
 def _renamed(row: Row) -> Row:
-    return msgspec.structs.replace(row, name="    the same, placed by the kernel")
+    return msgspec.structs.replace(row, name="    (d) with everybody placed by the kernel")
 
 
 @contextlib.contextmanager
