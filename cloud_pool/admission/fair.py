@@ -3,7 +3,9 @@
 Start-time fair queueing (Goyal, Vin and Cheng 1996): each tenant has a start tag, the next is who has the least, and
 its tag grows by its request's cost over the tenant's weight. Virtual time is the tag of the last who went in, so a
 tenant that was away comes in there: it has no credit for its absence, and waits for nobody's backlog. The cost is the
-tokens that a request may use; when it has ended, the tag is put right by what it did use.
+tokens that a request may use, times what its tenant's have used of theirs of late; when it has ended, the tag is put
+right by what it did use. Without that share a tenant's second request would wait for what its first one, which still
+runs, might have cost: several turns of everybody else.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from .ticket import Ticket
 
 _REMEMBERED = 4096  # tenants
+_NEWEST = 0.2  # what the last request counts in a tenant's mean
 
 
 @dataclass(slots=True)
@@ -23,6 +26,7 @@ class Flow:
 
     start: float  # tag of the first that waits, or of the next to come
     weight: float
+    likely: float  # what its requests use of the tokens that they may
     waiting: deque[Ticket] = field(default_factory=deque)
 
 
@@ -32,6 +36,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._flows: dict[str, Flow] = {}
         self._virtual = 0.0
+        self._likely = 1.0  # of a tenant that nothing is known of
         self._count = 0
 
     def __len__(self) -> int:
@@ -60,12 +65,16 @@ class FairQueue:
         """It goes in, or went in without waiting."""
         flow = self._flow(ticket)
         self._virtual = max(self._virtual, flow.start)
-        flow.start += ticket.tokens / flow.weight
+        ticket.cost = ticket.tokens * flow.likely
+        flow.start += ticket.cost / flow.weight
 
     def correct(self, ticket: Ticket, used: float) -> None:
         """What a request that went in has used after all."""
         flow = self._flow(ticket)
-        flow.start += (used - ticket.tokens) / flow.weight
+        flow.start += (used - ticket.cost) / flow.weight
+        share = min(1.0, used / ticket.tokens)
+        flow.likely += _NEWEST * (share - flow.likely)
+        self._likely += _NEWEST * (share - self._likely)
 
     def drop(self, ticket: Ticket) -> None:
         """It leaves without having gone in, and has cost nothing."""
@@ -77,7 +86,7 @@ class FairQueue:
         own = self._flows.get(ticket.tenant)
         start = max(own.start, self._virtual) if own is not None else self._virtual
         if own is not None:
-            start += sum(each.tokens for each in own.waiting) / own.weight
+            start += own.likely * sum(each.tokens for each in own.waiting) / own.weight
         return sum(_before(flow, start) for flow in self._flows.values())
 
     def youngest(self) -> Ticket | None:
@@ -98,7 +107,7 @@ class FairQueue:
         flow = self._flows.get(ticket.tenant)
         if flow is None:
             self._forget()
-            flow = self._flows[ticket.tenant] = Flow(self._virtual, ticket.weight)
+            flow = self._flows[ticket.tenant] = Flow(self._virtual, ticket.weight, self._likely)
         if not flow.waiting:
             flow.start = max(flow.start, self._virtual)
         flow.weight = ticket.weight
@@ -118,7 +127,7 @@ def _before(flow: Flow, start: float) -> int:
     for ticket in flow.waiting:
         if tag > start:
             break
-        tag += ticket.tokens / flow.weight
+        tag += flow.likely * ticket.tokens / flow.weight
         count += 1
     return count
 

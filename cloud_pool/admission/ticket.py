@@ -28,6 +28,7 @@ class Ticket:
     tokens: float
     arrived: float  # monotonic, s
     deadline: float  # monotonic, s
+    cost: float = 0.0  # what it was taken to cost when it went in
     state: State = State.NEW
     admitted: float = 0.0  # monotonic, s
 
