@@ -42,9 +42,11 @@ class Child:
     def serve(self) -> int:
         """Until the daemon goes; the exit status."""
         reader = frames.to_child()
-        while data := self._link.recv(_READ_BYTES):
+        # One buffer for all: to ask for a fresh one each time, and keep little of it, tears the heap to pieces.
+        data = memoryview(bytearray(_READ_BYTES))
+        while size := self._link.recv_into(data):
             try:
-                messages = reader.feed(data)
+                messages = reader.feed(data[:size])
             except frames.FrameError as error:
                 _log.error("the daemon sent what is no message: %s", error)
                 return PROTOCOL_BROKEN

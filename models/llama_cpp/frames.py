@@ -98,7 +98,7 @@ class FrameReader(Generic[M]):
         self._decoder = decoder
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[M]:
+    def feed(self, data: bytes | memoryview) -> list[M]:
         """The messages that are whole now."""
         buffer = self._buffer
         buffer += data
