@@ -11,7 +11,7 @@ runs, might have cost: several turns of everybody else.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from .ticket import Ticket
@@ -49,9 +49,10 @@ class FairQueue:
         self._flow(ticket).waiting.append(ticket)
         self._count += 1
 
-    def first(self) -> Ticket | None:
-        """Whose turn it is; of equals, the oldest's."""
-        heads = ((flow.start, flow.waiting[0].arrived, flow) for flow in self._flows.values() if flow.waiting)
+    def first(self, may: Callable[[Ticket], bool] = lambda ticket: True) -> Ticket | None:
+        """Whose turn it is, of those who `may` go in; of equals, the oldest's."""
+        waiting = (flow for flow in self._flows.values() if flow.waiting and may(flow.waiting[0]))
+        heads = ((flow.start, flow.waiting[0].arrived, flow) for flow in waiting)
         found = min(heads, key=lambda head: head[:2], default=None)
         return found[2].waiting[0] if found else None
 

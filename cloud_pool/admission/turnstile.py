@@ -14,7 +14,8 @@ below get their small share of places all the same, unless somebody above would 
 is never starved, and each such turn makes an interactive request wait for one more place.
 The last places (trunk reservation, known from telephone networks) are kept while work is mixed: only a tenant that has
 less than its share of the places gets one, for interactive work, or for standard work with less than half its share;
-so a flood of answers that run for seconds leaves no queue before those who ask little.
+so a flood of answers that run for seconds leaves no queue before those who ask little. There are as many of them as
+such tenants needed of late (peaks), at most half.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .drain import Drain
 from .fair import FairQueue
 from .limit import Limit
 from .overload import Overload
+from .peaks import Peaks
 from .settings import Settings
 from .ticket import RANK, Priority, State, Ticket
 
@@ -72,6 +74,7 @@ class Turnstile:
         self._shed = shed
         self._last = ("", False)
         self._mixed_at = -math.inf
+        self._peaks = Peaks()
         self.running = 0
         self.pending = 0
 
@@ -125,6 +128,7 @@ class Turnstile:
             self._remove(gives_way)
             self._shed(gives_way.priority, "gave_way")
         self._party(ticket).count += 1
+        self._seen(ticket, now)
         self._queues[ticket.priority].add(ticket)  # (6)
         ticket.state = State.WAITING
         return gives_way
@@ -223,9 +227,10 @@ class Turnstile:
         return entered
 
     def _next(self, now: float) -> Ticket | None:
-        firsts = [ticket for queue in self._queues.values() if (ticket := queue.first()) is not None]
         if self.limit - self.running <= self._reserve(now):
-            return next(filter(self._is_spared, firsts), None)
+            spared = (queue.first(self._is_spared) for queue in self._queues.values())
+            return next((ticket for ticket in spared if ticket is not None), None)
+        firsts = [ticket for queue in self._queues.values() if (ticket := queue.first()) is not None]
         if not firsts:
             return None
         chosen = firsts[0]
@@ -250,6 +255,7 @@ class Turnstile:
         party = self._party(ticket)
         party.count += 1
         party.held += 1
+        self._seen(ticket, now)
         self.running += 1
         self.pending += 1
 
@@ -258,6 +264,8 @@ class Turnstile:
         if now - self._mixed_at > _MIXED_S:
             return 0
         reserved = int(self.limit * self._settings.config.reserve + 0.5)
+        kept = self._peaks.kept({tenant: party.held for tenant, party in self._parties.items()}, self.limit, now)
+        reserved = max(reserved, min(int(kept + 0.5), self.limit // 2))
         return min(reserved, self._limit.spare) if self._limit.is_untried(now) else reserved
 
     def _is_spared(self, ticket: Ticket) -> bool:
@@ -266,6 +274,10 @@ class Turnstile:
         others = sum(each.weight for tenant, each in self._parties.items() if tenant != ticket.tenant)
         share = self.limit * ticket.weight / (ticket.weight + others)
         return (party.held if party else 0) < share * _RESERVED[ticket.priority]
+
+    def _seen(self, ticket: Ticket, now: float) -> None:
+        if ticket.priority != "bulk":
+            self._peaks.seen(ticket.tenant, self._party(ticket).count, ticket.weight, now)
 
     def _mix(self, ticket: Ticket, now: float) -> None:
         kind = (ticket.tenant, ticket.priority == "interactive")
