@@ -74,7 +74,9 @@ def code(body: bytes) -> str:
 
 
 async def assert_still_well(box: Box) -> None:
-    answer = await box.ask()
+    # On a connection of its own: a kept one may be closed for its idleness just as it is used again.
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{box.app.port}") as session:
+        answer = await Box(box.app, box.engine, box.cloud, session).ask()
     assert answer.status == 200
     assert answer.text == "".join(EDGE_WORDS)
     box.assert_nothing_leaks()
