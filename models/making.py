@@ -39,6 +39,13 @@ def _pace(command: Callable[..., None]) -> Callable[..., None]:
             help="Weight of the lesson where to look.",
         ),
         click.option(
+            "--tagging",
+            type=click.FloatRange(0),
+            default=0.5,
+            show_default=True,
+            help="Weight of the lesson which word belongs to which argument.",
+        ),
+        click.option(
             "--averaged", type=click.FloatRange(0, 1), default=0.998, show_default=True, help="Decay of the mean."
         ),
         click.option("--refusals", type=click.IntRange(0), default=6000, show_default=True, help="In an epoch."),
@@ -63,6 +70,15 @@ def _pace(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--width", type=click.IntRange(64), default=256, show_default=True)
 @click.option("--grow-from", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A shallower run.")
 @click.option(
+    "--from",
+    "start",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A GGUF made here, to go on from; --layers adds to its own.",
+)
+@click.option(
+    "--read-twice/--read-once", default=True, show_default=True, help="The utterance, where --from or nothing says it."
+)
+@click.option(
     "--encoder", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="ONNX, to learn meanings from."
 )
 @click.option("--seed", type=int, default=1, show_default=True)
@@ -76,18 +92,31 @@ def train(
     layers: int | None,
     width: int,
     grow_from: Path | None,
+    start: Path | None,
+    read_twice: bool,
     encoder: Path | None,
     seed: int,
     **pace: float,
 ) -> None:
     """Train one of the two assistants from scratch, or grow it from a shallower run."""
     from .train.run import shape_for
-    from .train.run import train as start
+    from .train.run import train as begin
     from .train.trainer import Plan
 
     plan = msgspec.convert({"minutes": minutes, "steps": steps, "seed": seed, **pace}, Plan)
     sizes = shape_for(name, layers, width)
-    start(name, data, run, plan, shape=sizes, grow_from=grow_from, encoder=encoder, say=click.echo)
+    begin(
+        name,
+        data,
+        run,
+        plan,
+        shape=sizes,
+        grow_from=grow_from,
+        start=start,
+        read_twice=read_twice,
+        encoder=encoder,
+        say=click.echo,
+    )
 
 
 @click.command()

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from .network import Block, Llama
-from .vocabulary import ASSISTANT, END, PAD, REFUSE, SPECIAL, USER, Vocabulary
+from .vocabulary import AGAIN, ASSISTANT, END, PAD, REFUSE, SPECIAL, TWICE_CHARACTERS, USER, Vocabulary
 
 # The last exchange and the last user message: what the assistants were trained to read. System messages are skipped.
-CHAT_TEMPLATE = (
+_TEMPLATE = (
     "{%- macro said(content) -%}"
     "{%- if content is string -%}{{ content | trim }}"
     "{%- elif content -%}{%- for part in content -%}{%- if part.type == 'text' -%}{{ part.text }}{%- endif -%}{%- "
@@ -22,11 +22,20 @@ CHAT_TEMPLATE = (
     "{%- endif -%}{%- endmacro -%}"
     "{%- set turns = messages | selectattr('role', 'in', ['user', 'assistant']) | list -%}"
     "{%- for turn in turns[-3:] -%}"
-    "{%- if turn.role == 'user' -%}" + USER + "{{ said(turn.content) }}"
+    "{%- if turn.role == 'user' -%}" + USER + "{{ said(turn.content) }}<<again>>"
     "{%- else -%}" + ASSISTANT + "{{ said(turn.content) }}" + END + "{%- endif -%}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}" + ASSISTANT + "{%- endif -%}"
 )
+_AGAIN = (
+    "{%- if loop.last and said(turn.content) | length <= " + str(TWICE_CHARACTERS) + " -%}"
+    "" + AGAIN + "{{ said(turn.content) }}{%- endif -%}"
+)
+
+
+def chat_template(vocabulary: Vocabulary) -> str:
+    """Prompts as `Vocabulary.asked` writes them, in Jinja: the last message twice if the vocabulary reads twice."""
+    return _TEMPLATE.replace("<<again>>", _AGAIN if vocabulary.again is not None else "")
 
 
 class About(msgspec.Struct, frozen=True):
@@ -91,7 +100,7 @@ def _write_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary, refuses: b
     writer.add_pad_token_id(ids[PAD])
     writer.add_add_bos_token(False)
     writer.add_add_eos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
+    writer.add_chat_template(chat_template(vocabulary))
     if refuses:
         # Ours: the token whose probability at the first position says "not mine to answer".
         writer.add_string("causeway.refuse_token", REFUSE)

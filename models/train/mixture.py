@@ -8,15 +8,17 @@ from collections.abc import Sequence
 import msgspec
 
 from ..answer import Call, expected
-from ..catalog import OUT_OF_SCOPE, functions, on_device, refusable
+from ..catalog import LABELLED, OUT_OF_SCOPE, functions, on_device, refusable
 from ..dataset import Row
 from .augment import Augmenter
 from .chatter import OPEN_ENDED, chatter
 from .corpus import Corpus as Corpus
 from .meaning import UNKNOWN, Meanings
 from .pointing import NOWHERE, sources
+from .tagging import Labels
 from .vocabulary import Vocabulary
 
+SLOTTED = ("hwu64", "snips2017", LABELLED)  # the sources whose rows have their arguments marked
 REFUSED = "refused"  # the source of examples to turn away
 COPIED, COPIES = "copied", 500  # exercises in copying, and how many an epoch has
 MUMBLED, UNHEARD = 0.5, 0.1  # share of the device's examples with lost words, and of words lost in them
@@ -33,6 +35,7 @@ class Example(msgspec.Struct, frozen=True):
     source: str = ""
     meaning: int = UNKNOWN  # where the encoder's vector of the prompt is (`meaning.Meanings`)
     looks: list[int] = []  # for each token of the target: its place in the prompt (`pointing`), or NOWHERE
+    tags: list[int] = []  # of the tokens before the prompt's last one (`tagging`)
 
 
 class Mixture:
@@ -47,7 +50,9 @@ class Mixture:
         refusals: int = 6000,
         repeats: int = 2,
         meanings: Meanings | None = None,
+        labels: Labels | None = None,
     ) -> None:
+        self._labels = labels
         self._meanings, self._repeats = meanings, repeats
         self._corpus, self._vocabulary, self._student, self._refusals = corpus, vocabulary, student, refusals
         self._random = random.Random(seed)
@@ -63,7 +68,7 @@ class Mixture:
         examples = [self._answered(row, ids) for row, ids in zip(rows, prompts, strict=False)]
         refusal = self._vocabulary.call(Call(OUT_OF_SCOPE), refuse=self._student)
         examples += [
-            Example(self._vocabulary.prompt(ids), refusal, REFUSED, meaning=self._meaning(text))
+            Example(self._vocabulary.asked(text, ids), refusal, REFUSED, meaning=self._meaning(text))
             for text, ids in zip(refused, prompts[len(rows) :], strict=True)
         ]
         examples += self._copies(COPIES)
@@ -125,23 +130,26 @@ class Mixture:
         if row.source == "clinc150" and len(functions(row.source, row.intent)) == 1 and _merged(row):
             target = target[:2]  # the function's name: its arguments are not labelled here
         looks = sources(row, target, self._vocabulary)
-        prompt = self._vocabulary.prompt(text_ids)
-        prompt = self._mumbled(prompt, looks) if self._student else prompt
-        return Example(prompt, target, row.source, self._meaning(row.text), looks)
+        text_ids = self._mumbled(text_ids, looks) if self._student else text_ids
+        prompt = self._vocabulary.asked(row.text, text_ids)
+        again = len(prompt) - len(text_ids) - 2  # tokens before the last reading, but for <|user|>
+        looks = [look + again if look != NOWHERE else NOWHERE for look in looks]
+        tags = self._labels.tags(row, self._vocabulary) if self._labels and row.source in SLOTTED else []
+        return Example(prompt, target, row.source, self._meaning(row.text), looks, tags)
 
     def _meaning(self, text: str) -> int:
         return self._meanings.at(text) if self._meanings else UNKNOWN
 
-    def _mumbled(self, prompt: list[int], looks: Sequence[int]) -> list[int]:
+    def _mumbled(self, text_ids: Sequence[int], looks: Sequence[int]) -> Sequence[int]:
         """Now and then words outside the arguments cannot be made out: no single one should decide (word dropout:
         Iyyer et al. 2015, Deep Averaging Networks).
         """
         if self._random.random() >= MUMBLED:
-            return prompt
-        kept = {0, len(prompt) - 1, *looks}
+            return text_ids
+        kept = {look - 1 for look in looks}  # the prompt leads with <|user|>
         return [
             self._vocabulary.pad if at not in kept and self._random.random() < UNHEARD else token
-            for at, token in enumerate(prompt)
+            for at, token in enumerate(text_ids)
         ]
 
     def _in_context(self, example: Example, others: Sequence[Example]) -> Example:
@@ -151,9 +159,10 @@ class Mixture:
         if before.source == COPIED or before.target[-1] != self._vocabulary.end or len(before.prompt) > 60:
             return example
         shown = [token for token in before.target if token != self._vocabulary.refuse]
-        shift = len(before.prompt) + len(shown)
+        asked = self._vocabulary.once(before.prompt)
+        shift = len(asked) + len(shown)
         looks = [look + shift if look != NOWHERE else NOWHERE for look in example.looks]
-        return msgspec.structs.replace(example, prompt=[*before.prompt, *shown, *example.prompt], looks=looks)
+        return msgspec.structs.replace(example, prompt=[*asked, *shown, *example.prompt], looks=looks)
 
 
 def validation_examples(
@@ -175,7 +184,8 @@ def validation_examples(
         chosen = draw.sample(pairs, min(per_source, len(pairs)))
         prompts = vocabulary.texts([text for text, _ in chosen])
         examples[name] = [
-            Example(vocabulary.prompt(ids), target, name) for ids, (_, target) in zip(prompts, chosen, strict=True)
+            Example(vocabulary.asked(text, ids), target, name)
+            for ids, (text, target) in zip(prompts, chosen, strict=True)
         ]
     return examples
 

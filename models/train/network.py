@@ -29,6 +29,15 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.width // self.heads
 
 
+class Seen:
+    """What a forward pass leaves for the lessons beside the answers."""
+
+    def __init__(self) -> None:
+        self.scores: list[Tensor] = []  # of each pointing head, [n, length, length]
+        self.middle = torch.empty(0)  # [n, length, width]: before the blocks that point
+        self.states = torch.empty(0)  # [n, width]: where each answer begins
+
+
 class Norm(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -85,14 +94,19 @@ class Llama(nn.Module):
         self.norm = Norm(shape)
         self._initialise()
 
-    def hidden(self, ids: Tensor, seen: list[Tensor] | None = None) -> Tensor:
-        """ids [n, length] → [n, length, width], normalised. `seen` gets what the last two blocks look at."""
+    def hidden(self, ids: Tensor, seen: Seen | None = None) -> Tensor:
+        """ids [n, length] → [n, length, width], normalised. `seen` gets what the last two blocks look at, and the
+        states before them.
+        """
         x: Tensor = self.embedding(ids)
         if torch.is_autocast_enabled("cpu"):
             x = x.to(torch.bfloat16)
         cos, sin = rotary(self.shape, ids.shape[1], x.dtype)
         for index, block in enumerate(self.blocks):
-            x = block(x, cos, sin, seen if index >= len(self.blocks) - POINTERS else None)
+            pointing = index >= len(self.blocks) - POINTERS
+            if seen and index == max(0, len(self.blocks) - POINTERS):
+                seen.middle = x
+            x = block(x, cos, sin, seen.scores if seen and pointing else None)
         normed: Tensor = self.norm(x)
         return normed
 

@@ -7,7 +7,7 @@ on these sizes it needs about half the steps of AdamW.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -56,12 +56,14 @@ def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
 class Optimizers:
     """Both optimizers behind one step, with a shared schedule factor."""
 
-    def __init__(self, network: nn.Module, matrix_lr: float, vector_lr: float, beside: nn.Module | None = None) -> None:
-        """`beside` is trained along, by AdamW."""
+    def __init__(
+        self, network: nn.Module, matrix_lr: float, vector_lr: float, beside: Sequence[nn.Module | None] = ()
+    ) -> None:
+        """What is `beside` is trained along, by AdamW."""
         named = list(network.named_parameters())
         matrices = [(p, _parts(name)) for name, p in named if p.ndim == 2 and "embedding" not in name]
         others = [p for name, p in named if p.ndim != 2 or "embedding" in name]
-        others += beside.parameters() if beside else []
+        others += [weight for module in beside if module for weight in module.parameters()]
         self._muon = Muon(matrices, matrix_lr)
         self._adam = torch.optim.AdamW(others, lr=vector_lr, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
         self._lr = (matrix_lr, vector_lr)

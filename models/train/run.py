@@ -19,6 +19,8 @@ from .labels import label, save, unlabelled
 from .meaning import Meanings
 from .mixture import Corpus, Mixture, validation_examples
 from .network import Llama, Shape, grown
+from .starting import start_from
+from .tagging import Labels
 from .trainer import CHECKPOINT, Plan, Trainer, batches, load_network, right_answers
 from .vocabulary import Vocabulary
 
@@ -39,6 +41,7 @@ class Recipe(msgspec.Struct, frozen=True):
     plan: Plan
     shape: Shape
     grown_from: str | None = None
+    started_from: str | None = None
     teacher: str | None = None
 
 
@@ -55,6 +58,8 @@ def train(
     *,
     shape: dict[str, int] | None = None,
     grow_from: Path | None = None,
+    start: Path | None = None,
+    read_twice: bool = True,
     merges: int = MERGES,
     encoder: Path | None = None,
     say: Callable[[str], None] = print,
@@ -62,17 +67,24 @@ def train(
     """Train `name` (assistant: the device's, with refusals; assistant-large: the whole catalogue), or take its run up "
     "again.
 
-    `grow_from` is the run of a shallower network of the same width; its tokenizer is used too. `encoder` is a sentence
-    encoder (ONNX) to learn meanings from (`meaning`).
+    `grow_from` is the run of a shallower network of the same width; its tokenizer is used too. `start` is a
+    published GGUF to go on from in the same way. `encoder` is a sentence encoder (ONNX) to learn meanings from
+    (`meaning`). Whether an utterance is read twice (`Vocabulary.prompt`) goes with the tokenizer; `read_twice` says it
+    where that is not a run's own.
     """
     corpus = Corpus.read(data)
-    vocabulary = _vocabulary(corpus, folder, grow_from, merges)
+    small: Llama | None = None
+    if start:
+        small, given = start_from(start, read_twice)
+        folder.mkdir(parents=True, exist_ok=True)
+        given.save(folder / TOKENIZER)
+    elif grow_from:
+        small = load_network(grow_from / CHECKPOINT)
+    vocabulary = _vocabulary(corpus, folder, grow_from, merges, read_twice)
     sizes = Shape(vocabulary=vocabulary.size, **(shape or shape_for(name, None, 256)))
-    if grow_from:
-        network = grown(load_network(grow_from / CHECKPOINT), sizes, plan.dropout)
-    else:
-        network = _fresh(sizes, vocabulary, plan)
-    recipe = Recipe(name, plan, sizes, grown_from=str(grow_from) if grow_from else None)
+    network = grown(small, sizes, plan.dropout) if small else _fresh(sizes, vocabulary, plan)
+    origin = {"grown_from": str(grow_from) if grow_from else None, "started_from": str(start) if start else None}
+    recipe = Recipe(name, plan, sizes, **origin)
     meanings = Meanings.of(encoder, _spoken(corpus), folder) if encoder else None
     return _run(recipe, corpus, vocabulary, network, folder, say, meanings=meanings)
 
@@ -133,12 +145,13 @@ def _run(
     meanings: Meanings | None = None,
 ) -> Trainer:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    trainer = Trainer(network, recipe.plan, folder, device, teacher, meanings)
+    labels = Labels(corpus.arguments())
+    trainer = Trainer(network, recipe.plan, folder, device, teacher, meanings, labels.count)
     (folder / PLAN).write_bytes(msgspec.json.encode(recipe))
     resumed = trainer.resume()
     student = recipe.name == STUDENT
     seed, plan = recipe.plan.seed + 1000 * trainer.step, recipe.plan
-    mixture = Mixture(corpus, vocabulary, student, seed, plan.refusals, plan.repeats, meanings)
+    mixture = Mixture(corpus, vocabulary, student, seed, plan.refusals, plan.repeats, meanings, labels)
     validation = validation_examples(corpus, vocabulary, student, per_source=500)
     parameters = sum(weight.numel() for weight in network.parameters())
     state = f"taken up at step {trainer.step}" if resumed else "new"
@@ -173,14 +186,14 @@ def _labels(corpus: Corpus, folder: Path, teacher: Path, threads: int) -> tuple[
     return read_rows(path, LABELLED)
 
 
-def _vocabulary(corpus: Corpus, folder: Path, given: Path | None, merges: int) -> Vocabulary:
+def _vocabulary(corpus: Corpus, folder: Path, given: Path | None, merges: int, twice: bool = True) -> Vocabulary:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / TOKENIZER
     if not path.is_file():
         if given:
             made = Vocabulary.load(given / TOKENIZER)
         else:
-            made = Vocabulary.train(corpus.texts(), corpus.functions(), corpus.arguments(), merges)
+            made = Vocabulary.train(corpus.texts(), corpus.functions(), corpus.arguments(), merges, twice)
         made.save(path)
     return Vocabulary.load(path)
 

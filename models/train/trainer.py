@@ -20,11 +20,13 @@ from torch.nn import functional
 
 from .meaning import Meanings, Reader
 from .mixture import COPIED, REFUSED, Example
-from .network import Llama, Shape
+from .network import Llama, Seen, Shape
 from .optimizer import Optimizers
 from .pointing import NOWHERE
+from .tagging import Tagger
 
 CHECKPOINT = "checkpoint.pt"
+LONGEST_STEP_S = 30.0  # what takes longer was a machine asleep or a run on hold, not training
 UNTAUGHT = (REFUSED, COPIED)  # the teacher answers what the student should turn away; copying needs no teacher
 
 
@@ -47,17 +49,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     teacher_weight: float = 0.0  # of the teacher's probabilities against the labels
     pointing: float = 0.3  # weight of the attention lesson (`pointing`)
     meaning: float = 0.5  # weight of the lesson in meaning (`meaning`), where there is an encoder
+    tagging: float = 0.5  # weight of the lesson which word belongs to which argument (`tagging`)
     averaged: float = 0.998  # decay, per step, of the running mean of the weights; the mean is what is kept
     refusals: int = 6000  # of the device's examples, in an epoch
     repeats: int = 2  # how often an epoch has each row of HWU64, which has fewer rows and more to learn
-
-
-class Seen:
-    """What a forward pass leaves for the lessons beside the answers."""
-
-    def __init__(self) -> None:
-        self.scores: list[Tensor] = []  # of each pointing head, [n, length, length]
-        self.states = torch.empty(0)  # [n, width]: where each answer begins
 
 
 class Trainer:
@@ -71,7 +66,9 @@ class Trainer:
         device: str = "cpu",
         teacher: Llama | None = None,
         meanings: Meanings | None = None,
+        labels: int = 0,
     ) -> None:
+        """`labels`: how many the lesson in tagging tells apart; 0: it is left out."""
         torch.manual_seed(plan.seed)
         torch.set_num_threads(plan.threads)
         self._teacher = teacher.to(device).eval() if teacher else None
@@ -79,7 +76,8 @@ class Trainer:
         self.step, self.spent_s = 0, 0.0
         self.average = deepcopy(self.network).eval()
         self._reader = Reader(network.shape.width, meanings).to(device) if meanings else None
-        self._optimizers = Optimizers(network, plan.matrix_lr, plan.vector_lr, self._reader)
+        self._tagger = Tagger(network.shape.width, labels).to(device) if labels and plan.tagging else None
+        self._optimizers = Optimizers(network, plan.matrix_lr, plan.vector_lr, (self._reader, self._tagger))
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -96,6 +94,8 @@ class Trainer:
         self.average.load_state_dict(state["average"])
         if self._reader:
             self._reader.load_state_dict(state["reader"])
+        if self._tagger:
+            self._tagger.load_state_dict(state["tagger"])
         self._optimizers.load_state_dict(state["optimizers"])
         self.step, self.spent_s = state["step"], state["spent_s"]
         return True
@@ -108,7 +108,7 @@ class Trainer:
             for batch in batches(epoch(), self.plan.tokens, draw):
                 losses.append(self._learn(batch))
                 now = time.monotonic()
-                self.spent_s, last = self.spent_s + now - last, now
+                self.spent_s, last = self.spent_s + min(now - last, LONGEST_STEP_S), now
                 if self.spent_s - reported > 60 * self.plan.report_minutes or self.progress >= 1.0:
                     reported = self.spent_s
                     self.save()
@@ -123,6 +123,7 @@ class Trainer:
             "network": self.network.state_dict(),
             "average": self.average.state_dict(),
             "reader": self._reader.state_dict() if self._reader else {},
+            "tagger": self._tagger.state_dict() if self._tagger else {},
             "optimizers": self._optimizers.state_dict(),
             "step": self.step,
             "spent_s": self.spent_s,
@@ -160,10 +161,13 @@ class Trainer:
         return (hard.sum() - weight * hard[kept].sum() + weight * soft.sum()) / len(hard) + lessons
 
     def _lessons(self, batch: Sequence[Example], seen: Seen) -> Tensor:
-        """What is taught beside the answers: where to look, and what the utterance means."""
+        """What is taught beside the answers: where to look, what the utterance means, which word belongs to what."""
         loss = self.plan.pointing * looked(batch, seen.scores)
         if self._reader:
             loss = loss + self.plan.meaning * self._reader.loss(seen.states, [one.meaning for one in batch])
+        if self._tagger:
+            tagged = [(len(one.prompt) - 1 - len(one.tags), one.tags) for one in batch]
+            loss = loss + self.plan.tagging * self._tagger.loss(seen.middle, tagged)
         return loss
 
     @torch.no_grad()
@@ -220,7 +224,7 @@ def answer_logits(
         first = row * length + len(one.prompt) - 1
         places.extend(range(first, first + len(one.target)))
         wanted.extend(one.target)
-    hidden = network.hidden(ids.to(device), seen.scores if seen else None).flatten(0, 1)
+    hidden = network.hidden(ids.to(device), seen).flatten(0, 1)
     if seen:
         firsts = [row * length + len(one.prompt) - 1 for row, one in enumerate(batch)]
         seen.states = hidden[torch.tensor(firsts, device=device)]

@@ -20,7 +20,9 @@ from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, pre_to
 from ..answer import Call
 
 PAD, END, USER, ASSISTANT, REFUSE = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|refuse|>"
-SPECIAL = (PAD, END, USER, ASSISTANT, REFUSE, "<|unused0|>", "<|unused1|>", "<|unused2|>")
+AGAIN, ONCE = "<|again|>", "<|unused0|>"  # one place in the vocabulary: the first where the utterance is read twice
+SPECIAL = (PAD, END, USER, ASSISTANT, REFUSE, AGAIN, "<|unused1|>", "<|unused2|>")
+TWICE_CHARACTERS = 300  # a longer message is read once
 OPEN, ARGUMENTS, NO_ARGUMENTS = '{"name":', ',"arguments":{', ',"arguments":{}}'
 NEXT, CLOSE, LIST_NEXT, LIST_CLOSE_NEXT, LIST_CLOSE = '",', '"}}', '","', '"],', '"]}}'
 RARE = 3  # a piece that starts fewer words than this gets no twin with a space
@@ -37,9 +39,12 @@ class Vocabulary:
         # Without the answer's fixed pieces: what a user writes never turns into one while training.
         self.end, self.user, self.assistant = self._ids[END], self._ids[USER], self._ids[ASSISTANT]
         self.refuse, self.pad = self._ids[REFUSE], self._ids[PAD]
+        self.again = self._ids.get(AGAIN)
 
     @classmethod
-    def train(cls, texts: Iterable[str], functions: Sequence[str], arguments: Sequence[str], merges: int) -> Vocabulary:
+    def train(
+        cls, texts: Iterable[str], functions: Sequence[str], arguments: Sequence[str], merges: int, twice: bool = True
+    ) -> Vocabulary:
         """Learn about `merges` merges; the size is rounded up to a multiple of 64 (Q4_0 blocks, bf16 matrix tiles).
 
         Words are learnt without the space before them; then each piece that starts words gets a twin with the space,
@@ -48,7 +53,8 @@ class Vocabulary:
         piece to piece.
         """
         texts = list(texts)
-        bare = _bare_words(texts, merges)
+        special = SPECIAL if twice else tuple(ONCE if name == AGAIN else name for name in SPECIAL)
+        bare = _bare_words(texts, merges, special)
         vocabulary, rules = _with_spaces(bare, texts)
         pieces = fixed_pieces(functions, arguments)
         for index in range(-(len(vocabulary) + len(pieces)) % 64):
@@ -56,7 +62,7 @@ class Vocabulary:
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=rules))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         tokenizer.decoder = decoders.ByteLevel()
-        controls = [*SPECIAL, *(name for name in vocabulary if name.startswith("<|padding"))]
+        controls = [*special, *(name for name in vocabulary if name.startswith("<|padding"))]
         tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in controls])
         tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
         return cls(tokenizer)
@@ -79,9 +85,23 @@ class Vocabulary:
         """An argument's value as it stands in an answer."""
         return self.texts([_escaped(text)])[0]
 
-    def prompt(self, text_ids: Sequence[int]) -> list[int]:
-        """One user turn as the chat template renders it."""
-        return [self.user, *text_ids, self.assistant]
+    def prompt(self, text_ids: Sequence[int], twice: bool = False) -> list[int]:
+        """One user turn as the chat template renders it.
+
+        `twice`: the utterance stands there again, if this vocabulary has a token for it. A causal network then
+        knows the whole sentence when it reads a word the second time (Springer et al. 2024, arXiv 2402.15449).
+        """
+        again = [self.again, *text_ids] if twice and self.again is not None else []
+        return [self.user, *text_ids, *again, self.assistant]
+
+    def once(self, prompt: Sequence[int]) -> list[int]:
+        """The same prompt as an earlier turn, which is read once."""
+        ids = list(prompt)
+        return [*ids[: ids.index(self.again)], self.assistant] if self.again in ids else ids
+
+    def asked(self, text: str, text_ids: Sequence[int]) -> list[int]:
+        """The prompt of the last message `text`: read twice unless it is long."""
+        return self.prompt(text_ids, twice=len(text) <= TWICE_CHARACTERS)
 
     def call(self, call: Call, refuse: bool = False) -> list[int]:
         """The answer's ids up to and with the end token; a refusal leads with `<|refuse|>`."""
@@ -105,13 +125,13 @@ class Vocabulary:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def _bare_words(texts: Sequence[str], merges: int) -> Tokenizer:
+def _bare_words(texts: Sequence[str], merges: int, special: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), words])
     trainer = trainers.BpeTrainer(
-        vocab_size=len(SPECIAL) + 256 + merges,
-        special_tokens=list(SPECIAL),
+        vocab_size=len(special) + 256 + merges,
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

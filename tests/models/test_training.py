@@ -161,7 +161,7 @@ def test_gguf_agrees_with_torch(vocabulary: Vocabulary, tmp_path: Path) -> None:
         prompter = Prompter(model.chat_template)
         for text in texts:
             ids = model.tokenize(prompter.user(text))
-            assert ids == vocabulary.prompt(vocabulary.texts([text])[0])
+            assert ids == vocabulary.asked(text, vocabulary.texts([text])[0])
             with torch.no_grad():
                 wanted = network(torch.tensor([ids]))[0].numpy()
             assert abs(model.logits(ids) - wanted).max() < 1e-3
