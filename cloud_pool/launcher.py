@@ -174,8 +174,8 @@ class Launcher:
                 return 1
             delay_s = FIRST_DELAY_S if (ended.ready_for_s or 0.0) >= STEADY_S else delay_s
             self._log(f"the server ended with status {ended.code}; starting it again in {delay_s:g} s")
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(stop.wait(), delay_s)
+            with anyio.move_on_after(delay_s):
+                await stop.wait()
                 return 0
             delay_s = min(2.0 * delay_s, LONGEST_DELAY_S)
 
@@ -224,8 +224,8 @@ class Launcher:
         """SIGTERM lets the server finish what it has; it may take a little longer than it was told."""
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(process.wait(), self._drain_s + 5.0)
+        with anyio.move_on_after(self._drain_s + 5.0):
+            await process.wait()
             return
         self._log("the server did not end in time: killed")
         with contextlib.suppress(ProcessLookupError):
@@ -286,9 +286,10 @@ async def _is_ready(ports: Ports) -> bool:
         return False
     try:
         writer.write(f"GET /v2/health/ready HTTP/1.1\r\nHost: {ports.host}\r\nConnection: close\r\n\r\n".encode())
-        status = await asyncio.wait_for(reader.readline(), 2.0)
-        return b" 200 " in status
-    except (OSError, asyncio.TimeoutError):
+        with anyio.move_on_after(2.0):
+            return b" 200 " in await reader.readline()
+        return False
+    except OSError:
         return False
     finally:
         writer.close()

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from .bounds import Bound
+
 READY = "ready "
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 16 * 1024
@@ -64,7 +66,8 @@ class Child:
     async def ready(self, timeout_s: float) -> dict[str, str]:
         """The words of the ready line. Raises ChildEnded."""
         try:
-            return await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
+            with Bound(asyncio.get_running_loop().time() + timeout_s):
+                return await asyncio.shield(self._ready)
         except asyncio.TimeoutError:
             raise ChildEnded(f"{self.name} was not ready within {timeout_s:g} s{self.last_words()}") from None
 
@@ -92,7 +95,8 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), grace_s)
+                with Bound(asyncio.get_running_loop().time() + grace_s):
+                    await process.wait()
             except asyncio.TimeoutError:
                 graceful = False
                 self.kill()

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import msgspec
 
+from .bounds import Bound
+
 log = logging.getLogger(__name__)
 
 Value = str | bytes | int | float | None
@@ -123,7 +125,8 @@ class Journal:
                 return []
             self._reads.append(_Read(statement, values, answer))
             self._ready.notify()
-        return await asyncio.wait_for(asyncio.wrap_future(answer), timeout_s)
+        with Bound(asyncio.get_running_loop().time() + timeout_s):
+            return await asyncio.wrap_future(answer)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what is queued and stop. Blocks for at most `timeout_s`; call it from a thread when a loop runs."""

@@ -7,7 +7,6 @@ starting ──▶ ready ──▶ backing_off ──▶ starting …        a c
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import Literal
 
@@ -83,11 +82,14 @@ class Supervisor:
 
     async def close(self) -> None:
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._enter("closed", "it was closed")
+        try:
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])  # Not `await task`: a cancellation of whoever closes would look like its.
+                if not task.cancelled():
+                    task.result()
+        finally:
+            self._enter("closed", "it was closed")
 
     async def _keep(self) -> None:
         backoff_s = _FIRST_BACKOFF_S

@@ -146,6 +146,19 @@ async def test_cancelled_launcher_leaves_nothing(tmp_path: Path) -> None:
     assert not bed.region.exists()
 
 
+async def test_cancelled_while_it_stops(tmp_path: Path) -> None:
+    """Both signals in one turn, while a server that died waits for its next start: the cancellation counts."""
+    bed = Bed(tmp_path)
+    async with running(bed) as task:
+        await until(lambda: len(bed.said) == 1)
+        bed.servers()[0].kill()
+        await until(lambda: any("starting it again" in line for line in bed.logged))
+        bed.stop.set()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
 async def test_server_that_never_was_ready_is_given_up(tmp_path: Path) -> None:
     """A wrong model or a taken port is not mended by waiting; its last words are shown."""
     bed = Bed(tmp_path, argv=[sys.executable, "-c", "print('port is taken'); raise SystemExit(3)"])

@@ -1,0 +1,85 @@
+"""A cancellation that comes in the very turn in which what was waited for ends: it is not swallowed."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from edge_node.children import Child
+from edge_node.journal import Journal, Write
+from edge_node.supervisor import Supervisor
+from models.llama_cpp.protocol import EngineOptions
+
+
+async def settled() -> None:
+    """The tasks that were begun wait now."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_a_wait_for_readiness(tmp_path: Path) -> None:
+    """The program says that it is ready while whoever waits is cancelled."""
+    child = Child("program", [sys.executable, "-c", "print('ready url=x')"], tmp_path / "log", {})
+    waiting = asyncio.create_task(child.ready(20.0))
+    await settled()
+    child._ready.add_done_callback(lambda _: waiting.cancel())
+    await child.start()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await child.stop(20.0)
+
+
+async def test_a_wait_for_the_end(tmp_path: Path) -> None:
+    """The program ends while whoever stops it is cancelled."""
+    child = Child("program", ["sleep", "600"], tmp_path / "log", {})
+    await child.start()
+
+    async def cancel_at_the_end() -> None:
+        await child.wait()
+        stopping.cancel()
+
+    watching = asyncio.create_task(cancel_at_the_end())
+    await settled()  # it waits first, so it is told first
+    stopping = asyncio.create_task(child.stop(20.0))
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await watching
+    assert await child.stop(20.0)
+
+
+async def test_a_read_from_disk(tmp_path: Path) -> None:
+    """The rows come while whoever reads is cancelled."""
+    served = threading.Event()
+
+    def tell(_: sqlite3.Connection) -> None:
+        served.set()
+
+    journal = Journal(tmp_path / "j.sqlite", "CREATE TABLE t (a)", after_batch=tell, linger_s=0.0)
+    reading = asyncio.create_task(journal.read("SELECT 1", timeout_s=20.0))
+    await settled()
+    journal.write(Write("INSERT INTO t VALUES (1)", ()))  # written after the read is served
+    journal.start()
+    try:
+        assert served.wait(20.0)  # without a turn of the loop: the rows are on their way
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    finally:
+        journal.close()
+
+
+async def test_a_wait_for_the_engines_end() -> None:
+    """Whoever closes the engine's keeper is cancelled as well."""
+    keeper = Supervisor(EngineOptions(model_path="/nowhere.gguf"), "model")
+    keeper.start()
+    await settled()
+    closing = asyncio.create_task(keeper.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
