@@ -80,7 +80,7 @@ class Desk(msgspec.Struct, frozen=True):
 
 
 class App:
-    """A gateway that runs: `start`, then `drain` and `close`."""
+    """A gateway that runs: `start`, then `drain` and `stop`; `close` once its task group has ended."""
 
     def __init__(
         self,
@@ -127,18 +127,20 @@ class App:
         self._server.draining = True
         await self._listener.drain(self._config.server.drain_s)
 
-    async def close(self) -> None:
-        """Ends the background work too: nothing may use a server that is closed."""
+    async def stop(self) -> None:
+        """No more requests, and the background work is told to end: its task group may then be left."""
         await self._listener.close()
         self._tasks.cancel_scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await self._front.close()
-            await self._desk.close()
-            if self._jobs is not None:
-                await self._jobs.close()
-            await self.pools.close()
-            if self._tracing is not None:
-                await to_thread.run_sync(self._tracing.close)
+
+    async def close(self) -> None:
+        """What the background work used. Not before that has ended: a probe needs its channel until its last step."""
+        await self._front.close()
+        await self._desk.close()
+        if self._jobs is not None:
+            await self._jobs.close()
+        await self.pools.close()
+        if self._tracing is not None:
+            await to_thread.run_sync(self._tracing.close)
 
 
 def build(config: Config, tasks: TaskGroup) -> App:
@@ -254,6 +256,7 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
     On SIGHUP the endpoints of what `reread` gives are taken.
     """
     faults = []
+    app: App | None = None
     async with anyio.create_task_group() as tasks:
         try:
             app = build(config, tasks)
@@ -263,6 +266,8 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
         except ConfigError as error:
             faults.append(error)  # Raised below: out of a task group it would come wrapped.
         tasks.cancel_scope.cancel()
+    if app is not None:
+        await app.close()
     for fault in faults:
         raise fault
 
@@ -273,4 +278,4 @@ async def _serve(app: App, stop: asyncio.Event) -> None:
     await stop.wait()
     _log.info("draining")
     await app.drain()
-    await app.close()
+    await app.stop()

@@ -72,4 +72,5 @@ async def serving(issuer: Issuer, redis: RedisServer, **identity: Any) -> AsyncI
         with anyio.fail_after(PATIENCE_S):
             async with aiohttp.ClientSession(app.url.removesuffix("/v1")) as session:
                 yield Gateway(session, issuer)
-        await app.close()
+        await app.stop()
+    await app.close()

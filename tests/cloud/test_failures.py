@@ -127,7 +127,8 @@ async def test_triton_that_is_not_there() -> None:
             async with http.get(app.url.replace("/v1", "/healthz")) as reply:
                 assert reply.status == 200
         await app.drain()
-        await app.close()
+        await app.stop()
+    await app.close()
 
 
 async def test_drain_lets_running_answers_end(pool: Pool, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ async def gateway(read_timeout_s: float = 10.0) -> AsyncIterator[App]:
         await app.start()
         with anyio.fail_after(PATIENCE_S):
             yield app
-        await app.close()
+        await app.stop()
+    await app.close()
 
 
 async def talk(app: App, sent: bytes, *, until_closed: bool = True) -> bytes:

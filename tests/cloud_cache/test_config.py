@@ -55,4 +55,5 @@ async def test_a_whole_gateway_starts_with_a_cache(tmp_path: Path) -> None:
     async with anyio.create_task_group() as tasks:
         app = build(load_config(path, Flags()), tasks)
         await app.start()
-        await app.close()
+        await app.stop()
+    await app.close()
