@@ -12,6 +12,8 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver
 from prometheus_client import CollectorRegistry
 
+from router.errors import ConfigError
+
 from ..identity.principal import Principal
 from ..tenants.limits import Limits
 from ..tiers import Tier
@@ -122,19 +124,36 @@ class Crew:
     def name(self) -> str:
         return self._worker.name
 
-    async def start(self) -> None:
-        """Raises ConfigError for a Redis that is not there, or that may forget what it acknowledged."""
-        await Durability(self._database, self._config.durability).start()
+    async def start(self, stop: Stop) -> bool:
+        """Waits for Redis; False where `stop` came first. Raises ConfigError for one that may forget what it
+        acknowledged."""
+        faults: list[ConfigError] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def wait() -> None:
+                try:
+                    await Durability(self._database, self._config.durability).wait()
+                except ConfigError as error:
+                    faults.append(error)  # Raised below: out of a task group it would come wrapped.
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(wait)
+            await stop.wait()
+            tasks.cancel_scope.cancel()
+            return False
+        for fault in faults:
+            raise fault
+        return True
 
     async def run(self, stop: Stop) -> None:
         """Until `stop`, and until the worker has drained. A delivery that is cut off is made again by another."""
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._deliverer.run)
-                tasks.start_soon(self._feeder.run)
-                await self._worker.run(stop)
-                tasks.cancel_scope.cancel()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._deliverer.close()
-                await self._database.close()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._deliverer.run)
+            tasks.start_soon(self._feeder.run)
+            await self._worker.run(stop)
+            tasks.cancel_scope.cancel()
+
+    async def close(self) -> None:
+        """After `run`, or in its stead."""
+        await self._deliverer.close()
+        await self._database.close()

@@ -1,24 +1,30 @@
 """Whether this Redis keeps what it acknowledged when it is killed.
 
 A gateway starts without its Redis, for it answers interactive requests all the same; it takes no job before the
-question is answered with yes. A worker does not start without.
+question is answered with yes. A worker waits for its Redis.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
+
+import anyio
 
 from router.errors import ConfigError
 
+from .backoff import job_pause_s
 from .database import Database, items, text
 from .errors import StoreForgets, StoreRefused, StoreUnavailable
 
 _log = logging.getLogger("causeway.cloud.jobs")
 _WANTED: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 _AGAIN_S = 30.0  # another Redis may have taken its place
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 15.0
 
 
 def faults(settings: Mapping[str, str]) -> tuple[str, ...]:
@@ -39,10 +45,14 @@ class Durability:
         wanted: Literal["require", "warn"],
         *,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._database = database
         self._wanted = wanted
         self._clock = clock
+        self._sleep = sleep
+        self._rng = rng
         self._good_until = float("-inf")
 
     async def ensure(self) -> None:
@@ -57,12 +67,22 @@ class Durability:
             _log.warning(message)
         self._good_until = self._clock() + _AGAIN_S
 
-    async def start(self) -> None:
-        """Raises ConfigError."""
-        try:
-            await self.ensure()
-        except StoreUnavailable as error:
-            raise ConfigError(error.message, where="redis") from error
+    async def wait(self) -> None:
+        """Until Redis answers, with longer and longer pauses, each said. Raises ConfigError for one that may forget."""
+        tried = 0
+        while True:
+            try:
+                await self.ensure()
+                break
+            except StoreForgets as error:
+                raise ConfigError(error.message, where="redis") from error
+            except StoreUnavailable as error:
+                tried += 1
+                pause_s = job_pause_s(tried, self._rng() / 2.0, base_s=_FIRST_PAUSE_S, cap_s=_LONGEST_PAUSE_S)
+                _log.warning("waiting for Redis: %s; asked again in %.1f s", error.message, pause_s)
+            await self._sleep(pause_s)
+        if tried:
+            _log.info("Redis answers")
 
     async def _look(self) -> tuple[str, ...]:
         """A Redis that hides its settings counts as one that may forget."""

@@ -1,10 +1,16 @@
-"""The worker's composition root: the gateway's service without its HTTP, and a crew that works on it."""
+"""The worker's composition root: the gateway's service without its HTTP, and a crew that works on it.
+
+1. its metrics can be had, also while it waits
+2. Redis answers, or is waited for: as long as it takes, unless the worker is to stop
+3. the tiers are watched, jobs are claimed: until it is to stop
+4. the background work has ended: what it used is closed
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
 from anyio.abc import TaskGroup
@@ -33,17 +39,20 @@ async def run(
     metrics_at: tuple[str, int] | None,
     reread: Callable[[], Config] | None = None,
 ) -> None:
-    """Until `stop`; then drained. Prints one line when it claims. Raises ConfigError.
+    """Until `stop`; then drained. Prints one line when it claims jobs. Raises ConfigError.
 
     On SIGHUP the endpoints of what `reread` gives are taken.
     """
     faults = []
+    closing: list[Callable[[], Awaitable[None]]] = []
     async with anyio.create_task_group() as tasks:
         try:
-            await _work(config, stop, metrics_at, tasks, reread)
+            await _work(config, stop, metrics_at, tasks, closing, reread)
         except ConfigError as error:
             faults.append(error)  # Raised below: out of a task group it would come wrapped.
         tasks.cancel_scope.cancel()
+    for close in closing:
+        await close()  # (4)
     for fault in faults:
         raise fault
 
@@ -53,8 +62,10 @@ async def _work(
     stop: asyncio.Event,
     metrics_at: tuple[str, int] | None,
     tasks: TaskGroup,
+    closing: list[Callable[[], Awaitable[None]]],
     reread: Callable[[], Config] | None,
 ) -> None:
+    """`closing` gets what is to be done when `tasks` has ended."""
     settings = at_redis(config.jobs, config.redis)
     if not settings.redis:
         raise ConfigError("a worker needs the URL of the gateways' Redis", where="redis")
@@ -70,21 +81,18 @@ async def _work(
     repairs.listeners.append(lanes.warmth.loaded)
     runner = AccountedRunner(ServiceRunner(lanes.service, by_name(tiers), pools.by_tier), desk.ledger)
     crew = Crew(settings, by_name(tiers), runner, places, metrics.registry)
-    await crew.start()
+    closing += [crew.close, desk.close, pools.close]
+    where = _serve_metrics(metrics, metrics_at)  # (1)
+    if not await crew.start(stop):  # (2)
+        return
     if reread is not None:
         follow_hangups(pools, config, reread)
     await pools.prepare()
     tasks.start_soon(pools.watch)
     tasks.start_soon(lanes.warmth.watch)
     desk.start(tasks)
-    where = _serve_metrics(metrics, metrics_at)
     print(f"ready worker={crew.name}{where}", flush=True)
-    try:
-        await crew.run(stop)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await desk.close()
-            await pools.close()
+    await crew.run(stop)  # (3)
 
 
 def _serve_metrics(metrics: Metrics, at: tuple[str, int] | None) -> str:

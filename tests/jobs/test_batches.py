@@ -97,13 +97,14 @@ class AtWork:
         self._tasks = anyio.create_task_group()
 
     async def __aenter__(self) -> None:
-        await self._crew.start()
+        assert await self._crew.start(self._stop)
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._crew.run, self._stop)
 
     async def __aexit__(self, *fault: object) -> None:
         self._stop.set()
         await self._tasks.__aexit__(None, None, None)
+        await self._crew.close()
 
 
 def over(client: openai.AsyncOpenAI, name: str) -> Callable[[], object]:

@@ -169,25 +169,21 @@ async def test_a_key_outlives_redis(own_redis: RedisServer, config: JobsConfig, 
 
 async def test_a_redis_that_forgets_is_refused(database: Database) -> None:
     """At start: with `require` it is an error that names the setting, with `warn` a line in the log."""
-    await Durability(database, "require").start()
+    await Durability(database, "require").wait()
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder), "--appendfsync", "everysec")
         forgetful = Database(server.url, "p", SCRIPTS)
         try:
             with pytest.raises(ConfigError, match="appendfsync is everysec"):
-                await Durability(forgetful, "require").start()
-            await Durability(forgetful, "warn").start()
+                await Durability(forgetful, "require").wait()
+            await Durability(forgetful, "warn").wait()
         finally:
             await forgetful.close()
             server.kill()
 
 
-async def test_a_redis_that_is_not_there_is_said(config: JobsConfig) -> None:
-    """At start an unreachable Redis is an error of the configuration, not a trace."""
-    absent = Database("unix:///nonexistent/redis.sock", config.prefix, SCRIPTS)
-    with pytest.raises(ConfigError, match="does not answer"):
-        await Durability(absent, "warn").start()
-    await absent.close()
+def test_a_url_that_is_none_is_said(config: JobsConfig) -> None:
+    """An error of the configuration, not a trace."""
     with pytest.raises(ConfigError):
         Database("nonsense://", config.prefix, SCRIPTS)
 
