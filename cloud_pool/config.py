@@ -73,6 +73,7 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tries: Positive = 3  # endpoints that one request may be given to before its first token; 1: no retry
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()
     hedge: HedgeConfig = HedgeConfig()
+    call_grammar: bool = True  # hold the calls of an artifact that answers with calls to the words of what was said
     guided: GuidedKey = "guided_decoding"  # what the tier's vLLM backend calls grammars: structured_outputs since 25.09
 
     @property

@@ -267,6 +267,8 @@ def jobs_of(ask: Ask, ids: itertools.count[int]) -> list[Job]:
             stop=parameters.stops,
             grammar=guided.grammar,
             json_schema=guided.schema,
+            utterance=guided.utterance,
+            said=guided.said,
             logprobs=_logprobs(ask),
             ignore_eos=parameters.ignore_eos,
             deadline_s=ask.deadline_s,

@@ -25,6 +25,8 @@ class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     json: dict[str, object] | str | None = None  # a schema, or a text that holds one
     grammar: str = ""
     json_object: bool = False
+    utterance: str | None = None  # of our engine alone (models.llama_cpp.protocol.Job), as is:
+    said: str = ""
 
     @property
     def schema(self) -> str:
@@ -98,14 +100,23 @@ class _Extra(msgspec.Struct, frozen=True):
 
 
 def from_request(
-    request: Request, *, max_tokens: int, schema: str, guided_key: GuidedKey, temperature: float = 1.0
+    request: Request,
+    *,
+    max_tokens: int,
+    schema: str,
+    guided_key: GuidedKey,
+    temperature: float = 1.0,
+    utterance: str | None = None,
+    said: str = "",
 ) -> SamplingParameters:
     """What Triton shall do for one prompt of `request`. Raises InvalidRequest.
 
-    `max_tokens` and `temperature` hold where the caller names none. `schema` is JSON, "" for free text.
+    `max_tokens` and `temperature` hold where the caller names none. `schema` is JSON, "" for free text. `utterance` and
+    `said` hold a call of our own engine where there is no schema.
     """
     wish = request.sampling
-    guided = {guided_key: msgspec.json.encode(_guided(schema)).decode()} if schema else {}
+    rules = _guided(schema) if schema or utterance is None else Guided(utterance=utterance, said=said)
+    guided = {guided_key: msgspec.json.encode(rules).decode()} if rules != Guided() else {}
     try:
         extra = msgspec.json.decode(request.extra or "{}", type=_Extra)
     except msgspec.ValidationError as error:
@@ -130,6 +141,8 @@ def from_request(
 
 
 def _guided(schema: str) -> Guided:
+    if not schema:
+        return Guided()
     return Guided(json_object=True) if schema == ANY_OBJECT else Guided(json=msgspec.json.decode(schema))
 
 

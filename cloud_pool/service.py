@@ -168,6 +168,8 @@ class Service:
             schema=tool_schema(call.request),
             guided_key=tier.config.guided,
             temperature=tier.wording.temperature,
+            utterance=tier.utterance(call.request),
+            said="" if before is None else before.text,
         )
         prompts: Sequence[str] = tier.prompts(call.request)
         if before is not None:

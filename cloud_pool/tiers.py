@@ -8,8 +8,9 @@ from pathlib import Path
 import gguf
 import msgspec
 
+from models.call_grammar import utterance_of
 from models.chat_template import MARK, render
-from models.spec import ArtifactError, find_artifact
+from models.spec import Answers, ArtifactError, find_artifact
 from router.errors import ConfigError, UnsupportedFeature
 from router.types import Request
 
@@ -33,6 +34,7 @@ class Wording(msgspec.Struct, frozen=True):
     reads_marks: bool = False
     temperature: float = 1.0  # where the caller names none
     answer_tokens: int = 0  # the most of an answer where the caller names no limit; 0: no such bound
+    answers: Answers = "text"  # calls: each is held to the words of what was said
     weights: str = ""  # SHA-256 of the artifact: other weights, other answers; "" where there is none
 
 
@@ -60,6 +62,10 @@ class Tier(msgspec.Struct, frozen=True):
             or wording.context_tokens
             or 1024
         )
+
+    def utterance(self, request: Request) -> str | None:
+        """What the answer's words are held to; None: it is free."""
+        return utterance_of(request) if self.wording.answers == "calls" else None
 
     def prompts(self, request: Request) -> tuple[str, ...]:
         """The text of each prompt. Raises InvalidRequest."""
@@ -121,7 +127,11 @@ def _wording(tier: TierConfig, config: Config, where: str) -> Wording:
     temperature = 1.0 if manifest.temperature is None else manifest.temperature
     wording = read_wording(artifact.path)
     return msgspec.structs.replace(
-        wording, temperature=temperature, answer_tokens=manifest.answer_tokens, weights=manifest.sha256
+        wording,
+        temperature=temperature,
+        answer_tokens=manifest.answer_tokens,
+        answers=manifest.answers if tier.call_grammar else "text",
+        weights=manifest.sha256,
     )
 
 

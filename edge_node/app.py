@@ -156,12 +156,18 @@ def _cloud_patience(config: Config) -> Patience:
 
 
 def _models(config: EngineConfig) -> bytes:
-    """Which models there are, by content: an answer of the old weights is no answer of the new ones."""
+    """Which models there are, by content, and what holds their answers: under other weights or another grammar an
+    answer may be another one.
+    """
     try:
         known = list_artifacts([Path(folder) for folder in config.model_dirs])
     except ArtifactError:
         return b""  # the engine will say so
-    return "\n".join(f"{artifact.name} {artifact.manifest.sha256}" for artifact in known).encode()
+    held = "calls" if config.call_grammar else ""
+    return "\n".join(
+        f"{artifact.name} {artifact.manifest.sha256} {held if artifact.manifest.answers == 'calls' else ''}"
+        for artifact in known
+    ).encode()
 
 
 def _engine_maker(config: EngineConfig) -> Callable[[str], Engine]:
@@ -179,6 +185,7 @@ def _engine_maker(config: EngineConfig) -> Callable[[str], Engine]:
             refuse_token=manifest.refuse_token or "",
             temperature=manifest.temperature,
             answer_tokens=manifest.answer_tokens,
+            answers=manifest.answers,
             name=artifact.name,
         )
 

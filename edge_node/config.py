@@ -54,6 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context_tokens: Count = 0
     threads: Count = 0
     gpu_layers: Annotated[int, Meta(ge=-1)] = 0
+    call_grammar: bool = True
     enabled: bool = True
 
 
@@ -114,6 +115,7 @@ MEANING: Mapping[str, str] = {
     "engine.context_tokens": "one request's prompt and answer; 0: the model's own limit, bounded by memory",
     "engine.threads": "0: the cores that are free at start",
     "engine.gpu_layers": "layers on the GPU; -1: all",
+    "engine.call_grammar": "hold calls to the words of what was said, where the model answers so; false: they are free",
     "engine.enabled": "false: this box has no engine and everything goes to the cloud",
     "cloud.url": "an OpenAI-compatible server, usually ending in /v1; empty: edge only",
     "cloud.api_key": "bearer token for the cloud; better in a file",

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.call_grammar import utterance_of
 from models.llama_cpp.parent import EngineProcess
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
+from models.spec import Answers
 from router import errors
 from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, UnsupportedFeature
 from router.tools import ToolCallParser, tool_schema
@@ -37,10 +39,11 @@ class EngineBackend:
         refuse_token: str = "",
         temperature: float | None = None,
         answer_tokens: int = 0,
+        answers: Answers = "text",
         name: str = "",
         stuck_s: float = 30.0,
     ) -> None:
-        """`refuse_token`, `temperature`, `answer_tokens`: what the model's manifest says of it."""
+        """`refuse_token`, `temperature`, `answer_tokens`, `answers`: what the model's manifest says of it."""
         options = EngineOptions(
             model_path=str(model_path.resolve()),
             context_tokens=config.context_tokens,
@@ -52,6 +55,7 @@ class EngineBackend:
             temperature=temperature,
             answer_tokens=answer_tokens,
         )
+        self._copies = answers == "calls" and config.call_grammar
         self._sequences = options.sequences
         self._supervisor = Supervisor(options, name or model_path.stem, stuck_s=stuck_s)
         self._ids = itertools.count(1)
@@ -153,6 +157,7 @@ class EngineBackend:
     def _choices(self, call: Call) -> Iterator[_Choice]:
         request = call.request
         schema, deadline_s = tool_schema(request), _left(call)
+        utterance = utterance_of(request) if self._copies else None
         numbered = ((prompt, choice) for prompt in _prompts(request) for choice in range(request.n))
         for index, (prompt, choice) in enumerate(numbered):
             job = Job(
@@ -162,6 +167,7 @@ class EngineBackend:
                 sampling=_seeded(request.sampling, choice),
                 stop=request.stop,
                 json_schema=schema,
+                utterance=utterance,
                 logprobs=request.logprobs,
                 confidence_tokens=call.confidence_tokens if index == 0 else 0,
                 deadline_s=deadline_s,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .answer import score
-from .call_grammar import call_grammar
+from .call_grammar import ANSWER_TOKENS, call_grammar
 from .catalog import on_device, refusable
 from .chat import Prompter
 from .dataset import Row
@@ -17,7 +17,6 @@ from .greedy import Answer, GreedyModel
 from .report import Report, Result
 
 REFUSED = 0.5  # probability of the refusal token from which an answer is one
-ANSWER_TOKENS = 320  # as long as the grammar's bounds allow
 
 
 def evaluate(
@@ -29,7 +28,7 @@ def evaluate(
     tick: Callable[[int], None] = lambda count: None,
 ) -> Report:
     """Greedy answers of the GGUF at `path` to every row, scored. `tick` gets the number of rows done since the last
-    call. With `grammar`, what the model does not refuse is answered by the grammar of its utterance.
+    call. With `grammar`, each is held to the grammar of its utterance, as the engine holds it.
     """
     answers: list[Answer] = []
     with GreedyModel(path, threads=threads) as model:
@@ -37,20 +36,11 @@ def evaluate(
         for start in range(0, len(rows), 64):
             part = rows[start : start + 64]
             prompts = [model.tokenize(prompter.user(row.text)) for row in part]
-            plain = model.answers(prompts)
-            answers += _ruled(model, part, prompts, plain) if grammar else plain
+            grammars = [call_grammar(row.text) for row in part] if grammar else None
+            answers += model.answers(prompts, ANSWER_TOKENS, grammars)
             tick(len(part))
         refuses = model.metadata("causeway.refuse_token") is not None
     return summarise(path.parent.name, rows, answers, grammar=grammar, refuses=refuses)
-
-
-def _ruled(
-    model: GreedyModel, rows: Sequence[Row], prompts: Sequence[Sequence[int]], plain: Sequence[Answer]
-) -> list[Answer]:
-    return [
-        one if one.refuse > REFUSED else model.answers([prompt], ANSWER_TOKENS, call_grammar(row.text))[0]
-        for row, prompt, one in zip(rows, prompts, plain, strict=True)
-    ]
 
 
 def summarise(name: str, rows: Sequence[Row], answers: Sequence[Answer], *, grammar: bool, refuses: bool) -> Report:

@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 _QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 GGML_F32 = 0  # `enum ggml_type`
 FLASH_ATTENTION_OFF = 0  # `enum llama_flash_attn_type`
-# One function call as compact JSON. Texts and lists are bounded, so that an answer that goes in circles still ends.
-GRAMMAR = r"""
-root ::= "{\"name\":" name ",\"arguments\":" arguments "}"
-name ::= "\"" [a-z_0-9]{1,48} "\""
-arguments ::= "{" (pair ("," pair){0,6})? "}"
-pair ::= name ":" (text | list)
-list ::= "[" text ("," text){0,3} "]"
-text ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})){0,72} "\""
-"""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -88,6 +79,7 @@ class GreedyModel:
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(2048, 0, 1)
         self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+        self._refuse = int(self.metadata("causeway.refuse_token_id") or -1)
         self.chat_template = (llama_cpp.llama_model_chat_template(self._model, None) or b"").decode()
 
     def __enter__(self) -> Self:
@@ -128,23 +120,32 @@ class GreedyModel:
         return np.stack([self._row(index) for index in range(len(ids))])
 
     def answers(
-        self, prompts: Sequence[Sequence[int]], limit: int = 128, grammar: str | None = None, *, watch: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        limit: int = 128,
+        grammars: Sequence[str] | None = None,
+        *,
+        watch: int = 0,
     ) -> list[Answer]:
         """Greedy answers of at most `limit` tokens, in the order of the prompts, with the confidence that the engine
         would report after each of the first `watch` tokens.
+
+        `grammars`: one for each prompt. As in the engine, a refusal may come before what they ask for.
         """
         done: list[Answer] = []
         for start in range(0, len(prompts), self._slots):
-            done += self._answer_group(prompts[start : start + self._slots], limit, grammar, watch)
+            group = slice(start, start + self._slots)
+            rules = [None] * len(prompts[group]) if grammars is None else grammars[group]
+            done += self._answer_group(prompts[group], limit, rules, watch)
         return done
 
     def _answer_group(
-        self, prompts: Sequence[Sequence[int]], limit: int, grammar: str | None, watch: int
+        self, prompts: Sequence[Sequence[int]], limit: int, grammars: Sequence[str | None], watch: int
     ) -> list[Answer]:
         llama_cpp.llama_memory_clear(self._memory, True)
-        refuse = int(self.metadata("causeway.refuse_token_id") or -1)
+        refuse = self._refuse
         watched = [_Watched(Surety(watch, refuse if refuse >= 0 else None)) for _ in prompts]
-        samplers = [self._sampler(grammar) for _ in prompts]
+        samplers = [self._sampler(grammar) for grammar in grammars]
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
         refused = [0.0 for _ in prompts]
@@ -188,7 +189,10 @@ class GreedyModel:
     ) -> bool:
         """Choose the next token of a sequence; False when it ends the answer."""
         logits = self._row(index)
-        token = int(llama_cpp.llama_sampler_sample(sampler, self._context, index))
+        if not tokens and int(logits.argmax()) == self._refuse:
+            token = self._refuse
+        else:
+            token = int(llama_cpp.llama_sampler_sample(sampler, self._context, index))
         watched.observe(logits, token)
         logprobs.append(float(_log_softmax(logits)[token]))
         if self.ends(token):

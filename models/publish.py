@@ -9,12 +9,14 @@ from pathlib import Path
 
 import msgspec
 
+from .call_grammar import ANSWER_TOKENS
 from .card import card
 from .functions import CATALOG
 from .gguf_file import read_gguf
 from .report import Report
 from .signals import Kind
 from .spec import (
+    Answers,
     Artifact,
     ArtifactError,
     DataSource,
@@ -63,6 +65,7 @@ def publish_gguf(
     catalog_sha256: str | None = None,
     temperature: float | None = None,
     answer_tokens: int = 0,
+    answers: Answers = "text",
 ) -> Artifact:
     """Copy `weights` to `root/name/model.gguf` beside a manifest made from its own metadata, and verify the copy."""
     about = read_gguf(weights)
@@ -88,6 +91,7 @@ def publish_gguf(
         chat_template_sha256=_hash(about.chat_template) if about.chat_template else None,
         temperature=temperature,
         answer_tokens=answer_tokens,
+        answers=answers,
         catalog_sha256=catalog_sha256,
         command=command,
         seed=seed,
@@ -129,7 +133,8 @@ def publish_assistant(
         catalog_sha256=sha256_of(CATALOG),
         # A call is right or wrong: who says nothing wants the likeliest one, and none is longer than this.
         temperature=0.0,
-        answer_tokens=256,
+        answer_tokens=ANSWER_TOKENS,
+        answers="calls",
     )
     write_card(artifact, card(artifact.manifest, own))
     return artifact

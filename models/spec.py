@@ -13,12 +13,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 SHIPPED = Path(__file__).parent / "artifacts"
 MANIFEST = "manifest.json"
 _READ_BYTES = 1 << 20
+
+Answers = Literal["text", "calls"]
 
 
 class ArtifactError(ValueError):
@@ -47,6 +50,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     `metrics` are measured on held-back rows, as shares of 1 unless the key says otherwise
     (`student/snips/exact_match`).
     `refuse_token` is the special token whose probability at the first position means "not mine to answer".
+    `answers`: `calls` is one function call as compact JSON, its arguments copied from the utterance (models/answer.py);
+    the engines then hold each answer to `call_grammar`, unless the caller asks for something else. `text`: anything.
     """
 
     name: str
@@ -64,6 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     refuse_token: str | None = None
     temperature: float | None = None  # where the caller names none; None: OpenAI's 1
     answer_tokens: int = 0  # the most of an answer where the caller names no limit; 0: the rest of the context
+    answers: Answers = "text"
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None
     catalog_sha256: str | None = None

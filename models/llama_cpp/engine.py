@@ -14,19 +14,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import psutil
 
-from router.errors import CausewayError, ContextLengthExceeded
+from router.errors import CausewayError, ContextLengthExceeded, InvalidGrammar
 from router.types import Sampling
 
+from ..call_grammar import ANY_CALL, call_grammar
 from .grammar import schema_to_gbnf
 from .loading import Loaded, load
 from .protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
 from .sampling import Chooser, plain
 from .sequence import Sequence
 from .step import Stepper
+from .vocabulary import Tokens
 
 _log = logging.getLogger(__name__)
 _NEVER = float("inf")
@@ -122,14 +125,23 @@ class Engine:
                 + ("" if room < 0 else ": there is none left for the answer"),
                 param="messages" if job.prompt.messages else "prompt",
             )
-        gbnf = schema_to_gbnf(job.json_schema) if job.json_schema else job.grammar
-        sampling = self._sampling(job)
-        chooser = None
-        if not job.embed and (gbnf or not plain(sampling)):
-            chooser = Chooser(parts.vocabulary, parts.candidates, sampling, gbnf, prompt)
+        chooser = None if job.embed else self._chooser(job, prompt)
         wanted = (self._options.answer_tokens or room) if job.max_tokens is None else job.max_tokens
         limit = max(1, min(room, wanted))
         return Sequence(job, prompt, limit, chooser, parts.vocabulary, deadline)
+
+    def _chooser(self, job: Job, prompt: Tokens) -> Chooser | None:
+        """What holds the answer: (1) the caller's grammar or schema, (2) its utterance, (3) nothing."""
+        sampling = self._sampling(job)
+        held_to = partial(Chooser, self._parts.vocabulary, self._parts.candidates, sampling, prompt)
+        gbnf = schema_to_gbnf(job.json_schema) if job.json_schema else job.grammar
+        if gbnf or job.utterance is None or job.ignore_eos:  # (1), (3)
+            return held_to(gbnf) if gbnf or not plain(sampling) else None
+        try:  # (2)
+            return held_to(call_grammar(job.utterance), refusable=True, said=job.said)
+        except InvalidGrammar:
+            _log.warning("llama.cpp cannot read the grammar of an utterance of %d characters", len(job.utterance))
+            return held_to(ANY_CALL, refusable=True, said=job.said)
 
     def _sampling(self, job: Job) -> Sampling:
         """The job's, with the model's own temperature where it names none."""

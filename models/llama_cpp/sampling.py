@@ -71,7 +71,20 @@ class Chooser:
     Raises InvalidGrammar when llama.cpp refuses the grammar, InvalidRequest for a bias on a token that does not exist.
     """
 
-    def __init__(self, vocabulary: Vocabulary, candidates: Candidates, sampling: Sampling, gbnf: str, prompt: Tokens):
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        candidates: Candidates,
+        sampling: Sampling,
+        prompt: Tokens,
+        gbnf: str = "",
+        *,
+        refusable: bool = False,
+        said: str = "",
+    ) -> None:
+        """`refusable`: the refusal token may come first, before what the grammar asks for. `said`: of the grammar's
+        text, what stands in the prompt already; if the grammar does not allow it, it holds nothing.
+        """
         self._candidates = candidates
         self._bias = _bias(sampling, vocabulary)
         self._penalties = _Penalties(sampling, prompt) if _penalises(sampling) else None
@@ -79,18 +92,23 @@ class Chooser:
         self._controls = frozenset(vocabulary.controls) - vocabulary.ends
         self._grammar = _grammar(vocabulary, gbnf) if gbnf else 0
         self._chain = 0 if greedy(sampling) else _chain(sampling)
-        self._pieces = vocabulary.pieces
+        self._pieces, self._texts = vocabulary.pieces, vocabulary.texts
         self._letters = codecs.getincrementaldecoder("utf-8")()
+        self._whole = True  # no character is half said
+        self._first = vocabulary.refuse if refusable and not said else None  # what may come first in any case
+        self._said = vocabulary.encode(said, special=False).tolist() if said else []
         self.adjusts = bool(self._grammar) or self._bias is not None or self._penalties is not None
 
     def choose(self, row: Row, context: bindings.Pointer, index: int) -> int:
         """The token after batch place `index`, whose logits are `row` (changed in place); NO_TOKEN at a dead end."""
+        if self._said:
+            self._catch_up()
         if self._penalties is not None:
             self._penalties.apply(row)
         if self._bias is not None:
             row[self._bias[0]] += self._bias[1]
         token = bindings.sample(self._chain, context, index) if self._chain else int(row.argmax())
-        if not self._grammar:
+        if not self._grammar or token == self._first:
             return token
         # Mostly the model wants what the grammar allows: asking about one token is a hundredth of asking about all.
         if token in self._controls or not self._candidates.allows(self._grammar, token):
@@ -103,14 +121,31 @@ class Chooser:
 
     def accept(self, token: int) -> None:
         """`token`, which `choose` gave, is part of the answer now."""
-        if self._grammar:
+        first, self._first = self._first, None
+        if self._grammar and token != first:
             bindings.accept(self._grammar, token)
-            self._letters.decode(self._pieces[token])
+            if not (self._whole and self._texts[token] is not None):
+                self._letters.decode(self._pieces[token])
+                self._whole = not self._letters.getstate()[0]
         if self._penalties is not None:
             self._penalties.count(token)
 
+    def _catch_up(self) -> None:
+        """Take the grammar past what was said before."""
+        for token in self._said:
+            if not self._pieces[token]:
+                continue  # a beginning-of-sequence token
+            if not self._candidates.allows(self._grammar, token):
+                bindings.free_sampler(self._grammar)
+                self._grammar = 0
+                break
+            bindings.accept(self._grammar, token)
+        self._said = []
+
     def _spells(self, token: int) -> bool:
         """Whether the token's bytes go on with UTF-8."""
+        if self._whole and self._texts[token] is not None:
+            return True
         state = self._letters.getstate()
         try:
             self._letters.decode(self._pieces[token])

@@ -83,6 +83,10 @@ class Stepper:
             row = seen
             if token != NO_TOKEN:
                 chooser.accept(token)
+                text = self._texts[token] if sequence.quick else None
+                if text is not None and sequence.made + 1 < sequence.limit:
+                    out.append(sequence.quick_take(token, text))
+                    return token
         if (emission := sequence.take(token, row)) is not None:
             out.append(emission)
         return token

@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 import cloud_pool
+from cloud_pool.cache.rules import Keys
+from cloud_pool.cache.settings import CacheConfig
 from cloud_pool.config import Config, Flags, ServerConfig, TierConfig, load_config
 from cloud_pool.tiers import break_up, load_tiers
 from cloud_pool.tokens import load_tokens
@@ -91,6 +93,16 @@ def test_artifact_gives_the_prompt(tmp_path: Path) -> None:
     assert prompt == f"<|user|>hi<{MARK}|end|><{MARK}|assistant|>sure<|assistant|>"
     assert tier.wording.context_tokens > tier.max_tokens == tier.wording.answer_tokens > 0
     assert tier.wording.temperature == 0.0, "its manifest says so"
+
+
+def test_a_tier_s_calls_are_held_unless_it_says_otherwise(tmp_path: Path) -> None:
+    """The artifact's manifest says how it answers; another setting is another answer to the cache."""
+    said = Request(kind="chat", model="x", messages=(Message("user", "at six"),))
+    (bound,) = load_tiers(load_config(None, Flags()))
+    (free,) = load_tiers(load_config(write(tmp_path, "tiers: [{call_grammar: false}]"), Flags()))
+    assert (bound.utterance(said), free.utterance(said)) == ("at six", None)
+    bound_key, free_key = (Keys(CacheConfig()).key(said, tier, "") for tier in (bound, free))
+    assert bound_key != free_key
 
 
 def test_stock_tier_breaks_up_control_tokens(tmp_path: Path) -> None:

@@ -106,3 +106,15 @@ def test_the_models_own_temperature_holds_where_the_caller_names_none() -> None:
     assert json.loads(encode(silent))["temperature"] == 0.0
     said = Request(kind="chat", model="large", sampling=Sampling(temperature=0.5))
     assert from_request(said, max_tokens=5, schema="", guided_key="guided_decoding", temperature=0.0).temperature == 0.5
+
+
+def test_what_holds_a_call_travels_where_nothing_else_holds_the_answer() -> None:
+    """The utterance, and how the answer began; a schema of the caller's comes before them."""
+    written = from_request(
+        CHAT, max_tokens=5, schema="", guided_key="guided_decoding", utterance="at six", said='{"name"'
+    )
+    assert decode(encode(written)).guided == Guided(utterance="at six", said='{"name"')
+    written = from_request(CHAT, max_tokens=5, schema="{}", guided_key="guided_decoding", utterance="at six")
+    assert decode(encode(written)).guided == Guided(json_object=True)
+    silent = from_request(CHAT, max_tokens=5, schema="", guided_key="guided_decoding", utterance="")
+    assert decode(encode(silent)).guided.utterance == "", "nothing was said: no argument can be"

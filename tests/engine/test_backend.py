@@ -12,12 +12,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 import uvloop
 
 from edge_node.backend import Call
 from edge_node.config import EngineConfig
 from edge_node.engine import DECLINED, EngineBackend
+from models.answer import parse
+from models.greedy import GreedyModel
+from models.spec import find_artifact
 from router.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -100,8 +104,8 @@ async def make_backend(tiny_model: Path) -> AsyncIterator[Callable[..., EngineBa
     """Backends that are not started yet; they are closed whatever happens."""
     made: list[EngineBackend] = []
 
-    def make(path: Path = tiny_model, **fields: object) -> EngineBackend:
-        made.append(EngineBackend(path, CONFIG, **fields))  # type: ignore[arg-type]
+    def make(path: Path = tiny_model, config: EngineConfig = CONFIG, **fields: object) -> EngineBackend:
+        made.append(EngineBackend(path, config, **fields))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -457,3 +461,46 @@ def test_it_runs_on_uvloop(tiny_model: Path) -> None:
         await backend.close()
 
     uvloop.run(scenario())
+
+
+# --- models that answer with calls ------------------------------------------------------------------------------------
+
+
+def drawn_to(letter: str, path: Path) -> Sampling:
+    """Greedy, and every token of this letter alone is what the model wants most."""
+    with GreedyModel(path, slots=1, context=64, threads=1) as model:
+        (token,) = model.tokenize(letter)
+    return Sampling(temperature=0.0, logit_bias=((token, 1000.0),))
+
+
+async def test_calls_are_held_to_what_was_said(make_backend: MakeBackend) -> None:
+    """By the manifest's word, on this box and for this request: each of the three can leave the answer free."""
+    artifact = find_artifact("assistant")
+    wish = drawn_to("Q", artifact.path)
+    ask = chat("wake me up at six am", sampling=wish, max_tokens=200)
+    bound = make_backend(artifact.path, answers=artifact.manifest.answers)
+    anything = make_backend(artifact.path, EngineConfig(threads=1, call_grammar=False), answers="calls")
+    for one in (bound, anything):
+        await one.start()
+        await one.ready(now() + PATIENCE_S)
+    called = parse(text(await answer(bound, ask)))
+    assert called is not None
+    assert "Q" not in str(called)
+    free = [
+        await answer(bound, msgspec.structs.replace(ask, response_format=ResponseFormat("text"))),
+        await answer(anything, ask),
+    ]
+    assert {text(one)[:9] for one in free} == {"Q" * 9}
+
+
+async def test_tools_that_may_be_called_leave_the_call_to_the_utterance(make_backend: MakeBackend) -> None:
+    """A call of one of them is a tool call, with the words of what was said."""
+    artifact = find_artifact("assistant")
+    backend = make_backend(artifact.path, answers=artifact.manifest.answers)
+    await backend.start()
+    tools = (Tool("alarm_set", parameters='{"type":"object","properties":{"time":{"type":"string"}}}'),)
+    chunks = await answer(backend, chat("wake me up at six am", max_tokens=200, tools=tools))
+    (called,) = [delta for chunk in chunks for delta in chunk.tool_calls]
+    assert called.name == "alarm_set"
+    assert all(value in "wake me up at six am" for value in json.loads(called.arguments).values())
+    assert finish(chunks) == "tool_calls"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from models.answer import parse
-from models.call_grammar import MOST_PIECES, call_grammar
+from models.call_grammar import ANY_CALL, MOST_CHARACTERS, MOST_PIECES, call_grammar, utterance_of
 from models.chat import Prompter
-from models.greedy import GRAMMAR
 from models.spec import find_artifact
+from router.types import ImagePart, Message, Request, ResponseFormat, TextPart, Tool, ToolChoice
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -33,7 +33,7 @@ def test_every_answer_is_a_call_that_copies(text: str) -> None:
     """Whatever is said, the answer is a call in JSON, and each value stands in what was said."""
     with GreedyModel(find_artifact("assistant").path, slots=1, context=2048, threads=1) as model:
         prompt = model.tokenize(Prompter(model.chat_template).user(text))
-        answer = model.answers([prompt], 320, call_grammar(text))[0]
+        answer = model.answers([prompt], 320, [call_grammar(text)])[0]
     call = parse(answer.text)
     assert call is not None, answer.text
     if text.count("word") < MOST_PIECES:
@@ -42,10 +42,37 @@ def test_every_answer_is_a_call_that_copies(text: str) -> None:
 
 def test_long_texts_fall_back_to_any_value() -> None:
     """A rule for every word of a page would be slow to read: beyond a bound the general grammar serves."""
-    assert call_grammar("word " * MOST_PIECES) == GRAMMAR
-    assert call_grammar("six am") != GRAMMAR
+    assert call_grammar("word " * MOST_PIECES) == ANY_CALL
+    assert call_grammar("x" * 100_000) == ANY_CALL
+    assert call_grammar("x" * MOST_CHARACTERS) != ANY_CALL
+    assert call_grammar("six am") != ANY_CALL
 
 
 def test_without_words_there_are_no_arguments() -> None:
     """White space alone can fill no argument."""
     assert 'arguments ::= "{}"' in call_grammar(" \n ")
+
+
+def chat(*messages: Message, **fields: object) -> Request:
+    return Request(kind="chat", model="auto", messages=messages, **fields)  # type: ignore[arg-type]
+
+
+def test_the_utterance_is_the_last_thing_that_the_user_said() -> None:
+    """Whatever stands before or behind it; parts of a message are its lines."""
+    first, last = Message("user", "one"), Message("user", (TextPart("two"), ImagePart("data:,"), TextPart("three")))
+    assert utterance_of(chat(Message("system", "be brief"), first, Message("assistant", "so"))) == "one"
+    assert utterance_of(chat(first, Message("assistant", "so"), last)) == "two\nthree"
+    assert utterance_of(chat(Message("system", "be brief"))) is None
+    assert utterance_of(chat(Message("user", None))) is None
+
+
+def test_who_says_what_the_answer_is_gets_that() -> None:
+    """A response format, `text` among them, or a call that must come; tools that may be called change nothing."""
+    said, tools = Message("user", "one"), (Tool("alarm_set"),)
+    assert utterance_of(chat(said, tools=tools)) == "one"
+    assert utterance_of(chat(said, tools=tools, tool_choice=ToolChoice("none"))) == "one"
+    assert utterance_of(chat(said, tools=tools, tool_choice=ToolChoice("required"))) is None
+    assert utterance_of(chat(said, tools=tools, tool_choice=ToolChoice("function", "alarm_set"))) is None
+    for kind in ("text", "json_object", "json_schema"):
+        assert utterance_of(chat(said, response_format=ResponseFormat(kind))) is None
+    assert utterance_of(Request(kind="completion", model="auto", prompts=("one",))) is None

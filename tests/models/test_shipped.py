@@ -15,7 +15,8 @@ from models.spec import SHIPPED, Artifact, find_artifact, list_artifacts, verify
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
-from models.greedy import GRAMMAR, GreedyModel  # noqa: E402
+from models.call_grammar import ANY_CALL  # noqa: E402
+from models.greedy import GreedyModel  # noqa: E402
 
 ARTIFACTS = [artifact for artifact in list_artifacts() if artifact.manifest.format == "gguf"]
 NAMES = [artifact.name for artifact in ARTIFACTS]
@@ -125,7 +126,8 @@ def test_with_the_grammar_every_answer_is_a_call(artifact: Artifact) -> None:
     odd = ["", "%%%", 'say "hello" \\ to them', "Wie spät ist es?", "{}", "play " * 30]
     with GreedyModel(artifact.path, threads=1, context=2048) as model:
         prompter = Prompter(model.chat_template)
-        answers = model.answers([model.tokenize(prompter.user(text)) for text in odd], grammar=GRAMMAR, limit=200)
+        prompts = [model.tokenize(prompter.user(text)) for text in odd]
+        answers = model.answers(prompts, 200, [ANY_CALL] * len(odd))
     ended = [answer for answer in answers if len(answer.tokens) < 200]
     assert len(ended) >= len(odd) - 1
     assert all(parse(answer.text) for answer in ended), [msgspec.to_builtins(answer) for answer in ended]

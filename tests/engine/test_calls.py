@@ -1,0 +1,239 @@
+"""Answers held to the words of an utterance: the device's own model in the engine, as the product runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from models.answer import parse
+from models.call_grammar import ANSWER_TOKENS, ANY_CALL, MOST_CHARACTERS, MOST_PIECES, call_grammar
+from models.chat import Prompter
+from models.greedy import GreedyModel
+from models.llama_cpp.protocol import EngineOptions, Prompt
+from models.spec import find_artifact
+from router.types import Message, Sampling
+
+from .conftest import Answer, Rig
+
+ASSISTANT = find_artifact("assistant")
+ALARM, QUESTION = "wake me up at six am", "what is the capital of france"
+TEXTS = (
+    ALARM,
+    QUESTION,
+    "turn off the lights in the kitchen",
+    "turn on the wemo plug socket",
+    "dim the bedroom lights",
+    "make the lights blue",
+    "please vacuum the floor",
+    "make me a cup of coffee",
+    "mute the speakers",
+    "turn the volume up",
+    "lower the volume to thirty",
+    "set an alarm for seven thirty on monday",
+    "remove my alarm for tomorrow morning",
+    "what alarms do i have set",
+    "add milk and eggs to my shopping list",
+    "what is on my grocery list",
+    "delete the list of chores",
+    "remind me to call mom at noon",
+    "what is on my calendar for friday",
+    "cancel my meeting with bob on tuesday",
+    "will it rain in london tomorrow",
+    "what's the weather like in Fort Belvoir, Alaska?",
+    "is it going to be chilly at 4 pm in Guinea-Bissau",
+    "play some jazz by miles davis",
+    "play The Song of Hiawatha by Kool Keith on Spotify",
+    "Play Varney the Vampire Varney the Vampire",
+    "Add Suites & Sweets to my Latin Dance Cardio playlist",
+    'Add "Ain\'t No Rest" by Cage the Elephant to my Sunday \\ Morning list',
+    "add this tune to my Café Bar playlist",
+    "rate The Mystery of the Yellow Room 4 out of 6 stars",
+    "give this novel a zero",
+    "Rate this current essay five points",
+    "find the soundtrack called Shrek the Third",
+    "Where can I see the picture The Lost Patrol?",
+    "which movies are playing at Wanda Group near here at 9 o'clock",
+    "book a table for two at a Greek bistro in Rome next month",
+    "I want to eat at The Ledbury with four of my friends at 7 pm",
+    "what time is it in tokyo",
+    "what is today's date",
+    "how many minutes until noon in new york",
+    "play the next podcast episode",
+    "start playing the audiobook i listened to yesterday",
+    "play radio four",
+    "play monopoly with me",
+    "write me a poem about dogs",
+    "Explain quantum computing in three sentences.",
+    "how do i transfer money to my savings account",
+    "who wrote war and peace",
+    "translate hello to french",
+    "日本 の 天気",
+)
+ODD = (
+    "",
+    " \n\t ",
+    'say "six\\am" to  me, "" \\\\',
+    "tab\tand\nline \x07 \x00 \x1b[31m \x7f \u0085 \u2028",
+    "日本の天気を教えて",
+    "كيف حال الطقس؟ 🌧️👩‍👩‍👧",
+    "half a character: \ud83d",
+    "<|user|><|end|><|refuse|> ::= root",
+    "word " * MOST_PIECES,
+    "x" * MOST_CHARACTERS,
+    "x" * 100_000,
+)
+END = {"refusal": "end", "confidence_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    """One sequence, nothing remembered: in another batch the last digits of a logit are others."""
+    made = Rig(
+        EngineOptions(
+            model_path=str(ASSISTANT.path),
+            threads=1,
+            sequences=1,
+            prefix_cache_bytes=0,
+            refuse_token=ASSISTANT.manifest.refuse_token or "",
+        )
+    )
+    yield made
+    made.engine.close()
+
+
+def said(text: str) -> Prompt:
+    return Prompt(messages=(Message("user", text),))
+
+
+def held(rig: Rig, text: str, **fields: object) -> Answer:
+    return rig.ask(said(text), **{"max_tokens": ANSWER_TOKENS, "utterance": text, **fields})
+
+
+def values(answer: Answer | str) -> list[str]:
+    text = answer if isinstance(answer, str) else answer.text
+    call = parse(text)
+    assert call is not None, text
+    return [one for value in call.arguments.values() for one in (value if isinstance(value, list) else [value])]
+
+
+def test_the_engine_answers_as_evaluation_does(rig: Rig) -> None:
+    """What `evaluate --grammar` measures is what users get: the same answers to the same utterances, refusals too."""
+    assert len(TEXTS) == 50
+    with GreedyModel(ASSISTANT.path, slots=1, context=512, threads=1) as model:
+        prompter = Prompter(model.chat_template)
+        prompts = [model.tokenize(prompter.user(text)) for text in TEXTS]
+        measured = model.answers(prompts, ANSWER_TOKENS, [call_grammar(text) for text in TEXTS])
+    answers = [held(rig, text) for text in TEXTS]
+    assert [one.text for one in answers] == [one.text for one in measured]
+    assert {answer.end.refused for answer in answers} == {True, False}
+    for text, answer in zip(TEXTS, answers, strict=True):
+        assert all(value in text for value in values(answer))
+
+
+def test_an_argument_is_of_the_utterance_s_words(rig: Rig) -> None:
+    """Whatever the prompt has: here it names one time and the utterance another."""
+    free, bound = rig.ask(said(ALARM), max_tokens=64), rig.ask(said(ALARM), max_tokens=64, utterance="at nine pm")
+    assert any("six" in value for value in values(free))
+    assert values(bound)
+    assert all(value in "at nine pm" for value in values(bound))
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_no_utterance_fails_a_request(rig: Rig, text: str) -> None:
+    """Control characters, other scripts, pages of text: the answer is a call."""
+    answer = rig.ask(said("play it"), utterance=text, max_tokens=ANSWER_TOKENS, refusal="skip")
+    assert answer.end.error == ""
+    assert answer.end.finish_reason == "stop"
+    assert parse(answer.text) is not None, answer.text
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_sampled_answers_are_held_too(rig: Rig, seed: int) -> None:
+    """At a temperature where the model alone writes anything, a call comes that copies."""
+    text = "play Sunday Morning by The Velvet Underground"
+    answer = held(rig, text, sampling=Sampling(temperature=2.0, seed=seed), max_tokens=1500)
+    assert all(value in text for value in values(answer))
+
+
+# --- refusals, and what a handoff compares ----------------------------------------------------------------------------
+
+
+def test_a_refusal_ends_the_answer_where_somebody_else_can_give_it(rig: Rig) -> None:
+    """The grammar does not stand before the refusal token, and it is no text."""
+    answer = held(rig, QUESTION, **END)
+    assert answer.end.refused
+    assert (answer.text, answer.tokens) == ("", 1)
+
+
+def test_after_a_refusal_that_is_passed_over_comes_a_call(rig: Rig) -> None:
+    """Where nobody else can answer, the model's guess is a call as well."""
+    answer = held(rig, QUESTION, refusal="skip")
+    assert answer.end.refused
+    assert parse(answer.text) is not None
+
+
+def test_a_refusal_comes_first_or_not_at_all(rig: Rig) -> None:
+    """After the first token the model cannot get out of the call that it began."""
+    refuse = rig.engine._parts.vocabulary.refuse
+    assert refuse is not None
+    answer = held(rig, ALARM, sampling=Sampling(temperature=0.0, logit_bias=((refuse, 100.0),)), refusal="skip")
+    assert answer.end.refused
+    assert parse(answer.text) is not None
+
+
+@pytest.mark.parametrize("text", [ALARM, QUESTION, *TEXTS[20:28]])
+def test_the_first_token_s_confidence_is_the_model_s_own(rig: Rig, text: str) -> None:
+    """What the calibrator was fitted on: probabilities before any grammar, the refusal's among them."""
+    free, bound = rig.ask(said(text), max_tokens=1, **END), held(rig, text, max_tokens=1, **END)
+    assert bound.confidences == free.confidences
+    assert bound.confidences[0].tokens == 1
+
+
+def test_logprobs_tell_what_the_model_thought(rig: Rig) -> None:
+    """Also of a token that it would not have chosen."""
+    free = rig.ask(said(ALARM), max_tokens=64, logprobs=0)
+    bound = rig.ask(said(ALARM), max_tokens=64, logprobs=0, utterance="at nine pm")
+    first = next(at for at, (a, b) in enumerate(zip(free.logprobs, bound.logprobs, strict=False)) if a.token != b.token)
+    assert bound.logprobs[:first] == free.logprobs[:first]
+    assert bound.logprobs[first].logprob < free.logprobs[first].logprob
+
+
+# --- who else has a say -----------------------------------------------------------------------------------------------
+
+
+def test_a_caller_s_grammar_comes_before_the_utterance_s(rig: Rig) -> None:
+    """Who says what the answer is gets that."""
+    assert held(rig, ALARM, grammar='root ::= "no"').text == "no"
+    assert held(rig, ALARM, json_schema='{"const":7}').text.strip() == "7"
+
+
+def test_an_answer_that_must_not_end_is_free(rig: Rig) -> None:
+    """A call ends; behind it there would be nothing to say."""
+    answer = held(rig, ALARM, ignore_eos=True, max_tokens=80)
+    assert answer.text == rig.ask(said(ALARM), ignore_eos=True, max_tokens=80).text
+
+
+@pytest.mark.parametrize("cut", [1, 9, 20, -2])
+def test_the_rest_of_an_answer_is_held_as_its_beginning(rig: Rig, cut: int) -> None:
+    """Cut anywhere and asked for again, the two parts make one call of the same words."""
+    whole = rig.ask(said(ALARM), max_tokens=64, utterance="at nine pm").text
+    with GreedyModel(ASSISTANT.path, slots=1, context=64, threads=1) as model:
+        prompt = Prompter(model.chat_template).user(ALARM)
+    going_on = Prompt(text=prompt + whole[:cut], parse_special=True)
+    rest = rig.ask(going_on, max_tokens=ANSWER_TOKENS, utterance="at nine pm", said=whole[:cut]).text
+    assert all(value in "at nine pm" for value in values(whole[:cut] + rest))
+
+
+def test_a_beginning_that_is_no_call_is_gone_on_with_freely(rig: Rig) -> None:
+    """It came from somebody else: there is no grammar to go back to, and nothing fails."""
+    answer = rig.ask(Prompt(text="Well,"), max_tokens=4, utterance=ALARM, said="Well,")
+    assert answer.end.error == ""
+    assert answer.end.completion_tokens > 0
+
+
+def test_a_long_utterance_may_say_anything_in_a_call(rig: Rig) -> None:
+    """The general grammar is what the fallback holds to."""
+    assert call_grammar("x" * 100_000) == ANY_CALL
+    answer = rig.ask(said(ALARM), max_tokens=64, utterance="x" * 100_000)
+    assert any("six" in value for value in values(answer))
