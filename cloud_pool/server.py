@@ -163,7 +163,6 @@ class Server:
             self._settle(entry, reply, tally, outcome, call.trace)
 
     def _settle(self, entry: Entry, reply: Reply, tally: Tally, outcome: str, trace: Trace | None) -> None:
-        """What was made on this request's account is counted when it is all made: others may still listen to it."""
         entry.outcome, entry.cache, entry.paid = outcome, reply.status, reply.paid
         tally.stop()
 
@@ -175,12 +174,7 @@ class Server:
             if entry.deferred:
                 self._ledger.close(entry)
 
-        work = reply.work if reply.paid else None
-        if work is not None and not work.over:
-            entry.deferred = True
-            work.when_over(used)
-            return
-        used(Usage() if not reply.paid else tally.usage if work is None else work.usage)
+        entry.deferred = not reply.account(tally.usage, used)
 
     async def _call(self, http: web.BaseRequest, parse: Parse, arrived: float, entry: Entry) -> Call:
         """Raises CausewayError: who asks, how, and for what, is the caller's fault."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from router.types import Chunk
+from router.types import Chunk, Usage
 
 from ..call import Head
 from .answer import Status
@@ -45,6 +45,16 @@ class Reply:
         age_s = self._head.stale_s if flight is None or flight.kept_s is None else flight.kept_s
         age = () if age_s is None else (("age", str(int(age_s))),)
         return msgspec.structs.replace(self._head, headers=(*self._head.headers, (STATUS, self.status), *age))
+
+    def account(self, seen: Usage, told: Callable[[Usage], None]) -> bool:
+        """Tells, once, what was made on this request's account. False: later, when it is all made, for others may still
+        listen to it. `seen`: what the answer has said of itself."""
+        work = self.work if self.paid else None
+        if work is not None and not work.over:
+            work.when_over(told)
+            return False
+        told(Usage() if not self.paid else seen if work is None else work.usage)
+        return True
 
     def shared(self, listener: Listener) -> None:
         """Somebody's flight answers, perhaps this request's own."""

@@ -114,6 +114,7 @@ class JobsApi:
             priority=inbound.priority,
             deadline_ms=inbound.deadline_ms,
             key=http.headers.get("idempotency-key", ""),
+            tags=inbound.tags,
         )
         offer = self._intake.offer(ask, self._store.now_ms, limits)
         await self._durability.ensure()

@@ -1,4 +1,4 @@
-"""One run of a claimed job: its stored request → chunks → OpenAI's body."""
+"""One run of a claimed job: its stored request → pieces → OpenAI's body."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from router.errors import CausewayError, DeadlineExceeded
 from router.openai import AnswerEncoder, parse_chat, parse_completion
 from router.types import Chunk, Request, Wishes
 
+from ..cache.reply import STATUS
+from ..call import Head
 from .errors import AnswerTooLarge
 from .record import Endpoint, Record
 from .runner import Errand, Runner
@@ -28,10 +30,17 @@ class Progress(msgspec.Struct, frozen=True):
     tokens: int
 
 
-def parse_body(endpoint: Endpoint, body: bytes, owner: str) -> Request:
-    """Raises InvalidRequest."""
+class Answer(msgspec.Struct, frozen=True):
+    """`cache`: what the shared cache did; "" where there is none."""
+
+    body: bytes
+    cache: str = ""
+
+
+def parse_body(endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, ...] = ()) -> Request:
+    """`tags` are those of the headers that came with the body, which may have its own. Raises InvalidRequest."""
     parse = parse_chat if endpoint == "/v1/chat/completions" else parse_completion
-    return parse(body, Wishes(client=owner))
+    return parse(body, Wishes(client=owner, tags=tags))
 
 
 async def attempt(
@@ -43,11 +52,11 @@ async def attempt(
     max_bytes: int,
     created: int,
     clock: Callable[[], float] = time.monotonic,
-) -> bytes | CausewayError:
-    """The answer's body, or why there is none. Only cancellation comes out as an exception."""
+) -> Answer | CausewayError:
+    """The answer, or why there is none. Only cancellation comes out as an exception."""
     try:
         with anyio.fail_after(left_s):
-            request = parse_body(record.endpoint, record.body, record.owner)
+            request = parse_body(record.endpoint, record.body, record.owner, record.tagged)
             errand = Errand(
                 id=record.id,
                 owner=record.owner,
@@ -57,7 +66,7 @@ async def attempt(
                 priority=record.priority,
                 deadline=clock() + left_s,
             )
-            chunks = await _collect(runner, errand, note, clock)
+            cache, chunks = await _collect(runner, errand, note, clock)
     except TimeoutError:
         return DeadlineExceeded("the time for this run is over")
     except CausewayError as error:
@@ -65,20 +74,24 @@ async def attempt(
     except Exception as error:
         _log.error("%s: a run failed unexpectedly: %s", record.id, _where(error))
         return CausewayError("The worker failed.")
-    return _encoded(record, request, chunks, max_bytes, created)
+    body = _encoded(record, request, chunks, max_bytes, created)
+    return Answer(body, cache) if isinstance(body, bytes) else body
 
 
-async def _collect(runner: Runner, errand: Errand, note: Note, clock: Callable[[], float]) -> list[Chunk]:
-    found: list[Chunk] = []
+async def _collect(runner: Runner, errand: Errand, note: Note, clock: Callable[[], float]) -> tuple[str, list[Chunk]]:
+    cache, found = "", list[Chunk]()
     tokens, noted_at = 0, clock()
-    async with aclosing(runner.run(errand)) as chunks:
-        async for chunk in chunks:
-            found.append(chunk)
-            tokens += chunk.tokens
+    async with aclosing(runner.run(errand)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, Head):
+                cache = dict(piece.headers).get(STATUS, "")
+                continue
+            found.append(piece)
+            tokens += piece.tokens
             if clock() - noted_at >= _NOTE_S:
                 noted_at = clock()
                 await note(msgspec.json.encode(Progress(tokens)))
-    return found
+    return cache, found
 
 
 def _encoded(

@@ -15,7 +15,7 @@ from msgspec import Meta
 from router.errors import InvalidRequest, UnsupportedFeature
 
 from ..identity.principal import Principal
-from ..inbound import read_body
+from ..inbound import read_body, read_headers
 from ..replies import STALLED_S
 from .api import Route, page, reply, route
 from .batches import WINDOW, Batches, BatchView, batch_view
@@ -132,7 +132,7 @@ class BatchApi:
 
     async def _create(self, http: web.BaseRequest, asker: Principal, _: str) -> web.StreamResponse:
         body = await read_body(http, _MAX_BODY, _READ_S)
-        ask = _parsed(body)
+        ask, tags = _parsed(body), read_headers(http.headers).tags
         endpoint = next((known for known in _ENDPOINTS if known == ask.endpoint), None)
         if endpoint is None:
             raise UnsupportedFeature(f"`endpoint` is one of {', '.join(_ENDPOINTS)}", param="endpoint")
@@ -148,7 +148,8 @@ class BatchApi:
             ask.input_file_id,
             endpoint,
             msgspec.json.encode(ask.metadata),
-            hashlib.sha256(body).hexdigest(),
+            hashlib.sha256(b",".join((*(tag.encode() for tag in tags), body))).hexdigest(),
+            tags,
         )
         return reply(batch_view(batch))
 

@@ -30,6 +30,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     created: int  # unix ms, as all times here
     expires: int
     metadata: str = "null"  # JSON
+    tags: str = ""  # of each line, with commas
     total: int = 0
     fed: int = 0  # lines that have become jobs
     settled: int = 0  # of those, how many ended
@@ -68,10 +69,20 @@ class Batches:
     def now_ms(self) -> int:
         return int(self._clock() * 1000)
 
-    async def create(self, name: str, owner: str, file: str, endpoint: Endpoint, metadata: bytes, digest: str) -> Batch:
+    async def create(
+        self,
+        name: str,
+        owner: str,
+        file: str,
+        endpoint: Endpoint,
+        metadata: bytes,
+        digest: str,
+        tags: tuple[str, ...] = (),
+    ) -> Batch:
         """Raises NotFound for a file that is not the owner's input, or IdempotencyConflict."""
         now = self.now_ms
-        fields = ("endpoint", endpoint, "metadata", metadata, "expires", now + int(self._config.window_s * 1000))
+        expires = now + int(self._config.window_s * 1000)
+        fields = ("endpoint", endpoint, "metadata", metadata, "tags", ",".join(tags), "expires", expires)
         verdict = text(await self._db.run("batch_create", now, name, owner, file, digest, *fields))
         if verdict == "absent":
             raise NotFound(f"There is no file {file[:80]!r} of yours with purpose batch.", param="input_file_id")

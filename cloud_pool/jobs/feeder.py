@@ -130,6 +130,7 @@ class Feeder:
             body=line.body,
             deadline_ms=batch.expires,
             batch=batch.id,
+            tags=tuple(batch.tags.split(",")) if batch.tags else (),
             ttl_ms=int((self._config.batches.file_ttl_s + self._config.batches.window_s) * 1000),
         )
 

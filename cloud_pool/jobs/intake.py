@@ -44,6 +44,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority = "standard"
     deadline_ms: int | None = None
     key: str = ""  # Idempotency-Key
+    tags: tuple[str, ...] = ()
 
 
 class Intake:
@@ -57,7 +58,7 @@ class Intake:
     def offer(self, ask: Ask, now_ms: int, limits: Limits) -> Offer:
         """Raises InvalidRequest, ModelNotFound, UnsupportedFeature or WebhookRefused."""
         extras, body = _split(ask.body)
-        request = self.checked(extras.endpoint, ask.body, ask.owner)  # as it came: a key given twice is seen
+        request = self.checked(extras.endpoint, ask.body, ask.owner, ask.tags)  # as it came: a key given twice is seen
         limits.check_request(request)
         deadline_ms = ask.deadline_ms if extras.deadline_ms is None else extras.deadline_ms
         if deadline_ms is not None and deadline_ms <= 0:
@@ -76,12 +77,13 @@ class Intake:
             deadline_ms=now_ms + self._time_ms(deadline_ms),
             webhook=extras.webhook,
             idempotency=key_digest(ask.key),
-            digest=hashlib.sha256(ask.priority.encode() + b"\0" + ask.body).hexdigest(),
+            digest=_digest(ask),
+            tags=ask.tags,
         )
 
-    def checked(self, endpoint: Endpoint, body: bytes, owner: str) -> Request:
+    def checked(self, endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, ...] = ()) -> Request:
         """What would only fail later fails now. Raises InvalidRequest, ModelNotFound or UnsupportedFeature."""
-        request = parse_body(endpoint, body, owner)
+        request = parse_body(endpoint, body, owner, tags)
         if request.model not in self._tiers:
             known = ", ".join(self._tiers)
             raise ModelNotFound(f"The model {request.model[:64]!r} is no tier here. There are: {known}.", param="model")
@@ -104,6 +106,12 @@ def key_digest(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise InvalidRequest("`Idempotency-Key` is 1 to 255 visible ASCII characters")
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _digest(ask: Ask) -> str:
+    """Of all that was asked."""
+    headers = ",".join((ask.priority, *ask.tags)).encode()
+    return hashlib.sha256(headers + b"\0" + ask.body).hexdigest()
 
 
 def _split(body: bytes) -> tuple[_Extras, bytes]:

@@ -19,7 +19,8 @@ from prometheus_client import start_http_server
 from router.errors import ConfigError
 
 from ..admission import Settings
-from ..app import build_desk, build_pools
+from ..app import build_cache, build_desk, build_pools
+from ..cache.front import Front
 from ..config import Config
 from ..lanes import Repairs, build_lanes
 from ..metrics import Metrics
@@ -79,9 +80,10 @@ async def _work(
     doors = {name: Settings(places=count, queue=count) for name, count in places.items()}
     lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics)
     repairs.listeners.append(lanes.warmth.loaded)
-    runner = AccountedRunner(ServiceRunner(lanes.service, by_name(tiers), pools.by_tier), desk.ledger)
+    front = Front(build_cache(config, by_name(tiers), metrics), lanes.service.answer)
+    runner = AccountedRunner(ServiceRunner(front, by_name(tiers), pools.by_tier), desk.ledger)
     crew = Crew(settings, by_name(tiers), runner, places, metrics.registry)
-    closing += [crew.close, desk.close, pools.close]
+    closing += [crew.close, front.close, desk.close, pools.close]
     where = _serve_metrics(metrics, metrics_at)  # (1)
     if not await crew.start(stop):  # (2)
         return
@@ -90,6 +92,7 @@ async def _work(
     await pools.prepare()
     tasks.start_soon(pools.watch)
     tasks.start_soon(lanes.warmth.watch)
+    front.start(tasks)
     desk.start(tasks)
     print(f"ready worker={crew.name}{where}", flush=True)
     await crew.run(stop)  # (3)

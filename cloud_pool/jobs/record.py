@@ -29,6 +29,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     idempotency: str = ""  # digest of the caller's key; "": none
     digest: str = ""  # of all that was asked, to compare with under the same key
     batch: str = ""  # whose line it is
+    tags: tuple[str, ...] = ()  # of the headers; the body may have its own
     ttl_ms: int = 0  # kept so long after its end; 0: as all are
 
 
@@ -51,10 +52,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     webhook: str = ""
     webhook_status: WebhookStatus = ""
     batch: str = ""
+    tags: str = ""  # with commas
+    cache: str = ""  # what the shared cache did for the answer
 
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def tagged(self) -> tuple[str, ...]:
+        return tuple(self.tags.split(",")) if self.tags else ()
 
 
 def read_record(fields: dict[str, bytes]) -> Record:
@@ -85,6 +92,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     finished_at: int | None
     deadline_at: int
     attempts: int
+    cache: str | None
     error: msgspec.Raw
     result: msgspec.Raw
     webhook: str | None
@@ -103,6 +111,7 @@ def view(record: Record, result: bytes = b"") -> JobView:
         finished_at=None if record.finished is None else record.finished // 1000,
         deadline_at=record.deadline // 1000,
         attempts=record.attempts,
+        cache=record.cache or None,
         error=msgspec.Raw(record.error or b"null"),
         result=msgspec.Raw(result or b"null"),
         webhook=record.webhook or None,

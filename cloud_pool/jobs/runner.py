@@ -1,20 +1,20 @@
-"""The seam to what answers: the gateway's own service, or a scripted one in tests."""
+"""The seam to what answers: the gateway's own service behind the shared cache, or a scripted one in tests."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
 
 from router.errors import ModelNotFound
-from router.types import Chunk, Request
+from router.types import Request
 
 from ..admission import Priority
-from ..call import Call
+from ..cache.front import Front
+from ..cache.reply import Reply
+from ..call import Call, Piece
 from ..pool.pool import Pool
-from ..service import Service
 from ..tenants.accounts import BYTES_PER_TOKEN
 from ..tiers import Tier
 
@@ -30,29 +30,40 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runner(Protocol):
-    def run(self, errand: Errand) -> AsyncGenerator[Chunk, None]:
-        """The answer. Raises CausewayError; closing it stops the work."""
+    def run(self, errand: Errand) -> AsyncGenerator[Piece, None]:
+        """A Head, where anything is known of the answer, and the answer. Raises CausewayError; closing it stops the
+        work."""
 
     async def ready(self, tier: str) -> bool:
         """Whether the tier answers, by a real request."""
 
 
-class ServiceRunner:
-    """Jobs on the same service as interactive requests. `tiers` and `pools` by the tier's name."""
+class Answers(Protocol):
+    """A runner that also says where an answer came from, and who pays for it."""
 
-    def __init__(self, service: Service, tiers: Mapping[str, Tier], pools: Mapping[str, Pool]) -> None:
-        self._service = service
+    def reply(self, errand: Errand) -> tuple[Reply, AsyncGenerator[Piece, None]]:
+        """They raise CausewayError, and so may this."""
+
+    async def ready(self, tier: str) -> bool: ...
+
+
+class ServiceRunner:
+    """Jobs on the same cache and service as interactive requests. `tiers` and `pools` by the tier's name."""
+
+    def __init__(self, front: Front, tiers: Mapping[str, Tier], pools: Mapping[str, Pool]) -> None:
+        self._front = front
         self._tiers = tiers
         self._pools = pools
 
-    async def run(self, errand: Errand) -> AsyncGenerator[Chunk, None]:
-        """Raises CausewayError."""
+    def reply(self, errand: Errand) -> tuple[Reply, AsyncGenerator[Piece, None]]:
+        """Raises ModelNotFound."""
         tier = self._tiers.get(errand.tier)
         if tier is None:
             raise ModelNotFound(f"The tier {errand.tier!r} is not there any more.", param="model")
         call = Call(
             id=errand.id,
-            request=errand.request,
+            # As it is made, whatever the caller said: its progress is told.
+            request=msgspec.structs.replace(errand.request, stream=True),
             tier=tier,
             deadline=errand.deadline,
             priority=errand.priority,
@@ -60,10 +71,7 @@ class ServiceRunner:
             tokens=errand.body_bytes / BYTES_PER_TOKEN + (errand.request.max_tokens or tier.max_tokens),
             stays=True,  # It has time: its tier's whole answer is worth the wait.
         )
-        async with aclosing(self._service.answer(call)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, Chunk):
-                    yield piece
+        return self._front.reply(call)
 
     async def ready(self, tier: str) -> bool:
         return "" in (await self._pools[self._tiers[tier].name].check()).values()

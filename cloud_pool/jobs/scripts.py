@@ -137,7 +137,7 @@ return lost
 """
 
 _SUCCEED = """
-local now, id, fence, ttl, result = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local now, id, fence, ttl, result, cache = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local record = key('job', id)
 if not held(record, fence) then
   -- The answer to this very call may have been lost on its way: then it is done.
@@ -147,6 +147,7 @@ end
 move(record, 'succeed')
 redis.call('SET', key('result', id), result, 'PX', redis.call('HGET', record, 'ttl') or ttl)
 redis.call('HDEL', record, 'error', 'code')
+if cache ~= '' then redis.call('HSET', record, 'cache', cache) end
 settle(id, record, now, ttl)
 return 1
 """

@@ -87,7 +87,12 @@ class Store:
 
     async def accept(self, offer: Offer) -> Accepted:
         """On Redis's disk when this returns. Raises IdempotencyConflict, QueueFull, RateLimited or JobEnded."""
-        optional = {"webhook": offer.webhook, "batch": offer.batch, "ttl": offer.ttl_ms or ""}
+        optional = {
+            "webhook": offer.webhook,
+            "batch": offer.batch,
+            "ttl": offer.ttl_ms or "",
+            "tags": ",".join(offer.tags),
+        }
         fields: list[str | bytes | int] = ["endpoint", offer.endpoint, "body", offer.body]
         fields += ["max_attempts", self._config.attempts]
         for name, value in optional.items():
@@ -201,9 +206,10 @@ class Store:
             return set()
         return {text(job) for job in items(await self._db.run("keep", consumer, int(renew), *flat))}
 
-    async def succeed(self, job: str, fence: int, result: bytes) -> bool:
-        """False: the job was another's, and nothing happened. So for all reports."""
-        return number(await self._db.run("succeed", self.now_ms, job, fence, self._ttl, result)) > 0
+    async def succeed(self, job: str, fence: int, result: bytes, cache: str = "") -> bool:
+        """`cache`: what the shared cache did. False: the job was another's, and nothing happened. So for all
+        reports."""
+        return number(await self._db.run("succeed", self.now_ms, job, fence, self._ttl, result, cache)) > 0
 
     async def fail(self, job: str, fence: int, error: CausewayError, *, expired: bool = False) -> bool:
         event = "expire" if expired else "fail"

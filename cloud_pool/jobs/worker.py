@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 
 from router.errors import CausewayError
 
-from .attempt import attempt
+from .attempt import Answer, attempt
 from .backoff import job_pause_s
 from .config import JobsConfig
 from .errors import StoreUnavailable
@@ -196,7 +196,7 @@ class Worker:
         self._metrics.attempt(record.tier, outcome)
         _log.info("%s: %s, attempt %d", record.id, outcome, record.attempts)
 
-    async def _reported(self, record: Record, found: bytes | CausewayError) -> str:
+    async def _reported(self, record: Record, found: Answer | CausewayError) -> str:
         """A Redis that is away is waited for: the answer is worth more than the place."""
         while True:
             try:
@@ -205,11 +205,11 @@ class Worker:
                 _log.warning("%s: the report waits: %s", record.id, error.message)
                 await anyio.sleep(_STORE_PAUSE_S * (1.0 + self._rng()))
 
-    async def _report(self, record: Record, found: bytes | CausewayError) -> str:
+    async def _report(self, record: Record, found: Answer | CausewayError) -> str:
         """What became of it. Repeatable. Raises StoreUnavailable."""
         job, fence = record.id, record.fence
-        if isinstance(found, bytes):
-            return "succeeded" if await self._store.succeed(job, fence, found) else "lost"
+        if isinstance(found, Answer):
+            return "succeeded" if await self._store.succeed(job, fence, found.body, found.cache) else "lost"
         became = verdict(found, late=self._store.now_ms >= record.deadline)
         if became in ("expired", "failed"):
             done = await self._store.fail(job, fence, found, expired=became == "expired")

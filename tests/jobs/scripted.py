@@ -8,6 +8,7 @@ import anyio
 from prometheus_client import CollectorRegistry
 from typing_extensions import Self
 
+from cloud_pool.cache.reply import Reply
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.runner import Errand
@@ -41,6 +42,9 @@ class Scripted:
                 yield chunk
         finally:
             self.closed.append(errand.id)
+
+    def reply(self, errand: Errand) -> tuple[Reply, AsyncGenerator[Chunk, None]]:
+        return Reply(lambda _: None, ""), self.run(errand)
 
     async def ready(self, tier: str) -> bool:
         self.probes += 1
