@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -14,6 +14,8 @@ from .names import Names
 
 SUBSTITUTE = 0.75  # share of rows
 INVENT = 0.8  # of what its slot says is new in a value
+REGIONS = ("state", "country")  # closed lists: a sentence does not tell one from the other, nor from a city
+RELOCATE = 0.5  # share of the places that become one of another kind
 _BEFORE = ("please ", "hey ", "ok ", "can you ", "could you please ", "hi, ", "now ")
 _AFTER = (" please", ".", "?", " now", " thanks", "!", " .", " ?")
 
@@ -53,8 +55,10 @@ class Augmenter:
         if places is None:
             return row
         text, slots, at = "", [], 0
-        for start, end, slot in places:
-            value = self._value(row, slot, row.text[start:end])
+        regions = [slot for _, _, slot in places if slot in ("city", *REGIONS)]
+        for start, end, given in places:
+            slot = self._relocated(row, given, regions)
+            value = self._value(row, slot, row.text[start:end], keep=slot == given)
             text += row.text[at:start] + value
             slots.append((slot, value))
             at = end
@@ -64,10 +68,22 @@ class Augmenter:
         same = read is not None and [(changed.text[a:b], s) for a, b, s in read] == [(v, s) for s, v in slots]
         return changed if same else row
 
-    def _value(self, row: Row, slot: str, value: str) -> str:
+    def _relocated(self, row: Row, slot: str, regions: Sequence[str]) -> str:
+        """Now and then another kind of place: "rain in Rome", "rain in Peru" and "rain in Ohio" are one sentence, so
+        that which of them it is must be known from the name. What follows a city stays a state or a country.
+        """
+        if slot not in regions or regions.count(slot) > 1 or len(regions) > 2 or self._random.random() >= RELOCATE:
+            return slot
+        kinds = REGIONS if len(regions) == 2 else ("city", *REGIONS)
+        known = [kind for kind in kinds if (row.source, kind) in self._distinct]
+        return self._random.choice(known) if known and (len(regions) == 1 or slot in REGIONS) else slot
+
+    def _value(self, row: Row, slot: str, value: str, *, keep: bool = True) -> str:
         draw = self._random.random
-        if draw() < 0.2:
+        if keep and draw() < 0.2:
             return value
+        if slot in REGIONS:
+            return self._random.choice(self._distinct[row.source, slot])
         if draw() < INVENT * self._names.novelty(row.source, slot):
             return self._names.invented(row.source, slot, value)
         pool = self._frequent if draw() < 0.5 else self._distinct

@@ -109,6 +109,25 @@ def test_variants_keep_their_labels_true() -> None:
     assert changed > 100
 
 
+def test_places_become_places_of_another_kind_but_stay_in_order() -> None:
+    """A city may turn into a state or a country; after a city comes one of those still, from its own list."""
+    places = {"city": {"Rome", "Ely"}, "state": {"Ohio", "Utah"}, "country": {"Peru", "Chad"}}
+    source = [
+        Row(f"rain in {value} today", "GetWeather", ((kind, value),), source="snips2017")
+        for kind, values in places.items()
+        for value in sorted(values)
+    ]
+    both = Row("rain in Rome Ohio", "GetWeather", (("city", "Rome"), ("state", "Ohio")), source="snips2017")
+    augmenter = Augmenter([*source, both], seed=3)
+    alone = {augmenter.variant(source[0]).slots[0] for _ in range(200)}
+    assert {kind for kind, _ in alone} == set(places)
+    paired = [augmenter.variant(both).slots for _ in range(200)]
+    assert {slots[0][0] for slots in paired} == {"city"}
+    assert {slots[1][0] for slots in paired} == {"state", "country"}
+    for kind, value in [*alone, *(slots[1] for slots in paired)]:
+        assert kind == "city" or value in places[kind]
+
+
 def test_held_back_rows_never_reach_training(data: Path, vocabulary: Vocabulary) -> None:
     """Training and validation texts are disjoint, and each epoch draws from training rows only."""
     corpus = Corpus.read(data)
