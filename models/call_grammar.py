@@ -8,6 +8,8 @@ to it every answer of a model whose manifest says `answers: calls`, unless the c
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -61,23 +63,55 @@ def call_grammar(utterance: str) -> str:
     pieces = _PIECE.findall(utterance.encode(errors="replace").decode().strip())
     if len(pieces) > MOST_PIECES:
         return ANY_CALL
-    words = [at for at, piece in enumerate(pieces) if not piece.isspace()]
+    words = _words(pieces)
     if not words:
         return _HEAD + 'arguments ::= "{}"\n'
-    rules = [_rule(pieces, at) for at in words]
-    starts = " | ".join(f"w{at}" for at in words)
-    text = 'text ::= "\\"" value "\\""'
-    return "\n".join([_HEAD.rstrip(), _ARGUMENTS.strip(), text, f"value ::= {starts}", *rules, ""])
+    return "\n".join([_HEAD.rstrip(), _ARGUMENTS.strip(), 'text ::= "\\"" value "\\""', *_runs(words), ""])
 
 
-def _rule(pieces: list[str], at: int) -> str:
-    """From the piece at `at` on: it alone, or with what follows."""
-    word = f"w{at} ::= {_literal(pieces[at])}"
-    if at + 1 == len(pieces):
-        return word
-    if pieces[at + 1].isspace():
-        return f"{word} ({_literal(pieces[at + 1])} w{at + 2})?"
-    return f"{word} w{at + 1}?"
+def _words(pieces: Sequence[str]) -> list[tuple[str, str]]:
+    """Each word or mark, with the space before it."""
+    before = ["", *pieces]
+    return [
+        (space if space.isspace() else "", piece)
+        for space, piece in zip(before, pieces, strict=False)
+        if not piece.isspace()
+    ]
+
+
+def _runs(words: Sequence[tuple[str, str]]) -> list[str]:
+    """Rules for every run of words. A rule stands for all places where the same was said up to there (the states of a
+    suffix automaton, at most two for a word: Blumer et al. 1985), so that only one of them is ever followed at a time:
+    of a word that is repeated without end, llama.cpp would follow each.
+    """
+    names: dict[tuple[int, ...], str] = {}  # places of the last word said → rule of what may come behind it
+    rules: list[str] = []
+
+    def alternatives(groups: Mapping[str, Sequence[int]]) -> str:
+        return " | ".join(f"{_literal(text)} {name(tuple(places))}".rstrip() for text, places in groups.items())
+
+    def name(places: tuple[int, ...]) -> str:
+        if places == (len(words) - 1,):
+            return ""  # behind the last word comes nothing
+        if places not in names:
+            names[places] = f"w{len(names)}"
+            waiting.append(places)
+        return names[places]
+
+    waiting: deque[tuple[int, ...]] = deque()
+    rules.append("value ::= " + alternatives(_grouped((word, at) for at, (_, word) in enumerate(words))))
+    while waiting:
+        places = waiting.popleft()
+        behind = _grouped(("".join(words[at + 1]), at + 1) for at in places if at + 1 < len(words))
+        rules.append(f"{names[places]} ::= ({alternatives(behind)})?")
+    return rules
+
+
+def _grouped(said: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for text, at in said:
+        groups.setdefault(text, []).append(at)
+    return groups
 
 
 def _literal(piece: str) -> str:

@@ -97,9 +97,21 @@ def verify(names: Sequence[str], extra: Sequence[Path]) -> None:
 @click.option("--context", type=click.IntRange(1), default=2048, show_default=True, help="Tokens per sequence.")
 @click.option("--batch", type=click.IntRange(1), default=4, show_default=True, help="Sequences at once.")
 @click.option("--force", is_flag=True, help="Add it even if it does not fit the device's memory.")
-def add(file: Path, name: str | None, to: Path, device: str, context: int, batch: int, force: bool) -> None:
+@click.option("--calls", is_flag=True, help="It answers with calls, as the models that ship do: hold it to their form.")
+def add(
+    file: Path, name: str | None, to: Path, device: str, context: int, batch: int, force: bool, calls: bool
+) -> None:
     """Check a GGUF or ONNX FILE that you bring, and make it usable by name."""
-    added = add_model(file, to, name=name, device=memory.DEVICES[device], context=context, batch=batch, force=force)
+    added = add_model(
+        file,
+        to,
+        name=name,
+        device=memory.DEVICES[device],
+        context=context,
+        batch=batch,
+        force=force,
+        answers="calls" if calls else "text",
+    )
     for note in added.notes:
         console.print(f"[yellow]note[/]  {note}")
     console.print(f"added {added.artifact.name}: {added.artifact.path}")

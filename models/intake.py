@@ -14,7 +14,7 @@ from .chat import Prompter
 from .fit import Device, estimate
 from .gguf_file import GgufFile, read_gguf
 from .publish import publish_gguf
-from .spec import Artifact, ArtifactError, Manifest, list_artifacts, save_manifest, sha256_of
+from .spec import Answers, Artifact, ArtifactError, Manifest, list_artifacts, save_manifest, sha256_of
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -27,10 +27,21 @@ class Added(msgspec.Struct, frozen=True):
 
 
 def add_model(
-    file: Path, root: Path, *, name: str | None, device: Device, context: int, batch: int, force: bool = False
+    file: Path,
+    root: Path,
+    *,
+    name: str | None,
+    device: Device,
+    context: int,
+    batch: int,
+    force: bool = False,
+    answers: Answers = "text",
 ) -> Added:
-    """Copy `file` under `root` as an artifact. Raises ArtifactError when it is no whole GGUF or ONNX, when it cannot
-    be loaded, when the name is taken or does not suit a policy, and (unless `force`) when it does not fit `device`."""
+    """Copy `file` under `root` as an artifact, a GGUF's manifest with `answers`.
+
+    Raises ArtifactError when it is no whole GGUF or ONNX, when it cannot be loaded, when the name is taken or does not
+    suit a policy, and (unless `force`) when it does not fit `device`.
+    """
     chosen = name or _plain(file.stem)
     if not NAME.fullmatch(chosen):
         raise ArtifactError(
@@ -40,13 +51,17 @@ def add_model(
         raise ArtifactError(f"there is already a model named {chosen!r}; choose another with --name")
     head = file.open("rb").read(4)
     if head == b"GGUF":
-        return _add_gguf(file, root, chosen, device, context, batch, force)
+        notes = _checked(file, device, context, batch, force)
+        note = f"added from {file.name}"
+        added = publish_gguf(file, chosen, root, command="causeway-models add", note=note, answers=answers)
+        return Added(added, notes)
     if file.suffix == ".onnx":
         return _add_onnx(file, root, chosen)
     raise ArtifactError(f"{file}: neither a GGUF (it starts with {head!r}) nor an .onnx file")
 
 
-def _add_gguf(file: Path, root: Path, name: str, device: Device, context: int, batch: int, force: bool) -> Added:
+def _checked(file: Path, device: Device, context: int, batch: int, force: bool) -> tuple[str, ...]:
+    """What its owner should know. Raises ArtifactError."""
     about = read_gguf(file)
     notes = _gguf_notes(about, context)
     need = estimate(about, context=context, batch=batch).total_bytes
@@ -56,9 +71,7 @@ def _add_gguf(file: Path, root: Path, name: str, device: Device, context: int, b
             raise ArtifactError(f"{told} (context {context}, batch {batch})")
         notes.append(told)
     _load_check(file, context)
-    return Added(
-        publish_gguf(file, name, root, command="causeway-models add", note=f"added from {file.name}"), tuple(notes)
-    )
+    return tuple(notes)
 
 
 def _gguf_notes(about: GgufFile, context: int) -> list[str]:

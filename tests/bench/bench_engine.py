@@ -2,7 +2,8 @@
 
 Same model file, threads, prompts and lengths; the contestants take turns in short rounds, and each figure is the median
 of the rounds' own ratios. Raw is the loop that feeds `llama_decode` and does nothing else: no sampling, no text. The
-server needs packages that nothing else does: pip install 'llama-cpp-python[server]'.
+server needs packages that nothing else does: pip install 'llama-cpp-python[server]'. Beside them: what it costs to hold
+calls to their utterances' words, over whole answers of the model that ships.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
 from models.llama_cpp.threads import choose_threads
 from models.llama_cpp.weights import Weights
 from models.quantize import quantize
-from models.spec import ArtifactError, find_artifact
-from router.types import Request, Sampling, Target
+from models.spec import Artifact, ArtifactError, find_artifact
+from router.types import Message, Request, Sampling, Target
 
 from ..engine.tiny_gguf import WORDS, write_tiny_gguf
 from .rows import Row
@@ -45,6 +46,18 @@ PROMPT_TOKENS = 16
 ANSWER_TOKENS = 128
 RAW_ROUNDS = 15
 SERVER_ROUNDS = 7
+CALL_ROUNDS = 9
+CALLS = 64  # answers a round
+COMMANDS = (
+    "turn off the lights in the kitchen please",
+    "wake me up at six am tomorrow",
+    "add another song to the sunday morning playlist",
+    "book a table for four people at a highly rated italian restaurant in brooklyn next friday at seven",
+    "what's on my calendar for the rest of the week",
+    "play the newest track of the rolling stones on spotify",
+    "will it be cold in london on monday",
+    "remind me to call my mother at noon",
+)
 START_S = 60.0
 SERVER_PACKAGES = ("fastapi", "uvicorn", "starlette_context", "sse_starlette", "pydantic_settings")
 GREEDY = Sampling(temperature=0.0)
@@ -53,7 +66,7 @@ GREEDY = Sampling(temperature=0.0)
 def main() -> list[Row]:
     threads = choose_threads(0)
     with _twin() as twin:
-        rows = _raw_rows(_assistant(twin), threads)
+        rows = [*_raw_rows(_assistant(twin), threads), *_call_rows(threads)]
         missing = [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
             print(
@@ -185,6 +198,65 @@ class _Raw:
     def _decode(self, rows: int) -> None:
         if code := self._context.decode(rows):
             raise RuntimeError(f"llama_decode said {code}")
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def _call_rows(threads: int) -> list[Row]:
+    rows = []
+    for batch in (1, MANY, max(BATCHES)):
+        calls = _Calls(find_artifact("assistant"), threads, batch)
+        calls.run(held=True)
+        rounds = [(calls.run(held=False), calls.run(held=True)) for _ in range(CALL_ROUNDS)]
+        calls.close()
+        ratio = statistics.median(held / free for free, held in rounds)
+        note = f"{_rate(rounds, 1)} of {_rate(rounds, 0)} tokens/s, prompts included"
+        rows.append(Row(f"(e) calls held to their utterance / free at {batch}", ratio, "x", None, "higher", note))
+    return rows
+
+
+class _Calls:
+    """The device's model, answering commands to their end."""
+
+    def __init__(self, model: Artifact, threads: int, batch: int) -> None:
+        self._left = self._made = self._next = 0
+        self._done = threading.Event()
+        options = EngineOptions(
+            model_path=str(model.path),
+            threads=threads,
+            sequences=batch,
+            prefix_cache_bytes=0,
+            refuse_token=model.manifest.refuse_token or "",
+        )
+        self._engine = Engine(options, self._emit)
+        self._engine.start()
+
+    def run(self, *, held: bool) -> float:
+        """Tokens/s over CALLS answers."""
+        self._left, self._made = CALLS, 0
+        self._done.clear()
+        started = time.perf_counter()
+        for number in range(CALLS):
+            self._next += 1
+            text = COMMANDS[number % len(COMMANDS)]
+            prompt, utterance = Prompt(messages=(Message("user", text),)), text if held else None
+            self._engine.submit(
+                Job(id=self._next, prompt=prompt, max_tokens=ANSWER_TOKENS, sampling=GREEDY, utterance=utterance)
+            )
+        self._done.wait()
+        return self._made / (time.perf_counter() - started)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _emit(self, emissions: list[Emission]) -> None:
+        for emission in emissions:
+            if emission.finish_reason is not None:
+                self._made += emission.completion_tokens
+                self._left -= 1
+        if not self._left:
+            self._done.set()
 
 
 # --- llama_cpp.server ------------------------------------------------------------------------------------------------

@@ -93,13 +93,19 @@ def _model_rows(model: Artifact) -> list[Row]:
         stream = _Stream(model)
         stream.answer(TEXTS[0])
         answers = [stream.answer(TEXTS[number % len(TEXTS)]) for number in range(ANSWERS)]
+        held = [stream.answer(TEXTS[number % len(TEXTS)], held=True) for number in range(2 * ANSWERS)]
         stream.close()
     finally:
         os.sched_setaffinity(0, cores)
     firsts, rates = ([one[side] for one in answers] for side in (0, 1))
     told = f"{model.name} {model.manifest.quantisation}, one stream on one core, {ANSWERS} answers"
     first, rate = statistics.median(firsts) * 1e3, statistics.median(rates)
+    calls = f"calls of the utterance's words, {2 * ANSWERS} answers to their end"
+    held_first = statistics.median(one[0] for one in held) * 1e3
+    held_rate = statistics.median(one[1] for one in held)
     return [
+        Row("(signals) device's model, first token of a call", held_first, "ms", FIRST_MS, note=calls),
+        Row("(signals) device's model, one stream of calls", held_rate, "tokens/s", LEAST_TOKENS_S, "higher", calls),
         Row("(signals) device's model, first token", first, "ms", FIRST_MS, note=f"{told}; slowest {_slowest(firsts)}"),
         Row("(signals) device's model, one stream", rate, "tokens/s", LEAST_TOKENS_S, "higher", told),
     ]
@@ -117,18 +123,29 @@ class _Stream:
         self._made = 0
         self._done = threading.Event()
         self._next = 0
-        options = EngineOptions(model_path=str(model.path), threads=1, sequences=1, prefix_cache_bytes=0)
+        refuse = model.manifest.refuse_token or ""
+        options = EngineOptions(
+            model_path=str(model.path), threads=1, sequences=1, prefix_cache_bytes=0, refuse_token=refuse
+        )
         self._engine = Engine(options, self._emit)
         self._engine.start()
 
-    def answer(self, text: str) -> tuple[float, float]:
-        """Seconds to the first token, and tokens/s after it."""
+    def answer(self, text: str, *, held: bool = False) -> tuple[float, float]:
+        """Seconds to the first token, and tokens/s after it. `held` to the words of the text, as in the daemon."""
         self._times, self._made = [], 0
         self._done.clear()
         self._next += 1
         prompt = Prompt(messages=(Message(role="user", content=text),))
         greedy = Sampling(temperature=0.0)
-        job = Job(id=self._next, prompt=prompt, max_tokens=ANSWER_TOKENS, sampling=greedy, ignore_eos=True)
+        utterance = text if held else None
+        job = Job(
+            id=self._next,
+            prompt=prompt,
+            max_tokens=ANSWER_TOKENS,
+            sampling=greedy,
+            utterance=utterance,
+            ignore_eos=not held,
+        )
         started = time.perf_counter()
         self._engine.submit(job)
         self._done.wait()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
+from collections.abc import Iterator
+
 import pytest
 
 from models.answer import parse
@@ -51,6 +56,38 @@ def test_long_texts_fall_back_to_any_value() -> None:
 def test_without_words_there_are_no_arguments() -> None:
     """White space alone can fill no argument."""
     assert 'arguments ::= "{}"' in call_grammar(" \n ")
+
+
+def spelled(gbnf: str) -> list[str]:
+    """Everything that a value can be, as often as the rules can spell it."""
+    rules = {
+        name: re.findall(r'("(?:[^"\\]|\\.)*")(?: (w\d+))?', rule)
+        for name, rule in (line.split(" ::= ", 1) for line in gbnf.splitlines() if line.startswith(("value", "w")))
+    }
+
+    def runs(name: str) -> Iterator[str]:
+        for literal, behind in rules[name]:
+            yield json.loads(literal)
+            yield from (json.loads(literal) + rest for rest in (runs(behind) if behind else ()))
+
+    return [json.loads(f'"{run}"') for run in runs("value")]
+
+
+@pytest.mark.parametrize(
+    "text", ["six am", "a b a b a", "x x x x", 'the "the" \\ the "the"', "no, no,no no", "tick  tock"]
+)
+def test_a_value_is_a_run_of_words_and_each_is_spelled_one_way(text: str) -> None:
+    """All runs, no others; however often words come back, there is never a choice between the same words."""
+    ends = [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
+    expected = {text[start:end] for (start, _), (_, end) in itertools.combinations_with_replacement(ends, 2)}
+    values = spelled(call_grammar(text))
+    assert sorted(values) == sorted(expected)
+
+
+def test_a_word_said_without_end_makes_no_more_rules_than_others() -> None:
+    """Two for a word at most."""
+    for text in ("word " * 140, "a b " * 70, "a b a c " * 35):
+        assert call_grammar(text).count("\nw") <= 2 * len(text.split())
 
 
 def chat(*messages: Message, **fields: object) -> Request:

@@ -67,6 +67,14 @@ def test_add_then_list(tmp_path: Path) -> None:
     assert again.output.startswith("Error: there is already a model named 'mine'")
 
 
+def test_an_owner_can_say_that_a_model_answers_with_calls(tmp_path: Path) -> None:
+    """The manifest says it from then on; without the flag an answer is any text."""
+    source = find_artifact("assistant").path
+    for name, flags in (("free", ()), ("calling", ("--calls",))):
+        assert call("add", source, "--name", name, "--to", tmp_path, *flags).exit_code == 0
+    assert [find_artifact(name, (tmp_path,)).manifest.answers for name in ("free", "calling")] == ["text", "calls"]
+
+
 def test_fit_counts_for_every_device() -> None:
     """A tiny model fits everywhere; the sum and each device are told."""
     result = call("fit", "assistant", "--context", 512, "--batch", 2)
