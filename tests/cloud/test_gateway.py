@@ -12,6 +12,10 @@ import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from models.answer import parse
+from models.greedy import GreedyModel
+from models.spec import find_artifact
+
 from .conftest import TOKEN, Pool, until
 
 pytestmark = [pytest.mark.triton, pytest.mark.engine]
@@ -47,6 +51,20 @@ async def test_whole_answer(client: openai.AsyncOpenAI) -> None:
     assert answer.choices[0].finish_reason in ("stop", "length")
     assert answer.usage.prompt_tokens > 0
     assert 0 < answer.usage.completion_tokens <= 64
+
+
+async def test_a_call_is_of_the_words_that_were_said(client: openai.AsyncOpenAI) -> None:
+    """Even of a model that wants nothing but one letter; a response format of the caller's leaves it free."""
+    with GreedyModel(find_artifact("assistant-large").path, slots=1, context=64, threads=1) as model:
+        (letter,) = model.tokenize("Q")
+    wish = {"temperature": 0, "max_tokens": 200, "logit_bias": {str(letter): 100}}
+    bound = await client.chat.completions.create(model="large", messages=ASK, **wish)
+    called = parse(bound.choices[0].message.content or "")
+    assert called is not None
+    assert "Q" not in str(called)
+    assert all(value in ASK[0]["content"] for value in called.arguments.values() if isinstance(value, str))
+    free = await client.chat.completions.create(model="large", messages=ASK, response_format={"type": "text"}, **wish)
+    assert (free.choices[0].message.content or "").startswith("QQQQ")
 
 
 def test_sync_client(gateway: str) -> None:
