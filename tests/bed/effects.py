@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import json
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import msgspec
-from aiohttp import web
+
+from tests.jobs.receiver import Receiver
 
 from .asking import body_of, new_mark
 
@@ -31,35 +29,6 @@ class Accepted(msgspec.Struct):
     status: str = ""  # how it ended
     ends: int = 0  # how often its events say so
     tokens: int = 0
-
-
-class Receiver:
-    """Somebody's webhook endpoint."""
-
-    def __init__(self) -> None:
-        self.told: dict[str, set[str]] = collections.defaultdict(set)  # webhook ids, by job
-        self.deliveries = 0
-        self.port = 0
-
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        said = json.loads(await request.read())
-        self.deliveries += 1
-        self.told[said["data"]["id"]].add(request.headers["webhook-id"])
-        return web.Response()
-
-
-@asynccontextmanager
-async def receiving() -> AsyncIterator[Receiver]:
-    receiver = Receiver()
-    runner = web.ServerRunner(web.Server(receiver.handle))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    receiver.port = runner.addresses[0][1]
-    try:
-        yield receiver
-    finally:
-        await runner.cleanup()
 
 
 class Jobs:

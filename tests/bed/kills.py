@@ -24,9 +24,11 @@ from contextlib import AsyncExitStack
 import aiohttp
 import msgspec
 
+from tests.jobs.receiver import Receiver, receiving
+
 from .asking import Told, ask
 from .bed import Bed, Pace, Replica, laddered, standing
-from .effects import Accepted, Jobs, Receiver, receiving
+from .effects import Accepted, Jobs
 from .figures import table
 
 TIERS = ("assistant-large", "assistant")

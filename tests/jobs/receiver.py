@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,12 +13,19 @@ from aiohttp import web
 class Receiver:
     def __init__(self) -> None:
         self.arrived: list[tuple[dict[str, str], bytes]] = []
+        self.told: defaultdict[str, set[str]] = defaultdict(set)  # webhook ids, by job: one made again has the same
         self.answers: list[int] = []  # statuses, in order; then 200
         self.port = 0
         self.connections = 0
 
+    @property
+    def deliveries(self) -> int:
+        return len(self.arrived)
+
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.arrived.append((dict(request.headers), await request.read()))
+        body = await request.read()
+        self.arrived.append((dict(request.headers), body))
+        self.told[json.loads(body)["data"]["id"]].add(request.headers["webhook-id"])
         status = self.answers.pop(0) if self.answers else 200
         headers = {"location": f"http://127.0.0.1:{self.port}/elsewhere"} if status in (301, 302, 307, 308) else {}
         return web.Response(status=status, headers=headers, body=b"x" * 100_000)
