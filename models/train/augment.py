@@ -10,7 +10,7 @@ import msgspec
 
 from ..answer import spans
 from ..dataset import Row
-from .names import Names
+from .names import Names, alike
 
 SUBSTITUTE = 0.75  # share of rows
 INVENT = 0.8  # of what its slot says is new in a value
@@ -32,6 +32,8 @@ class Augmenter:
             for slot, value in row.slots:
                 values[row.source, slot].append(value)
         self._words = sorted(words)
+        self._alike = alike(self._words)
+        self._beginnings = [key for key, group in self._alike.items() if len(group) > 3] or list(self._alike)
         # Half the draws follow how often a value occurs, half give every value the same chance.
         self._frequent = dict(values)
         self._distinct = {key: sorted(set(found)) for key, found in values.items()}
@@ -43,10 +45,14 @@ class Augmenter:
         return self._dressed(row)
 
     def nonsense(self, words: int) -> str:
-        """That many known words in no order. One time in three some come back: after those, the word before is not
-        enough to tell what follows.
+        """That many known words in no order. One time in three some come back, one time in three many begin alike:
+        after those, the word or piece before is not enough to tell what follows.
         """
-        few = words // 2 if self._random.random() < 0.33 else words
+        kind = self._random.random()
+        if kind < 0.33:
+            groups = self._random.choices(self._beginnings, k=2)
+            return " ".join(self._random.choice(self._alike[self._random.choice(groups)]) for _ in range(words))
+        few = words // 2 if kind < 0.67 else words
         known = self._random.sample(self._words, min(max(few, 2), len(self._words)))
         return " ".join(self._random.choices(known, k=words) if few < words else known)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 # Slots that take any name at all: here a model must learn to copy, not to recognise.
 _NAMES = (
@@ -29,6 +29,9 @@ _DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
 _SERIES = tuple((frozenset(words), words) for words in (_NUMBERS, _MONTHS, _DAYS))
 STRUCTURE = 60  # the commonest words of names ("the", "of", "in"), which hold a title together
 MADE_UP = 0.3  # share of new words that are no words
+ECHO = (
+    0.25  # share of reworded names in which a word comes back, or one that begins like it ("Cup of Coffee, Cup of Tea")
+)
 
 
 class Names:
@@ -53,6 +56,7 @@ class Names:
             for word in v.split()
         }
         self._words = sorted({*counts, *(word for word in plain if word.isalpha())} - self._structure - said) or ["it"]
+        self._alike = alike(self._words)
 
     def novelty(self, source: str, slot: str) -> float:
         """Probability that the slot's next value is one that the rows do not hold."""
@@ -77,7 +81,16 @@ class Names:
         free = [at for at, word in enumerate(words) if word.lower() not in self._structure] or [0]
         for at in self._random.sample(free, self._random.randint(1, len(free))):
             words[at] = self._cased(self._word(), words[at])
-        if self._random.random() < 0.15:
+        if self._random.random() < ECHO:
+            heard = self._random.choice(words)
+            echo = (
+                heard
+                if self._random.random() < 0.3
+                else self._random.choice(self._alike.get(beginning(heard), [heard]))
+            )
+            place = self._random.randint(0, len(words))
+            words.insert(place, self._cased(echo, heard if place else words[0]))
+        elif self._random.random() < 0.15:
             words.insert(self._random.randint(0, len(words)), self._cased(self._word(), words[0]))
         return " ".join(words)
 
@@ -108,6 +121,18 @@ class Names:
                 other = self._random.choice(series)
                 return other.capitalize() if word[:1].isupper() else other
         return word
+
+
+def beginning(word: str) -> str:
+    return word[:2].lower()
+
+
+def alike(words: Iterable[str]) -> dict[str, list[str]]:
+    """Words by how they begin: a tokenizer cuts the same piece off them, so that copying one can slip into another."""
+    found: dict[str, list[str]] = {}
+    for word in words:
+        found.setdefault(beginning(word), []).append(word)
+    return found
 
 
 def _novelty(values: Sequence[str]) -> float:

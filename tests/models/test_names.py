@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.train.names import Names
+from models.train.names import Names, alike
 
 TITLES = ["The Ghost of Tomorrow", "A Song for Winter", "Lord of the Hills", "Night Train", "Blue"]
 VALUES = {
@@ -49,3 +49,8 @@ def test_the_same_seed_invents_the_same() -> None:
     assert [one.invented("snips2017", "object_name", "x") for _ in range(20)] == [
         other.invented("snips2017", "object_name", "x") for _ in range(20)
     ]
+
+
+def test_words_that_begin_alike_are_found_together() -> None:
+    """What a tokenizer cuts into the same first piece, whatever its case."""
+    assert alike(["Cup", "cut", "tea"]) == {"cu": ["Cup", "cut"], "te": ["tea"]}
