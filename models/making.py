@@ -81,6 +81,14 @@ def _pace(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--encoder", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="ONNX, to learn meanings from."
 )
+@click.option(
+    "--minilm",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Published files, to make a tutor of that hints at functions.",
+)
+@click.option(
+    "--hinted", type=click.IntRange(0), default=60_000, show_default=True, help="Of the tutor's hints, in an epoch."
+)
 @click.option("--seed", type=int, default=1, show_default=True)
 @_pace
 def train(
@@ -95,6 +103,8 @@ def train(
     start: Path | None,
     read_twice: bool,
     encoder: Path | None,
+    minilm: Path | None,
+    hinted: int,
     seed: int,
     **pace: float,
 ) -> None:
@@ -103,7 +113,7 @@ def train(
     from .train.run import train as begin
     from .train.trainer import Plan
 
-    plan = msgspec.convert({"minutes": minutes, "steps": steps, "seed": seed, **pace}, Plan)
+    plan = msgspec.convert({"minutes": minutes, "steps": steps, "seed": seed, "hinted": hinted, **pace}, Plan)
     sizes = shape_for(name, layers, width)
     begin(
         name,
@@ -115,6 +125,7 @@ def train(
         start=start,
         read_twice=read_twice,
         encoder=encoder,
+        minilm=minilm,
         say=click.echo,
     )
 

@@ -13,6 +13,7 @@ from ..dataset import Row
 from .augment import Augmenter
 from .chatter import OPEN_ENDED, chatter
 from .corpus import Corpus as Corpus
+from .hints import Hints
 from .meaning import UNKNOWN, Meanings
 from .pointing import NOWHERE, sources
 from .tagging import Labels
@@ -20,6 +21,7 @@ from .vocabulary import Vocabulary
 
 SLOTTED = ("hwu64", "snips2017", LABELLED)  # the sources whose rows have their arguments marked
 REFUSED = "refused"  # the source of examples to turn away
+HINTED = "hinted"  # the source of texts of which a tutor says what they ask for
 COPIED, COPIES = "copied", 500  # exercises in copying, and how many an epoch has
 MUMBLED, UNHEARD = 0.5, 0.1  # share of the device's examples with lost words, and of words lost in them
 PLACES = frozenset(("city", "state", "country", "geographic_poi", "poi"))
@@ -36,6 +38,7 @@ class Example(msgspec.Struct, frozen=True):
     meaning: int = UNKNOWN  # where the encoder's vector of the prompt is (`meaning.Meanings`)
     looks: list[int] = []  # for each token of the target: its place in the prompt (`pointing`), or NOWHERE
     tags: list[int] = []  # of the tokens before the prompt's last one (`tagging`)
+    hint: list[tuple[int, float]] = []  # tokens that may name the function, and how probable they are (`hints`)
 
 
 class Mixture:
@@ -51,8 +54,11 @@ class Mixture:
         repeats: int = 2,
         meanings: Meanings | None = None,
         labels: Labels | None = None,
+        hints: Hints | None = None,
+        hinted: int = 0,
     ) -> None:
-        self._labels = labels
+        """`hinted`: how many of the hints an epoch has."""
+        self._labels, self._hints, self._hinted = labels, hints, hinted
         self._meanings, self._repeats = meanings, repeats
         self._corpus, self._vocabulary, self._student, self._refusals = corpus, vocabulary, student, refusals
         self._random = random.Random(seed)
@@ -72,6 +78,7 @@ class Mixture:
             for text, ids in zip(refused, prompts[len(rows) :], strict=True)
         ]
         examples += self._copies(COPIES)
+        examples += self._told()
         self._random.shuffle(examples)
         return [self._in_context(example, examples) for example in examples]
 
@@ -136,6 +143,19 @@ class Mixture:
         looks = [look + again if look != NOWHERE else NOWHERE for look in looks]
         tags = self._labels.tags(row, self._vocabulary) if self._labels and row.source in SLOTTED else []
         return Example(prompt, target, row.source, self._meaning(row.text), looks, tags)
+
+    def _told(self) -> list[Example]:
+        """Texts with a tutor's hint: nothing but the function's name can be learnt from them."""
+        told = self._hints.told if self._hints else []
+        chosen = self._random.sample(told, min(self._hinted, len(told)))
+        prompts = self._vocabulary.texts([text for text, _ in chosen])
+        made = []
+        for (text, shares), ids in zip(chosen, prompts, strict=True):
+            hint = [(self._vocabulary.name(function), share) for function, share in shares]
+            target = self._vocabulary.call(Call(shares[0][0]))[:2]
+            asked = self._vocabulary.asked(text, ids)
+            made.append(Example(asked, target, HINTED, self._meaning(text), hint=hint))
+        return made
 
     def _meaning(self, text: str) -> int:
         return self._meanings.at(text) if self._meanings else UNKNOWN

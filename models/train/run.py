@@ -13,6 +13,7 @@ from ..catalog import LABELLED
 from ..dataset import Row, read_rows
 from .copying import can_copy_by_hand, tie_spaced_twins, write_copying
 from .export import About, write_gguf
+from .hints import Hints
 from .importance import importance
 from .importance import save as save_importance
 from .labels import label, save, unlabelled
@@ -62,6 +63,7 @@ def train(
     read_twice: bool = True,
     merges: int = MERGES,
     encoder: Path | None = None,
+    minilm: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Trainer:
     """Train `name` (assistant: the device's, with refusals; assistant-large: the whole catalogue), or take its run up "
@@ -69,8 +71,8 @@ def train(
 
     `grow_from` is the run of a shallower network of the same width; its tokenizer is used too. `start` is a
     published GGUF to go on from in the same way. `encoder` is a sentence encoder (ONNX) to learn meanings from
-    (`meaning`). Whether an utterance is read twice (`Vocabulary.prompt`) goes with the tokenizer; `read_twice` says it
-    where that is not a run's own.
+    (`meaning`); `minilm` is the folder of a published one, to make a tutor of (`hints`). Whether an utterance is
+    read twice (`Vocabulary.prompt`) goes with the tokenizer; `read_twice` says it where that is not a run's own.
     """
     corpus = Corpus.read(data)
     small: Llama | None = None
@@ -86,7 +88,10 @@ def train(
     origin = {"grown_from": str(grow_from) if grow_from else None, "started_from": str(start) if start else None}
     recipe = Recipe(name, plan, sizes, **origin)
     meanings = Meanings.of(encoder, _spoken(corpus), folder) if encoder else None
-    return _run(recipe, corpus, vocabulary, network, folder, say, meanings=meanings)
+    torch.set_num_threads(plan.threads)
+    names = corpus.functions()
+    hints = Hints.of(minilm, corpus.train, names, folder, seed=plan.seed, say=say) if minilm else None
+    return _run(recipe, corpus, vocabulary, network, folder, say, meanings=meanings, hints=hints)
 
 
 def distill(
@@ -143,6 +148,7 @@ def _run(
     say: Callable[[str], None],
     teacher: Llama | None = None,
     meanings: Meanings | None = None,
+    hints: Hints | None = None,
 ) -> Trainer:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     labels = Labels(corpus.arguments())
@@ -151,7 +157,9 @@ def _run(
     resumed = trainer.resume()
     student = recipe.name == STUDENT
     seed, plan = recipe.plan.seed + 1000 * trainer.step, recipe.plan
-    mixture = Mixture(corpus, vocabulary, student, seed, plan.refusals, plan.repeats, meanings, labels)
+    mixture = Mixture(
+        corpus, vocabulary, student, seed, plan.refusals, plan.repeats, meanings, labels, hints, plan.hinted
+    )
     validation = validation_examples(corpus, vocabulary, student, per_source=500)
     parameters = sum(weight.numel() for weight in network.parameters())
     state = f"taken up at step {trainer.step}" if resumed else "new"

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .hints import with_hints
 from .meaning import Meanings, Reader
-from .mixture import COPIED, REFUSED, Example
+from .mixture import COPIED, HINTED, REFUSED, Example
 from .network import Llama, Seen, Shape
 from .optimizer import Optimizers
 from .pointing import NOWHERE
@@ -27,7 +28,9 @@ from .tagging import Tagger
 
 CHECKPOINT = "checkpoint.pt"
 LONGEST_STEP_S = 30.0  # what takes longer was a machine asleep or a run on hold, not training
-UNTAUGHT = (REFUSED, COPIED)  # the teacher answers what the student should turn away; copying needs no teacher
+NAME = 1  # where in an answer the function's name is
+# The teacher answers what the student should turn away; copying needs no teacher, and hints have one.
+UNTAUGHT = (REFUSED, COPIED, HINTED)
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     averaged: float = 0.998  # decay, per step, of the running mean of the weights; the mean is what is kept
     refusals: int = 6000  # of the device's examples, in an epoch
     repeats: int = 2  # how often an epoch has each row of HWU64, which has fewer rows and more to learn
+    hinted: int = 60_000  # of a tutor's hints (`hints`), in an epoch, where there are any
 
 
 class Trainer:
@@ -148,6 +152,7 @@ class Trainer:
             logits, wanted = answer_logits(self.network, batch, self.device, seen)
         lessons = self._lessons(batch, seen)
         hard = functional.cross_entropy(logits.float(), wanted, reduction="none")  # [targets]
+        hard = with_hints(hard, logits, hints(batch))
         taught = [one for one in batch if one.source not in UNTAUGHT]
         if self._teacher is None or not taught:
             return hard.mean() + lessons
@@ -205,6 +210,16 @@ def batches(examples: Sequence[Example], tokens: int, draw: random.Random) -> It
         groups[-1].append(example)
     draw.shuffle(groups)
     return iter(groups)
+
+
+def hints(batch: Sequence[Example]) -> list[tuple[int, list[tuple[int, float]]]]:
+    """The hints of a batch, and where among its targets the names are that they are for."""
+    found, at = [], 0
+    for one in batch:
+        if one.hint:
+            found.append((at + NAME, one.hint))
+        at += len(one.target)
+    return found
 
 
 def answer_logits(

@@ -121,6 +121,10 @@ class Vocabulary:
             ids.append(self._ids[stop])
         return [*ids, self.end]
 
+    def name(self, function: str) -> int:
+        """The token that names a function in a call."""
+        return self._ids[f'"{function}"']
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 

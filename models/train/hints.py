@@ -1,0 +1,106 @@
+"""Which functions a tutor thinks of, as a lesson at the function's name: on texts that nobody labelled.
+
+A few dozen rows a function do not tell a small network what else people say. So many more texts are made from them
+(`paraphrase`), the tutor says how probable each function is, and the network learns these probabilities instead of one
+right name (Hinton et al. 2015, arXiv 1503.02531). Texts of which the tutor makes nothing are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..catalog import functions
+from ..dataset import Row
+from .augment import Augmenter
+from .paraphrase import Paraphraser, common_words
+from .tutor import Tutor, find_tutor
+
+TUTOR, HINTS = "tutor.pt", "hints.json"
+SURE = 0.4  # the tutor's probability of its best function, at least
+KEPT = 6  # functions of each text
+VARIANTS = {"clinc150": 3, "banking77": 1, "hwu64": 1}  # of each row of a source
+NEAR, NEARNESS = 6, 0.5  # neighbours of a word at most, and the least cosine
+_PART = 20_000  # texts that the tutor is asked at a time
+
+Shares = list[tuple[str, float]]  # functions and their probabilities, the best first
+
+
+class Hints:
+    """Texts, and what the tutor makes of each."""
+
+    def __init__(self, told: Sequence[tuple[str, Shares]]) -> None:
+        self.told = list(told)
+
+    @classmethod
+    def of(
+        cls, minilm: Path, rows: Sequence[Row], names: Sequence[str], folder: Path, *, seed: int,
+        say: Callable[[str], None],
+    ) -> Hints:  # fmt: skip
+        """Teaches a tutor on `rows`, from the published files in `minilm`, and asks it; both are kept in `folder`."""
+        if not (folder / HINTS).is_file():
+            tutor = find_tutor(minilm, rows, names, folder / TUTOR, seed=seed, say=say)
+            told = ask(tutor, variants(rows, near_words(tutor, common_words(rows)), seed), say)
+            partial = folder / f"{HINTS}.partial"
+            partial.write_bytes(msgspec.json.encode(told))
+            partial.replace(folder / HINTS)
+        return cls(msgspec.json.decode((folder / HINTS).read_bytes(), type=list[tuple[str, Shares]]))
+
+
+def variants(rows: Sequence[Row], near: dict[str, list[str]], seed: int) -> list[str]:
+    """Changed texts of the rows, and the own texts of those that no single name answers; no text twice."""
+    augmenter, paraphrase = Augmenter(rows, seed), Paraphraser(rows, near, seed)
+    made = [row.text for row in rows if len(functions(row.source, row.intent)) > 1]
+    for row in rows:
+        made += [paraphrase(augmenter.variant(row)) for _ in range(VARIANTS.get(row.source, 0))]
+    return list(dict.fromkeys(made))
+
+
+def ask(tutor: Tutor, texts: Sequence[str], say: Callable[[str], None]) -> list[tuple[str, Shares]]:
+    """What the tutor thinks of, where it is sure enough of one function."""
+    kept: list[tuple[str, Shares]] = []
+    for start in range(0, len(texts), _PART):
+        part = texts[start : start + _PART]
+        shares, places = tutor.tell(part).topk(min(KEPT, len(tutor.names)))
+        for text, odds, at in zip(part, shares.tolist(), places.tolist(), strict=True):
+            if odds[0] >= SURE:
+                whole = sum(odds)
+                kept.append((text, [(tutor.names[i], odd / whole) for i, odd in zip(at, odds, strict=True)]))
+        say(f"hints: the tutor has read {start + len(part)} of {len(texts)} texts, and is sure of {len(kept)}")
+    return kept
+
+
+def near_words(tutor: Tutor, words: Sequence[str]) -> dict[str, list[str]]:
+    """For each word those that the tutor finds most like it."""
+    if not words:
+        return {}
+    vectors = functional.normalize(tutor.vectors(words), dim=-1)
+    likeness = vectors @ vectors.T - 2 * torch.eye(len(words))
+    nearness, places = likeness.topk(min(NEAR, len(words)))
+    return {
+        word: [words[i] for i, one in zip(at, near, strict=True) if one >= NEARNESS]
+        for word, at, near in zip(words, places.tolist(), nearness.tolist(), strict=True)
+    }
+
+
+def with_hints(losses: Tensor, logits: Tensor, hints: Sequence[tuple[int, Sequence[tuple[int, float]]]]) -> Tensor:
+    """`losses` [targets], where those that a hint is for are replaced by the cross entropy with it.
+
+    A hint is the place among the targets, and tokens with their probabilities; logits are [targets, vocabulary].
+    """
+    if not hints:
+        return losses
+    rows = torch.tensor([row for row, (_, shares) in enumerate(hints) for _ in shares])
+    tokens = torch.tensor([token for _, shares in hints for token, _ in shares])
+    weights = torch.tensor([share for _, shares in hints for _, share in shares], device=losses.device)
+    places = torch.tensor([place for place, _ in hints], device=losses.device)
+    told = logits[places].float().log_softmax(-1)
+    soft = torch.zeros(len(hints), device=losses.device).index_add(
+        0, rows.to(losses.device), -weights * told[rows, tokens]
+    )
+    return losses.index_copy(0, places, soft)

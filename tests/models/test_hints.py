@@ -1,0 +1,138 @@
+"""Hints of a tutor: what it starts from, what it learns, which texts are made, and what a network takes from it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+
+from models.dataset import Row  # noqa: E402
+from models.encoder import Encoder  # noqa: E402
+from models.spec import ArtifactError  # noqa: E402
+from models.train.bert import load_bert, same_lengths  # noqa: E402
+from models.train.hints import HINTS, TUTOR, Hints, ask, near_words, with_hints  # noqa: E402
+from models.train.minilm import convert  # noqa: E402
+from models.train.mixture import HINTED, Corpus, Example, Mixture  # noqa: E402
+from models.train.network import Llama, Shape  # noqa: E402
+from models.train.paraphrase import Paraphraser, common_words  # noqa: E402
+from models.train.trainer import Plan, Trainer, answer_logits  # noqa: E402
+from models.train.tutor import Course, Tutor, answering, find_tutor, share_right  # noqa: E402
+from models.train.vocabulary import Vocabulary  # noqa: E402
+from tests.models.test_encoder import PIECES, TEXTS, save, weights  # noqa: E402
+
+NAMES = ["alarm_query", "alarm_remove", "alarm_set", "lights_on"]
+ROWS = [
+    *(Row(text, "lights_on", source="hwu64") for text in TEXTS if text.startswith("turn")),
+    *(Row(text, "alarm", source="clinc150") for text in TEXTS if text.startswith("wake")),
+]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    save(folder, weights())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tutor(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Tutor:
+    torch.set_num_threads(1)
+    kept = tmp_path_factory.mktemp("tutor") / TUTOR
+    course = Course(epochs=16, tokens=64, body_lr=3e-3, head_lr=2e-2)
+    return find_tutor(published, ROWS * 2, NAMES, kept, seed=1, say=lambda _: None, course=course)
+
+
+def test_the_tutor_starts_where_the_published_encoder_ended(published: Path, tmp_path: Path) -> None:
+    """Its vectors point where those of the ONNX graph of the same files point; other files are refused."""
+    convert(published, tmp_path / "bert.onnx")
+    bert, reading = load_bert(published)
+    encoder = Encoder(tmp_path / "bert.onnx")
+    for text in TEXTS[:4]:
+        with torch.no_grad():
+            vector = bert.eval()(torch.tensor([reading(text)]))[0]
+        assert float(vector @ torch.tensor(encoder(text)) / vector.norm()) == pytest.approx(1.0, abs=1e-4)
+    with pytest.raises(ArtifactError, match="no BERT"):
+        load_bert(tmp_path)
+
+
+def test_a_batch_has_texts_of_one_length() -> None:
+    """Every text comes once, and none is padded."""
+    ids = [[1] * (3 + index % 4) for index in range(50)]
+    groups = list(same_lengths(ids, 12, random.Random(1)))
+    assert sorted(index for group in groups for index in group) == list(range(50))
+    assert all(len({len(ids[index]) for index in group}) == 1 for group in groups)
+    assert max(len(group) * len(ids[group[0]]) for group in groups) <= 12
+
+
+def test_a_tutor_learns_what_texts_ask_for_and_is_kept(tutor: Tutor, published: Path, tmp_path: Path) -> None:
+    """A row that three functions answer teaches that it is one of them; a tutor on disk is not taught again."""
+    shares = tutor.tell([row.text for row in ROWS])
+    assert shares.sum(-1).tolist() == pytest.approx([1.0] * len(ROWS), abs=1e-4)
+    assert share_right(tutor, ROWS) == 1.0
+    assert float((shares * answering(ROWS, NAMES)).sum(-1).mean()) > 0.5
+    torch.save(tutor.state_dict(), tmp_path / TUTOR)
+    again = find_tutor(published, [], NAMES, tmp_path / TUTOR, seed=2, say=lambda _: None)
+    assert torch.equal(again.tell([TEXTS[0]]), tutor.tell([TEXTS[0]]))
+
+
+def test_only_what_the_tutor_is_sure_of_becomes_a_hint(tutor: Tutor) -> None:
+    """The best function comes first, and the probabilities that are kept sum to one."""
+    told = ask(tutor, TEXTS, lambda _: None)
+    assert {text for text, _ in told} <= set(TEXTS)
+    for _, shares in told:
+        assert sum(share for _, share in shares) == pytest.approx(1.0)
+        assert shares[0][1] == max(share for _, share in shares) >= 0.4
+    assert [shares[0][0] for text, shares in told if text.startswith("turn")] == ["lights_on"] * 12
+
+
+def test_texts_are_made_of_known_words_and_their_neighbours(tutor: Tutor) -> None:
+    """Changed texts differ from their row's, and hold no word that neither a row nor a neighbour has."""
+    near = near_words(tutor, common_words(ROWS, least=2))
+    assert all(word not in others for word, others in near.items())
+    paraphrase = Paraphraser(ROWS, near, seed=3)
+    made = [paraphrase(row) for row in ROWS for _ in range(6)]
+    assert len(set(made) - {row.text for row in ROWS}) > 20
+    assert {word for text in made for word in text.split()} <= {word for row in ROWS for word in row.text.split()}
+    assert all(made)
+
+
+def test_a_hint_stands_in_for_the_right_name() -> None:
+    """The loss there is the cross entropy with the probabilities; every other loss stays."""
+    logits = torch.randn(3, 8, generator=torch.manual_seed(1))
+    losses = torch.tensor([1.0, 2.0, 3.0])
+    changed = with_hints(losses, logits, [(1, [(4, 0.75), (6, 0.25)])])
+    told = logits.log_softmax(-1)[1]
+    assert changed.tolist() == pytest.approx([1.0, -float(0.75 * told[4] + 0.25 * told[6]), 3.0])
+    assert with_hints(losses, logits, []) is losses
+
+
+def test_a_network_comes_to_think_as_probable_what_the_tutor_does(tmp_path: Path) -> None:
+    """Sixty steps on one hinted text: two names at two thirds and one third, although the target names the first."""
+    example = Example([1, 5, 2], [7, 9], HINTED, hint=[(9, 2 / 3), (11, 1 / 3)])
+    network = Llama(Shape(vocabulary=64, width=64, layers=2, heads=1, hidden=96))
+    plan = Plan(minutes=5, steps=60, threads=1, warmup_steps=2, dropout=0.0, vector_lr=1e-2)
+    Trainer(network, plan, tmp_path).run(lambda: [example], lambda *_: None)
+    with torch.no_grad():
+        odds = answer_logits(network, [example])[0][1].softmax(-1)
+    assert float(odds[9]) == pytest.approx(2 / 3, abs=0.1)
+    assert float(odds[11]) == pytest.approx(1 / 3, abs=0.1)
+
+
+def test_an_epoch_draws_from_the_hints_of_the_run(tmp_path: Path) -> None:
+    """As many as asked for; hints that lie in the run's folder need no tutor."""
+    told = [(text, [("alarm_set", 0.6), ("lights_on", 0.4)]) for text in TEXTS]
+    (tmp_path / HINTS).write_bytes(msgspec.json.encode(told))
+    hints = Hints.of(tmp_path / "missing", [], NAMES, tmp_path, seed=1, say=lambda _: None)
+    vocabulary = Vocabulary.train([*TEXTS, *PIECES], [*NAMES, "out_of_scope"], ["time"], 60)
+    rows = tuple(row for row in ROWS if row.source == "hwu64")
+    mixture = Mixture(Corpus(rows, (), (), ()), vocabulary, student=False, seed=1, hints=hints, hinted=5)
+    drawn = [one for one in mixture.epoch() if one.source == HINTED]
+    assert len(drawn) == 5
+    assert all(len(one.target) == 2 for one in drawn)
+    assert {vocabulary.decode([token]) for one in drawn for token, _ in one.hint} == {'"alarm_set"', '"lights_on"'}
+    assert not [one for one in Mixture(Corpus(rows, (), (), ()), vocabulary, False, 1).epoch() if one.hint]
