@@ -157,8 +157,8 @@ def build(config: Config, tasks: TaskGroup) -> App:
     front = Front(cache, lanes.service.answer)
     repairs.listeners.append(lanes.warmth.loaded)
     readiness = Readiness(pools.by_tier, config.server.probe_ttl_s)
-    jobs = build_jobs(config, by_name(tiers), desk, metrics)
-    tracing = build_tracing(config)
+    tracing = build_tracing(config, "causeway-gateway")
+    jobs = build_jobs(config, by_name(tiers), desk, metrics, tracing)
     server = Server(
         config.server,
         by_name(tiers),
@@ -175,14 +175,14 @@ def build(config: Config, tasks: TaskGroup) -> App:
     return App(config, server, desk, jobs, pools, lanes.warmth, front, tracing, tasks)
 
 
-def build_tracing(config: Config) -> Tracing | None:
-    """None without a collector."""
+def build_tracing(config: Config, service: str) -> Tracing | None:
+    """None without a collector. `service`: what its spans say made them."""
     if not config.tracing.endpoint:
         return None
     # Not before it is wanted: OpenTelemetry is a tenth of a second and some megabytes.
     from .tracing import Tracing as OpenTelemetry
 
-    return OpenTelemetry(config.tracing)
+    return OpenTelemetry(config.tracing, service)
 
 
 def build_pools(
@@ -202,7 +202,9 @@ def build_cache(config: Config, tiers: Mapping[str, Tier], metrics: Metrics) -> 
     return SharedCache(config.cache, config.redis, tiers, metrics.registry, secret=secret)
 
 
-def build_jobs(config: Config, tiers: Mapping[str, Tier], desk: Desk, metrics: Metrics) -> JobsGateway | None:
+def build_jobs(
+    config: Config, tiers: Mapping[str, Tier], desk: Desk, metrics: Metrics, tracing: Tracing | None
+) -> JobsGateway | None:
     """None without a Redis. Raises ConfigError."""
     settings = at_redis(config.jobs, config.redis)
     if not settings.redis:
@@ -213,6 +215,7 @@ def build_jobs(config: Config, tiers: Mapping[str, Tier], desk: Desk, metrics: M
         lambda http: desk.gate.principal(http.headers.get(hdrs.AUTHORIZATION, "")),
         metrics.registry,
         limits=desk.ledger.limits,
+        trace=None if tracing is None else tracing.jobs,
     )
 
 

@@ -1,5 +1,10 @@
-"""Traces of what the gateway does, to an OpenTelemetry collector: a span a request, and one for each call to a Triton,
-on which Triton hangs its own. They hang on the caller's, so that one trace leads from the device into the model.
+"""Traces of what gateways and workers do, to an OpenTelemetry collector: a span a request, one for each call to a
+Triton, on which Triton hangs its own, and one for each step in the shared cache. They hang on the caller's, so that one
+trace leads from the device into the model.
+
+A job's `send` (accepted by a gateway), `receive` (claimed), `process` (each of its runs) and the delivery of its
+webhook are in the trace of whoever sent it. The last three hang on `send` and are linked to it, as the conventions for
+messages ask; they may be made days later, by other processes.
 """
 
 from __future__ import annotations
@@ -14,15 +19,15 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from router.telemetry import PROVIDER, Attributes, asked, failed, span_name, used
+from router.telemetry import PROVIDER, Attributes, asked, failed, messaging, span_name, used
 from router.types import Request, Usage
 
+from . import traced
 from .config import TracingConfig
 
-_SERVICE = "causeway-gateway"
 _FLUSH_S = 2.0
 _OK = "ok"
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -32,18 +37,19 @@ _TOLD = "x-causeway-"
 class Tracing:
     """To `config.endpoint`, with what the OTEL_EXPORTER_OTLP_* variables say (headers, certificates)."""
 
-    def __init__(self, config: TracingConfig) -> None:
+    def __init__(self, config: TracingConfig, service: str) -> None:
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(config.share),
-            resource=Resource.create({"service.name": _SERVICE}),
+            resource=Resource.create({"service.name": service}),
             shutdown_on_exit=False,
         )
         self._exporter = OTLPSpanExporter(endpoint=f"{config.endpoint.rstrip('/')}/v1/traces")
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("causeway.cloud")
+        self.jobs = JobTrace(self._tracer)
 
     def begin(self, request: Request, id: str, traceparent: str) -> Trace:  # noqa: A002 -- of the request
-        parent = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else Context()
+        parent = _context(traceparent)
         carried = {"causeway.request": id, **asked(request)}
         name = span_name(request.kind, request.model)
         return Trace(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER, carried))
@@ -56,12 +62,53 @@ class Tracing:
         enough.cancel()
 
 
+class JobTrace:
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+
+    def send(self, job: str, queue: str, traceparent: str) -> Step:
+        carried = messaging("send", queue, job)
+        return Step(self._tracer.start_span(f"send {queue}", _context(traceparent), SpanKind.PRODUCER, carried))
+
+    def received(self, job: str, queue: str, traceparent: str, began: float) -> None:
+        sent, carried = _context(traceparent), messaging("receive", queue, job)
+        links = _links(sent)
+        self._tracer.start_span(
+            f"receive {queue}", sent, SpanKind.CLIENT, carried, links, start_time=int(began * 1e9)
+        ).end()
+
+    def process(self, request: Request, job: str, queue: str, traceparent: str, attempt: int) -> Trace:
+        sent = _context(traceparent)
+        carried = {
+            "causeway.request": job,
+            "causeway.attempt": attempt,
+            **asked(request),
+            **messaging("process", queue, job),
+        }
+        span = self._tracer.start_span(f"process {queue}", sent, SpanKind.CONSUMER, carried, _links(sent))
+        return Trace(self._tracer, span)
+
+    def deliver(self, job: str, host: str, traceparent: str, tried: int) -> Step:
+        sent = _context(traceparent)
+        carried: Attributes = {
+            "messaging.message.id": job,
+            "http.request.method": "POST",
+            "http.request.resend_count": tried,
+            "server.address": host,
+        }
+        return Step(self._tracer.start_span("POST webhook", sent, SpanKind.CLIENT, carried, _links(sent)))
+
+
 class Trace:
-    """One request's span."""
+    """One request's span, or that of one run of a job."""
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
         self._tracer = tracer
         self._span = span
+
+    @property
+    def context(self) -> SpanContext:
+        return self._span.get_span_context()
 
     def call(self, model: str, endpoint: str) -> CallTrace:
         host, _, port = endpoint.rpartition(":")
@@ -73,6 +120,15 @@ class Trace:
         }
         within = trace.set_span_in_context(self._span)
         return CallTrace(self._tracer.start_span(f"triton {model}", within, SpanKind.CLIENT, carried))
+
+    def cache(self, step: traced.CacheStep) -> Step:
+        carried: Attributes = {"db.system.name": "redis", "db.operation.name": step}
+        within = trace.set_span_in_context(self._span)
+        return Step(self._tracer.start_span(f"cache {step}", within, SpanKind.CLIENT, carried))
+
+    def joined(self, other: traced.Trace) -> None:
+        if isinstance(other, Trace):
+            self._span.add_link(other.context)
 
     def admitted(self) -> None:
         self._span.add_event("admitted")
@@ -86,8 +142,8 @@ class Trace:
         self._span.end()
 
 
-class CallTrace:
-    """The span of a call to one endpoint."""
+class Step:
+    """The span of one thing done for a request or a job."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
@@ -97,13 +153,28 @@ class CallTrace:
         own = self._span.get_span_context()
         return f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
 
-    def first_token(self) -> None:
-        self._span.add_event("first token")
-
-    def end(self, error: str = "") -> None:
+    def end(self, error: str = "", said: Mapping[str, str | int] | None = None) -> None:
         if not self._span.is_recording():
             return
+        self._span.set_attributes(said or {})
         if error:
             self._span.set_attributes(failed(error))
             self._span.set_status(Status(StatusCode.ERROR, error))
         self._span.end()
+
+
+class CallTrace(Step):
+    """The span of a call to one endpoint."""
+
+    def first_token(self) -> None:
+        self._span.add_event("first token")
+
+
+def _context(traceparent: str) -> Context:
+    return _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else Context()
+
+
+def _links(sent: Context) -> tuple[Link, ...]:
+    """To the span that sent the job; none where nobody traced it."""
+    found = trace.get_current_span(sent).get_span_context()
+    return (Link(found),) if found.is_valid else ()

@@ -1,12 +1,14 @@
 """What a trace's spans are called and what they carry: the conventions for generative AI, and ours under `causeway.`
 
 Names and numbers only, never content. Source: OpenTelemetry semantic conventions, "Semantic conventions for generative
-client AI spans", https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/.
+client AI spans", https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/, and, for jobs, "Semantic conventions
+for messaging spans", https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from .types import AttemptRecord, Kind, Outcome, Request, Usage
 
@@ -43,6 +45,17 @@ def asked(request: Request) -> Attributes:
     if request.response_format is not None:
         found["gen_ai.output.type"] = "text" if request.response_format.kind == "text" else "json"
     return found
+
+
+def messaging(operation: Literal["send", "receive", "process"], destination: str, message: str) -> Attributes:
+    """Of a job on its way through the queue of a tier. The span is called ``<operation> <destination>``."""
+    return {
+        "messaging.system": PROVIDER,
+        "messaging.destination.name": destination,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.message.id": message,
+    }
 
 
 def used(usage: Usage) -> Attributes:

@@ -126,6 +126,10 @@ class Stack:
         command += ["--triton", f"127.0.0.1:{self.grpc}", "--tier", "assistant-large", "--token-file", str(self.tokens)]
         return self._start("gateway", [*command, *flags])
 
+    def start_worker(self, *flags: str) -> Process:
+        command = [str(BIN / "causeway-cloud"), "worker", "--triton", f"127.0.0.1:{self.grpc}"]
+        return self._start("worker", [*command, "--tier", "assistant-large", *flags])
+
     def start_edge(
         self, config: str = "", *, cloud_port: int | None = None, env: Mapping[str, str] | None = None
     ) -> Process:
@@ -154,7 +158,7 @@ class Stack:
         return part
 
     def close(self) -> None:
-        for name in ("edge", "gateway", "triton"):
+        for name in ("edge", "gateway", "worker", "triton"):
             if name in self.parts:
                 self.parts[name].stop()
 

@@ -16,6 +16,7 @@ from router.errors import CausewayError, DeadlineExceeded
 from router.types import Chunk, Usage
 
 from ..call import Call, Head
+from ..traced import CacheStep, Step
 from .store import Slot
 
 _CHUNK_BYTES = 160  # without its text; about as much per logprob
@@ -109,6 +110,11 @@ class Flight:
     def chunks(self, after: int = 0) -> tuple[Chunk, ...]:
         """From number `after`; only of a flight that is whole."""
         return tuple(self._chunks[after:])
+
+    def traced(self, step: CacheStep) -> Step | None:
+        """In the trace of who has waited longest; None where that is not traced."""
+        trace = self.listeners[0].call.trace if self.listeners else None
+        return None if trace is None else trace.cache(step)
 
     # --- the maker's side --------------------------------------------------------------------------------------------
 

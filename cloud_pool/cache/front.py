@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 
 import anyio
@@ -22,6 +22,7 @@ from router.errors import Draining
 from router.types import Chunk
 
 from ..call import Call, Head, Piece
+from ..traced import OUTCOME
 from .answer import Kept, Make
 from .flight import Again, Alone, Flight, Listener
 from .follow import Follow
@@ -34,6 +35,8 @@ from .store import Away, Held, Leader, Lease, Slot
 
 _ROUNDS = 3
 _GOODBYE_S = 2.0
+_FOUND: Mapping[type, str] = {Kept: "hit", Lease: "lead", Leader: "follow", Held: "crowded"}
+"""What a trace says of a lookup."""
 _log = logging.getLogger("causeway.cloud.cache")
 
 
@@ -135,6 +138,8 @@ class Front:
             self._flying += 1
             self._tasks.start_soon(self._fly, cache, flight)
         else:
+            if call.trace is not None and flight.listeners and (other := flight.listeners[0].call.trace) is not None:
+                call.trace.joined(other)
             listener = flight.join(call)
         try:
             yield listener
@@ -168,11 +173,8 @@ class Front:
 
     async def _round(self, cache: SharedCache, flight: Flight) -> None:
         """Afterwards the flight has landed, or what it followed or led has failed."""
-        try:
-            # Whoever leaves now must not leave a lease behind that nobody knows of.
-            with anyio.CancelScope(shield=True):
-                found = await cache.store.enter(flight.slot, may_follow=self._following < cache.config.follows)
-        except Away:
+        found = await self._look_up(cache, flight)
+        if found is None:
             return await self._lead(cache, flight, None)
         if isinstance(found, Kept):
             flight.head, flight.kept_s = found.head, found.age_s
@@ -188,12 +190,30 @@ class Front:
             cache.metrics.fault("took_over")
         return await self._lead(cache, flight, found)
 
+    async def _look_up(self, cache: SharedCache, flight: Flight) -> Kept | Lease | Leader | Held | None:
+        """None: Redis is away."""
+        step, outcome = flight.traced("lookup"), "away"
+        try:
+            # Whoever leaves now must not leave a lease behind that nobody knows of.
+            with anyio.CancelScope(shield=True):
+                found = await cache.store.enter(flight.slot, may_follow=self._following < cache.config.follows)
+            outcome = _FOUND[type(found)]
+            return found
+        except Away:
+            return None
+        finally:
+            if step is not None:
+                step.end(said={OUTCOME: outcome})
+
     async def _follow(self, cache: SharedCache, flight: Flight, leader: Leader) -> None:
         self._following += 1
+        step = flight.traced("follow")
         try:
             await Follow(cache.store, cache.metrics, flight, leader, poll_s=cache.config.lease_s / 3).run()
         finally:
             self._following -= 1
+            if step is not None:
+                step.end(said={OUTCOME: "whole" if flight.landed else "broken"})
 
     async def _lead(self, cache: SharedCache, flight: Flight, lease: Lease | None) -> None:
         lead = Lead(cache.store, cache.codec, cache.metrics, self._make, flight, lease, lease_s=cache.config.lease_s)

@@ -11,6 +11,7 @@ import anyio
 from router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequest
 
 from ..call import Head
+from ..traced import OUTCOME, Trace
 from .answer import Make
 from .entry import Codec, pack_pieces
 from .flight import Flight, Listener, Work
@@ -78,7 +79,7 @@ class Lead:
             self._flight.on_send = self._flight.on_leave = lambda: None
             self._conclude(payer, error)
             with anyio.move_on_after(_GOODBYE_S, shield=True):
-                await self._give_back(error)
+                await self._give_back(error, payer.call.trace)
 
     async def _work(self, payer: Listener, work: Work) -> CausewayError | None:
         try:
@@ -107,8 +108,8 @@ class Lead:
         else:
             self._flight.fail(payer, error)  # (3), (4)
 
-    async def _give_back(self, error: CausewayError | None) -> None:
-        """The lease, with the answer if there is one."""
+    async def _give_back(self, error: CausewayError | None, trace: Trace | None = None) -> None:
+        """The lease, with the answer if there is one. `trace`: of who had it made."""
         lease, self._lease = self._lease, None
         if lease is None:
             return
@@ -116,14 +117,25 @@ class Lead:
             if error is not None or not self._flight.whole:
                 await self._store.release(lease)
                 return
-            head, chunks = self._flight.head or Head(), self._flight.chunks()
-            value = self._codec.pack(lease.slot.key, head, chunks) if head.keep else None
-            if value is None:
-                self._metrics.fault("not_kept")
-            if not await self._store.keep(lease, value or b"", self._unsaid() if self._waited_for else b""):
-                self._metrics.fault("lost_lease")
+            step, outcome = None if trace is None else trace.cache("keep"), "away"
+            try:
+                outcome = await self._keep(lease)
+            finally:
+                if step is not None:
+                    step.end(said={OUTCOME: outcome})
         except Away:
             return  # it runs out
+
+    async def _keep(self, lease: Lease) -> str:
+        """What a trace says of it. Raises Away."""
+        head, chunks = self._flight.head or Head(), self._flight.chunks()
+        value = self._codec.pack(lease.slot.key, head, chunks) if head.keep else None
+        if value is None:
+            self._metrics.fault("not_kept")
+        if not await self._store.keep(lease, value or b"", self._unsaid() if self._waited_for else b""):
+            self._metrics.fault("lost_lease")
+            return "lost_lease"
+        return "not_kept" if value is None else "kept"
 
     # --- beside the work ---------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from ..identity.principal import Principal
 from ..inbound import read_body, read_headers
 from ..replies import JSON, STALLED_S
 from ..tenants.limits import Limits
+from ..traced import JobTrace
 from .config import JobsConfig
 from .database import Database
 from .durability import Durability
@@ -24,6 +25,7 @@ from .errors import StoreUnavailable, WebhookDisabled
 from .events import follow, read_last_id
 from .intake import Ask, Intake
 from .record import JobView, view
+from .sending import sending
 from .states import State
 from .store import Store
 from .webhooks import Hooks
@@ -70,6 +72,7 @@ class JobsApi:
         durability: Durability,
         who: Who,
         limits: Callable[[Principal], Limits],
+        trace: JobTrace | None = None,
     ) -> None:
         self._config = config
         self._db = database
@@ -79,6 +82,7 @@ class JobsApi:
         self._durability = durability
         self._who = who
         self._limits = limits
+        self._trace = trace
         self._streams = 0
         self.routes: list[Route] = [
             route("/v1/jobs", POST=self._create, GET=self._list),
@@ -120,7 +124,8 @@ class JobsApi:
         await self._durability.ensure()
         if offer.webhook and await self._hooks.is_disabled(asker.owner, offer.webhook):
             raise WebhookDisabled("`webhook` answered 410 Gone: it gets nothing for now", param="webhook")
-        accepted = await self._store.accept(offer)
+        with sending(self._trace, offer.id, offer.tier, inbound.traceparent) as traceparent:
+            accepted = await self._store.accept(msgspec.structs.replace(offer, traceparent=traceparent))
         record = await self._store.get(accepted.id, asker.owner)
         headers = {"location": f"/v1/jobs/{record.id}"} | ({"idempotent-replayed": "true"} if accepted.known else {})
         return reply(view(record), 202, headers)

@@ -17,6 +17,7 @@ from router.errors import ConfigError
 from ..identity.principal import Principal
 from ..tenants.limits import Limits
 from ..tiers import Tier
+from ..traced import JobTrace
 from .address import parse_networks
 from .api import Handler, JobsApi, Who
 from .batch_api import BatchApi
@@ -51,6 +52,7 @@ class JobsGateway:
         registry: CollectorRegistry,
         *,
         limits: Callable[[Principal], Limits] = lambda _: Limits(),
+        trace: JobTrace | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Raises ConfigError."""
@@ -63,8 +65,8 @@ class JobsGateway:
         files = Files(self._database, config.batches, clock=clock)
         batches = Batches(self._database, config.batches, clock=clock)
         self._durability = Durability(self._database, config.durability)
-        self._api = JobsApi(config, self._database, store, intake, hooks, self._durability, who, limits)
-        self._api.routes.extend(BatchApi(config, files, batches, self._durability).routes)
+        self._api = JobsApi(config, self._database, store, intake, hooks, self._durability, who, limits, trace)
+        self._api.routes.extend(BatchApi(config, files, batches, self._durability, trace).routes)
 
     async def watch(self) -> None:
         """Until cancelled: keeps the gauges, and says once what jobs would be refused for."""
@@ -100,6 +102,7 @@ class Crew:
         registry: CollectorRegistry,
         *,
         resolver: AbstractResolver | None = None,
+        trace: JobTrace | None = None,
         clock: Callable[[], float] = time.time,
         rng: Callable[[], float] = random.random,
     ) -> None:
@@ -110,8 +113,10 @@ class Crew:
         metrics = JobMetrics(registry)
         allowed = parse_networks(config.webhooks.allow, "jobs.webhooks.allow")
         hooks = Hooks(self._database, config.webhooks, clock=clock)
-        self._worker = Worker(store, runner, places, config, metrics, rng=rng)
-        self._deliverer = Deliverer(hooks, config.webhooks, metrics, resolver=resolver, clock=clock, rng=rng)
+        self._worker = Worker(store, runner, places, config, metrics, trace=trace, rng=rng)
+        self._deliverer = Deliverer(
+            hooks, config.webhooks, metrics, resolver=resolver, trace=trace, clock=clock, rng=rng
+        )
         self._feeder = Feeder(
             Batches(self._database, config.batches, clock=clock),
             Files(self._database, config.batches, clock=clock),

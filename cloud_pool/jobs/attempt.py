@@ -65,6 +65,8 @@ async def attempt(
                 tier=record.tier,
                 priority=record.priority,
                 deadline=clock() + left_s,
+                attempt=record.attempts,
+                traceparent=record.traceparent,
             )
             cache, chunks = await _collect(runner, errand, note, clock)
     except TimeoutError:

@@ -17,6 +17,7 @@ from router.errors import InvalidRequest, UnsupportedFeature
 from ..identity.principal import Principal
 from ..inbound import read_body, read_headers
 from ..replies import STALLED_S
+from ..traced import JobTrace
 from .api import Route, page, reply, route
 from .batches import WINDOW, Batches, BatchView, batch_view
 from .config import JobsConfig
@@ -26,10 +27,12 @@ from .files import File, Files, FileView, file_view
 from .intake import key_digest
 from .record import Endpoint
 from .results import Results
+from .sending import sending
 from .uploads import read_upload
 
 _READ_S = 20.0
 _MAX_BODY = 64 * 1024
+_QUEUE = "batches"
 _ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
 _Key = Annotated[str, Meta(max_length=64)]
 _Value = Annotated[str, Meta(max_length=512)]
@@ -65,9 +68,17 @@ class _Batches(msgspec.Struct):
 
 
 class BatchApi:
-    def __init__(self, config: JobsConfig, files: Files, batches: Batches, durability: Durability) -> None:
+    def __init__(
+        self,
+        config: JobsConfig,
+        files: Files,
+        batches: Batches,
+        durability: Durability,
+        trace: JobTrace | None = None,
+    ) -> None:
         self._config = config
         self._durability = durability
+        self._trace = trace
         self._files = files
         self._batches = batches
         self._results = Results(batches)
@@ -132,7 +143,7 @@ class BatchApi:
 
     async def _create(self, http: web.BaseRequest, asker: Principal, _: str) -> web.StreamResponse:
         body = await read_body(http, _MAX_BODY, _READ_S)
-        ask, tags = _parsed(body), read_headers(http.headers).tags
+        ask, inbound = _parsed(body), read_headers(http.headers)
         endpoint = next((known for known in _ENDPOINTS if known == ask.endpoint), None)
         if endpoint is None:
             raise UnsupportedFeature(f"`endpoint` is one of {', '.join(_ENDPOINTS)}", param="endpoint")
@@ -142,15 +153,17 @@ class BatchApi:
         key = key_digest(http.headers.get("idempotency-key", ""))
         # The same key of the same owner gives the same id, and the second to come finds the first.
         name = hashlib.sha256(f"{asker.owner}\0{key}".encode()).hexdigest()[:24] if key else secrets.token_hex(12)
-        batch = await self._batches.create(
-            f"batch_{name}",
-            asker.owner,
-            ask.input_file_id,
-            endpoint,
-            msgspec.json.encode(ask.metadata),
-            hashlib.sha256(b",".join((*(tag.encode() for tag in tags), body))).hexdigest(),
-            tags,
-        )
+        with sending(self._trace, f"batch_{name}", _QUEUE, inbound.traceparent) as traceparent:
+            batch = await self._batches.create(
+                f"batch_{name}",
+                asker.owner,
+                ask.input_file_id,
+                endpoint,
+                msgspec.json.encode(ask.metadata),
+                hashlib.sha256(b",".join((*(tag.encode() for tag in inbound.tags), body))).hexdigest(),
+                tags=inbound.tags,
+                traceparent=traceparent,
+            )
         return reply(batch_view(batch))
 
     async def _get(self, http: web.BaseRequest, asker: Principal, name: str) -> web.StreamResponse:

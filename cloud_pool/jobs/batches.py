@@ -31,6 +31,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     expires: int
     metadata: str = "null"  # JSON
     tags: str = ""  # of each line, with commas
+    traceparent: str = ""  # of the span that sent it
     total: int = 0
     fed: int = 0  # lines that have become jobs
     settled: int = 0  # of those, how many ended
@@ -77,12 +78,15 @@ class Batches:
         endpoint: Endpoint,
         metadata: bytes,
         digest: str,
+        *,
         tags: tuple[str, ...] = (),
+        traceparent: str = "",
     ) -> Batch:
         """Raises NotFound for a file that is not the owner's input, or IdempotencyConflict."""
         now = self.now_ms
         expires = now + int(self._config.window_s * 1000)
-        fields = ("endpoint", endpoint, "metadata", metadata, "tags", ",".join(tags), "expires", expires)
+        plain = ("endpoint", endpoint, "metadata", metadata, "expires", expires)
+        fields = (*plain, "tags", ",".join(tags), "traceparent", traceparent)
         verdict = text(await self._db.run("batch_create", now, name, owner, file, digest, *fields))
         if verdict == "absent":
             raise NotFound(f"There is no file {file[:80]!r} of yours with purpose batch.", param="input_file_id")

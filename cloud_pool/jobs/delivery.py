@@ -14,11 +14,13 @@ import socket
 import time
 from collections.abc import Callable
 from typing import Literal
+from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
 from aiohttp.abc import AbstractResolver
 
+from ..traced import JobTrace
 from .address import Network, parse_networks, refusal
 from .backoff import hook_pause_s
 from .config import WebhookConfig
@@ -28,6 +30,7 @@ from .webhooks import Hook, Hooks, payload, signed
 
 _log = logging.getLogger("causeway.cloud.webhooks")
 _IDLE_S = 0.5
+_STATUS = "http.response.status_code"
 Said = Literal["delivered", "disabled", "again"]
 
 
@@ -58,6 +61,7 @@ class Deliverer:
         metrics: JobMetrics,
         *,
         resolver: AbstractResolver | None = None,
+        trace: JobTrace | None = None,
         clock: Callable[[], float] = time.time,
         rng: Callable[[], float] = random.random,
     ) -> None:
@@ -67,6 +71,7 @@ class Deliverer:
         self._config = config
         self._metrics = metrics
         self._resolver = resolver
+        self._trace = trace
         self._clock = clock
         self._rng = rng
         self._client: aiohttp.ClientSession | None = None
@@ -106,7 +111,17 @@ class Deliverer:
         self._metrics.webhook(outcome)
 
     async def _post(self, hook: Hook, keys: tuple[str, ...]) -> Said:
-        body = payload(hook)
+        body, host = payload(hook), urlsplit(hook.url).hostname or ""
+        step = None if self._trace is None else self._trace.deliver(hook.job, host, hook.traceparent, hook.tried)
+        said, status = await self._answered(hook, body, keys)
+        if step is not None:
+            step.end(
+                "" if said == "delivered" else str(status or "undeliverable"), {_STATUS: status} if status else None
+            )
+        return said
+
+    async def _answered(self, hook: Hook, body: str, keys: tuple[str, ...]) -> tuple[Said, int]:
+        """With the receiver's status; 0 where there was none."""
         try:
             async with self._session().post(
                 hook.url, data=body.encode(), headers=signed(hook, body, keys, self._clock()), allow_redirects=False
@@ -114,11 +129,11 @@ class Deliverer:
                 status = response.status  # its body is not read: the connection is closed instead
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             _log.info("%s: not delivered: %s", hook.id, type(error).__name__)
-            return "again"  # (3), (4)
+            return "again", 0  # (3), (4)
         if 200 <= status < 300:
-            return "delivered"  # (1)
+            return "delivered", status  # (1)
         _log.info("%s: the receiver said %d", hook.id, status)
-        return "disabled" if status == 410 else "again"  # (2), (3)
+        return ("disabled" if status == 410 else "again"), status  # (2), (3)
 
     def _session(self) -> aiohttp.ClientSession:
         if self._client is None:

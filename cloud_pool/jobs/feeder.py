@@ -131,6 +131,7 @@ class Feeder:
             deadline_ms=batch.expires,
             batch=batch.id,
             tags=tuple(batch.tags.split(",")) if batch.tags else (),
+            traceparent=batch.traceparent,
             ttl_ms=int((self._config.batches.file_ttl_s + self._config.batches.window_s) * 1000),
         )
 

@@ -58,11 +58,11 @@ local function enqueue(id, record)
 end
 
 local function post(id, record, now)
-  local f = redis.call('HMGET', record, 'webhook', 'owner', 'fence', 'state')
+  local f = redis.call('HMGET', record, 'webhook', 'owner', 'fence', 'state', 'traceparent')
   if not f[1] or f[1] == '' then return end
   local hook = id .. '.' .. f[3]
   redis.call('HSET', key('hook', hook), 'job', id, 'owner', f[2], 'url', f[1], 'state', f[4], 'finished', now,
-    'tried', 0, 'fence', 0)
+    'tried', 0, 'fence', 0, 'traceparent', f[5] or '')
   redis.call('HSET', record, 'webhook_status', 'pending')
   redis.call('ZADD', key('hooks'), now, hook)
 end

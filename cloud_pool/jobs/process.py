@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
+from anyio import to_thread
 from anyio.abc import TaskGroup
 from prometheus_client import start_http_server
 
 from router.errors import ConfigError
 
 from ..admission import Settings
-from ..app import build_cache, build_desk, build_pools
+from ..app import build_cache, build_desk, build_pools, build_tracing
 from ..cache.front import Front
 from ..config import Config
 from ..lanes import Repairs, build_lanes
@@ -81,9 +83,13 @@ async def _work(
     lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics)
     repairs.listeners.append(lanes.warmth.loaded)
     front = Front(build_cache(config, by_name(tiers), metrics), lanes.service.answer)
-    runner = AccountedRunner(ServiceRunner(front, by_name(tiers), pools.by_tier), desk.ledger)
-    crew = Crew(settings, by_name(tiers), runner, places, metrics.registry)
+    tracing = build_tracing(config, "causeway-worker")
+    trace = None if tracing is None else tracing.jobs
+    runner = AccountedRunner(ServiceRunner(front, by_name(tiers), pools.by_tier), desk.ledger, trace)
+    crew = Crew(settings, by_name(tiers), runner, places, metrics.registry, trace=trace)
     closing += [crew.close, front.close, desk.close, pools.close]
+    if tracing is not None:
+        closing.append(partial(to_thread.run_sync, tracing.close))
     where = _serve_metrics(metrics, metrics_at)  # (1)
     if not await crew.start(stop):  # (2)
         return

@@ -30,6 +30,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""  # of all that was asked, to compare with under the same key
     batch: str = ""  # whose line it is
     tags: tuple[str, ...] = ()  # of the headers; the body may have its own
+    traceparent: str = ""  # of the span that sends it
     ttl_ms: int = 0  # kept so long after its end; 0: as all are
 
 
@@ -53,6 +54,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     webhook_status: WebhookStatus = ""
     batch: str = ""
     tags: str = ""  # with commas
+    traceparent: str = ""
     cache: str = ""  # what the shared cache did for the answer
 
     @property

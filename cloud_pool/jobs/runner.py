@@ -17,6 +17,7 @@ from ..call import Call, Piece
 from ..pool.pool import Pool
 from ..tenants.accounts import BYTES_PER_TOKEN
 from ..tiers import Tier
+from ..traced import Trace
 
 
 class Errand(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,9 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
     tier: str
     priority: Priority
     deadline: float  # monotonic, s
+    attempt: int = 1
+    traceparent: str = ""  # of the span that sent the job
+    trace: Trace | None = None  # of this run
 
 
 class Runner(Protocol):
@@ -67,6 +71,8 @@ class ServiceRunner:
             tier=tier,
             deadline=errand.deadline,
             priority=errand.priority,
+            traceparent=errand.traceparent,
+            trace=errand.trace,
             tenant=errand.owner.partition("/")[0],
             tokens=errand.body_bytes / BYTES_PER_TOKEN + (errand.request.max_tokens or tier.max_tokens),
             stays=True,  # It has time: its tier's whole answer is worth the wait.

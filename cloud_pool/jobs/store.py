@@ -92,6 +92,7 @@ class Store:
             "batch": offer.batch,
             "ttl": offer.ttl_ms or "",
             "tags": ",".join(offer.tags),
+            "traceparent": offer.traceparent,
         }
         fields: list[str | bytes | int] = ["endpoint", offer.endpoint, "body", offer.body]
         fields += ["max_attempts", self._config.attempts]

@@ -33,6 +33,7 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True):
     finished: int  # unix ms
     tried: int
     fence: int
+    traceparent: str = ""
 
 
 class _Data(msgspec.Struct):

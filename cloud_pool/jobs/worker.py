@@ -22,6 +22,7 @@ from anyio.abc import TaskGroup
 
 from router.errors import CausewayError
 
+from ..traced import JobTrace
 from .attempt import Answer, attempt
 from .backoff import job_pause_s
 from .config import JobsConfig
@@ -90,6 +91,7 @@ class Worker:
         metrics: JobMetrics,
         *,
         name: str = "",
+        trace: JobTrace | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: Callable[[], float] = random.random,
     ) -> None:
@@ -99,6 +101,7 @@ class Worker:
         self._lanes = [Lane(tier, count) for tier, count in places.items()]
         self._config = config
         self._metrics = metrics
+        self._trace = trace
         self._clock = clock
         self._rng = rng
         self._held: dict[str, Held] = {}
@@ -132,10 +135,13 @@ class Worker:
                     await self._look_after(renew=True)  # before we adopt what only seems to be nobody's
                     fresh = True
                 # A claim that is cut off would leave its jobs to nobody until their lease ends.
+                began = time.time()
                 with anyio.CancelScope(shield=True):
                     claimed = await self._store.claim(self.name, lane.tier, lane.shares.take(min(lane.free, _BATCH)))
                     for record in claimed.records:
                         self._begin(lane, record, errands)
+                        if self._trace is not None:
+                            self._trace.received(record.id, record.tier, record.traceparent, began)
                 if not claimed.records:
                     await self._store.wait(lane.tier, claimed.seen)
             except StoreUnavailable as error:

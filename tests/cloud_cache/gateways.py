@@ -19,6 +19,7 @@ from cloud_pool.cache.shared import SharedCache
 from cloud_pool.call import Call, Head, Piece
 from cloud_pool.config import TierConfig
 from cloud_pool.tiers import Tier, Wording
+from cloud_pool.traced import Trace
 from router.errors import CausewayError
 from router.types import Chunk, Message, Request, Sampling, Usage
 
@@ -127,6 +128,7 @@ class Gateway:
         left_s: float = 30.0,
         priority: str = "standard",
         stays: bool = False,
+        trace: Trace | None = None,
     ) -> Asked:
         call = Call(
             id=f"call{next(_ids)}",
@@ -136,6 +138,7 @@ class Gateway:
             priority=priority,
             tenant=tenant,
             stays=stays,
+            trace=trace,
         )
         return Asked(*self.front.reply(call))
 

@@ -9,7 +9,9 @@ from collections.abc import Collection, Iterator
 import pytest
 import urllib3
 
-from tests.stack import Stack
+from tests.redis_server import RedisServer
+from tests.redis_server import redis_server as redis_server  # a fixture
+from tests.stack import TOKEN, Stack
 
 from .collector import Collector, Span
 
@@ -38,16 +40,20 @@ class Background:
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Background]]:
+def traced(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[tuple[Stack, Background]]:
     background = Background()
     url = background.collector.url
     folder = tmp_path_factory.mktemp("traced")
     stack = Stack(folder)
     config = folder / "gateway.yaml"
-    config.write_text(f"tracing: {{endpoint: '{url}'}}\nlog_format: json\nlog: debug\n")
+    config.write_text(
+        f"tracing: {{endpoint: '{url}'}}\nlog_format: json\nlog: debug\nredis: {redis_server.url}\n"
+        "cache: {enabled: true, timeout_s: 0.5}\n"
+    )
     try:
         stack.start_triton("--trace-endpoint", url).ready()
         stack.start_gateway("--config", str(config)).ready()
+        stack.start_worker("--config", str(config)).ready()
         stack.start_edge(f"tracing: {{endpoint: '{url}'}}\n").ready()
         stack.settle()
         yield stack, background
@@ -87,6 +93,41 @@ def test_one_trace_leads_from_the_device_into_the_model(traced: tuple[Stack, Bac
     assert gateway.events == ("admitted",)
     assert call.events == ("first token",)
     assert "mysecretword" not in repr(spans)
+
+
+def test_one_trace_leads_from_a_job_into_the_model(traced: tuple[Stack, Background]) -> None:
+    """Accepted by the gateway, claimed and run by the worker, answered by Triton; sent again it is in the cache."""
+    stack, background = traced
+    ask = {"model": "assistant-large", "messages": [{"role": "user", "content": "dim the lights, mysecretword"}]}
+    url, token = f"{stack.gateway_url}/v1/jobs", {"authorization": f"Bearer {TOKEN}"}
+    jobs = {}
+    for number in range(101, 101 + ASKS):
+        headers = token | {"traceparent": CALLER.format(number), "cache-control": "no-store"}
+        sent = urllib3.request("POST", url, json=ask, headers=headers, retries=False)
+        assert sent.status == 202, sent.data
+        jobs[f"{number:032x}"] = sent.json()["id"]
+    whole = ("send assistant-large", "receive assistant-large", "process assistant-large")
+    spans = background.until((*whole, "triton assistant-large", "InferRequest"))
+    by_name = {span.name: span for span in spans}
+    send, receive, process = (by_name[name] for name in whole)
+    assert [span.service for span in (send, receive, process)] == [
+        "causeway-gateway", "causeway-worker", "causeway-worker",
+    ]  # fmt: skip
+    assert (send.parent, receive.links, process.links) == ("b7ad6b7169203331", (send.id,), (send.id,))
+    assert by_name["triton assistant-large"].parent == process.id
+    assert process.attributes["messaging.message.id"] == jobs[spans[0].trace]
+    assert process.attributes["causeway.cache"] == "bypass"
+
+    for number, status in ((111, "miss"), (112, "hit")):
+        headers = token | {"traceparent": CALLER.format(number)}
+        name = urllib3.request("POST", url, json=ask, headers=headers, retries=False).json()["id"]
+        events = urllib3.request("GET", f"{url}/{name}/events", headers=token, retries=False)
+        assert b"event: succeeded" in events.data
+        view = urllib3.request("GET", f"{url}/{name}", headers=token, retries=False).json()
+        assert view["cache"] == status
+        found = view["result"]["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert found == (view["result"]["usage"]["prompt_tokens"] if status == "hit" else 0)
+    assert "mysecretword" not in repr(background.collector.spans)
 
 
 def test_the_gateways_json_log_names_the_request(traced: tuple[Stack, Background]) -> None:

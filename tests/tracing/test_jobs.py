@@ -1,0 +1,223 @@
+"""A job's trace, from the request that sent it to its webhook, and what the shared cache did for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from cloud_pool.cache.settings import CacheConfig
+from cloud_pool.config import TracingConfig
+from cloud_pool.jobs.accounted import AccountedRunner
+from cloud_pool.jobs.assembly import Crew, JobsGateway
+from cloud_pool.jobs.config import JobsConfig, WebhookConfig
+from cloud_pool.jobs.runner import ServiceRunner
+from cloud_pool.tenants.limits import TenantsConfig
+from cloud_pool.tracing import Tracing
+from router.errors import CloudFailed
+from tests.cloud_cache.gateways import TIERS, Asked, Gateway, Script, ask, gateway
+from tests.jobs.conftest import Clock, until
+from tests.jobs.conftest import clock as clock  # fixtures
+from tests.jobs.conftest import config as config
+from tests.jobs.conftest import redis_server as redis_server
+from tests.jobs.gateway import serving, who
+from tests.jobs.receiver import Receiver, receiving
+from tests.jobs.test_operations import Books
+
+from .collector import Collector, Span
+
+SERVER, CLIENT, PRODUCER, CONSUMER = 2, 3, 4, 5
+CALLER = "00-{:032x}-b7ad6b7169203331-01"
+SECRET = "mysecretword"
+BODY = {"model": "large", "messages": [{"role": "user", "content": SECRET}], "temperature": 0}
+_prefixes = itertools.count()
+_traces = itertools.count(1)
+
+
+class Bed:
+    """A gateway that takes jobs and a worker that runs them, each with a tracing of its own to one collector."""
+
+    def __init__(self, config: JobsConfig, worker: Gateway, url: str, books: Books, clock: Clock) -> None:
+        def tick() -> float:  # what is to be tried again becomes due
+            clock.now += 0.5
+            return clock.now
+
+        self.collector = Collector()
+        self.worker = worker
+        self._url = url
+        self._tick = tick
+        self._config = config
+        self._books = books
+
+    async def start(self) -> None:
+        await self.collector.start()
+        settings = TracingConfig(endpoint=self.collector.url)
+        self.here, self.there = Tracing(settings, "causeway-gateway"), Tracing(settings, "causeway-worker")
+        self.desk = JobsGateway(self._config, TIERS, who, CollectorRegistry(), trace=self.here.jobs, clock=self._tick)
+        runner = AccountedRunner(ServiceRunner(self.worker.front, TIERS, {}), self._books.ledger, self.there.jobs)
+        self.crew = Crew(
+            self._config, TIERS, runner, {"large": 2}, CollectorRegistry(), trace=self.there.jobs, clock=self._tick
+        )
+
+    async def run(self, **changes: object) -> tuple[str, list[Span]]:
+        """One job, from its POST to its end: its id and the spans of its trace."""
+        number = f"{next(_traces):032x}"
+        headers = {"authorization": "Bearer acme", "traceparent": CALLER.format(int(number, 16))}
+        stop = asyncio.Event()
+        async with serving(self.desk.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
+            async with http.post("/v1/jobs", json={**BODY, "webhook": self._url, **changes}) as response:
+                job = str((await response.json())["id"])
+
+            async def told() -> bool:
+                async with http.get(f"/v1/jobs/{job}") as response:
+                    return (await response.json())["webhook_status"] not in ("", None, "pending")
+
+            working = asyncio.ensure_future(self.crew.run(stop))
+            await until(told)
+            stop.set()
+            await working
+        return job, [span for span in await self.spans() if span.trace == number]
+
+    async def spans(self) -> list[Span]:
+        for tracing in (self.here, self.there):
+            await asyncio.to_thread(tracing._provider.force_flush)
+        return self.collector.spans
+
+    async def close(self) -> None:
+        await self.desk.close()
+        await self.crew.close()
+        for tracing in (self.here, self.there):
+            await asyncio.to_thread(tracing.close)
+        await self.collector.stop()
+
+
+@pytest_asyncio.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with receiving() as receiver:
+        yield receiver
+
+
+@pytest_asyncio.fixture
+async def bed(config: JobsConfig, clock: Clock, receiver: Receiver, tmp_path: Path) -> AsyncIterator[Bed]:
+    hooks = WebhookConfig(allow=("127.0.0.0/8",), allow_http=True)
+    config = msgspec.structs.replace(config, webhooks=hooks)
+    settings = CacheConfig(enabled=True, prefix=f"t{next(_prefixes)}", timeout_s=5.0, lease_s=0.06)
+    books = Books(tmp_path, TenantsConfig())
+    async with gateway(config.redis, settings, lambda: -1, Script()) as worker:
+        worker.script.permit(1000)
+        made = Bed(config, worker, f"http://127.0.0.1:{receiver.port}/", books, clock)
+        await made.start()
+        yield made
+        await made.close()
+
+
+def names(spans: list[Span]) -> list[str]:
+    return [span.name for span in sorted(spans, key=lambda span: (span.begin, span.end))]
+
+
+async def test_one_trace_shows_accept_claim_run_and_webhook(bed: Bed) -> None:
+    """The gateway's span hangs on the caller's; the worker's hang on it and are linked to it. No span has content."""
+    job, spans = await bed.run()
+    assert names(spans) == [
+        "send large", "receive large", "process large", "cache lookup", "cache keep", "POST webhook",
+    ]  # fmt: skip
+    send, receive, process, lookup, keep, post = sorted(spans, key=lambda span: (span.begin, span.end))
+    assert (send.service, send.kind, send.parent) == ("causeway-gateway", PRODUCER, "b7ad6b7169203331")
+    for span, kind in ((receive, CLIENT), (process, CONSUMER), (post, CLIENT)):
+        assert (span.service, span.kind, span.parent, span.links) == ("causeway-worker", kind, send.id, (send.id,))
+    for span, operation in ((send, "send"), (receive, "receive"), (process, "process")):
+        assert span.attributes["messaging.operation.type"] == operation
+        assert span.attributes["messaging.destination.name"] == "large"
+        assert span.attributes["messaging.message.id"] == job
+    assert process.attributes["gen_ai.operation.name"] == "chat"
+    assert process.attributes["gen_ai.usage.output_tokens"] == 3
+    assert (process.attributes["causeway.attempt"], process.attributes["causeway.cache"]) == (1, "miss")
+    assert (lookup.parent, lookup.kind, lookup.attributes["causeway.outcome"]) == (process.id, CLIENT, "lead")
+    assert (keep.parent, keep.attributes["causeway.outcome"]) == (process.id, "kept")
+    assert (post.attributes["http.response.status_code"], post.error) == (200, "")
+    assert SECRET not in repr(spans)
+    assert "an answer" not in repr(spans)
+
+
+async def test_a_hit_is_a_lookup_and_no_more(bed: Bed) -> None:
+    """The second job with the same question: its trace says where the answer came from, and that it cost nothing."""
+    await bed.run()
+    _, spans = await bed.run()
+    found = {span.name: span for span in spans}
+    assert "cache keep" not in found
+    assert found["cache lookup"].attributes["causeway.outcome"] == "hit"
+    assert found["process large"].attributes["causeway.cache"] == "hit"
+    assert found["process large"].attributes["gen_ai.usage.output_tokens"] == 0
+
+
+async def until_asked(script: Script) -> None:
+    async def is_so() -> bool:
+        return bool(script.asked)
+
+    await until(is_so)
+
+
+async def test_each_run_is_a_span(bed: Bed) -> None:
+    """A fault and then an answer: two runs in one trace, the first with its error."""
+    script = bed.worker.script
+    script.error, script.breaks_after = CloudFailed("broken"), 0
+
+    async def mend() -> None:
+        await until_asked(script)
+        script.error = None
+
+    mending = asyncio.ensure_future(mend())
+    _, spans = await bed.run()
+    await mending
+    runs = [span for span in sorted(spans, key=lambda span: span.begin) if span.name == "process large"]
+    assert [(run.attributes["causeway.attempt"], run.error) for run in runs] == [(1, "cloud_failed"), (2, "")]
+    assert names(spans).count("receive large") == 2
+
+
+async def test_a_receiver_that_refuses_is_an_error(bed: Bed, receiver: Receiver) -> None:
+    """With the status that it said."""
+    receiver.answers = [410]
+    _, spans = await bed.run()
+    (post,) = (span for span in spans if span.name == "POST webhook")
+    assert (post.error, post.attributes["http.response.status_code"]) == ("410", 410)
+
+
+async def test_a_refused_job_is_a_send_that_failed(bed: Bed) -> None:
+    """A conflict under an idempotency key, say: the span has its code, and nothing hangs on it."""
+    headers = {"authorization": "Bearer acme", "idempotency-key": "k", "traceparent": CALLER.format(77_777)}
+    async with serving(bed.desk.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
+        for body, status in ((BODY, 202), (BODY | {"max_tokens": 1}, 409)):
+            async with http.post("/v1/jobs", json=body) as response:
+                assert response.status == status
+    sent = [span.error for span in await bed.spans() if span.trace == f"{77_777:032x}"]
+    assert sent == ["", "idempotency_conflict"]
+
+
+async def test_who_joins_an_answer_is_linked_to_it(config: JobsConfig) -> None:
+    """Of two requests for one answer, the second's span is linked to the first's, which has the steps in the cache."""
+    collector = await Collector().start()
+    tracing = Tracing(TracingConfig(endpoint=collector.url), "causeway-gateway")
+    settings = CacheConfig(enabled=True, prefix=f"t{next(_prefixes)}", timeout_s=5.0, lease_s=0.06)
+    async with gateway(config.redis, settings, lambda: -1) as here:
+        traces = [tracing.begin(ask(), name, "") for name in ("one", "two")]
+        asked: list[Asked] = []
+        for trace in traces:
+            asked.append(here.ask(ask(), trace=trace))
+            await asyncio.sleep(0)
+        here.script.permit(100)
+        for one, trace in zip(asked, traces, strict=True):
+            await one.end()
+            trace.end(tier="large", outcome="ok", usage=one.usage, headers=one.headers)  # type: ignore[arg-type]
+    await asyncio.to_thread(tracing.close)
+    spans = collector.spans
+    one, two = sorted((span for span in spans if span.kind == SERVER), key=lambda span: span.begin)
+    assert (one.links, two.links) == ((), (one.id,))
+    steps = [span for span in spans if span.name.startswith("cache ")]
+    assert {(step.name, step.parent) for step in steps} == {("cache lookup", one.id), ("cache keep", one.id)}
+    await collector.stop()
