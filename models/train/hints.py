@@ -7,6 +7,7 @@ right name (Hinton et al. 2015, arXiv 1503.02531). Texts of which the tutor make
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,6 +26,8 @@ TUTOR, HINTS = "tutor.pt", "hints.json"
 SURE = 0.4  # the tutor's probability of its best function, at least
 KEPT = 6  # functions of each text
 VARIANTS = {"clinc150": 3, "banking77": 1, "hwu64": 1}  # of each row of a source
+TAUGHT = {"snips2017": 0.33}  # share of a source's rows that the tutor is taught
+OUTSIDE = 4  # how often it is taught each row that is out of scope
 NEAR, NEARNESS = 6, 0.5  # neighbours of a word at most, and the least cosine
 _PART = 20_000  # texts that the tutor is asked at a time
 
@@ -44,12 +47,19 @@ class Hints:
     ) -> Hints:  # fmt: skip
         """Teaches a tutor on `rows`, from the published files in `minilm`, and asks it; both are kept in `folder`."""
         if not (folder / HINTS).is_file():
-            tutor = find_tutor(minilm, rows, names, folder / TUTOR, seed=seed, say=say)
+            tutor = find_tutor(minilm, lessons(rows, seed), names, folder / TUTOR, seed=seed, say=say)
             told = ask(tutor, variants(rows, near_words(tutor, common_words(rows)), seed), say)
             partial = folder / f"{HINTS}.partial"
             partial.write_bytes(msgspec.json.encode(told))
             partial.replace(folder / HINTS)
         return cls(msgspec.json.decode((folder / HINTS).read_bytes(), type=list[tuple[str, Shares]]))
+
+
+def lessons(rows: Sequence[Row], seed: int) -> list[Row]:
+    """What the tutor is taught: of a source with few functions a part is enough, what is out of scope is rare."""
+    draw = random.Random(seed)
+    chosen = [row for row in rows if row.source not in TAUGHT or draw.random() < TAUGHT[row.source]]
+    return chosen + [row for row in rows if row.intent == "oos"] * (OUTSIDE - 1)
 
 
 def variants(rows: Sequence[Row], near: dict[str, list[str]], seed: int) -> list[str]:

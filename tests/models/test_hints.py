@@ -15,7 +15,7 @@ from models.dataset import Row  # noqa: E402
 from models.encoder import Encoder  # noqa: E402
 from models.spec import ArtifactError  # noqa: E402
 from models.train.bert import load_bert, same_lengths  # noqa: E402
-from models.train.hints import HINTS, TUTOR, Hints, ask, near_words, with_hints  # noqa: E402
+from models.train.hints import HINTS, TUTOR, Hints, ask, lessons, near_words, with_hints  # noqa: E402
 from models.train.minilm import convert  # noqa: E402
 from models.train.mixture import HINTED, Corpus, Example, Mixture  # noqa: E402
 from models.train.network import Llama, Shape  # noqa: E402
@@ -99,6 +99,17 @@ def test_texts_are_made_of_known_words_and_their_neighbours(tutor: Tutor) -> Non
     assert len(set(made) - {row.text for row in ROWS}) > 20
     assert {word for text in made for word in text.split()} <= {word for row in ROWS for word in row.text.split()}
     assert all(made)
+
+
+def test_the_tutor_is_taught_a_part_of_what_is_easy_and_more_of_what_is_rare() -> None:
+    """Of SNIPS' rows about a third, of the others all, and those out of scope four times; the same for a seed."""
+    easy = [Row(f"play {number}", "PlayMusic", source="snips2017") for number in range(300)]
+    rare = [Row("who am i", "oos", source="clinc150")]
+    chosen = lessons([*ROWS, *easy, *rare], seed=5)
+    assert [row for row in chosen if row in ROWS] == ROWS
+    assert chosen.count(rare[0]) == 4
+    assert 70 < len([row for row in chosen if row in easy]) < 130
+    assert chosen == lessons([*ROWS, *easy, *rare], seed=5)
 
 
 def test_a_hint_stands_in_for_the_right_name() -> None:
