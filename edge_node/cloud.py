@@ -2,8 +2,10 @@
 
 An answer is streamed from it when the client streams, or when its first tokens may have to be held back; else it is
 fetched whole. Time is bounded by phase: connect, first token, all of it. A breaker keeps a server that fails out of the
-way, and a probe finds out when it is back. Nothing is taken from the environment (proxies, netrc), redirects are not
-followed: what leaves this box goes where the configuration says.
+way, and a probe finds out when it is back. A server that answers, and says that nothing behind it can for so long, is
+well as far as the breaker goes: for that model it is not asked again before the time that it named. Nothing is taken
+from the environment (proxies, netrc), redirects are not followed: what leaves this box goes where the configuration
+says.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from router.errors import (
     CloudRejected,
     CloudSaturated,
     CloudTimeout,
+    CloudUnavailable,
     InvalidRequest,
 )
 from router.latency import Ewma
@@ -45,6 +48,7 @@ _RTT_HALF_LIFE_S = 60.0
 _PROBE_S = 5.0
 _PROBE_BACKOFF = 4.0  # the longest pause between probes, in intervals
 _TIMER_STEP_S = 0.005  # timers may fire this much early
+_LONGEST_AWAY_S = 60.0  # whatever a server says
 # Neither of these says that the server is ill.
 _ANSWERED = (InvalidRequest, CloudRejected)
 
@@ -58,6 +62,7 @@ class CloudBackend:
         self._rtt_ms = Ewma(_RTT_HALF_LIFE_S)
         self._reachable: bool | None = None
         self._tier: str | None = None
+        self._back: dict[str, float] = {}  # by model, when it may be asked for again
         self._heard = float("-inf")  # when the server last answered anything
         self._session: aiohttp.ClientSession | None = None
         self._urls = {kind: URL(config.url + path) for kind, path in _PATHS.items()}
@@ -91,6 +96,7 @@ class CloudBackend:
             rtt_ms=self._rtt_ms.value(now),
             breaker=self._breaker.state(now),
             tier=self._tier,
+            away=tuple(model for model, back in self._back.items() if now < back),
         )
 
     # --- Backend -----------------------------------------------------------------------------------------------------
@@ -128,6 +134,7 @@ class CloudBackend:
     def _judged(self, call: Call, *, streams: bool) -> Iterator[None]:
         """The breaker hears exactly one verdict per call, also when the call is given up half way."""
         started = _now()
+        self._refuse_away(call, started)
         if not self._breaker.allow(_now()):
             wait_s = self._breaker.retry_after_s(_now())
             raise BreakerOpen("the cloud failed repeatedly and is left alone", phase="connect", retry_after_s=wait_s)
@@ -139,12 +146,22 @@ class CloudBackend:
         except CausewayError as error:
             ill = _is_ill(error, _now() - started, self._granted_s(call, error, streams=streams))
             (self._breaker.failure if ill else self._breaker.cancelled)(_now())
+            if isinstance(error, CloudUnavailable) and error.retry_after_s is not None:
+                self._back[call.target.model] = _now() + min(error.retry_after_s, _LONGEST_AWAY_S)
             raise
         except BaseException:
             self._breaker.cancelled(_now())
             raise
         else:
             self._breaker.success(_now())
+
+    def _refuse_away(self, call: Call, now: float) -> None:
+        """Raises CloudUnavailable before the time that the server named."""
+        left_s = self._back.get(call.target.model, now) - now
+        if left_s > 0.0:
+            told = f"{call.target.name}: the cloud said that it cannot answer yet"
+            raise CloudUnavailable(told, phase="connect", retry_after_s=left_s)
+        self._back.pop(call.target.model, None)
 
     def _granted_s(self, call: Call, error: CausewayError, *, streams: bool) -> float:
         """The time that policy and configuration give a target; a caller's own deadline may be shorter."""
@@ -214,9 +231,9 @@ class CloudBackend:
 
 
 def _is_ill(error: CausewayError, took_s: float, granted_s: float) -> bool:
-    """Whether the server is to blame. One that is full and says for how long is well; a caller's short deadline is
-    nobody's fault."""
-    if isinstance(error, CloudSaturated):
+    """Whether the server is to blame. One that is full, or has nobody behind it, and says for how long is well; a
+    caller's short deadline is nobody's fault."""
+    if isinstance(error, CloudSaturated | CloudUnavailable):
         return error.retry_after_s is None
     return not isinstance(error, CloudTimeout) or took_s >= granted_s - _TIMER_STEP_S
 

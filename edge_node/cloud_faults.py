@@ -2,6 +2,7 @@
 
 1. nobody there: refused, no route, DNS, TLS, no connection in time         CloudUnreachable
 2. 429, 503: it has no room now; `Retry-After` travels on                   CloudSaturated
+   503 whose code says that nothing behind it can answer: as before         CloudUnavailable
 3. 400, 413, 415, 422: the ask is wrong; the server's words and param       InvalidRequest (or ContextLengthExceeded, …)
 4. 401, 403, 404, other 4xx: our credentials, our URL, our model name       CloudRejected
 5. 408, 504: it ran out of time                                             CloudTimeout
@@ -26,8 +27,11 @@ from router.errors import (
     CloudRejected,
     CloudSaturated,
     CloudTimeout,
+    CloudUnavailable,
     CloudUnreachable,
     ContextLengthExceeded,
+    EngineUnavailable,
+    IdentityUnavailable,
     InvalidGrammar,
     InvalidRequest,
     Phase,
@@ -40,6 +44,14 @@ _MAX_RETRY_S = 3600.0
 _WRONG_ASK = (400, 413, 415, 422)
 _KNOWN: dict[str, type[InvalidRequest]] = {
     kind.code: kind for kind in (ContextLengthExceeded, InvalidGrammar, UnsupportedFeature)
+}
+
+
+# What our gateway says of itself with 503, where waiting for room is not what helps.
+_AWAY: dict[str, str] = {
+    CloudUnreachable.code: "none of its replicas can be reached",
+    EngineUnavailable.code: "none of its replicas has the model",
+    IdentityUnavailable.code: "it cannot tell who asks",
 }
 
 
@@ -65,7 +77,11 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, name: str
         return kind(said.message[:_SAID] or f"{name} refused the request (HTTP {status})", param=said.param)
     told = f"{name} answered HTTP {status}"
     if status in (429, 503):  # (2)
-        return CloudSaturated(told, phase="first_token", retry_after_s=retry_after_s(headers.get("Retry-After", "")))
+        wait_s = retry_after_s(headers.get("Retry-After", ""))
+        why = _AWAY.get(str(said.code)) if status == 503 else None
+        if why is not None:
+            return CloudUnavailable(f"{told}: {why}", phase="first_token", retry_after_s=wait_s)
+        return CloudSaturated(told, phase="first_token", retry_after_s=wait_s)
     if status in (408, 504):  # (5)
         return CloudTimeout(told, phase="first_token")
     if 400 <= status < 500:  # (4)

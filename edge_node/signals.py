@@ -126,6 +126,8 @@ class Signals:
             down |= self._at["edge"]
         if self._cloud is None or cloud.reachable is False or cloud.breaker == "open":
             down |= self._at["cloud"]
+        if cloud.away and self._policy is not None:
+            down |= {one.name for one in self._policy.targets if one.at == "cloud" and one.model in cloud.away}
         return down
 
     def _spend_signals(self, second: int) -> SpendSignals:

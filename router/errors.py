@@ -241,6 +241,13 @@ class CloudSaturated(BackendError):
     code = "cloud_saturated"
 
 
+class CloudUnavailable(BackendError):
+    """The cloud answers, and says that nothing behind it can: no replica lives, say. The way to it is well."""
+
+    status = 503
+    code = "cloud_unavailable"
+
+
 class CloudRejected(BackendError):
     """The cloud said 4xx: our credentials, or a body that it refuses."""
 

@@ -306,6 +306,7 @@ class CloudSignals(msgspec.Struct, frozen=True):
     rtt_ms: float | None = None
     breaker: str | None = None  # closed | half_open | open
     tier: str | None = None  # the tier that last answered
+    away: tuple[str, ...] = ()  # models that nothing behind it answers for now, by its own word
 
 
 class SpendSignals(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -22,6 +23,7 @@ from router.errors import (
     CloudRejected,
     CloudSaturated,
     CloudTimeout,
+    CloudUnavailable,
     CloudUnreachable,
     ContextLengthExceeded,
     InvalidRequest,
@@ -129,6 +131,12 @@ async def test_every_fault_has_its_error(
         (408, {}, CloudTimeout),
         (429, {"message": "full"}, CloudSaturated),
         (503, {"message": "full"}, CloudSaturated),
+        (503, {"message": "full", "code": "overloaded"}, CloudSaturated),
+        (503, {"message": "going", "code": "draining"}, CloudSaturated),
+        (503, {"message": "a secret", "code": "cloud_unreachable"}, CloudUnavailable),
+        (503, {"message": "a secret", "code": "engine_unavailable"}, CloudUnavailable),
+        (503, {"message": "a secret", "code": "identity_unavailable"}, CloudUnavailable),
+        (429, {"message": "full", "code": "cloud_unreachable"}, CloudSaturated),
         (500, {"message": "a secret traceback"}, CloudFailed),
         (504, {}, CloudTimeout),
     ],
@@ -148,7 +156,7 @@ async def test_every_status_has_its_error(
             assert caught.value.param == error.get("param")
         else:
             assert "secret" not in caught.value.message
-        assert caught.value.retry_after_s == (3.0 if kind is CloudSaturated else None)
+        assert caught.value.retry_after_s == (3.0 if kind in (CloudSaturated, CloudUnavailable) else None)
 
 
 async def test_nobody_listens(cloud: ScriptedCloud) -> None:
@@ -204,6 +212,51 @@ async def test_what_is_not_the_servers_fault_does_not_open_the_breaker(cloud: Sc
                 with pytest.raises(CausewayError):
                     await said(backend, call(stream=how == "hasty", time_s=0.02))
         assert backend.signals().breaker == "closed"
+
+
+async def test_a_model_that_nobody_answers_for_is_asked_again_when_told(cloud: ScriptedCloud) -> None:
+    """The server is well, and says for how long nothing behind it is: until then it is not asked for that model, the
+    breaker stays closed, and other models are not touched."""
+    async with connected(cloud.url) as backend:
+        cloud.status, cloud.error, cloud.headers = 503, {"code": "cloud_unreachable"}, {"Retry-After": "30"}
+        for sent in (1, 1, 1, 1, 1):
+            with pytest.raises(CloudUnavailable) as caught:
+                await said(backend, call())
+            assert len(cloud.bodies) == sent
+            assert caught.value.retry_after_s is not None
+            assert 0 < caught.value.retry_after_s <= 30.0
+        signals = backend.signals()
+        assert (signals.reachable, signals.breaker, signals.away) == (True, "closed", ("m-large",))
+        other = msgspec.structs.replace(call(), target=msgspec.structs.replace(TARGET, model="m-medium"))
+        with pytest.raises(CloudUnavailable):
+            await said(backend, other)
+        assert len(cloud.bodies) == 2
+        backend._back["m-large"] -= 31.0  # so much later
+        cloud.status = 200
+        assert await said(backend, call()) == CLOUD
+        assert backend.signals().away == ("m-medium",)
+
+
+async def test_a_server_that_keeps_models_away_for_hours_is_asked_sooner(cloud: ScriptedCloud) -> None:
+    """Whatever it says: a minute at most."""
+    cloud.status, cloud.error, cloud.headers = 503, {"code": "engine_unavailable"}, {"Retry-After": "3600"}
+    async with connected(cloud.url) as backend:
+        for _ in range(2):
+            with pytest.raises(CloudUnavailable) as caught:
+                await said(backend, call())
+        assert caught.value.retry_after_s is not None
+        assert caught.value.retry_after_s <= 60.0
+
+
+async def test_an_unavailable_server_that_says_no_time_opens_the_breaker(cloud: ScriptedCloud) -> None:
+    """It is asked until the breaker has had enough."""
+    cloud.status, cloud.error = 503, {"code": "cloud_unreachable"}
+    async with connected(cloud.url) as backend:
+        for _ in range(3):
+            with pytest.raises(CloudUnavailable):
+                await said(backend, call())
+        assert len(cloud.bodies) == 3
+        assert (backend.signals().breaker, backend.signals().away) == ("open", ())
 
 
 @pytest.mark.parametrize("stream", [False, True])
