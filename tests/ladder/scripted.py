@@ -18,6 +18,7 @@ from cloud_pool.ladder.settings import LadderConfig
 from cloud_pool.service import Kept, Lane, Service
 from cloud_pool.tensors import Ask, Delta
 from cloud_pool.tiers import Tier, Wording
+from models.spec import Answers
 from router.types import Chunk, Message, Request
 
 CHAT = Request(kind="chat", model="large", messages=(Message("user", "tell me"),), max_tokens=100)
@@ -86,11 +87,12 @@ class Bed:
         places: int = 4,
         objective_s: float = 0.0,
         partial_tokens: int = 2,
+        answers: Answers = "text",
         stale: Callable[[Request, str], Awaitable[Kept | None]] | None = None,
     ) -> None:
         self.tritons = tritons
         names = tuple(tritons)
-        wording = Wording("{% for m in messages %}{{ m.content }}{% endfor %}|", context_tokens=1000)
+        wording = Wording("{% for m in messages %}{{ m.content }}{% endfor %}|", context_tokens=1000, answers=answers)
         self.tiers = {name: Tier(TierConfig(name=name, template_file="x"), wording) for name in names}
         self.doors = {name: Admission(places, 0) for name in names}
         self.health = {name: Health() for name in names}

@@ -9,6 +9,7 @@ import pytest
 
 from cloud_pool.cache.answer import Kept
 from cloud_pool.call import head_of
+from cloud_pool.parameters import Guided
 from router.errors import (
     CausewayError,
     CloudRejected,
@@ -262,6 +263,15 @@ async def test_the_rest_comes_as_if_it_had_never_been_cut() -> None:
     assert text_of(chunks) == "five six "
     assert (end_of(chunks).finish_reason, end_of(chunks).resume) == ("stop", "")
     assert "tell me|one two three four " in {triton.asked[-1].prompt for triton in bed.tritons.values() if triton.asked}
+
+
+async def test_the_rest_of_a_call_is_held_as_its_beginning_was() -> None:
+    """The tier hears what the call answers, and how far it had come."""
+    bed = pressed(answers="calls")
+    _, chunks = await bed.ask()
+    _, chunks = await bed.ask(bed.call(msgspec.structs.replace(CHAT, resume=end_of(chunks).resume)))
+    told = [ask.parameters.guided for triton in bed.tritons.values() for ask in triton.asked]
+    assert told == [Guided(utterance="tell me"), Guided(utterance="tell me", said="one two ")]
 
 
 async def test_the_rest_may_be_asked_for_under_another_name_of_the_tier() -> None:
