@@ -163,7 +163,7 @@ def learn_scope(data: Path, run: Path, model: str, to: Path, epochs: int, seed: 
     fit = train_scope(rows, held, Encoder(encoder.path), ask, graph, seed=seed, epochs=epochs, say=click.echo)
     about = SignalAbout(
         kind="scope",
-        architecture="three linear heads (encoder, hashed words, hashed letters), the nearest taught text, a line",
+        architecture="three linear heads (encoder, hashed words, hashed letters), the nearest taught texts, a line",
         quantisation="int8",
         command=f"causeway-models learn-scope --model {model} --epochs {epochs} --seed {seed}",
         note="The probability that none of CLINC150's intents fits a text, from the prompt alone or with the "

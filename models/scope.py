@@ -2,8 +2,8 @@
 
 Three views of the text (the sentence encoder's vector, hashed words with their pairs, hashed runs of letters), each
 with a linear head over the intents; what counts is how undecided they are together (entropy), how far the nearest
-taught text is, and a line over the two. One ONNX graph, int8. Where a model's own confidence is known, a second line
-joins it in.
+taught text is, how far the nearest one of the likeliest intent is, and a line over these. One ONNX graph, int8. Where a
+model's own confidence is known, a second line joins it in.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ class Scope:
         alone = self._alone(self.told(text))
         return alone if confidence is None else self._joined((log_odds(alone), *joined_inputs(confidence)))
 
-    def told(self, text: str) -> tuple[float, float]:
-        """How undecided the heads are (nats), and how far the nearest taught text is (1 - cosine)."""
-        undecided, far = self._graph(self._inputs(text))
-        return float(undecided), float(far)
+    def told(self, text: str) -> tuple[float, ...]:
+        """How undecided the heads are (nats), and how far the nearest taught text is (1 - cosine): any, and one of
+        the likeliest intent.
+        """
+        return tuple(float(one) for one in self._graph(self._inputs(text)))
 
     def intent(self, text: str) -> int:
         """The number of the likeliest intent, in the order of their names."""

@@ -16,7 +16,8 @@ from models.scope import BUCKETS, Scope, letters, words
 from models.signals import find_signal
 from models.spec import ArtifactError, verify_artifact
 from models.train.encoder import write_table
-from models.train.scope import Heads, Views, measure, told, train_scope
+from models.train.heads import Heads, Taught, Views
+from models.train.scope import measure, told, train_scope
 from router.types import Confidence
 
 ROOMS = ("kitchen", "hall", "garage", "cellar", "attic", "bedroom", "office", "garden", "porch", "bathroom")
@@ -62,7 +63,9 @@ def test_it_learns_which_texts_no_intent_fits(encoder: Encoder, tmp_path: Path) 
 
 
 def test_the_graph_computes_what_the_heads_say(encoder: Encoder, tmp_path: Path) -> None:
-    """Up to the rounding to int8: how undecided, and how far the nearest taught text is."""
+    """Up to the rounding to int8: how undecided, and how far the nearest taught text is, of any intent and of the
+    likeliest.
+    """
     train_scope([*INSIDE, *OUTSIDE], [*INSIDE, *OUTSIDE], encoder, ask, tmp_path / "s.onnx", epochs=5)
     scope = Scope(tmp_path / "s.onnx", encoder)
     texts = [row.text for row in INSIDE]
@@ -70,7 +73,7 @@ def test_the_graph_computes_what_the_heads_say(encoder: Encoder, tmp_path: Path)
     views = Views.of(encoder, texts)
     heads = Heads(views, intents, 1, 5)
     for text in ("turn on the light", "who wrote it", texts[3]):
-        wanted = told(heads, views.vectors, Views.of(encoder, [text]))[0]
+        wanted = told(heads, Taught(views.vectors, intents), Views.of(encoder, [text]))[0]
         assert scope.told(text) == pytest.approx(tuple(wanted), abs=0.03)
 
 
