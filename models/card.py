@@ -58,8 +58,12 @@ def card(manifest: Manifest, reports: Sequence[Report]) -> str:
 
 def _defaults(manifest: Manifest) -> str:
     """What holds where the caller says nothing."""
-    said = [] if manifest.temperature is None else [f"temperature {manifest.temperature:g}"]
-    return ", ".join(said + ([f"at most {manifest.answer_tokens} tokens"] if manifest.answer_tokens else []))
+    said = {
+        f"temperature {manifest.temperature or 0:g}": manifest.temperature is not None,
+        f"at most {manifest.answer_tokens} tokens": manifest.answer_tokens > 0,
+        "held to the grammar of each utterance": manifest.answers == "calls",
+    }
+    return ", ".join(text for text, holds in said.items() if holds)
 
 
 _LIMITS = (
