@@ -18,9 +18,11 @@ from contextlib import contextmanager
 
 import aiohttp
 import anyio
+import msgspec
 from yarl import URL
 
 from router.breaker import Breaker
+from router.continuation import marked, token_of
 from router.errors import (
     BreakerOpen,
     CausewayError,
@@ -103,17 +105,17 @@ class CloudBackend:
 
     async def generate(self, call: Call) -> AsyncIterator[Chunk]:
         streams = call.request.stream or call.confidence_tokens > 0
-        body = encode_request(call.request, call.target.model, stream=streams)
+        body = encode_request(call.request, call.target.model, stream=streams, resume=token_of(call.request.resume))
         with self._judged(call, streams=streams):
             if not streams:
                 for chunk in decode_answer(await self._fetch(call, body)):
-                    yield chunk
+                    yield _marked(chunk, call)
                 return
             until = min(call.deadline, call.first_token_by)
             response = await self._ask(call, body, until)
             try:
                 async for chunk in read_stream(response, call, until):
-                    yield chunk
+                    yield _marked(chunk, call)
             finally:
                 response.release()  # read to its end, the connection is used again; else it is closed: the work stops
 
@@ -228,6 +230,11 @@ class CloudBackend:
                 log.warning("the cloud cannot be reached: %s", type(error).__name__)
             self._reachable = False
         return self._reachable is True
+
+
+def _marked(chunk: Chunk, call: Call) -> Chunk:
+    """What asks for the rest of a cut answer names this target."""
+    return msgspec.structs.replace(chunk, resume=marked(call.target.name, chunk.resume)) if chunk.resume else chunk
 
 
 def _is_ill(error: CausewayError, took_s: float, granted_s: float) -> bool:

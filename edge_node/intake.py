@@ -13,6 +13,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import get_args
 
 import anyio
@@ -35,8 +36,8 @@ from .config import KeyConfig, ServerConfig
 from .plans import Memo
 
 _PARSERS: Mapping[Kind, Callable[[bytes, Wishes], Request]] = {
-    "chat": parse_chat,
-    "completion": parse_completion,
+    "chat": partial(parse_chat, resumes=True),
+    "completion": partial(parse_completion, resumes=True),
     "embedding": parse_embedding,
 }
 _BODIES = 8  # as many bodies of the largest size may be on their way at the same time

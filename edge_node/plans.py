@@ -67,4 +67,6 @@ class Plans:
 
 def is_cacheable(policy: Policy, request: Request) -> bool:
     """False: no cache rule can hold, whatever its condition; so none need be tried."""
+    if request.resume:
+        return False  # the rest of another answer
     return not is_sampled(request) or any(rule.allow_sampled for rule in policy.cache)

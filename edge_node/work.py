@@ -76,7 +76,7 @@ class Work:
         for attempts, kind in ((failed, _FALLBACK), (before, _HANDOFF)):
             if attempts and attempts[-1].error is not None:
                 return f"{kind}: {attempts[-1].error.code}"
-        return self.decision.rule or "model_named"
+        return self.decision.rule or ("continued" if self.request.resume else "model_named")
 
     @property
     def onward(self) -> str:

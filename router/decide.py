@@ -2,7 +2,8 @@
 
 `decide` goes:
 1. constraints: each that holds binds the request to the device; one that cannot be told binds as well (fail closed);
-2. the candidates: the targets that the caller named, or those of the first route that holds;
+2. the candidates: the target that an answer is to be continued by, the targets that the caller named, or those of the
+   first route that holds;
 3. cut: by constraint, by the caller's wish, by what a target can do. Each cut is a reason;
 4. order: the caller's preference moves targets forward within what the route lists; targets that are down go last;
 5. plans: with the handoff where somebody can take over, and never for a request that stays on the device.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from .errors import ModelNotFound
+from .continuation import PARAM, target_of
+from .errors import InvalidRequest, ModelNotFound
 from .expression import Facts, Fault
 from .features import is_sampled, modalities, wants_json, wants_tools
 from .policy import CacheRule, Constraint, Policy, Route, Rule, attempt_plans
@@ -40,14 +42,18 @@ _NO_ROUTE_HOLDS = Reason("no_route", detail="no route holds")
 
 
 def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> Decision:
-    """What shall be tried, in order, and why. Raises ModelNotFound, and nothing else."""
+    """What shall be tried, in order, and why. Raises ModelNotFound, or InvalidRequest for a continuation of nobody."""
     named = () if request.model == AUTO else _named(policy, request.model)
+    if request.resume:
+        named = (_continued(policy, request, named),)
     reasons: list[Reason] = []
     facts = (policy.constraint_needs if named else policy.route_needs).read(request, snapshot, estimates)
     bound = _binding(policy.constraints, facts, reasons)  # (1)
     route = None
     if named:  # (2)
-        reasons.append(Reason("model_named", detail=request.model))
+        reasons.append(
+            Reason("continued", target=named[0].name) if request.resume else Reason("model_named", detail=request.model)
+        )
     else:
         route = _first(policy.routes, facts, reasons)
     attempts, passed_over = _NONE
@@ -128,6 +134,16 @@ def _named(policy: Policy, model: str) -> tuple[Target, ...]:
         names = ", ".join(model_names(policy))
         raise ModelNotFound(f"the model `{model[:100]}` does not exist here; there are: {names}", param="model")
     return found
+
+
+def _continued(policy: Policy, request: Request, named: tuple[Target, ...]) -> Target:
+    """Whoever cut the answer: nobody else has its start. Raises InvalidRequest."""
+    name = target_of(request.resume)
+    for target in policy.targets:
+        if target.name == name and target.at == "cloud" and (not named or target in named):
+            return target
+    told = f"`{PARAM}` belongs to no target of the policy in force, or to another model. Ask the question anew."
+    raise InvalidRequest(told, param=PARAM)
 
 
 def _attempts(
@@ -211,6 +227,8 @@ def _wanted(request: Request) -> tuple[Ability, ...]:
 
 
 def _cache_refusal(rule: CacheRule, request: Request) -> str:
+    if request.resume:
+        return "the rest of another answer"
     if is_sampled(request) and not rule.allow_sampled:
         return "sampled: another run may answer otherwise"
     return "the request offers tools" if request.tools and not rule.allow_tools else ""

@@ -132,7 +132,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     extra: str = ""  # canonical JSON object of fields we do not interpret, carried to the target; "" for none
     wishes: Wishes = Wishes()
-    resume: str = ""  # the token of an answer that was cut short: its rest is wanted; never sent to a target
+    resume: str = ""  # the token of an answer that was cut short: its rest is wanted, from whom it came
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -238,6 +238,7 @@ ReasonCode = Literal[
     "wish_cut",  # the caller's wish removed a target
     "wish_ordered",  # the caller's wish moved a target forward
     "model_named",  # the caller named a target instead of `auto`
+    "continued",  # the rest of an answer comes from where its start came from
     "target_unable",  # the target cannot do what was asked (an image, embeddings, tools)
     "target_down",  # breaker open, engine not running: moved to the end, not removed
     "no_route",  # nothing left

@@ -78,6 +78,7 @@ class _Answer(msgspec.Struct):
     error: object = None
     kind: str | None = msgspec.field(default=None, name="object")
     message: object = None  # vLLM's error is {"object": "error", "message": …}
+    causeway: object = None  # our gateway's {"continue": token}, with the end of an answer that it cut short
 
 
 _DECODER = msgspec.json.Decoder(_Answer)
@@ -105,6 +106,7 @@ def decode_answer(body: bytes) -> list[Chunk]:
     usage = _usage(answer.usage)
     tokens = usage.completion_tokens if usage is not None and len(answer.choices) == 1 else 0
     chunks = [_whole(choice, tokens) for choice in answer.choices]
+    chunks[0] = _resumable(chunks[0], answer)
     return chunks if usage is None else [*chunks, Chunk(usage=usage)]
 
 
@@ -134,7 +136,7 @@ class StreamDecoder:
         for choice in answer.choices or ():
             chunk = self._chunk(choice)
             if chunk is not None:
-                chunks.append(chunk)
+                chunks.append(_resumable(chunk, answer))
         return chunks
 
     def finish(self) -> list[Chunk]:
@@ -194,6 +196,14 @@ def _read(data: bytes, phase: Phase) -> _Answer:
     if answer.error is not None or answer.kind == "error":
         raise _reported(answer, phase)
     return answer
+
+
+def _resumable(chunk: Chunk, answer: _Answer) -> Chunk:
+    """An answer that can be continued has one choice."""
+    token = answer.causeway.get("continue") if isinstance(answer.causeway, dict) else None
+    if chunk.finish_reason != "length" or not isinstance(token, str):
+        return chunk
+    return msgspec.structs.replace(chunk, resume=token)
 
 
 def _reported(answer: _Answer, phase: Phase) -> BackendError:

@@ -123,15 +123,18 @@ class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     suffix: str | None = None
     dimensions: int | None = None
     user: str | None = None
+    causeway: dict[str, str] | None = None
 
 
-def encode_request(request: Request, model: str, *, stream: bool | None = None) -> bytes:
-    """The upstream body that asks `model` for what `request` asks; `stream` None is the caller's own choice."""
+def encode_request(request: Request, model: str, *, stream: bool | None = None, resume: str = "") -> bytes:
+    """The upstream body that asks `model` for what `request` asks; `stream` None is the caller's own choice. `resume`:
+    the server's token, for the rest of an answer that it cut short."""
     if request.kind == "embedding":
         # Vectors come back as numbers whatever the caller wants: base64 is OpenAI's own, we write it ourselves.
         body = _Body(model=model, input=_prompts(request), dimensions=request.dimensions, user=request.user)
     else:
         body = _generation(request, model, request.stream if stream is None else stream)
+        body.causeway = {"continue": resume} if resume else None
     encoded = _ENCODER.encode(body)
     if not request.extra or request.extra == "{}":
         return encoded

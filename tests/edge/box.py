@@ -122,6 +122,13 @@ class Answer(msgspec.Struct, frozen=True):
         return self.body.endswith(b"data: [DONE]\n\n")
 
     @property
+    def resume(self) -> str:
+        """The token to ask for the rest with; "" where there is none."""
+        said = self.events if self.headers["Content-Type"].startswith("text/event-stream") else [self.json]
+        found = [one["causeway"]["continue"] for one in said if "causeway" in one]  # type: ignore[index]
+        return str(found[0]) if found else ""
+
+    @property
     def finish_reasons(self) -> list[object]:
         choices = [choice for event in self.events for choice in event.get("choices", [])]
         return [choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None]
@@ -199,12 +206,14 @@ async def running(
     engine: ScriptedEngine | None = None,
     cloud: ScriptedCloud | None = None,
     tracing: TracingConfig | None = None,
+    api_key: str = "",
 ) -> AsyncIterator[Box]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
     await cloud.start()
     settings = config(state_dir, policy=policy, server=server, cloud=cloud.url)
-    settings = msgspec.structs.replace(settings, tracing=tracing or TracingConfig())
+    keyed = msgspec.structs.replace(settings.cloud, api_key=api_key)
+    settings = msgspec.structs.replace(settings, cloud=keyed, tracing=tracing or TracingConfig())
     app = build(settings, make_engine=lambda _: engine, environ={})
     await app.start()
     try:

@@ -110,6 +110,7 @@ class ScriptedCloud:
         self.status = 200
         self.error: dict[str, object] = {}
         self.headers: dict[str, str] = {}
+        self.resume = ""  # cuts its answers short, and gives this token for the rest
         self.running = 0
         self.bodies: list[dict[str, object]] = []
         self.asked: list[dict[str, str]] = []
@@ -164,7 +165,7 @@ class ScriptedCloud:
         return await self._whole(request)
 
     async def _whole(self, request: web.Request) -> web.StreamResponse:
-        data = b"<html>" if self.fault == "corrupt" else json.dumps(_whole("".join(CLOUD_WORDS))).encode()
+        data = b"<html>" if self.fault == "corrupt" else json.dumps(_whole("".join(CLOUD_WORDS), self.resume)).encode()
         if self.fault not in ("die", "drip", "unfinished"):
             return web.Response(body=data, content_type="application/json", headers=self.headers)
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(data))})
@@ -192,7 +193,8 @@ class ScriptedCloud:
             if self.fault == "drip":
                 await asyncio.sleep(DRIP_S)
         if self.fault != "unfinished":
-            await response.write(_event({}, "stop") + _usage() + b"data: [DONE]\n\n")
+            end = _event({}, "length", self.resume) if self.resume else _event({}, "stop")
+            await response.write(end + _usage() + b"data: [DONE]\n\n")
         return response
 
 
@@ -202,11 +204,14 @@ def _hang_up(request: web.Request) -> None:
     raise asyncio.CancelledError
 
 
-def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
+def _event(delta: dict[str, str], finish: str | None = None, resume: str = "") -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return (
-        b"data: " + json.dumps({"id": "x", "object": "chat.completion.chunk", "choices": [choice]}).encode() + b"\n\n"
-    )
+    event = {"id": "x", "object": "chat.completion.chunk", "choices": [choice], **_causeway(resume)}
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+def _causeway(resume: str) -> dict[str, object]:
+    return {"causeway": {"continue": resume}} if resume else {}
 
 
 def _usage() -> bytes:
@@ -214,15 +219,16 @@ def _usage() -> bytes:
     return b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
 
 
-def _whole(text: str) -> dict[str, object]:
+def _whole(text: str, resume: str = "") -> dict[str, object]:
     message = {"role": "assistant", "content": text}
     return {
         "id": "x",
         "object": "chat.completion",
         "created": 1,
         "model": "m-large",
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "message": message, "finish_reason": "length" if resume else "stop"}],
         "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+        **_causeway(resume),
     }
 
 

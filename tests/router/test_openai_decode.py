@@ -251,3 +251,23 @@ def test_anything_a_target_sends_is_an_answer_or_a_backend_error(data: bytes) ->
         except BackendError:
             continue
         assert all(isinstance(chunk, Chunk) for chunk in chunks)
+
+
+def test_an_answer_cut_short_says_how_to_go_on() -> None:
+    """Our gateway's token comes with the end of the answer, whole or streamed."""
+    said = {"causeway": {"continue": "token"}}
+    chunks = read(event(piece({"content": "Hi"})), event(piece({}, "length"), **said), b"[DONE]")
+    assert chunks == [Chunk("Hi", tokens=1), Chunk(finish_reason="length", resume="token")]
+    message = {"role": "assistant", "content": "Hi"}
+    (whole,) = decode_answer(event({"index": 0, "message": message, "finish_reason": "length"}, **said))
+    assert (whole.text, whole.finish_reason, whole.resume) == ("Hi", "length", "token")
+
+
+@pytest.mark.parametrize("said", [None, "x", [], {}, {"continue": None}, {"continue": 5}, {"other": "x"}])
+@pytest.mark.parametrize("finish", ["length", "stop"])
+def test_what_others_say_under_our_name_is_passed_over(said: object, finish: str) -> None:
+    """Whatever it is, the answer is one; and an answer that was not cut has no rest."""
+    chunks = read(event(piece({"content": "Hi"}, finish), causeway=said), b"[DONE]")
+    assert [chunk.resume for chunk in chunks] == [""]
+    if finish == "stop":
+        assert read(event(piece({}, finish), causeway={"continue": "token"}))[0].resume == ""
