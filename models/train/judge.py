@@ -1,4 +1,5 @@
-"""What the device's model gets right and wrong: its answers to rows and questions, as llama.cpp gives them.
+"""What the device's model gets right and wrong: its answers to rows and questions, as its engine gives them, held to
+the grammar of calls where its manifest says so.
 
 Right is intent and every argument. A refusal is never right: it is a request to be asked elsewhere.
 """
@@ -14,6 +15,7 @@ import msgspec
 from router.types import Confidence
 
 from ..answer import parse, score
+from ..call_grammar import ANSWER_TOKENS, call_grammar
 from ..catalog import OUT_OF_SCOPE
 from ..chat import Prompter
 from ..dataset import Row
@@ -48,12 +50,13 @@ def answer_rows(
     try:
         for start in range(0, len(rows), _PART):
             part = rows[start : start + _PART]
-            name = hashlib.sha256("\0".join((model.manifest.sha256, *(row.text for row in part))).encode())
+            told = (model.manifest.sha256, model.manifest.answers, *(row.text for row in part))
+            name = hashlib.sha256("\0".join(told).encode())
             path = folder / f"answers-{name.hexdigest()[:16]}.json"
             if not path.is_file():
                 opened = opened or GreedyModel(model.path, threads=threads)
                 partial = path.with_suffix(".partial")
-                partial.write_bytes(msgspec.json.encode(_answers(opened, part)))
+                partial.write_bytes(msgspec.json.encode(_answers(opened, part, model.manifest.answers == "calls")))
                 partial.replace(path)
                 say(f"{model.name} has answered {start + len(part)} of {len(rows)} prompts")
             done += msgspec.json.decode(path.read_bytes(), type=list[Answer])
@@ -88,7 +91,8 @@ def judge(rows: Sequence[Row], answers: Sequence[Answer], own: Callable[[Row], b
     ]
 
 
-def _answers(model: GreedyModel, rows: Sequence[Row]) -> list[Answer]:
+def _answers(model: GreedyModel, rows: Sequence[Row], held: bool) -> list[Answer]:
     prompter = Prompter(model.chat_template)
     prompts = [model.tokenize(prompter.user(row.text)) for row in rows]
-    return model.answers(prompts, watch=WATCH)
+    grammars = [call_grammar(row.text) for row in rows] if held else None
+    return model.answers(prompts, ANSWER_TOKENS, grammars, watch=WATCH)
