@@ -31,7 +31,7 @@ _WORDS: dict[ReasonCode, tuple[str, str, str]] = {
     "wish_cut": ("✗", "red", "the caller's wish cut {target} {detail}"),
     "wish_ordered": ("↑", "yellow", "the caller's wish moved {target} forward {detail}"),
     "model_named": ("✓", "green", "the caller named {target} {detail}"),
-    "continued": ("✓", "green", "an answer of {target} is continued {detail}"),
+    "continued": ("✓", "green", "the rest of an answer of {target} {detail}"),
     "target_unable": ("✗", "red", "{target} cannot do this: {detail}"),
     "target_down": ("↓", "yellow", "{target} is down, tried last {detail}"),
     "no_route": ("✗", "red", "no target is left {detail}"),
