@@ -70,8 +70,8 @@ class HedgeShare:
     """At most `share` of all requests ever seen. What was saved lasts for `burst` hedges in a row, so that a replica
     that stalls under many requests can be hedged for several of them.
 
-    The first half of that is for those who are very late: more requests are a little late, by chance, than may be
-    hedged, and they must not leave nothing to the one that hangs.
+    The first half of that is for those who are very late, or late at an endpoint that is known to be slow: more
+    requests are a little late, by chance, than may be hedged, and they must not leave nothing to the one that hangs.
     """
 
     def __init__(self, share: float = 0.02, burst: float = 10.0) -> None:

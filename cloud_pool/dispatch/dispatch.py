@@ -94,22 +94,28 @@ class Dispatch:
     ) -> Try | list[CausewayError]:
         """(2) The try that has its first delta, or why there is none."""
         first = self._try(lease, ask, course)
-        after_s = self._pace.late_s(self._clock()) if hedged and self._pool.healthy > 1 else None
-        if after_s is None:
+        now = self._clock()
+        late_s, very_late_s = self._pace.late_s(now), self._pace.very_late_s(now)
+        if late_s is None or very_late_s is None or not hedged or self._pool.healthy < 2:
             return await _alone(first)
-        race = Race(first, lambda is_very_late: self._hedge(ask, key, course, is_very_late), after_s)
+
+        def hedge(is_very_late: bool) -> Try | None:
+            return self._hedge(ask, key, course, lease, is_very_late)
+
+        race = Race(first, hedge, late_s, very_late_s)
         try:
             return await race.run() or race.errors
         finally:
             if race.outcome is not None:
                 self._counts.hedged(race.outcome)
 
-    def _hedge(self, ask: Ask, key: bytes, course: Course, is_very_late: bool) -> Try | None:
+    def _hedge(self, ask: Ask, key: bytes, course: Course, first: Lease, is_very_late: bool) -> Try | None:
         try:
             lease = self._lease(ask, key, course)
         except CausewayError:
             return None
-        if not (self._share.take(is_very_late) and self._budget.take(self._clock())):
+        # Where others wait as well, or have waited, it is no chance that this one does.
+        if not (self._share.take(is_very_late or first.is_slow) and self._budget.take(self._clock())):
             lease.close()
             if is_very_late:
                 self._counts.hedged("refused")

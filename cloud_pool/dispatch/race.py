@@ -21,13 +21,13 @@ from .verdict import verdict
 class Race:
     """One round with a hedge. `errors` are those of the tries that failed, oldest first."""
 
-    def __init__(self, first: Try, hedge: Callable[[bool], Try | None], after_s: float) -> None:
+    def __init__(self, first: Try, hedge: Callable[[bool], Try | None], late_s: float, very_late_s: float) -> None:
         """`hedge` begins the second try, or has none to begin: asked, with False, when the first has been waited for
-        `after_s`, and if it had none again, with True, after twice that time."""
+        `late_s`, and if it had none again, with True, when that was `very_late_s`."""
         self.errors: list[CausewayError] = []
         self._first = first
         self._hedge = hedge
-        self._after_s = after_s
+        self._waits = ((late_s, False), (very_late_s - late_s, True))
         self._second: Try | None = None
         self._winner: Try | None = None
         self._fault: Exception | None = None
@@ -40,8 +40,8 @@ class Race:
         try:
             async with anyio.create_task_group() as tasks:
                 self._enter(tasks, self._first)
-                for is_very_late in (False, True):
-                    with anyio.move_on_after(self._after_s):
+                for seconds, is_very_late in self._waits:
+                    with anyio.move_on_after(seconds):
                         await self._settled.wait()
                     if self._second is None and not self._settled.is_set():
                         self._second = self._hedge(is_very_late)

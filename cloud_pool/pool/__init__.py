@@ -9,13 +9,16 @@ each returns what is to be done (endpoints to ask), and `pool.Pool`, the state's
     in          not named any more                      draining    running calls end, no new ones
     ejected     its time is over                        (asked, by a real request)
     ejected     … answered                              in          with a share that grows from little
-    ejected     … did not                               ejected     for longer
+    ejected     … did not                               ejected     asked again soon; only a relapse makes it longer
+    in          late first tokens in a row              in, slow    asked by probes, and by requests if all are busy
+    in, slow    a probe as quick as its peers           in          with a share that grows from little
     ejected     not named any more                      draining
     draining    named again                             ejected     until it is asked, at once
     draining    its last call ended                     (gone)
 
     place       what the configuration says     discovery   DNS names, asked again and again
     state       the frozen state                pool        its owner: leases, and asking endpoints
+    slowness    who is slower than its peers
     load        how much work one has           lease       one call's place on one endpoint
     choice      two choices, zones              pools       every tier's pool, and the Triton clients
     prefix      warm prefixes, bounded load     reload      SIGHUP

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from .load import SLOW, load, median_ttft_s, ramp, slowness
+from .load import load, ramp
 from .prefix import Share, warmest
 from .settings import PoolConfig
+from .slowness import SLOW, late_s, median_ttft_s, slowness
 from .state import Endpoint, PoolState
 
 
@@ -32,8 +33,8 @@ def choose(
     open_to = [one for one in state.endpoints if one.phase == "in" and one.address not in excluding]
     if len(open_to) < 2:
         return open_to[0] if open_to else None  # (1)
-    median_s = median_ttft_s(state, now)
-    slow = {one.address: slowness(one, median_s, now, settings) for one in open_to}
+    median_s, late = median_ttft_s(state, now), late_s(state, now)
+    slow = {one.address: slowness(one, median_s, late, now, settings) for one in open_to}
     loads = {one.address: load(one, slow[one.address], now, settings) for one in open_to}
     if zone:
         near = [one for one in open_to if one.zone == zone and loads[one.address] <= settings.spill_at]

@@ -2,7 +2,8 @@
 
 Suspicion (faults in a row, refused connections, silence until a call's deadline) ejects only a share of the pool:
 one bad request, or too much load, may look alike everywhere. Proof, a real request to the endpoint that failed, has
-no such bound. Whoever may not be ejected on suspicion is asked at once.
+no such bound. Whoever may not be ejected on suspicion is asked at once. Only a relapse keeps one out for longer: who is
+asked in vain is asked again soon, for with the next one that falls its strength may be all there is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from router.errors import (
     StreamBroken,
 )
 
-from .settings import PoolConfig
+from . import slowness
+from .settings import PoolConfig, pause_s, relapse_s
 from .state import Endpoint, PoolState, state_of
 
 Blame = Literal["none", "fault", "broken", "gone", "late"]
@@ -91,19 +93,31 @@ def left_waiting(state: PoolState, address: str, settings: PoolConfig, *, silent
     return _ask(state, address)
 
 
-def probed(state: PoolState, address: str, verdict: Verdict, code: str, now: float, settings: PoolConfig) -> PoolState:
+def probed(
+    state: PoolState,
+    address: str,
+    verdict: Verdict,
+    code: str,
+    now: float,
+    settings: PoolConfig,
+    *,
+    took_s: float = 0.0,
+) -> PoolState:
+    """`address` was asked by a real request, which took so long."""
     one = state.get(address)
     if one is None:
         return state
     one = _replace(one, asked=False)
     if one.phase == "in" and verdict == "dead":
-        one = _ejected(_replace(one, fault=code), now, settings)
-    elif one.phase == "ejected" and verdict == "well":
-        one = _replace(one, phase="in", since=now, faults=0, fault="", ttft_s=0.0)
-    elif one.phase == "ejected":
-        one = _ejected(_replace(one, fault=code or one.fault), now, settings)
-    elif one.phase == "in" and verdict == "well":
-        one = _replace(one, faults=0, fault="")
+        return state.put(_ejected(_replace(one, fault=code), now, settings))
+    if one.phase == "in":
+        well = {"faults": 0, "fault": ""} if verdict == "well" else {}
+        return slowness.probed(state.put(_replace(one, **well)), address, took_s, now, settings)
+    if one.phase == "ejected" and verdict == "well":
+        return state.put(_back(one, now, settings, slow_s=0.0 if slowness.as_peers(state, took_s, now) else took_s))
+    if one.phase == "ejected":
+        silences, fault = one.silences + 1, code or one.fault
+        one = _replace(one, fault=fault, silences=silences, since=now, until=now + pause_s(silences, settings))
     return state.put(one)
 
 
@@ -114,8 +128,8 @@ def unasked(state: PoolState, address: str) -> PoolState:
 
 
 def due(state: PoolState, now: float, settings: PoolConfig, heard_at: Callable[[str], float]) -> Changed:
-    """Who is to be asked: the ejected whose time is over, and the silent that have work."""
-    found: list[str] = []
+    """Who is to be asked: the ejected and the slow whose time is over, and the silent that have work."""
+    found = list(slowness.slow_ones(state, now, settings))
     for one in state.endpoints:
         if one.phase == "ejected":
             is_due = now >= _until(state, one, settings)
@@ -186,14 +200,21 @@ def _suspected(state: PoolState, one: Endpoint, now: float, settings: PoolConfig
 def _ejected(one: Endpoint, now: float, settings: PoolConfig) -> Endpoint:
     # One that did well for long begins anew.
     fresh = one.phase == "in" and now - one.since >= settings.max_eject_s
-    repeats = 0 if fresh else one.ejections
-    pause_s = min(settings.max_eject_s, settings.eject_s * 2.0 ** min(repeats, 30))
-    return _replace(one, phase="ejected", since=now, until=now + pause_s, ejections=repeats + 1)
+    times = 0 if fresh else one.ejections
+    until = now + relapse_s(times, settings)
+    return _replace(one, phase="ejected", since=now, until=until, ejections=times + 1, silences=0, slow=False, lates=0)
+
+
+def _back(one: Endpoint, now: float, settings: PoolConfig, *, slow_s: float) -> Endpoint:
+    """`slow_s`: what its answer took, where that was too long to give it anybody's request; 0: it was not."""
+    one = _replace(one, phase="in", since=now, faults=0, fault="", silences=0, ttft_s=slow_s, ttft_at=now)
+    return _replace(one, slow=True, lates=slowness.LATES, until=now + settings.eject_s) if slow_s else one
 
 
 def _until(state: PoolState, one: Endpoint, settings: PoolConfig) -> float:
-    # With nobody left there is nothing to protect: the first to be back must be found soon.
-    return one.until if state.healthy else min(one.until, one.since + settings.eject_s)
+    # With less than half of the pool left there is little to protect: who is back must be found soon.
+    is_short = 2 * state.healthy < len(state.members)
+    return min(one.until, one.since + settings.eject_s) if is_short else one.until
 
 
 def _ask(state: PoolState, *addresses: str) -> Changed:

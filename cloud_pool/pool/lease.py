@@ -19,6 +19,7 @@ class Ear(Protocol):
     def took_all(self, lease: Lease) -> None: ...
     def took_error(self, lease: Lease, error: CausewayError) -> None: ...
     def took_back(self, lease: Lease) -> None: ...
+    def is_slow(self, lease: Lease) -> bool: ...
 
 
 class Lease:
@@ -35,6 +36,11 @@ class Lease:
         self.told = False  # how it ended
         self._ear = ear
         self._closed = False
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its endpoint is, by what is known now."""
+        return self._ear.is_slow(self)
 
     def first_token(self, seconds: float) -> None:
         """`seconds` from the start of the call on this endpoint."""

@@ -21,12 +21,11 @@ from router.errors import (
 )
 
 from ..triton import Triton
-from . import health
+from . import health, slowness
 from .choice import choose
 from .lease import Lease as Lease
-from .load import measured
 from .place import Place
-from .settings import Balance, PoolConfig
+from .settings import Balance, PoolConfig, relapse_s
 from .state import Endpoint, Phase, PoolState, without
 
 RETRY_S = 1.0
@@ -127,18 +126,21 @@ class Pool:
     def took_first(self, lease: Lease, seconds: float) -> None:
         one = self._state.get(lease.endpoint)
         if one is not None:
-            one = msgspec.structs.replace(one, waiting=without(one.waiting, lease.began_at))
-            self._state = self._state.put(measured(one, seconds, self._clock()))
+            self._state = self._state.put(msgspec.structs.replace(one, waiting=without(one.waiting, lease.began_at)))
+            self._state = slowness.measured(self._state, lease.endpoint, seconds, self._clock(), self._settings)
 
     def took_all(self, lease: Lease) -> None:
         self._state = health.succeeded(self._state, lease.endpoint)
 
     def took_error(self, lease: Lease, error: CausewayError) -> None:
         now, silent_s = self._clock(), self._silent_s(lease)
+        if health.blame_of(error) == "late":
+            self._gave_up(lease)
         self._do(health.failed(self._state, lease.endpoint, error, now, self._settings, silent_s=silent_s))
 
     def took_back(self, lease: Lease) -> None:
         if not (lease.heard or lease.told):
+            self._gave_up(lease)
             silent_s = self._silent_s(lease)
             self._do(health.left_waiting(self._state, lease.endpoint, self._settings, silent_s=silent_s))
         one = self._state.get(lease.endpoint)
@@ -147,6 +149,17 @@ class Pool:
                 one, open=without(one.open, lease.began_at), waiting=without(one.waiting, lease.began_at)
             )
             self._become(health.settled(self._state.put(one)))
+
+    def is_slow(self, lease: Lease) -> bool:
+        one = self._state.get(lease.endpoint)
+        return one is not None and slowness.is_slow(self._state, one, self._clock(), self._settings)
+
+    def _gave_up(self, lease: Lease) -> None:
+        """The time that was waited in vain is known; without it the slow would look as quick as they are not."""
+        if not lease.heard:
+            now = self._clock()
+            waited_s = now - lease.began_at
+            self._state = slowness.given_up(self._state, lease.endpoint, waited_s, now, self._settings)
 
     def _silent_s(self, lease: Lease) -> float:
         """How long nothing at all came from the lease's endpoint, whoever waited there; at most the lease's age."""
@@ -157,9 +170,8 @@ class Pool:
         reached = any(one.fault and one.fault not in _UNREACHED for one in self._state.members)
         kind = EngineUnavailable if reached else CloudUnreachable
         # The longer they are away, the later they are expected; but once one is back, callers should not be far.
-        now = self._clock()
-        back_s = min((one.until - now for one in self._state.members if one.phase == "ejected"), default=RETRY_S)
-        after_s = min(max(RETRY_S, back_s), _LONGEST_RETRY_S)
+        away = [relapse_s(one.silences, self._settings) for one in self._state.members if one.phase == "ejected"]
+        after_s = min(max(RETRY_S, min(away, default=RETRY_S)), _LONGEST_RETRY_S)
         return kind(f"no endpoint of {self.tier} can take the request", phase="connect", retry_after_s=after_s)
 
     # --- health ------------------------------------------------------------------------------------------------------
@@ -215,7 +227,8 @@ class Pool:
         if verdict == "dead" and isinstance(error, DeadlineExceeded):
             triton.renew()  # It may be the connection that is dead.
         code = "" if error is None else error.code
-        self._become(health.probed(self._state, address, verdict, code, self._clock(), self._settings))
+        now = self._clock()
+        self._become(health.probed(self._state, address, verdict, code, now, self._settings, took_s=now - began))
 
     def _heard_at(self, address: str) -> float:
         return self._client(address).heard_at(self.model)

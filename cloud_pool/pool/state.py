@@ -20,10 +20,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     waiting: tuple[float, ...] = ()  # those of them without a first token
     ttft_s: float = 0.0  # moving mean of the time to the first token; 0: not measured
     ttft_at: float = 0.0
+    spread_s: float = 0.0  # moving mean of how far off it single times are
+    lates: int = 0  # first tokens in a row that were late
+    slow: bool = False  # several times slower than its peers: only probes ask it
     faults: int = 0  # in a row
     fault: str = ""  # code of the last one, "" when an answer came since
     ejections: int = 0  # in a row
-    until: float = 0.0  # an ejected one is not asked before
+    silences: int = 0  # probes in a row without an answer
+    until: float = 0.0  # one that is ejected or slow is not asked before
     asked: bool = False  # a probe is under way
 
     @property

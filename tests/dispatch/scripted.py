@@ -96,6 +96,7 @@ class Lease:
         self.endpoint = triton.address
         self.triton = triton
         self.said: list[str] = []
+        self.is_slow = triton.address in pool.slow
         self._pool = pool
         pool.open.append(self)
         pool.leases.append(self)
@@ -120,6 +121,7 @@ class Pool:
         self.endpoints = endpoints
         self.leases: list[Lease] = []
         self.open: list[Lease] = []
+        self.slow: set[str] = set()
 
     @property
     def healthy(self) -> int:

@@ -104,6 +104,19 @@ async def test_when_no_hedge_is_made(why: str) -> None:
     assert it.counted.hedges == (["refused"] if why in ("no share", "no budget") else [])
 
 
+@pytest.mark.parametrize("is_slow", [True, False])
+async def test_where_the_endpoint_is_known_to_be_slow_late_is_late_enough(is_slow: bool) -> None:
+    """What is kept for the very late is spent on who waits where others wait too: that is no chance."""
+    async with bed([[]], [[]], settings=Settings(hedge=HedgeConfig(max_share=0.1))) as it:
+        await it.warm()
+        it.dispatch._pace.very_late_s = lambda now: 10.0 * LONG_S  # type: ignore[method-assign]
+        it.pool.slow = {"a"} if is_slow else set()
+        it.endpoints[0].play([soon(), "from a"])
+        it.endpoints[1].play(["from b"])
+        assert await it.text() == ("from b" if is_slow else "from a")
+    assert it.counted.hedges == (["won"] if is_slow else [])
+
+
 async def test_hedges_stay_within_two_in_a_hundred() -> None:
     """However many asks are slow: at most 2 % of them are asked twice."""
     async with bed([[]], [[]], settings=Settings()) as it:

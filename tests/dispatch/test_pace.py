@@ -45,6 +45,27 @@ def test_late_is_a_quantile_of_the_last_minute() -> None:
     assert pace.late_s(62.0) is None
 
 
+def test_very_late_is_more_than_one_in_a_hundred_needs() -> None:
+    """Where all first tokens take about the same time that is soon; where few are known, or some take very long, it is
+    twice what is late."""
+    pace = Pace(late=0.95)
+    assert pace.very_late_s(0.0) is None
+    for number in range(50):
+        pace.first_token("a", 0.1, number / 100)
+    assert pace.very_late_s(0.6) == 0.2
+    for number in range(100):
+        pace.first_token("a", 0.1 + number / 10_000, 1.0 + number / 100)
+    late_s, very_late_s = pace.late_s(2.0), pace.very_late_s(2.0)
+    assert late_s is not None
+    assert very_late_s is not None
+    assert late_s < very_late_s < 1.2 * late_s
+    for number in range(10):
+        pace.given_up("a", 9.0, 2.0 + number / 100)
+    for number in range(180):
+        pace.first_token("a", 0.1, 3.0 + number / 100)
+    assert pace.very_late_s(5.0) == 2.0 * (pace.late_s(5.0) or 0.0)
+
+
 def test_a_rush_is_soon_forgotten() -> None:
     """What was slow five seconds ago keeps nobody away now."""
     pace = Pace()

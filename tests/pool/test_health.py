@@ -164,30 +164,56 @@ def test_it_comes_back_when_it_answers() -> None:
     assert (one.phase, one.since, one.faults, one.fault) == ("in", 11.0, 0, "")
 
 
-def test_the_time_grows_with_repeats() -> None:
-    """Each failed probe, and each relapse, doubles it up to the longest; a long good time starts anew."""
+def test_who_is_asked_in_vain_is_asked_again_soon() -> None:
+    """Each two seconds at the latest, however long it was away: when it is well again it may be needed."""
     state, _ = failed(pool(2), REFUSED, now=0.0)
     waits = []
-    for _ in range(9):
+    for _ in range(5):
         until = state.endpoints[0].until
         waits.append(until - state.endpoints[0].since)
         state = health.probed(state, "t0", "dead", "cloud_unreachable", until, CONFIG)
+    assert waits == [0.5, 1.0, 2.0, 2.0, 2.0]
+
+
+def test_a_relapse_keeps_it_out_for_longer() -> None:
+    """Who answers probes and fails requests is out for twice as long each time, up to the longest; a good time of that
+    length starts anew."""
+    state, now, waits = pool(2), 0.0, []
+    for _ in range(9):
+        state, _ = failed(state, REFUSED, now=now)
+        waits.append(state.endpoints[0].until - now)
+        now = state.endpoints[0].until
+        state = health.probed(state, "t0", "well", "", now, CONFIG)
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    state = health.probed(state, "t0", "well", "", 500.0, CONFIG)
-    relapsed, _ = failed(state, REFUSED, now=510.0)
-    assert relapsed.endpoints[0].until == 540.0
-    recovered, _ = failed(state, REFUSED, now=600.0)
-    assert recovered.endpoints[0].until == 600.5
+    recovered, _ = failed(state, REFUSED, now=now + CONFIG.max_eject_s)
+    assert recovered.endpoints[0].until == now + CONFIG.max_eject_s + CONFIG.eject_s
 
 
-def test_with_nobody_left_each_is_asked_soon() -> None:
-    """An empty pool has nothing to protect from: who is back first must be found."""
-    state = pool(2)
-    for _ in range(6):
-        for address in ("t0", "t1"):
-            state = health.probed(state, address, "dead", "cloud_unreachable", 100.0, CONFIG)
-    assert state.endpoints[0].until == 116.0
-    assert health.due(state, 100.0 + CONFIG.eject_s, CONFIG, never)[1] == ("t0", "t1")
+def relapsing(state: PoolState, address: str, times: int) -> PoolState:
+    """Ejected at 100.0, and so often in a row that it is out for the longest time."""
+    one = state.get(address)
+    assert one is not None
+    state, _ = health.failed(
+        state.put(msgspec.structs.replace(one, ejections=times, since=99.0)),
+        address,
+        REFUSED,
+        100.0,
+        CONFIG,
+        silent_s=0.0,
+    )
+    return state
+
+
+def test_when_others_fall_too_each_is_asked_soon() -> None:
+    """With less than half of a pool left there is little to protect: who was to stay out for long may be well by now,
+    and its strength is wanted."""
+    state = relapsing(pool(3), "t0", 9)
+    assert state.endpoints[0].until == 130.0
+    assert health.due(state, 100.0 + CONFIG.eject_s, CONFIG, never)[1] == ()
+    state = health.probed(state, "t1", "dead", "deadline_exceeded", 100.0, CONFIG)
+    assert "t0" in health.due(state, 100.0 + CONFIG.eject_s, CONFIG, never)[1]
+    alone = health.probed(pool(1), "t0", "dead", "cloud_unreachable", 100.0, CONFIG)
+    assert health.due(alone, 100.0 + CONFIG.eject_s, CONFIG, never)[1] == ("t0",)
 
 
 def test_the_silent_that_have_work_are_asked() -> None:

@@ -1,0 +1,274 @@
+"""A tier on a clock that jumps from event to event: the gateways' own pools, doors and dispatches, before servers that
+are timers. Minutes of load take seconds, and chance is a seed's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import selectors
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar, cast
+
+import anyio
+import msgspec
+
+from cloud_pool.admission import Admission
+from cloud_pool.admission.settings import Settings as Door
+from cloud_pool.call import Call
+from cloud_pool.climbing import Fell, Go
+from cloud_pool.dispatch.dispatch import Dispatch
+from cloud_pool.ladder.ladder import Ladder, Sense
+from cloud_pool.ladder.plan import Asked
+from cloud_pool.ladder.settings import LadderConfig
+from cloud_pool.parameters import SamplingParameters
+from cloud_pool.pool.place import place_of
+from cloud_pool.pool.pool import Pool
+from cloud_pool.tensors import Ask, Delta
+from cloud_pool.tiers import Tier
+from cloud_pool.triton import Triton
+from router.errors import CausewayError, DeadlineExceeded
+from router.types import Request
+
+T = TypeVar("T")
+TIER = "large"
+SLOTS, PREFILL_S, STEP_S, TOKENS = 8, 0.2, 0.1, 4
+PROBE = "probe"
+_BEGIN_S = 1000.0
+
+
+class _Jumps(selectors.SelectSelector):
+    """Nothing in here has a socket: what it waits for is time, and that it lets pass at once."""
+
+    now = _BEGIN_S
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        assert timeout is not None, "everybody waits for ever"
+        self.now += max(0.0, timeout)
+        return []
+
+
+def jumping(main: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
+    """`main(clock)`, in a loop whose time costs none."""
+    selector = _Jumps()
+
+    def loop() -> asyncio.AbstractEventLoop:
+        made = asyncio.SelectorEventLoop(selector)
+        made.time = lambda: selector.now  # type: ignore[method-assign]
+        return made
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(main(lambda: selector.now))
+
+
+class Server:
+    """One replica: SLOTS answers at once, others wait; a first token after PREFILL_S, then one each STEP_S."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0  # how much slower it is
+        self.probe_factor = 1.0  # the same, of the pool's own questions
+        self.calls = 0  # without these
+        self._waiting: list[asyncio.Event] = []
+        self._running = 0
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+
+    def stop(self) -> None:
+        """It hangs: takes requests, and does nothing."""
+        self._goes_on.clear()
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+    def slow_down(self, factor: float, probes: float = 0.0) -> None:
+        """`probes`: how much of that a tiny question feels; 0: all."""
+        self.factor, self.probe_factor = factor, probes or factor
+
+    async def answer(self, ask: Ask, say: Callable[[Delta], None]) -> None:
+        tokens = ask.parameters.max_tokens or 1
+        async with self._slot():
+            for number in range(tokens):
+                factor = self.factor if ask.request_id != PROBE else self.probe_factor
+                work_s = STEP_S if number else PREFILL_S * len(ask.prompt)
+                await asyncio.sleep(work_s * factor)
+                await self._goes_on.wait()
+                last = number == tokens - 1
+                say(Delta((" word",), ("length" if last else None,), (1,), ((),), final=last))
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        if self._running < SLOTS:
+            self._running += 1
+        else:
+            turn = asyncio.Event()
+            self._waiting.append(turn)
+            try:
+                await turn.wait()
+            except asyncio.CancelledError:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                    raise
+                self._pass_on()
+                raise
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._waiting:
+            self._waiting.pop(0).set()
+        else:
+            self._running -= 1
+
+
+class Client:
+    """A gateway's end of a server; the text of each delta is its address. It has the shape of a `Triton`."""
+
+    def __init__(self, address: str, server: Server, clock: Callable[[], float]) -> None:
+        self._address = address
+        self._server = server
+        self._clock = clock
+        self._heard = -math.inf
+        self._streams: set[_Stream] = set()
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+        self._server.calls += 1
+        async for delta in self._generate(ask):
+            yield msgspec.structs.replace(delta, texts=(self._address,))
+
+    async def _generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+        stream = _Stream()
+        self._streams.add(stream)
+        work = asyncio.ensure_future(self._server.answer(ask, stream.said.put_nowait))
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(ask.deadline):
+                        said = await stream.said.get()
+                except TimeoutError:
+                    raise DeadlineExceeded("the time for this request is over") from None
+                if isinstance(said, CausewayError):
+                    raise said
+                self._heard, stream.begun = self._clock(), True
+                yield said
+                if said.final:
+                    return
+        finally:
+            self._streams.discard(stream)
+            work.cancel()
+
+    async def probe(self, model: str, timeout_s: float = 3.0) -> None:
+        parameters = SamplingParameters(max_tokens=1)
+        deadline = self._clock() + timeout_s
+        ask = Ask(model=model, prompt="a", parameters=parameters, deadline=deadline, request_id=PROBE)
+        async for _ in self._generate(ask):
+            pass
+
+    def heard_at(self, model: str) -> float:
+        return self._heard
+
+    def end(self, model: str, why: CausewayError, *, begun: bool = True) -> None:
+        for stream in [one for one in self._streams if begun or not one.begun]:
+            stream.said.put_nowait(why)
+
+    def renew(self) -> None: ...
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.begun = False
+        self.said: asyncio.Queue[Delta | CausewayError] = asyncio.Queue()
+
+
+class Told(msgspec.Struct):
+    """What became of one request; seconds are from its arrival, 0: it did not come to that."""
+
+    asked_at: float
+    ttft_s: float = 0.0
+    took_s: float = 0.0
+    error: str = ""
+    endpoint: str = ""  # whose first token it got
+
+
+class Gateway:
+    """One process of it."""
+
+    def __init__(self, servers: Sequence[Server], clock: Callable[[], float], chance: random.Random) -> None:
+        addresses = [f"t{number}:1" for number in range(len(servers))]
+        clients = {address: Client(address, server, clock) for address, server in zip(addresses, servers, strict=True)}
+        self._clock = clock
+        self.pool = Pool(
+            TIER,
+            TIER,
+            [place_of(address) for address in clients],
+            lambda address: cast("Triton", clients[address]),
+            clock=clock,
+            chance=chance.random,
+        )
+        places = SLOTS * len(servers)
+        door = Door(places=places, min_places=1, queue=64)
+        self.admission = Admission(door.places, door.queue, door, clock=clock, chance=chance.random)
+        self.dispatch = Dispatch(self.pool, clock=clock, chance=chance.random, sleep=asyncio.sleep)
+        self.ladder = Ladder(LadderConfig(), {TIER: Sense(self.pool, self.admission, 2.0)}, clock=clock)
+
+    async def ask(self, deadline_s: float, prompt: str = "p") -> Told:
+        began = self._clock()
+        told, deadline = Told(began), began + deadline_s
+        call = Call(
+            id="1",
+            request=Request(kind="chat", model=TIER),
+            tier=cast("Tier", None),
+            deadline=deadline,
+            priority="interactive",
+        )
+        ask = Ask(model=TIER, prompt=prompt, parameters=SamplingParameters(max_tokens=TOKENS), deadline=deadline)
+        (rung,) = self.ladder.rungs(Asked(TIER, deadline_s), call.priority)
+        go = Go(self.ladder, rung, self.admission, self.dispatch, self._clock)
+        try:
+            async with AsyncExitStack() as held:
+                _, first = await go.begin(held, call, lambda: [ask], b"")
+                told.ttft_s = self._clock() - began
+                told.endpoint = first.texts[0]
+                assert go.only is not None
+                async for _ in go.only:
+                    pass
+        except Fell as fell:
+            told.error = fell.error.code
+        except CausewayError as error:
+            told.error = error.code
+        told.took_s = self._clock() - began
+        return told
+
+
+@asynccontextmanager
+async def watched(gateways: Sequence[Gateway]) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        for gateway in gateways:
+            tasks.start_soon(gateway.pool.watch)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def loaded(
+    gateways: Sequence[Gateway],
+    clock: Callable[[], float],
+    chance: random.Random,
+    per_s: float,
+    for_s: float,
+    deadline_s: float,
+    prompts: Sequence[str] = ("p",),
+) -> list[Told]:
+    """Poisson's arrivals, the gateways in turn; all outcomes, in the order of arrival."""
+    asked: list[asyncio.Task[Told]] = []
+    at, ends = clock(), clock() + for_s
+    while (at := at + chance.expovariate(per_s)) < ends:
+        await asyncio.sleep(max(0.0, at - clock()))
+        gateway = gateways[len(asked) % len(gateways)]
+        asked.append(asyncio.ensure_future(gateway.ask(deadline_s, chance.choice(prompts))))
+    return [await one for one in asked]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

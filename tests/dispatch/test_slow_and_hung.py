@@ -1,0 +1,142 @@
+"""Two gateways before three replicas, of which one becomes ten times slower, and another one hangs. In simulated time,
+with everything of the gateways' own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from .simulated import PREFILL_S, SLOTS, STEP_S, TOKENS, Gateway, Server, Told, jumping, loaded, quantile, watched
+
+T = TypeVar("T")
+CAPACITY = 3 * SLOTS / (PREFILL_S + (TOKENS - 1) * STEP_S)  # requests a second
+SLOW = 10.0
+
+
+class Bed:
+    """`load` is a share of what three replicas can do."""
+
+    def __init__(self, clock: Callable[[], float], seed: int, load: float) -> None:
+        self.clock = clock
+        self.chance = random.Random(seed)
+        self.servers = [Server() for _ in range(3)]
+        self.gateways = [Gateway(self.servers, clock, self.chance) for _ in range(2)]
+        self._per_s = load * CAPACITY
+
+    async def loaded(
+        self, seconds: float, *, deadline_s: float = 15.0, prompts: tuple[str, ...] = ("p",)
+    ) -> list[Told]:
+        return await loaded(
+            self.gateways, self.clock, self.chance, self._per_s, seconds, deadline_s=deadline_s, prompts=prompts
+        )
+
+
+def simulated(play: Callable[[Bed], Awaitable[T]], seed: int, load: float) -> T:
+    async def main(clock: Callable[[], float]) -> T:
+        bed = Bed(clock, seed, load)
+        async with watched(bed.gateways):
+            await bed.loaded(10.0)
+            return await play(bed)
+
+    return jumping(main)
+
+
+def p99(told: list[Told]) -> float:
+    return quantile([one.took_s for one in told], 0.99)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_slow_replica_costs_little(seed: int) -> None:
+    """Ten times slower from one moment on: with room on the others the p99 of answers stays within 1.5 times the
+    healthy pool's, that moment included, and the slow one gets but a few of its calls."""
+
+    async def play(bed: Bed) -> None:
+        healthy = await bed.loaded(30.0)
+        bed.servers[1].slow_down(SLOW)
+        before = bed.servers[1].calls
+        slow = await bed.loaded(30.0)
+        assert not [one.error for one in slow if one.error]
+        assert p99(slow) <= 1.5 * p99(healthy)
+        assert bed.servers[1].calls - before <= 0.015 * len(slow)
+        assert [one.endpoint for one in slow[len(slow) // 3 :]].count("t1:1") == 0
+
+    simulated(play, seed, load=1 / 3)
+
+
+def test_who_is_quick_again_gets_its_share_again() -> None:
+    """Found out by probes, within seconds; then its share grows as that of one that has come back."""
+
+    async def play(bed: Bed) -> None:
+        bed.servers[1].slow_down(SLOW)
+        await bed.loaded(30.0)
+        bed.servers[1].slow_down(1.0)
+        await bed.loaded(15.0)
+        later = await bed.loaded(20.0)
+        assert [one.endpoint for one in later].count("t1:1") > 0.25 * len(later)
+
+    simulated(play, 1, load=0.5)
+
+
+def test_who_is_slow_for_requests_but_not_for_probes_is_used_less_and_less() -> None:
+    """Each relapse keeps it away for longer."""
+
+    async def play(bed: Bed) -> None:
+        bed.servers[1].slow_down(SLOW, probes=1.0)
+        await bed.loaded(60.0)
+        later = await bed.loaded(60.0)
+        assert [one.endpoint for one in later].count("t1:1") < 0.02 * len(later)
+
+    simulated(play, 1, load=0.25)
+
+
+@pytest.mark.parametrize("long_share", [0.05, 0.2])
+def test_a_pool_whose_prompts_differ_is_used_alike(long_share: float) -> None:
+    """Some prompts take ten times as long: that is no endpoint's fault, and none is left out for it."""
+    prompts = ("p" * 10, *["p"] * round(1 / long_share - 1))
+
+    async def play(bed: Bed) -> None:
+        await bed.loaded(60.0, prompts=prompts)
+        for server in bed.servers:
+            assert abs(server.calls / sum(one.calls for one in bed.servers) - 1 / 3) < 0.06
+
+    simulated(play, 1, load=0.2)
+
+
+def test_a_hung_replica_is_left_within_two_seconds() -> None:
+    """What had begun there is lost at its deadline; everything else is answered elsewhere."""
+
+    async def play(bed: Bed) -> None:
+        running = asyncio.ensure_future(bed.loaded(25.0, deadline_s=3.0))
+        await asyncio.sleep(5.0)
+        stopped = bed.clock()
+        bed.servers[2].stop()
+        told = await running
+        assert all(one.asked_at < stopped for one in told if one.error), "nobody was sent there in vain"
+        assert sum(bool(one.error) for one in told) <= SLOTS
+
+    simulated(play, 2, load=0.5)
+
+
+@pytest.mark.parametrize("slow_for_s", [30.0, 45.0, 60.0])
+def test_one_hangs_when_another_has_been_slow(slow_for_s: float) -> None:
+    """However long one was away, it is back soon after it is well, and there when the next one falls: a third of the
+    pool can't carry what two thirds can."""
+
+    async def play(bed: Bed) -> None:
+        bed.servers[1].slow_down(SLOW)
+        await bed.loaded(slow_for_s)
+        bed.servers[1].slow_down(1.0)
+        await asyncio.sleep(10.0)
+        running = asyncio.ensure_future(bed.loaded(25.0, deadline_s=3.0))
+        await asyncio.sleep(5.0)
+        stopped = bed.clock()
+        bed.servers[2].stop()
+        failed = [one for one in await running if one.error and one.took_s + one.asked_at >= stopped]
+        assert max((one.asked_at - stopped for one in failed), default=0.0) <= 2.0
+        assert len(failed) <= SLOTS
+
+    simulated(play, 1, load=0.5)
