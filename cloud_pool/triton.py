@@ -6,7 +6,8 @@ work.
 
 A Python model whose process (stub) died stays "ready", answers each new call with an error, and leaves running
 calls hanging for ever. So the pool asks a model that is silent though it has work (`heard_at`, `probe`); at the
-stub's error every stream of the model is ended and the model unloaded and loaded again. A Triton without explicit
+stub's error every stream of the model is ended and the model unloaded and loaded again, by one of the gateways: the
+others see in the repository's index that somebody is at it, and wait. A Triton without explicit
 model control cannot be repaired this way, nor one that its stub took along: a stub killed while it holds the shared
 memory's lock aborts the server (boost lock_exception, about one time in ten), which the launcher starts again.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -35,8 +37,12 @@ from .tensors import Ask, Delta, delta_of, request_of
 PROBE_S = 3.0
 LOAD_S = 300.0
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # between attempts to load a model
+SPREAD_S = 0.3  # over which several gateways begin a repair; no model is loaded in so little time
+_LOOK_S = 0.2
+_LOST_S = 5.0  # unloaded for so long, and not being loaded: whoever was at it is gone
 _OVER = "Internal error from Core"
 _TIMER_S = 0.02  # gRPC's deadline may be over a little before ours
+_IN_WORK = ("LOADING", "UNLOADING", "UNAVAILABLE")
 _log = logging.getLogger("causeway.cloud.triton")
 
 
@@ -65,12 +71,14 @@ class Triton:
         clock: Callable[[], float] = time.monotonic,
         repaired: Callable[[str], None] = lambda model: None,
         pauses_s: Sequence[float] = PAUSES_S,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self.address = address
         self._tasks = tasks
         self._clock = clock
         self._repaired = repaired
         self._pauses_s = pauses_s
+        self._chance = chance
         self._connection = Connection(address, tasks)
         self._streams: set[Stream] = set()
         self._in_repair: set[str] = set()
@@ -172,10 +180,11 @@ class Triton:
         self._tasks.start_soon(self._load_again, model)
 
     async def _load_again(self, model: str) -> None:
-        if self._closed:
-            return
-        _log.warning("%s: the process of %s died, loading the model again", self.address, model)
         try:
+            await asyncio.sleep(SPREAD_S * self._chance())
+            if self._closed or await self._by_others(model):
+                return
+            _log.warning("%s: the process of %s died, loading the model again", self.address, model)
             unload = service_pb2.RepositoryModelUnloadRequest(model_name=model)
             await self._connection.stub.RepositoryModelUnload(unload, timeout=LOAD_S)
             await self._load(model)
@@ -186,6 +195,31 @@ class Triton:
         finally:
             # The next request finds out: it works, or it begins another repair.
             self._in_repair.discard(model)
+
+    async def _by_others(self, model: str) -> bool:
+        """Whether somebody else loads it again; then this returns when that is done. The death was seen a moment ago,
+        so a model that the index calls ready is the dead one."""
+        lost_at: float | None = None
+        seen = await self._state_of(model)
+        if seen not in _IN_WORK:
+            return False
+        while seen in _IN_WORK:
+            lost_at = None if seen != "UNAVAILABLE" else lost_at or self._clock() + _LOST_S
+            if lost_at is not None and self._clock() >= lost_at:
+                return False
+            await asyncio.sleep(_LOOK_S)
+            seen = await self._state_of(model)
+        return True
+
+    async def _state_of(self, model: str) -> str:
+        """In the repository's index; "" where Triton does not say. Raises AioRpcError when it is gone."""
+        try:
+            index = await self._connection.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=PROBE_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return ""
+            raise
+        return next((one.state for one in index.models if one.name == model), "")
 
     async def _load(self, model: str) -> None:
         """Until it is loaded: unloaded as it is, nobody else would do it. Raises AioRpcError when Triton is gone, which

@@ -54,12 +54,17 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self, script: Script) -> None:
         self.script = script
+        self.address = ""
         self.asked: list[service_pb2.ModelInferRequest] = []
         self.metadata: list[dict[str, str]] = []
         self.cancelled = asyncio.Event()
         self.control: list[str] = []
         self.may_control = True
         self.load_faults = 0
+        self.looks = 0  # at the index
+        self.state = "READY"
+        self.loading = asyncio.Event()  # a load goes on until it is set
+        self.loading.set()
 
     async def ModelStreamInfer(
         self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: grpc.aio.ServicerContext
@@ -78,6 +83,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         if not self.may_control:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "explicit model load / unload is not allowed")
         self.control.append("unload")
+        self.state = "UNAVAILABLE"
         return service_pb2.RepositoryModelUnloadResponse()
 
     async def RepositoryModelLoad(self, request: object, context: grpc.aio.ServicerContext) -> object:
@@ -85,7 +91,16 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         if self.load_faults:
             self.load_faults -= 1
             await context.abort(grpc.StatusCode.INTERNAL, "failed to load 'm', no memory")
+        self.state = "LOADING"
+        await self.loading.wait()
+        self.state = "READY"
         return service_pb2.RepositoryModelLoadResponse()
+
+    async def RepositoryIndex(self, request: object, context: object) -> object:
+        self.looks += 1
+        return service_pb2.RepositoryIndexResponse(
+            models=[service_pb2.RepositoryIndexResponse.ModelIndex(name="m", version="1", state=self.state)]
+        )
 
 
 @asynccontextmanager
@@ -97,7 +112,8 @@ async def bed(script: Script) -> AsyncIterator[tuple[FakeTriton, Triton]]:
     await server.start()
     try:
         async with anyio.create_task_group() as tasks:
-            triton = Triton(f"127.0.0.1:{port}", tasks, pauses_s=(0.01, 0.01))
+            fake.address = f"127.0.0.1:{port}"
+            triton = Triton(fake.address, tasks, pauses_s=(0.01, 0.01))
             with anyio.fail_after(PATIENCE_S):
                 yield fake, triton
             tasks.cancel_scope.cancel()

@@ -14,6 +14,7 @@ from cloud_pool.pool.place import place_of
 from cloud_pool.pool.pool import Pool
 from cloud_pool.pool.settings import PoolConfig
 from cloud_pool.tensors import Delta
+from cloud_pool.triton import Triton
 from router.errors import CausewayError, EngineUnavailable, StreamBroken
 
 from ..cloud.test_triton_client import FakeTriton, Reply, Script, ask, bed, collect, hang_after_one, two_pieces
@@ -117,3 +118,42 @@ async def test_a_triton_that_may_not_be_controlled_is_asked_again() -> None:
             with pytest.raises(EngineUnavailable):
                 await collect(triton, ask())
         assert fake.control == []
+
+
+async def test_several_gateways_load_a_dead_model_once() -> None:
+    """Each hears that it is dead; the first unloads and loads it, the others see that and wait until it is done."""
+    async with bed(dies_after(0)) as (fake, first), anyio.create_task_group() as tasks:
+        fake.loading.clear()
+        repaired: list[str] = []
+        others = [
+            Triton(fake.address, tasks, repaired=repaired.append, chance=lambda late=late: late) for late in (0.5, 1.0)
+        ]
+        first._chance = lambda: 0.0
+        for triton in (first, *others):
+            with pytest.raises(EngineUnavailable):
+                await collect(triton, ask())
+        await until(lambda: fake.looks >= 4)
+        assert fake.control == ["unload", "load"]
+        fake.script = two_pieces
+        fake.loading.set()
+        for triton in (first, *others):
+            await until(lambda triton=triton: not triton._in_repair)
+            assert "".join(delta.texts[0] for delta in await collect(triton, ask())) == "ab"
+        assert fake.control == ["unload", "load"]
+        assert repaired == []
+        for triton in others:
+            await triton.close()
+
+
+async def test_a_repair_that_nobody_ends_is_taken_over() -> None:
+    """Whoever unloaded the model died before it was loaded: the next one does not wait for ever."""
+    now = 1000.0
+    async with bed(dies_after(0)) as (fake, _), anyio.create_task_group() as tasks:
+        fake.state = "UNAVAILABLE"
+        triton = Triton(fake.address, tasks, chance=lambda: 0.0, clock=lambda: now)
+        triton._repair("m")
+        await until(lambda: fake.looks >= 2)
+        assert fake.control == []
+        now += 60.0
+        await until(lambda: fake.control == ["unload", "load"])
+        await triton.close()
