@@ -89,6 +89,9 @@ def _pace(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--hinted", type=click.IntRange(0), default=60_000, show_default=True, help="Of the tutor's hints, in an epoch."
 )
+@click.option(
+    "--share", type=click.FloatRange(0.01, 1), default=1.0, show_default=True, help="Of the large model's rows."
+)
 @click.option("--seed", type=int, default=1, show_default=True)
 @_pace
 def train(
@@ -105,6 +108,7 @@ def train(
     encoder: Path | None,
     minilm: Path | None,
     hinted: int,
+    share: float,
     seed: int,
     **pace: float,
 ) -> None:
@@ -113,7 +117,9 @@ def train(
     from .train.run import train as begin
     from .train.trainer import Plan
 
-    plan = msgspec.convert({"minutes": minutes, "steps": steps, "seed": seed, "hinted": hinted, **pace}, Plan)
+    plan = msgspec.convert(
+        {"minutes": minutes, "steps": steps, "seed": seed, "hinted": hinted, "share": share, **pace}, Plan
+    )
     sizes = shape_for(name, layers, width)
     begin(
         name,

@@ -56,9 +56,10 @@ class Mixture:
         labels: Labels | None = None,
         hints: Hints | None = None,
         hinted: int = 0,
+        share: float = 1.0,
     ) -> None:
-        """`hinted`: how many of the hints an epoch has."""
-        self._labels, self._hints, self._hinted = labels, hints, hinted
+        """`hinted`: how many of the hints an epoch has; `share`: of the large model's rows."""
+        self._labels, self._hints, self._hinted, self._share = labels, hints, hinted, share
         self._meanings, self._repeats = meanings, repeats
         self._corpus, self._vocabulary, self._student, self._refusals = corpus, vocabulary, student, refusals
         self._random = random.Random(seed)
@@ -94,7 +95,8 @@ class Mixture:
         rows = [
             row for row in [*self._corpus.train, *self._corpus.labelled] if row.intent != "oos" and not _ambiguous(row)
         ]
-        return [self._augmenter.variant(row) for row in rows]
+        drawn = rows if self._share == 1.0 else self._random.sample(rows, round(self._share * len(rows)))
+        return [self._augmenter.variant(row) for row in drawn]
 
     def _refused_texts(self) -> list[str]:
         if not self._student:

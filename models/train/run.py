@@ -158,7 +158,7 @@ def _run(
     student = recipe.name == STUDENT
     seed, plan = recipe.plan.seed + 1000 * trainer.step, recipe.plan
     mixture = Mixture(
-        corpus, vocabulary, student, seed, plan.refusals, plan.repeats, meanings, labels, hints, plan.hinted
+        corpus, vocabulary, student, seed, plan.refusals, plan.repeats, meanings, labels, hints, plan.hinted, plan.share
     )
     validation = validation_examples(corpus, vocabulary, student, per_source=500)
     parameters = sum(weight.numel() for weight in network.parameters())

@@ -56,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     averaged: float = 0.998  # decay, per step, of the running mean of the weights; the mean is what is kept
     refusals: int = 6000  # of the device's examples, in an epoch
     repeats: int = 2  # how often an epoch has each row of HWU64, which has fewer rows and more to learn
+    share: float = 1.0  # of the large model's rows, in an epoch
     hinted: int = 60_000  # of a tutor's hints (`hints`), in an epoch, where there are any
 
 

@@ -135,7 +135,9 @@ def test_a_network_comes_to_think_as_probable_what_the_tutor_does(tmp_path: Path
 
 
 def test_an_epoch_draws_from_the_hints_of_the_run(tmp_path: Path) -> None:
-    """As many as asked for; hints that lie in the run's folder need no tutor."""
+    """As many as asked for, and of the rows the share that is asked for; hints that lie in the run's folder need no
+    tutor.
+    """
     told = [(text, [("alarm_set", 0.6), ("lights_on", 0.4)]) for text in TEXTS]
     (tmp_path / HINTS).write_bytes(msgspec.json.encode(told))
     hints = Hints.of(tmp_path / "missing", [], NAMES, tmp_path, seed=1, say=lambda _: None)
@@ -146,4 +148,6 @@ def test_an_epoch_draws_from_the_hints_of_the_run(tmp_path: Path) -> None:
     assert len(drawn) == 5
     assert all(len(one.target) == 2 for one in drawn)
     assert {vocabulary.decode([token]) for one in drawn for token, _ in one.hint} == {'"alarm_set"', '"lights_on"'}
+    few = Mixture(Corpus(rows, (), (), ()), vocabulary, student=False, seed=1, share=0.25).epoch()
+    assert len([one for one in few if one.source == "hwu64"]) == len(rows) / 4
     assert not [one for one in Mixture(Corpus(rows, (), (), ()), vocabulary, False, 1).epoch() if one.hint]
