@@ -123,7 +123,8 @@ class Dispatch:
         return self._try(lease, ask, course)
 
     async def _elsewhere(self, errors: list[CausewayError], ask: Ask, key: bytes, course: Course) -> Lease | None:
-        """(4) Where the ask goes after these errors, once the pause is over; None: nowhere."""
+        """(4) Where the ask goes after these errors, once the pause is over; None: nowhere. Raises DeadlineExceeded
+        where somebody could take it, but not in the time that is left: no fault of the tier's, nor may it look so."""
         if not course.may_go_on(errors) or len(self._pool.endpoints) <= len(course.tried):
             return None
         # All of it is jitter: what failed together must not come back together.
@@ -134,6 +135,8 @@ class Dispatch:
         await self._sleep(pause_s)
         try:
             return self._lease(ask, key, course)
+        except DeadlineExceeded as late:
+            raise late from errors[-1]
         except CausewayError:
             return None
 
