@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -62,16 +63,18 @@ class Deliverer:
         *,
         resolver: AbstractResolver | None = None,
         trace: JobTrace | None = None,
+        tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.time,
         rng: Callable[[], float] = random.random,
     ) -> None:
-        """Raises ConfigError for an allow-list that is none."""
+        """`tls`: whom to trust; None: the system's authorities. Raises ConfigError for an allow-list that is none."""
         self._allowed = parse_networks(config.allow, "jobs.webhooks.allow")
         self._hooks = hooks
         self._config = config
         self._metrics = metrics
         self._resolver = resolver
         self._trace = trace
+        self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._clock = clock
         self._rng = rng
         self._client: aiohttp.ClientSession | None = None
@@ -143,6 +146,7 @@ class Deliverer:
                 force_close=True,
                 limit=self._config.concurrency,
                 socket_factory=guarded(self._allowed),
+                ssl=self._tls,
             )
             self._client = aiohttp.ClientSession(
                 connector=connector,

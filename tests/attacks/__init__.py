@@ -13,7 +13,10 @@ another tenant's job, its events and its cancelling; another tenant's files and 
 webhooks to loopback, link-local, private, mapped, NAT64 and 6to4 addresses
     the rules tests/jobs/test_pure.py; with sockets tests/jobs/test_webhooks.py
 loopback as a decimal, octal, hexadecimal or short number; mapped and NAT64 literals
-    tests/attacks/test_webhooks.py
+    tests/attacks/test_webhooks.py; IPv6 literals and names, with a receiver that listens on ::1
+    tests/attacks/test_ipv6.py
+webhooks over TLS to somebody with another certificate
+    tests/attacks/test_tls.py
 a rebinding name, and redirects
     tests/jobs/test_webhooks.py; a look-up that mixes public and private, and redirects inside
     tests/attacks/test_webhooks.py
@@ -25,6 +28,10 @@ request smuggling and other odd framing
     tests/attacks/test_framing.py
 10,000 half-open connections
     tests/attacks/test_flood.py
+slow, oversized and oddly framed requests on an IPv6 listener; listening where no token is asked
+    tests/attacks/test_ipv6.py
+TLS spoken to a listener that has none (TLS ends before the gateway)
+    tests/attacks/test_tls.py, tests/cloud/test_listener.py
 control tokens in a caller's text
     tests/cloud/test_gateway.py, tests/engine/test_injection.py
 """

@@ -8,6 +8,7 @@ import resource
 import socket
 from collections.abc import Iterator
 
+import msgspec
 import psutil
 import pytest
 
@@ -19,13 +20,22 @@ SPARE = 600  # files: of Python, gRPC, and of connections that end while others 
 ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+class Place(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+
 @pytest.fixture
-def gateway() -> Iterator[tuple[psutil.Process, int]]:
-    """The process and its port."""
-    command = Command("serve", "--port", "0", "--triton", "127.0.0.1:1")
+def gateway(host: str) -> Iterator[tuple[psutil.Process, Place]]:
+    """The process and where it listens."""
+    command = Command("serve", "--host", host, "--port", "0", "--triton", "127.0.0.1:1")
     try:
         url = command.ready()["url"]
-        yield psutil.Process(command.process.pid), int(url.removesuffix("/v1").rpartition(":")[2])
+        yield psutil.Process(command.process.pid), Place(host, int(url.removesuffix("/v1").rpartition(":")[2]))
     finally:
         command.process.kill()
         command.process.wait()
@@ -42,10 +52,10 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def connected(port: int) -> socket.socket:
-    sock = socket.socket()
+async def connected(place: Place) -> socket.socket:
+    sock = socket.socket(place.family)
     sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    await asyncio.get_running_loop().sock_connect(sock, (place.host, place.port))
     return sock
 
 
@@ -55,9 +65,9 @@ async def answered(sock: socket.socket) -> bool:
     return (await loop.sock_recv(sock, 4096)).startswith(b"HTTP/1.1 200 ")
 
 
-async def is_answered(port: int) -> bool:
+async def is_answered(place: Place) -> bool:
     """A client that comes new."""
-    with contextlib.closing(await connected(port)) as sock:
+    with contextlib.closing(await connected(place)) as sock:
         return await answered(sock)
 
 
@@ -71,25 +81,32 @@ def is_open(sock: socket.socket) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"])
-async def test_half_open_connections(gateway: tuple[psutil.Process, int], many_files: None, start: bytes) -> None:
+@pytest.mark.parametrize(
+    ("host", "start"),
+    [
+        ("127.0.0.1", b""),
+        ("127.0.0.1", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"),
+        ("::1", b""),
+    ],
+)
+async def test_half_open_connections(gateway: tuple[psutil.Process, Place], many_files: None, start: bytes) -> None:
     """New and old clients are answered all the while; files are bounded, and given back when the flood ends."""
-    process, port = gateway
+    process, place = gateway
     loop = asyncio.get_running_loop()
-    kept = await connected(port)
+    kept = await connected(place)
     assert await answered(kept)
     before = process.num_fds()
     flood: list[socket.socket] = []
     most = before
     try:
         for number in range(MANY):
-            sock = await connected(port)
+            sock = await connected(place)
             flood.append(sock)
             if start:
                 with contextlib.suppress(OSError):  # it was pushed out already
                     await loop.sock_sendall(sock, start)
             if number % 500 == 499:
-                assert await is_answered(port)
+                assert await is_answered(place)
                 most = max(most, process.num_fds())
         assert await answered(kept)
         assert most <= before + CONNECTIONS + SPARE
@@ -99,5 +116,5 @@ async def test_half_open_connections(gateway: tuple[psutil.Process, int], many_f
             sock.close()
     await until(lambda: process.num_fds() <= before + 5)
     assert await answered(kept)
-    assert await is_answered(port)
+    assert await is_answered(place)
     kept.close()

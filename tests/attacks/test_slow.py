@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import pytest
 
 from cloud_pool.app import App
-from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive
+from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, rest
 
 LIMIT_S = 0.4
 DRIP_S = 0.02
@@ -19,8 +20,8 @@ DRIP_S = 0.02
 @asynccontextmanager
 async def dripping(app: App, start: bytes, drop: bytes) -> AsyncIterator[asyncio.StreamReader]:
     """A connection on which, after `start`, a drop comes again and again, until the other side has had enough."""
-    host, _, port = app.url.removeprefix("http://").removesuffix("/v1").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    url = urlsplit(app.url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
     writer.write(start)
 
     async def drip() -> None:
@@ -36,15 +37,6 @@ async def dripping(app: App, start: bytes, drop: bytes) -> AsyncIterator[asyncio
     finally:
         task.cancel()
         writer.close()
-
-
-async def rest(reader: asyncio.StreamReader) -> bytes:
-    """All that comes until the connection ends, however it ends."""
-    found = b""
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(65536):
-            found += data
-    return found
 
 
 @pytest.mark.parametrize(

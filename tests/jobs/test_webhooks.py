@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -55,10 +56,15 @@ class Post:
         self._store, self._database, self._offer = store, database, offer
         self._deliverers: list[Deliverer] = []
 
-    def deliverer(self, config: WebhookConfig = LOOPBACK, names: AbstractResolver | None = None) -> Deliverer:
+    def deliverer(
+        self,
+        config: WebhookConfig = LOOPBACK,
+        names: AbstractResolver | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> Deliverer:
         self.hooks = Hooks(self._database, config, clock=self.clock)
         metrics = JobMetrics(CollectorRegistry())
-        made = Deliverer(self.hooks, config, metrics, resolver=names, clock=time.time, rng=lambda: 0.5)
+        made = Deliverer(self.hooks, config, metrics, resolver=names, tls=tls, clock=time.time, rng=lambda: 0.5)
         self._deliverers.append(made)
         return made
 

@@ -1,0 +1,161 @@
+"""The most telling attacks once more, over IPv6: the listener's bounds, and webhooks that lead inside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cloud_pool.config import Flags, load_config
+from cloud_pool.jobs.config import WebhookConfig
+from router.errors import ConfigError
+from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, rest, talk
+from tests.jobs.conftest import clock, config, database, offer, redis_server, store  # noqa: F401  (fixtures)
+from tests.jobs.receiver import Receiver, receiving
+from tests.jobs.test_webhooks import Names, Post, post, url  # noqa: F401  (fixtures)
+
+from .test_framing import INNER, chunked
+from .test_slow import LIMIT_S, dripping
+
+HOST = "::1"
+OPEN = WebhookConfig(allow_http=True, timeout_s=3.0)
+
+
+# --- the listener ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_head_that_drips_ends() -> None:
+    """A byte now and then does not hold a connection."""
+    async with gateway(read_timeout_s=LIMIT_S, host=HOST) as app:
+        async with dripping(app, b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"a: b\r\n") as reader:
+            assert b" 200 " not in await rest(reader)
+        assert await is_alive(app)
+
+
+async def test_a_body_that_drips_is_a_timeout() -> None:
+    """The whole body has the time, not each drop."""
+    async with gateway(read_timeout_s=LIMIT_S, host=HOST) as app:
+        start = CHAT + b"Connection: close\r\nContent-Length: 900\r\n\r\n{"
+        async with dripping(app, start, b" ") as reader:
+            assert error_of(await rest(reader)) == (408, "request_timeout")
+        assert await is_alive(app)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (CHAT + b"Content-Length: 99999999\r\nConnection: close\r\n\r\n", 413, "body_too_large"),
+        (b"GET /healthz HTTP/1.1\r\nbig: " + b"x" * 100_000 + b"\r\n\r\n", 400, "invalid_value"),
+        (b"GET /healthz HTTP/1.1\r\n" + b"a: b\r\n" * 500 + b"\r\n", 400, "invalid_value"),
+    ],
+)
+async def test_what_is_too_large_is_refused(sent: bytes, status: int, code: str) -> None:
+    """A body, a header, a number of headers."""
+    async with gateway(host=HOST) as app:
+        assert error_of(await talk(app, sent)) == (status, code)
+        assert await is_alive(app)
+
+
+async def test_a_request_with_two_lengths_is_refused() -> None:
+    """What stands behind it is never read as a request."""
+    async with gateway(read_timeout_s=2.0, host=HOST) as app:
+        framing = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(b"{}") + INNER
+        answer = await talk(app, CHAT + framing)
+        assert answer.count(b"HTTP/1.") == 1
+        assert error_of(answer)[0] == 400
+
+
+async def test_many_slow_clients_leave_the_others_alone() -> None:
+    """Two hundred connections that drip at once: who asks properly is answered, and all of them are let go."""
+    async with gateway(read_timeout_s=1.0, host=HOST) as app, contextlib.AsyncExitStack() as stack:
+        start = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+        slow = [await stack.enter_async_context(dripping(app, start, b"a")) for _ in range(200)]
+        assert await is_alive(app)
+        for answer in await asyncio.gather(*(rest(reader) for reader in slow)):
+            assert b" 200 " not in answer
+        assert await is_alive(app)
+
+
+@pytest.mark.parametrize("host", ["::", "::ffff:0.0.0.0", "fe80::1", "fd00::1", "2001:db8::1", "::2", "[::1]"])
+def test_only_loopback_asks_for_no_token(tmp_path: Path, host: str) -> None:
+    """Every other address, however it is written, is refused at start; so is what is none."""
+    path = tmp_path / "gateway.yaml"
+    path.write_text(f"server: {{host: '{host}', port: 0}}")
+    with pytest.raises(ConfigError, match="token"):
+        load_config(path, Flags())
+    path.write_text(f"server: {{host: '{HOST}', port: 0}}")
+    assert load_config(path, Flags()).server.host == HOST
+
+
+# --- webhooks --------------------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def inside() -> AsyncIterator[Receiver]:
+    async with receiving(HOST) as found:
+        yield found
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize(
+    "host",
+    [
+        "[::1]",
+        "[0:0:0:0:0:0:0:1]",
+        "[0000:0000:0000:0000:0000:0000:0000:0001]",
+        "[::0:1]",
+        "[::0.0.0.1]",
+        "[::1%25lo]",
+        "[::1%lo]",
+        "localhost",
+        "ip6-localhost",
+    ],
+)
+async def test_no_spelling_of_the_inside_is_called(post: Post, inside: Receiver, host: str) -> None:  # noqa: F811
+    """A receiver listens on ::1: it hears nothing, and the delivery waits."""
+    deliverer = post.deliverer(OPEN)
+    job = await post.ended_job(url(inside, host))
+    await deliverer.deliver_due()
+    assert (inside.arrived, await post.status(job)) == ([], "pending")
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize(
+    "address", ["::1", "::1%lo", "fe80::1%lo", "fe80::1", "fd00::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254"]
+)
+async def test_no_name_leads_inside(post: Post, inside: Receiver, address: str) -> None:  # noqa: F811
+    """Whatever a name server answers for an AAAA record."""
+    deliverer = post.deliverer(OPEN, Names(address))
+    job = await post.ended_job(url(inside, "hooks.example.com"))
+    await deliverer.deliver_due()
+    assert (inside.arrived, await post.status(job)) == ([], "pending")
+
+
+@pytest.mark.redis
+async def test_a_mapped_address_does_not_reach_ipv4(post: Post) -> None:  # noqa: F811
+    """A socket of IPv6 to ::ffff:127.0.0.1 would arrive at 127.0.0.1, even where other IPv4 networks are allowed."""
+    allowed = WebhookConfig(allow=("10.0.0.0/8", "::1/128"), allow_http=True, timeout_s=3.0)
+    async with receiving() as receiver:
+        for host, names in (("[::ffff:127.0.0.1]", None), ("mapped.example.com", Names("::ffff:127.0.0.1"))):
+            job = await post.ended_job(url(receiver, host))
+            await post.deliverer(allowed, names).deliver_due()
+            assert (receiver.arrived, await post.status(job)) == ([], "pending")
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize(("host", "names"), [("[::1]", None), ("hooks.example.com", Names(HOST))])
+async def test_where_it_is_allowed_it_arrives(
+    post: Post,  # noqa: F811
+    inside: Receiver,
+    host: str,
+    names: Names | None,
+) -> None:
+    """The refusals above are the rule's doing: the same delivery goes through to a network that is allowed."""
+    deliverer = post.deliverer(WebhookConfig(allow=("::1/128",), allow_http=True, timeout_s=5.0), names)
+    job = await post.ended_job(url(inside, host))
+    await deliverer.deliver_due()
+    assert (len(inside.arrived), await post.status(job)) == (1, "delivered")
