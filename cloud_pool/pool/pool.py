@@ -43,6 +43,7 @@ class EndpointView(msgspec.Struct, frozen=True):
     phase: Phase
     outstanding: int
     ttft_s: float  # recent, to the first token; 0: not measured
+    slow: bool  # several times slower than its peers
     fault: str  # code of the last error, "" when an answer came since
 
 
@@ -258,4 +259,4 @@ class Pool:
 
 
 def _view(one: Endpoint) -> EndpointView:
-    return EndpointView(one.address, one.zone, one.phase, one.outstanding, one.ttft_s, one.fault)
+    return EndpointView(one.address, one.zone, one.phase, one.outstanding, one.ttft_s, one.slow, one.fault)

@@ -36,6 +36,9 @@ class Endpoints(Collector):
         outstanding = GaugeMetricFamily("causeway_cloud_endpoint_outstanding", "Requests there.", labels=_LABELS)
         ejected = GaugeMetricFamily("causeway_cloud_endpoint_ejected", "1: it gets none for now.", labels=_LABELS)
         draining = GaugeMetricFamily("causeway_cloud_endpoint_draining", "1: it gets no more.", labels=_LABELS)
+        slow = GaugeMetricFamily(
+            "causeway_cloud_endpoint_slow", "1: it is asked by probes while its peers have room.", labels=_LABELS
+        )
         ttft = GaugeMetricFamily(
             "causeway_cloud_endpoint_ttft_seconds", "Recent time to the first token.", labels=_LABELS
         )
@@ -45,6 +48,7 @@ class Endpoints(Collector):
                 outstanding.add_metric(labels, one.outstanding)
                 ejected.add_metric(labels, float(one.phase == "ejected"))
                 draining.add_metric(labels, float(one.phase == "draining"))
+                slow.add_metric(labels, float(one.slow))
                 if one.ttft_s > 0.0:
                     ttft.add_metric(labels, one.ttft_s)
-        return (outstanding, ejected, draining, ttft)
+        return (outstanding, ejected, draining, slow, ttft)

@@ -31,3 +31,15 @@ def test_each_endpoint_is_told_and_none_that_is_gone() -> None:
     text = generate_latest(registry).decode()
     assert 'causeway_cloud_endpoint_outstanding{endpoint="a:1"' not in text
     assert 'ejections_total{code="cloud_unreachable",tier="large"} 1.0' in text
+
+
+def test_who_is_left_alone_for_its_slowness_is_told() -> None:
+    """An operator sees which replica its peers do without."""
+    registry, bed = CollectorRegistry(), Bed("a:1", "b:1")
+    Endpoints(registry).watch({"large": bed.pool})
+    for address, seconds in (("b:1", 0.1), *[("a:1", 1.0)] * 4):
+        with bed.pool.lease(excluding={"a:1", "b:1"} - {address}) as lease:
+            lease.first_token(seconds)
+    text = generate_latest(registry).decode()
+    assert 'causeway_cloud_endpoint_slow{endpoint="a:1",tier="large",zone=""} 1.0' in text
+    assert 'causeway_cloud_endpoint_slow{endpoint="b:1",tier="large",zone=""} 0.0' in text
