@@ -129,6 +129,7 @@ class Answer:
     usage: Usage = Usage()
     model: str = ""
     total_ms: float = 0.0
+    resume: str = ""  # of an answer that the cloud cut short: asked again with it, the same question gets the rest
 
     @property
     def text(self) -> str:
@@ -246,6 +247,10 @@ def _usage(value: object) -> Usage | None:
     return Usage(*(_int(counts.get(name)) for name in names))
 
 
+def _resume(wire: Json) -> str:
+    return _text(_dict(wire.get("causeway")).get("continue"))
+
+
 def _choice(wire: Json) -> Choice:
     message = _dict(wire.get("message"))
     calls = [_dict(call) for call in _list(message.get("tool_calls"))]
@@ -321,6 +326,7 @@ class _Reading:
         self._drafts: dict[int, _Draft] = {}
         self._usage = Usage()
         self._model = ""
+        self._resume = ""
         self._ended = started
 
     def feed(self, received: bytes) -> Iterator[Piece]:
@@ -343,6 +349,7 @@ class _Reading:
             message = _text(said.get("message")) or "the answer broke off"
             raise _api_error(said, message, self._head.status_code, self._head.headers)
         self._model = _text(event.get("model")) or self._model
+        self._resume = _resume(event) or self._resume
         for piece in _pieces(event):
             self._add(piece)
             yield piece
@@ -362,6 +369,7 @@ class _Reading:
             usage=self._usage,
             model=self._model,
             total_ms=(self._ended - self._started) * 1000,
+            resume=self._resume,
         )
 
 
@@ -375,6 +383,7 @@ class Asked(TypedDict, total=False):
     prefer: Prefer | None
     tags: Sequence[str]
     deadline_s: float | None
+    resume: str  # of an answer that was cut short: its rest is wanted
     temperature: float
     top_p: float
     max_tokens: int
@@ -416,6 +425,8 @@ def _ask(path: str, said: Json, asked: Asked, *, stream: bool = False) -> _Ask:
     for ours in ("extra", "deadline_s"):
         fields.pop(ours, None)
     wishes = {name: value for name in ("prefer", "tags") if (value := fields.pop(name, None))}
+    if resume := fields.pop("resume", ""):
+        wishes["continue"] = resume
     if stream:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
     return _Ask(path, fields, wishes, asked.get("deadline_s"))
@@ -434,6 +445,7 @@ def _answer(response: httpx.Response, total_s: float) -> Answer:
         usage=_usage(document.get("usage")) or Usage(),
         model=_text(document.get("model")),
         total_ms=total_s * 1000,
+        resume=_resume(document),
     )
 
 

@@ -355,6 +355,23 @@ async def test_a_stall_ends_in_a_timeout(box: Box, connect: Connect) -> None:
             await caller.pieces("x")
 
 
+async def test_an_answer_cut_short_is_continued(box: Box, connect: Connect) -> None:
+    """Whole or streamed it has a token; the same question with it asks for the rest."""
+    caller = await connect(box.url)
+    cut = {"causeway": {"continue": "large~token"}}
+    box.handler = answer_with({**message("Once"), **cut})
+    whole = await caller.call("chat", "Tell me", prefer="prefer_cloud")
+    end = {"index": 0, "delta": {}, "finish_reason": "length"}
+    box.handler = stream_of(delta("Once"), event({"choices": [end], **cut}), DONE)
+    _, streamed = await caller.pieces("Tell me")
+    box.handler = answer_with(message(" upon a time"))
+    rest = await caller.call("chat", "Tell me", prefer="prefer_cloud", resume=whole.resume)  # type: ignore[attr-defined]
+    assert streamed is not None
+    assert (whole.resume, streamed.resume, rest.resume) == ("large~token", "large~token", "")  # type: ignore[attr-defined]
+    assert box.requests[0]["causeway"] == {"prefer": "prefer_cloud"}
+    assert box.requests[2] == {**box.requests[0], "causeway": {"prefer": "prefer_cloud", "continue": "large~token"}}
+
+
 async def test_a_drip_ends_at_the_deadline(box: Box, connect: Connect) -> None:
     """Each piece comes in time, all of them together do not."""
     ticks = iter(range(0, 1000, 3))
