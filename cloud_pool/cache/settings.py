@@ -13,6 +13,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 Pause = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
+_PATIENT_S = 0.5
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,6 +35,11 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     follows: Positive = 64  # answers of other gateways that this one reads at once
     timeout_s: Seconds = 0.05  # Redis's time before a request goes on without it
     retry_s: Seconds = 1.0  # how long Redis is left alone after a fault
+
+    def patient(self) -> CacheConfig:
+        """For work that nobody waits for: Redis has up to `_PATIENT_S`, and a lease still outlives a few calls."""
+        timeout_s = max(self.timeout_s, min(_PATIENT_S, self.lease_s / 4))
+        return msgspec.structs.replace(self, timeout_s=timeout_s)
 
     def check(self, redis: str) -> None:
         """Raises ConfigError."""

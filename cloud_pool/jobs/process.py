@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import anyio
+import msgspec
 from anyio import to_thread
 from anyio.abc import TaskGroup
 from prometheus_client import start_http_server
@@ -82,7 +83,8 @@ async def _work(
     doors = {name: Settings(places=count, queue=count) for name, count in places.items()}
     lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics)
     repairs.listeners.append(lanes.warmth.loaded)
-    front = Front(build_cache(config, by_name(tiers), metrics), lanes.service.answer)
+    patient = msgspec.structs.replace(config, cache=config.cache.patient())
+    front = Front(build_cache(patient, by_name(tiers), metrics), lanes.service.answer)
     tracing = build_tracing(config, "causeway-worker")
     trace = None if tracing is None else tracing.jobs
     runner = AccountedRunner(ServiceRunner(front, by_name(tiers), pools.by_tier), desk.ledger, trace)
