@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import msgspec
 
 from ..answer import Call, expected
-from ..catalog import LABELLED, OUT_OF_SCOPE, functions, on_device, refusable
+from ..catalog import LABELLED, OUT_OF_SCOPE, device_function, functions, on_device, refusable
 from ..dataset import Row
 from .augment import Augmenter
 from .chatter import OPEN_ENDED, chatter
 from .corpus import Corpus as Corpus
-from .hints import Hints
+from .hints import Hints, Shares
 from .meaning import UNKNOWN, Meanings
 from .pointing import NOWHERE, sources
 from .tagging import Labels
@@ -22,7 +22,7 @@ from .vocabulary import Vocabulary
 SLOTTED = ("hwu64", "snips2017", LABELLED)  # the sources whose rows have their arguments marked
 REFUSED = "refused"  # the source of examples to turn away
 HINTED = "hinted"  # the source of texts of which a tutor says what they ask for
-COPIED, COPIES = "copied", 500  # exercises in copying, and how many an epoch has
+COPIED, COPIES = "copied", 900  # exercises in copying, and how many an epoch has
 MUMBLED, UNHEARD = 0.5, 0.1  # share of the device's examples with lost words, and of words lost in them
 PLACES = frozenset(("city", "state", "country", "geographic_poi", "poi"))
 TURN = 0.03  # share of examples with an unrelated exchange before them
@@ -58,8 +58,10 @@ class Mixture:
         hinted: int = 0,
         share: float = 1.0,
     ) -> None:
-        """`hinted`: how many of the hints an epoch has; `share`: of the large model's rows."""
-        self._labels, self._hints, self._hinted, self._share = labels, hints, hinted, share
+        """`hinted`: hints in an epoch, the device's of its own functions; `share`: of the large model's rows."""
+        self._labels, self._hinted, self._share = labels, hinted, share
+        told = hints.told if hints else []
+        self._hints = [(text, own) for text, shares in told if (own := _of_the_device(shares))] if student else told
         self._meanings, self._repeats = meanings, repeats
         self._corpus, self._vocabulary, self._student, self._refusals = corpus, vocabulary, student, refusals
         self._random = random.Random(seed)
@@ -148,8 +150,7 @@ class Mixture:
 
     def _told(self) -> list[Example]:
         """Texts with a tutor's hint: nothing but the function's name can be learnt from them."""
-        told = self._hints.told if self._hints else []
-        chosen = self._random.sample(told, min(self._hinted, len(told)))
+        chosen = self._random.sample(self._hints, min(self._hinted, len(self._hints)))
         prompts = self._vocabulary.texts([text for text, _ in chosen])
         made = []
         for (text, shares), ids in zip(chosen, prompts, strict=True):
@@ -210,6 +211,13 @@ def validation_examples(
             for ids, (text, target) in zip(prompts, chosen, strict=True)
         ]
     return examples
+
+
+def _of_the_device(shares: Shares) -> Shares:
+    """What a hint says of the device's own functions, if its best one is among them."""
+    own = [(function, share) for function, share in shares if device_function(function)]
+    whole = sum(share for _, share in own)
+    return [(function, share / whole) for function, share in own] if own[:1] == list(shares[:1]) else []
 
 
 def _merged(row: Row) -> bool:

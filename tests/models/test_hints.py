@@ -151,3 +151,22 @@ def test_an_epoch_draws_from_the_hints_of_the_run(tmp_path: Path) -> None:
     few = Mixture(Corpus(rows, (), (), ()), vocabulary, student=False, seed=1, share=0.25).epoch()
     assert len([one for one in few if one.source == "hwu64"]) == len(rows) / 4
     assert not [one for one in Mixture(Corpus(rows, (), (), ()), vocabulary, False, 1).epoch() if one.hint]
+
+
+def test_the_device_hears_hints_of_its_own_functions_only() -> None:
+    """A text that is best answered elsewhere is none of its own; what is left of a hint is a whole again."""
+    told = Hints(
+        [
+            ("wake me at six", [("alarm_set", 0.6), ("bank_top_up", 0.2), ("alarm_query", 0.2)]),
+            ("top up my card", [("bank_top_up", 0.9), ("alarm_set", 0.1)]),
+        ]
+    )
+    names = ["alarm_set", "alarm_query", "bank_top_up", "out_of_scope"]
+    vocabulary = Vocabulary.train([*TEXTS, *PIECES], names, ["time"], 60)
+    rows = tuple(row for row in ROWS if row.source == "hwu64")
+    epoch = Mixture(Corpus(rows, (), (), ()), vocabulary, True, 1, hints=told, hinted=5).epoch()
+    (heard,) = [one for one in epoch if one.source == HINTED]
+    assert {vocabulary.decode([token]): share for token, share in heard.hint} == {
+        '"alarm_set"': pytest.approx(0.75),
+        '"alarm_query"': pytest.approx(0.25),
+    }
