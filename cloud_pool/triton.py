@@ -21,6 +21,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import Literal
 
 import grpc
 from anyio.abc import TaskGroup
@@ -37,7 +38,7 @@ from .tensors import Ask, Delta, delta_of, request_of
 PROBE_S = 3.0
 LOAD_S = 300.0
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # between attempts to load a model
-SPREAD_S = 0.3  # over which several gateways begin a repair; no model is loaded in so little time
+SPREAD_S = 0.2  # over which several gateways begin a repair; no model is loaded in so little time
 _LOOK_S = 0.2
 _LOST_S = 5.0  # unloaded for so long, and not being loaded: whoever was at it is gone
 _OVER = "Internal error from Core"
@@ -99,13 +100,14 @@ class Triton:
 
     async def probe(self, model: str, timeout_s: float = PROBE_S) -> None:
         """A real, tiny inference: nothing less shows that the model answers. Raises CausewayError."""
-        parameters = SamplingParameters(max_tokens=1, temperature=0.0)
-        ask = Ask(
-            model=model, prompt="a", parameters=parameters, deadline=self._clock() + timeout_s, request_id="probe"
-        )
-        async with aclosing(self.generate(ask)) as deltas:
+        async with aclosing(self.generate(self._tiny(model, timeout_s))) as deltas:
             async for _ in deltas:
                 pass
+
+    def _tiny(self, model: str, timeout_s: float) -> Ask:
+        parameters = SamplingParameters(max_tokens=1, temperature=0.0)
+        deadline = self._clock() + timeout_s
+        return Ask(model=model, prompt="a", parameters=parameters, deadline=deadline, request_id="probe")
 
     def heard_at(self, model: str) -> float:
         """When anything last came from the model, on any stream; minus infinity before the first time."""
@@ -197,18 +199,34 @@ class Triton:
             self._in_repair.discard(model)
 
     async def _by_others(self, model: str) -> bool:
-        """Whether somebody else loads it again; then this returns when that is done. The death was seen a moment ago,
-        so a model that the index calls ready is the dead one."""
+        """Whether somebody else loads it again, or has: then this returns when that is done. A model that the index
+        calls ready may be the dead one, and the death that was heard of one that is mended long since: it is asked."""
+        work = await self._work_of_others(model)
+        if work == "none":
+            if await self._answers(model):
+                return True
+            work = await self._work_of_others(model)  # Others asked it at the same time, and one was first.
+        return work == "done"
+
+    async def _work_of_others(self, model: str) -> Literal["none", "done", "left"]:
+        """Until there is none; `left`: unloaded, and nobody goes on."""
         lost_at: float | None = None
-        seen = await self._state_of(model)
-        if seen not in _IN_WORK:
-            return False
+        seen = first = await self._state_of(model)
         while seen in _IN_WORK:
             lost_at = None if seen != "UNAVAILABLE" else lost_at or self._clock() + _LOST_S
             if lost_at is not None and self._clock() >= lost_at:
-                return False
+                return "left"
             await asyncio.sleep(_LOOK_S)
             seen = await self._state_of(model)
+        return "done" if first in _IN_WORK else "none"
+
+    async def _answers(self, model: str) -> bool:
+        try:
+            async with aclosing(self._generate(self._tiny(model, PROBE_S))) as deltas:
+                async for _ in deltas:
+                    pass
+        except CausewayError:
+            return False
         return True
 
     async def _state_of(self, model: str) -> str:

@@ -145,6 +145,17 @@ async def test_several_gateways_load_a_dead_model_once() -> None:
             await triton.close()
 
 
+async def test_a_model_that_was_mended_is_left_alone() -> None:
+    """A death that is heard of late is the one that somebody has seen to: the model answers, and is not unloaded."""
+    async with bed(dies_after(0)) as (fake, triton):
+        with pytest.raises(EngineUnavailable):
+            await collect(triton, ask())
+        fake.script = two_pieces
+        await until(lambda: not triton._in_repair)
+        assert fake.control == []
+        assert "".join(delta.texts[0] for delta in await collect(triton, ask())) == "ab"
+
+
 async def test_a_repair_that_nobody_ends_is_taken_over() -> None:
     """Whoever unloaded the model died before it was loaded: the next one does not wait for ever."""
     now = 1000.0
