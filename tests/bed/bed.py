@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -157,6 +158,17 @@ class Bed:
             self._launch(f"worker-{number}")
         for part in self._parts.values():
             part.ready()
+
+    def serve_from(self, replicas: list[Replica]) -> None:
+        """Of the only tier: these are its endpoints from now on. Gateways read their file again, as when an operator
+        has edited it; who is left out drains."""
+        path = self.folder / "gateway.yaml"
+        config = json.loads(path.read_text())
+        config["tiers"][0]["endpoints"] = [replica.address for replica in replicas]
+        path.write_text(json.dumps(config, indent=1))
+        for name, part in self._parts.items():
+            if name.startswith("gateway"):
+                part.popen.send_signal(signal.SIGHUP)
 
     def _launch(self, name: str) -> Process:
         kind, _, number = name.partition("-")
