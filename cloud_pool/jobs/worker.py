@@ -125,7 +125,7 @@ class Worker:
     # --- (1), (2) --------------------------------------------------------------------------------------------------
 
     async def _claim(self, lane: Lane, errands: TaskGroup, stop: Stop) -> None:
-        fresh = True
+        fresh, away = True, False
         while True:
             await lane.has_place()
             if lane.away:
@@ -142,10 +142,15 @@ class Worker:
                         self._begin(lane, record, errands)
                         if self._trace is not None:
                             self._trace.received(record.id, record.tier, record.traceparent, began)
+                if away:
+                    away = False
+                    _log.info("jobs of %s are claimed again", lane.tier)
                 if not claimed.records:
                     await self._store.wait(lane.tier, claimed.seen)
             except StoreUnavailable as error:
-                _log.warning("%s", error.message)
+                if not away:
+                    away = True
+                    _log.warning("no jobs of %s are claimed: %s", lane.tier, error.message)
                 fresh = False
                 await anyio.sleep(_STORE_PAUSE_S * (1.0 + self._rng()))
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 import anyio
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
+from cloud_pool.admission import Priority
 from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.database import Database
+from cloud_pool.jobs.errors import StoreUnavailable
+from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import Offer
 from cloud_pool.jobs.runner import Errand
 from cloud_pool.jobs.states import State
-from cloud_pool.jobs.store import Store
+from cloud_pool.jobs.store import Claimed, Store
+from cloud_pool.jobs.worker import Worker
 from router.errors import CausewayError, CloudFailed, CloudUnreachable, ContextLengthExceeded, QueueFull
 from router.types import Chunk
 
@@ -259,3 +265,34 @@ async def test_bulk_does_not_starve(store: Store, offer: MakeOffer, config: Jobs
 
         await until(all_done)
     assert [one.id for one in runner.asked].index(bulk) < 24
+
+
+class Flaky(Store):
+    """Redis is away for the first claims."""
+
+    tries = 0
+
+    async def claim(self, consumer: str, tier: str, turns: Iterable[Priority]) -> Claimed:
+        self.tries += 1
+        if self.tries <= 20:
+            raise StoreUnavailable("the job store does not answer")
+        return await super().claim(consumer, tier, turns)
+
+
+async def test_a_redis_that_is_away_is_said_once(
+    database: Database, config: JobsConfig, clock: Clock, offer: MakeOffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often it is asked meanwhile; and so is that it is back."""
+    store = Flaky(database, config, clock=clock)
+    job = (await store.accept(offer())).id
+    worker = Worker(
+        store, Scripted(), {"large": 1}, config, JobMetrics(CollectorRegistry()), rng=lambda: -1.0
+    )  # without a pause
+    stop = anyio.Event()
+    with caplog.at_level(logging.INFO, "causeway.cloud.worker"):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run, stop)
+            await until(reached(store, job, State.SUCCEEDED))
+            stop.set()
+    said = [message for message in caplog.messages if "claimed" in message]
+    assert said == ["no jobs of large are claimed: the job store does not answer", "jobs of large are claimed again"]
