@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
 
+from .admission.heartbeat import Heartbeat
 from .audit import AuditLog
 from .cache.front import Front
 from .cache.shared import SharedCache, read_secret
@@ -90,6 +91,7 @@ class App:
         jobs: JobsGateway | None,
         pools: Pools,
         warmth: Warmth,
+        heartbeat: Heartbeat | None,
         front: Front,
         tracing: Tracing | None,
         tasks: TaskGroup,
@@ -100,6 +102,7 @@ class App:
         self._jobs = jobs
         self.pools = pools
         self._warmth = warmth
+        self._heartbeat = heartbeat
         self._front = front
         self._tracing = tracing
         self._tasks = tasks
@@ -115,6 +118,8 @@ class App:
         await self.pools.prepare()
         self._tasks.start_soon(self.pools.watch)
         self._tasks.start_soon(self._warmth.watch)
+        if self._heartbeat is not None:
+            self._tasks.start_soon(self._heartbeat.watch)
         self._front.start(self._tasks)
         await self._desk.prepare()
         await self._listener.start()
@@ -153,7 +158,7 @@ def build(config: Config, tasks: TaskGroup) -> App:
     doors = {tier.name: tier.config.door for tier in tiers}
     cache = build_cache(config, by_name(tiers), metrics)
     stale = nothing_stale if cache is None else cache.stale
-    lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics, stale=stale)
+    lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics, stale=stale, client=desk.client)
     front = Front(cache, lanes.service.answer)
     repairs.listeners.append(lanes.warmth.loaded)
     readiness = Readiness(pools.by_tier, config.server.probe_ttl_s)
@@ -172,7 +177,7 @@ def build(config: Config, tasks: TaskGroup) -> App:
         jobs=(lambda _: None) if jobs is None else jobs.handler,
         tracing=tracing,
     )
-    return App(config, server, desk, jobs, pools, lanes.warmth, front, tracing, tasks)
+    return App(config, server, desk, jobs, pools, lanes.warmth, lanes.heartbeat, front, tracing, tasks)
 
 
 def build_tracing(config: Config, service: str) -> Tracing | None:

@@ -17,7 +17,7 @@ from router.errors import (
     StreamBroken,
 )
 
-from .admission import Admission, Place, Priority
+from .admission import Admission, Place, Preempted, Priority
 from .call import Call
 from .ladder.footing import Stress
 from .ladder.ladder import Ladder
@@ -121,20 +121,35 @@ class Go:
     async def _first(
         self, held: AsyncExitStack, call: Call, asks: Callable[[], Sequence[Ask]], key: bytes, left_s: float
     ) -> tuple[int, Delta]:
-        door = self._admission.place(call.priority, left_s, call.tenant, call.weight, call.tokens)
-        self.place = await held.enter_async_context(door)
+        door = self._admission.place(call.priority, left_s, call.tenant, call.weight, call.tokens, gives_back=True)
+        place = self.place = await held.enter_async_context(door)
         if call.trace is not None:
             call.trace.admitted()
+        while True:
+            try:
+                async with AsyncExitStack() as work:
+                    async with place.held():
+                        first, took_s = await self._handed_over(work, call, asks, key)
+                        place.first_token(took_s)
+                    await held.enter_async_context(work.pop_all())
+            except Preempted:
+                self._handed = None
+                await place.regained()
+            else:
+                self._ladder.spoke(self._rung.tier, took_s)
+                return first
+
+    async def _handed_over(
+        self, work: AsyncExitStack, call: Call, asks: Callable[[], Sequence[Ask]], key: bytes
+    ) -> tuple[tuple[int, Delta], float]:
+        """The first delta, and how long it took."""
         answers = [self._dispatch.generate(ask, key, hedged=call.priority != "bulk") for ask in asks()]
         handed = self._handed = self._clock()
         try:
-            first = await self._next(held, answers)
+            first = await self._next(work, answers)
         except StopAsyncIteration:
             raise StreamBroken("the model ended without saying anything", phase="first_token") from None
-        took_s = self._clock() - handed
-        self.place.first_token(took_s)
-        self._ladder.spoke(self._rung.tier, took_s)
-        return first
+        return first, self._clock() - handed
 
     async def _next(self, held: AsyncExitStack, answers: list[AsyncGenerator[Delta, None]]) -> tuple[int, Delta]:
         if len(answers) == 1:

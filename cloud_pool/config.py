@@ -65,8 +65,8 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos: str = ""  # with template_file
     context_tokens: Count = 0  # 0: the artifact's
     max_tokens: Count = 0  # of an answer where the caller names none; 0: the whole context
-    concurrency: Positive = 16  # requests in Triton at once, at most: the limit follows the times to first token
-    min_concurrency: Count = 1  # it is never less than this; 0: it stays at `concurrency`
+    concurrency: Positive = 16  # requests in Triton at once, at most, of all gateways that share a Redis
+    min_concurrency: Count = 1  # of a gateway: its limit is never less than this; 0: it stays at `concurrency`
     ttft_objective_s: Seconds = 2.0  # of an interactive request, from its arrival to its first token
     queue: Count = 64  # more wait here; beyond: 429
     admission: AdmissionConfig = AdmissionConfig()

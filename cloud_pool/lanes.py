@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import msgspec
+import redis.asyncio
 
 from .admission import Admission, Settings
+from .admission.heartbeat import Heartbeat, Shared
 from .config import Config
 from .dispatch.assembly import build_dispatch
 from .dispatch.metrics import DispatchMetrics
@@ -32,10 +34,11 @@ class Repairs:
 
 
 class Lanes(msgspec.Struct, frozen=True):
-    """`warmth` runs for as long as the service is used."""
+    """`warmth` and `heartbeat` run for as long as the service is used."""
 
     service: Service
     warmth: Warmth
+    heartbeat: Heartbeat | None  # with a Redis
 
 
 def build_lanes(
@@ -46,8 +49,10 @@ def build_lanes(
     metrics: Metrics,
     *,
     stale: Stale = nothing_stale,
+    client: redis.asyncio.Redis | None = None,
 ) -> Lanes:
-    """`pools` and `doors` by the tier's name. Raises ConfigError."""
+    """`pools` and `doors` by the tier's name. Through `client` the places of a limit that moves are divided with other
+    gateways. Raises ConfigError."""
     dispatches = DispatchMetrics(metrics.registry)
     lanes = {}
     for tier in tiers:
@@ -58,6 +63,7 @@ def build_lanes(
             door,
             waited=metrics.admission.waited(tier.name),
             shed=metrics.admission.shed(tier.name),
+            preempted=metrics.admission.preempted(tier.name),
         )
         metrics.watch(tier.name, admission)
         lanes[tier.name] = Lane(tier, admission, build_dispatch(tier.name, tier.config, pools[tier.name], dispatches))
@@ -70,4 +76,10 @@ def build_lanes(
     continuing = load_continuing(config.ladder.continue_key_file, config.ladder.continue_ttl_s)
     service = Service(lanes, ladder, continuing=continuing, stale=stale, metrics=counts)
     models = {tier.name: tier.model for tier in tiers}
-    return Lanes(service, Warmth(ladder, pools, models, config.ladder.warm_after_s))
+    shared = [
+        Shared(name, lane.tier.config.endpoints or (lane.tier.config.triton,), doors[name].places, lane.admission)
+        for name, lane in lanes.items()
+        if doors[name].min_places
+    ]
+    heartbeat = Heartbeat(client, shared) if client is not None else None
+    return Lanes(service, Warmth(ladder, pools, models, config.ladder.warm_after_s), heartbeat)

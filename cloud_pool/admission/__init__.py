@@ -4,19 +4,22 @@ The queue is ours and not Triton's, whose queue timeouts fire late and whose lim
 
     admission   waiters and their deadlines, around the turnstile: `async with admission.place(…) as place`
     turnstile   the decision for each event: in, waiting, or turned away
+    places      who has one, who may have one of the last, and who gives his back
     limit       how many may be in Triton at once, found from times to first token
     fair        turns between tenants inside a priority, by the tokens that they use
     overload    when a queue stands, and what is shed for it
     drain       how fast places come free, for waits and Retry-After
     ticket      one request at the door
+    peers       the places of several gateways, divided
+    heartbeat   what they tell each other for that, through Redis
     settings    the tier's key `admission`
     metrics     for Prometheus
 
-All but the first are pure: `now` is an argument.
+All but `admission` and `heartbeat` are pure: `now` is an argument.
 """
 
-from .admission import Admission, Place
+from .admission import Admission, Place, Preempted
 from .settings import AdmissionConfig, Settings
 from .ticket import RANK, Priority
 
-__all__ = ["RANK", "Admission", "AdmissionConfig", "Place", "Priority", "Settings"]
+__all__ = ["RANK", "Admission", "AdmissionConfig", "Place", "Preempted", "Priority", "Settings"]

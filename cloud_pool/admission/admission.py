@@ -19,12 +19,22 @@ from .turnstile import Reason, Turnstile
 _JITTER = 0.25
 
 
+class Preempted(Exception):
+    """The place went to somebody else before the first token: nothing was seen of the work that held it."""
+
+
 class Place:
-    """A place in the tier, from `Admission.place` until that ends. Each of its methods may be called once."""
+    """A place in the tier, from `Admission.place` until that ends.
+
+    Until its first token it may be taken back: work up to there is done `held`, and where that raises Preempted, done
+    again once the place was `regained`.
+    """
 
     def __init__(self, admission: Admission, ticket: Ticket) -> None:
         self._admission = admission
         self._ticket = ticket
+        self._stop: Callable[[], None] | None = None
+        self._again: asyncio.Future[QueueFull | None] | None = None
         self.used_tokens: float | None = None
 
     @property
@@ -39,6 +49,37 @@ class Place:
     def failed(self) -> None:
         """No first token, because the tier would take no more, or was not in time. A broken endpoint is not meant."""
         self._admission.failed(self._ticket)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Cancels what is done within when the place is taken back, and raises Preempted."""
+        if self._again is not None:
+            raise Preempted
+        try:
+            # No cancel scope of anyio's: generators that begin in here have theirs, and outlive this one.
+            async with asyncio.timeout(None) as timeout:
+                self._stop = lambda: timeout.reschedule(asyncio.get_running_loop().time())
+                yield
+        except TimeoutError:
+            if self._again is None:
+                raise
+        finally:
+            self._stop = None
+        if self._again is not None:
+            raise Preempted
+
+    async def regained(self) -> None:
+        """Waits for a place once more, at the head of its tenant's queue. Raises as `Admission.place` does."""
+        while self._again is not None:
+            future, self._again = self._again, None
+            await self._admission.wait(self._ticket, future)
+
+    def take_back(self, again: asyncio.Future[QueueFull | None]) -> None:
+        """`again` is done when it has a place once more."""
+        self._again = again
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
 
     def used(self, tokens: float) -> None:
         """Prompt and answer, as it turned out."""
@@ -58,13 +99,17 @@ class Admission:
         chance: Callable[[], float] = random.random,
         waited: Callable[[Priority, float], None] = lambda priority, seconds: None,
         shed: Callable[[Priority, Reason], None] = lambda priority, reason: None,
+        preempted: Callable[[Priority], None] = lambda priority: None,
     ) -> None:
-        """`waited` is told how long each who goes in has waited, s; `shed` who is turned away, and why."""
+        """`waited` is told how long each who goes in has waited, s; `shed` who is turned away, and why; `preempted` who
+        has to give its place back."""
         self._clock = clock
         self._chance = chance
         self._waited = waited
         self._turnstile = Turnstile(settings or Settings(places=places, queue=queue), clock(), shed)
+        self._preempted = preempted
         self._futures: dict[Ticket, asyncio.Future[QueueFull | None]] = {}
+        self._places: dict[Ticket, Place] = {}
 
     @property
     def running(self) -> int:
@@ -83,6 +128,11 @@ class Admission:
         return self._turnstile.limit
 
     @property
+    def held_s(self) -> float | None:
+        """How long a place is held, of late; None where nothing is known yet."""
+        return self._turnstile.held_s
+
+    @property
     def saturated(self) -> bool:
         """A queue stands, and not only of bulk: nobody gets in within the time that is meant for waiting."""
         return self._turnstile.saturated(self._clock())
@@ -93,21 +143,31 @@ class Admission:
 
     @asynccontextmanager
     async def place(
-        self, priority: Priority, left_s: float, tenant: str = "", weight: float = 1.0, tokens: float = 1.0
+        self,
+        priority: Priority,
+        left_s: float,
+        tenant: str = "",
+        weight: float = 1.0,
+        tokens: float = 1.0,
+        *,
+        gives_back: bool = False,
     ) -> AsyncIterator[Place]:
-        """`tokens` is what the request may cost, prompt and answer together. Before anything costly is done for it.
+        """`tokens` is what the request may cost, prompt and answer together; `gives_back`: what is done up to the first
+        token is done `held`. Before anything costly is done for it.
 
         Raises at once DeadlineExceeded, Shed (503) or QueueFull (429), these two with when to come back; and while it
         waits DeadlineExceeded, or QueueFull when it had to give way.
         """
         now = self._clock()
-        ticket = Ticket(priority, tenant, weight, tokens, now, now + left_s)
-        await self._enter(ticket, left_s)
-        self._waited(priority, ticket.admitted - ticket.arrived)
-        place = Place(self, ticket)
+        ticket = Ticket(priority, tenant, weight, tokens, now, now + left_s, gives_back)
+        place = self._places[ticket] = Place(self, ticket)
         try:
+            await self._enter(ticket)
+            self._waited(priority, ticket.admitted - ticket.arrived)
             yield place
         finally:
+            del self._places[ticket]
+            self._futures.pop(ticket, None)
             self._wake(self._turnstile.leave(ticket, self._clock(), place.used_tokens))
 
     def first_token(self, ticket: Ticket, seconds: float) -> None:
@@ -116,30 +176,50 @@ class Admission:
     def failed(self, ticket: Ticket) -> None:
         self._turnstile.failed(ticket, self._clock())
 
-    async def _enter(self, ticket: Ticket, left_s: float) -> None:
-        """Raises as `place` does. A place that was given in the very moment that the waiter left is passed on."""
+    def bound(self, places: int) -> None:
+        """No more than so many may be in Triton from now on; a limit that stays what it is stays."""
+        self._wake(self._turnstile.bound(places, self._clock()))
+
+    @property
+    def demand(self) -> int:
+        """Requests that are here."""
+        return self.running + self.waiting
+
+    async def wait(self, ticket: Ticket, future: asyncio.Future[QueueFull | None]) -> None:
+        """Until it has a place. Raises as `place` does, which passes on what was given in the very moment that the
+        waiter left."""
         try:
-            gave_way = self._turnstile.arrive(ticket, ticket.arrived)
-        except (QueueFull, Shed) as error:
-            self._jitter(error)
-            raise
-        if gave_way is not None:
-            self._tell(gave_way, self._turnstile.full(gave_way.priority))
-        if ticket.state is not State.WAITING:
-            return
-        future = self._futures[ticket] = asyncio.get_running_loop().create_future()
-        try:
-            with anyio.fail_after(left_s):
+            with anyio.fail_after(ticket.deadline - self._clock()):
                 refusal = await future
-        except BaseException as error:
-            self._futures.pop(ticket, None)
-            self._wake(self._turnstile.leave(ticket, self._clock()))
-            if isinstance(error, TimeoutError):
-                raise DeadlineExceeded("the time for this request ended in the queue") from None
-            raise
+        except TimeoutError:
+            raise DeadlineExceeded("the time for this request ended in the queue") from None
         if refusal is not None:
             self._jitter(refusal)
             raise refusal
+
+    async def _enter(self, ticket: Ticket) -> None:
+        """Raises as `place` does."""
+        try:
+            moved = self._turnstile.arrive(ticket, ticket.arrived)
+        except (QueueFull, Shed) as error:
+            self._jitter(error)
+            raise
+        for each in moved:
+            self._move(each)
+        if ticket.state is State.WAITING:
+            await self.wait(ticket, self._future(ticket))
+
+    def _move(self, ticket: Ticket) -> None:
+        """It had to make room."""
+        if ticket.state is State.WAITING:
+            self._preempted(ticket.priority)
+            self._places[ticket].take_back(self._future(ticket))
+        else:
+            self._tell(ticket, self._turnstile.full(ticket.priority))
+
+    def _future(self, ticket: Ticket) -> asyncio.Future[QueueFull | None]:
+        future = self._futures[ticket] = asyncio.get_running_loop().create_future()
+        return future
 
     def _wake(self, entered: Iterable[Ticket]) -> None:
         for ticket in entered:

@@ -57,6 +57,11 @@ class Drain:
         self._given[priority] += 1.0
 
     @property
+    def held_s(self) -> float | None:
+        """How long a place is held, of late; None where nothing is known yet."""
+        return self._held_s
+
+    @property
     def rate(self) -> float | None:
         """Places a second; None where nothing is known yet."""
         if (self._freed >= 1.0 and self._span_s >= _KNOWN_S) or self._span_s > 0.98 * self._memory_s:

@@ -15,7 +15,8 @@ the limit does not cure was not ours: longer prompts, a slower server. So each c
     window    TTFTs of requests handed over since the last change, until their median is good to a fraction of a request
     1. trial  the cut relieved: it was our queue. It did not, and after a large one nor did a second: this TTFT is the
               base from now on, and the limit is back
-    2. cut    excess: the limit falls by it, at most by half; where it was too high is remembered as the ceiling
+    2. cut    excess, clearly or in two windows in a row: the limit falls by it, at most by half; where it was too high
+              is remembered as the ceiling
     3. doubt  full for DOUBT_S without a cut: a cut by an eighth, to see whether the base is one
     4. grow   full and no excess: by 1, 2, 4 … a window; over the ceiling only every PROBE_S
     5. hold   else: an idle or half empty tier teaches nothing about its limit
@@ -41,6 +42,7 @@ _FEW, _MANY = 3, 8
 _PRECISE = 0.7  # of a request
 _TOLERATED = 1.15  # of the base: what no caller notices is left alone
 _UNNOTICED = 1.1
+_SURE = 2.0  # times the noise, which is two standard errors itself
 _FULL = 0.03  # of the places free
 _FAILED = 0.9
 _LARGE = 4  # a cut
@@ -103,7 +105,17 @@ class Limit:
         self._held_at = -math.inf  # full, and neither too much nor clearly too little
         self._trial: Trial | None = None
         self._accepted_until = now  # a base over the objective
+        self._suspected = False  # excess in the last window, not yet beyond doubt
         self._window = Window()
+
+    def bound(self, most: int, now: float) -> None:
+        """No more than that from now on, `least` for one that is smaller. A limit that was as high as it might goes
+        with it."""
+        if self._least == self._most:
+            return
+        most, before = max(self._least + 1, most), self._most
+        self._most = most
+        self._set(now, most if self.value == before else self.value)
 
     def first_token(self, now: float, seconds: float, running: int) -> None:
         """`seconds` from handing to Triton; `running` are there now, this one too."""
@@ -122,7 +134,7 @@ class Limit:
     def is_untried(self, now: float) -> bool:
         """Whether nobody knows if more would do: it takes all the places to find out."""
         found = self._ceiling and self.value >= self._ceiling - 1 and now - self._ceiling_at < UNTRIED_S
-        return self._least < self._most and not found and now - self._held_at >= _HELD_S
+        return self.value < self._most and not found and now - self._held_at >= _HELD_S
 
     @property
     def spare(self) -> int:
@@ -160,13 +172,16 @@ class Limit:
         full = look.running >= self.value - max(0.5, self.spare, _FULL * self.value)
         if not full:
             self._settled_at = now
-        if excess > allowed and look.ttft_s > max(_TOLERATED * base_s, base_s + look.noise_s):
+        seen = excess > allowed and look.ttft_s > max(_TOLERATED * base_s, base_s + look.noise_s)
+        sure = seen and (self._suspected or look.ttft_s > base_s + _SURE * look.noise_s)
+        self._suspected = seen and not sure
+        if sure:
             self._ceil(now, look.peak)
             at = min(self.value, look.peak)
             self._cut(now, at - min(max(1, round(excess)), at // 2), look, base_s, vain)  # (2)
         elif full and now - self._settled_at >= DOUBT_S:
             self._cut(now, self.value - max(1, self.value // 8), look, None)  # (3)
-        elif full and (excess <= allowed / 2 or look.ttft_s <= _UNNOTICED * base_s):
+        elif full and not seen and (excess <= allowed / 2 or look.ttft_s <= _UNNOTICED * base_s):
             self._grow(now)  # (4)
         else:
             self._step = 1  # (5)
@@ -179,7 +194,7 @@ class Limit:
         if base_s is None:
             base_s = look.ttft_s if spare else look.least_s  # The server may be full of others' work.
         elif look.ttft_s < base_s - look.noise_s:
-            base_s = look.ttft_s
+            base_s = look.ttft_s + look.noise_s  # No lower than is certain: chance would take it down step by step.
         elif look.ttft_s < base_s + look.noise_s or spare:
             base_s += (look.ttft_s - base_s) / (8 if look.ttft_s < base_s or spare else 32)
         self.base_s = base_s

@@ -24,6 +24,9 @@ class AdmissionMetrics:
         self._sheds = Counter(
             "causeway_cloud_sheds", "Requests turned away from a tier.", (*_OF, "reason"), registry=to
         )
+        self._preemptions = Counter(
+            "causeway_cloud_preemptions", "Requests that gave their place back before a first token.", _OF, registry=to
+        )
         self._limit = Gauge("causeway_cloud_limit", "Requests that may be in Triton now.", _TIER, registry=to)
         self._running = Gauge("causeway_cloud_running", "Requests in Triton.", _TIER, registry=to)
         self._waiting = Gauge("causeway_cloud_waiting", "Requests that wait for a place.", _OF, registry=to)
@@ -33,6 +36,9 @@ class AdmissionMetrics:
 
     def shed(self, tier: str) -> Callable[[Priority, Reason], None]:
         return lambda priority, reason: self._sheds.labels(tier, priority, reason).inc()
+
+    def preempted(self, tier: str) -> Callable[[Priority], None]:
+        return lambda priority: self._preemptions.labels(tier, priority).inc()
 
     def watch(self, tier: str, admission: Admission) -> None:
         """Read at each scrape."""

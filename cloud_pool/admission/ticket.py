@@ -28,9 +28,11 @@ class Ticket:
     tokens: float
     arrived: float  # monotonic, s
     deadline: float  # monotonic, s
+    gives_back: bool = True  # its place, if it must, as long as it has had no token
     cost: float = 0.0  # what it was taken to cost when it went in
     state: State = State.NEW
     admitted: float = 0.0  # monotonic, s
+    preempted: int = 0  # times that it gave its place back
 
     @property
     def rank(self) -> int:

@@ -2,7 +2,7 @@
 
 Arriving, in this order:
 1. no time left: DeadlineExceeded
-2. a place is free for it, and nobody is before it: it goes in
+2. a place is free for it, and nobody is before it, or one is given back for it (places): it goes in
 3. a queue above it stands: Shed (503): bulk first, then standard (overload)
 4. it would not go in within its time, or, where its own queue stands, within the target: Shed (503)
 5. the queue is full: the youngest of the lowest priority below it gives way; else the youngest of a tenant that has
@@ -11,18 +11,14 @@ Arriving, in this order:
 
 A place that comes free goes to interactive, then standard, then bulk, inside each to the tenants in turn (fair). Those
 below get their small share of places all the same, unless somebody above would miss its deadline for it: what waits
-is never starved, and each such turn makes an interactive request wait for one more place.
-The last places (trunk reservation, known from telephone networks) are kept while work is mixed: only a tenant that has
-less than its share of the places gets one, for interactive work, or for standard work with less than half its share;
-so a flood of answers that run for seconds leaves no queue before those who ask little. There are as many of them as
-such tenants needed of late (peaks), at most half.
+is never starved, and each such turn makes an interactive request wait for one more place. The last places are for some
+only (places).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
 from router.errors import DeadlineExceeded, QueueFull, Shed
@@ -31,7 +27,7 @@ from .drain import Drain
 from .fair import FairQueue
 from .limit import Limit
 from .overload import Overload
-from .peaks import Peaks
+from .places import Places
 from .settings import Settings
 from .ticket import RANK, Priority, State, Ticket
 
@@ -39,18 +35,10 @@ Reason = Literal["overload", "deadline", "queue_full", "gave_way"]
 RETRY_S = 1.0
 """Where nothing is known yet."""
 _MOST_S = 60.0
-_MIXED_S = 10.0
-_RESERVED: Final[dict[Priority, float]] = {"interactive": 1.0, "standard": 0.5, "bulk": 0.0}
-"""How much of its share of places a tenant may have and still take one of the last."""
-
-
-@dataclass(slots=True)
-class Party:
-    """A tenant that is here."""
-
-    weight: float
-    held: int = 0  # places
-    count: int = 0  # of all its requests here
+_CROWDED_S = 5.0
+_CREDIT: Final = 8
+"""Requests by which a tenant that asks little may be before its turn, or a quarter of the places; never more than there
+are places."""
 
 
 class Turnstile:
@@ -65,18 +53,15 @@ class Turnstile:
             "standard": settings.config.standard_share,
             "bulk": settings.config.bulk_share,
         }
-        self._queues: dict[Priority, FairQueue] = {priority: FairQueue() for priority in RANK}
+        credit = min(settings.places, max(_CREDIT, settings.places / 4))
+        self._queues: dict[Priority, FairQueue] = {priority: FairQueue(credit) for priority in RANK}
         self._turns = dict.fromkeys(RANK, 0.0)
-        self._parties: dict[str, Party] = {}
         self._limit = Limit(settings.min_places or settings.places, settings.places, settings.ttft_objective_s, now)
         self._drain = Drain(now)
         self._overload = Overload(settings.ttft_objective_s)
+        self._places = Places(settings.config, self._queues)
         self._shed = shed
-        self._last = ("", False)
-        self._mixed_at = -math.inf
-        self._peaks = Peaks()
-        self.running = 0
-        self.pending = 0
+        self._crowded_at = -math.inf
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
@@ -85,11 +70,25 @@ class Turnstile:
         return self._limit.value
 
     @property
+    def running(self) -> int:
+        return self._places.running
+
+    @property
+    def pending(self) -> int:
+        """Without a first token yet."""
+        return self._places.pending
+
+    @property
     def waiting(self) -> int:
         return sum(map(len, self._queues.values()))
 
     def waiting_of(self, priority: Priority) -> int:
         return len(self._queues[priority])
+
+    @property
+    def held_s(self) -> float | None:
+        """How long a place is held; None where nothing is known yet."""
+        return self._drain.held_s
 
     def saturated(self, now: float) -> bool:
         """A queue stands, and not only of bulk."""
@@ -110,28 +109,26 @@ class Turnstile:
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def arrive(self, ticket: Ticket, now: float) -> Ticket | None:
-        """`ticket` goes in or waits; another may have had to give way. Raises DeadlineExceeded, Shed or QueueFull."""
+    def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
+        """`ticket` goes in or waits. Those who had to make room for it: GONE from the queue, or from a place and
+        WAITING once more. Raises DeadlineExceeded, Shed or QueueFull."""
         self._tick(now)
-        self._mix(ticket, now)
+        self._places.came(ticket, now)
         if ticket.deadline <= now:
             raise DeadlineExceeded("the time for this request is over")  # (1)
-        if self._may_enter(ticket, now):
+        moved: list[Ticket] = []
+        if self._may_enter(ticket, now) or (moved := self._preempted_for(ticket, now)):
             self._overload.waited(now, ticket.priority, 0.0)
             self._queues[ticket.priority].charge(ticket)
-            self._admit(ticket, now)  # (2)
-            return None
+            self._places.enter(ticket, now)  # (2)
+            return moved
         self._check(ticket, now)
-        gives_way = None
         if self.waiting >= self._settings.queue:
-            gives_way = self._makes_room(ticket)  # (5)
-            self._remove(gives_way)
-            self._shed(gives_way.priority, "gave_way")
-        self._party(ticket).count += 1
-        self._seen(ticket, now)
+            moved = [self._makes_room(ticket)]  # (5)
+            self._give_way(moved[0])
         self._queues[ticket.priority].add(ticket)  # (6)
         ticket.state = State.WAITING
-        return gives_way
+        return moved
 
     def leave(self, ticket: Ticket, now: float, used: float | None = None) -> list[Ticket]:
         """It is done, has failed or gave up, also while it waited: those who go in now. `used`: tokens, where known."""
@@ -143,10 +140,8 @@ class Turnstile:
             return []
         if used is not None:
             self._queues[ticket.priority].correct(ticket, used)
-        self.pending -= ticket.state is State.PENDING
-        self.running -= 1
-        self._parties[ticket.tenant].held -= 1
-        self._gone(ticket)
+        self._places.leave(ticket)
+        ticket.state = State.GONE
         self._drain.freed(now - ticket.admitted, self.limit)
         return self._fill(now)
 
@@ -155,8 +150,7 @@ class Turnstile:
         if ticket.state is not State.PENDING:
             return []
         self._tick(now)
-        ticket.state = State.RUNNING
-        self.pending -= 1
+        self._places.spoke(ticket)
         self._limit.first_token(now, seconds, self.running)
         return self._fill(now)
 
@@ -164,6 +158,12 @@ class Turnstile:
         """The tier would not take it, or gave it no first token in time."""
         if ticket.state is State.PENDING:
             self._limit.failed(now, ticket.admitted)
+
+    def bound(self, most: int, now: float) -> list[Ticket]:
+        """No more places than that from now on. Those who go in because it is more than before."""
+        self._tick(now)
+        self._limit.bound(most, now)
+        return self._fill(now)
 
     def full(self, priority: Priority) -> QueueFull:
         what = f"{self.running} requests run and {self.waiting} wait: the tier is full"
@@ -174,8 +174,25 @@ class Turnstile:
     def _may_enter(self, ticket: Ticket, now: float) -> bool:
         free = self.limit - self.running
         if free <= self._reserve(now):
-            return free > 0 and self._is_spared(ticket)
+            return free > 0 and self._places.may_take_last(ticket, self.limit)
         return not any(len(queue) for each, queue in self._queues.items() if RANK[each] <= ticket.rank)
+
+    def _preempted_for(self, ticket: Ticket, now: float) -> list[Ticket]:
+        """Who has made room for it: one gave its place back, and where the queue is full another leaves that."""
+        victim = self._places.victim(ticket, self.limit, now) if self.running >= self.limit else None
+        if victim is None:
+            return []
+        moved = [victim]
+        if self.waiting >= self._settings.queue:
+            behind = (self._queues[each].youngest() for each in reversed(RANK) if RANK[each] >= victim.rank)
+            youngest = next((each for each in behind if each is not None), None)
+            if youngest is None:
+                return []  # All who wait are more urgent than the victim.
+            self._give_way(youngest)
+            moved.append(youngest)
+        self._places.preempt(victim)
+        self._queues[victim.priority].restore(victim)
+        return moved
 
     def _check(self, ticket: Ticket, now: float) -> None:
         """Raises Shed."""
@@ -208,18 +225,22 @@ class Turnstile:
             raise self.full(ticket.priority)
         return found
 
+    def _give_way(self, ticket: Ticket) -> None:
+        self._remove(ticket)
+        self._shed(ticket.priority, "gave_way")
+
     # --- places ------------------------------------------------------------------------------------------------------
 
     def _fill(self, now: float) -> list[Ticket]:
         entered = []
         while self.running < self.limit and (ticket := self._next(now)) is not None:
             self._queues[ticket.priority].take(ticket)
-            self._gone(ticket)
             if ticket.deadline <= now:
+                ticket.state = State.GONE
                 continue  # Its own timer tells it.
             self._overload.waited(now, ticket.priority, now - ticket.arrived)
             self._drain.given(ticket.priority)
-            self._admit(ticket, now)
+            self._places.enter(ticket, now)
             entered.append(ticket)
         for priority, queue in self._queues.items():
             if not len(queue):
@@ -228,7 +249,9 @@ class Turnstile:
 
     def _next(self, now: float) -> Ticket | None:
         if self.limit - self.running <= self._reserve(now):
-            spared = (queue.first(self._is_spared) for queue in self._queues.values())
+            spared = (
+                queue.first(lambda one: self._places.may_take_last(one, self.limit)) for queue in self._queues.values()
+            )
             return next((ticket for ticket in spared if ticket is not None), None)
         firsts = [ticket for queue in self._queues.values() if (ticket := queue.first()) is not None]
         if not firsts:
@@ -250,45 +273,21 @@ class Turnstile:
         above = (queue for each, queue in self._queues.items() if RANK[each] < below.rank)
         return any(ticket.deadline < by for queue in above for ticket in queue)
 
-    def _admit(self, ticket: Ticket, now: float) -> None:
-        ticket.state, ticket.admitted = State.PENDING, now
-        party = self._party(ticket)
-        party.count += 1
-        party.held += 1
-        self._seen(ticket, now)
-        self.running += 1
-        self.pending += 1
-
     def _reserve(self, now: float) -> int:
-        """Places that not everybody may have."""
-        if now - self._mixed_at > _MIXED_S:
+        """Nothing, unless many waited of late: a burst of one tenant is nobody's harm."""
+        if now - self._crowded_at > _CROWDED_S:
             return 0
-        reserved = int(self.limit * self._settings.config.reserve + 0.5)
-        kept = self._peaks.kept({tenant: party.held for tenant, party in self._parties.items()}, self.limit, now)
-        reserved = max(reserved, min(int(kept + 0.5), self.limit // 2))
-        return min(reserved, self._limit.spare) if self._limit.is_untried(now) else reserved
-
-    def _is_spared(self, ticket: Ticket) -> bool:
-        """Whether it may have one of the last places."""
-        party = self._parties.get(ticket.tenant)
-        others = sum(each.weight for tenant, each in self._parties.items() if tenant != ticket.tenant)
-        share = self.limit * ticket.weight / (ticket.weight + others)
-        return (party.held if party else 0) < share * _RESERVED[ticket.priority]
-
-    def _seen(self, ticket: Ticket, now: float) -> None:
-        if ticket.priority != "bulk":
-            self._peaks.seen(ticket.tenant, self._party(ticket).count, ticket.weight, now)
-
-    def _mix(self, ticket: Ticket, now: float) -> None:
-        kind = (ticket.tenant, ticket.priority == "interactive")
-        if kind != self._last and self._last != ("", False):
-            self._mixed_at = now
-        self._last = kind
+        held_s, base_s = self._drain.held_s, self._limit.base_s
+        evenly = self.limit * base_s / held_s if held_s and base_s else math.inf
+        reserve = self._places.reserve(self.limit, now, evenly)
+        return min(reserve, self._limit.spare) if self._limit.is_untried(now) else reserve
 
     # --- books -------------------------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
         self._drain.tick(now, full=self.waiting > 0)
+        if self.waiting >= self.limit / 2:
+            self._crowded_at = now
 
     def _wait_s(self, priority: Priority, ahead: int) -> float | None:
         """Until the next place after `ahead` others is given; None where nothing is known."""
@@ -297,16 +296,6 @@ class Turnstile:
             return None
         return (ahead + 1) / rate if rate > 0.0 else math.inf
 
-    def _party(self, ticket: Ticket) -> Party:
-        return self._parties.setdefault(ticket.tenant, Party(ticket.weight))
-
     def _remove(self, ticket: Ticket) -> None:
         self._queues[ticket.priority].drop(ticket)
-        self._gone(ticket)
-
-    def _gone(self, ticket: Ticket) -> None:
         ticket.state = State.GONE
-        party = self._parties[ticket.tenant]
-        party.count -= 1
-        if not party.count:
-            del self._parties[ticket.tenant]

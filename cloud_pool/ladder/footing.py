@@ -2,7 +2,9 @@
 
 Pure: a footing, what is seen and `now` give the next footing. A tier under stress loses its share step by step, so that
 an overload settles near what the tier can do, where on and off would make it flap. It comes back only after a time of
-being well (`dwell_s`), and then step by step as well: a load that swings faster than that never moves it up.
+being well (`dwell_s`), and then step by step as well, as far as there is room for it: a load that swings faster than
+that never moves it up. A share that it had to give up again right after it came back is its ceiling: the next time
+that comes after twice as long, up to `longest_s`, unless there is room for twice the work that would come back.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ BUSY = 0.7
 """Of its places: from there on a tier has no room that would be seen at once."""
 CLEAR = 0.8
 """A tier whose share was cut for slowness is slow until it is this far below its objective."""
+_SHORTER = 0.9
+_NEARLY = 0.99
 
 
 class View(msgspec.Struct, frozen=True):
@@ -31,6 +35,7 @@ class View(msgspec.Struct, frozen=True):
     queue_s: float = 0.0  # the wait for a place that somebody of this priority has ahead
     patience_s: float = math.inf  # nobody of this priority should wait longer
     busy: float = 0.0  # share of its places that are taken
+    fits: float = math.inf  # share of the work that would find a place, besides what runs there
     waits: bool = False  # work of another priority has to move first: this footing stays as it is
     ttft_s: float | None = None  # mean of late; None: nothing was asked of late
     objective_s: float = 0.0  # of the time to first token; 0: none
@@ -42,6 +47,9 @@ class Footing(msgspec.Struct, frozen=True):
     why: Stress = ""  # what took the share; "": it is whole
     stressed_at: float = -math.inf  # monotonic, s: last seen under stress
     stepped_at: float = -math.inf  # when the share last changed
+    queue_s: float = 0.0  # the wait at the last step down: while it becomes shorter, there is no further one
+    ceiling: float = math.inf  # the share that was too much right after it came back
+    relapses: int = 0  # how often that was
 
 
 WHOLE = Footing()
@@ -70,42 +78,59 @@ def stepped(
         return footing
     if stress:
         settles_s = max(2.0 * pace.dwell_s, pace.step_s)  # by then a queue has shown what the last step did
-        return _lowered(footing, stress, pace.step_s if gives_way else settles_s, pace, now)
-    if view.busy < BUSY:
-        return _raised(footing, pace, now)
+        return _lowered(footing, stress, view.queue_s, pace.step_s if gives_way else settles_s, pace, now)
+    if footing.share >= 1.0:
+        return footing
+    if view.busy < BUSY and view.fits >= min(pace.grow, 1.0 - footing.share):
+        return _raised(footing, view, pace, now)
     return _probed(footing, pace, now)
 
 
-def _lowered(footing: Footing, stress: Stress, step_s: float, pace: Pace, now: float) -> Footing:
-    share, stepped_at = footing.share, footing.stepped_at
-    relapsed = stepped_at > footing.stressed_at  # the last step was one up
-    if relapsed or now - stepped_at >= step_s:
+def _lowered(footing: Footing, stress: Stress, queue_s: float, step_s: float, pace: Pace, now: float) -> Footing:
+    if now - max(footing.stressed_at, footing.stepped_at) > pace.longest_s:
+        footing = msgspec.structs.replace(footing, ceiling=math.inf, relapses=0)  # That is a new story.
+    lower = msgspec.structs.replace(footing, why=stress, stressed_at=now)
+    relapsed = footing.stepped_at > footing.stressed_at  # the last step was one up
+    if not relapsed and now - footing.stepped_at < step_s:
+        return lower
+    share = footing.share
+    if relapsed or queue_s >= _SHORTER * footing.queue_s:
         # One step, however long nobody looked: the stress is known for this moment only.
-        share, stepped_at = min(share, max(pace.floor, share * pace.back_off)), now
-    return Footing(share, footing.credit, stress, now, stepped_at)
+        share = min(share, max(pace.floor, share * pace.back_off))
+    lower = msgspec.structs.replace(lower, share=share, stepped_at=now, queue_s=queue_s)
+    if relapsed:
+        lower = msgspec.structs.replace(lower, ceiling=footing.share, relapses=footing.relapses + 1)
+    return lower
 
 
-def _raised(footing: Footing, pace: Pace, now: float) -> Footing:
-    if footing.share >= 1.0:
-        return footing
+def _raised(footing: Footing, view: View, pace: Pace, now: float) -> Footing:
     since = max(footing.stressed_at + pace.dwell_s, footing.stepped_at)
     # The steps of all the time that nobody looked: a tier that nobody asked for a minute is not taken for ill.
     steps = math.floor(min((now - since) / pace.step_s + 1e-9, 1.0 / pace.grow + 1.0))
-    if steps < 1:
+    share = footing.share + min(steps * pace.grow, view.fits)
+    if view.fits < 2.0 * (1.0 - footing.share) and now < footing.stressed_at + _longer(pace.dwell_s, footing, pace):
+        share = min(share, footing.ceiling * pace.back_off)
+    if steps < 1 or share <= footing.share:
         return footing
-    return _up(footing, footing.share + steps * pace.grow, since + steps * pace.step_s, now)
+    return _up(footing, share, since + steps * pace.step_s, now)
 
 
 def _probed(footing: Footing, pace: Pace, now: float) -> Footing:
-    if footing.share >= 1.0 or now - max(footing.stressed_at, footing.stepped_at) < pace.probe_s:
+    share = max(footing.share, pace.floor) / pace.back_off
+    pause_s = _longer(pace.probe_s, footing, pace) if share > _NEARLY * footing.ceiling else pace.probe_s
+    if now - max(footing.stressed_at, footing.stepped_at) < pause_s:
         return footing
-    return _up(footing, max(footing.share, pace.floor) / pace.back_off, now, now)
+    return _up(footing, share, now, now)
+
+
+def _longer(seconds: float, footing: Footing, pace: Pace) -> float:
+    return float(min(max(seconds, pace.longest_s), seconds * 2.0 ** min(footing.relapses, 30)))
 
 
 def _up(footing: Footing, share: float, stepped_at: float, now: float) -> Footing:
     if share >= 1.0 - 1e-9:
-        return Footing(1.0, stressed_at=footing.stressed_at, stepped_at=now)
-    return Footing(share, footing.credit, footing.why, footing.stressed_at, stepped_at)
+        return msgspec.structs.replace(footing, share=1.0, credit=0.0, why="", stepped_at=now)
+    return msgspec.structs.replace(footing, share=share, stepped_at=stepped_at)
 
 
 def offered(footing: Footing) -> tuple[bool, Footing]:

@@ -14,6 +14,7 @@ from router.errors import BackendError, CausewayError, CloudRejected
 from router.latency import Ewma
 
 from ..admission import RANK, Priority
+from .demand import Rate, fits
 from .footing import WHOLE, Footing, Stress, View, stepped, stress_of
 from .plan import Asked, Rung, plan
 from .settings import LadderConfig
@@ -42,6 +43,9 @@ class Pressure(Protocol):
     @property
     def limit(self) -> int: ...
 
+    @property
+    def held_s(self) -> float | None: ...
+
     def queue_seconds(self, priority: Priority) -> float: ...
 
 
@@ -59,6 +63,7 @@ class _Tier:
         self.breaker = breaker
         self.ttft = Ewma(_HALF_LIFE_S)
         self.asked_at = dict.fromkeys(RANK, -math.inf)  # when somebody of a priority last asked
+        self.asked = {priority: Rate() for priority in RANK}
         self.warm = True
         self.spoke_at = -math.inf
 
@@ -179,6 +184,7 @@ class Ladder:
         """The tier as this priority has to take it: under stress the least urgent work that there is moves first, and
         comes back last. Without this order all priorities would be on all tiers."""
         self._tiers[name].asked_at[priority] = now
+        self._tiers[name].asked[priority].add(now)
         view = self._view(name, priority, now)
         stress = stress_of(view, self.footing(name, priority))
         if stress in ("saturated", "slow"):
@@ -211,6 +217,9 @@ class Ladder:
             queue_s=queue_s,
             patience_s=_PATIENCE[priority] * self.config.patience * sense.objective_s or math.inf,
             busy=sense.pressure.running / max(1, sense.pressure.limit),
+            fits=fits(
+                tier.asked[priority].per_s(now), sense.pressure.held_s, sense.pressure.running, sense.pressure.limit
+            ),
             ttft_s=tier.ttft.value(now),
             objective_s=sense.objective_s,
         )

@@ -23,7 +23,8 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wait too long goes elsewhere anyway. Work that gives way to more urgent work does so each `step_s`. Never below
     `floor` while the tier lives: what it still gets shows how it is. Back by `grow` for each `step_s` once it has been
     well for `dwell_s` and has room; a tier that is well and busy takes one step back (by `back_off`) each `probe_s`,
-    for a load that goes on would only push it down again.
+    for a load that goes on would only push it down again. Each time that it does, both pauses are twice as long, up to
+    `longest_s`.
     """
 
     dwell_s: Pause = 1.0
@@ -32,6 +33,7 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grow: Share = 0.25
     floor: Share = 0.05
     probe_s: Seconds = 3.0
+    longest_s: Seconds = 60.0
 
 
 class LadderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -79,6 +79,7 @@ class Run:
     inside: list[tuple[float, int]] = field(default_factory=list)  # waiting in the server
     waiting: list[tuple[float, int]] = field(default_factory=list)  # at the door
     saturated: list[tuple[float, bool]] = field(default_factory=list)
+    preempted: int = 0
     sheds: Counter[tuple[Priority, Reason]] = field(default_factory=Counter)
 
     def of(self, begins: float = 0.0, ends: float = math.inf, **wanted: str) -> list[Told]:
@@ -110,7 +111,7 @@ class Simulation:
         self._callers = callers
         self._chance = random.Random(seed)
         self._order = itertools.count()
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._events: list[tuple[float, int, Callable[[float], object]]] = []
         self._inside: deque[Ticket] = deque()
         self._busy = 0
         self._told: dict[Ticket, Told] = {}
@@ -144,12 +145,15 @@ class Simulation:
         told = self._told[ticket] = Told(callers, now)
         self.run.stories.append(told)
         try:
-            pushed = self.door.arrive(ticket, now)
+            moved = self.door.arrive(ticket, now)
         except CausewayError as error:
             told.refused = error
             return
-        if pushed is not None:
-            self._told[pushed].refused = self.door.full(pushed.priority)
+        for each in moved:
+            if each.state is State.WAITING:
+                self._stop(each)
+            else:
+                self._told[each].refused = self.door.full(each.priority)
         if ticket.has_place:
             self._hand_over(now, [ticket])
         else:
@@ -170,11 +174,20 @@ class Simulation:
             self._busy += 1
             self._begin(now, self._inside.popleft())
 
+    def _stop(self, ticket: Ticket) -> None:
+        """It gave its place back."""
+        self.run.preempted += 1
+        if ticket in self._inside:
+            self._inside.remove(ticket)
+        else:
+            self._busy -= 1
+
     def _begin(self, now: float, ticket: Ticket) -> None:
+        turn = ticket.preempted
         first = now + self._draw(self._server.prefill_s(now), self._server.prefill_cv)
-        self._at(first, lambda at: self._first(at, ticket))
+        self._at(first, lambda at: turn == ticket.preempted and self._first(at, ticket))
         ends = first + self._draw(self._server.decode_s(now), self._server.decode_cv)
-        self._at(ends, lambda at: self._end(at, ticket))
+        self._at(ends, lambda at: turn == ticket.preempted and self._end(at, ticket))
 
     def _first(self, now: float, ticket: Ticket) -> None:
         self._told[ticket].first_s = now - ticket.arrived
@@ -199,16 +212,21 @@ class Simulation:
         sigma = math.sqrt(math.log(1.0 + cv * cv))
         return mean * math.exp(self._chance.gauss(-sigma * sigma / 2.0, sigma))
 
-    def _at(self, when: float, event: Callable[[float], None]) -> None:
+    def _at(self, when: float, event: Callable[[float], object]) -> None:
         heapq.heappush(self._events, (when, next(self._order), event))
 
 
 class TwoGateways(Simulation):
-    """Two turnstiles before one server, each with half of the callers; neither knows of the other."""
+    """Two turnstiles before one server, each with half of the callers. `shared`: each may have half of the places, else
+    neither knows of the other."""
 
-    def __init__(self, server: Server, callers: list[Callers], settings: Settings, seed: int = 1) -> None:
+    def __init__(
+        self, server: Server, callers: list[Callers], settings: Settings, seed: int = 1, *, shared: bool = False
+    ) -> None:
         super().__init__(server, callers, settings, seed)
         self._doors = (self.door, Turnstile(settings, 0.0))
+        for door in self._doors if shared else ():
+            door.bound(settings.places // 2, 0.0)
         self._door_of: dict[Ticket, Turnstile] = {}
 
     def _call(self, now: float, callers: Callers) -> None:

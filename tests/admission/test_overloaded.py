@@ -8,12 +8,26 @@ import pytest
 
 from cloud_pool.admission import Priority
 
-from .simulation import Callers, Run, Simulation, Told, between, firsts, flat, quantile, server, settings
+from .simulation import (
+    Callers,
+    Run,
+    Server,
+    Simulation,
+    Told,
+    TwoGateways,
+    between,
+    firsts,
+    flat,
+    quantile,
+    server,
+    settings,
+)
 
 BEGINS, ENDS, OVER = 20.0, 80.0, 100.0
 SEEDS = range(2)
 BIG = server(64, 0.3, 2.0)
 CAPACITY = BIG.capacity()
+SMALL = Server(flat(16), flat(0.2), flat(0.3), 0.0, 0.0)  # each of two gateways has eight of its places
 
 
 def mixed(seed: int) -> Run:
@@ -133,3 +147,36 @@ def test_weights() -> None:
     entered = [one for one in run.of(10.0, 90.0) if one.first_s is not None]
     done = {name: sum(one.callers.tenant == name for one in entered) for name in ("light", "heavy")}
     assert 2.5 <= done["heavy"] / done["light"] <= 3.5
+
+
+def test_a_flooding_tenant_before_two_small_gateways() -> None:
+    """The quiet one's p99 moves by less than a fifth, with eight places a gateway, and most of the server is used."""
+    capacity = SMALL.capacity()
+    quiet = Callers(flat(0.2 * capacity), "interactive", "quiet", patience_s=10.0)
+    flood = Callers(between(20.0, 80.0, 3.0 * capacity), "interactive", "flood", patience_s=10.0)
+    told: list[Told] = []
+    for seed in range(4):
+        run = TwoGateways(SMALL, [quiet, flood], settings(16), seed, shared=True).until(80.0)
+        assert run.goodput(25.0, 80.0) >= 0.85 * capacity
+        told += [one for one in run.of(25.0, 77.0) if one.callers.tenant == "quiet"]
+    assert all(one.refused is None for one in told)
+    assert quantile(firsts(told), 0.99) <= 1.2 * 0.2
+    assert quantile([one.done_s for one in told if one.done_s is not None], 0.99) <= 1.2 * 0.5
+
+
+def test_interactive_first_tokens_before_two_small_gateways() -> None:
+    """At three times the capacity the interactive p99 is at most twice what it is without load; few give back."""
+    capacity = SMALL.capacity()
+    calls = [
+        Callers(flat(0.5 * capacity), "interactive", patience_s=10.0),
+        Callers(between(20.0, 80.0, 0.5 * capacity), "standard", patience_s=10.0),
+        Callers(between(20.0, 80.0, 2.0 * capacity), "bulk", patience_s=10.0),
+    ]
+    told: list[Told] = []
+    for seed in range(4):
+        run = TwoGateways(SMALL, calls, settings(16, objective_s=0.4), seed, shared=True).until(80.0)
+        assert run.preempted <= 0.15 * capacity * 60.0
+        assert run.goodput(25.0, 80.0) >= 0.85 * capacity
+        told += [one for one in run.of(25.0, 77.0) if one.callers.priority == "interactive"]
+    assert all(one.refused is None for one in told)
+    assert quantile(firsts(told), 0.99) <= 2.0 * 0.2

@@ -34,15 +34,20 @@ class Machine(RuleBasedStateMachine):
         ticket = Ticket(priority, tenant, 1.0 + len(tenant), tokens, self.now, self.now + left_s)
         before = self.door.running
         try:
-            pushed = self.door.arrive(ticket, self.now)
+            moved = self.door.arrive(ticket, self.now)
         except CausewayError:
             assert ticket.state is State.NEW
             return multiple()
-        if pushed is not None:
-            assert pushed.state is State.GONE
-            self.waiting.remove(pushed)
+        for each in moved:
+            if each.state is State.WAITING:
+                self.inside.remove(each)
+                self.waiting.add(each)
+            else:
+                assert each.state is State.GONE
+                self.waiting.remove(each)
         if ticket.has_place:
-            assert before < self.door.limit
+            swapped = any(each.state is State.WAITING for each in moved)
+            assert self.door.running == before if swapped else before < self.door.limit
             self.inside.add(ticket)
         else:
             self.waiting.add(ticket)

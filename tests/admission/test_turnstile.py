@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -18,7 +19,7 @@ class Door:
 
     def __init__(self, places: int, queue: int = 8, **config: float) -> None:
         self.sheds: Counter[tuple[Priority, Reason]] = Counter()
-        config = {"reserve": 0.0, "standard_share": 0.2, "bulk_share": 0.05, **config}
+        config = {"reserve": 0.0, "preempt": 0.0, "standard_share": 0.2, "bulk_share": 0.05, **config}
         self.turnstile = Turnstile(settings(places, queue, least=0, **config), 0.0, self._shed)
         self.now = 0.0
 
@@ -37,7 +38,9 @@ class Door:
         """A little later than whoever came before."""
         self.now += 0.001
         ticket = Ticket(priority, tenant, weight, tokens, self.now, self.now + left_s)
-        self.gave_way = self.turnstile.arrive(ticket, self.now)
+        moved = self.turnstile.arrive(ticket, self.now)
+        self.gave_way = next((each for each in moved if each.state is State.GONE), None)
+        self.gave_back = next((each for each in moved if each.state is State.WAITING), None)
         return ticket
 
     def go(self, ticket: Ticket, *, after_s: float = 0.0, used: float | None = None) -> list[Ticket]:
@@ -145,6 +148,8 @@ def test_a_flood_is_not_waited_for() -> None:
 def test_what_was_used_counts(used: float | None, first: str) -> None:
     """A tenant whose answer was much shorter than reserved has its turn sooner than one that did not say."""
     door = Door(1, queue=40)  # no place to keep for anybody
+    for tenant in ("guessed", "other"):  # the turns that they have before others
+        door.go(door.come(tenant=tenant, tokens=100.0))
     costly = door.come(tenant="guessed", tokens=1000.0)
     middle = door.come(tenant="other", tokens=300.0)
     assert door.go(costly, used=used) == [middle]
@@ -255,16 +260,40 @@ def test_bulk_is_shed_while_a_queue_above_stands() -> None:
     assert door.come("bulk").has_place
 
 
-def test_the_last_places_are_for_who_has_little() -> None:
-    """While work is mixed, a flood leaves some places; who has its share already does not get them."""
-    door = Door(16, queue=64, reserve=0.125)
+def flooded(places: int = 16, **config: float) -> tuple[Door, list[Ticket]]:
+    """A door that one tenant has filled, and its queue; another has one place."""
+    door = Door(places, queue=64, **config)
     door.come("standard", "quiet")
-    floods = [door.come("standard", "flood") for _ in range(20)]
-    assert sum(ticket.has_place for ticket in floods) == 13
-    assert door.come("interactive", "flood").state is State.WAITING
+    return door, [door.come("standard", "flood") for _ in range(2 * places)]
+
+
+def test_the_last_places_are_for_who_asks_little() -> None:
+    """While mixed work waits, a flood leaves some places; bulk does not get them, whoever's it is."""
+    door, floods = flooded(reserve=0.125)
+    assert sum(ticket.has_place for ticket in floods) == 15
+    entered = [len(door.go(ticket)) for ticket in floods[:4]]
+    assert entered == [0, 0, 1, 1]
     assert door.come("bulk", "quiet").state is State.WAITING
+    assert door.come("standard", "flood").state is State.WAITING
     assert door.come("standard", "quiet").has_place
     assert door.come("interactive", "quiet").has_place
+    assert door.turnstile.running == 16
+
+
+def test_who_asks_much_does_not_get_the_last_places() -> None:
+    """A tenant may be before its turn by its credit; then it waits like everybody else."""
+    door, floods = flooded(reserve=0.5)
+    assert sum(len(door.go(ticket)) for ticket in floods[:10]) == 2
+    quiet = [door.come("standard", "quiet") for _ in range(9)]
+    assert [ticket.has_place for ticket in quiet] == [True] * 8 + [False]
+
+
+def test_no_place_is_kept_while_few_wait() -> None:
+    """A tier that is full for a moment, with less than half as many waiting as there are places, keeps nothing."""
+    door = Door(16, queue=64, reserve=0.5)
+    door.come("interactive", "quiet")
+    floods = [door.come("interactive", "flood") for _ in range(22)]
+    assert len(door.go(floods[0])) == 1
     assert door.turnstile.running == 16
 
 
@@ -314,3 +343,114 @@ def test_a_grown_limit_lets_waiters_in() -> None:
         came += [Ticket("standard", "one", 1.0, 1.0, now, 1e9)]
         door.arrive(came[-1], now)
     assert by_growth == 4
+
+
+def full(places: int = 4, *floods: Priority, **config: float) -> tuple[Door, list[Ticket]]:
+    """A door whose places one tenant has, none of them with a token yet, while others were here of late."""
+    door = Door(places, queue=4, preempt=0.5, **config)
+    for tenant in ("quiet", "other"):
+        door.go(door.come("interactive", tenant))
+    return door, [door.come(each, "flood") for each in floods or ("interactive",) * places]
+
+
+def test_a_flood_gives_a_place_back() -> None:
+    """The last of it that went in, for a tenant that asks little; it is the next of its tenant to go in again."""
+    door, floods = full()
+    waiting = [door.come("interactive", "flood") for _ in range(2)]
+    quiet = door.come("interactive", "quiet")
+    assert quiet.has_place
+    assert door.gave_back is floods[3]
+    assert (door.turnstile.running, door.turnstile.waiting) == (4, 3)
+    assert door.go(floods[0]) == [floods[3]]
+    assert door.go(floods[1]) == [waiting[0]]
+    assert floods[3].preempted == 1
+
+
+def test_less_urgent_work_gives_a_place_back() -> None:
+    """Of the same tenant too: bulk before standard, and interactive work never to another of its own tenant."""
+    door, held = full(3, "standard", "bulk", "standard")
+    assert door.come("interactive", "flood").has_place
+    assert door.gave_back is held[1]
+    assert door.come("interactive", "flood").has_place
+    assert door.gave_back is held[2]
+    assert door.come("interactive", "flood").has_place
+    assert door.gave_back is held[0]
+    assert door.come("interactive", "flood").state is State.WAITING
+
+
+def test_what_has_begun_to_answer_keeps_its_place() -> None:
+    """Its caller has seen a token: nobody takes that back."""
+    door, floods = full()
+    for ticket in floods:
+        door.turnstile.first_token(ticket, door.now, 0.1)
+    assert door.come("interactive", "quiet").state is State.WAITING
+
+
+@pytest.mark.parametrize("priority", ["interactive", "standard"])
+def test_a_flood_takes_no_place_back(priority: Priority) -> None:
+    """Who has had more than the others waits."""
+    door, _ = full(4, *(priority,) * 4)
+    for _ in range(8):
+        door.now += 0.1
+        with suppress(QueueFull, Shed):
+            door.come(priority, "flood")
+        assert door.gave_back is None
+
+
+def test_bulk_takes_no_place_back() -> None:
+    """It can wait."""
+    door, _ = full(4, "bulk", "bulk", "bulk", "bulk")
+    assert door.come("bulk", "quiet").state is State.WAITING
+
+
+def test_nobody_gives_back_again_and_again() -> None:
+    """Twice at most, and not who would be too late after it."""
+    door, (often, late) = full(2)
+    late.deadline = door.now + 1.0
+    for times in (1, 2):
+        quiet = door.come("interactive", f"quiet {times}")
+        assert door.gave_back is often
+        assert door.go(quiet) == [often]
+        assert often.preempted == times
+    assert door.come("interactive", "quiet 3").state is State.WAITING
+
+
+def test_few_give_back() -> None:
+    """A share of the requests: what their servers had begun for them is lost."""
+    door = Door(8, queue=1000, preempt=0.1)
+    taken = 0
+    for at in range(400):
+        door.come("interactive", "flood", left_s=1e6)
+        if at % 2:
+            quiet = door.come("interactive", f"quiet {at % 50}", left_s=1e6)
+            taken += door.gave_back is not None
+            if quiet.has_place:
+                door.go(quiet)
+    assert 1 <= taken <= 0.1 * 400 + 5
+
+
+def test_a_full_queue_holds_who_gave_back() -> None:
+    """The youngest of those behind it gives way for good; nobody more urgent does."""
+    door, floods = full(2, "standard", "standard")
+    waiting = [door.come("standard", "flood") for _ in range(4)]
+    assert door.come("interactive", "quiet").has_place
+    assert door.gave_back is floods[1]
+    assert door.gave_way is waiting[3]
+    assert door.turnstile.waiting == 4
+    door, _ = full(2, "bulk", "bulk")
+    urgent = [door.come("standard", "one") for _ in range(4)]
+    assert door.come("interactive", "two").has_place is False or door.gave_way not in urgent
+
+
+def test_more_and_fewer_places() -> None:
+    """What other gateways leave: who waits goes in at once, who has a place keeps it."""
+    door = Door(4)
+    turnstile = Turnstile(settings(8, queue=8, least=1, reserve=0.0), 0.0)
+    turnstile.bound(4, 0.0)
+    came = [Ticket("standard", "one", 1.0, 1.0, door.now, 1e9) for _ in range(8)]
+    for ticket in came:
+        turnstile.arrive(ticket, door.now)
+    assert (turnstile.running, turnstile.waiting) == (4, 4)
+    assert turnstile.bound(6, 0.1) == came[4:6]
+    assert turnstile.bound(2, 0.2) == []
+    assert (turnstile.running, turnstile.limit) == (6, 2)

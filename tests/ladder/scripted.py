@@ -74,6 +74,7 @@ class Pressure:
     queue_s = 0.0
     running = 0
     limit = 10
+    held_s: float | None = None
 
     def queue_seconds(self, priority: Priority) -> float:
         return self.queue_s
@@ -85,6 +86,7 @@ class Bed:
         tritons: dict[str, Triton],
         *,
         places: int = 4,
+        queue: int = 0,
         objective_s: float = 0.0,
         partial_tokens: int = 2,
         answers: Answers = "text",
@@ -94,7 +96,7 @@ class Bed:
         names = tuple(tritons)
         wording = Wording("{% for m in messages %}{{ m.content }}{% endfor %}|", context_tokens=1000, answers=answers)
         self.tiers = {name: Tier(TierConfig(name=name, template_file="x"), wording) for name in names}
-        self.doors = {name: Admission(places, 0) for name in names}
+        self.doors = {name: Admission(places, queue) for name in names}
         self.health = {name: Health() for name in names}
         self.pressure = {name: Pressure() for name in names}
         config = LadderConfig(tiers=names, patience=1.0, partial_tokens=partial_tokens)

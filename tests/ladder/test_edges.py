@@ -7,9 +7,11 @@ from contextlib import aclosing
 
 import pytest
 
+from cloud_pool.cache.front import Front
 from cloud_pool.inbound import read_headers
 from cloud_pool.jobs.runner import Errand, ServiceRunner
 from router.errors import EngineUnavailable, InvalidRequest
+from router.types import Chunk
 
 from .scripted import CHAT, WORDS, Bed, Triton, text_of
 
@@ -39,15 +41,15 @@ def errand() -> Errand:
 async def test_a_job_stays_on_its_tier() -> None:
     """It has time: it waits for the tier that it named, whole, however well the next one is."""
     bed = Bed({"large": Triton(EngineUnavailable("gone")), "medium": Triton()})
-    runner = ServiceRunner(bed.service, bed.tiers, {})
+    runner = ServiceRunner(Front(None, bed.service.answer), bed.tiers, {})
     with pytest.raises(EngineUnavailable):
-        async with aclosing(runner.run(errand())) as chunks:
+        async with aclosing(runner.reply(errand())[1]) as chunks:
             [_ async for _ in chunks]
     assert not bed.tritons["medium"].asked
     bed.tritons["large"].script = WORDS
     for pressure in bed.pressure.values():
         pressure.saturated = True
-    async with aclosing(runner.run(errand())) as chunks:
-        found = [chunk async for chunk in chunks]
+    async with aclosing(runner.reply(errand())[1]) as chunks:
+        found = [chunk async for chunk in chunks if isinstance(chunk, Chunk)]
     assert text_of(found) == "".join(WORDS)
     assert bed.is_free

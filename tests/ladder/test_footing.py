@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,6 +103,62 @@ def test_a_slow_swing_turns_it_once_each_way() -> None:
             turns.append(footing.share > was)
         was = footing.share
     assert [up for up, _ in itertools.groupby(turns)] == [False, True] * 4
+
+
+def test_it_comes_back_as_far_as_there_is_room() -> None:
+    """Half of the work would fit: that much at once, and the rest is tried slowly."""
+    down = after(WHOLE, "broken", [0.0])
+    assert after(down, "", every(0.01, 4.0), View("a", fits=0.0)).share < PACE.floor / PACE.back_off**2
+    roomy = after(down, "", [2.01], View("a", fits=0.5))
+    assert roomy.share == 0.5
+
+
+def test_who_relapses_stays_down_longer_each_time() -> None:
+    """A load that just does not fit: after each try that failed the next comes twice as late, up to `longest_s`."""
+    footing, tight, tries = after(WHOLE, "saturated", every(0.0, 6.0)), View("a", busy=0.9), []
+    for now in every(6.0, 400.0, 0.25):
+        was = footing.share
+        footing = stepped(footing, "", tight, PACE, now)
+        if footing.share > was:
+            tries.append(now)
+            footing = stepped(footing, "saturated", tight, PACE, now + 0.2)
+    pauses = [later - sooner for sooner, later in itertools.pairwise(tries)]
+    assert all(later >= sooner - 0.3 for sooner, later in itertools.pairwise(pauses))
+    assert pauses[0] < 2 * 2 * PACE.probe_s
+    assert PACE.longest_s <= pauses[-1] <= PACE.longest_s + 1.0
+
+
+def test_what_relapsed_comes_back_soon_where_there_is_room_again() -> None:
+    """The load is over: nothing is held against the tier."""
+    footing = Footing(share=0.2, why="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=0.5, relapses=6)
+    assert after(footing, "", every(0.05, 2.5), View("a", fits=9.0)).share == 1.0
+    assert after(footing, "", every(0.05, 50.0), View("a", fits=1.0)).share == 0.5 * PACE.back_off
+
+
+def test_what_is_not_too_much_is_tried_soon() -> None:
+    """Only the share that was too much has to wait; below it the tier comes back as fast as ever."""
+    footing = Footing(share=0.3, why="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=1.0, relapses=6)
+    assert after(footing, "", every(0.05, 3.1), BUSY).share == 0.3 / PACE.back_off
+    assert after(footing, "", every(0.05, 6.2), BUSY).share == pytest.approx(0.3 / PACE.back_off**2)
+    assert after(footing, "", every(0.05, 55.0), BUSY).share < 1.0
+
+
+def test_a_queue_that_becomes_shorter_is_left_to_it() -> None:
+    """The last step down does what it should: there is no further one before that is over."""
+    queue = [3.0 - 0.4 * n for n in range(7)]
+    footing = WHOLE
+    for at, queue_s in enumerate(queue):
+        footing = stepped(footing, "saturated", View("a", queue_s=queue_s), PACE, at * 2.0)
+    assert footing.share == PACE.back_off
+    standing = after(WHOLE, "saturated", [0.0, 2.0, 4.0], View("a", queue_s=3.0))
+    assert standing.share == PACE.back_off**3
+
+
+def test_relapses_are_forgiven() -> None:
+    """After `longest_s` without stress it is a new story."""
+    footing = Footing(stressed_at=0.0, stepped_at=1.0, relapses=6)
+    assert stepped(footing, "saturated", BUSY, PACE, 30.0).relapses == 7
+    assert stepped(footing, "saturated", BUSY, PACE, 90.0).relapses == 1
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from(STRESSES)), max_size=60))

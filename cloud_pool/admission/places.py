@@ -1,0 +1,155 @@
+"""Who has a place, who may have one of the last, and who has to give his back. Pure.
+
+The last places (trunk reservation, known from telephone networks) are kept while mixed work waits: for interactive work
+and for tenants that ask little, who hold less than half of their share of the places or have credit in the turns of
+their priority (fair). So a flood leaves room for them; one place more while what it got begins all at once, for then
+nothing comes free for as long as an answer takes. Where those who ask little come so close together that this does not
+do, one of the flood's gives its place back (preemption), if it can do so unnoticed:
+
+1. it has had no token yet, so its caller has seen nothing of it
+2. it is less urgent than an interactive newcomer, or not more urgent and of a tenant that asks much
+3. it has not lost its place MOST times already, and has time enough to wait once more
+
+Of those the least urgent, and of equals the last who came, who loses least: it goes back to the head of its tenant's
+queue. What its server had begun for it is lost, so that is done for a small share of the requests only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .fair import FairQueue
+from .settings import AdmissionConfig
+from .ticket import Priority, State, Ticket
+
+MOST = 2
+_LATE_S = 10.0
+_LITTLE = 0.5  # of a tenant's share of the places
+_WAITS_S = 2.0  # who has less time left is left alone
+_SAVED = 4  # preemptions for which none was needed before
+
+
+@dataclass(slots=True)
+class Party:
+    """A tenant that was here of late."""
+
+    tenant: str
+    weight: float
+    at: float = 0.0  # monotonic, s: when it last came
+    held: int = 0  # places
+
+
+class Places:
+    """Owns the books of places. `queues` say who has credit; `now` is monotonic, s."""
+
+    def __init__(self, config: AdmissionConfig, queues: Mapping[Priority, FairQueue]) -> None:
+        self._config = config
+        self._queues = queues
+        self._pending: dict[Ticket, None] = {}  # in the order in which they went in
+        self._parties: dict[str, Party] = {}  # in the order in which they last came
+        self._weights = 0.0
+        self._urgent_at = self._other_at = -math.inf
+        self._saved = float(config.preempt > 0.0)
+        self.running = 0
+
+    @property
+    def pending(self) -> int:
+        """Of those who run: without a token yet."""
+        return len(self._pending)
+
+    # --- books -------------------------------------------------------------------------------------------------------
+
+    def came(self, ticket: Ticket, now: float) -> None:
+        """Whatever becomes of it."""
+        party = self._forget(ticket.tenant) or Party(ticket.tenant, ticket.weight)
+        party.weight = ticket.weight
+        self._add(party, now)
+        if ticket.priority == "interactive":
+            self._urgent_at = now
+        else:
+            self._other_at = now
+        while now - (oldest := next(iter(self._parties.values()))).at > _LATE_S:
+            self._forget(oldest.tenant)
+            if oldest.held:
+                self._add(oldest, now)  # It is still here.
+
+    def _add(self, party: Party, now: float) -> None:
+        party.at = now
+        self._parties[party.tenant] = party  # the last one now
+        self._weights += party.weight
+
+    def _forget(self, tenant: str) -> Party | None:
+        party = self._parties.pop(tenant, None)
+        self._weights -= party.weight if party is not None else 0.0
+        return party
+
+    def enter(self, ticket: Ticket, now: float) -> None:
+        ticket.state, ticket.admitted = State.PENDING, now
+        self.running += 1
+        self._pending[ticket] = None
+        self._hold(ticket, 1)
+        self._saved = min(_SAVED, self._saved + self._config.preempt)
+
+    def spoke(self, ticket: Ticket) -> None:
+        ticket.state = State.RUNNING
+        del self._pending[ticket]
+
+    def leave(self, ticket: Ticket) -> None:
+        self.running -= 1
+        self._pending.pop(ticket, None)
+        self._hold(ticket, -1)
+
+    def _hold(self, ticket: Ticket, places: int) -> None:
+        if (party := self._parties.get(ticket.tenant)) is not None:
+            party.held += places
+
+    def preempt(self, victim: Ticket) -> None:
+        self._saved -= 1.0
+        self.leave(victim)
+        victim.state = State.WAITING
+        victim.preempted += 1
+
+    # --- who may -----------------------------------------------------------------------------------------------------
+
+    def reserve(self, limit: int, now: float, evenly: float = math.inf) -> int:
+        """Places of `limit` that not everybody may have. `evenly`: as many would be without a token, if those who have
+        a place had come evenly."""
+        kinds = now - min(self._urgent_at, self._other_at) <= _LATE_S
+        reserve = int(limit * self._config.reserve + 0.5) if kinds or self._are_tenants_mixed else 0
+        bunched = reserve and self._are_tenants_mixed and self.pending >= max(1.0, evenly - 0.5)
+        return reserve + 1 if bunched else reserve
+
+    def may_take_last(self, ticket: Ticket, limit: int) -> bool:
+        if ticket.priority == "bulk" or (ticket.priority == "standard" and not self._are_tenants_mixed):
+            return False
+        return self._asks_little(ticket, limit)
+
+    def victim(self, ticket: Ticket, limit: int, now: float) -> Ticket | None:
+        """Who gives his place to the newcomer; None: nobody."""
+        if self._saved < 1.0 or ticket.priority == "bulk" or not self._asks_little(ticket, limit):
+            return None
+        able = [each for each in reversed(self._pending) if self._gives_way(each, ticket, limit, now)]
+        return max(able, key=_rank, default=None)
+
+    def _gives_way(self, each: Ticket, ticket: Ticket, limit: int, now: float) -> bool:
+        if not each.gives_back or each.preempted >= MOST or each.deadline < now + _WAITS_S:
+            return False  # (3)
+        if each.rank > ticket.rank and ticket.priority == "interactive":
+            return True  # (2)
+        return each.tenant != ticket.tenant and each.rank >= ticket.rank and not self._asks_little(each, limit)
+
+    def _asks_little(self, ticket: Ticket, limit: int) -> bool:
+        party = self._parties.get(ticket.tenant)
+        if not self._are_tenants_mixed or party is None or party.held < _LITTLE * limit * party.weight / self._weights:
+            return True
+        return self._queues[ticket.priority].credit_of(ticket) >= 1.0
+
+    @property
+    def _are_tenants_mixed(self) -> bool:
+        return len(self._parties) > 1
+
+
+def _rank(ticket: Ticket) -> int:
+    return ticket.rank

@@ -1,0 +1,111 @@
+"""Which places are kept, and for whom: the books of places alone."""
+
+from __future__ import annotations
+
+from cloud_pool.admission.fair import FairQueue
+from cloud_pool.admission.places import Places
+from cloud_pool.admission.settings import AdmissionConfig
+from cloud_pool.admission.ticket import RANK, Priority, State, Ticket
+
+
+class Seats:
+    """Ten places, of which one is kept."""
+
+    def __init__(self) -> None:
+        self.queues = {priority: FairQueue(4.0) for priority in RANK}
+        self.places = Places(AdmissionConfig(reserve=0.1), self.queues)
+
+    def come(self, tenant: str, now: float = 0.0, priority: Priority = "interactive", weight: float = 1.0) -> Ticket:
+        """And goes in."""
+        ticket = Ticket(priority, tenant, weight, 1.0, now, now + 60.0)
+        self.places.came(ticket, now)
+        self.queues[priority].charge(ticket)
+        self.places.enter(ticket, now)
+        return ticket
+
+    def may(self, tenant: str, priority: Priority = "interactive") -> bool:
+        return self.places.may_take_last(Ticket(priority, tenant, 1.0, 1.0, 0.0, 60.0), 10)
+
+
+def test_alone_nothing_is_kept() -> None:
+    """One tenant with one kind of work has nobody to keep anything for."""
+    seats = Seats()
+    for _ in range(5):
+        seats.come("one")
+    assert seats.places.reserve(10, 0.0) == 0
+
+
+def test_two_kinds_of_work_or_two_tenants() -> None:
+    """One place is kept while they were here of late."""
+    kinds, tenants = Seats(), Seats()
+    kinds.come("one", priority="bulk")
+    kinds.come("one")
+    tenants.come("one")
+    tenants.places.leave(tenants.come("two"))
+    for seats in (kinds, tenants):
+        assert seats.places.reserve(10, 5.0) == 1
+        seats.come("one", 20.0)
+        assert seats.places.reserve(10, 20.0) == 0
+
+
+def test_who_still_has_a_place_is_still_here() -> None:
+    """However long its answer takes."""
+    seats = Seats()
+    seats.come("patient")
+    for now in (5.0, 15.0, 25.0, 35.0):
+        seats.come("other", now)
+    assert seats.places.reserve(10, 35.0) == 1
+
+
+def test_one_more_while_what_runs_begins_all_at_once() -> None:
+    """Two would be without a token if they had come evenly: with two, or with more, they have not."""
+    seats = Seats()
+    quiet, flood = seats.come("quiet"), seats.come("flood")
+    assert seats.places.pending == 2
+    assert seats.places.reserve(10, 0.0, evenly=2.0) == 2
+    assert seats.places.reserve(10, 0.0, evenly=2.6) == 1
+    seats.places.spoke(flood)
+    assert seats.places.reserve(10, 0.0, evenly=2.0) == 1
+    seats.places.leave(quiet)
+    assert seats.places.reserve(10, 0.0, evenly=0.0) == 1
+    assert (seats.places.running, seats.places.pending) == (1, 0)
+
+
+def test_who_asks_little() -> None:
+    """Who has credit, and without it who holds less than half of its share; bulk never, standard beside others only."""
+    seats = Seats()
+    alone = seats.may("one", "standard")
+    seats.come("quiet", priority="standard")
+    for _ in range(8):
+        seats.come("flood", priority="standard")
+    assert not alone
+    assert seats.may("quiet", "standard")
+    assert not seats.may("quiet", "bulk")
+    assert not seats.may("flood", "standard")
+    for _ in range(8):
+        seats.places.leave(seats.come("quiet", priority="standard"))
+    assert seats.queues["standard"].credit_of(Ticket("standard", "quiet", 1.0, 1.0, 0.0, 1.0)) < 1.0
+    assert seats.may("quiet", "standard")  # It holds one of its five.
+
+
+def test_a_heavier_tenant_may_hold_more() -> None:
+    """Its share is by its weight."""
+    seats = Seats()
+    seats.come("light", weight=1.0)
+    for _ in range(5):
+        seats.come("heavy", weight=9.0)
+    little = Ticket("interactive", "heavy", 9.0, 1000.0, 0.0, 60.0)
+    assert seats.places.may_take_last(little, 12)
+    assert not seats.places.may_take_last(little, 8)
+
+
+def test_leaving_twice_is_no_concern_of_the_books() -> None:
+    """A place that was given back is entered again as if it were new."""
+    seats = Seats()
+    ticket = seats.come("one")
+    seats.places.preempt(ticket)
+    assert (ticket.state, ticket.preempted) == (State.WAITING, 1)
+    assert (seats.places.running, seats.places.pending) == (0, 0)
+    seats.places.enter(ticket, 1.0)
+    assert (ticket.state, ticket.admitted) == (State.PENDING, 1.0)
+    assert (seats.places.running, seats.places.pending) == (1, 1)
