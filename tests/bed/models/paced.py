@@ -2,7 +2,8 @@
 
 `bed.json` beside this file is {"journal": path, "pace": path}. The pace file is {"slots", "prefill_s", "step_s"}
 and may change at any moment: it is read again ten times a second. What does not fit into the slots waits, first come
-first served, as in a server that batches continuously.
+first served, as in a server that batches continuously; where somebody waits, a cancelled sequence's slot is free at the
+next of its steps, of which there are several in a prefill too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import triton_python_backend_utils as pb_utils
 _BED = json.loads((Path(__file__).parent / "bed.json").read_text())
 _MARK = re.compile(r"qz(\d+)qz")
 _LOOK_S = 0.1
+_STEP_S = 0.02
 
 
 class Sequence:
@@ -40,7 +42,7 @@ class TritonPythonModel:
         self._waiting: collections.deque[Sequence] = collections.deque()
         self._running: list[tuple[float, int, Sequence]] = []  # by the time of the next token
         self._order = itertools.count()
-        self._looked_at = 0.0
+        self._looked_at = self._dropped_at = 0.0
         self._closing = False
         self._look(time.monotonic())
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -69,12 +71,13 @@ class TritonPythonModel:
             with self._changed:
                 now = time.monotonic()
                 self._look(now)
+                self._drop_cancelled(now)
                 self._admit(now)
                 if self._closing:
                     return
                 if not self._running or self._running[0][0] > now:
                     until = self._running[0][0] - now if self._running else _LOOK_S
-                    self._changed.wait(min(until, _LOOK_S))
+                    self._changed.wait(min(until, _STEP_S if self._waiting else _LOOK_S))
                     continue
                 _, _, sequence = heapq.heappop(self._running)
             self._token(sequence, now)
@@ -84,6 +87,13 @@ class TritonPythonModel:
             pace = json.loads(Path(_BED["pace"]).read_text())
             self._slots, self._prefill_s, self._step_s = pace["slots"], pace["prefill_s"], pace["step_s"]
             self._looked_at = now
+
+    def _drop_cancelled(self, now: float) -> None:
+        """Where somebody waits for a slot: those of sequences that nobody wants any more are free."""
+        if self._waiting and len(self._running) >= self._slots and now - self._dropped_at >= _STEP_S:
+            self._dropped_at = now
+            self._running = [entry for entry in self._running if not self._is_over(entry[2], now)]
+            heapq.heapify(self._running)
 
     def _admit(self, now: float) -> None:
         while self._waiting and len(self._running) < self._slots:
