@@ -2,6 +2,7 @@
 
     causeway:door:<tier>:<endpoints>   hash: gateway → "<when, Redis's clock, unix s> <its demand>"
 
+Each takes what is less of what it saw now and a beat before: who may have more waits until the others have seen it too.
 Who has been silent for ALIVE_S is not there any more. While Redis is away each keeps the part of the places that it
 had, and one that has never reached it takes them all, as if it were alone: then its limit alone finds what is left.
 """
@@ -78,6 +79,7 @@ class Heartbeat:
         self._sleep = sleep
         self._beat = client.register_script(_BEAT)
         self._demands = dict.fromkeys((door.key for door in doors), 0.0)
+        self._parts = {door.key: door.places for door in doors}
         self.fault = ""
 
     async def watch(self) -> None:
@@ -95,7 +97,9 @@ class Heartbeat:
         try:
             with anyio.fail_after(_WAIT_S):
                 for door in self._doors:
-                    door.admission.bound(parts(door.places, await self._told(door))[self._name])
+                    before, part = self._parts[door.key], parts(door.places, await self._told(door))[self._name]
+                    self._parts[door.key] = part
+                    door.admission.bound(min(before, part))
         except (RedisError, OSError, TimeoutError, ValueError) as error:
             if not self.fault:
                 _log.warning("gateways do not hear of each other: %s", error)

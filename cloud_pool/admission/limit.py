@@ -15,8 +15,8 @@ the limit does not cure was not ours: longer prompts, a slower server. So each c
     window    TTFTs of requests handed over since the last change, until their median is good to a fraction of a request
     1. trial  the cut relieved: it was our queue. It did not, and after a large one nor did a second: this TTFT is the
               base from now on, and the limit is back
-    2. cut    excess, clearly or in two windows in a row: the limit falls by it, at most by half; where it was too high
-              is remembered as the ceiling
+    2. cut    excess, clearly or in two windows in a row, while more than half was taken: the limit falls by it, at most
+              by half; where it was too high is remembered as the ceiling
     3. doubt  full for DOUBT_S without a cut: a cut by an eighth, to see whether the base is one
     4. grow   full and no excess: by 1, 2, 4 … a window; over the ceiling only every PROBE_S
     5. hold   else: an idle or half empty tier teaches nothing about its limit
@@ -172,7 +172,11 @@ class Limit:
         full = look.running >= self.value - max(0.5, self.spare, _FULL * self.value)
         if not full:
             self._settled_at = now
-        seen = excess > allowed and look.ttft_s > max(_TOLERATED * base_s, base_s + look.noise_s)
+        seen = (
+            not self._is_spare(look)
+            and excess > allowed
+            and look.ttft_s > max(_TOLERATED * base_s, base_s + look.noise_s)
+        )
         sure = seen and (self._suspected or look.ttft_s > base_s + _SURE * look.noise_s)
         self._suspected = seen and not sure
         if sure:
@@ -188,9 +192,13 @@ class Limit:
             if full:
                 self._held_at = now
 
+    def _is_spare(self, look: Look) -> bool:
+        """So little ran that a queue inside was not made by this limit."""
+        return look.running <= self.value / 2
+
     def _based(self, now: float, look: Look) -> float:
         """The base, moved by what was seen: at once where it is clearly lower, else slowly; up, while full, most."""
-        base_s, spare = self.base_s, look.running <= self.value / 2
+        base_s, spare = self.base_s, self._is_spare(look)
         if base_s is None:
             base_s = look.ttft_s if spare else look.least_s  # The server may be full of others' work.
         elif look.ttft_s < base_s - look.noise_s:

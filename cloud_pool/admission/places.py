@@ -1,10 +1,11 @@
 """Who has a place, who may have one of the last, and who has to give his back. Pure.
 
-The last places (trunk reservation, known from telephone networks) are kept while mixed work waits: for interactive work
-and for tenants that ask little, who hold less than half of their share of the places or have credit in the turns of
-their priority (fair). So a flood leaves room for them; one place more while what it got begins all at once, for then
-nothing comes free for as long as an answer takes. Where those who ask little come so close together that this does not
-do, one of the flood's gives its place back (preemption), if it can do so unnoticed:
+The last places (trunk reservation, known from telephone networks) are kept while work is mixed: for interactive work
+and for tenants that ask little, who hold less than their share of the places, half of it while many wait, or have
+credit in the turns of their priority (fair). So a flood leaves room for them; while many wait one place more where what
+it got begins all at once, for then nothing comes free for as long as an answer takes. Where those who ask little come
+so close together that this does not do, one of the flood's gives its place back (preemption), if it can do so
+unnoticed:
 
 1. it has had no token yet, so its caller has seen nothing of it
 2. it is less urgent than an interactive newcomer, or not more urgent and of a tenant that asks much
@@ -26,7 +27,8 @@ from .ticket import Priority, State, Ticket
 
 MOST = 2
 _LATE_S = 10.0
-_LITTLE = 0.5  # of a tenant's share of the places
+_CROWDED_S = 5.0
+_LITTLE = 0.5  # of a tenant's share of the places, while many wait
 _WAITS_S = 2.0  # who has less time left is left alone
 _SAVED = 4  # preemptions for which none was needed before
 
@@ -51,6 +53,7 @@ class Places:
         self._parties: dict[str, Party] = {}  # in the order in which they last came
         self._weights = 0.0
         self._urgent_at = self._other_at = -math.inf
+        self._crowded_at = -math.inf
         self._saved = float(config.preempt > 0.0)
         self.running = 0
 
@@ -85,6 +88,10 @@ class Places:
         self._weights -= party.weight if party is not None else 0.0
         return party
 
+    def crowd(self, now: float) -> None:
+        """Many wait."""
+        self._crowded_at = now
+
     def enter(self, ticket: Ticket, now: float) -> None:
         ticket.state, ticket.admitted = State.PENDING, now
         self.running += 1
@@ -118,17 +125,17 @@ class Places:
         a place had come evenly."""
         kinds = now - min(self._urgent_at, self._other_at) <= _LATE_S
         reserve = int(limit * self._config.reserve + 0.5) if kinds or self._are_tenants_mixed else 0
-        bunched = reserve and self._are_tenants_mixed and self.pending >= max(1.0, evenly - 0.5)
-        return reserve + 1 if bunched else reserve
+        bunched = self._are_tenants_mixed and self._is_crowded(now) and self.pending >= max(1.0, evenly - 0.5)
+        return reserve + 1 if reserve and bunched else reserve
 
-    def may_take_last(self, ticket: Ticket, limit: int) -> bool:
+    def may_take_last(self, ticket: Ticket, limit: int, now: float) -> bool:
         if ticket.priority == "bulk" or (ticket.priority == "standard" and not self._are_tenants_mixed):
             return False
-        return self._asks_little(ticket, limit)
+        return self._asks_little(ticket, limit, now)
 
     def victim(self, ticket: Ticket, limit: int, now: float) -> Ticket | None:
         """Who gives his place to the newcomer; None: nobody."""
-        if self._saved < 1.0 or ticket.priority == "bulk" or not self._asks_little(ticket, limit):
+        if self._saved < 1.0 or ticket.priority == "bulk" or not self._asks_little(ticket, limit, now):
             return None
         able = [each for each in reversed(self._pending) if self._gives_way(each, ticket, limit, now)]
         return max(able, key=_rank, default=None)
@@ -138,13 +145,19 @@ class Places:
             return False  # (3)
         if each.rank > ticket.rank and ticket.priority == "interactive":
             return True  # (2)
-        return each.tenant != ticket.tenant and each.rank >= ticket.rank and not self._asks_little(each, limit)
+        return each.tenant != ticket.tenant and each.rank >= ticket.rank and not self._asks_little(each, limit, now)
 
-    def _asks_little(self, ticket: Ticket, limit: int) -> bool:
+    def _asks_little(self, ticket: Ticket, limit: int, now: float) -> bool:
         party = self._parties.get(ticket.tenant)
-        if not self._are_tenants_mixed or party is None or party.held < _LITTLE * limit * party.weight / self._weights:
+        if not self._are_tenants_mixed or party is None:
+            return True
+        share = limit * party.weight / self._weights
+        if party.held < (_LITTLE * share if self._is_crowded(now) else share):
             return True
         return self._queues[ticket.priority].credit_of(ticket) >= 1.0
+
+    def _is_crowded(self, now: float) -> bool:
+        return now - self._crowded_at <= _CROWDED_S
 
     @property
     def _are_tenants_mixed(self) -> bool:

@@ -35,7 +35,6 @@ Reason = Literal["overload", "deadline", "queue_full", "gave_way"]
 RETRY_S = 1.0
 """Where nothing is known yet."""
 _MOST_S = 60.0
-_CROWDED_S = 5.0
 _CREDIT: Final = 8
 """Requests by which a tenant that asks little may be before its turn, or a quarter of the places; never more than there
 are places."""
@@ -61,7 +60,6 @@ class Turnstile:
         self._overload = Overload(settings.ttft_objective_s)
         self._places = Places(settings.config, self._queues)
         self._shed = shed
-        self._crowded_at = -math.inf
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
@@ -174,7 +172,7 @@ class Turnstile:
     def _may_enter(self, ticket: Ticket, now: float) -> bool:
         free = self.limit - self.running
         if free <= self._reserve(now):
-            return free > 0 and self._places.may_take_last(ticket, self.limit)
+            return free > 0 and self._places.may_take_last(ticket, self.limit, now)
         return not any(len(queue) for each, queue in self._queues.items() if RANK[each] <= ticket.rank)
 
     def _preempted_for(self, ticket: Ticket, now: float) -> list[Ticket]:
@@ -250,7 +248,8 @@ class Turnstile:
     def _next(self, now: float) -> Ticket | None:
         if self.limit - self.running <= self._reserve(now):
             spared = (
-                queue.first(lambda one: self._places.may_take_last(one, self.limit)) for queue in self._queues.values()
+                queue.first(lambda one: self._places.may_take_last(one, self.limit, now))
+                for queue in self._queues.values()
             )
             return next((ticket for ticket in spared if ticket is not None), None)
         firsts = [ticket for queue in self._queues.values() if (ticket := queue.first()) is not None]
@@ -274,9 +273,6 @@ class Turnstile:
         return any(ticket.deadline < by for queue in above for ticket in queue)
 
     def _reserve(self, now: float) -> int:
-        """Nothing, unless many waited of late: a burst of one tenant is nobody's harm."""
-        if now - self._crowded_at > _CROWDED_S:
-            return 0
         held_s, base_s = self._drain.held_s, self._limit.base_s
         evenly = self.limit * base_s / held_s if held_s and base_s else math.inf
         reserve = self._places.reserve(self.limit, now, evenly)
@@ -287,7 +283,7 @@ class Turnstile:
     def _tick(self, now: float) -> None:
         self._drain.tick(now, full=self.waiting > 0)
         if self.waiting >= self.limit / 2:
-            self._crowded_at = now
+            self._places.crowd(now)
 
     def _wait_s(self, priority: Priority, ahead: int) -> float | None:
         """Until the next place after `ahead` others is given; None where nothing is known."""

@@ -24,7 +24,7 @@ class Seats:
         return ticket
 
     def may(self, tenant: str, priority: Priority = "interactive") -> bool:
-        return self.places.may_take_last(Ticket(priority, tenant, 1.0, 1.0, 0.0, 60.0), 10)
+        return self.places.may_take_last(Ticket(priority, tenant, 1.0, 1.0, 0.0, 60.0), 10, 0.0)
 
 
 def test_alone_nothing_is_kept() -> None:
@@ -58,10 +58,13 @@ def test_who_still_has_a_place_is_still_here() -> None:
 
 
 def test_one_more_while_what_runs_begins_all_at_once() -> None:
-    """Two would be without a token if they had come evenly: with two, or with more, they have not."""
+    """Two would be without a token if they had come evenly: with two, or with more, they have not. Only while many
+    wait, else they are nobody's harm."""
     seats = Seats()
     quiet, flood = seats.come("quiet"), seats.come("flood")
     assert seats.places.pending == 2
+    assert seats.places.reserve(10, 0.0, evenly=2.0) == 1
+    seats.places.crowd(0.0)
     assert seats.places.reserve(10, 0.0, evenly=2.0) == 2
     assert seats.places.reserve(10, 0.0, evenly=2.6) == 1
     seats.places.spoke(flood)
@@ -72,7 +75,8 @@ def test_one_more_while_what_runs_begins_all_at_once() -> None:
 
 
 def test_who_asks_little() -> None:
-    """Who has credit, and without it who holds less than half of its share; bulk never, standard beside others only."""
+    """Who has credit, and without it who holds less than its share, half of it while many wait; bulk never, and
+    standard work beside other tenants' only."""
     seats = Seats()
     alone = seats.may("one", "standard")
     seats.come("quiet", priority="standard")
@@ -86,6 +90,11 @@ def test_who_asks_little() -> None:
         seats.places.leave(seats.come("quiet", priority="standard"))
     assert seats.queues["standard"].credit_of(Ticket("standard", "quiet", 1.0, 1.0, 0.0, 1.0)) < 1.0
     assert seats.may("quiet", "standard")  # It holds one of its five.
+    for _ in range(3):
+        seats.come("quiet", priority="standard")
+    assert seats.may("quiet", "standard")
+    seats.places.crowd(0.0)
+    assert not seats.may("quiet", "standard")
 
 
 def test_a_heavier_tenant_may_hold_more() -> None:
@@ -95,8 +104,8 @@ def test_a_heavier_tenant_may_hold_more() -> None:
     for _ in range(5):
         seats.come("heavy", weight=9.0)
     little = Ticket("interactive", "heavy", 9.0, 1000.0, 0.0, 60.0)
-    assert seats.places.may_take_last(little, 12)
-    assert not seats.places.may_take_last(little, 8)
+    assert seats.places.may_take_last(little, 6, 0.0)
+    assert not seats.places.may_take_last(little, 5, 0.0)
 
 
 def test_leaving_twice_is_no_concern_of_the_books() -> None:
