@@ -16,12 +16,13 @@ _RIDGE = 1e-4
 Reals = NDArray[np.float64]
 
 
-def fit_line(seen: Reals, truth: NDArray[np.bool_], weights: Reals, steps: int = 60) -> Line:
-    """Logistic regression by Newton's method on standardised inputs, with a small ridge."""
+def fit_line(
+    seen: Reals, truth: NDArray[np.bool_], weights: Reals, steps: int = 60, ridges: Sequence[float] = ()
+) -> Line:
+    """Logistic regression by Newton's method on standardised inputs, with a small ridge, or one for each input."""
     mean, spread = seen.mean(axis=0), seen.std(axis=0) + 1e-9
     scaled = np.concatenate([(seen - mean) / spread, np.ones((len(seen), 1))], axis=1)
-    ridge = _RIDGE * len(seen) * np.eye(scaled.shape[1])
-    ridge[-1, -1] = 1e-6 * len(seen)
+    ridge = len(seen) * np.diag([*(ridges or [_RIDGE] * seen.shape[1]), 1e-6])
     line = np.zeros(scaled.shape[1])
     for _ in range(steps):
         told = 1 / (1 + np.exp(-np.clip(scaled @ line, -30, 30)))

@@ -78,8 +78,9 @@ def test_llama_cpp_loads_template_and_special_tokens(artifact: Artifact) -> None
         prompter = Prompter(model.chat_template)
         text = "turn on the light"
         ids = model.tokenize(prompter.user(text))
-        assert len(ids) == len(model.tokenize(text)) + 2
-        for marker in ("<|user|>", "<|assistant|>", "<|end|>", "<|refuse|>"):
+        again = "<|again|>" in model.chat_template
+        assert len(ids) == (1 + again) * (len(model.tokenize(text)) + 1) + 1
+        for marker in ("<|user|>", "<|assistant|>", "<|end|>", "<|refuse|>", *["<|again|>"] * again):
             assert len(model.tokenize(marker)) == 1
         assert model.ends(model.tokenize("<|end|>")[0])
         assert model.piece(model.tokenize("<|refuse|>")[0]) == b""
@@ -87,14 +88,18 @@ def test_llama_cpp_loads_template_and_special_tokens(artifact: Artifact) -> None
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=NAMES)
 def test_the_template_takes_what_openai_clients_send(artifact: Artifact) -> None:
-    """System messages are skipped, content parts are joined, and no more than the last exchange is read."""
+    """System messages are skipped, content parts are joined, and no more than the last exchange is read. The device's
+    model reads the last message twice, unless it is long.
+    """
     template = read_gguf(artifact.path).chat_template
     assert template is not None
     prompter = Prompter(template)
+    twice = "<|again|>{}" if "<|again|>" in template else ""
     turns: list[dict[str, object]] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}]
-    assert prompter.render(turns) == "<|user|>one<|assistant|>"
+    assert prompter.render(turns) == f"<|user|>one{twice.format('one')}<|assistant|>"
+    assert prompter.user("long " * 100) == f"<|user|>{('long ' * 100).strip()}<|assistant|>"
     turns += [{"role": "assistant", "content": "two"}, {"role": "user", "content": [{"type": "text", "text": "three"}]}]
-    last = "<|user|>one<|assistant|>two<|end|><|user|>three<|assistant|>"
+    last = f"<|user|>one<|assistant|>two<|end|><|user|>three{twice.format('three')}<|assistant|>"
     assert prompter.render(turns) == last
     earlier: list[dict[str, object]] = [{"role": "user", "content": "zero"}, {"role": "assistant", "content": None}]
     assert prompter.render(earlier + turns) == last
