@@ -77,9 +77,9 @@ def test_an_owner_can_say_that_a_model_answers_with_calls(tmp_path: Path) -> Non
 
 def test_fit_counts_for_every_device() -> None:
     """A tiny model fits everywhere; the sum and each device are told."""
-    result = call("fit", "assistant", "--context", 512, "--batch", 2)
+    result = call("fit", "assistant-large", "--context", 512, "--batch", 2)
     assert result.exit_code == 0
-    for told in ("KV cache 4.0 MiB", "orin-nano-8gb", "agx-orin-64gb", "this-machine"):
+    for told in ("KV cache 8.0 MiB", "orin-nano-8gb", "agx-orin-64gb", "this-machine"):
         assert told in result.output
 
 
