@@ -57,7 +57,8 @@ class Stream:
         self.ended_by: CausewayError | None = None
 
     def end(self, why: CausewayError) -> None:
-        self.ended_by = why
+        """Who ends it first says why."""
+        self.ended_by = self.ended_by or why
         self.exchange.leave()
 
 
@@ -176,6 +177,15 @@ class Triton:
         if self._closed or model in self._in_repair:
             return
         self._in_repair.add(model)
+        # What brought nothing yet can be made again elsewhere; what has begun is broken.
+        for one in [one for one in self._streams if one.model == model and not one.begun]:
+            one.end(
+                StubDead(
+                    "the model's process in Triton died; it is being restarted",
+                    phase=_reached("connect", one.exchange),
+                    retry_after_s=RETRY_S,
+                )
+            )
         self.end(
             model, StreamBroken("the model's process died during the answer", phase="stream", retry_after_s=RETRY_S)
         )
