@@ -39,6 +39,10 @@ class StubDead(EngineUnavailable):
     """The Python backend's process is gone: every call fails until the model is unloaded and loaded again."""
 
 
+def stub_dead(phase: Phase) -> StubDead:
+    return StubDead("the model's process in Triton died; it is being restarted", phase=phase, retry_after_s=RETRY_S)
+
+
 def error_of(code: str, detail: str) -> CausewayError:
     """The class of router.errors that owns `code`; an unknown code is a failed backend."""
     known = _classes().get(code)
@@ -54,7 +58,7 @@ def translate(status: str, text: str, phase: Phase) -> CausewayError:
         return error_of(said[1], said[2])
     lower = text.lower()
     if "is not healthy" in lower:
-        return StubDead("the model's process in Triton died; it is being restarted", phase=phase, retry_after_s=RETRY_S)
+        return stub_dead(phase)
     if status == "NOT_FOUND" or ("unknown model" in lower) or ("is not ready" in lower):
         return EngineUnavailable("the model is not loaded in Triton", phase=phase, retry_after_s=RETRY_S)
     if status == "UNAVAILABLE" and ("exceeds maximum queue size" in lower or "request timeout expired" in lower):

@@ -31,7 +31,7 @@ from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, Eng
 
 from .connection import Connection
 from .exchange import CallCancelled, Exchange
-from .faults import RETRY_S, StubDead, translate
+from .faults import RETRY_S, StubDead, stub_dead, translate
 from .parameters import SamplingParameters
 from .tensors import Ask, Delta, delta_of, request_of
 
@@ -178,14 +178,7 @@ class Triton:
             return
         self._in_repair.add(model)
         # What brought nothing yet can be made again elsewhere; what has begun is broken.
-        for one in [one for one in self._streams if one.model == model and not one.begun]:
-            one.end(
-                StubDead(
-                    "the model's process in Triton died; it is being restarted",
-                    phase=_reached("connect", one.exchange),
-                    retry_after_s=RETRY_S,
-                )
-            )
+        self.end(model, stub_dead("first_token"), begun=False)
         self.end(
             model, StreamBroken("the model's process died during the answer", phase="stream", retry_after_s=RETRY_S)
         )

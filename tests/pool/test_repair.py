@@ -10,6 +10,7 @@ import anyio
 import grpc
 import pytest
 
+from cloud_pool.faults import StubDead
 from cloud_pool.pool.place import place_of
 from cloud_pool.pool.pool import Pool
 from cloud_pool.pool.settings import PoolConfig
@@ -72,6 +73,31 @@ async def test_streams_of_a_dead_model_are_ended_and_it_is_loaded_again() -> Non
         fake.script = two_pieces
         await until(lambda: pool.healthy == 1)
         assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
+
+
+async def test_a_call_that_brought_nothing_is_not_broken_by_the_death() -> None:
+    """Another call hears of the death first: who had an answer begun lost it, who had none may be asked again."""
+    calls = 0
+
+    async def script(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[Reply]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            async for reply in hang_after_one(request, context):
+                yield reply
+        if calls == 2:
+            await asyncio.Event().wait()
+        await context.abort(grpc.StatusCode.INTERNAL, "Stub process 'm_0_0' is not healthy.")
+
+    async with bed(script) as (fake, triton):
+        begun = asyncio.ensure_future(collect(triton, ask()))
+        await until(lambda: triton.heard_at("m") > 0.0)
+        silent = asyncio.ensure_future(collect(triton, ask()))
+        await until(lambda: len(fake.asked) == 2)
+        with pytest.raises(EngineUnavailable):
+            await collect(triton, ask())
+        results = await asyncio.gather(begun, silent, return_exceptions=True)
+        assert [type(result) for result in results] == [StreamBroken, StubDead]
 
 
 async def test_streams_of_a_hung_model_are_ended() -> None:
