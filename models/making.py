@@ -58,6 +58,11 @@ def _pace(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def _others(layers: int | None, width: int | None) -> dict[str, int]:
+    """The sizes that were asked for."""
+    return {name: size for name, size in (("layers", layers), ("width", width)) if size is not None}
+
+
 @click.command()
 @click.argument("name", type=click.Choice(["assistant", "assistant-large"]))
 @_data
@@ -66,8 +71,8 @@ def _pace(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--minutes", type=float, default=30.0, show_default=True, help="Training time, over all resumptions.")
 @click.option("--steps", type=click.IntRange(1), default=1_000_000, help="Stop earlier, after so many steps.")
-@click.option("--layers", type=click.IntRange(1), help="Depth; 4 and 12 by default.")
-@click.option("--width", type=click.IntRange(64), default=256, show_default=True)
+@click.option("--layers", type=click.IntRange(1), help="Depth; that of --from or --grow-from, or else 4 and 12.")
+@click.option("--width", type=click.IntRange(64), help="In the same way, or else 256.")
 @click.option("--grow-from", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A shallower run.")
 @click.option(
     "--from",
@@ -101,7 +106,7 @@ def train(
     minutes: float,
     steps: int,
     layers: int | None,
-    width: int,
+    width: int | None,
     grow_from: Path | None,
     start: Path | None,
     read_twice: bool,
@@ -112,7 +117,7 @@ def train(
     seed: int,
     **pace: float,
 ) -> None:
-    """Train one of the two assistants from scratch, or grow it from a shallower run."""
+    """Train one of the two assistants from scratch, or go on from a published one or from a shallower run."""
     from .train.run import shape_for
     from .train.run import train as begin
     from .train.trainer import Plan
@@ -120,13 +125,12 @@ def train(
     plan = msgspec.convert(
         {"minutes": minutes, "steps": steps, "seed": seed, "hinted": hinted, "share": share, **pace}, Plan
     )
-    sizes = shape_for(name, layers, width)
     begin(
         name,
         data,
         run,
         plan,
-        shape=sizes,
+        shape=_others(layers, width) if start or grow_from else shape_for(name, layers, width or 256),
         grow_from=grow_from,
         start=start,
         read_twice=read_twice,

@@ -1,5 +1,4 @@
-"""What a model artifact is: a folder with one weights file and a `manifest.json` that says what it is and where it "
-"came from.
+"""What a model artifact is: a folder with one weights file and a `manifest.json` that says what it is and where from.
 
     models/artifacts/<name>/model.gguf      the weights (GGUF, or ONNX for the small signals)
     models/artifacts/<name>/manifest.json   a `Manifest`

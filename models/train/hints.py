@@ -1,5 +1,8 @@
 """Which functions a tutor thinks of, as a lesson at the function's name: on texts that nobody labelled.
 
+The device's model learns from it also what is none of its own: how probable those functions are together is how
+probable a refusal should be.
+
 A few dozen rows a function do not tell a small network what else people say. So many more texts are made from them
 (`paraphrase`), the tutor says how probable each function is, and the network learns these probabilities instead of one
 right name (Hinton et al. 2015, arXiv 1503.02531). Texts of which the tutor makes nothing are left out.
@@ -25,7 +28,7 @@ from .tutor import Tutor, find_tutor
 TUTOR, HINTS = "tutor.pt", "hints.json"
 SURE = 0.4  # the tutor's probability of its best function, at least
 KEPT = 6  # functions of each text
-VARIANTS = {"clinc150": 3, "banking77": 1, "hwu64": 1}  # of each row of a source
+VARIANTS = {"clinc150": 3, "banking77": 1, "hwu64": 4}  # of each row of a source
 TAUGHT = {"snips2017": 0.33}  # share of a source's rows that the tutor is taught
 OUTSIDE = 4  # how often it is taught each row that is out of scope
 NEAR, NEARNESS = 6, 0.5  # neighbours of a word at most, and the least cosine

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..answer import Call, expected
-from ..catalog import LABELLED, OUT_OF_SCOPE, device_function, functions, on_device, refusable
+from ..catalog import DEVICE_LIKE, LABELLED, OUT_OF_SCOPE, device_function, functions, on_device, refusable
 from ..dataset import Row
 from .augment import Augmenter
 from .chatter import OPEN_ENDED, chatter
@@ -21,12 +21,20 @@ from .vocabulary import Vocabulary
 
 SLOTTED = ("hwu64", "snips2017", LABELLED)  # the sources whose rows have their arguments marked
 REFUSED = "refused"  # the source of examples to turn away
+NAME = 1  # where in an answer the function's name is
 HINTED = "hinted"  # the source of texts of which a tutor says what they ask for
 COPIED, COPIES = "copied", 900  # exercises in copying, and how many an epoch has
 MUMBLED, UNHEARD = 0.5, 0.1  # share of the device's examples with lost words, and of words lost in them
 PLACES = frozenset(("city", "state", "country", "geographic_poi", "poi"))
 TURN = 0.03  # share of examples with an unrelated exchange before them
 QUESTION_CHARACTERS = 600  # of a long question, at most; often less
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """For one token of a target: the tokens that may stand there, and how probable they are (`hints`)."""
+
+    place: int
+    shares: list[tuple[int, float]]
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -38,7 +46,20 @@ class Example(msgspec.Struct, frozen=True):
     meaning: int = UNKNOWN  # where the encoder's vector of the prompt is (`meaning.Meanings`)
     looks: list[int] = []  # for each token of the target: its place in the prompt (`pointing`), or NOWHERE
     tags: list[int] = []  # of the tokens before the prompt's last one (`tagging`)
-    hint: list[tuple[int, float]] = []  # tokens that may name the function, and how probable they are (`hints`)
+    hints: list[Hint] = []  # what a tutor says of some of the target's tokens
+
+
+class _Told:
+    """A text, and what the tutor makes of it: of all functions, and of the device's own."""
+
+    def __init__(self, text: str, shares: Shares) -> None:
+        self.text, self.shares = text, shares
+        own = [(function, share) for function, share in shares if device_function(function)]
+        kept = sum(share for _, share in own)
+        whole = sum(share for function, share in shares if function not in DEVICE_LIKE)
+        self.own = [(function, share / kept) for function, share in own]
+        self.kept = kept / whole if whole else 0.0  # how probable it is that the device answers it itself
+        self.is_own, self.is_like_own = device_function(shares[0][0]), shares[0][0] in DEVICE_LIKE
 
 
 class Mixture:
@@ -50,18 +71,18 @@ class Mixture:
         vocabulary: Vocabulary,
         student: bool,
         seed: int,
+        *,
         refusals: int = 6000,
         repeats: int = 2,
+        share: float = 1.0,
         meanings: Meanings | None = None,
         labels: Labels | None = None,
         hints: Hints | None = None,
         hinted: int = 0,
-        share: float = 1.0,
     ) -> None:
-        """`hinted`: hints in an epoch, the device's of its own functions; `share`: of the large model's rows."""
+        """`hinted`: hints in an epoch, the device's half of its own functions; `share`: of the large model's rows."""
         self._labels, self._hinted, self._share = labels, hinted, share
-        told = hints.told if hints else []
-        self._hints = [(text, own) for text, shares in told if (own := _of_the_device(shares))] if student else told
+        self._hints = [_Told(text, shares) for text, shares in (hints.told if hints else [])]
         self._meanings, self._repeats = meanings, repeats
         self._corpus, self._vocabulary, self._student, self._refusals = corpus, vocabulary, student, refusals
         self._random = random.Random(seed)
@@ -149,16 +170,30 @@ class Mixture:
         return Example(prompt, target, row.source, self._meaning(row.text), looks, tags)
 
     def _told(self) -> list[Example]:
-        """Texts with a tutor's hint: nothing but the function's name can be learnt from them."""
-        chosen = self._random.sample(self._hints, min(self._hinted, len(self._hints)))
-        prompts = self._vocabulary.texts([text for text, _ in chosen])
-        made = []
-        for (text, shares), ids in zip(chosen, prompts, strict=True):
-            hint = [(self._vocabulary.name(function), share) for function, share in shares]
-            target = self._vocabulary.call(Call(shares[0][0]))[:2]
-            asked = self._vocabulary.asked(text, ids)
-            made.append(Example(asked, target, HINTED, self._meaning(text), hint=hint))
-        return made
+        """Texts with a tutor's hint: nothing but the function's name can be learnt from them, and on the device whether
+        it is one of its own.
+        """
+        if self._student:
+            own = [one for one in self._hints if one.is_own]
+            others = [one for one in self._hints if not one.is_own and not one.is_like_own]
+            chosen = self._drawn(own, self._hinted // 2) + self._drawn(others, self._hinted - self._hinted // 2)
+        else:
+            chosen = self._drawn(self._hints, self._hinted)
+        prompts = self._vocabulary.texts([one.text for one in chosen])
+        return [self._hinted_at(one, ids) for one, ids in zip(chosen, prompts, strict=True)]
+
+    def _drawn(self, told: Sequence[_Told], count: int) -> list[_Told]:
+        return self._random.sample(told, min(count, len(told)))
+
+    def _hinted_at(self, one: _Told, ids: Sequence[int]) -> Example:
+        vocabulary = self._vocabulary
+        shares = one.own if self._student else one.shares
+        answer = vocabulary.call(Call(shares[0][0] if shares else OUT_OF_SCOPE))[:2]
+        hints = [Hint(NAME, [(vocabulary.name(function), share) for function, share in shares])]
+        if self._student:
+            opening = Hint(0, [(answer[0], one.kept), (vocabulary.refuse, 1.0 - one.kept)])
+            answer, hints = (answer, [opening, *hints]) if one.is_own else ([vocabulary.refuse], [opening])
+        return Example(vocabulary.asked(one.text, ids), answer, HINTED, self._meaning(one.text), hints=hints)
 
     def _meaning(self, text: str) -> int:
         return self._meanings.at(text) if self._meanings else UNKNOWN
@@ -211,13 +246,6 @@ def validation_examples(
             for ids, (text, target) in zip(prompts, chosen, strict=True)
         ]
     return examples
-
-
-def _of_the_device(shares: Shares) -> Shares:
-    """What a hint says of the device's own functions, if its best one is among them."""
-    own = [(function, share) for function, share in shares if device_function(function)]
-    whole = sum(share for _, share in own)
-    return [(function, share / whole) for function, share in own] if own[:1] == list(shares[:1]) else []
 
 
 def _merged(row: Row) -> bool:

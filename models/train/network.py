@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..spec import ArtifactError
+
 POINTERS = 2  # of the last blocks, the first head can be taught where to look
 
 
@@ -151,9 +153,11 @@ def grown(small: Llama, shape: Shape, dropout: float = 0.0) -> Llama:
     """A deeper network that computes the same as `small`: the new blocks' residual branches start at zero.
 
     Old and new blocks alternate, new ones spread evenly (after Chen et al. 2016, Net2Net, arXiv 1511.05641).
+    Raises ArtifactError where `shape` differs in more than the depth, or is shallower.
     """
-    if (shape.width, shape.heads, shape.hidden) != (small.shape.width, small.shape.heads, small.shape.hidden):
-        raise ValueError("only the depth can grow")
+    if msgspec.structs.replace(shape, layers=small.shape.layers) != small.shape or shape.layers < small.shape.layers:
+        had, wanted = (_size(one) for one in (small.shape, shape))
+        raise ArtifactError(f"a network of {had} cannot become one of {wanted}: only the depth can grow")
     large = Llama(shape, dropout)
     large.embedding.load_state_dict(small.embedding.state_dict())
     large.norm.load_state_dict(small.norm.state_dict())
@@ -161,3 +165,7 @@ def grown(small: Llama, shape: Shape, dropout: float = 0.0) -> Llama:
         at = index * shape.layers // small.shape.layers
         large.blocks[at].load_state_dict(block.state_dict())
     return large
+
+
+def _size(shape: Shape) -> str:
+    return f"{shape.layers} layers, width {shape.width}, hidden {shape.hidden}, {shape.vocabulary} tokens"

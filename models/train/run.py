@@ -66,13 +66,13 @@ def train(
     minilm: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Trainer:
-    """Train `name` (assistant: the device's, with refusals; assistant-large: the whole catalogue), or take its run up "
-    "again.
+    """Train `name` (assistant: the device's, with refusals; assistant-large: the whole catalogue), or go on with it.
 
     `grow_from` is the run of a shallower network of the same width; its tokenizer is used too. `start` is a
-    published GGUF to go on from in the same way. `encoder` is a sentence encoder (ONNX) to learn meanings from
-    (`meaning`); `minilm` is the folder of a published one, to make a tutor of (`hints`). Whether an utterance is
-    read twice (`Vocabulary.prompt`) goes with the tokenizer; `read_twice` says it where that is not a run's own.
+    published GGUF to go on from in the same way; `shape` then holds no more than what is to be different. `encoder` is
+    a sentence encoder (ONNX) to learn meanings from (`meaning`); `minilm` is the folder of a published one, to make a
+    tutor of (`hints`). Whether an utterance is read twice (`Vocabulary.prompt`) goes with the tokenizer; `read_twice`
+    says it where that is not a run's own.
     """
     corpus = Corpus.read(data)
     small: Llama | None = None
@@ -83,10 +83,12 @@ def train(
     elif grow_from:
         small = load_network(grow_from / CHECKPOINT)
     vocabulary = _vocabulary(corpus, folder, grow_from, merges, read_twice)
-    sizes = Shape(vocabulary=vocabulary.size, **(shape or shape_for(name, None, 256)))
-    network = grown(small, sizes, plan.dropout) if small else _fresh(sizes, vocabulary, plan)
+    if small:
+        network = grown(small, msgspec.structs.replace(small.shape, **(shape or {})), plan.dropout)
+    else:
+        network = _fresh(_sized(name, vocabulary, shape), vocabulary, plan)
     origin = {"grown_from": str(grow_from) if grow_from else None, "started_from": str(start) if start else None}
-    recipe = Recipe(name, plan, sizes, **origin)
+    recipe = Recipe(name, plan, network.shape, **origin)
     meanings = Meanings.of(encoder, _spoken(corpus), folder) if encoder else None
     torch.set_num_threads(plan.threads)
     names = corpus.functions()
@@ -115,9 +117,7 @@ def distill(
     if student:
         network = load_network(student / CHECKPOINT, plan.dropout)
     else:
-        network = _fresh(
-            Shape(vocabulary=vocabulary.size, **(shape or shape_for(STUDENT, None, 256))), vocabulary, plan
-        )
+        network = _fresh(_sized(STUDENT, vocabulary, shape), vocabulary, plan)
     recipe = Recipe(STUDENT, plan, network.shape, grown_from=str(student) if student else None, teacher=str(teacher))
     return _run(recipe, corpus, vocabulary, network, folder, say, load_network(teacher / CHECKPOINT))
 
@@ -153,12 +153,22 @@ def _run(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     labels = Labels(corpus.arguments())
     trainer = Trainer(network, recipe.plan, folder, device, teacher, meanings, labels.count)
-    (folder / PLAN).write_bytes(msgspec.json.encode(recipe))
     resumed = trainer.resume()
+    (folder / PLAN).write_bytes(msgspec.json.encode(recipe))
     student = recipe.name == STUDENT
     seed, plan = recipe.plan.seed + 1000 * trainer.step, recipe.plan
     mixture = Mixture(
-        corpus, vocabulary, student, seed, plan.refusals, plan.repeats, meanings, labels, hints, plan.hinted, plan.share
+        corpus,
+        vocabulary,
+        student,
+        seed,
+        refusals=plan.refusals,
+        repeats=plan.repeats,
+        share=plan.share,
+        meanings=meanings,
+        labels=labels,
+        hints=hints,
+        hinted=plan.hinted,
     )
     validation = validation_examples(corpus, vocabulary, student, per_source=500)
     parameters = sum(weight.numel() for weight in network.parameters())
@@ -177,6 +187,10 @@ def _run(
 
     trainer.run(mixture.epoch, report)
     return trainer
+
+
+def _sized(name: str, vocabulary: Vocabulary, shape: dict[str, int] | None) -> Shape:
+    return Shape(vocabulary=vocabulary.size, **(shape or shape_for(name, None, 256)))
 
 
 def _spoken(corpus: Corpus) -> list[str]:

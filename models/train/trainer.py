@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..spec import ArtifactError
 from .hints import with_hints
 from .meaning import Meanings, Reader
 from .mixture import COPIED, HINTED, REFUSED, Example
@@ -28,7 +29,6 @@ from .tagging import Tagger
 
 CHECKPOINT = "checkpoint.pt"
 LONGEST_STEP_S = 30.0  # what takes longer was a machine asleep or a run on hold, not training
-NAME = 1  # where in an answer the function's name is
 # The teacher answers what the student should turn away; copying needs no teacher, and hints have one.
 UNTAUGHT = (REFUSED, COPIED, HINTED)
 
@@ -90,11 +90,13 @@ class Trainer:
         return min(1.0, max(self.spent_s / (60 * self.plan.minutes), self.step / self.plan.steps))
 
     def resume(self) -> bool:
-        """Take up the last checkpoint, if there is one."""
+        """Take up the last checkpoint, if there is one. Raises ArtifactError if it is of a network of another shape."""
         path = self.folder / CHECKPOINT
         if not path.is_file():
             return False
         state = torch.load(path, map_location=self.device, weights_only=True)
+        if state["shape"] != (shape := msgspec.to_builtins(self.network.shape)):
+            raise ArtifactError(f"{path} is of {state['shape']}, not of {shape}: give this run another folder")
         self.network.load_state_dict(state["network"])
         self.average.load_state_dict(state["average"])
         if self._reader:
@@ -214,11 +216,10 @@ def batches(examples: Sequence[Example], tokens: int, draw: random.Random) -> It
 
 
 def hints(batch: Sequence[Example]) -> list[tuple[int, list[tuple[int, float]]]]:
-    """The hints of a batch, and where among its targets the names are that they are for."""
+    """The hints of a batch, and where among its targets the tokens are that they are for."""
     found, at = [], 0
     for one in batch:
-        if one.hint:
-            found.append((at + NAME, one.hint))
+        found += [(at + hint.place, hint.shares) for hint in one.hints]
         at += len(one.target)
     return found
 

@@ -11,13 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
+from models.answer import Call  # noqa: E402
 from models.dataset import Row  # noqa: E402
 from models.encoder import Encoder  # noqa: E402
 from models.spec import ArtifactError  # noqa: E402
 from models.train.bert import load_bert, same_lengths  # noqa: E402
 from models.train.hints import HINTS, TUTOR, Hints, ask, lessons, near_words, with_hints  # noqa: E402
 from models.train.minilm import convert  # noqa: E402
-from models.train.mixture import HINTED, Corpus, Example, Mixture  # noqa: E402
+from models.train.mixture import HINTED, Corpus, Example, Hint, Mixture  # noqa: E402
 from models.train.network import Llama, Shape  # noqa: E402
 from models.train.paraphrase import Paraphraser, common_words  # noqa: E402
 from models.train.trainer import Plan, Trainer, answer_logits  # noqa: E402
@@ -124,7 +125,7 @@ def test_a_hint_stands_in_for_the_right_name() -> None:
 
 def test_a_network_comes_to_think_as_probable_what_the_tutor_does(tmp_path: Path) -> None:
     """Sixty steps on one hinted text: two names at two thirds and one third, although the target names the first."""
-    example = Example([1, 5, 2], [7, 9], HINTED, hint=[(9, 2 / 3), (11, 1 / 3)])
+    example = Example([1, 5, 2], [7, 9], HINTED, hints=[Hint(1, [(9, 2 / 3), (11, 1 / 3)])])
     network = Llama(Shape(vocabulary=64, width=64, layers=2, heads=1, hidden=96))
     plan = Plan(minutes=5, steps=60, threads=1, warmup_steps=2, dropout=0.0, vector_lr=1e-2)
     Trainer(network, plan, tmp_path).run(lambda: [example], lambda *_: None)
@@ -147,26 +148,39 @@ def test_an_epoch_draws_from_the_hints_of_the_run(tmp_path: Path) -> None:
     drawn = [one for one in mixture.epoch() if one.source == HINTED]
     assert len(drawn) == 5
     assert all(len(one.target) == 2 for one in drawn)
-    assert {vocabulary.decode([token]) for one in drawn for token, _ in one.hint} == {'"alarm_set"', '"lights_on"'}
+    found = {vocabulary.decode([token]) for one in drawn for hint in one.hints for token, _ in hint.shares}
+    assert found == {'"alarm_set"', '"lights_on"'}
     few = Mixture(Corpus(rows, (), (), ()), vocabulary, student=False, seed=1, share=0.25).epoch()
     assert len([one for one in few if one.source == "hwu64"]) == len(rows) / 4
-    assert not [one for one in Mixture(Corpus(rows, (), (), ()), vocabulary, False, 1).epoch() if one.hint]
+    assert not [one for one in Mixture(Corpus(rows, (), (), ()), vocabulary, False, 1).epoch() if one.hints]
 
 
-def test_the_device_hears_hints_of_its_own_functions_only() -> None:
-    """A text that is best answered elsewhere is none of its own; what is left of a hint is a whole again."""
+def test_the_device_hears_what_is_its_own_and_what_is_not() -> None:
+    """How probable each of its own functions is, as a whole again, and all others together as a refusal. What is too
+    close to its own functions to be refused says nothing.
+    """
     told = Hints(
         [
             ("wake me at six", [("alarm_set", 0.6), ("bank_top_up", 0.2), ("alarm_query", 0.2)]),
             ("top up my card", [("bank_top_up", 0.9), ("alarm_set", 0.1)]),
+            ("ten minutes from now", [("timer", 0.7), ("alarm_set", 0.3)]),
         ]
     )
-    names = ["alarm_set", "alarm_query", "bank_top_up", "out_of_scope"]
+    names = ["alarm_set", "alarm_query", "bank_top_up", "timer", "out_of_scope"]
     vocabulary = Vocabulary.train([*TEXTS, *PIECES], names, ["time"], 60)
     rows = tuple(row for row in ROWS if row.source == "hwu64")
-    epoch = Mixture(Corpus(rows, (), (), ()), vocabulary, True, 1, hints=told, hinted=5).epoch()
-    (heard,) = [one for one in epoch if one.source == HINTED]
-    assert {vocabulary.decode([token]): share for token, share in heard.hint} == {
+    epoch = Mixture(Corpus(rows, (), (), ()), vocabulary, True, 1, hints=told, hinted=6).epoch()
+    heard = {len(one.target): one for one in epoch if one.source == HINTED}
+    assert sorted(heard) == [1, 2]
+    opening = vocabulary.call(Call("alarm_set"))[0]
+    own, other = heard[2].hints, heard[1].hints
+    assert [hint.place for hint in own] == [0, 1]
+    assert dict(own[0].shares) == {opening: pytest.approx(0.8), vocabulary.refuse: pytest.approx(0.2)}
+    assert {vocabulary.decode([token]): share for token, share in own[1].shares} == {
         '"alarm_set"': pytest.approx(0.75),
         '"alarm_query"': pytest.approx(0.25),
     }
+    assert heard[1].target == [vocabulary.refuse]
+    assert [dict(hint.shares) for hint in other] == [
+        {opening: pytest.approx(0.1), vocabulary.refuse: pytest.approx(0.9)}
+    ]

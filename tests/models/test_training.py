@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 pytest.importorskip("llama_cpp")
 
-from click.testing import CliRunner  # noqa: E402
+from click.testing import CliRunner, Result  # noqa: E402
 
 from models.answer import Call, expected, spans  # noqa: E402
 from models.chat import Prompter  # noqa: E402
@@ -20,6 +20,7 @@ from models.cli import main  # noqa: E402
 from models.dataset import Row  # noqa: E402
 from models.gguf_file import read_gguf  # noqa: E402
 from models.greedy import GreedyModel  # noqa: E402
+from models.spec import ArtifactError  # noqa: E402
 from models.train.augment import Augmenter  # noqa: E402
 from models.train.copying import write_copying  # noqa: E402
 from models.train.export import About, write_gguf  # noqa: E402
@@ -156,6 +157,40 @@ def test_a_deeper_network_starts_where_the_shallow_one_was(vocabulary: Vocabular
     large = grown(small, msgspec.structs.replace(small.shape, layers=5)).eval()
     ids = torch.tensor([vocabulary.prompt(vocabulary.texts(["wake me up at noon"])[0])])
     assert torch.allclose(small(ids), large(ids), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [({"layers": 1}, "1 layers"), ({"width": 256}, "width 256"), ({"hidden": 256}, "hidden 256")]
+)
+def test_only_the_depth_can_grow(vocabulary: Vocabulary, change: dict[str, int], told: str) -> None:
+    """A shallower or another network would not be the same function: refused, with both sizes."""
+    small = shaken(vocabulary)
+    with pytest.raises(ArtifactError, match=f"{small.shape.layers} layers.*{told}.*only the depth"):
+        grown(small, msgspec.structs.replace(small.shape, **change))
+
+
+def test_going_on_from_a_published_model_keeps_its_size(data: Path, vocabulary: Vocabulary, tmp_path: Path) -> None:
+    """`train --from` without sizes takes the file's; deeper if asked; never shallower, and nothing is written then.
+    A run of another size is not taken up.
+    """
+    path, run = tmp_path / "f32.gguf", tmp_path / "run"
+    small = shaken(vocabulary)
+    write_gguf(small, vocabulary, path, About("tiny", "a test"))
+    begin = ["train", "assistant", "--data", str(data), "--from", str(path), "--steps", "1", "--threads", "1"]
+
+    def call(*more: object) -> Result:
+        return CliRunner().invoke(main, [*begin, *(str(one) for one in more)])
+
+    assert call("--run", run).exit_code == 0
+    assert load_network(run / CHECKPOINT).shape == small.shape
+    deeper = call("--run", tmp_path / "deep", "--layers", small.shape.layers + 1)
+    assert deeper.exit_code == 0, deeper.output
+    assert load_network(tmp_path / "deep" / CHECKPOINT).shape.layers == small.shape.layers + 1
+    refused = call("--run", tmp_path / "flat", "--layers", 1)
+    assert (refused.exit_code, "only the depth can grow" in refused.output) == (1, True)
+    assert not (tmp_path / "flat" / CHECKPOINT).exists()
+    other = call("--run", run, "--layers", small.shape.layers + 1)
+    assert (other.exit_code, "another folder" in other.output) == (1, True)
 
 
 def test_a_fresh_network_copies_before_it_has_learnt_anything() -> None:
