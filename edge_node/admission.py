@@ -7,7 +7,9 @@ hit does not wait behind the work that it saves. A slot is given back whatever h
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections import OrderedDict, deque
+from functools import lru_cache
 
 import msgspec
 
@@ -36,6 +38,18 @@ class _Bucket:
     def __init__(self, tokens: float, at: float) -> None:
         self.tokens = tokens
         self.at = at
+
+
+@lru_cache(_CLIENTS)
+def subscriber(client: str) -> str:
+    """Whose rate it is: of an IPv6 address its /64, which is one customer's (RFC 6177); of a mapped one the IPv4
+    address; of any other client the name itself.
+    """
+    try:
+        address = ipaddress.IPv6Address(client)
+    except ValueError:
+        return client
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
 
 class Admission:
@@ -71,7 +85,7 @@ class Admission:
         if rate is None:
             return
         burst = max(1.0, rate)
-        bucket = self._bucket(client, burst, now)
+        bucket = self._bucket(subscriber(client), burst, now)
         bucket.tokens = min(burst, bucket.tokens + max(0.0, now - bucket.at) * rate)
         bucket.at = now
         if bucket.tokens < 1.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given, settings
@@ -124,6 +125,27 @@ def test_a_client_has_its_rate_and_others_have_theirs() -> None:
     assert refused.value.retry_after_s == pytest.approx(0.4)
     admission.admit("b", 0.1)
     admission.admit("a", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        ("2001:db8:0:7::1", "2001:db8:0:7:ffff::2", True),
+        ("2001:db8:0:7::1", "2001:db8:0:8::1", False),
+        ("fe80::1%eth0", "fe80::2", True),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", False),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("::", "kiosk", False),
+        ("kiosk", "kiosk 2", False),
+    ],
+)
+def test_the_addresses_of_one_customer_share_a_rate(first: str, second: str, shared: bool) -> None:
+    """Who has an IPv6 address has as many as he likes: a /64 counts as one client."""
+    admission = Admission(AdmissionLimits(per_client_rps=1.0))
+    admission.admit(first, 0.0)
+    with pytest.raises(RateLimited) if shared else nullcontext():
+        admission.admit(second, 0.0)
 
 
 def test_a_clock_that_stands_still_or_goes_back_gives_nothing_away() -> None:
