@@ -56,6 +56,7 @@ class Answer:
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes, stream: bool) -> None:
         self.status = status
         self.headers = headers
+        self.error = ""
         if stream and status == 200:
             events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
             assert body.rstrip().endswith(b"[DONE]"), body
@@ -66,6 +67,7 @@ class Answer:
             return
         said = json.loads(body)
         self.error = said.get("error", {}).get("code", "")
+        self.text = ""
         if status == 200:
             self.text = said["choices"][0]["message"]["content"] or ""
             self.reason = said["choices"][0]["finish_reason"]
@@ -74,7 +76,7 @@ class Answer:
 
     @property
     def why(self) -> str:
-        return self.headers["x-causeway-tier-reason"]
+        return self.headers.get("x-causeway-tier-reason", "")
 
     @property
     def is_degraded(self) -> bool:
@@ -239,7 +241,11 @@ async def cut(ask: Callable[[], Awaitable[T]], is_cut: Callable[[T], bool]) -> T
 
 
 async def cut_short(bed: Bed, token: str = "", *, stream: bool) -> Answer:
-    return await cut(lambda: bed.ask("late", token, stream=stream), lambda found: found.why.endswith("; cut"))
+    def is_cut(found: Answer) -> bool:
+        assert found.status == 200, found.error
+        return found.why.endswith("; cut")
+
+    return await cut(lambda: bed.ask("late", token, stream=stream), is_cut)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -247,6 +253,7 @@ async def test_a_cut_answer_and_its_rest_are_the_uncut_answer(bed: Bed, stream: 
     """Greedy, part by part: the very text that was never cut, whole or streamed, and the other way for the rest, which
     is as long as it takes for somebody who is critical."""
     uncut = await bed.ask("medium")
+    assert (uncut.status, uncut.error) == (200, "")
     assert len(uncut.text) > 30
     first = await cut_short(bed, stream=stream)
     assert (first.reason, first.is_degraded) == ("length", True)
