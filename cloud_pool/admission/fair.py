@@ -80,15 +80,6 @@ class FairQueue:
         ticket.cost = 0.0
         flow.waiting.appendleft(ticket)
 
-    def credit_of(self, ticket: Ticket) -> float:
-        """How many requests like this one its tenant may begin before it has had as much as the others."""
-        flow = self._flows.get(ticket.tenant)
-        cost = ticket.tokens * flow.likely / ticket.weight if flow is not None else 0.0
-        if flow is None or not cost:
-            return self._credit
-        start = flow.start if flow.waiting else self._from(flow.start, cost)
-        return (self._virtual - start) / cost
-
     def correct(self, ticket: Ticket, used: float) -> None:
         """What a request that went in has used after all."""
         flow = self._flow(ticket)

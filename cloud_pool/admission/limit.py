@@ -15,8 +15,8 @@ the limit does not cure was not ours: longer prompts, a slower server. So each c
     window    TTFTs of requests handed over since the last change, until their median is good to a fraction of a request
     1. trial  the cut relieved: it was our queue. It did not, and after a large one nor did a second: this TTFT is the
               base from now on, and the limit is back
-    2. cut    excess, clearly or in two windows in a row, while more than half was taken: the limit falls by it, at most
-              by half; where it was too high is remembered as the ceiling
+    2. cut    excess, clearly while it was full or in two windows in a row, while more than half was taken: the limit
+              falls by it, at most by half; where it was too high is remembered as the ceiling
     3. doubt  full for DOUBT_S without a cut: a cut by an eighth, to see whether the base is one
     4. grow   full and no excess: by 1, 2, 4 … a window; over the ceiling only every PROBE_S
     5. hold   else: an idle or half empty tier teaches nothing about its limit
@@ -177,7 +177,10 @@ class Limit:
             and excess > allowed
             and look.ttft_s > max(_TOLERATED * base_s, base_s + look.noise_s)
         )
-        sure = seen and (self._suspected or look.ttft_s > base_s + _SURE * look.noise_s)
+        # Where places were free it was hardly this limit's queue, if it was one: once is no proof.
+        sure = seen and (
+            self._suspected or (look.peak >= self.value - self.spare and look.ttft_s > base_s + _SURE * look.noise_s)
+        )
         self._suspected = seen and not sure
         if sure:
             self._ceil(now, look.peak)

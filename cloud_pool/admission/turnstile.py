@@ -36,8 +36,8 @@ RETRY_S = 1.0
 """Where nothing is known yet."""
 _MOST_S = 60.0
 _CREDIT: Final = 8
-"""Requests by which a tenant that asks little may be before its turn, or a quarter of the places; never more than there
-are places."""
+"""Requests by which a tenant that asks little may be before its turn, and that it may ask at once; or a quarter of the
+places; never more than there are places."""
 
 
 class Turnstile:
@@ -58,7 +58,7 @@ class Turnstile:
         self._limit = Limit(settings.min_places or settings.places, settings.places, settings.ttft_objective_s, now)
         self._drain = Drain(now)
         self._overload = Overload(settings.ttft_objective_s)
-        self._places = Places(settings.config, self._queues)
+        self._places = Places(settings.config, credit)
         self._shed = shed
 
     # --- what there is -----------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Turnstile:
         """`ticket` goes in or waits. Those who had to make room for it: GONE from the queue, or from a place and
         WAITING once more. Raises DeadlineExceeded, Shed or QueueFull."""
         self._tick(now)
-        self._places.came(ticket, now)
+        self._places.came(ticket, now, self.limit / self._drain.held_s if self._drain.held_s else 0.0)
         if ticket.deadline <= now:
             raise DeadlineExceeded("the time for this request is over")  # (1)
         moved: list[Ticket] = []

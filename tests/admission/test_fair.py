@@ -83,18 +83,16 @@ def test_what_is_unknown_costs_what_it_may() -> None:
     assert DO < second.cost < MAY
 
 
-def test_credit_is_bounded_and_for_who_stays_behind() -> None:
-    """However long a tenant was away it comes in by four requests before the others, and each that it makes counts."""
-    queue = FairQueue(4.0)
-    for at in range(50):
-        queue.charge(ticket("flood", at))
-    assert queue.credit_of(ticket("quiet", 50.0)) == 4.0
-    assert queue.credit_of(ticket("flood", 50.0)) < 1.0
-    for left in (3.0, 2.0, 1.0, 0.0):
-        queue.charge(ticket("quiet", 50.0))
-        assert queue.credit_of(ticket("quiet", 50.0)) == pytest.approx(left)
-    queue.charge(ticket("flood", 51.0))
-    assert queue.credit_of(ticket("quiet", 51.0)) == pytest.approx(1.0)
+def test_credit_is_bounded() -> None:
+    """However long a tenant was away, it comes in by four requests before its turn and not by all that it has."""
+    flood = Flood(FairQueue(4.0))
+    for _ in range(200):
+        flood.turn()
+    for at in range(20):
+        flood.queue.add(ticket("quiet", 300.0 + at))
+    order = [flood.turn().tenant for _ in range(24)]
+    assert order[:4].count("quiet") >= 3
+    assert order.count("quiet") <= 4 + 10
 
 
 def test_a_burst_within_its_share_has_its_turns_at_once() -> None:
@@ -111,10 +109,10 @@ def test_a_place_given_back_has_cost_nothing() -> None:
     """Its tenant is where it was, and this request is its first again."""
     queue = FairQueue(4.0)
     first, second = ticket("one", 0.0), ticket("one", 1.0)
-    before = queue.credit_of(first)
     queue.charge(first)
+    assert first.cost > 0.0
     queue.add(second)
     queue.restore(first)
-    assert queue.credit_of(first) == pytest.approx(before)
+    assert first.cost == 0.0
     assert queue.first() is first
     assert len(queue) == 2

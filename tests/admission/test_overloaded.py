@@ -164,6 +164,23 @@ def test_a_flooding_tenant_before_two_small_gateways() -> None:
     assert quantile([one.done_s for one in told if one.done_s is not None], 0.99) <= 1.2 * 0.5
 
 
+def test_the_first_moment_of_a_flood() -> None:
+    """A tenant that asked as little as the other begins to flood: the other's p99 moves by less than a fifth, that
+    moment included, and nine in ten notice nothing even then."""
+    capacity = SMALL.capacity()
+    quiet = Callers(flat(0.2 * capacity), "interactive", "quiet", patience_s=10.0)
+    other = Callers(
+        lambda now: (0.2 if now < BEGINS else 3.0) * capacity, "interactive", "other", patience_s=10.0, tokens=100.0
+    )
+    told: list[Told] = []
+    for seed in range(8):
+        run = TwoGateways(SMALL, [quiet, other], settings(16), seed, shared=True).until(BEGINS + 31.0)
+        told += [one for one in run.of(BEGINS, BEGINS + 30.0) if one.callers.tenant == "quiet"]
+    assert all(one.refused is None for one in told)
+    assert quantile(firsts(told), 0.99) <= 1.2 * 0.2
+    assert quantile(firsts([one for one in told if one.arrived < BEGINS + 1.5]), 0.9) <= 1.2 * 0.2
+
+
 def test_interactive_first_tokens_before_two_small_gateways() -> None:
     """At three times the capacity the interactive p99 is at most twice what it is without load; few give back."""
     capacity = SMALL.capacity()

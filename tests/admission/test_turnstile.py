@@ -350,14 +350,17 @@ def test_a_flood_gives_a_place_back() -> None:
 
 def test_less_urgent_work_gives_a_place_back() -> None:
     """Of the same tenant too: bulk before standard, and interactive work never to another of its own tenant."""
-    door, held = full(3, "standard", "bulk", "standard")
-    assert door.come("interactive", "flood").has_place
-    assert door.gave_back is held[1]
-    assert door.come("interactive", "flood").has_place
-    assert door.gave_back is held[2]
-    assert door.come("interactive", "flood").has_place
+    door, held = full(5, "standard", "bulk", "standard", "interactive", "interactive")
+    for victim in (held[1], held[2]):
+        assert door.come("interactive", "flood").has_place
+        assert door.gave_back is victim
+    held += [door.come("interactive", "flood")]
+    assert held[-1].state is State.WAITING  # It has more than twice its share.
+    assert door.come("interactive", "quiet").has_place
     assert door.gave_back is held[0]
-    assert door.come("interactive", "flood").state is State.WAITING
+    assert door.come("interactive", "other").has_place
+    assert door.gave_back is not None
+    assert (door.gave_back.tenant, door.gave_back.priority) == ("flood", "interactive")
 
 
 def test_what_has_begun_to_answer_keeps_its_place() -> None:
