@@ -11,7 +11,9 @@ each returns what is to be done (endpoints to ask), and `pool.Pool`, the state's
     ejected     … answered                              in          with a share that grows from little
     ejected     … did not                               ejected     asked again soon; only a relapse makes it longer
     in          late first tokens in a row              in, slow    asked by probes, and by requests if all are busy
-    in, slow    a probe as quick as its peers           in          with a share that grows from little
+    in, slow    a probe as quick as its peers           in, tried   one request goes there
+    in, tried   … in time                               in          with a share that grows from little
+    in, tried   … late                                  in, slow    for longer each time
     ejected     not named any more                      draining
     draining    named again                             ejected     until it is asked, at once
     draining    its last call ended                     (gone)

@@ -2,9 +2,10 @@
 
 (1) Those that take requests and are not excluded; none of them: nobody.
 (2) Those of the gateway's own zone, as long as one of them has room; else all.
-(3) Of those without the slow ones; one that is slow only while all others have more load than it.
-(4) With a key, and where prefixes count: the one that has it warm, within its bound.
-(5) Else the less loaded of two that are drawn (Mitzenmacher, "The Power of Two Choices", 2001).
+(3) Who was slow and is to show that it is no more, by one request at a time. Hedges and retries have no time for it.
+(4) Of those without the slow ones; one that is slow only while all others have more load than it.
+(5) With a key, and where prefixes count: the one that has it warm, within its bound.
+(6) Else the less loaded of two that are drawn (Mitzenmacher, "The Power of Two Choices", 2001).
 """
 
 from __future__ import annotations
@@ -39,18 +40,21 @@ def choose(
     if zone:
         near = [one for one in open_to if one.zone == zone and loads[one.address] <= settings.spill_at]
         open_to = near or open_to  # (2)
+    tried = next((one for one in open_to if one.trust == "tried" and not one.waiting), None)
+    if tried is not None and not excluding:
+        return tried  # (3)
     usual = [one for one in open_to if slow[one.address] < SLOW]
     least = min((loads[one.address] for one in usual), default=math.inf)
-    open_to = [one for one in open_to if slow[one.address] < SLOW or loads[one.address] < least]  # (3)
+    open_to = [one for one in open_to if slow[one.address] < SLOW or loads[one.address] < least]  # (4)
     if key:
         # A warm prefix saves less than an endpoint loses that is several times slower than the others.
         warm = _warm(state, usual or open_to, key, now, settings)
         if warm is not None:
-            return warm  # (4)
+            return warm  # (5)
     if len(open_to) < 2:
         return open_to[0]
     one, other = two_of(open_to, draw)
-    return one if loads[one.address] <= loads[other.address] else other  # (5)
+    return one if loads[one.address] <= loads[other.address] else other  # (6)
 
 
 def two_of(among: Sequence[Endpoint], draw: float) -> tuple[Endpoint, Endpoint]:

@@ -202,13 +202,15 @@ def _ejected(one: Endpoint, now: float, settings: PoolConfig) -> Endpoint:
     fresh = one.phase == "in" and now - one.since >= settings.max_eject_s
     times = 0 if fresh else one.ejections
     until = now + relapse_s(times, settings)
-    return _replace(one, phase="ejected", since=now, until=until, ejections=times + 1, silences=0, slow=False, lates=0)
+    return _replace(
+        one, phase="ejected", since=now, until=until, ejections=times + 1, silences=0, trust="whole", lates=0
+    )
 
 
 def _back(one: Endpoint, now: float, settings: PoolConfig, *, slow_s: float) -> Endpoint:
     """`slow_s`: what its answer took, where that was too long to give it anybody's request; 0: it was not."""
     one = _replace(one, phase="in", since=now, faults=0, fault="", silences=0, ttft_s=slow_s, ttft_at=now)
-    return _replace(one, slow=True, lates=slowness.LATES, until=now + settings.eject_s) if slow_s else one
+    return _replace(one, trust="slow", lates=slowness.LATES, until=now + settings.eject_s) if slow_s else one
 
 
 def _until(state: PoolState, one: Endpoint, settings: PoolConfig) -> float:

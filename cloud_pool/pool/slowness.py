@@ -6,8 +6,14 @@ late       no usual first token takes so long: the usual, and four mean deviatio
 slowness   the moving mean over 1.5 times the usual, at least 1. Who has waited until late is expected to wait as long
            again (Lindy's law), so an endpoint counts as slow from then on, before anything was measured; and so does
            one where a call was given up. A figure that is not renewed fades
-slow       LATES late ones in a row. What is known of it does not fade: a probe must be as quick as its peers are, for
-           a user's request is not to find that out. Back, it has a share that grows, and a relapse keeps it for longer
+
+Beyond that an endpoint has its trust, which does not fade:
+
+    trust      event                                        then
+    whole      LATES late ones in a row                     slow        asked by probes; by requests if all are busy
+    slow       a probe as quick as its peers                tried       the next request goes there, and no other
+    tried      that one is in time                          whole       with a share that grows from little
+    tried      … or late: it is quick for probes only       slow        for twice as long as the last time
 """
 
 from __future__ import annotations
@@ -73,8 +79,12 @@ def measured(state: PoolState, address: str, seconds: float, now: float, setting
     one = state.get(address)
     if one is None:
         return state
-    lates = one.lates + 1 if seconds >= late_s(state, now) else 0
-    return _marked(state, _with(one, seconds, now), lates, now, settings)
+    if seconds >= late_s(state, now):
+        return _marked(state, _with(one, seconds, now), one.lates + 1, now, settings)
+    if one.trust == "tried":
+        return state.put(_regained(one, median_ttft_s(state, now), now))
+    one = _with(one, seconds, now)
+    return state.put(one if one.slow else _replace(one, lates=0))
 
 
 def given_up(state: PoolState, address: str, waited: float, now: float, settings: PoolConfig) -> PoolState:
@@ -87,7 +97,8 @@ def given_up(state: PoolState, address: str, waited: float, now: float, settings
 
 def slow_ones(state: PoolState, now: float, settings: PoolConfig) -> tuple[str, ...]:
     """Who is to be asked how it is: the slow whose pause is over, and who is one late answer away from it."""
-    doubtful = [one for one in state.endpoints if one.phase == "in" and one.lates >= LATES - 1 and now >= one.until]
+    there = [one for one in state.endpoints if one.phase == "in" and one.trust != "tried"]
+    doubtful = [one for one in there if (one.slow or one.lates >= LATES - 1) and now >= one.until]
     return tuple(one.address for one in doubtful if is_slow(state, one, now, settings))
 
 
@@ -95,7 +106,7 @@ def probed(state: PoolState, address: str, seconds: float, now: float, settings:
     """A slow one, or one that seems so, answered a probe after `seconds`."""
     one = state.get(address)
     median_s = median_ttft_s(state, now)
-    if one is None or not median_s or not is_slow(state, one, now, settings):
+    if one is None or not median_s or one.trust == "tried" or not is_slow(state, one, now, settings):
         return state
     if not as_peers(state, seconds, now):
         until = max(one.until, now + pause_s(one.lates + 1 - LATES, settings))
@@ -104,9 +115,7 @@ def probed(state: PoolState, address: str, seconds: float, now: float, settings:
         return state  # It was asked for another reason, and is to stay out for longer.
     if not one.slow:
         return state.put(_replace(_with(one, seconds, now), until=now + settings.eject_s))
-    # Whom one quick answer spoke for gets its share at once; who was slow for a while, step by step.
-    since = now if one.lates > LATES else one.since
-    return state.put(_replace(one, slow=False, lates=LATES - 1, ttft_s=median_s, ttft_at=now, since=since, until=now))
+    return state.put(_replace(one, trust="tried", until=now))
 
 
 def as_peers(state: PoolState, seconds: float, now: float) -> bool:
@@ -129,13 +138,19 @@ def _with(one: Endpoint, seconds: float, now: float) -> Endpoint:
 
 def _marked(state: PoolState, one: Endpoint, lates: int, now: float, settings: PoolConfig) -> PoolState:
     """With so many late ones in a row."""
-    is_new = not one.slow and one.phase == "in" and lates >= LATES
+    is_new = one.trust == "whole" and one.phase == "in" and lates >= LATES
     one = _replace(one, lates=lates)
-    if is_new and one.ttft_s >= SLOW * _USUAL * median_ttft_s(state, now):
+    if one.trust == "tried" or (is_new and one.ttft_s >= SLOW * _USUAL * median_ttft_s(state, now)):
         times = 0 if now - one.until >= settings.max_eject_s else one.ejections
         until = now + relapse_s(times - 1, settings) if times else now
-        one = _replace(one, slow=True, ejections=times + 1, until=max(one.until, until))
+        one = _replace(one, trust="slow", ejections=times + 1, until=max(one.until, until))
     return state.put(one)
+
+
+def _regained(one: Endpoint, usual_s: float, now: float) -> Endpoint:
+    # Whom one quick probe spoke for gets its share at once; who was slow for a while, step by step.
+    since = now if one.lates > LATES else one.since
+    return _replace(one, trust="whole", lates=0, ttft_s=usual_s, ttft_at=now, since=since)
 
 
 def _raw_s(endpoint: Endpoint, now: float) -> float:

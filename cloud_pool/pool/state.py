@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 Phase = Literal["in", "ejected", "draining"]
+Trust = Literal["whole", "slow", "tried"]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +23,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     ttft_at: float = 0.0
     spread_s: float = 0.0  # moving mean of how far off it single times are
     lates: int = 0  # first tokens in a row that were late
-    slow: bool = False  # several times slower than its peers: only probes ask it
+    trust: Trust = "whole"  # that it is as quick as its peers
     faults: int = 0  # in a row
     fault: str = ""  # code of the last one, "" when an answer came since
     ejections: int = 0  # in a row
@@ -33,6 +34,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def outstanding(self) -> int:
         return len(self.open)
+
+    @property
+    def slow(self) -> bool:
+        """Several times slower than its peers, as far as is known: only probes ask it, and then one request."""
+        return self.trust != "whole"
 
 
 class PoolState(msgspec.Struct, frozen=True):

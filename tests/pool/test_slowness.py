@@ -148,32 +148,59 @@ def test_it_is_asked_at_once_and_again_until_it_is_as_quick_as_its_peers() -> No
         now = of(state).until
         assert asked(state, now) == ("t0",)
     assert pauses == [1.0, 2.0, 2.0, 2.0]
-    state = probed(state, USUAL_S, now)
+    state = slowness.measured(probed(state, USUAL_S, now), "t0", USUAL_S, now, CONFIG)
     assert not of(state).slow
     assert of(state).since == now, "its share grows from little"
 
 
 def test_who_is_asked_by_mistake_has_its_share_at_once() -> None:
-    """The first probe is quick: it was the prompts, and it has lost a moment only."""
-    state = probed(slowed(healthy()), USUAL_S, NOW)
+    """The first probe and the first request are quick: it was the prompts, and it has lost a moment only."""
+    state = slowness.measured(probed(slowed(healthy()), USUAL_S, NOW), "t0", USUAL_S, NOW, CONFIG)
     assert not of(state).slow
     assert of(state).since == -math.inf
     assert "t0" in chosen(state)
 
 
+def test_one_request_shows_whether_a_slow_one_is_quick_again() -> None:
+    """After a quick probe: the next one goes there, whoever else has room, and no other while it waits."""
+    state = probed(slowed(healthy()), USUAL_S, NOW)
+    assert asked(state, NOW + 5.0) == ()
+    assert chosen(state) == {"t0"}
+    assert "t0" not in chosen(changed(state, open=(NOW,), waiting=(NOW,)))
+    again = choose(state, CONFIG, now=NOW, draw=0.0, excluding=["t1"])
+    assert again is not None
+    assert again.address == "t2", "a second try wants an answer"
+    assert "t0" not in chosen(slowness.measured(state, "t0", 2.0, NOW, CONFIG))
+    assert "t0" not in chosen(slowness.given_up(state, "t0", 2.0, NOW, CONFIG))
+    left = slowness.given_up(state, "t0", USUAL_S / 2, NOW, CONFIG)
+    assert chosen(left) == {"t0"}, "its caller left too soon to tell"
+
+
 def test_a_relapse_keeps_it_away_for_longer() -> None:
     """Quick for a probe and slow for requests: each time twice as long, and whatever else asks it meanwhile."""
-    state, now, pauses = healthy(), NOW, []
-    for _ in range(6):
-        state = slowed(state, now=now)
+    state, now, pauses = slowed(healthy()), NOW, []
+    for _ in range(8):
         pauses.append(of(state).until - now)
-        assert of(probed(state, USUAL_S, now)).slow == (pauses[-1] > 0.0)
+        assert asked(state, of(state).until - 0.01) == ()
+        if pauses[-1] > 0.0:
+            assert of(probed(state, USUAL_S, now)).trust == "slow"
         now = of(state).until
+        assert asked(state, now) == ("t0",)
         state = probed(state, USUAL_S, now)
-        assert not of(state).slow
-    assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
-    later = now + CONFIG.max_eject_s
+        assert of(state).trust == "tried"
+        state = slowness.measured(state, "t0", 2.0, now, CONFIG)
+    assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    state = slowness.measured(probed(state, USUAL_S, of(state).until), "t0", USUAL_S, of(state).until, CONFIG)
+    later = of(state).until + CONFIG.max_eject_s
     assert of(slowed(state, now=later)).until == later
+
+
+def test_a_slow_one_is_asked_again_whatever_came_from_it() -> None:
+    """A call from before, or one that the others had no room for, was quick: probes and a request still have to say
+    so, and they do."""
+    state = slowness.measured(slowed(healthy()), "t0", USUAL_S, NOW, CONFIG)
+    assert of(state).trust == "slow"
+    assert asked(state, NOW) == ("t0",)
 
 
 def test_who_was_ejected_comes_back_only_as_quick_as_its_peers() -> None:
