@@ -6,6 +6,8 @@ time.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -139,6 +141,7 @@ class Trainer:
         partial = self.folder / f"{CHECKPOINT}.partial"
         torch.save(state, partial)
         partial.replace(self.folder / CHECKPOINT)
+        _trim_heap()
 
     def _learn(self, batch: Sequence[Example]) -> Tensor:
         self.network.train()
@@ -190,6 +193,14 @@ class Trainer:
     def _factor(self) -> float:
         warm = min(1.0, (self.step + 1) / self.plan.warmup_steps)
         return warm * min(1.0, (1.0 - self.progress) / self.plan.cooldown + 0.01)
+
+
+def _trim_heap() -> None:
+    """Batches of many sizes leave holes in glibc's heap: 8 GB in an hour, of which 2 are in use. Other C libraries have
+    no such call.
+    """
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def load_network(path: Path, dropout: float = 0.0) -> Llama:
