@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from router.errors import ConfigError
 
 from .admission.heartbeat import Heartbeat
+from .admission.lag import Lag
 from .audit import AuditLog
 from .cache.front import Front
 from .cache.shared import SharedCache, read_secret
@@ -91,6 +92,7 @@ class App:
         jobs: JobsGateway | None,
         pools: Pools,
         warmth: Warmth,
+        lag: Lag,
         heartbeat: Heartbeat | None,
         front: Front,
         tracing: Tracing | None,
@@ -102,6 +104,7 @@ class App:
         self._jobs = jobs
         self.pools = pools
         self._warmth = warmth
+        self._lag = lag
         self._heartbeat = heartbeat
         self._front = front
         self._tracing = tracing
@@ -118,6 +121,7 @@ class App:
         await self.pools.prepare()
         self._tasks.start_soon(self.pools.watch)
         self._tasks.start_soon(self._warmth.watch)
+        self._tasks.start_soon(self._lag.watch)
         if self._heartbeat is not None:
             self._tasks.start_soon(self._heartbeat.watch)
         self._front.start(self._tasks)
@@ -177,7 +181,7 @@ def build(config: Config, tasks: TaskGroup) -> App:
         jobs=(lambda _: None) if jobs is None else jobs.handler,
         tracing=tracing,
     )
-    return App(config, server, desk, jobs, pools, lanes.warmth, lanes.heartbeat, front, tracing, tasks)
+    return App(config, server, desk, jobs, pools, lanes.warmth, lanes.lag, lanes.heartbeat, front, tracing, tasks)
 
 
 def build_tracing(config: Config, service: str) -> Tracing | None:

@@ -9,6 +9,7 @@ import redis.asyncio
 
 from .admission import Admission, Settings
 from .admission.heartbeat import Heartbeat, Shared
+from .admission.lag import Lag
 from .config import Config
 from .dispatch.assembly import build_dispatch
 from .dispatch.metrics import DispatchMetrics
@@ -34,10 +35,11 @@ class Repairs:
 
 
 class Lanes(msgspec.Struct, frozen=True):
-    """`warmth` and `heartbeat` run for as long as the service is used."""
+    """`warmth`, `lag` and `heartbeat` run for as long as the service is used."""
 
     service: Service
     warmth: Warmth
+    lag: Lag
     heartbeat: Heartbeat | None  # with a Redis
 
 
@@ -54,6 +56,7 @@ def build_lanes(
     """`pools` and `doors` by the tier's name. Through `client` the places of a limit that moves are divided with other
     gateways. Raises ConfigError."""
     dispatches = DispatchMetrics(metrics.registry)
+    lag = Lag()
     lanes = {}
     for tier in tiers:
         door = doors[tier.name]
@@ -64,6 +67,7 @@ def build_lanes(
             waited=metrics.admission.waited(tier.name),
             shed=metrics.admission.shed(tier.name),
             preempted=metrics.admission.preempted(tier.name),
+            lost_s=lag.lost_s,
         )
         metrics.watch(tier.name, admission)
         lanes[tier.name] = Lane(tier, admission, build_dispatch(tier.name, tier.config, pools[tier.name], dispatches))
@@ -82,4 +86,4 @@ def build_lanes(
         if doors[name].min_places
     ]
     heartbeat = Heartbeat(client, shared) if client is not None else None
-    return Lanes(service, Warmth(ladder, pools, models, config.ladder.warm_after_s), heartbeat)
+    return Lanes(service, Warmth(ladder, pools, models, config.ladder.warm_after_s), lag, heartbeat)

@@ -31,6 +31,7 @@ from .admission import Admission
 from .call import Call, Head, Piece, head_of
 from .choices import Answer
 from .climbing import Fell, Generates, Go
+from .ladder.callers import place_of
 from .ladder.continuing import PARAM, Continuing, SoFar, continued, is_resumable
 from .ladder.cutting import Scissors
 from .ladder.footing import Stress
@@ -98,8 +99,8 @@ class Service:
         the place."""
         refuse_unable(call.request)
         before = self._before(call)
-        asked = self._asked(call, before)
         key = key_of(call.request)
+        asked = self._asked(call, before, key)
         failed: dict[str, Stress] = {}
         falls: list[Fell] = []
         for rung in self._ladder.rungs(asked, call.priority):
@@ -147,11 +148,12 @@ class Service:
             raise InvalidRequest(f"this gateway continues no answers: leave `{PARAM}` away", param=PARAM)
         return self._continuing.open(call.tenant, _question(call))
 
-    def _asked(self, call: Call, before: SoFar | None) -> Asked:
+    def _asked(self, call: Call, before: SoFar | None, key: bytes) -> Asked:
         # The rest of an answer is best said by who said its beginning.
         tier = before.tier if before and before.tier in self._lanes else call.tier.name
         resumable = self._continuing is not None and is_resumable(call.request)
-        return Asked(tier, call.deadline - self._clock(), call.stays, resumable)
+        place = place_of(call.tenant, call.request.wishes.client, key)
+        return Asked(tier, call.deadline - self._clock(), place, call.stays, resumable)
 
     def _scissors(self, call: Call, rung: Rung, tier: Tier, before: SoFar | None) -> Scissors | None:
         """None: the answer may be as long as was asked for."""

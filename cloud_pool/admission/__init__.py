@@ -12,10 +12,11 @@ The queue is ours and not Triton's, whose queue timeouts fire late and whose lim
     ticket      one request at the door
     peers       the places of several gateways, divided
     heartbeat   what they tell each other for that, through Redis
+    lag         time that this process lost itself, and no tier is to blame for
     settings    the tier's key `admission`
     metrics     for Prometheus
 
-All but `admission` and `heartbeat` are pure: `now` is an argument.
+All but `admission`, `heartbeat` and `lag` are pure: `now` is an argument.
 """
 
 from .admission import Admission, Place, Preempted

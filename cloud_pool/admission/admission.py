@@ -16,6 +16,8 @@ from .settings import Settings
 from .ticket import Priority, State, Ticket
 from .turnstile import Reason, Turnstile
 
+LOST = 0.1
+"""Of the time to a first token, lost by this process: more, and it is not the tier's time."""
 _JITTER = 0.25
 
 
@@ -35,6 +37,7 @@ class Place:
         self._ticket = ticket
         self._stop: Callable[[], None] | None = None
         self._again: asyncio.Future[QueueFull | None] | None = None
+        self._lost_s = admission.lost_s()
         self.used_tokens: float | None = None
 
     @property
@@ -44,7 +47,8 @@ class Place:
 
     def first_token(self, seconds_in_triton: float) -> None:
         """From handing to Triton until its first token; a retry's time counts from its own handing over."""
-        self._admission.first_token(self._ticket, seconds_in_triton)
+        lost_s = self._admission.lost_s() - self._lost_s
+        self._admission.first_token(self._ticket, seconds_in_triton, told=lost_s <= LOST * seconds_in_triton)
 
     def failed(self) -> None:
         """No first token, because the tier would take no more, or was not in time. A broken endpoint is not meant."""
@@ -55,6 +59,7 @@ class Place:
         """Cancels what is done within when the place is taken back, and raises Preempted."""
         if self._again is not None:
             raise Preempted
+        self._lost_s = self._admission.lost_s()
         try:
             # No cancel scope of anyio's: generators that begin in here have theirs, and outlive this one.
             async with asyncio.timeout(None) as timeout:
@@ -100,9 +105,11 @@ class Admission:
         waited: Callable[[Priority, float], None] = lambda priority, seconds: None,
         shed: Callable[[Priority, Reason], None] = lambda priority, reason: None,
         preempted: Callable[[Priority], None] = lambda priority: None,
+        lost_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`waited` is told how long each who goes in has waited, s; `shed` who is turned away, and why; `preempted` who
-        has to give its place back."""
+        has to give its place back. `lost_s`: lag.Lag's."""
+        self.lost_s = lost_s
         self._clock = clock
         self._chance = chance
         self._waited = waited
@@ -170,8 +177,9 @@ class Admission:
             self._futures.pop(ticket, None)
             self._wake(self._turnstile.leave(ticket, self._clock(), place.used_tokens))
 
-    def first_token(self, ticket: Ticket, seconds: float) -> None:
-        self._wake(self._turnstile.first_token(ticket, self._clock(), seconds))
+    def first_token(self, ticket: Ticket, seconds: float, *, told: bool = True) -> None:
+        """`told` False: the time is not the tier's."""
+        self._wake(self._turnstile.first_token(ticket, self._clock(), seconds if told else None))
 
     def failed(self, ticket: Ticket) -> None:
         self._turnstile.failed(ticket, self._clock())

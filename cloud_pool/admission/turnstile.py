@@ -143,13 +143,15 @@ class Turnstile:
         self._drain.freed(now - ticket.admitted, self.limit)
         return self._fill(now)
 
-    def first_token(self, ticket: Ticket, now: float, seconds: float) -> list[Ticket]:
-        """`seconds` from handing to Triton. Those who go in because the limit has grown."""
+    def first_token(self, ticket: Ticket, now: float, seconds: float | None) -> list[Ticket]:
+        """`seconds` from handing to Triton; None: as it was seen it says nothing. Those who go in because the limit has
+        grown."""
         if ticket.state is not State.PENDING:
             return []
         self._tick(now)
         self._places.spoke(ticket)
-        self._limit.first_token(now, seconds, self.running)
+        if seconds is not None:
+            self._limit.first_token(now, seconds, self.running)
         return self._fill(now)
 
     def failed(self, ticket: Ticket, now: float) -> None:

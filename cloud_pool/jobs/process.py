@@ -100,6 +100,7 @@ async def _work(
     await pools.prepare()
     tasks.start_soon(pools.watch)
     tasks.start_soon(lanes.warmth.watch)
+    tasks.start_soon(lanes.lag.watch)
     front.start(tasks)
     desk.start(tasks)
     print(f"ready worker={crew.name}{where}", flush=True)

@@ -2,6 +2,7 @@
 
     settings    what an operator says: the tiers in order, how fast to back off and to return
     footing     one tier's standing: which share of the work it is offered, with hysteresis    pure, `now` is given
+    callers     where each caller stands in the line for a share     pure
     plan        the tiers' states and footings → the rungs of one request, each with its why   pure
     ladder      owns footings, breakers and times to first token; reads pools and admissions
     cutting     how far an answer is shortened, and the token on its last piece

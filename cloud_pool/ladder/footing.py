@@ -3,8 +3,14 @@
 Pure: a footing, what is seen and `now` give the next footing. A tier under stress loses its share step by step, so that
 an overload settles near what the tier can do, where on and off would make it flap. It comes back only after a time of
 being well (`dwell_s`), and then step by step as well, as far as there is room for it: a load that swings faster than
-that never moves it up. A share that it had to give up again right after it came back is its ceiling: the next time
-that comes after twice as long, up to `longest_s`, unless there is room for twice the work that would come back.
+that never moves it up. A share that it had to give up again right after it came back is its ceiling: it goes back to
+the share before. The next time it comes half as near to the ceiling, and that after twice as long, up to `longest_s`,
+unless there is room for twice the work that would come back.
+
+A share is of the requests, but who gets it is told by the caller: each has a place in a line that is the same at every
+gateway, and those before the share's end stay. So a caller sees another tier only when the share moves across its
+place, and not with every request. Where callers ask for more or less than an even part, the end moves until the
+requests are the share (`credit`); a caller that is most of the load is then spread evenly, for it stands there alone.
 """
 
 from __future__ import annotations
@@ -24,6 +30,8 @@ CLEAR = 0.8
 """A tier whose share was cut for slowness is slow until it is this far below its objective."""
 _SHORTER = 0.9
 _NEARLY = 0.99
+_FINE = 0.04  # of a share: nearer to the ceiling than twice this, the ceiling itself is tried
+_EVENLY = 32.0  # requests too few, or too many, move the end of the line from one end to the other
 
 
 class View(msgspec.Struct, frozen=True):
@@ -43,12 +51,13 @@ class View(msgspec.Struct, frozen=True):
 
 class Footing(msgspec.Struct, frozen=True):
     share: float = 1.0  # 0..1
-    credit: float = 0.0  # 0..1: what is owed of it; spreads a share evenly over requests
+    credit: float = 0.0  # requests that are owed of it; moves the end of the line
     why: Stress = ""  # what took the share; "": it is whole
     stressed_at: float = -math.inf  # monotonic, s: last seen under stress
     stepped_at: float = -math.inf  # when the share last changed
     queue_s: float = 0.0  # the wait at the last step down: while it becomes shorter, there is no further one
     ceiling: float = math.inf  # the share that was too much right after it came back
+    before: float = 0.0  # the share before the last step up
     relapses: int = 0  # how often that was
 
 
@@ -96,7 +105,8 @@ def _lowered(footing: Footing, stress: Stress, queue_s: float, step_s: float, pa
     share = footing.share
     if relapsed or queue_s >= _SHORTER * footing.queue_s:
         # One step, however long nobody looked: the stress is known for this moment only.
-        share = min(share, max(pace.floor, share * pace.back_off))
+        least = footing.before if relapsed else 0.0
+        share = min(share, max(pace.floor, share * pace.back_off, least))
     lower = msgspec.structs.replace(lower, share=share, stepped_at=now, queue_s=queue_s)
     if relapsed:
         lower = msgspec.structs.replace(lower, ceiling=footing.share, relapses=footing.relapses + 1)
@@ -116,8 +126,12 @@ def _raised(footing: Footing, view: View, pace: Pace, now: float) -> Footing:
 
 
 def _probed(footing: Footing, pace: Pace, now: float) -> Footing:
-    share = max(footing.share, pace.floor) / pace.back_off
-    pause_s = _longer(pace.probe_s, footing, pace) if share > _NEARLY * footing.ceiling else pace.probe_s
+    share, pause_s = max(footing.share, pace.floor) / pace.back_off, pace.probe_s
+    if share > _NEARLY * footing.ceiling:
+        pause_s = _longer(pause_s, footing, pace)
+        if footing.share < _NEARLY * footing.ceiling:
+            middle = (footing.share + footing.ceiling) / 2.0
+            share = middle if middle - footing.share >= _FINE else footing.ceiling
     if now - max(footing.stressed_at, footing.stepped_at) < pause_s:
         return footing
     return _up(footing, share, now, now)
@@ -128,15 +142,18 @@ def _longer(seconds: float, footing: Footing, pace: Pace) -> float:
 
 
 def _up(footing: Footing, share: float, stepped_at: float, now: float) -> Footing:
+    before = footing.share
     if share >= 1.0 - 1e-9:
-        return msgspec.structs.replace(footing, share=1.0, credit=0.0, why="", stepped_at=now)
-    return msgspec.structs.replace(footing, share=share, stepped_at=stepped_at)
+        return msgspec.structs.replace(footing, share=1.0, before=before, credit=0.0, why="", stepped_at=now)
+    return msgspec.structs.replace(footing, share=share, before=before, stepped_at=stepped_at)
 
 
-def offered(footing: Footing) -> tuple[bool, Footing]:
-    """Whether the next request is one of the share, and the footing after it."""
-    if footing.share >= 1.0:
-        return True, footing
-    credit = footing.credit + footing.share
-    takes = credit >= 1.0 - 1e-9
-    return takes, msgspec.structs.replace(footing, credit=max(0.0, credit - 1.0) if takes else credit)
+def offered(footing: Footing, place: float) -> tuple[bool, Footing]:
+    """Whether the next request is one of the share, and the footing after it. `place`: of its caller in the line, 0 to
+    1 (callers)."""
+    share, credit = footing.share, footing.credit
+    if share >= 1.0 or share <= 0.0:
+        return share > 0.0, footing
+    takes = place < share + credit / _EVENLY
+    credit = min(_EVENLY, max(-_EVENLY, credit + share - takes))
+    return takes, msgspec.structs.replace(footing, credit=credit)

@@ -22,6 +22,7 @@ ASKED = "asked"
 class Asked(msgspec.Struct, frozen=True):
     tier: str
     left_s: float
+    place: float = 0.5  # its caller's in the line, 0 to 1
     stays: bool = False  # this tier or none
     resumable: bool = False  # a shortened answer could be continued as if it had never been cut
 
@@ -64,7 +65,7 @@ def plan(asked: Asked, views: Sequence[View], footings: Mapping[str, Footing], p
         if look.stress == "broken" or look.view.queue_s >= min(asked.left_s, look.view.patience_s):
             after.append((look.view.name, look.footing))
             continue
-        takes, footing = offered(look.footing)
+        takes, footing = offered(look.footing, asked.place)
         (first if takes else held).append(look)
         after.append((look.view.name, footing))
     alive = [*first, *held]  # (1), (2)

@@ -39,7 +39,7 @@ class Told(msgspec.Struct, kw_only=True):
     retry_after: str = ""
     ttft_s: float = 0.0  # 0: there was no token
     ended_at: float = 0.0
-    gateway: int = 0
+    device: int = 0  # of those who ask for this kind
 
 
 def new_mark() -> str:

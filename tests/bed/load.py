@@ -26,6 +26,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     per_s: float
     token: str
+    devices: tuple[str, ...] = ()  # tokens of those who ask, drawn for each request; none: all ask with `token`
     tier: str = "assistant-large"
     priority: Priority = "interactive"
     tokens: int = 4
@@ -35,31 +36,34 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 async def loaded(
     session: aiohttp.ClientSession, urls: tuple[str, ...], kinds: tuple[Kind, ...], for_s: float, seed: int = 1
 ) -> list[Told]:
-    """Every request's outcome, in the order in which they were asked. Arrivals are Poisson's; gateways take turns."""
+    """Every request's outcome, in the order in which they were asked. Arrivals are Poisson's, of each kind the same
+    under the same `seed` whoever else asks; its gateways take turns, or each device keeps to its own."""
     told: list[Told] = []
-    rng = random.Random(seed)
-    turns = itertools.cycle(urls)
 
-    async def one(kind: Kind) -> None:
-        told.append(
-            await ask(
-                session,
-                next(turns),
-                kind=kind.name,
-                tier=kind.tier,
-                token=kind.token,
-                tokens=kind.tokens,
-                priority=kind.priority,
-                deadline_ms=kind.deadline_ms,
-            )
+    async def one(kind: Kind, url: str, device: int) -> None:
+        found = await ask(
+            session,
+            url,
+            kind=kind.name,
+            tier=kind.tier,
+            token=kind.devices[device] if kind.devices else kind.token,
+            tokens=kind.tokens,
+            priority=kind.priority,
+            deadline_ms=kind.deadline_ms,
         )
+        found.device = device
+        told.append(found)
 
     async def arrivals(kind: Kind, tasks: asyncio.TaskGroup) -> None:
+        rng = random.Random(f"{seed} {kind.name}")
+        turns = itertools.cycle(urls)
         at = time.monotonic()
         ends = at + for_s
         while (at := at + rng.expovariate(kind.per_s)) < ends:
+            device = rng.randrange(len(kind.devices)) if kind.devices else 0
+            url = urls[device % len(urls)] if kind.devices else next(turns)
             await asyncio.sleep(max(0.0, at - time.monotonic()))
-            tasks.create_task(one(kind))
+            tasks.create_task(one(kind, url, device))
 
     async with asyncio.TaskGroup() as tasks:
         for kind in kinds:

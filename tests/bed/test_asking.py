@@ -12,7 +12,7 @@ from aiohttp import web
 
 from .asking import Told, ask
 from .figures import quantile
-from .overload import flips, recovery_s
+from .overload import changes, flips, recovery_s, swings
 
 TOKENS = 3
 
@@ -106,6 +106,31 @@ def test_changes_of_tier_are_counted() -> None:
     seen += [answered(3.2, small), answered(3.3, small)]
     assert flips(seen, 0.0, 5.0) == 1
     assert flips(seen, 1.0, 3.0) == 0
+
+
+def test_a_divided_kind_has_not_changed_sides() -> None:
+    """Two thirds have to come from one tier, and later from the other."""
+    large, small = "assistant-large", "assistant"
+
+    def second(at: int, larges: int) -> list[Told]:
+        return [answered(at + 0.1 * n, large if n < larges else small) for n in range(6)]
+
+    divided = [each for at, larges in enumerate((4, 3, 2, 3, 2, 3, 4)) for each in second(at, larges)]
+    assert swings(divided, 0.0, 7.0) == 2
+    even = [each for at in range(7) for each in second(at, 3)]
+    assert swings(even, 0.0, 7.0) == 0
+
+
+def test_a_devices_changes_are_its_own() -> None:
+    """Devices on different tiers have not changed; one that is answered by another tier than before has, each time."""
+    seen = []
+    for at in range(10):
+        for device, tier in ((0, "assistant-large"), (1, "assistant"), (2, ("assistant", "assistant-large")[at % 2])):
+            told = answered(at + 0.1 * device, tier)
+            told.device = device
+            seen.append(told)
+    assert changes(seen, 0.0, 10.0) == 9 / 3
+    assert changes(seen[:1], 0.0, 10.0) == changes([], 0.0, 10.0) == 0
 
 
 def test_recovery_is_the_last_request_that_was_not_well() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given
@@ -42,7 +43,7 @@ def test_under_stress_it_loses_its_share_step_by_step() -> None:
 def test_a_broken_tier_gets_nothing_at_once() -> None:
     """Broken is not a matter of degree."""
     assert after(WHOLE, "broken", [0.0]).share == 0.0
-    assert not any(offered(after(WHOLE, "broken", [0.0]))[0] for _ in range(9))
+    assert not any(offered(after(WHOLE, "broken", [0.0]), n / 9)[0] for n in range(9))
 
 
 def test_it_comes_back_gradually_after_a_time_of_being_well() -> None:
@@ -179,14 +180,64 @@ def test_the_share_is_a_share_and_rises_only_when_well(steps: list[tuple[float, 
             stressed_at = now
 
 
-@given(st.floats(0.01, 1.0), st.integers(1, 400))
-def test_a_share_is_spread_evenly(share: float, requests: int) -> None:
-    """Of n requests it is offered n times its share, give or take one, and no two bunches of them."""
-    footing, taken = Footing(share=share), 0
-    for _ in range(requests):
-        takes, footing = offered(footing)
-        taken += takes
-    assert abs(taken - share * requests) <= 1.0 + 1e-6
+def spread(share: float, places: list[float], footing: Footing = WHOLE) -> tuple[list[bool], Footing]:
+    """Who of those that ask, in this order, is offered the tier."""
+    footing, taken = Footing(share=share, credit=footing.credit), []
+    for place in places:
+        takes, footing = offered(footing, place)
+        taken.append(takes)
+    return taken, footing
+
+
+@given(st.floats(0.01, 1.0), st.lists(st.floats(0.0, 1.0, exclude_max=True), min_size=1, max_size=30))
+def test_a_share_is_of_the_requests(share: float, callers: list[float]) -> None:
+    """Whoever asks, however unevenly they stand: after a while it is the share that is taken, give or take a few."""
+    taken, _ = spread(share, callers * 40)
+    assert abs(sum(taken) - share * len(taken)) <= 34.0
+
+
+def test_a_caller_alone_is_spread_evenly() -> None:
+    """Once the end of the line has come to where it stands, its requests take turns."""
+    taken, _ = spread(0.5, [0.8] * 400)
+    assert [sum(taken[at : at + 10]) for at in range(200, 400, 10)] == [5] * 20
+
+
+def test_a_caller_stays_where_it_is() -> None:
+    """Of a hundred that ask in any order nearly all see one tier only; when the share falls, those move who stand
+    across its end, and no others; when it rises again, the same come back."""
+    chance = random.Random(1)
+    footing, seen = WHOLE, []
+    for share in (0.7, 0.5, 0.7):
+        order = [chance.randrange(100) for _ in range(3000)]
+        taken, footing = spread(share, [(one + 0.5) / 100 for one in order], footing)
+        tiers: dict[int, list[bool]] = {one: [] for one in range(100)}
+        for one, takes in zip(order[500:], taken[500:], strict=True):
+            tiers[one].append(takes)
+        seen.append({one: sum(found) / len(found) for one, found in tiers.items()})
+    for share, shares in zip((0.7, 0.5, 0.7), seen, strict=True):
+        assert all(found == 1.0 for one, found in shares.items() if one / 100 < share - 0.16)
+        assert all(found == 0.0 for one, found in shares.items() if one / 100 > share + 0.16)
+        assert sum(min(found, 1.0 - found) for found in shares.values()) < 8.0
+    assert sum(round(one) != round(other) for one, other in zip(seen[0].values(), seen[2].values(), strict=True)) <= 4
+
+
+def test_what_relapsed_goes_back_to_the_share_before() -> None:
+    """That was well; the next step up goes half as far, and so on, until the share that was too much is tried again,
+    and then a larger one."""
+    tight, footing = View("a", busy=0.9), Footing(share=0.5, why="saturated", stressed_at=0.0, stepped_at=0.0)
+    shares, now, load = [], 0.0, 0.6
+    while now < 400.0:
+        now += 0.25
+        was = footing.share
+        footing = stepped(footing, "saturated" if footing.share > load else "", tight, PACE, now)
+        if footing.share != was:
+            shares.append(round(footing.share, 3))
+    assert shares[:4] == [0.714, 0.5, 0.607, 0.5]
+    assert all(share <= 0.715 for share in shares)
+    assert len(shares) <= 24
+    footing = Footing(share=0.6, ceiling=0.61, relapses=6, why="saturated", stressed_at=0.0, stepped_at=0.0)
+    assert after(footing, "", every(0.05, 61.0), tight).share == 0.61
+    assert after(footing, "", every(0.05, 121.0), tight).share > 0.61
 
 
 def test_what_stress_is() -> None:

@@ -25,7 +25,7 @@ from router.errors import (
 
 from .scripted import Health, Pressure
 
-ASKED = Asked(tier="large", left_s=60.0)
+ASKED = Asked(tier="large", left_s=60.0, place=0.9)
 
 
 class Bed:

@@ -16,7 +16,7 @@ BAD = [{"broken": True}, {"saturated": True}, {"ttft_s": 9.0}]
 
 
 def made(*views: View, footings: dict[str, Footing] | None = None, **asked: object) -> Plan:
-    wish = Asked(**{"tier": views[0].name, "left_s": 10.0, **asked})  # type: ignore[arg-type]
+    wish = Asked(**{"tier": views[0].name, "left_s": 10.0, "place": 0.9, **asked})  # type: ignore[arg-type]
     return plan(wish, views, footings or {}, PACE, now=100.0)
 
 
@@ -110,8 +110,8 @@ def test_a_tier_on_its_way_back_gets_its_share() -> None:
     """With two fifths of its share, two requests in five find it first."""
     footings = {"large": Footing(share=0.4, why="slow", stressed_at=99.9, stepped_at=99.9)}
     firsts = []
-    for _ in range(10):
-        found = made(LARGE, MEDIUM, footings=footings)
+    for place in range(10):
+        found = made(LARGE, MEDIUM, footings=footings, place=place / 10)
         footings = dict(found.footings)
         firsts.append(found.rungs[0])
     assert [rung.tier for rung in firsts].count("large") == 4
