@@ -87,7 +87,7 @@ def _of(told: list[Told], kind: str) -> list[Told]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=45.0, help="of each calm and each flood")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each calm and each flood")
     parser.add_argument("--rounds", type=int, default=2, help="of a calm and a flood")
     parser.add_argument("--times", type=float, default=3.0, help="the capacity, for the flood")
     parser.add_argument(
