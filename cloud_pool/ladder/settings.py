@@ -24,7 +24,7 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `floor` while the tier lives: what it still gets shows how it is. Back by `grow` for each `step_s` once it has been
     well for `dwell_s` and has room; a tier that is well and busy takes one step back (by `back_off`) each `probe_s`,
     for a load that goes on would only push it down again. Each time that it does, both pauses are twice as long, up to
-    `longest_s`.
+    `longest_s`, and the next step goes half the way to the share that was too much.
     """
 
     dwell_s: Pause = 1.0
