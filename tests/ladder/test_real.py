@@ -108,6 +108,15 @@ class Bed:
                     return found
                 await asyncio.sleep(0.05)
 
+    async def until_ready(self) -> None:
+        """Every tier has answered a real request: what was just started, or broken by the test before, is whole."""
+        with anyio.fail_after(PATIENCE_S):
+            while True:
+                async with self.http.get(self.url.replace("/v1", "/readyz")) as reply:
+                    if reply.status == 200:
+                        return
+                await asyncio.sleep(0.05)
+
     async def metrics(self) -> str:
         async with self.http.get(self.url.replace("/v1", "/metrics")) as reply:
             return await reply.text()
@@ -143,6 +152,7 @@ def gateway(tritons: tuple[Pool, Pool], tmp_path_factory: pytest.TempPathFactory
 async def bed(tritons: tuple[Pool, Pool], gateway: tuple[str, Path]) -> AsyncIterator[Bed]:
     made = Bed(*tritons, *gateway)
     async with aiohttp.ClientSession() as made.http:
+        await made.until_ready()
         yield made
 
 
