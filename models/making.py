@@ -84,12 +84,14 @@ def _others(layers: int | None, width: int | None) -> dict[str, int]:
     "--read-twice/--read-once", default=True, show_default=True, help="The utterance, where --from or nothing says it."
 )
 @click.option(
-    "--encoder", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="ONNX, to learn meanings from."
+    "--encoder",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="ONNX, to learn meanings from, without --minilm.",
 )
 @click.option(
     "--minilm",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Published files, to make a tutor of that hints at functions.",
+    help="Published files, to make a tutor of that hints at functions and meanings.",
 )
 @click.option(
     "--hinted", type=click.IntRange(0), default=60_000, show_default=True, help="Of the tutor's hints, in an epoch."
@@ -260,7 +262,7 @@ def quantize(source: Path, target: Path, to: str, embedding_too: bool, importanc
 @click.option("--command", default="", help="How it was made, for the manifest.")
 @click.option("--seed", type=int)
 @click.option("--note", default="")
-@click.option("--minilm", is_flag=True, help="It learnt meanings from all-MiniLM-L6-v2 (train --encoder).")
+@click.option("--minilm", is_flag=True, help="It learnt from all-MiniLM-L6-v2 (train --encoder, --minilm).")
 def publish(
     gguf: Path, name: str, to: Path, report: Path | None, command: str, seed: int | None, note: str, minilm: bool
 ) -> None:

@@ -15,20 +15,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from ..catalog import functions
 from ..dataset import Row
 from .augment import Augmenter
+from .meaning import Meanings, keep
 from .paraphrase import Paraphraser, common_words
 from .tutor import Tutor, find_tutor
 
 TUTOR, HINTS = "tutor.pt", "hints.json"
 SURE = 0.4  # the tutor's probability of its best function, at least
 KEPT = 6  # functions of each text
-VARIANTS = {"clinc150": 3, "banking77": 1, "hwu64": 4}  # of each row of a source
+VARIANTS = {"clinc150": 8, "banking77": 3, "hwu64": 4}  # of each row of a source
 TAUGHT = {"snips2017": 0.33}  # share of a source's rows that the tutor is taught
 OUTSIDE = 4  # how often it is taught each row that is out of scope
 NEAR, NEARNESS = 6, 0.5  # neighbours of a word at most, and the least cosine
@@ -38,24 +41,29 @@ Shares = list[tuple[str, float]]  # functions and their probabilities, the best 
 
 
 class Hints:
-    """Texts, and what the tutor makes of each."""
+    """Texts, and what the tutor makes of each: functions, and the meanings of these texts and of the rows'."""
 
-    def __init__(self, told: Sequence[tuple[str, Shares]]) -> None:
-        self.told = list(told)
+    def __init__(self, told: Sequence[tuple[str, Shares]], meanings: Meanings | None = None) -> None:
+        self.told, self.meanings = list(told), meanings
 
     @classmethod
     def of(
         cls, minilm: Path, rows: Sequence[Row], names: Sequence[str], folder: Path, *, seed: int,
         say: Callable[[str], None],
     ) -> Hints:  # fmt: skip
-        """Teaches a tutor on `rows`, from the published files in `minilm`, and asks it; both are kept in `folder`."""
+        """Teaches a tutor on `rows`, from the published files in `minilm`, and asks it; all is kept in `folder`."""
         if not (folder / HINTS).is_file():
             tutor = find_tutor(minilm, lessons(rows, seed), names, folder / TUTOR, seed=seed, say=say)
-            told = ask(tutor, variants(rows, near_words(tutor, common_words(rows)), seed), say)
+            own = dict.fromkeys(row.text for row in rows)
+            texts = list(dict.fromkeys([*own, *variants(rows, near_words(tutor, common_words(rows)), seed)]))
+            named = own.keys() - _unnamed(rows)
+            told, vectors = ask(tutor, texts, say)
+            keep(texts, vectors, folder)
             partial = folder / f"{HINTS}.partial"
-            partial.write_bytes(msgspec.json.encode(told))
+            partial.write_bytes(msgspec.json.encode([one for one in told if one[0] not in named]))
             partial.replace(folder / HINTS)
-        return cls(msgspec.json.decode((folder / HINTS).read_bytes(), type=list[tuple[str, Shares]]))
+        told = msgspec.json.decode((folder / HINTS).read_bytes(), type=list[tuple[str, Shares]])
+        return cls(told, Meanings.kept(folder))
 
 
 def lessons(rows: Sequence[Row], seed: int) -> list[Row]:
@@ -68,24 +76,34 @@ def lessons(rows: Sequence[Row], seed: int) -> list[Row]:
 def variants(rows: Sequence[Row], near: dict[str, list[str]], seed: int) -> list[str]:
     """Changed texts of the rows, and the own texts of those that no single name answers; no text twice."""
     augmenter, paraphrase = Augmenter(rows, seed), Paraphraser(rows, near, seed)
-    made = [row.text for row in rows if len(functions(row.source, row.intent)) > 1]
+    made = _unnamed(rows)
     for row in rows:
         made += [paraphrase(augmenter.variant(row)) for _ in range(VARIANTS.get(row.source, 0))]
     return list(dict.fromkeys(made))
 
 
-def ask(tutor: Tutor, texts: Sequence[str], say: Callable[[str], None]) -> list[tuple[str, Shares]]:
-    """What the tutor thinks of, where it is sure enough of one function."""
+def _unnamed(rows: Sequence[Row]) -> list[str]:
+    """Texts of rows that more than one function answers."""
+    return [row.text for row in rows if len(functions(row.source, row.intent)) > 1]
+
+
+def ask(
+    tutor: Tutor, texts: Sequence[str], say: Callable[[str], None]
+) -> tuple[list[tuple[str, Shares]], NDArray[np.float16]]:
+    """What the tutor thinks of, where it is sure enough of one function; and its vectors of all texts [texts, n]."""
     kept: list[tuple[str, Shares]] = []
+    vectors = np.zeros((len(texts), tutor.bert.width), np.float16)
     for start in range(0, len(texts), _PART):
         part = texts[start : start + _PART]
-        shares, places = tutor.tell(part).topk(min(KEPT, len(tutor.names)))
+        told, made = tutor.read(part)
+        vectors[start : start + len(part)] = made.numpy()
+        shares, places = told.topk(min(KEPT, len(tutor.names)))
         for text, odds, at in zip(part, shares.tolist(), places.tolist(), strict=True):
             if odds[0] >= SURE:
                 whole = sum(odds)
                 kept.append((text, [(tutor.names[i], odd / whole) for i, odd in zip(at, odds, strict=True)]))
         say(f"hints: the tutor has read {start + len(part)} of {len(texts)} texts, and is sure of {len(kept)}")
-    return kept
+    return kept, vectors
 
 
 def near_words(tutor: Tutor, words: Sequence[str]) -> dict[str, list[str]]:

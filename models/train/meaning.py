@@ -3,7 +3,7 @@
 A few thousand commands do not teach that "volume" and "loudness" are near each other; an encoder that has read a
 thousand million sentences knows. While training, a linear map of the state that names the function has to say the
 encoder's vector of the utterance (hints from a teacher's inner states: Romero et al. 2015, arXiv 1412.6550). The map is
-dropped afterwards.
+dropped afterwards. Where a tutor hints at functions (`hints`), the vectors are the tutor's, of its many texts too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,16 +34,32 @@ class Meanings:
     @classmethod
     def of(cls, encoder: Path, texts: Sequence[str], folder: Path) -> Meanings:
         """Asks the ONNX file `encoder` once; kept in `folder` from then on."""
-        if not (folder / VECTORS).is_file():
+        if not is_kept(folder):
             wanted = list(dict.fromkeys(texts))
-            np.save(folder / VECTORS, Encoder(encoder).all(wanted).astype(np.float32))
-            (folder / TEXTS).write_bytes(msgspec.json.encode(wanted))
+            keep(wanted, Encoder(encoder).all(wanted), folder)
+        return cls.kept(folder)
+
+    @classmethod
+    def kept(cls, folder: Path) -> Meanings:
+        """What `keep` wrote there."""
         known = msgspec.json.decode((folder / TEXTS).read_bytes(), type=list[str])
-        vectors = torch.from_numpy(np.load(folder / VECTORS, allow_pickle=False))
-        return cls(known, functional.normalize(vectors, dim=-1))
+        vectors = np.load(folder / VECTORS, allow_pickle=False).astype(np.float32)
+        return cls(known, functional.normalize(torch.from_numpy(vectors), dim=-1))
 
     def at(self, text: str) -> int:
         return self._at.get(text, UNKNOWN)
+
+
+def keep(texts: Sequence[str], vectors: NDArray[np.floating], folder: Path) -> None:
+    """Writes the texts and their vectors [texts, n] into `folder`, at half precision."""
+    partial = folder / f"partial.{VECTORS}"
+    (folder / TEXTS).write_bytes(msgspec.json.encode(list(texts)))
+    np.save(partial, vectors.astype(np.float16))
+    partial.replace(folder / VECTORS)
+
+
+def is_kept(folder: Path) -> bool:
+    return (folder / VECTORS).is_file()
 
 
 class Reader(nn.Module):

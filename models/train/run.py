@@ -71,8 +71,8 @@ def train(
     `grow_from` is the run of a shallower network of the same width; its tokenizer is used too. `start` is a
     published GGUF to go on from in the same way; `shape` then holds no more than what is to be different. `encoder` is
     a sentence encoder (ONNX) to learn meanings from (`meaning`); `minilm` is the folder of a published one, to make a
-    tutor of (`hints`). Whether an utterance is read twice (`Vocabulary.prompt`) goes with the tokenizer; `read_twice`
-    says it where that is not a run's own.
+    tutor of, for functions and meanings (`hints`). Whether an utterance is read twice (`Vocabulary.prompt`) goes with
+    the tokenizer; `read_twice` says it where that is not a run's own.
     """
     corpus = Corpus.read(data)
     small: Llama | None = None
@@ -89,11 +89,13 @@ def train(
         network = _fresh(_sized(name, vocabulary, shape), vocabulary, plan)
     origin = {"grown_from": str(grow_from) if grow_from else None, "started_from": str(start) if start else None}
     recipe = Recipe(name, plan, network.shape, **origin)
-    meanings = Meanings.of(encoder, _spoken(corpus), folder) if encoder else None
     torch.set_num_threads(plan.threads)
     names = corpus.functions()
     hints = Hints.of(minilm, corpus.train, names, folder, seed=plan.seed, say=say) if minilm else None
-    return _run(recipe, corpus, vocabulary, network, folder, say, meanings=meanings, hints=hints)
+    meanings = Meanings.of(encoder, _spoken(corpus), folder) if encoder and not hints else None
+    return _run(
+        recipe, corpus, vocabulary, network, folder, say, meanings=hints.meanings if hints else meanings, hints=hints
+    )
 
 
 def distill(

@@ -48,20 +48,33 @@ class Tutor(nn.Module):
 
     def forward(self, ids: Tensor, style: Tensor) -> Tensor:
         """ids [n, length], style [n, _] → logits [n, names]."""
+        return self._named(self._states(ids), style)
+
+    def _states(self, ids: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            states = self.bert(ids)
-        told: Tensor = (self.head(states.float()) + self.written(style)) / self.temperature
+            states: Tensor = self.bert(ids)
+        return states.float()
+
+    def _named(self, states: Tensor, style: Tensor) -> Tensor:
+        told: Tensor = (self.head(states) + self.written(style)) / self.temperature
         return told
 
     @torch.no_grad()
-    def tell(self, texts: Sequence[str], tokens: int = 4096) -> Tensor:
-        """Probabilities, float32 [texts, names]."""
+    def read(self, texts: Sequence[str], tokens: int = 4096) -> tuple[Tensor, Tensor]:
+        """Probabilities, float32 [texts, names], and the vectors that they come from, float32 [texts, width]."""
         self.eval()
         ids = [self.reading(text) for text in texts]
-        told = torch.zeros(len(texts), len(self.names))
+        shares = torch.zeros(len(texts), len(self.names))
+        vectors = torch.zeros(len(texts), self.bert.width)
         for at in same_lengths(ids, tokens, random.Random(0)):
-            told[at] = self(*_inputs(texts, ids, at)).softmax(-1)
-        return told
+            batch, style = _inputs(texts, ids, at)
+            vectors[at] = self._states(batch)
+            shares[at] = self._named(vectors[at], style).softmax(-1)
+        return shares, vectors
+
+    def tell(self, texts: Sequence[str]) -> Tensor:
+        """Probabilities, float32 [texts, names]."""
+        return self.read(texts)[0]
 
     @torch.no_grad()
     def vectors(self, texts: Sequence[str], tokens: int = 4096) -> Tensor:

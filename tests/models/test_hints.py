@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,6 +18,7 @@ from models.encoder import Encoder  # noqa: E402
 from models.spec import ArtifactError  # noqa: E402
 from models.train.bert import load_bert, same_lengths  # noqa: E402
 from models.train.hints import HINTS, TUTOR, Hints, ask, lessons, near_words, with_hints  # noqa: E402
+from models.train.meaning import UNKNOWN, keep  # noqa: E402
 from models.train.minilm import convert  # noqa: E402
 from models.train.mixture import HINTED, Corpus, Example, Hint, Mixture  # noqa: E402
 from models.train.network import Llama, Shape  # noqa: E402
@@ -83,7 +85,8 @@ def test_a_tutor_learns_what_texts_ask_for_and_is_kept(tutor: Tutor, published: 
 
 def test_only_what_the_tutor_is_sure_of_becomes_a_hint(tutor: Tutor) -> None:
     """The best function comes first, and the probabilities that are kept sum to one."""
-    told = ask(tutor, TEXTS, lambda _: None)
+    told, vectors = ask(tutor, TEXTS, lambda _: None)
+    assert torch.from_numpy(vectors).float().numpy() == pytest.approx(tutor.vectors(TEXTS).numpy(), abs=0.05)
     assert {text for text, _ in told} <= set(TEXTS)
     for _, shares in told:
         assert sum(share for _, share in shares) == pytest.approx(1.0)
@@ -141,9 +144,12 @@ def test_an_epoch_draws_from_the_hints_of_the_run(tmp_path: Path) -> None:
     """
     told = [(text, [("alarm_set", 0.6), ("lights_on", 0.4)]) for text in TEXTS]
     (tmp_path / HINTS).write_bytes(msgspec.json.encode(told))
+    keep(TEXTS[:1], np.ones((1, 4)), tmp_path)
     hints = Hints.of(tmp_path / "missing", [], NAMES, tmp_path, seed=1, say=lambda _: None)
     vocabulary = Vocabulary.train([*TEXTS, *PIECES], [*NAMES, "out_of_scope"], ["time"], 60)
     rows = tuple(row for row in ROWS if row.source == "hwu64")
+    assert hints.meanings is not None
+    assert hints.meanings.at(TEXTS[0]) == 0
     mixture = Mixture(Corpus(rows, (), (), ()), vocabulary, student=False, seed=1, hints=hints, hinted=5)
     drawn = [one for one in mixture.epoch() if one.source == HINTED]
     assert len(drawn) == 5
@@ -153,6 +159,20 @@ def test_an_epoch_draws_from_the_hints_of_the_run(tmp_path: Path) -> None:
     few = Mixture(Corpus(rows, (), (), ()), vocabulary, student=False, seed=1, share=0.25).epoch()
     assert len([one for one in few if one.source == "hwu64"]) == len(rows) / 4
     assert not [one for one in Mixture(Corpus(rows, (), (), ()), vocabulary, False, 1).epoch() if one.hints]
+
+
+def test_a_tutor_says_what_rows_mean_and_what_their_variants_ask_for(
+    tutor: Tutor, published: Path, tmp_path: Path
+) -> None:
+    """Every text has the tutor's vector; of a row whose function is known nothing else is said."""
+    torch.save(tutor.state_dict(), tmp_path / TUTOR)
+    hints = Hints.of(published, ROWS, NAMES, tmp_path, seed=1, say=lambda _: None)
+    assert hints.meanings is not None
+    assert UNKNOWN not in [hints.meanings.at(text) for text in (*(row.text for row in ROWS), *dict(hints.told))]
+    assert not {text for text, _ in hints.told} & {row.text for row in ROWS if row.source == "hwu64"}
+    place = hints.meanings.at(ROWS[0].text)
+    (wanted,) = torch.nn.functional.normalize(tutor.vectors([ROWS[0].text]), dim=-1)
+    assert float(hints.meanings.vectors[place] @ wanted) > 0.99
 
 
 def test_the_device_hears_what_is_its_own_and_what_is_not() -> None:
