@@ -84,8 +84,8 @@ def _twin() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory() as folder:
         whole, small = Path(folder) / "f32.gguf", Path(folder) / "q4.gguf"
-        write_tiny_gguf(whole, width=256, layers=4, heads=4, hidden=768, context=2048, padding=3400)
-        quantize(whole, small, "Q4_0", threads=1)
+        write_tiny_gguf(whole, width=256, layers=6, heads=4, hidden=768, context=2048, padding=3400)
+        quantize(whole, small, "Q4_K_M", threads=1)
         yield small
 
 
