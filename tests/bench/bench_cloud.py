@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import aiohttp
@@ -24,6 +25,10 @@ import msgspec
 import numpy as np
 import psutil
 import tritonclient.grpc.aio as tritonclient
+
+from models.chat import Prompter
+from models.gguf_file import read_gguf
+from models.spec import find_artifact
 
 from .rows import Row
 
@@ -35,6 +40,7 @@ ROUNDS, WARM_UP = 300, 30
 LONG_TOKENS, LONG_ROUNDS, PARALLEL = 400, 10, 16
 # The control tokens of our own models have the first ids. Without them every token has a text, and so an event.
 ONLY_TEXT = {"logit_bias": {str(token): -100 for token in range(8)}}
+HELD = {"guided_decoding": msgspec.json.encode({"utterance": TEXT}).decode()}  # as the gateway asks for it
 FIRST = b'"delta":{"content":'  # the event before it has the role only
 
 Ask = Callable[[], Awaitable[float]]
@@ -154,7 +160,7 @@ async def _token_costs(triton: tritonclient.InferenceServerClient, http: aiohttp
         return (await _stream(http, bed.gateway, MODEL, {"max_tokens": tokens, **ONLY_TEXT})).events
 
     async def direct(tokens: int) -> int:
-        return (await _direct_stream(triton, {"max_tokens": tokens, **ONLY_TEXT})).events
+        return (await _direct_stream(triton, {"max_tokens": tokens, **ONLY_TEXT, **HELD})).events
 
     ways = {"gateway": (gateway, psutil.Process(bed.gateway_pid)), "direct": (direct, psutil.Process())}
     cpu_s: dict[tuple[str, int], float] = dict.fromkeys(((way, n) for way in ways for n in (8, LONG_TOKENS)), 0.0)
@@ -192,7 +198,7 @@ async def _per_core(http: aiohttp.ClientSession, bed: Bed) -> float:
 
 async def _direct(triton: tritonclient.InferenceServerClient) -> float:
     """Seconds to the first token, over tritonclient's gRPC stream."""
-    return (await _direct_stream(triton)).first_s
+    return (await _direct_stream(triton, HELD)).first_s
 
 
 async def _direct_stream(
@@ -209,9 +215,17 @@ async def _direct_stream(
     return Streamed(first_s, events)
 
 
+@cache
+def _prompt() -> str:
+    """What the gateway sends too: by the model's own chat template."""
+    template = read_gguf(find_artifact(MODEL).path).chat_template
+    assert template is not None
+    return Prompter(template).user(TEXT)
+
+
 async def _inputs(sampling: Mapping[str, object]) -> AsyncIterator[dict[str, object]]:
     texts = {
-        "text_input": f"<|user|>{TEXT}<|assistant|>".encode(),
+        "text_input": _prompt().encode(),
         "sampling_parameters": msgspec.json.encode(sampling),
     }
     made = []
