@@ -58,8 +58,7 @@ def _pace(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _others(layers: int | None, width: int | None) -> dict[str, int]:
-    """The sizes that were asked for."""
+def _sizes_asked_for(layers: int | None, width: int | None) -> dict[str, int]:
     return {name: size for name, size in (("layers", layers), ("width", width)) if size is not None}
 
 
@@ -132,7 +131,7 @@ def train(
         data,
         run,
         plan,
-        shape=_others(layers, width) if start or grow_from else shape_for(name, layers, width or 256),
+        shape=_sizes_asked_for(layers, width) if start or grow_from else shape_for(name, layers, width or 256),
         grow_from=grow_from,
         start=start,
         read_twice=read_twice,

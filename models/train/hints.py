@@ -24,7 +24,7 @@ from torch.nn import functional
 from ..catalog import functions
 from ..dataset import Row
 from .augment import Augmenter
-from .meaning import Meanings, keep
+from .meaning import Meanings, is_kept, keep
 from .paraphrase import Paraphraser, common_words
 from .tutor import Tutor, find_tutor
 
@@ -52,11 +52,12 @@ class Hints:
         say: Callable[[str], None],
     ) -> Hints:  # fmt: skip
         """Teaches a tutor on `rows`, from the published files in `minilm`, and asks it; all is kept in `folder`."""
-        if not (folder / HINTS).is_file():
+        if not ((folder / HINTS).is_file() and is_kept(folder)):
             tutor = find_tutor(minilm, lessons(rows, seed), names, folder / TUTOR, seed=seed, say=say)
-            own = dict.fromkeys(row.text for row in rows)
-            texts = list(dict.fromkeys([*own, *variants(rows, near_words(tutor, common_words(rows)), seed)]))
-            named = own.keys() - _unnamed(rows)
+            own = [row.text for row in rows]
+            texts = list(dict.fromkeys(own + variants(rows, near_words(tutor, common_words(rows)), seed)))
+            unnamed = [row.text for row in rows if len(functions(row.source, row.intent)) > 1]
+            named = set(own) - set(unnamed)  # by their labels: no hint is needed
             told, vectors = ask(tutor, texts, say)
             keep(texts, vectors, folder)
             partial = folder / f"{HINTS}.partial"
@@ -74,17 +75,10 @@ def lessons(rows: Sequence[Row], seed: int) -> list[Row]:
 
 
 def variants(rows: Sequence[Row], near: dict[str, list[str]], seed: int) -> list[str]:
-    """Changed texts of the rows, and the own texts of those that no single name answers; no text twice."""
+    """Changed texts of the rows; no text twice."""
     augmenter, paraphrase = Augmenter(rows, seed), Paraphraser(rows, near, seed)
-    made = _unnamed(rows)
-    for row in rows:
-        made += [paraphrase(augmenter.variant(row)) for _ in range(VARIANTS.get(row.source, 0))]
+    made = [paraphrase(augmenter.variant(row)) for row in rows for _ in range(VARIANTS.get(row.source, 0))]
     return list(dict.fromkeys(made))
-
-
-def _unnamed(rows: Sequence[Row]) -> list[str]:
-    """Texts of rows that more than one function answers."""
-    return [row.text for row in rows if len(functions(row.source, row.intent)) > 1]
 
 
 def ask(

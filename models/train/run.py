@@ -91,11 +91,13 @@ def train(
     recipe = Recipe(name, plan, network.shape, **origin)
     torch.set_num_threads(plan.threads)
     names = corpus.functions()
-    hints = Hints.of(minilm, corpus.train, names, folder, seed=plan.seed, say=say) if minilm else None
-    meanings = Meanings.of(encoder, _spoken(corpus), folder) if encoder and not hints else None
-    return _run(
-        recipe, corpus, vocabulary, network, folder, say, meanings=hints.meanings if hints else meanings, hints=hints
-    )
+    hints, meanings = None, None
+    if minilm:
+        hints = Hints.of(minilm, corpus.train, names, folder, seed=plan.seed, say=say)
+        meanings = hints.meanings
+    elif encoder:
+        meanings = Meanings.of(encoder, _spoken(corpus), folder)
+    return _run(recipe, corpus, vocabulary, network, folder, say, meanings=meanings, hints=hints)
 
 
 def distill(
