@@ -7,10 +7,13 @@ pool, which knows that an endpoint is silent, has it renewed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import grpc
 from anyio.abc import TaskGroup
-from tritonclient.grpc import service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+_STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _GRACE_S = 60.0  # calls on the old channel may yet end, if it was the server that was silent
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -42,6 +45,14 @@ class Connection:
         self._old.add(old)
         self._tasks.start_soon(self._let_go, old)
 
+    def stream_infer(
+        self, request: service_pb2.ModelInferRequest, *, metadata: Sequence[tuple[str, str]], timeout_s: float
+    ) -> grpc.aio.UnaryStreamCall:
+        """ModelStreamInfer of one request. On the wire the end of the requests comes with it; said by itself, as by the
+        generated stub, it and the beginning would each cost a round through gRPC: 0.4 ms, and 1 ms of CPU time.
+        """
+        return self._stream_infer(request, metadata=metadata, timeout=timeout_s)
+
     async def close(self) -> None:
         for channel in (self._channel, *self._old):
             await channel.close()
@@ -49,6 +60,11 @@ class Connection:
     def _open(self) -> None:
         self._channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._stream_infer = self._channel.unary_stream(
+            _STREAM_INFER,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
 
     async def _let_go(self, channel: grpc.aio.Channel) -> None:
         await channel.close(_GRACE_S)

@@ -1,4 +1,4 @@
-"""One gRPC call: the request goes out, messages come in, in a task of its own that nobody cancels.
+"""One gRPC call: the request is out, messages come in, in a task of its own that nobody cancels.
 
 grpc.aio frees what a read has received only if the read is waited for to its end: the message of a cancelled one stays
 for ever, and with it the 30 KB of receive buffer that it lies in (grpc issue 43360). So whoever leaves cancels the
@@ -13,6 +13,7 @@ from collections import deque
 import grpc
 from tritonclient.grpc import service_pb2
 
+_REFUSED = "failed to connect to all addresses"  # gRPC's words, and all that it says
 _AHEAD = 64  # messages read before anybody took them; then gRPC's flow control holds the server back
 
 
@@ -21,10 +22,10 @@ class CallCancelled(Exception):
 
 
 class Exchange:
-    """`sent`: the request is on its way. Belongs to the loop that made it."""
+    """`refused`: nobody took the connection, so that nothing was sent. Belongs to the loop that made it."""
 
-    def __init__(self, call: grpc.aio.StreamStreamCall, request: service_pb2.ModelInferRequest) -> None:
-        self.sent = False
+    def __init__(self, call: grpc.aio.UnaryStreamCall) -> None:
+        self.refused = False
         self._call = call
         self._messages: deque[service_pb2.ModelStreamInferResponse] = deque()
         self._news: asyncio.Future[None] | None = None  # somebody waits for a message
@@ -33,7 +34,7 @@ class Exchange:
         self._over = False
         self._fault: Exception | None = None
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run(request))
+        self._task = self._loop.create_task(self._run())
         self._task.add_done_callback(self._ended)
 
     async def next(self) -> service_pb2.ModelStreamInferResponse | None:
@@ -54,29 +55,20 @@ class Exchange:
         self._left = True
         self._messages.clear()
         self._call.cancel()
-        if not self.sent:
-            # A write to a call that was cancelled before it was on its way waits for ever; it holds no message.
-            self._task.cancel()
         _wake(self._room)
 
     async def ended(self) -> None:
         """Until nothing of the call is left. After `leave`, that is soon."""
         await asyncio.wait([self._task])
 
-    async def _run(self, request: service_pb2.ModelInferRequest) -> None:
+    async def _run(self) -> None:
         try:
-            await self._call.write(request)
-            self.sent = True
-            first = True
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 await self._give(message)
-                if first:
-                    # Said late: it costs a round through gRPC, which the first token need not wait for.
-                    await self._call.done_writing()
-                    first = False
         except asyncio.CancelledError:
             self._fault = CallCancelled()  # grpc.aio says so in a task that nobody cancelled
         except Exception as error:  # whatever it is belongs to the caller, who may be gone
+            self.refused = isinstance(error, grpc.aio.AioRpcError) and _REFUSED in (error.details() or "")
             self._fault = error
         finally:
             self._over = True

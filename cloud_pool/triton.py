@@ -135,8 +135,8 @@ class Triton:
         metadata = [("triton_grpc_error", "true")]  # errors as gRPC statuses, from release 24.08 on
         if ask.traceparent:
             metadata.append(("traceparent", ask.traceparent))
-        call = self._connection.stub.ModelStreamInfer(metadata=metadata, timeout=left_s)
-        exchange = Exchange(call, request_of(ask, left_s))
+        call = self._connection.stream_infer(request_of(ask, left_s), metadata=metadata, timeout_s=left_s)
+        exchange = Exchange(call)
         stream = Stream(ask.model, exchange)
         self._streams.add(stream)
         phase: Phase = "connect"
@@ -167,7 +167,7 @@ class Triton:
             exchange.leave()
 
     def _over(self, ask: Ask, phase: Phase) -> CausewayError:
-        """The call was over when something was to be written to it; gRPC does not say why."""
+        """gRPC found the call over, and does not say why."""
         if self._clock() >= ask.deadline - _TIMER_S:
             return DeadlineExceeded("the time for this request is over")
         return _broken(grpc.StatusCode.UNAVAILABLE, "", phase)
@@ -259,7 +259,7 @@ class Triton:
 
 def _reached(phase: Phase, exchange: Exchange) -> Phase:
     """`phase`, or how far a call came that brought nothing yet."""
-    return "first_token" if phase == "connect" and exchange.sent else phase
+    return phase if phase == "stream" or exchange.refused else "first_token"
 
 
 def _broken(code: grpc.StatusCode, details: str | None, phase: Phase) -> CausewayError:

@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager, suppress
 import grpc
 import psutil
 import pytest
+from anyio import create_task_group
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from cloud_pool.connection import Connection
 from cloud_pool.exchange import CallCancelled, Exchange
 
 KB = 1024
@@ -39,29 +41,37 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
 
 
 @asynccontextmanager
-async def serving(server: Server) -> AsyncIterator[service_pb2_grpc.GRPCInferenceServiceStub]:
+async def serving(server: Server) -> AsyncIterator[Connection]:
     running = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(server, running)
     port = running.add_insecure_port("127.0.0.1:0")
     await running.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    async with connected(port) as connection:
+        yield connection
     await running.stop(None)
 
 
-def begin(stub: service_pb2_grpc.GRPCInferenceServiceStub, name: str = "a") -> Exchange:
-    return Exchange(stub.ModelStreamInfer(), service_pb2.ModelInferRequest(id=name))
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[Connection]:
+    async with create_task_group() as tasks:
+        connection = Connection(f"127.0.0.1:{port}", tasks)
+        yield connection
+        await connection.close()
+
+
+def begin(connection: Connection, name: str = "a") -> Exchange:
+    return Exchange(connection.stream_infer(service_pb2.ModelInferRequest(id=name), metadata=(), timeout_s=60.0))
 
 
 async def test_messages_come_in_order_and_then_nothing() -> None:
     """More of them than are read ahead, to a reader that takes its time."""
-    async with serving(Server(count=200)) as stub:
-        exchange = begin(stub)
+    async with serving(Server(count=200)) as connection:
+        exchange = begin(connection)
         said = []
         while (message := await exchange.next()) is not None:
             said.append(int(message.error_message.split()[1]))
         assert said == list(range(200))
-        assert exchange.sent
+        assert not exchange.refused
         assert await exchange.next() is None
         await exchange.ended()
 
@@ -69,11 +79,11 @@ async def test_messages_come_in_order_and_then_nothing() -> None:
 async def test_a_slow_reader_holds_the_server_back() -> None:
     """Nothing is piled up here for a reader that does not read, while others are served."""
     server = Server(count=2000, size=64 * KB)
-    async with serving(server) as stub:
-        exchange = begin(stub)
+    async with serving(server) as connection:
+        exchange = begin(connection)
         assert await exchange.next() is not None
         for _ in range(100):
-            other = begin(stub, "short")
+            other = begin(connection, "short")
             assert await other.next() is not None
             assert await other.next() is None
         assert server.written["a"] < 400
@@ -82,29 +92,53 @@ async def test_a_slow_reader_holds_the_server_back() -> None:
 
 
 async def test_the_servers_fault_comes_after_its_messages() -> None:
-    """What was said before the end is still given."""
-    async with serving(Server(count=2, fault=grpc.StatusCode.UNAVAILABLE)) as stub:
-        exchange = begin(stub)
+    """What was said before the end is still given; a server that said something did not refuse the connection."""
+    async with serving(Server(count=2, fault=grpc.StatusCode.UNAVAILABLE)) as connection:
+        exchange = begin(connection)
         assert await exchange.next() is not None
         assert await exchange.next() is not None
         with pytest.raises(grpc.aio.AioRpcError, match="out of luck"):
             await exchange.next()
+        assert not exchange.refused
+
+
+async def test_a_connection_lost_before_the_first_message_is_no_refusal() -> None:
+    """The request may have arrived: whoever tries again must know."""
+    arrived = asyncio.Event()
+
+    class Silent(Server):
+        async def ModelStreamInfer(self, requests, context):  # type: ignore[no-untyped-def]
+            arrived.set()
+            await asyncio.Event().wait()
+            yield
+
+    running = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Silent(0), running)
+    port = running.add_insecure_port("127.0.0.1:0")
+    await running.start()
+    async with connected(port) as connection:
+        exchange = begin(connection)
+        await arrived.wait()
+        await running.stop(None)
+        with pytest.raises((grpc.aio.AioRpcError, CallCancelled)):
+            await exchange.next()
+        assert not exchange.refused
 
 
 async def test_an_unreachable_server_is_a_fault() -> None:
     """Nobody listens there: the first message is the fault, and nothing was sent."""
-    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
-        exchange = begin(service_pb2_grpc.GRPCInferenceServiceStub(channel))
-        with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+    async with connected(port=1) as connection:
+        exchange = begin(connection)
+        with pytest.raises(grpc.aio.AioRpcError):
             await exchange.next()
-        assert not exchange.sent
+        assert exchange.refused
 
 
 async def test_leaving_ends_the_servers_work() -> None:
     """The call is cancelled; whoever still waits for a message is told so."""
     server = Server(count=1_000_000, size=KB)
-    async with serving(server) as stub:
-        exchange = begin(stub)
+    async with serving(server) as connection:
+        exchange = begin(connection)
         assert await exchange.next() is not None
         exchange.leave()
         with pytest.raises(CallCancelled):
@@ -116,8 +150,8 @@ async def test_leaving_ends_the_servers_work() -> None:
 async def test_a_cancelled_wait_leaves_the_read_alone() -> None:
     """Only the wait is cancelled: the next one gets the message."""
     server = Server(count=3)
-    async with serving(server) as stub:
-        exchange = begin(stub)
+    async with serving(server) as connection:
+        exchange = begin(connection)
         waiting = asyncio.ensure_future(exchange.next())
         await asyncio.sleep(0)
         waiting.cancel()
@@ -130,11 +164,11 @@ async def test_a_cancelled_wait_leaves_the_read_alone() -> None:
 
 async def test_leaving_leaks_nothing() -> None:
     """Calls left in the middle of a flood of large messages: the process keeps none of these."""
-    async with serving(Server(count=1_000_000, size=256 * KB)) as stub:
+    async with serving(Server(count=1_000_000, size=256 * KB)) as connection:
 
         async def left_in_the_middle(times: int) -> None:
             for _ in range(times):
-                exchange = begin(stub)
+                exchange = begin(connection)
                 waiting = asyncio.ensure_future(exchange.next())
                 await waiting
                 waiting = asyncio.ensure_future(exchange.next())
@@ -155,9 +189,9 @@ async def test_leaving_leaks_nothing() -> None:
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 10, 100])
 async def test_leaving_at_the_very_start_leaves_no_task(turns: int) -> None:
     """Whoever leaves before the request is on its way, in whichever turn of the loop, waits for nothing, and neither
-    does the call's own task: gRPC would let its write wait for ever."""
-    async with serving(Server(count=1)) as stub:
-        exchange = begin(stub)
+    does the call's own task."""
+    async with serving(Server(count=1)) as connection:
+        exchange = begin(connection)
         waiting = asyncio.ensure_future(exchange.next())
         for _ in range(turns):
             await asyncio.sleep(0)
