@@ -8,6 +8,7 @@ Little's law gives the rate to begin with: places over the time for which one wa
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from .ticket import RANK, Priority
 
@@ -15,6 +16,8 @@ MEMORY_S = 5.0  # of time in which somebody waits; what is older counts less and
 _FREED = 8.0  # places that come free within that memory, where they do so slowly
 _KNOWN_S = 0.05
 _SMOOTHING = 0.1  # of the time for which a place is held
+_RECENT = 50  # places, whose times are known each
+_SHORT = 0.2  # share of answers that are done in less than `short_s`
 
 
 class Drain:
@@ -29,6 +32,7 @@ class Drain:
         self._freed = 0.0
         self._given = dict.fromkeys(RANK, 0.0)
         self._held_s: float | None = None
+        self._recent: deque[float] = deque(maxlen=_RECENT)
         self._places = 1
 
     def tick(self, now: float, *, full: bool) -> None:
@@ -50,6 +54,7 @@ class Drain:
         """A place of `places`, held for so long."""
         self._freed += self._full
         self._held_s = held_s if self._held_s is None else self._held_s + _SMOOTHING * (held_s - self._held_s)
+        self._recent.append(held_s)
         self._places = places
         self._memory_s = max(MEMORY_S, _FREED * self._held_s / places)
 
@@ -60,6 +65,11 @@ class Drain:
     def held_s(self) -> float | None:
         """How long a place is held, of late; None where nothing is known yet."""
         return self._held_s
+
+    @property
+    def short_s(self) -> float:
+        """With less time than this an answer would hardly come to its end; 0 where nothing is known yet."""
+        return sorted(self._recent)[int(_SHORT * len(self._recent))] if self._recent else 0.0
 
     @property
     def rate(self) -> float | None:

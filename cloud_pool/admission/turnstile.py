@@ -4,7 +4,7 @@ Arriving, in this order:
 1. no time left: DeadlineExceeded
 2. a place is free for it, and nobody is before it, or one is given back for it (places): it goes in
 3. a queue above it stands: Shed (503): bulk first, then standard (overload)
-4. it would not go in within its time, or, where its own queue stands, within the target: Shed (503)
+4. it would not go in with time enough left for an answer, or, where its own queue stands, within the target: Shed (503)
 5. the queue is full: the youngest of the lowest priority below it gives way; else the youngest of a tenant that has
    more of the queue for its weight; each of them, or else itself, gets QueueFull (429)
 6. it waits
@@ -204,9 +204,8 @@ class Turnstile:
         if wait_s is None:
             return
         self._overload.waited(now, priority, wait_s)  # Known now; it would be told much later.
-        base_s = self._limit.base_s or 0.0
-        if now + wait_s + base_s > ticket.deadline:
-            self._refuse(priority, "deadline", "it would not go in within its time")  # (4)
+        if now + wait_s + max(self._limit.base_s or 0.0, self._drain.short_s) > ticket.deadline:
+            self._refuse(priority, "deadline", "it would not go in with time enough left")  # (4)
         if self._overload.stands(now, priority) and wait_s > self._overload.target_s(priority):
             self._refuse(priority, "overload", "too many wait already")
 
@@ -234,10 +233,12 @@ class Turnstile:
     def _fill(self, now: float) -> list[Ticket]:
         entered = []
         while self.running < self.limit and (ticket := self._next(now)) is not None:
+            if ticket.deadline <= now + self._drain.short_s:
+                # A place would be wasted on it: its answer would be cut by the deadline. Its own timer tells it.
+                self._remove(ticket)
+                self._shed(ticket.priority, "deadline")
+                continue
             self._queues[ticket.priority].take(ticket)
-            if ticket.deadline <= now:
-                ticket.state = State.GONE
-                continue  # Its own timer tells it.
             self._overload.waited(now, ticket.priority, now - ticket.arrived)
             self._drain.given(ticket.priority)
             self._places.enter(ticket, now)

@@ -217,6 +217,16 @@ def test_who_would_be_too_late_is_refused_at_once() -> None:
     assert door.come(left_s=6.0).state is State.WAITING
 
 
+def test_a_place_is_not_wasted_on_who_has_too_little_time_left() -> None:
+    """Nearly every answer takes a second: with less than that one would be cut. The place goes to the next."""
+    door, inside = busy()
+    late, patient = door.come(left_s=1.6), door.come(left_s=60.0)
+    door.now += 0.8
+    assert door.go(inside[0]) == [patient]
+    assert (late.state, patient.has_place) == (State.GONE, True)
+    assert door.sheds == {("standard", "deadline"): 1}
+
+
 def test_retry_after_is_what_the_queue_takes() -> None:
     """Interactive waits for interactive only; bulk for everybody, at the rate that is left to it."""
     door, _ = busy()
