@@ -25,13 +25,13 @@ from ..catalog import functions
 from ..dataset import Row
 from .augment import Augmenter
 from .meaning import Meanings, is_kept, keep
-from .paraphrase import Paraphraser, common_words
+from .paraphrase import Paraphraser, common_words, whole_words
 from .tutor import Tutor, find_tutor
 
 TUTOR, HINTS = "tutor.pt", "hints.json"
 SURE = 0.4  # the tutor's probability of its best function, at least
 KEPT = 6  # functions of each text
-VARIANTS = {"clinc150": 8, "banking77": 3, "hwu64": 4}  # of each row of a source
+VARIANTS = {"clinc150": 24, "banking77": 6, "hwu64": 6}  # of each row of a source
 TAUGHT = {"snips2017": 0.33}  # share of a source's rows that the tutor is taught
 OUTSIDE = 4  # how often it is taught each row that is out of scope
 NEAR, NEARNESS = 6, 0.5  # neighbours of a word at most, and the least cosine
@@ -55,7 +55,7 @@ class Hints:
         if not ((folder / HINTS).is_file() and is_kept(folder)):
             tutor = find_tutor(minilm, lessons(rows, seed), names, folder / TUTOR, seed=seed, say=say)
             own = [row.text for row in rows]
-            texts = list(dict.fromkeys(own + variants(rows, near_words(tutor, common_words(rows)), seed)))
+            texts = list(dict.fromkeys(own + variants(rows, _synonyms(tutor, rows), seed)))
             unnamed = [row.text for row in rows if len(functions(row.source, row.intent)) > 1]
             named = set(own) - set(unnamed)  # by their labels: no hint is needed
             told, vectors = ask(tutor, texts, say)
@@ -100,17 +100,28 @@ def ask(
     return kept, vectors
 
 
-def near_words(tutor: Tutor, words: Sequence[str]) -> dict[str, list[str]]:
-    """For each word those that the tutor finds most like it."""
+def _synonyms(tutor: Tutor, rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Also words that nobody said: what a model has never read it can't know."""
+    return near_words(tutor, common_words(rows), whole_words(tutor.reading.pieces.listed))
+
+
+def near_words(tutor: Tutor, words: Sequence[str], others: Sequence[str] = ()) -> dict[str, list[str]]:
+    """For each word those among `words`, and those among `others`, that the tutor finds most like it."""
+    near: dict[str, list[str]] = {word: [] for word in words}
     if not words:
-        return {}
+        return near
     vectors = functional.normalize(tutor.vectors(words), dim=-1)
-    likeness = vectors @ vectors.T - 2 * torch.eye(len(words))
-    nearness, places = likeness.topk(min(NEAR, len(words)))
-    return {
-        word: [words[i] for i, one in zip(at, near, strict=True) if one >= NEARNESS]
-        for word, at, near in zip(words, places.tolist(), nearness.tolist(), strict=True)
-    }
+    known = set(words)
+    for found in (list(words), [word for word in others if word not in known]):
+        if not found:
+            continue
+        likeness = vectors @ functional.normalize(tutor.vectors(found), dim=-1).T
+        if len(found) == len(words):
+            likeness -= 2 * torch.eye(len(words))
+        nearness, places = likeness.topk(min(NEAR, len(found)))
+        for word, at, one in zip(words, places.tolist(), nearness.tolist(), strict=True):
+            near[word] = near[word] + [found[i] for i, how in zip(at, one, strict=True) if how >= NEARNESS]
+    return near
 
 
 def with_hints(losses: Tensor, logits: Tensor, hints: Sequence[tuple[int, Sequence[tuple[int, float]]]]) -> Tensor:

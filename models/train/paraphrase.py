@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from ..catalog import functions
 from ..dataset import Row
 
-THINNED, SWAPPED, SPLICED = 0.25, 0.3, 0.3  # shares of the ways to change a text; the rest gets another beginning
+THINNED, SWAPPED, SPLICED, CROSSED = 0.15, 0.3, 0.2, 0.2  # shares of the ways; the rest gets another beginning
 LOST = 0.15  # of the words of a thinned text
 OTHER = 0.25  # of the words of a swapped text that have neighbours
 AGAIN = 0.3  # share of texts that are changed twice
@@ -27,9 +27,13 @@ class Paraphraser:
         self._random, self._near = random.Random(seed), near
         self._alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
         self._beside: dict[str, list[str]] = defaultdict(list)
+        self._after: dict[tuple[str, str], list[list[str]]] = defaultdict(list)
         for row in rows:
             self._alike[functions(row.source, row.intent)].append(row.text)
             self._beside[row.source].append(row.text)
+            words = row.text.split()
+            for at, word in enumerate(words[:-1]):
+                self._after[row.source, word].append(words[at + 1 :])
 
     def __call__(self, row: Row) -> str:
         text = self._changed(row, row.text)
@@ -43,6 +47,8 @@ class Paraphraser:
             made = [self._swapped(word) if self._random.random() < OTHER else word for word in words]
         elif kind < THINNED + SWAPPED + SPLICED:
             made = self._joined(words, self._random.choice(self._alike[functions(row.source, row.intent)]).split())
+        elif kind < THINNED + SWAPPED + SPLICED + CROSSED:
+            made = self._crossed(row.source, words)
         else:
             made = self._begun(words, self._random.choice(self._beside[row.source]).split())
         return " ".join(made) or text
@@ -59,8 +65,19 @@ class Paraphraser:
         cut = self._random.uniform(0.25, 0.75)
         return head[: round(cut * len(head))] + tail[round(cut * len(tail)) :]
 
+    def _crossed(self, source: str, words: list[str]) -> list[str]:
+        """From a word on as another text goes on after the same word: it often reads as if somebody had said it."""
+        at = self._random.randrange(len(words))
+        rests = self._after.get((source, words[at]))
+        return words[: at + 1] + self._random.choice(rests) if rests else words
+
     def _begun(self, words: list[str], other: list[str]) -> list[str]:
         return other[: self._random.randint(1, 3)] + words[self._random.randint(0, min(2, len(words) - 1)) :]
+
+
+def whole_words(pieces: Sequence[str]) -> list[str]:
+    """Those of a tokenizer's pieces that are words of three letters and more by themselves, without accents."""
+    return [piece for piece in pieces if len(piece) > 2 and piece.isascii() and piece.isalpha()]
 
 
 def common_words(rows: Sequence[Row], least: int = 3) -> list[str]:

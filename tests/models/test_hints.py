@@ -22,7 +22,7 @@ from models.train.meaning import UNKNOWN, keep  # noqa: E402
 from models.train.minilm import convert  # noqa: E402
 from models.train.mixture import HINTED, Corpus, Example, Hint, Mixture  # noqa: E402
 from models.train.network import Llama, Shape  # noqa: E402
-from models.train.paraphrase import Paraphraser, common_words  # noqa: E402
+from models.train.paraphrase import Paraphraser, common_words, whole_words  # noqa: E402
 from models.train.trainer import Plan, Trainer, answer_logits  # noqa: E402
 from models.train.tutor import Course, Tutor, answering, find_tutor, share_right  # noqa: E402
 from models.train.vocabulary import Vocabulary  # noqa: E402
@@ -103,6 +103,32 @@ def test_texts_are_made_of_known_words_and_their_neighbours(tutor: Tutor) -> Non
     assert len(set(made) - {row.text for row in ROWS}) > 20
     assert {word for text in made for word in text.split()} <= {word for row in ROWS for word in row.text.split()}
     assert all(made)
+
+
+def test_words_that_nobody_said_come_in_too(tutor: Tutor) -> None:
+    """A tokenizer's whole words are neighbours as well, beside those of the rows, and no word is its own."""
+    words = common_words(ROWS, least=2)
+    unsaid = whole_words(tutor.reading.pieces.listed)
+    assert unsaid
+    assert all(len(word) > 2 and word.isalpha() for word in unsaid)
+    narrow, wide = near_words(tutor, words), near_words(tutor, words, unsaid)
+    assert all(wide[word][: len(narrow[word])] == narrow[word] for word in words)
+    assert all(word not in others for word, others in wide.items())
+    assert {one for others in wide.values() for one in others} - set(words)
+    assert near_words(tutor, [], unsaid) == {}
+
+
+def test_a_text_goes_on_as_another_does_after_the_same_word() -> None:
+    """Two of one source that share a word are crossed at it, now and then; those of another source are not."""
+    here, there = (
+        Row("wake me at six tomorrow", "alarm", source="a"),
+        Row("remind me of the cake", "remind", source="a"),
+    )
+    elsewhere = Row("sing me a song", "music", source="b")
+    paraphrase = Paraphraser([here, there, elsewhere], {}, seed=1)
+    made = {paraphrase(here) for _ in range(400)}
+    assert "wake me of the cake" in made
+    assert not any("song" in text for text in made)
 
 
 def test_the_tutor_is_taught_a_part_of_what_is_easy_and_more_of_what_is_rare() -> None:
