@@ -26,6 +26,7 @@ from ..call_grammar import ANY_CALL, call_grammar
 from .grammar import schema_to_gbnf
 from .loading import Loaded, load
 from .protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
+from .prompts import SHORTEN
 from .sampling import Chooser, plain
 from .sequence import Sequence
 from .step import Stepper
@@ -122,7 +123,8 @@ class Engine:
         if room < (0 if job.embed else 1):
             raise ContextLengthExceeded(
                 f"the prompt has {len(prompt)} tokens, this model's context is {context}"
-                + ("" if room < 0 else ": there is none left for the answer"),
+                + (". " if room < 0 else ": there is none left for the answer. ")
+                + SHORTEN,
                 param="messages" if job.prompt.messages else "prompt",
             )
         chooser = None if job.embed else self._chooser(job, prompt)

@@ -16,6 +16,7 @@ from .vocabulary import Tokens, Vocabulary
 
 _REMEMBERED_BYTES = 4 * 1024 * 1024
 _PROMPT_BYTES, _TOKEN_BYTES = 1024, 16  # of a prompt that is remembered: its objects; each token, with its text
+SHORTEN = "Shorten it, or ask a model with more context."
 _LONG = 1024 * 1024  # characters; tokenising so much takes so long that other callers notice
 
 
@@ -23,7 +24,7 @@ class PromptTooLong(ContextLengthExceeded):
     """So long that it was not even tokenised."""
 
     def __init__(self, at_least: int, context: int) -> None:
-        super().__init__(f"the prompt has at least {at_least} tokens, this model's context is {context}")
+        super().__init__(f"the prompt has at least {at_least} tokens, this model's context is {context}. {SHORTEN}")
         self.at_least = at_least
 
 
