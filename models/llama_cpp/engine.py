@@ -25,8 +25,8 @@ from router.types import Sampling
 from ..call_grammar import ANY_CALL, call_grammar
 from .grammar import schema_to_gbnf
 from .loading import Loaded, load
-from .protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
 from .prompts import SHORTEN
+from .protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
 from .sampling import Chooser, plain
 from .sequence import Sequence
 from .step import Stepper
