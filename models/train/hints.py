@@ -111,13 +111,11 @@ def near_words(tutor: Tutor, words: Sequence[str], others: Sequence[str] = ()) -
     if not words:
         return near
     vectors = functional.normalize(tutor.vectors(words), dim=-1)
-    known = set(words)
-    for found in (list(words), [word for word in others if word not in known]):
-        if not found:
-            continue
+    unsaid = [word for word in others if word not in near]
+    for found in filter(None, (list(words), unsaid)):
         likeness = vectors @ functional.normalize(tutor.vectors(found), dim=-1).T
-        if len(found) == len(words):
-            likeness -= 2 * torch.eye(len(words))
+        if found is not unsaid:
+            likeness -= 2 * torch.eye(len(words))  # no word is its own neighbour
         nearness, places = likeness.topk(min(NEAR, len(found)))
         for word, at, one in zip(words, places.tolist(), nearness.tolist(), strict=True):
             near[word] = near[word] + [found[i] for i, how in zip(at, one, strict=True) if how >= NEARNESS]
