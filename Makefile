@@ -10,7 +10,7 @@ ARGS ?=
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Set everything up: packages, llama.cpp, Triton, Redis
+setup: ## Set everything up: packages, llama.cpp, Triton, Redis, torch
 	@$(PREPARE) test
 
 # `exec`: Ctrl-C and SIGTERM reach the program itself, which drains, and its exit status is ours.
@@ -33,7 +33,7 @@ lint:
 	@$(BIN)/mypy
 
 bench: ## Set up, then measure against the parts themselves
-	@$(PREPARE) test && exec $(BIN)/python -m tests.bench $(ARGS)
+	@$(PREPARE) bench && exec $(BIN)/python -m tests.bench $(ARGS)
 
 train-setup: ## Add torch, for making models anew (CAUSEWAY_TORCH names the build)
 	@$(PREPARE) train

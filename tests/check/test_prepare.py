@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
+from packaging.requirements import Requirement
 
 from edge_node.deploy.prepare import checks, llama, plan
 from edge_node.deploy.prepare.environments import locked_names, package_counter
@@ -263,28 +264,41 @@ def test_compilers_fit_into_memory(tmp_path: Path) -> None:
 
 
 def test_skipping_leaves_steps_out(tmp_path: Path) -> None:
-    """CAUSEWAY_SKIP leaves Triton and Redis out, and a name it does not know is refused with those it does."""
+    """CAUSEWAY_SKIP leaves Triton, Redis and torch out, and a name it does not know is refused with those it does."""
     here = places(tmp_path)
     full = [each.title for each in plan.plan("test", here, {})]
     less = [each.title for each in plan.plan("test", here, {"CAUSEWAY_SKIP": "triton,redis"})]
     assert len(full) - len(less) == 2
+    assert [title for title in less if "torch" in title]
+    untrained = [each.title for each in plan.plan("test", here, {"CAUSEWAY_SKIP": "torch"})]
+    assert not [title for title in untrained if "torch" in title or "training" in title]
     with pytest.raises(StepFailed) as caught:
         plan.plan("test", here, {"CAUSEWAY_SKIP": "tritn"})
-    assert "triton redis" in caught.value.advice
+    assert "triton redis torch" in caught.value.advice
 
 
-def test_run_needs_no_torch_and_no_redis(tmp_path: Path) -> None:
-    """Neither `make run` nor `make test` installs torch; only the steps they need are in their plans."""
+def test_torch_is_set_up_for_those_who_train(tmp_path: Path) -> None:
+    """`make test` trains in small; `make run`, `make check` and `make bench` do without torch."""
     here = places(tmp_path)
-    for goal in ("run", "test", "check"):
+    for goal in ("run", "check", "bench"):
         assert not [each.title for each in plan.plan(goal, here, {}) if "torch" in each.title]
-    assert [each.title for each in plan.plan("train", here, {}) if "torch" in each.title]
+    for goal in ("test", "train"):
+        (title,) = [each.title for each in plan.plan(goal, here, {}) if "torch" in each.title]
+        assert title.startswith(plan.TORCH)
+        (other,) = [each for each in plan.plan(goal, here, {"CAUSEWAY_TORCH": "torch==9"}) if "torch" in each.title]
+        assert other.title.startswith("torch==9 ")
 
 
 def test_training_installs_what_the_project_names() -> None:
-    """`make train-setup` takes its packages from pyproject.toml, torch among them."""
-    wishes = plan.train_extra(ROOT / "pyproject.toml")
-    assert [wish for wish in wishes if wish.startswith("torch")]
+    """The extra `train` is torch, pinned by its version, and what its lock file pins with hashes."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        wishes = [Requirement(wish) for wish in tomllib.load(file)["project"]["optional-dependencies"]["train"]]
+    locked = (ROOT / "edge_node" / "deploy" / "requirements-train.txt").read_text(encoding="utf-8")
+    pins = dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)", locked, flags=re.MULTILINE))
+    assert "torch" not in pins
+    pins.update([plan.TORCH.split("==")])
+    assert {wish.name for wish in wishes} == {"onnx", "tokenizers", "torch"}
+    assert all(wish.specifier.contains(pins[wish.name]) for wish in wishes)
 
 
 def test_a_moved_environment_is_not_taken_for_ours(tmp_path: Path) -> None:

@@ -9,8 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tokenizers")
+from tests.models.training import need_training_packages
+
+need_training_packages()
+
+import torch  # noqa: E402
 
 from models.answer import Call  # noqa: E402
 from models.dataset import Row  # noqa: E402

@@ -7,7 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.models.training import need_training_packages
+
+need_training_packages()
+
+import torch  # noqa: E402
 
 from models.train.meaning import TEXTS, UNKNOWN, VECTORS, Meanings, Reader  # noqa: E402
 from models.train.mixture import Example  # noqa: E402

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tokenizers")
+from tests.models.training import need_training_packages
+
+need_training_packages()
+
+import torch  # noqa: E402
 
 from models.answer import expected  # noqa: E402
 from models.dataset import Row  # noqa: E402

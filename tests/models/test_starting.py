@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tokenizers")
+from tests.models.training import need_training_packages
+
+need_training_packages()
+
+import torch  # noqa: E402
 
 from models.spec import SHIPPED, ArtifactError  # noqa: E402
 from models.train.export import About, write_gguf  # noqa: E402

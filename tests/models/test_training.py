@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tokenizers")
-pytest.importorskip("llama_cpp")
+from tests.models.training import need_training_packages
 
+need_training_packages()
+
+import torch  # noqa: E402
 from click.testing import CliRunner, Result  # noqa: E402
 
 from models.answer import Call, expected, spans  # noqa: E402

@@ -13,6 +13,8 @@ from .progress import Progress, StepFailed, run
 RUN_EXTRAS = ("diskcache", "setuptools>=77", "wheel")
 BUILD = ("cmake>=3.25", "ninja", "scikit-build-core[pyproject]>=0.9.2", "pip")
 LLAMA = ("llama-cpp-python==0.3.36",)
+# The extra `train` without torch, and what a CPU build of torch depends on (see plan.py).
+TRAIN = ("onnx>=1.17", "tokenizers>=0.20", "filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions")
 # Without dependencies: pytriton's own (client, web server) are not needed to run the server's binary.
 TRITON = (
     "nvidia-pytriton==0.7.0",
@@ -37,6 +39,8 @@ def write_locks(places: Places, progress: Progress) -> str:
     _compile(places, progress, edge / "requirements.txt", RUN_EXTRAS, project, "--extra=cpu")
     pins = f"--constraints={edge / 'requirements.txt'}"
     _compile(places, progress, edge / "requirements-dev.txt", RUN_EXTRAS, project, "--extra=cpu", "--extra=dev", pins)
+    more_pins = f"--constraints={edge / 'requirements-dev.txt'}"
+    _compile(places, progress, edge / "requirements-train.txt", TRAIN, None, more_pins)
     _compile(places, progress, edge / "requirements-build.txt", BUILD)
     _compile(places, progress, edge / "requirements-llama.txt", LLAMA, None, "--no-deps")
     _compile(places, progress, cloud / "requirements-triton.txt", TRITON, None, "--no-deps")

@@ -15,24 +15,30 @@ from .redis import install_redis
 from .steps import Step, digest
 from .triton import install_triton
 
-OPTIONAL = ("triton", "redis")
+OPTIONAL = ("triton", "redis", "torch")
+# The release that our tests and our models were made with. In no lock file: see `_torch`.
+TORCH = "torch==2.13.0"
 
 
 def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
-    """The steps for `run`, `test`, `check` or `train`, in order. $CAUSEWAY_SKIP names optional ones to leave out."""
+    """The steps for `run`, `test`, `check`, `bench` or `train`, in order; $CAUSEWAY_SKIP names those to leave out."""
     skipped = set(environ.get("CAUSEWAY_SKIP", "").replace(",", " ").split())
     if not skipped <= set(OPTIONAL):
         raise StepFailed(f"CAUSEWAY_SKIP={environ['CAUSEWAY_SKIP']!r}", f"It may name: {' '.join(OPTIONAL)}")
     environment, packages, project = _environment(places), _packages(places, "requirements.txt"), _project(places)
     development = _packages(places, "requirements-dev.txt")
     engine, triton, redis = _engine(places, environ), _triton(places, environ), _redis(places)
+    training, torch = _packages(places, "requirements-train.txt"), _torch(places, environ)
+    bench = [environment, packages, development, engine, project, triton, redis]
     goals = {
         "run": [environment, packages, engine, project, triton],
-        "test": [environment, packages, development, engine, project, triton, redis],
+        "test": [*bench, training, torch],
+        "bench": bench,
         "check": [environment, packages, development, project],
-        "train": [environment, packages, development, engine, project, _torch(places, environ)],
+        "train": [environment, packages, development, engine, project, training, torch],
     }
-    left_out = {id({"triton": triton, "redis": redis}[name]) for name in skipped}
+    optional = {"triton": [triton], "redis": [redis], "torch": [training, torch]}
+    left_out = {id(step) for name in skipped for step in optional[name]}
     return [step for step in goals[goal] if id(step) not in left_out]
 
 
@@ -52,7 +58,9 @@ def _environment(places: Places) -> Step:
 
 def _packages(places: Places, name: str) -> Step:
     lock = places.edge_deploy / name
-    what = "packages for development" if "dev" in name else "packages"
+    what = {"requirements-dev.txt": "packages for development", "requirements-train.txt": "packages for training"}.get(
+        name, "packages"
+    )
 
     def work(progress: Progress) -> str:
         return f"{install_locked(places, places.venv_python, lock, progress)} {what}"
@@ -121,39 +129,32 @@ def _redis(places: Places) -> Step:
 
 
 def _torch(places: Places, environ: Mapping[str, str]) -> Step:
-    """torch is in no lock file: which build fits (CPU, CUDA, Jetson) and where it comes from is the user's to say."""
-    project = places.root / "pyproject.toml"
-    wish = environ.get("CAUSEWAY_TORCH", "torch")
+    """torch is pinned by version but in no lock file: a hash would fix the build, and which one fits (CPU, CUDA, a
+    Jetson's) and where it comes from is the user's to say. What a CPU build depends on is in the lock, so that a build
+    found by pip brings nothing more.
+    """
+    wish = environ.get("CAUSEWAY_TORCH", TORCH)
 
     def work(progress: Progress) -> str:
         run(
-            [places.venv_python, "-m", "pip", "install", "--progress-bar=off", wish, *train_extra(project)],
+            [places.venv_python, "-m", "pip", "install", "--progress-bar=off", wish],
             log=places.logs / "torch.log",
             environ=child_environment(os.environ),
             watch=lambda line: (
                 line.strip()[:100] if line.startswith(("Collecting", "Downloading", "Installing")) else None
             ),
             progress=progress,
-            advice=NETWORK_ADVICE,
+            advice=f"{NETWORK_ADVICE} Another build: CAUSEWAY_TORCH=torch==X make ... Without: CAUSEWAY_SKIP=torch.",
         )
         return wish
 
     return Step(
-        title=f"{wish} (the usual build brings several GB of CUDA: point pip at a CPU build if you want that)",
+        title=f"{wish} (the usual build brings several GB of CUDA; point pip at a CPU build to avoid that)",
         stamp=_stamp(places, "torch"),
-        key=digest(_python_key(places), project, wish),
+        key=digest(_python_key(places), wish),
         there=lambda: any(places.venv.glob("lib/python3*/site-packages/torch/__init__.py")),
         work=work,
     )
-
-
-def train_extra(project: Path) -> list[str]:
-    """The requirements of pyproject's extra `train`."""
-    import tomllib  # new in 3.11: this module is also read by older Pythons, on the way to being told so
-
-    with project.open("rb") as file:
-        wishes = tomllib.load(file)["project"]["optional-dependencies"]["train"]
-    return [str(wish) for wish in wishes]
 
 
 def _python_key(places: Places) -> str:
