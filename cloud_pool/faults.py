@@ -1,15 +1,17 @@
 """Triton's errors become ours here, once: gRPC status and text in, a class of router.errors out.
 
     unreachable, killed                        UNAVAILABLE            503 cloud_unreachable
-    our engine's own codes ("queue_full: …")   any                    that class
-    Triton's queue is full or timed out        UNAVAILABLE            429 queue_full
-    the stub is dead                           INTERNAL               503 engine_unavailable   (StubDead: repair it)
-    unloaded, or Triton drains                 NOT_FOUND              503 engine_unavailable
+    our engine's own codes ("queue_full: …")   in the stream          that class
+    Triton's queue is full or timed out        in the stream          429 queue_full
+    the stub is dead                           in the stream          503 engine_unavailable   (StubDead: repair it)
+    unloaded, or Triton drains                 in the stream, NOT_FOUND   503 engine_unavailable
     the call's deadline                        DEADLINE_EXCEEDED      504 deadline_exceeded
-    tensors that the model does not take       INVALID_ARGUMENT       502 cloud_rejected
-    the model raised, and all else             INTERNAL …             502 cloud_failed
+    tensors that the model does not take       in the stream          502 cloud_rejected
+    the model raised, and all else             in the stream          502 cloud_failed
 
-Errors that Triton finds before it runs the model come inside the stream without a status, and are known by their text.
+An error inside the stream has no status and is known by its text. Triton can say most of them as statuses too, for a
+call with the metadata `triton_grpc_error`; not used, because 24.10 dies of it (signal 11) after some dozens of failed
+calls among others that were well, whoever asked for them.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ from router.errors import (
 RETRY_S = 1.0
 """A dead stub is repaired, and a killed Triton is back, within seconds."""
 
+_REFUSED = re.compile(
+    r"\[request id: |.*(?:inference input|inference request|inputs but got|raw_input_contents)", re.DOTALL
+)
+"""How the texts of what Triton finds wrong begin, before a model has seen the request."""
 _CODE = re.compile(r"^([a-z][a-z_]+): (.*)$", re.DOTALL)
 
 
@@ -61,13 +67,13 @@ def translate(status: str, text: str, phase: Phase) -> CausewayError:
         return stub_dead(phase)
     if status == "NOT_FOUND" or ("unknown model" in lower) or ("is not ready" in lower):
         return EngineUnavailable("the model is not loaded in Triton", phase=phase, retry_after_s=RETRY_S)
-    if status == "UNAVAILABLE" and ("exceeds maximum queue size" in lower or "request timeout expired" in lower):
+    if "exceeds maximum queue size" in lower or "request timeout expired" in lower:
         return QueueFull("Triton's queue is full", retry_after_s=RETRY_S)
     if status in ("UNAVAILABLE", "CANCELLED"):
         return CloudUnreachable("Triton cannot be reached", phase=phase, retry_after_s=RETRY_S)
     if status == "DEADLINE_EXCEEDED":
         return DeadlineExceeded("the time for this request is over")
-    if status in ("INVALID_ARGUMENT", "UNIMPLEMENTED", ""):
+    if status in ("INVALID_ARGUMENT", "UNIMPLEMENTED") or (not status and _REFUSED.match(text)):
         return CloudRejected(f"Triton refused the request: {_first_line(text)}", phase=phase)
     return CloudFailed("the model failed in Triton", phase=phase)
 

@@ -132,9 +132,7 @@ class Triton:
         left_s = ask.deadline - self._clock()
         if left_s <= 0.0:
             raise DeadlineExceeded("the time for this request is over")
-        metadata = [("triton_grpc_error", "true")]  # errors as gRPC statuses, from release 24.08 on
-        if ask.traceparent:
-            metadata.append(("traceparent", ask.traceparent))
+        metadata = [("traceparent", ask.traceparent)] if ask.traceparent else []
         call = self._connection.stream_infer(request_of(ask, left_s), metadata=metadata, timeout_s=left_s)
         exchange = Exchange(call)
         stream = Stream(ask.model, exchange)

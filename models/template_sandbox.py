@@ -97,7 +97,7 @@ class _Charge(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _called("_concat", node.nodes)
+        return _charged("_concat", *node.nodes)
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
         return self._made(node)
@@ -113,18 +113,19 @@ class _Charge(NodeTransformer):
         try:
             node.as_const()
         except nodes.Impossible:
-            return _called("_made", [node])
+            return _charged("_made", node)
         return node
 
     def _body_pays(self, node: nodes.For | nodes.Macro) -> nodes.Node:
         written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_called("_step", [nodes.Const(written)])))
+        node.body.insert(0, nodes.ExprStmt(_charged("_step", nodes.Const(written))))
         return node
 
 
-def _called(name: str, args: list[nodes.Expr]) -> nodes.Call:
-    return nodes.Call(nodes.Name(name, "load"), args, [], None, None)
+def _charged(name: str, first: nodes.Expr, *others: nodes.Expr) -> nodes.Filter:
+    """Through a filter: a call would go through the sandbox, which is there for what the template itself calls."""
+    return nodes.Filter(first, name, list(others), [], None, None)
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -183,15 +184,13 @@ def compile_template(template: str) -> jinja2.Template:
     )
     sandbox.filters = {name: made for name, made in sandbox.filters.items() if name in _FILTERS}
     sandbox.filters |= {"tojson": _tojson, "replace": _replace, "join": _join, "safe": str, "string": _string}
+    sandbox.filters |= {"_step": _step, "_concat": _concatenated, "_made": _made}
     sandbox.globals = {
         "raise_exception": _raise,
         "strftime_now": time.strftime,
         "range": _range,
         "namespace": jinja2.utils.Namespace,
         "dict": dict,
-        "_step": _budget.step,
-        "_concat": _concat,
-        "_made": _made,
     }
     try:
         tree = _Charge().visit(sandbox.parse(template))
@@ -213,7 +212,19 @@ def _finalize(value: object) -> object:
     return value
 
 
-def _made(value: object) -> object:
+@jinja2.pass_context
+def _step(_context: jinja2.runtime.Context, written: int) -> None:
+    """It and the next two want the context for one reason: jinja2 works no such filter out beforehand."""
+    _budget.step(written)
+
+
+@jinja2.pass_context
+def _concatenated(_context: jinja2.runtime.Context, *parts: object) -> str:
+    return _concat(*parts)
+
+
+@jinja2.pass_context
+def _made(_context: jinja2.runtime.Context, value: object) -> object:
     """A list that holds itself twice doubles with each turn: what it holds in all is charged when it is made."""
     _budget.spend(_weigh(value))
     return value

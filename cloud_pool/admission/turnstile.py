@@ -231,8 +231,8 @@ class Turnstile:
     # --- places ------------------------------------------------------------------------------------------------------
 
     def _fill(self, now: float) -> list[Ticket]:
-        entered = []
-        while self.running < self.limit and (ticket := self._next(now)) is not None:
+        entered: list[Ticket] = []
+        while self.waiting and self.running < self.limit and (ticket := self._next(now)) is not None:
             if ticket.deadline <= now + self._drain.short_s:
                 # A place would be wasted on it: its answer would be cut by the deadline. Its own timer tells it.
                 self._remove(ticket)

@@ -21,16 +21,13 @@ _TEMPLATE = (
     "endfor -%}"
     "{%- endif -%}{%- endmacro -%}"
     "{%- set turns = messages | selectattr('role', 'in', ['user', 'assistant']) | list -%}"
-    "{%- for turn in turns[-3:] -%}"
-    "{%- if turn.role == 'user' -%}" + USER + "{{ said(turn.content) }}<<again>>"
-    "{%- else -%}" + ASSISTANT + "{{ said(turn.content) }}" + END + "{%- endif -%}"
+    "{%- for turn in turns[-3:] -%}{%- set text = said(turn.content) -%}"
+    "{%- if turn.role == 'user' -%}" + USER + "{{ text }}<<again>>"
+    "{%- else -%}" + ASSISTANT + "{{ text }}" + END + "{%- endif -%}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}" + ASSISTANT + "{%- endif -%}"
 )
-_AGAIN = (
-    "{%- if loop.last and said(turn.content) | length <= " + str(TWICE_CHARACTERS) + " -%}"
-    "" + AGAIN + "{{ said(turn.content) }}{%- endif -%}"
-)
+_AGAIN = "{%- if loop.last and text | length <= " + str(TWICE_CHARACTERS) + " -%}" + AGAIN + "{{ text }}{%- endif -%}"
 
 
 def chat_template(vocabulary: Vocabulary) -> str:

@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -90,9 +91,10 @@ def _place(cores: set[int], *, triton: set[int]) -> None:
 
 async def _measure(bed: Bed, limit_ms: float | None = None) -> list[Row]:
     triton = tritonclient.InferenceServerClient(bed.triton)
-    async with aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession() as http, _socket(bed.gateway) as over_socket:
         ways: dict[str, Ask] = {
             "direct": lambda: _direct(triton),
+            "socket": over_socket,
             "gateway": lambda: _over_http(http, bed.gateway, MODEL),
             "edge": lambda: _over_http(http, bed.edge, "large"),
         }
@@ -110,6 +112,13 @@ async def _measure(bed: Bed, limit_ms: float | None = None) -> list[Row]:
             note=behind,
         ),
         Row("    of which the gateway", ms["gateway"] - ms["direct"], "ms", limit_ms and 1.5, note=behind),
+        Row(
+            "    the same without the client's library, socket to socket",
+            ms["socket"] - ms["direct"],
+            "ms",
+            limit_ms and 1.5,
+            note="a request as bytes over a kept connection",
+        ),
         Row(
             "    a streamed token through the gateway over a direct one",
             tokens.apart_us - tokens.direct_apart_us,
@@ -246,6 +255,37 @@ class Streamed(msgspec.Struct, frozen=True):
 async def _over_http(http: aiohttp.ClientSession, url: str, model: str) -> float:
     """Seconds to the first token, as OpenAI's clients see it."""
     return (await _stream(http, url, model)).first_s
+
+
+@contextlib.asynccontextmanager
+async def _socket(url: str) -> AsyncIterator[Ask]:
+    """Asks without an HTTP client, whose own work is no small part of what it sees: seconds to the first token."""
+    at = urlsplit(url)
+    body = msgspec.json.encode(
+        {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "stream": True, **SAMPLING}
+    )
+    head = f"POST {at.path}/chat/completions HTTP/1.1\r\nhost: {at.netloc}\r\ncontent-type: application/json\r\n"
+    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    reader, writer = await asyncio.open_connection(at.hostname, at.port)
+
+    async def ask() -> float:
+        started = time.perf_counter()
+        first_s, seen = 0.0, b""
+        writer.write(request)
+        while not seen.endswith(b"\r\n0\r\n\r\n"):
+            if not (piece := await reader.read(64 * 1024)):
+                raise RuntimeError(f"{url}: {seen[-500:]!r}")
+            seen += piece
+            if not first_s and FIRST in seen:
+                first_s = time.perf_counter() - started
+        if b"data: [DONE]" not in seen:
+            raise RuntimeError(f"{url}: {seen[-500:]!r}")
+        return first_s
+
+    try:
+        yield ask
+    finally:
+        writer.close()
 
 
 async def _stream(

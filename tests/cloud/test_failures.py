@@ -77,6 +77,18 @@ async def repaired(http: aiohttp.ClientSession, pool: Pool, server: psutil.Proce
     assert pool.stub.pid != stub.pid
 
 
+async def test_requests_that_fail_do_not_end_triton(http: aiohttp.ClientSession, pool: Pool) -> None:
+    """Hundreds of them, in turns with others that are well: Triton is the same process afterwards. With its
+    errors as gRPC statuses it died of a few dozens."""
+    before = pool.server.pid
+    for _ in range(500):
+        async with http.post("/v1/completions", json={**BODY, "prompt": ""}) as reply:
+            assert reply.status == 400, await reply.text()
+        async with http.post("/v1/completions", json=BODY) as reply:
+            assert reply.status == 200, await reply.text()
+    assert pool.server.pid == before
+
+
 async def test_triton_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool) -> None:
     """The stream ends with an error; a new server takes the same ports, and the next request is answered."""
     old, stub = pool.server, pool.stub

@@ -104,6 +104,15 @@ def test_a_template_that_reaches_out_or_is_broken_fails_cleanly(template: str) -
         render(template, USER)
 
 
+def test_what_a_template_pays_is_paid_at_each_rendering() -> None:
+    """Also of a template that was compiled when there was budget left: nothing of it is worked out beforehand."""
+    forever = "{% for i in range(199000) %}{% set x = [1] %}{% endfor %}{% for i in range(1100) %}{% endfor %}"
+    assert render("{{ messages[0].content }}", USER) == "hi"
+    for _ in range(2):
+        with pytest.raises(TemplateFailed, match="too long"):
+            render(forever, USER)
+
+
 def test_the_caller_s_texts_are_marked_and_the_template_s_are_not() -> None:
     """A MARK stands behind each letter with which a control token may begin, wherever the caller's words show up."""
     template = "<|u|>{{ messages[0].content | trim }}<|e|>{{ tools | tojson }}"
