@@ -26,7 +26,7 @@ class Exchange:
 
     def __init__(self, call: grpc.aio.UnaryStreamCall) -> None:
         self.refused = False
-        self._call = call
+        self.call = call
         self._messages: deque[service_pb2.ModelStreamInferResponse] = deque()
         self._news: asyncio.Future[None] | None = None  # somebody waits for a message
         self._room: asyncio.Future[None] | None = None  # the reader waits for room
@@ -50,20 +50,33 @@ class Exchange:
         _wake(self._room)
         return message
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing is left of the call."""
+        return self._task.done()
+
+    def drop(self) -> None:
+        """What still comes in is dropped, up to the call's own end; whoever waits for it gets CallCancelled."""
+        self._left = True
+        self._messages.clear()
+        self._fault, self._over = CallCancelled(), True
+        _wake(self._news)
+        _wake(self._room)
+
     def leave(self) -> None:
         """Cancels the call, unless it is over: the server stops its work, and what still comes in is dropped."""
         self._left = True
         self._messages.clear()
-        self._call.cancel()
+        self.call.cancel()
         _wake(self._room)
 
     async def ended(self) -> None:
-        """Until nothing of the call is left. After `leave`, that is soon."""
+        """Until nothing of the call is left. After `leave`, that is soon. May be cancelled."""
         await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         try:
-            while (message := await self._call.read()) is not grpc.aio.EOF:
+            while (message := await self.call.read()) is not grpc.aio.EOF:
                 await self._give(message)
         except asyncio.CancelledError:
             self._fault = CallCancelled()  # grpc.aio says so in a task that nobody cancelled

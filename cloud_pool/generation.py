@@ -50,6 +50,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     wants: Wants = Wants()
     embed: bool = False
     deadline_s: float | None = None  # time left
+    call: str = ""  # by this name it can be cancelled
 
 
 class Outputs(msgspec.Struct, frozen=True):
@@ -156,8 +157,9 @@ class Generator:
         broken: Callable[[], None],
     ) -> None:
         """`report` gets the engine's figures; `broken` is called, after the last answers, when it cannot go on."""
-        self._steps: queue.SimpleQueue[list[Emission] | Exception | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[list[Emission] | str | Exception | None] = queue.SimpleQueue()
         self._live: dict[int, _Live] = {}  # by job id; n entries for one request
+        self._calls: dict[str, _Live] = {}  # by name, of those that have one
         self._ids = itertools.count(1)
         self._report = report
         self._broken = broken
@@ -175,6 +177,8 @@ class Generator:
         live = _Live(ask, responder, [job.id for job in jobs], time.monotonic())
         # Known before the engine is: its first step may be faster than this thread.
         self._live.update(dict.fromkeys(live.sequences, live))
+        if ask.call:
+            self._calls[ask.call] = live
         try:
             for job in jobs:
                 self._engine.submit(job)
@@ -183,6 +187,10 @@ class Generator:
             self._steps.put([Emission(job=jobs[0].id, error=error.code, detail=error.message)])
             return
         self._steps.put([])  # Wake the sender: from now on it looks for cancellation.
+
+    def cancel(self, call: str) -> None:
+        """Ends the request with this name, if it still runs."""
+        self._steps.put(call)
 
     def close(self) -> None:
         self._engine.close()
@@ -201,7 +209,10 @@ class Generator:
             if isinstance(emissions, Exception):
                 self._broken()
                 return
-            self._deliver(emissions)
+            if isinstance(emissions, str):
+                self._leave(self._calls.get(emissions))
+            else:
+                self._deliver(emissions)
             now = time.monotonic()
             self._look_for_cancelled(now)
             busy = bool(self._live)
@@ -241,10 +252,16 @@ class Generator:
                 continue
             live.looked_at = now
             if live.responder.is_cancelled():
-                self._end(live)
-                live.responder.fail(ClientGone("the request was cancelled"))
+                self._leave(live)
+
+    def _leave(self, live: _Live | None) -> None:
+        if live is not None:
+            self._end(live)
+            live.responder.fail(ClientGone("the request was cancelled"))
 
     def _end(self, live: _Live) -> None:
+        if self._calls.get(live.ask.call) is live:
+            del self._calls[live.ask.call]
         for job_id in live.sequences:
             self._live.pop(job_id, None)
         for job_id in live.running:

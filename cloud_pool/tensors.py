@@ -46,8 +46,8 @@ class Delta(msgspec.Struct, frozen=True):
     final: bool = False
 
 
-def request_of(ask: Ask, left_s: float) -> service_pb2.ModelInferRequest:
-    """`left_s` is the time that the engine has, from now."""
+def request_of(ask: Ask, left_s: float, call: str = "") -> service_pb2.ModelInferRequest:
+    """`left_s` is the time that the engine has, from now; by the name `call` our own model can be told to stop."""
     request = service_pb2.ModelInferRequest(model_name=ask.model, id=ask.request_id)
     _add_text(request, "text_input", ask.prompt.encode())
     _add_text(request, "sampling_parameters", encode(ask.parameters))
@@ -59,6 +59,14 @@ def request_of(ask: Ask, left_s: float) -> service_pb2.ModelInferRequest:
         _add(request, name, "BOOL", _TRUE)
     # Read by our own model; a stock backend leaves it alone and is stopped by the call's deadline.
     request.parameters["causeway_deadline_ms"].int64_param = max(1, round(1000.0 * left_s))
+    request.parameters["causeway_call"].string_param = call
+    return request
+
+
+def cancel_of(model: str, call: str) -> service_pb2.ModelInferRequest:
+    """Has our own model end the request with this name; any other one refuses a tensor that it does not know."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    _add_text(request, "cancel", call.encode())
     return request
 
 

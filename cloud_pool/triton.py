@@ -1,8 +1,8 @@
 """One Triton server, over the gRPC stubs that tritonclient ships.
 
 Not over its InferenceServerClient: that one drops the flag of the last response, which tells a whole answer from a
-broken one, and takes a request through an iterator and numpy. One call a request, so that cancelling it cancels the
-work.
+broken one, and takes a request through an iterator and numpy. One call a request, so that its end is the work's end
+(`stopping`).
 
 A Python model whose process (stub) died stays "ready", answers each new call with an error, and leaves running
 calls hanging for ever. So the pool asks a model that is silent though it has work (`heard_at`, `probe`); at the
@@ -15,9 +15,11 @@ memory's lock aborts the server (boost lock_exception, about one time in ten), w
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import random
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -33,6 +35,7 @@ from .connection import Connection
 from .exchange import CallCancelled, Exchange
 from .faults import RETRY_S, StubDead, stub_dead, translate
 from .parameters import SamplingParameters
+from .stopping import STOP_S, Stopping, Stream
 from .tensors import Ask, Delta, delta_of, request_of
 
 PROBE_S = 3.0
@@ -42,24 +45,8 @@ SPREAD_S = 0.2  # over which several gateways begin a repair; no model is loaded
 _LOOK_S = 0.2
 _LOST_S = 5.0  # unloaded for so long, and not being loaded: whoever was at it is gone
 _OVER = "Internal error from Core"
-_TIMER_S = 0.02  # gRPC's deadline may be over a little before ours
 _IN_WORK = ("LOADING", "UNLOADING", "UNAVAILABLE")
 _log = logging.getLogger("causeway.cloud.triton")
-
-
-class Stream:
-    """A running call. Its owner is `Triton.generate`; others may only `end` it."""
-
-    def __init__(self, model: str, exchange: Exchange) -> None:
-        self.model = model
-        self.exchange = exchange
-        self.begun = False  # something came
-        self.ended_by: CausewayError | None = None
-
-    def end(self, why: CausewayError) -> None:
-        """Who ends it first says why."""
-        self.ended_by = self.ended_by or why
-        self.exchange.leave()
 
 
 class Triton:
@@ -82,9 +69,12 @@ class Triton:
         self._pauses_s = pauses_s
         self._chance = chance
         self._connection = Connection(address, tasks)
+        self._stopping = Stopping(self._connection, tasks, clock)
         self._streams: set[Stream] = set()
         self._in_repair: set[str] = set()
         self._heard: dict[str, float] = {}
+        gateway = secrets.token_hex(8)
+        self._names = (f"{gateway}-{number}" for number in itertools.count(1))  # of calls, no other one's
         self._closed = False
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
@@ -133,42 +123,41 @@ class Triton:
         if left_s <= 0.0:
             raise DeadlineExceeded("the time for this request is over")
         metadata = [("traceparent", ask.traceparent)] if ask.traceparent else []
-        call = self._connection.stream_infer(request_of(ask, left_s), metadata=metadata, timeout_s=left_s)
-        exchange = Exchange(call)
-        stream = Stream(ask.model, exchange)
+        name = next(self._names)
+        request = request_of(ask, left_s, name)
+        # The time is kept here: gRPC's own deadline would cancel the call.
+        exchange = Exchange(self._connection.stream_infer(request, metadata=metadata, timeout_s=left_s + 2.0 * STOP_S))
+        stream = Stream(ask.model, name, exchange)
         self._streams.add(stream)
+        timer = asyncio.get_running_loop().call_later(left_s, stream.expire)
         phase: Phase = "connect"
         try:
-            final = False
             while (message := await exchange.next()) is not None:
                 self._heard[ask.model] = self._clock()
                 stream.begun = True
                 if message.error_message:
+                    stream.final = True
                     _log.debug("%s: %s", ask.request_id, message.error_message)
                     raise translate("", message.error_message, _reached(phase, exchange))
                 delta = delta_of(message.infer_response, ask.parameters.logprobs or 0)
-                final = final or delta.final
+                stream.final = stream.final or delta.final
                 phase = "stream"
                 yield delta
-            if not final:
-                raise _broken(await call.code(), await call.details(), _reached(phase, exchange))
+            if not stream.final:
+                raise _broken(await exchange.call.code(), await exchange.call.details(), _reached(phase, exchange))
         except grpc.aio.AioRpcError as error:
             # Only here in full: a model's exception may quote what it was asked.
             _log.debug("%s: %s: %s", ask.request_id, error.code(), error.details())
-            if error.details() == _OVER:
-                raise self._over(ask, _reached(phase, exchange)) from None
-            raise _broken(error.code(), error.details(), _reached(phase, exchange)) from None
+            code = grpc.StatusCode.UNAVAILABLE if error.details() == _OVER else error.code()
+            raise _broken(code, error.details(), _reached(phase, exchange)) from None
         except (CallCancelled, asyncio.InvalidStateError, grpc.aio.InternalError):
-            raise stream.ended_by or self._over(ask, _reached(phase, exchange)) from None
+            # gRPC found the call over, and does not say why.
+            gone = _broken(grpc.StatusCode.UNAVAILABLE, "", _reached(phase, exchange))
+            raise stream.ended_by or gone from None
         finally:
+            timer.cancel()
             self._streams.discard(stream)
-            exchange.leave()
-
-    def _over(self, ask: Ask, phase: Phase) -> CausewayError:
-        """gRPC found the call over, and does not say why."""
-        if self._clock() >= ask.deadline - _TIMER_S:
-            return DeadlineExceeded("the time for this request is over")
-        return _broken(grpc.StatusCode.UNAVAILABLE, "", phase)
+            self._stopping.let_go(stream)
 
     def _repair(self, model: str) -> None:
         """Decide, then act: from here on the model is in repair, and nothing waits for its dead process."""

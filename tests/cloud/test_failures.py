@@ -89,6 +89,19 @@ async def test_requests_that_fail_do_not_end_triton(http: aiohttp.ClientSession,
     assert pool.server.pid == before
 
 
+async def test_callers_who_leave_do_not_end_triton(http: aiohttp.ClientSession, pool: Pool) -> None:
+    """Hundreds of them, in the middle of their answers: Triton is the same process afterwards, and has nothing to do.
+    With their calls cancelled it died of one in a thousand."""
+    before = pool.server.pid
+    for _ in range(400):
+        async with http.post("/v1/chat/completions", json={"model": "large", "stream": True, **LONG}) as reply:
+            async for line in reply.content:
+                if line.startswith(b'data: {"id"'):
+                    break
+    await until(pool.is_idle)
+    assert pool.server.pid == before
+
+
 async def test_triton_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool) -> None:
     """The stream ends with an error; a new server takes the same ports, and the next request is answered."""
     old, stub = pool.server, pool.stub

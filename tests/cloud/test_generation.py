@@ -173,6 +173,24 @@ def test_a_caller_that_left_frees_its_sequences(bed: Bed, stream: bool, n: int) 
     assert bed.engine.stats().steps - before < 1500
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_call_is_cancelled_by_its_name(bed: Bed, n: int) -> None:
+    """All of its sequences end, and nobody else's; a name that is not known, or no more, says nothing."""
+    parameters = SamplingParameters(n=n, max_tokens=1900, temperature=0.0, ignore_eos=True)
+    other = bed.ask(Ask(prompt=prompt(), parameters=SamplingParameters(max_tokens=300, ignore_eos=True), call="b"))
+    heard = bed.ask(Ask(prompt=prompt(), parameters=parameters, stream=True, call="a"))
+    assert heard.began.wait(PATIENCE_S)
+    for name in ("nobody", "a", "a"):
+        bed.generator.cancel(name)
+    heard.wait()
+    assert heard.error is not None
+    assert heard.error.code == "client_gone"
+    assert other.wait().error is None
+    assert bed.comes_to_rest()
+    assert heard.late == 0
+    assert not bed.generator._calls
+
+
 def test_more_than_fit_wait_their_turn(bed: Bed) -> None:
     """Requests beyond the engine's sequences wait in it, and all are answered."""
     parameters = SamplingParameters(max_tokens=8, temperature=0.0)

@@ -13,6 +13,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from cloud_pool import stopping
 from cloud_pool.admission import Admission
 from cloud_pool.config import TierConfig
 from cloud_pool.dispatch.dispatch import Dispatch
@@ -230,6 +231,105 @@ async def _read_forever(triton: Triton, began: asyncio.Event) -> None:
     async with aclosing(triton.generate(ask())) as deltas:
         async for _ in deltas:
             began.set()
+
+
+class Obeys:
+    """A model that can be told to stop: it ends the call of that name. `obeys` False: it takes the word and goes on."""
+
+    def __init__(self, *, obeys: bool = True) -> None:
+        self.told: list[str] = []
+        self.ended: list[str] = []
+        self._obeys = obeys
+        self._stops: dict[str, asyncio.Event] = {}
+
+    async def __call__(self, request: service_pb2.ModelInferRequest, context: object) -> AsyncIterator[Reply]:
+        if [tensor.name for tensor in request.inputs] == ["cancel"]:
+            name = request.raw_input_contents[0][4:].decode()
+            self.told.append(name)
+            if self._obeys:
+                self._stops[name].set()
+            return
+        name = request.parameters["causeway_call"].string_param
+        stop = self._stops[name] = asyncio.Event()
+        yield piece("a")
+        await stop.wait()
+        self.ended.append(name)
+        yield Reply(error_message="client_gone: the request was cancelled")
+
+
+async def leave_after_one(triton: Triton) -> None:
+    async with aclosing(triton.generate(ask())) as deltas:
+        await anext(deltas)
+
+
+async def test_a_model_that_has_begun_is_told_to_stop() -> None:
+    """By the name of its call, no two of which are alike; the call itself ends well, for a cancelled one may end
+    Triton."""
+    model = Obeys()
+    async with bed(model) as (fake, triton):
+        for _ in range(2):
+            await leave_after_one(triton)
+        while len(model.ended) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert sorted(model.told) == sorted(model.ended)
+        assert len(set(model.told)) == 2
+        assert not fake.cancelled.is_set()
+
+
+async def test_a_model_whose_time_is_over_is_told_to_stop() -> None:
+    """At that moment it says so itself, which a cancelled call must not meet."""
+    model = Obeys()
+    async with bed(model) as (fake, triton):
+        with pytest.raises(DeadlineExceeded):
+            await collect(triton, ask(seconds=0.2))
+        while not model.ended:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not fake.cancelled.is_set()
+
+
+async def test_a_model_that_does_not_obey_loses_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told, and after a while its call is cancelled all the same."""
+    monkeypatch.setattr(stopping, "STOP_S", 0.05)
+    model = Obeys(obeys=False)
+    async with bed(model) as (fake, triton):
+        await leave_after_one(triton)
+        await fake.cancelled.wait()
+        assert len(model.told) == 1
+
+
+async def test_a_model_that_cannot_be_told_is_not_told_again() -> None:
+    """It refuses the tensor, or answers what it took for a prompt: its calls are cancelled, from then on at once."""
+
+    async def refuses(request: service_pb2.ModelInferRequest, context: object) -> AsyncIterator[Reply]:
+        if request.inputs[0].name == "cancel":
+            yield Reply(error_message="unexpected inference input 'cancel' for model 'm'")
+            return
+        yield piece("a")
+        await asyncio.Event().wait()
+
+    async with bed(refuses) as (fake, triton):
+        for _ in range(2):
+            fake.cancelled.clear()
+            await leave_after_one(triton)
+            await fake.cancelled.wait()
+        assert [asked.inputs[0].name for asked in fake.asked] == ["text_input", "cancel", "text_input"]
+
+
+async def test_a_call_that_brought_nothing_yet_is_cancelled() -> None:
+    """Triton stands that, and the model need not be told."""
+
+    async def silent(request: object, context: object) -> AsyncIterator[Reply]:
+        await asyncio.Event().wait()
+        yield piece("a")
+
+    async with bed(silent) as (fake, triton):
+        task = asyncio.ensure_future(collect(triton, ask()))
+        while not fake.asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await fake.cancelled.wait()
+        assert len(fake.asked) == 1
 
 
 # --- a stock vLLM deployment ------------------------------------------------------------------------------------------

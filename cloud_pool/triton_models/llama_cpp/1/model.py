@@ -36,6 +36,7 @@ class Parameters(msgspec.Struct, frozen=True):
     """Of the request's own parameters, those that we read."""
 
     causeway_deadline_ms: int | None = None
+    causeway_call: str = ""
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True):
@@ -102,6 +103,11 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
+                call = text_of(request, "cancel")
+                if call is not None:
+                    self._generator.cancel(call)
+                    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                    continue
                 ask = ask_of(request)
             except CausewayError as error:
                 Sender(sender, Wants()).fail(error)
@@ -135,6 +141,7 @@ def ask_of(request: Any) -> Ask:
         with_input=not (stream if without_input is None else without_input),
         wants=wants_of(request),
         deadline_s=deadline_s,
+        call=own.causeway_call,
     )
 
 
