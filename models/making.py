@@ -254,6 +254,19 @@ def quantize(source: Path, target: Path, to: str, embedding_too: bool, importanc
 
 
 @click.command()
+@click.argument("first", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("second", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--share", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Of the second.")
+def average(first: Path, second: Path, target: Path, share: float) -> None:
+    """Average the weights of two F32 GGUFs, the second of which went on from the first."""
+    from .averaging import average as mix
+
+    mix(first, second, target, share)
+    click.echo(f"{target}: {share:g} of {second}, {1.0 - share:g} of {first}")
+
+
+@click.command()
 @click.argument("gguf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--name", required=True)
 @click.option("--to", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of models.")
@@ -297,6 +310,7 @@ COMMANDS: tuple[click.Command, ...] = (
     train,
     distill,
     export,
+    average,
     importance,
     quantize,
     compare,

@@ -223,7 +223,7 @@ def test_gguf_agrees_with_torch(vocabulary: Vocabulary, tmp_path: Path) -> None:
 
 
 def test_the_pipeline_ends_in_an_int4_model_that_llama_cpp_runs(data: Path, tmp_path: Path) -> None:
-    """train → train on (resumed) → distil → export → quantize → publish → evaluate, all through the command line."""
+    """train → on (resumed) → distil → export → average → quantize → publish → evaluate, by the command line alone."""
 
     def call(*arguments: object) -> str:
         result = CliRunner().invoke(main, [str(one) for one in arguments], catch_exceptions=False)
@@ -242,7 +242,9 @@ def test_the_pipeline_ends_in_an_int4_model_that_llama_cpp_runs(data: Path, tmp_
     log = [msgspec.json.decode(line) for line in (student / "log.jsonl").read_bytes().splitlines()]
     assert log[-1]["step"] == 6
     f32, q4 = tmp_path / "f32.gguf", tmp_path / "q4.gguf"
-    call("export", student, f32)
+    call("export", student, own := tmp_path / "own.gguf")
+    call("export", teacher, old := tmp_path / "old.gguf")
+    call("average", old, own, f32, "--share", 0.6)
     weighed = tmp_path / "importance.npz"
     call("importance", student, weighed, "--data", data, "--examples", 40)
     file = data / "intents" / "hwu64.jsonl"

@@ -1,0 +1,71 @@
+"""The mean of two networks' weights, and pairs of which there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from models.averaging import average
+from models.gguf_file import read_gguf
+from models.spec import SHIPPED, ArtifactError
+
+WORDS = ["a", "b", "c", "d"]
+
+
+def write(
+    path: Path, value: float, *, name: str = "m", tokens: list[str] = WORDS, width: int = 4, kind: type = np.float32
+) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(name)
+    writer.add_chat_template("{{ messages }}")
+    writer.add_token_list(tokens)
+    writer.add_tensor("token_embd.weight", np.full((4, width), value, dtype=kind))
+    writer.add_tensor("output_norm.weight", np.full(4, 10.0 * value, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_each_weight_is_the_mean_of_both(tmp_path: Path) -> None:
+    """By the share that is asked for; all that is no weight is the second's, and neither file has changed."""
+    first, second = write(tmp_path / "one.gguf", 1.0, name="one"), write(tmp_path / "two.gguf", 2.0, name="two")
+    before = first.read_bytes(), second.read_bytes()
+    average(first, second, tmp_path / "made.gguf", 0.25)
+    weights = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "made.gguf").tensors}
+    assert np.all(weights["token_embd.weight"] == 1.25)
+    assert np.all(weights["output_norm.weight"] == 12.5)
+    assert read_gguf(tmp_path / "made.gguf").name == "two"
+    assert (first.read_bytes(), second.read_bytes()) == before
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"tokens": ["a", "b", "c", "e"]}, "no relatives.*tokenizer.ggml.tokens"),
+        ({"width": 8}, "no relatives.*token_embd.weight"),
+        ({"kind": np.float16}, "F16.*average F32"),
+    ],
+)
+def test_networks_that_are_no_relatives_have_no_mean(tmp_path: Path, other: dict[str, object], why: str) -> None:
+    """Another vocabulary, another shape, rounded weights: each is said, and nothing is left behind."""
+    first, second = write(tmp_path / "one.gguf", 1.0), write(tmp_path / "two.gguf", 2.0, **other)
+    with pytest.raises(ArtifactError, match=why):
+        average(first, second, tmp_path / "made.gguf", 0.5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.gguf", "two.gguf"]
+
+
+def test_what_is_no_gguf_has_no_mean(tmp_path: Path) -> None:
+    """Garbage, and a file of quantised weights."""
+    whole, junk = write(tmp_path / "one.gguf", 1.0), tmp_path / "junk.gguf"
+    junk.write_bytes(b"GGUF" + bytes(20))
+    with pytest.raises(ArtifactError, match="not a readable GGUF"):
+        average(whole, junk, tmp_path / "made.gguf", 0.5)
+    shipped = SHIPPED / "assistant" / "model.gguf"
+    with pytest.raises(ArtifactError, match="average F32"):
+        average(shipped, shipped, tmp_path / "made.gguf", 0.5)
+    assert not (tmp_path / "made.gguf").exists()
