@@ -14,6 +14,7 @@ import collections
 import itertools
 import json
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -205,17 +206,18 @@ async def settled(session: aiohttp.ClientSession, sent: int) -> tuple[float, dic
 
 
 def growth_mb(memory: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
-    """Last quarter's mean less the third quarter's: what a part grew by after it had warmed up."""
+    """Last quarter's median less the third quarter's: what a part grew by after it had warmed up. Not the mean: the
+    seconds in which a part that was killed starts again are no growth."""
     half = len(memory) // 2
     middle = half + (len(memory) - half) // 2
     names = set().union(*(sizes for _, sizes in memory[middle:]))
-    return {name: _mean(memory[middle:], name) - _mean(memory[half:middle], name) for name in sorted(names)}
+    return {name: _usual(memory[middle:], name) - _usual(memory[half:middle], name) for name in sorted(names)}
 
 
-def _mean(memory: list[tuple[float, dict[str, float]]], name: str) -> float:
+def _usual(memory: list[tuple[float, dict[str, float]]], name: str) -> float:
     """Over the samples in which that part was running."""
     found = [sizes[name] for _, sizes in memory if sizes.get(name)]
-    return sum(found) / max(1, len(found))
+    return statistics.median(found) if found else 0.0
 
 
 async def load(stack: Stack, minutes: float, workers: int) -> list[str]:

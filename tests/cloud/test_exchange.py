@@ -177,13 +177,17 @@ async def test_leaving_leaks_nothing() -> None:
                 exchange.leave()
                 await exchange.ended()
 
+        async def growth() -> int:
+            before = psutil.Process().memory_info().rss
+            await left_in_the_middle(100)
+            gc.collect()
+            return psutil.Process().memory_info().rss - before
+
         await left_in_the_middle(60)
         gc.collect()
-        before = psutil.Process().memory_info().rss
-        await left_in_the_middle(240)
-        gc.collect()
-        grown = psutil.Process().memory_info().rss - before
-        assert grown < 30 * 256 * KB, f"{grown / KB:.0f} KB kept"
+        # A leak is there each time; what the rest of the process does on a busy machine is not.
+        grown = min([await growth() for _ in range(3)])
+        assert grown < 13 * 256 * KB, f"{grown / KB:.0f} KB kept"
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 10, 100])
