@@ -28,6 +28,8 @@ request smuggling and other odd framing
     tests/attacks/test_framing.py
 10,000 half-open connections
     tests/attacks/test_flood.py
+requests that fail on purpose and callers who leave amid their answers, both of which could bring Triton down
+    tests/cloud/test_failures.py
 slow, oversized and oddly framed requests on an IPv6 listener; listening where no token is asked
     tests/attacks/test_ipv6.py
 TLS spoken to a listener that has none (TLS ends before the gateway)
