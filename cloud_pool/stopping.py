@@ -19,10 +19,11 @@ import anyio.lowlevel
 import grpc
 from anyio.abc import TaskGroup
 
-from router.errors import CausewayError, DeadlineExceeded
+from router.errors import CausewayError, CloudRejected, DeadlineExceeded
 
 from .connection import Connection
 from .exchange import CallCancelled, Exchange
+from .faults import translate
 from .tensors import cancel_of
 
 STOP_S = 5.0
@@ -53,12 +54,15 @@ class Stream:
 
 
 class Stopping:
-    """`tasks` is where models are told."""
+    """`tasks` is where models are told; `stop_s`: the time that one has to obey."""
 
-    def __init__(self, connection: Connection, tasks: TaskGroup, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, connection: Connection, tasks: TaskGroup, clock: Callable[[], float], stop_s: float = STOP_S
+    ) -> None:
         self._connection = connection
         self._tasks = tasks
         self._clock = clock
+        self._stop_s = stop_s
         self._deaf: dict[str, float] = {}  # models that cannot be told: until when that is believed
 
     def let_go(self, stream: Stream) -> None:
@@ -78,7 +82,7 @@ class Stopping:
     async def _stop(self, stream: Stream) -> None:
         try:
             await anyio.lowlevel.checkpoint()  # Not over a connection that is closed by now.
-            with anyio.move_on_after(STOP_S):
+            with anyio.move_on_after(self._stop_s):
                 if await self._tell(stream):
                     await stream.exchange.ended()
         finally:
@@ -89,11 +93,13 @@ class Stopping:
         if self._clock() < self._deaf.get(stream.model, -math.inf):
             return False
         request = cancel_of(stream.model, stream.name)
-        exchange = Exchange(self._connection.stream_infer(request, metadata=(), timeout_s=STOP_S))
+        exchange = Exchange(self._connection.stream_infer(request, metadata=(), timeout_s=self._stop_s))
         try:
             while (message := await exchange.next()) is not None:
-                if message.error_message or message.infer_response.outputs:
+                fault = translate("", message.error_message, "stream") if message.error_message else None
+                if isinstance(fault, CloudRejected) or message.infer_response.outputs:
                     self._deaf[stream.model] = self._clock() + _DEAF_S
+                if fault is not None or message.infer_response.outputs:
                     return False
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, CallCancelled):
             return False

@@ -61,6 +61,7 @@ class Triton:
         repaired: Callable[[str], None] = lambda model: None,
         pauses_s: Sequence[float] = PAUSES_S,
         chance: Callable[[], float] = random.random,
+        stop_s: float = STOP_S,
     ) -> None:
         self.address = address
         self._tasks = tasks
@@ -69,7 +70,7 @@ class Triton:
         self._pauses_s = pauses_s
         self._chance = chance
         self._connection = Connection(address, tasks)
-        self._stopping = Stopping(self._connection, tasks, clock)
+        self._stopping = Stopping(self._connection, tasks, clock, stop_s)
         self._streams: set[Stream] = set()
         self._in_repair: set[str] = set()
         self._heard: dict[str, float] = {}
@@ -150,7 +151,7 @@ class Triton:
             _log.debug("%s: %s: %s", ask.request_id, error.code(), error.details())
             code = grpc.StatusCode.UNAVAILABLE if error.details() == _OVER else error.code()
             raise _broken(code, error.details(), _reached(phase, exchange)) from None
-        except (CallCancelled, asyncio.InvalidStateError, grpc.aio.InternalError):
+        except (CallCancelled, grpc.aio.InternalError):
             # gRPC found the call over, and does not say why.
             gone = _broken(grpc.StatusCode.UNAVAILABLE, "", _reached(phase, exchange))
             raise stream.ended_by or gone from None

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFReader
 
+from .gguf_file import open_gguf
 from .spec import ArtifactError
 
 _FAMILY = ("general.architecture", "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.chat_template")
@@ -25,9 +26,9 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
     """
     draft = target.with_suffix(".draft")
     try:
-        mine = _opened(first)
+        mine = open_gguf(first)
         shutil.copyfile(second, draft)
-        mixed = _opened(draft, "r+")
+        mixed = open_gguf(draft, "r+")
         _check(mine, mixed, first, second)
         weights = {tensor.name: tensor.data for tensor in mine.tensors}
         for tensor in mixed.tensors:
@@ -36,13 +37,6 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _opened(path: Path, mode: str = "r") -> GGUFReader:
-    try:
-        return GGUFReader(path, mode)  # type: ignore[arg-type]
-    except (ValueError, IndexError, KeyError) as error:
-        raise ArtifactError(f"{path}: not a readable GGUF file ({error})") from error
 
 
 def _check(first: GGUFReader, second: GGUFReader, name: Path, other: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import gguf
 import msgspec
@@ -37,12 +38,17 @@ class GgufFile(msgspec.Struct, frozen=True):
     tensor_kinds: Mapping[str, int]  # elements by kind
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """Read header and metadata. Raises ArtifactError for anything that is not a whole GGUF."""
+def open_gguf(path: Path, mode: Literal["r", "r+"] = "r") -> gguf.GGUFReader:
+    """Its weights are read, or written, where they lie. Raises ArtifactError for anything that is not a whole GGUF."""
     try:
-        reader = gguf.GGUFReader(path)
+        return gguf.GGUFReader(path, mode)
     except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise ArtifactError(f"{path}: not a readable GGUF file ({error})") from error
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read header and metadata. Raises ArtifactError for anything that is not a whole GGUF."""
+    reader = open_gguf(path)
     fields = _Fields(reader)
     architecture = fields.text("general.architecture")
     if architecture is None:

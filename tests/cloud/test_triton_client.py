@@ -13,7 +13,6 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool import stopping
 from cloud_pool.admission import Admission
 from cloud_pool.config import TierConfig
 from cloud_pool.dispatch.dispatch import Dispatch
@@ -105,7 +104,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 @asynccontextmanager
-async def bed(script: Script) -> AsyncIterator[tuple[FakeTriton, Triton]]:
+async def bed(script: Script, *, stop_s: float = PATIENCE_S) -> AsyncIterator[tuple[FakeTriton, Triton]]:
     fake = FakeTriton(script)
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
@@ -114,7 +113,7 @@ async def bed(script: Script) -> AsyncIterator[tuple[FakeTriton, Triton]]:
     try:
         async with anyio.create_task_group() as tasks:
             fake.address = f"127.0.0.1:{port}"
-            triton = Triton(fake.address, tasks, pauses_s=(0.01, 0.01))
+            triton = Triton(fake.address, tasks, pauses_s=(0.01, 0.01), stop_s=stop_s)
             with anyio.fail_after(PATIENCE_S):
                 yield fake, triton
             tasks.cancel_scope.cancel()
@@ -287,11 +286,10 @@ async def test_a_model_whose_time_is_over_is_told_to_stop() -> None:
         assert not fake.cancelled.is_set()
 
 
-async def test_a_model_that_does_not_obey_loses_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_does_not_obey_loses_the_call() -> None:
     """It was told, and after a while its call is cancelled all the same."""
-    monkeypatch.setattr(stopping, "STOP_S", 0.05)
     model = Obeys(obeys=False)
-    async with bed(model) as (fake, triton):
+    async with bed(model, stop_s=0.05) as (fake, triton):
         await leave_after_one(triton)
         await fake.cancelled.wait()
         assert len(model.told) == 1
@@ -313,6 +311,24 @@ async def test_a_model_that_cannot_be_told_is_not_told_again() -> None:
             await leave_after_one(triton)
             await fake.cancelled.wait()
         assert [asked.inputs[0].name for asked in fake.asked] == ["text_input", "cancel", "text_input"]
+
+
+async def test_a_model_that_is_away_is_told_again() -> None:
+    """That it could not be told this time says nothing of the next."""
+
+    async def away(request: service_pb2.ModelInferRequest, context: object) -> AsyncIterator[Reply]:
+        if request.inputs[0].name == "cancel":
+            yield Reply(error_message="Request for unknown model: 'm' has no available versions")
+            return
+        yield piece("a")
+        await asyncio.Event().wait()
+
+    async with bed(away) as (fake, triton):
+        for _ in range(2):
+            fake.cancelled.clear()
+            await leave_after_one(triton)
+            await fake.cancelled.wait()
+        assert [asked.inputs[0].name for asked in fake.asked] == ["text_input", "cancel"] * 2
 
 
 async def test_a_call_that_brought_nothing_yet_is_cancelled() -> None:
