@@ -16,36 +16,36 @@ from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
 
-from .admission.heartbeat import Heartbeat
-from .admission.lag import Lag
-from .audit import AuditLog
-from .cache.front import Front
-from .cache.shared import SharedCache, read_secret
-from .config import Config
-from .identity.gate import Gate
-from .identity.keyset import KeySet
-from .identity.revocation import RevocationList
-from .identity.verifier import Verifier
-from .jobs.assembly import JobsGateway
-from .jobs.config import at_redis
-from .ladder.warmth import Warmth
-from .lanes import Repairs, build_lanes
-from .ledger import Ledger
-from .listener import Listener
-from .metrics import Metrics
-from .pool.pools import Clients, Pools
-from .pool.reload import follow_hangups
-from .pool.report import Endpoints
-from .readiness import Readiness
-from .server import Server
-from .service import nothing_stale
-from .tenants.accounts import Accounts
-from .tenants.budgets import Budgets
-from .tenants.metrics import TenantMetrics
-from .tenants.usage import UsageBook
-from .tiers import Tier, by_name, load_tiers
-from .tokens import Tokens, load_tokens
-from .traced import Tracing
+from .accounts.audit import AuditLog
+from .accounts.identity.authenticator import Authenticator
+from .accounts.identity.key_set import KeySet
+from .accounts.identity.revocation import RevocationList
+from .accounts.identity.static_tokens import StaticTokens, load_tokens
+from .accounts.identity.token_verifier import TokenVerifier
+from .accounts.ledger import Ledger
+from .accounts.tenants.accounting import TenantAccounting
+from .accounts.tenants.metrics import TenantMetrics
+from .accounts.tenants.rate_limiter import TenantRateLimiter
+from .accounts.tenants.usage import UsageRecorder
+from .admission.peer_heartbeat import PeerHeartbeat
+from .balancing.discovery.reload import reload_on_sighup
+from .balancing.metrics import EndpointMetrics
+from .balancing.pools import Pools, TritonClients
+from .cache.caching_service import CachingService
+from .cache.shared_cache import SharedCache, read_secret
+from .config.schema import Config
+from .config.tiers import Tier, by_name, load_tiers
+from .degradation.warm_up import TierWarmer
+from .http.listener import Listener
+from .http.readiness import Readiness
+from .http.server import Server
+from .jobs.config import with_shared_redis
+from .jobs.gateway import JobsGateway
+from .observability.event_loop_lag import EventLoopLag
+from .observability.metrics import Metrics
+from .observability.tracing import Tracing
+from .serving.assembly import RepairListeners, build_serving
+from .serving.service import nothing_stale
 
 _CONNECTIONS = 64  # to Redis
 _PREPARE_S = 3.0
@@ -53,12 +53,12 @@ _FLUSH_S = 3.0  # at the end, for what tenants have used
 _log = logging.getLogger("causeway.cloud")
 
 
-class Desk(msgspec.Struct, frozen=True):
+class Accounts(msgspec.Struct, frozen=True):
     """Who may ask, and what is kept about it."""
 
-    gate: Gate
+    gate: Authenticator
     ledger: Ledger
-    accounts: Accounts
+    accounts: TenantAccounting
     audit: AuditLog
     revocations: RevocationList
     client: redis.asyncio.Redis | None
@@ -88,13 +88,13 @@ class App:
         self,
         config: Config,
         server: Server,
-        desk: Desk,
+        desk: Accounts,
         jobs: JobsGateway | None,
         pools: Pools,
-        warmth: Warmth,
-        lag: Lag,
-        heartbeat: Heartbeat | None,
-        front: Front,
+        warmer: TierWarmer,
+        lag: EventLoopLag,
+        heartbeat: PeerHeartbeat | None,
+        caching_service: CachingService,
         tracing: Tracing | None,
         tasks: TaskGroup,
     ) -> None:
@@ -103,10 +103,10 @@ class App:
         self._desk = desk
         self._jobs = jobs
         self.pools = pools
-        self._warmth = warmth
+        self._warmth = warmer
         self._lag = lag
         self._heartbeat = heartbeat
-        self._front = front
+        self._front = caching_service
         self._tracing = tracing
         self._tasks = tasks
         self._listener = Listener(config.server, server.handle)
@@ -156,15 +156,15 @@ def build(config: Config, tasks: TaskGroup) -> App:
     """Everything checked and wired, nothing started. `tasks` is the parent of background work. Raises ConfigError."""
     tiers = load_tiers(config)
     metrics = Metrics()
-    desk = build_desk(config, metrics)
-    repairs = Repairs(metrics.repaired)
+    desk = build_accounts(config, metrics)
+    repairs = RepairListeners(metrics.repaired)
     pools = build_pools(config, tiers, metrics, tasks, repairs)
     doors = {tier.name: tier.config.door for tier in tiers}
     cache = build_cache(config, by_name(tiers), metrics)
     stale = nothing_stale if cache is None else cache.stale
-    lanes = build_lanes(config, tiers, pools.by_tier, doors, metrics, stale=stale, client=desk.client)
-    front = Front(cache, lanes.service.answer)
-    repairs.listeners.append(lanes.warmth.loaded)
+    lanes = build_serving(config, tiers, pools.by_tier, doors, metrics, stale=stale, client=desk.client)
+    caching_service = CachingService(cache, lanes.service.answer)
+    repairs.listeners.append(lanes.warmer.loaded)
     readiness = Readiness(pools.by_tier, config.server.probe_ttl_s)
     tracing = build_tracing(config, "causeway-gateway")
     jobs = build_jobs(config, by_name(tiers), desk, metrics, tracing)
@@ -176,12 +176,14 @@ def build(config: Config, tasks: TaskGroup) -> App:
         desk.gate,
         desk.ledger,
         metrics,
-        front=front,
+        caching_service=caching_service,
         critical_tenants=config.ladder.critical_tenants,
         jobs=(lambda _: None) if jobs is None else jobs.handler,
         tracing=tracing,
     )
-    return App(config, server, desk, jobs, pools, lanes.warmth, lanes.lag, lanes.heartbeat, front, tracing, tasks)
+    return App(
+        config, server, desk, jobs, pools, lanes.warmer, lanes.lag, lanes.heartbeat, caching_service, tracing, tasks
+    )
 
 
 def build_tracing(config: Config, service: str) -> Tracing | None:
@@ -189,16 +191,16 @@ def build_tracing(config: Config, service: str) -> Tracing | None:
     if not config.tracing.endpoint:
         return None
     # Not before it is wanted: OpenTelemetry is a tenth of a second and some megabytes.
-    from .tracing import Tracing as OpenTelemetry
+    from .observability.otel_tracing import OtelTracing
 
-    return OpenTelemetry(config.tracing, service)
+    return OtelTracing(config.tracing, service)
 
 
 def build_pools(
     config: Config, tiers: tuple[Tier, ...], metrics: Metrics, tasks: TaskGroup, repaired: Callable[[str], None]
 ) -> Pools:
-    endpoints = Endpoints(metrics.registry)
-    pools = Pools(config, tiers, Clients(tasks, repaired), ejected=endpoints.ejected)
+    endpoints = EndpointMetrics(metrics.registry)
+    pools = Pools(config, tiers, TritonClients(tasks, repaired), ejected=endpoints.ejected)
     endpoints.watch(pools.by_tier)
     return pools
 
@@ -212,10 +214,10 @@ def build_cache(config: Config, tiers: Mapping[str, Tier], metrics: Metrics) -> 
 
 
 def build_jobs(
-    config: Config, tiers: Mapping[str, Tier], desk: Desk, metrics: Metrics, tracing: Tracing | None
+    config: Config, tiers: Mapping[str, Tier], desk: Accounts, metrics: Metrics, tracing: Tracing | None
 ) -> JobsGateway | None:
     """None without a Redis. Raises ConfigError."""
-    settings = at_redis(config.jobs, config.redis)
+    settings = with_shared_redis(config.jobs, config.redis)
     if not settings.redis:
         return None
     return JobsGateway(
@@ -228,26 +230,26 @@ def build_jobs(
     )
 
 
-def build_desk(config: Config, metrics: Metrics) -> Desk:
+def build_accounts(config: Config, metrics: Metrics) -> Accounts:
     """Raises ConfigError."""
-    tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else Tokens()
+    tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else StaticTokens()
     client = open_redis(config.redis) if config.redis else None
     keys = KeySet(Path(config.identity.key_file)) if config.identity.key_file else None
-    verifier = Verifier(config.identity, keys) if keys is not None else None
+    verifier = TokenVerifier(config.identity, keys) if keys is not None else None
     revocations = RevocationList(config.identity, client)
-    book = UsageBook(config.tenants, client)
-    accounts = Accounts(config.tenants, Budgets(config.tenants, client), book)
+    book = UsageRecorder(config.tenants, client)
+    accounts = TenantAccounting(config.tenants, TenantRateLimiter(config.tenants, client), book)
     audit = AuditLog(config.audit)
     tenants = TenantMetrics(metrics.registry)
     tenants.watch(
-        unshared=lambda: accounts.budgets.unshared,
-        unchecked=lambda: revocations.unchecked,
+        local_checks=lambda: accounts.budgets.local_checks,
+        stale_accepts=lambda: revocations.stale_accepts,
         usage_lost=lambda: book.lost,
         audit_lost=lambda: audit.lost,
         keys_stale=lambda: float(keys is not None and bool(keys.fault)),
     )
-    gate = Gate(tokens, verifier, revocations)
-    return Desk(gate, Ledger(accounts, audit, tenants), accounts, audit, revocations, client)
+    gate = Authenticator(tokens, verifier, revocations)
+    return Accounts(gate, Ledger(accounts, audit, tenants), accounts, audit, revocations, client)
 
 
 def open_redis(url: str) -> redis.asyncio.Redis:
@@ -273,7 +275,7 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
         try:
             app = build(config, tasks)
             if reread is not None:
-                follow_hangups(app.pools, config, reread)
+                reload_on_sighup(app.pools, config, reread)
             await _serve(app, stop)
         except ConfigError as error:
             faults.append(error)  # Raised below: out of a task group it would come wrapped.

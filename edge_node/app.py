@@ -14,32 +14,32 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from models.spec import ArtifactError, find_artifact, list_artifacts
-from router.policy import Policy
-from router.types import Place
+from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts
+from router.policy.compiled import Policy
+from router.types import Location
 
-from .admission import Admission, AdmissionLimits
-from .api import Api
-from .attempts import Attempts, Patience
-from .backend import Backend
-from .cache import AnswerCache
+from .backends.backend import Backend
+from .backends.cloud.backend import CloudBackend
+from .backends.engine.pool import Engine, EnginePool
 from .clock import Clock, system_clock
-from .cloud import CloudBackend
-from .config import Config, EngineConfig
-from .decisions import DecisionStore
-from .engines import Engine, Engines
-from .estimates import Learned
-from .flight import Flights
-from .intake import Intake
-from .life import App
-from .metrics import Metrics
-from .notify import Notifier
-from .policies import DEFAULT_POLICY, PolicyStore
-from .probes import Probes
-from .readings import Parts, readings
-from .service import Service
-from .signals import Signals
-from .traced import Tracing
+from .config.schema import Config, EngineConfig
+from .daemon.components import Components, read_gauges
+from .daemon.lifecycle import App
+from .daemon.systemd import SystemdNotifier
+from .http.api import Api
+from .http.request_reader import RequestReader
+from .observability.metrics import Metrics
+from .observability.tracing import RequestTracer
+from .serving.admission import Admission, AdmissionLimits
+from .serving.attempts import AttemptRunner, Timeouts
+from .serving.service import Service
+from .serving.shared_generation import SharedGenerations
+from .signals.collector import SignalCollector
+from .signals.estimators import LearnedEstimators
+from .signals.probes import Probes
+from .storage.cache import AnswerCache
+from .storage.decisions import DecisionStore
+from .storage.policies import DEFAULT_POLICY, PolicyStore
 
 __all__ = ["App", "build"]
 
@@ -54,12 +54,12 @@ def build(
     """Everything of one daemon, not started. `make_engine` gives the engine for an edge target's model."""
     clock = clock or system_clock()
     state_dir = Path(config.state_dir) if config.state_dir else None
-    engines = Engines(make_engine or _engine_maker(config.engine)) if config.engine.enabled else None
+    engines = EnginePool(make_engine or _engine_maker(config.engine)) if config.engine.enabled else None
     cloud = CloudBackend(config.cloud) if config.cloud.url else None
-    learned = Learned([Path(folder) for folder in config.engine.model_dirs])
-    signals = Signals(clock, edge=engines, cloud=cloud, read_device=Probes().read, state_dir=state_dir)
+    learned = LearnedEstimators([Path(folder) for folder in config.engine.model_dirs])
+    signals = SignalCollector(clock, edge=engines, cloud=cloud, read_device=Probes().read, state_dir=state_dir)
     admission = Admission(AdmissionLimits())
-    metrics = Metrics(lambda: readings(parts))
+    metrics = Metrics(lambda: read_gauges(parts))
 
     def activate(policy: Policy) -> None:
         limits = policy.limits
@@ -88,13 +88,13 @@ def build(
         directory=state_dir,
         clock=clock,
     )
-    flights = Flights()
+    flights = SharedGenerations()
     service = Service(
         policies=policies,
         admission=admission,
         cache=cache,
         flights=flights,
-        attempts=Attempts(_backends(engines, cloud), {"cloud": _cloud_patience(config)}, learned.weighed),
+        attempts=AttemptRunner(_backends(engines, cloud), {"cloud": _cloud_patience(config)}, learned.weighed),
         signals=signals,
         decisions=decisions,
         metrics=metrics,
@@ -104,7 +104,7 @@ def build(
         scope=_models(config.engine),
         deadline_s=config.server.default_deadline_s,
     )
-    parts = Parts(
+    parts = Components(
         started=clock.monotonic(),
         clock=clock,
         policies=policies,
@@ -121,7 +121,7 @@ def build(
     )
     api = Api(
         service=service,
-        intake=Intake(config.server),
+        intake=RequestReader(config.server),
         policies=policies,
         decisions=decisions,
         metrics=metrics,
@@ -129,11 +129,11 @@ def build(
         readiness=parts.readiness,
         tracing=parts.tracing,
     )
-    return App(config, parts, api, Notifier(environ))
+    return App(config, parts, api, SystemdNotifier(environ))
 
 
-def _backends(engines: Engines | None, cloud: CloudBackend | None) -> dict[Place, Backend]:
-    backends: dict[Place, Backend] = {}
+def _backends(engines: EnginePool | None, cloud: CloudBackend | None) -> dict[Location, Backend]:
+    backends: dict[Location, Backend] = {}
     if engines is not None:
         backends["edge"] = engines
     if cloud is not None:
@@ -141,18 +141,18 @@ def _backends(engines: Engines | None, cloud: CloudBackend | None) -> dict[Place
     return backends
 
 
-def _tracing(config: Config) -> Tracing | None:
+def _tracing(config: Config) -> RequestTracer | None:
     """None without a collector."""
     if not config.tracing.endpoint:
         return None
     # Not before it is wanted: OpenTelemetry is a tenth of a second and some megabytes.
-    from .tracing import Tracing as OpenTelemetry
+    from .observability.otel import OtelTracer
 
-    return OpenTelemetry(config.tracing)
+    return OtelTracer(config.tracing)
 
 
-def _cloud_patience(config: Config) -> Patience:
-    return Patience(first_token_s=config.cloud.first_token_timeout_s, whole_s=config.cloud.timeout_s)
+def _cloud_patience(config: Config) -> Timeouts:
+    return Timeouts(first_token_s=config.cloud.first_token_timeout_s, whole_s=config.cloud.timeout_s)
 
 
 def _models(config: EngineConfig) -> bytes:
@@ -175,7 +175,7 @@ def _engine_maker(config: EngineConfig) -> Callable[[str], Engine]:
 
     def make(model: str) -> Engine:
         # Not before an engine is wanted: a box without one need not have the parts that it is made of.
-        from .engine import EngineBackend
+        from .backends.engine.backend import EngineBackend
 
         artifact = find_artifact(model, [Path(folder) for folder in config.model_dirs])
         manifest = artifact.manifest

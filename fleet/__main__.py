@@ -1,5 +1,5 @@
 """`python -m fleet` is `causeway-fleet`."""
 
-from .cli import main
+from .cli.commands import main
 
 main()

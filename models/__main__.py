@@ -1,5 +1,5 @@
 """`python -m models` is `causeway-models`."""
 
-from .cli import main
+from .cli.commands import main
 
 main()

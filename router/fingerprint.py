@@ -20,7 +20,7 @@ IGNORED: Final[dict[str, str]] = {
     "stream": "how the answer is delivered; a kept answer is given either way",
     "include_usage": "the usage is kept with every answer",
     "user": "who asks; OpenAI uses it to watch for abuse, no model reads it",
-    "wishes": "covered by `prefer` alone: tags, client and deadline choose who may answer, which is the scope's part",
+    "hints": "covered by `prefer` alone: tags, client and deadline choose who may answer, which is the scope's part",
 }
 
 _covered = attrgetter(*[name for name in Request.__struct_fields__ if name not in IGNORED])
@@ -30,4 +30,4 @@ _ENCODER = msgspec.msgpack.Encoder()
 def fingerprint(request: Request, scope: bytes) -> bytes:
     """16 bytes of BLAKE2b. `scope` keeps apart what the request does not say itself: the policy's revision, the client
     whose entries are private. msgpack is self-delimiting, so no two different requests encode alike."""
-    return blake2b(_ENCODER.encode((scope, request.wishes.prefer, _covered(request))), digest_size=SIZE_BYTES).digest()
+    return blake2b(_ENCODER.encode((scope, request.hints.prefer, _covered(request))), digest_size=SIZE_BYTES).digest()

@@ -47,7 +47,9 @@ def asked(request: Request) -> Attributes:
     return found
 
 
-def messaging(operation: Literal["send", "receive", "process"], destination: str, message: str) -> Attributes:
+def messaging_attributes(
+    operation: Literal["send", "receive", "process"], destination: str, message: str
+) -> Attributes:
     """Of a job on its way through the queue of a tier. The span is called ``<operation> <destination>``."""
     return {
         "messaging.system": PROVIDER,
@@ -67,7 +69,7 @@ def failed(code: str) -> Attributes:
     return {"error.type": code} if code else {}
 
 
-def came_to(outcome: Outcome) -> Attributes:
+def outcome_attributes(outcome: Outcome) -> Attributes:
     """What the edge made of a request."""
     found: Attributes = {
         "causeway.route": outcome.route,

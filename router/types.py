@@ -13,7 +13,7 @@ import msgspec
 
 Kind = Literal["chat", "completion", "embedding"]
 Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
-Place = Literal["edge", "cloud"]
+Location = Literal["edge", "cloud"]
 Route = Literal["edge", "cloud", "cache", "none"]
 CacheStatus = Literal["hit", "semantic", "stale", "miss", "bypass", "coalesced"]
 Ability = Literal["chat", "completion", "embedding", "tools", "json", "logprobs", "image", "audio", "file"]
@@ -96,7 +96,7 @@ class Sampling(msgspec.Struct, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias), sorted by id
 
 
-class Wishes(msgspec.Struct, frozen=True):
+class RoutingHints(msgspec.Struct, frozen=True):
     """What the caller says about routing; never sent to a target, can only narrow a policy."""
 
     prefer: Prefer | None = None
@@ -131,7 +131,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     encoding_format: Literal["float", "base64"] = "float"  # embedding
     user: str | None = None
     extra: str = ""  # canonical JSON object of fields we do not interpret, carried to the target; "" for none
-    wishes: Wishes = Wishes()
+    hints: RoutingHints = RoutingHints()
     resume: str = ""  # the token of an answer that was cut short: its rest is wanted, from whom it came
 
 
@@ -208,7 +208,7 @@ class Target(msgspec.Struct, frozen=True):
     """A model somewhere, as the policy names it."""
 
     name: str
-    at: Place
+    at: Location
     model: str
     timeout_s: float | None = None  # whole answer
     first_token_timeout_s: float | None = None
@@ -265,7 +265,7 @@ class Decision(msgspec.Struct, frozen=True):
     reasons: tuple[Reason, ...] = ()
     on_device: bool = False  # a constraint or wish binds this request to the device (fail closed)
     private: bool = False  # a *constraint* binds it: nothing of its content may be kept beyond memory, nor logged
-    passed_over: str = ""  # the target that would come first if it were not down: another's answer is degraded
+    skipped_target: str = ""  # the target that would come first if it were not down: another's answer is degraded
 
 
 class ExactCache(msgspec.Struct, frozen=True):
@@ -346,7 +346,7 @@ class Estimates(msgspec.Struct, frozen=True):
 
 class AttemptRecord(msgspec.Struct, frozen=True):
     target: str
-    at: Place
+    at: Location
     state: str  # the attempt machine's last state (router/attempt)
     started_ms: float  # since the request arrived
     ttft_ms: float | None = None  # since the attempt started

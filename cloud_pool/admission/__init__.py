@@ -19,8 +19,8 @@ The queue is ours and not Triton's, whose queue timeouts fire late and whose lim
 All but `admission`, `heartbeat` and `lag` are pure: `now` is an argument.
 """
 
-from .admission import Admission, Place, Preempted
-from .settings import AdmissionConfig, Settings
+from .config import AdmissionConfig, AdmissionSettings
+from .controller import AdmissionController, Permit, Preempted
 from .ticket import RANK, Priority
 
-__all__ = ["RANK", "Admission", "AdmissionConfig", "Place", "Preempted", "Priority", "Settings"]
+__all__ = ["RANK", "AdmissionConfig", "AdmissionController", "AdmissionSettings", "Permit", "Preempted", "Priority"]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from .admission import Admission
+from .controller import AdmissionController
+from .scheduler import Reason
 from .ticket import RANK, Priority
-from .turnstile import Reason
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TIER = ("tier",)
@@ -40,12 +40,12 @@ class AdmissionMetrics:
     def preempted(self, tier: str) -> Callable[[Priority], None]:
         return lambda priority: self._preemptions.labels(tier, priority).inc()
 
-    def watch(self, tier: str, admission: Admission) -> None:
+    def watch(self, tier: str, admission: AdmissionController) -> None:
         """Read at each scrape."""
         self._limit.labels(tier).set_function(lambda: admission.limit)
         self._running.labels(tier).set_function(lambda: admission.running)
         for priority in RANK:
             self._watch_priority(tier, priority, admission)
 
-    def _watch_priority(self, tier: str, priority: Priority, admission: Admission) -> None:
+    def _watch_priority(self, tier: str, priority: Priority, admission: AdmissionController) -> None:
         self._waiting.labels(tier, priority).set_function(lambda: admission.waiting_of(priority))

@@ -18,7 +18,7 @@ _TARGETS: Final[dict[Priority, float]] = {"interactive": 0.5, "standard": 1.0, "
 """Of the objective for an interactive request's first token: half of it is for the queue."""
 
 
-class Standing:
+class StandingQueue:
     """Of one priority."""
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class Standing:
         return self._since if now - self._long_at < INTERVAL_S and self._since < math.inf else None
 
 
-class Overload:
+class OverloadDetector:
     """Owns which queues stand."""
 
     def __init__(self, objective_s: float) -> None:
         self._objective_s = objective_s
-        self._standings = {priority: Standing() for priority in RANK}
+        self._standings = {priority: StandingQueue() for priority in RANK}
 
     def target_s(self, priority: Priority) -> float:
         return self._objective_s * _TARGETS[priority]

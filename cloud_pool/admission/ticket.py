@@ -10,7 +10,7 @@ Priority = Literal["interactive", "standard", "bulk"]
 RANK: Final[dict[Priority, int]] = {"interactive": 0, "standard": 1, "bulk": 2}
 
 
-class State(enum.Enum):
+class TicketState(enum.Enum):
     NEW = "new"
     WAITING = "waiting"
     PENDING = "pending"  # handed over, without a first token yet
@@ -28,9 +28,9 @@ class Ticket:
     tokens: float
     arrived: float  # monotonic, s
     deadline: float  # monotonic, s
-    gives_back: bool = True  # its place, if it must, as long as it has had no token
+    preemptible: bool = True  # its place, if it must, as long as it has had no token
     cost: float = 0.0  # what it was taken to cost when it went in
-    state: State = State.NEW
+    state: TicketState = TicketState.NEW
     admitted: float = 0.0  # monotonic, s
     preempted: int = 0  # times that it gave its place back
 
@@ -39,5 +39,5 @@ class Ticket:
         return RANK[self.priority]
 
     @property
-    def has_place(self) -> bool:
-        return self.state is State.PENDING or self.state is State.RUNNING
+    def has_permit(self) -> bool:
+        return self.state is TicketState.PENDING or self.state is TicketState.RUNNING

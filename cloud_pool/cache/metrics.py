@@ -6,7 +6,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter
 
-from .answer import Status
+from .cached_answer import CacheStatus
 
 Fault = Literal["away", "corrupt", "deaf", "lost_lease", "took_over", "not_kept", "crowded"]
 
@@ -26,7 +26,7 @@ class CacheMetrics:
             "causeway_cloud_cache_faults", "What went wrong in the shared cache.", ("fault",), registry=registry
         )
 
-    def answered(self, status: Status) -> None:
+    def answered(self, status: CacheStatus) -> None:
         self._requests.labels(status).inc()
 
     def fault(self, fault: Fault) -> None:

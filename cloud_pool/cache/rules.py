@@ -11,12 +11,12 @@ import hashlib
 
 import msgspec
 
-from router.features import is_sampled
 from router.fingerprint import fingerprint
+from router.policy.signals import is_sampled
 from router.types import Request, Usage
 
-from ..tiers import Tier
-from .settings import CacheConfig
+from ..config.tiers import Tier
+from .config import CacheConfig
 
 NO_STORE = "no-store"
 """The tag that `Cache-Control: no-store` becomes; no `private_tags` needs to name it."""
@@ -28,7 +28,7 @@ def refusal(request: Request, tier: Tier, config: CacheConfig) -> str:
         return "off"
     if request.kind == "embedding":
         return "embeddings"
-    if NO_STORE in request.wishes.tags or not set(config.private_tags).isdisjoint(request.wishes.tags):
+    if NO_STORE in request.hints.tags or not set(config.private_tags).isdisjoint(request.hints.tags):
         return "private"
     if request.echo:
         return "echo"
@@ -41,7 +41,7 @@ def refusal(request: Request, tier: Tier, config: CacheConfig) -> str:
     return ""
 
 
-class Keys:
+class CacheKeys:
     """Keys of answers. `secret` makes them unguessable; the version and all that words a tier's prompt are in them."""
 
     def __init__(self, config: CacheConfig, secret: bytes = b"") -> None:
@@ -52,7 +52,7 @@ class Keys:
         """32 hex digits, a one-way digest: no prompt can be read from it."""
         scope = self._scopes.get(tier.name)
         if scope is None:
-            said = msgspec.msgpack.encode((self._salt, tier.name, tier.model, tier.max_tokens, tier.wording))
+            said = msgspec.msgpack.encode((self._salt, tier.name, tier.model, tier.max_tokens, tier.chat_format))
             scope = self._scopes[tier.name] = hashlib.blake2b(said, digest_size=32).digest()
         # The scope has a fixed length, so no tenant's name can run into it.
         return fingerprint(_resolved(request, tier), scope + tenant.encode("utf-8", "replace")).hex()
@@ -62,7 +62,7 @@ def _resolved(request: Request, tier: Tier) -> Request:
     """As the tier takes it: its own name, whatever alias was used, and its own temperature where none was named."""
     sampling = request.sampling
     if sampling.temperature is None:
-        sampling = msgspec.structs.replace(sampling, temperature=tier.wording.temperature)
+        sampling = msgspec.structs.replace(sampling, temperature=tier.chat_format.temperature)
     return msgspec.structs.replace(request, model=tier.name, sampling=sampling)
 
 

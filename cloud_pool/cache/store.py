@@ -16,13 +16,13 @@ from redis.exceptions import RedisError
 
 from router.errors import ConfigError
 
-from .answer import Kept
-from .entry import Codec, Corrupt
+from .cached_answer import CachedAnswer
+from .config import CacheConfig
+from .entry_codec import CorruptEntry, EntryCodec
 from .metrics import CacheMetrics
 from .scripts import SCRIPTS
-from .settings import CacheConfig
 
-Reply = bytes | int | None | list["Reply"]
+RedisReply = bytes | int | None | list["RedisReply"]
 Argument = bytes | str | int | float
 _BACKGROUND_S = 1.0  # for calls that no client waits for
 _CONNECTIONS = 32
@@ -32,37 +32,37 @@ _BATCH = 256
 _log = logging.getLogger("causeway.cloud.cache")
 
 
-class Away(Exception):
+class RedisUnavailable(Exception):
     """Redis did not answer, or is being left alone. The request goes on without it."""
 
 
-class Slot(msgspec.Struct, frozen=True):
+class GenerationKey(msgspec.Struct, frozen=True):
     """Where the answer to one question is made: a key, for one rank of askers."""
 
     key: str
     rank: str
 
 
-class Lease(msgspec.Struct, frozen=True):
+class LeaderLease(msgspec.Struct, frozen=True):
     """Held by this gateway: it makes the answer. `took_over`: from one whose lease ran out."""
 
-    slot: Slot
+    slot: GenerationKey
     fence: str
     took_over: bool = False
 
 
-class Leader(msgspec.Struct, frozen=True):
+class RemoteLeader(msgspec.Struct, frozen=True):
     """Another gateway is making the answer."""
 
-    slot: Slot
+    slot: GenerationKey
     fence: str
 
 
-class Held(msgspec.Struct, frozen=True):
+class FollowLimitReached(msgspec.Struct, frozen=True):
     """Another gateway is making the answer, and this one may follow no more."""
 
 
-class Said(msgspec.Struct, frozen=True):
+class StreamEntry(msgspec.Struct, frozen=True):
     """`kind` is said, end, failed or look (see scripts)."""
 
     at: bytes
@@ -70,14 +70,14 @@ class Said(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Store:
+class AnswerStore:
     """`now_ms` replaces Redis's own clock, for tests. On the channel of `home` this gateway can be told things."""
 
     def __init__(
         self,
         url: str,
         config: CacheConfig,
-        codec: Codec,
+        codec: EntryCodec,
         metrics: CacheMetrics,
         *,
         home: str,
@@ -102,7 +102,9 @@ class Store:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    async def enter(self, slot: Slot, *, may_follow: bool) -> Kept | Lease | Leader | Held:
+    async def enter(
+        self, slot: GenerationKey, *, may_follow: bool
+    ) -> CachedAnswer | LeaderLease | RemoteLeader | FollowLimitReached:
         """The answer, or who makes it: this gateway where nobody does. Raises Away."""
         config = self._config
         waits_ms = self._interest_ms if may_follow else 0
@@ -112,61 +114,61 @@ class Store:
             if what == b"hit":
                 try:
                     return self._codec.unpack(slot.key, value, int(more) / 1000.0)
-                except Corrupt as fault:
+                except CorruptEntry as fault:
                     await self._drop(slot, value, fault)
                     continue
             if what == b"lead":
-                return Lease(slot, value.decode(), bool(more))
-            return Leader(slot, value.decode()) if what == b"follow" else Held()
+                return LeaderLease(slot, value.decode(), bool(more))
+            return RemoteLeader(slot, value.decode()) if what == b"follow" else FollowLimitReached()
 
-    async def stale(self, key: str, most_s: float) -> Kept | None:
+    async def stale(self, key: str, most_s: float) -> CachedAnswer | None:
         """The entry, if it is no older than `most_s`. Raises Away."""
-        slot = Slot(key, "")
+        slot = GenerationKey(key, "")
         reply = await self._run("stale", slot, _ms(most_s), timeout_s=self._config.timeout_s)
         if not isinstance(reply, list) or len(reply) != 2:
             return None
         value, age = _bytes(reply[0]), _bytes(reply[1])
         try:
             return self._codec.unpack(key, value, int(age) / 1000.0)
-        except Corrupt as fault:
+        except CorruptEntry as fault:
             await self._drop(slot, value, fault)
             return None
 
-    async def _drop(self, slot: Slot, value: bytes, fault: Corrupt) -> None:
+    async def _drop(self, slot: GenerationKey, value: bytes, fault: CorruptEntry) -> None:
         _log.warning("an entry was no answer and is gone: %s", fault)
         self._metrics.fault("corrupt")
         await self._run("drop", slot, value, timeout_s=self._config.timeout_s)
 
     # --- leading -----------------------------------------------------------------------------------------------------
 
-    async def renew(self, lease: Lease) -> bool | None:
+    async def renew(self, lease: LeaderLease) -> bool | None:
         """Whether somebody waits on another gateway; None: the lease is lost. Raises Away."""
         return _interest(await self._run("renew", lease.slot, lease.fence, self._lease_ms))
 
-    async def publish(self, lease: Lease, data: bytes) -> bool | None:
+    async def publish(self, lease: LeaderLease, data: bytes) -> bool | None:
         """Renews too. Raises Away."""
         return _interest(await self._run("publish", lease.slot, lease.fence, self._lease_ms, data))
 
-    async def keep(self, lease: Lease, value: bytes, rest: bytes) -> bool:
+    async def keep(self, lease: LeaderLease, value: bytes, rest: bytes) -> bool:
         """Ends the lease with an answer: kept where there is a `value`. False: it was lost. Raises Away."""
         kept_ms = _ms(self._config.ttl_s + self._config.stale_if_error_s)
         return bool(await self._run("keep", lease.slot, lease.fence, value, kept_ms, rest))
 
-    async def release(self, lease: Lease) -> None:
+    async def release(self, lease: LeaderLease) -> None:
         """Ends the lease without an answer. Raises Away."""
         await self._run("close", lease.slot, lease.fence)
 
-    async def leave(self, lease: Lease) -> bool:
+    async def leave(self, lease: LeaderLease) -> bool:
         """Nobody here wants the answer any more. True: somebody elsewhere does; else the lease is over. Raises Away."""
         return bool(await self._run("leave", lease.slot, lease.fence))
 
     # --- following ---------------------------------------------------------------------------------------------------
 
-    async def watch(self, leader: Leader) -> bool:
+    async def watch(self, leader: RemoteLeader) -> bool:
         """Says that this gateway waits. False: the leader will say nothing more. Raises Away."""
         return bool(await self._run("watch", leader.slot, leader.fence, self._interest_ms))
 
-    async def read(self, leader: Leader, after: bytes, wait_s: float) -> list[Said]:
+    async def read(self, leader: RemoteLeader, after: bytes, wait_s: float) -> list[StreamEntry]:
         """What the leader has said, waiting for it at most about `wait_s`. Raises Away."""
         key = f"{self._base(leader.slot)}:flow:{leader.slot.rank}:{leader.fence}"
         blocking: tuple[Argument, ...] = ("BLOCK", max(1, _ms(wait_s))) if wait_s > 0 else ()
@@ -181,9 +183,9 @@ class Store:
         if not reply:
             return []
         ((_, rows),) = reply
-        return [Said(at, *_fields(fields)) for at, fields in rows]
+        return [StreamEntry(at, *_fields(fields)) for at, fields in rows]
 
-    async def listen(self, told: Callable[[Slot], None]) -> None:
+    async def listen(self, told: Callable[[GenerationKey], None]) -> None:
         """Until cancelled: calls `told` when somebody on another gateway waits for what this one makes."""
         start, end = f"{self._config.prefix}:{{".encode(), b"}"
         await self._connect()
@@ -194,7 +196,7 @@ class Store:
                     async for message in channel.listen():
                         base, _, rank = cast("bytes", message["data"]).rpartition(b" ")
                         if base.startswith(start) and base.endswith(end):
-                            told(Slot(base[len(start) : -1].decode(), rank.decode()))
+                            told(GenerationKey(base[len(start) : -1].decode(), rank.decode()))
             except (RedisError, OSError, UnicodeDecodeError):
                 self._metrics.fault("deaf")  # renewals still say who waits, later
             await anyio.sleep(self._config.retry_s)
@@ -216,23 +218,25 @@ class Store:
         """A follower says that it waits three times in this time."""
         return _ms(2 * self._config.lease_s)
 
-    def _base(self, slot: Slot) -> str:
+    def _base(self, slot: GenerationKey) -> str:
         return f"{self._config.prefix}:{{{slot.key}}}"
 
-    async def _run(self, script: str, slot: Slot, *arguments: Argument, timeout_s: float = _BACKGROUND_S) -> Reply:
+    async def _run(
+        self, script: str, slot: GenerationKey, *arguments: Argument, timeout_s: float = _BACKGROUND_S
+    ) -> RedisReply:
         """Raises Away."""
         self._check_open()
         try:
             with anyio.fail_after(timeout_s):
                 args = [self._now_ms(), slot.rank, *arguments]
-                return cast("Reply", await self._scripts[script](keys=[self._base(slot)], args=args))
+                return cast("RedisReply", await self._scripts[script](keys=[self._base(slot)], args=args))
         except (RedisError, OSError, TimeoutError) as error:
             self._away(error)
 
     def _check_open(self) -> None:
         if self._clock() < self._retry_at:
             self._metrics.fault("away")
-            raise Away
+            raise RedisUnavailable
 
     def _away(self, error: Exception) -> NoReturn:
         # Redis's own words may quote arguments: only the error's code is told.
@@ -241,7 +245,7 @@ class Store:
             _log.warning("answers are not shared for now: %s %s", type(error).__name__, code)
         self._metrics.fault("away")
         self._retry_at = self._clock() + self._config.retry_s
-        raise Away from error
+        raise RedisUnavailable from error
 
 
 def _client(url: str, connections: int) -> redis.asyncio.Redis:
@@ -261,17 +265,17 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _interest(reply: Reply) -> bool | None:
+def _interest(reply: RedisReply) -> bool | None:
     return None if reply == -1 else reply == 1
 
 
-def _three(reply: Reply) -> tuple[bytes, bytes, bytes]:
+def _three(reply: RedisReply) -> tuple[bytes, bytes, bytes]:
     assert isinstance(reply, list)
     what, value, more = reply
     return _bytes(what), _bytes(value), _bytes(more)
 
 
-def _bytes(reply: Reply) -> bytes:
+def _bytes(reply: RedisReply) -> bytes:
     return reply if isinstance(reply, bytes) else b"" if reply is None else str(reply).encode()
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .dispatch import Dispatch
+from .config import DispatchSettings, HedgeConfig, RetryBudgetConfig
+from .dispatcher import Dispatcher
 from .metrics import DispatchMetrics
-from .seam import Pool
-from .settings import HedgeConfig, RetryBudgetConfig, Settings
+from .protocols import EndpointSource
 
 
-class Keys(Protocol):
+class TierDispatchConfig(Protocol):
     """Of `config.TierConfig`."""
 
     @property
@@ -23,9 +23,9 @@ class Keys(Protocol):
     def hedge(self) -> HedgeConfig: ...
 
 
-def build_dispatch(tier: str, keys: Keys, pool: Pool, metrics: DispatchMetrics) -> Dispatch:
+def build_dispatch(tier: str, keys: TierDispatchConfig, pool: EndpointSource, metrics: DispatchMetrics) -> Dispatcher:
     """`metrics` are the gateway's, one for all tiers."""
-    settings = Settings(tries=keys.tries, retry_budget=keys.retry_budget, hedge=keys.hedge)
-    dispatch = Dispatch(pool, settings, counts=metrics.of(tier))
+    settings = DispatchSettings(tries=keys.tries, retry_budget=keys.retry_budget, hedge=keys.hedge)
+    dispatch = Dispatcher(pool, settings, counts=metrics.of(tier))
     metrics.watch(tier, lambda: dispatch.retries_left)
     return dispatch

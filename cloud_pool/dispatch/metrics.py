@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from .seam import HedgeOutcome
+from .protocols import HedgeOutcome
 
 
 class DispatchMetrics:

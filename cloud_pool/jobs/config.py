@@ -57,6 +57,6 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batches: BatchConfig = BatchConfig()
 
 
-def at_redis(config: JobsConfig, shared: str) -> JobsConfig:
+def with_shared_redis(config: JobsConfig, shared: str) -> JobsConfig:
     """Jobs live in a Redis of their own, or in the one that gateways share."""
     return config if config.redis else msgspec.structs.replace(config, redis=shared)

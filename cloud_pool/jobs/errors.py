@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.errors import CausewayError, InvalidRequest
 
 
-class StoreUnavailable(CausewayError):
+class JobStoreUnavailable(CausewayError):
     """Redis does not answer, or cannot write. Whether it took the last command is not known."""
 
     status = 503
@@ -13,11 +13,11 @@ class StoreUnavailable(CausewayError):
     retryable = True
 
 
-class StoreRefused(StoreUnavailable):
+class JobStoreRefused(JobStoreUnavailable):
     """Redis answers, with an error: it cannot write, or may not be asked this."""
 
 
-class StoreForgets(StoreUnavailable):
+class JobStoreNotDurable(JobStoreUnavailable):
     """Redis is set up so that what it acknowledged may be lost: no job is taken."""
 
     code = "job_store_not_durable"
@@ -31,7 +31,7 @@ class IdempotencyConflict(InvalidRequest):
     code = "idempotency_conflict"
 
 
-class JobEnded(InvalidRequest):
+class JobAlreadyEnded(InvalidRequest):
     """What ended cannot be cancelled."""
 
     status = 409
@@ -50,7 +50,7 @@ class WebhookDisabled(InvalidRequest):
     code = "webhook_disabled"
 
 
-class AnswerTooLarge(InvalidRequest):
+class ResultTooLarge(InvalidRequest):
     """The answer is beyond what is kept; it would be as large again."""
 
     status = 422

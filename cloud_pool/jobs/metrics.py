@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from .store import Depths
+from .store.job_store import QueueDepths
 
 _QUEUE = ("tier", "priority")
 
@@ -33,7 +33,7 @@ class JobMetrics:
     def webhook(self, outcome: str) -> None:
         self._webhooks.labels(outcome).inc()
 
-    def depths(self, depths: Depths, now_ms: int) -> None:
+    def depths(self, depths: QueueDepths, now_ms: int) -> None:
         for queue in depths.queues:
             self._queued.labels(queue.tier, queue.priority).set(queue.queued)
             self._running.labels(queue.tier, queue.priority).set(queue.running)

@@ -9,13 +9,13 @@ import msgspec
 from router.errors import CausewayError
 
 from ..admission import Priority
-from .states import ENDED, State
+from .states import FINAL_STATES, JobState
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller wants done, checked and ready to be accepted."""
 
     id: str
@@ -34,14 +34,14 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: int = 0  # kept so long after its end; 0: as all are
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
     tier: str
     priority: Priority
     endpoint: Endpoint
     body: bytes  # empty once it has ended, unless it may be retried
-    state: State
+    state: JobState
     created: int  # unix ms, as all times here
     deadline: int
     started: int | None = None
@@ -59,22 +59,22 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        return self.state in ENDED
+        return self.state in FINAL_STATES
 
     @property
     def tagged(self) -> tuple[str, ...]:
         return tuple(self.tags.split(",")) if self.tags else ()
 
 
-def read_record(fields: dict[str, bytes]) -> Record:
+def parse_record(fields: dict[str, bytes]) -> JobRecord:
     """From Redis's hash. Raises msgspec.ValidationError for a record that is none."""
     body = fields.get("body", b"")
     plain = {name: value.decode() for name, value in fields.items() if name not in ("body", "error")}
-    record = msgspec.convert(plain | {"body": b"", "error": b""}, Record, strict=False)
+    record = msgspec.convert(plain | {"body": b"", "error": b""}, JobRecord, strict=False)
     return msgspec.structs.replace(record, body=body, error=fields.get("error", b""))
 
 
-def error_json(error: CausewayError) -> bytes:
+def encode_error(error: CausewayError) -> bytes:
     """The inner object of OpenAI's error."""
     fault = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     return msgspec.json.encode(fault)
@@ -101,7 +101,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     webhook_status: str | None
 
 
-def view(record: Record, result: bytes = b"") -> JobView:
+def view(record: JobRecord, result: bytes = b"") -> JobView:
     return JobView(
         id=record.id,
         status=record.state.value,

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final
 
 
-class State(str, Enum):
+class JobState(str, Enum):
     QUEUED = "queued"
     WAITING = "waiting"  # for its next attempt
     RUNNING = "running"
@@ -17,7 +17,7 @@ class State(str, Enum):
     EXPIRED = "expired"  # its deadline passed
 
 
-class Event(str, Enum):
+class JobEvent(str, Enum):
     CLAIM = "claim"
     RELEASE = "release"  # a draining worker gives it back
     POSTPONE = "postpone"
@@ -30,56 +30,58 @@ class Event(str, Enum):
     REVIVE = "revive"
 
 
-class IllegalMove(RuntimeError):
+class IllegalTransition(RuntimeError):
     """A fault of ours: the table has no such row."""
 
 
-TABLE: Final[dict[State, dict[Event, State]]] = {
-    State.QUEUED: {
-        Event.CLAIM: State.RUNNING,
-        Event.CANCEL: State.CANCELLED,
-        Event.EXPIRE: State.EXPIRED,
+TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
+    JobState.QUEUED: {
+        JobEvent.CLAIM: JobState.RUNNING,
+        JobEvent.CANCEL: JobState.CANCELLED,
+        JobEvent.EXPIRE: JobState.EXPIRED,
     },
-    State.WAITING: {
-        Event.PROMOTE: State.QUEUED,
-        Event.CANCEL: State.CANCELLED,
-        Event.EXPIRE: State.EXPIRED,
+    JobState.WAITING: {
+        JobEvent.PROMOTE: JobState.QUEUED,
+        JobEvent.CANCEL: JobState.CANCELLED,
+        JobEvent.EXPIRE: JobState.EXPIRED,
     },
-    State.RUNNING: {
-        Event.CLAIM: State.RUNNING,  # its worker died: another takes it over, with a new fence
-        Event.RELEASE: State.QUEUED,
-        Event.POSTPONE: State.WAITING,
-        Event.SUCCEED: State.SUCCEEDED,
-        Event.FAIL: State.FAILED,
+    JobState.RUNNING: {
+        JobEvent.CLAIM: JobState.RUNNING,  # its worker died: another takes it over, with a new fence
+        JobEvent.RELEASE: JobState.QUEUED,
+        JobEvent.POSTPONE: JobState.WAITING,
+        JobEvent.SUCCEED: JobState.SUCCEEDED,
+        JobEvent.FAIL: JobState.FAILED,
         # Also without a report: a job that kills each worker that claims it must end somewhere.
-        Event.EXHAUST: State.DEAD,
-        Event.CANCEL: State.CANCELLED,
-        Event.EXPIRE: State.EXPIRED,
+        JobEvent.EXHAUST: JobState.DEAD,
+        JobEvent.CANCEL: JobState.CANCELLED,
+        JobEvent.EXPIRE: JobState.EXPIRED,
     },
-    State.DEAD: {Event.REVIVE: State.QUEUED},
-    State.SUCCEEDED: {},
-    State.FAILED: {},
-    State.CANCELLED: {},
-    State.EXPIRED: {},
+    JobState.DEAD: {JobEvent.REVIVE: JobState.QUEUED},
+    JobState.SUCCEEDED: {},
+    JobState.FAILED: {},
+    JobState.CANCELLED: {},
+    JobState.EXPIRED: {},
 }
 
-ENDED: Final = frozenset({State.SUCCEEDED, State.FAILED, State.DEAD, State.CANCELLED, State.EXPIRED})
+FINAL_STATES: Final = frozenset(
+    {JobState.SUCCEEDED, JobState.FAILED, JobState.DEAD, JobState.CANCELLED, JobState.EXPIRED}
+)
 """The caller's job is over. Of these only `dead` can live again, by an operator's hand."""
 
 
-def after(state: State, event: Event) -> State:
+def next_state(state: JobState, event: JobEvent) -> JobState:
     """Raises IllegalMove."""
     try:
-        return TABLE[state][event]
+        return TRANSITIONS[state][event]
     except KeyError:
-        raise IllegalMove(f"{event.value} in {state.value}") from None
+        raise IllegalTransition(f"{event.value} in {state.value}") from None
 
 
-def lua_table() -> str:
+def transitions_as_lua() -> str:
     """The table as Lua: `TABLE[state][event]` is the next state or nil; `ENDED[state]` is true or nil."""
     rows = [
         f"{state.value}={{{','.join(f'{event.value}={to.value!r}' for event, to in row.items())}}}"
-        for state, row in TABLE.items()
+        for state, row in TRANSITIONS.items()
     ]
-    ended = ",".join(f"{state.value}=true" for state in sorted(ENDED))
+    ended = ",".join(f"{state.value}=true" for state in sorted(FINAL_STATES))
     return f"local TABLE = {{{','.join(rows)}}}\nlocal ENDED = {{{ended}}}\n"

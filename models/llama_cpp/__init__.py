@@ -7,5 +7,6 @@
     sampling, grammar, text, confidence one token: chosen, held to a schema, shown, judged
     frames, child, parent               the engine in a process of its own, for the daemon
 
-`Engine` is used in-process by Triton's Python backend, and behind `child` by the daemon (`edge_node/engine.py`).
+`Engine` is used in-process by Triton's Python backend, and behind `child` by the daemon
+(`edge_node/backends/engine/backend.py`).
 """

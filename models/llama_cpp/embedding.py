@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from router.errors import EngineUnavailable
 
-from . import bindings
-from .context import Context
+from .native import bindings
+from .native.context import Context
+from .native.weights import Weights
 from .protocol import Emission
-from .sequence import Sequence
-from .weights import Weights
+from .scheduling.sequence import Sequence
 
 _CHUNK = 64  # tokens of a step: running answers wait for it
 

@@ -22,15 +22,15 @@ import psutil
 from router.errors import CausewayError, ContextLengthExceeded, InvalidGrammar
 from router.types import Sampling
 
-from ..call_grammar import ANY_CALL, call_grammar
-from .grammar import schema_to_gbnf
-from .loading import Loaded, load
+from ..function_calls.grammar import ANY_CALL, call_grammar
+from .loading import EngineParts, load
+from .native.vocabulary import Tokens
 from .prompts import SHORTEN
 from .protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
-from .sampling import Chooser, plain
-from .sequence import Sequence
-from .step import Stepper
-from .vocabulary import Tokens
+from .sampling.json_schema import schema_to_gbnf
+from .sampling.sampler import TokenSampler, plain
+from .scheduling.sequence import Sequence
+from .step import StepRunner
 
 _log = logging.getLogger(__name__)
 _NEVER = float("inf")
@@ -56,13 +56,13 @@ class Engine:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._next_deadline = _NEVER
-        self._parts: Loaded
-        self._stepper: Stepper
+        self._parts: EngineParts
+        self._stepper: StepRunner
 
     def start(self) -> None:
         """Load the model and begin. Raises EngineUnavailable saying what to do."""
         self._parts = load(self._options)
-        self._stepper = Stepper(self._parts)
+        self._stepper = StepRunner(self._parts)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -132,17 +132,17 @@ class Engine:
         limit = max(1, min(room, wanted))
         return Sequence(job, prompt, limit, chooser, parts.vocabulary, deadline)
 
-    def _chooser(self, job: Job, prompt: Tokens) -> Chooser | None:
+    def _chooser(self, job: Job, prompt: Tokens) -> TokenSampler | None:
         """What holds the answer: (1) the caller's grammar or schema, (2) its utterance, (3) nothing."""
         sampling = self._sampling(job)
-        held_to = partial(Chooser, self._parts.vocabulary, self._parts.candidates, sampling, prompt)
+        held_to = partial(TokenSampler, self._parts.vocabulary, self._parts.candidates, sampling, prompt)
         gbnf = schema_to_gbnf(job.json_schema) if job.json_schema else job.grammar
-        if gbnf or job.utterance is None or job.ignore_eos:  # (1), (3)
+        if gbnf or job.copy_source is None or job.ignore_eos:  # (1), (3)
             return held_to(gbnf) if gbnf or not plain(sampling) else None
         try:  # (2)
-            return held_to(call_grammar(job.utterance), refusable=True, said=job.said)
+            return held_to(call_grammar(job.copy_source), refusable=True, said=job.said)
         except InvalidGrammar:
-            _log.warning("llama.cpp cannot read the grammar of an utterance of %d characters", len(job.utterance))
+            _log.warning("llama.cpp cannot read the grammar of an utterance of %d characters", len(job.copy_source))
             return held_to(ANY_CALL, refusable=True, said=job.said)
 
     def _sampling(self, job: Job) -> Sampling:
@@ -218,7 +218,7 @@ class Engine:
 
     def _jobs(self) -> list[Sequence]:
         schedule = self._parts.schedule
-        return [*schedule.decoding, *schedule.filling, *schedule.waiting, *self._parts.embedder.waiting]
+        return [*schedule.decoding, *schedule.prefilling, *schedule.waiting, *self._parts.embedder.waiting]
 
     def _drop(self, sequence: Sequence) -> None:
         if sequence.job.embed:

@@ -6,34 +6,34 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import sizing
-from .cells import Cells
-from .context import Context
 from .embedding import Embedder
-from .pace import Pace
-from .prefixes import Prefixes
-from .prompts import Prompts
+from .native import memory
+from .native.context import Context
+from .native.threads import choose_threads
+from .native.vocabulary import Vocabulary
+from .native.weights import Weights
+from .prompts import PromptEncoder
 from .protocol import EngineOptions, ModelInfo
-from .sampling import Candidates
-from .schedule import Schedule
-from .threads import choose_threads
-from .vocabulary import Vocabulary
-from .weights import Weights
+from .sampling.sampler import TokenDataArray
+from .scheduling.kv_cache import KVCache
+from .scheduling.prefix_cache import PrefixCache
+from .scheduling.scheduler import Scheduler
+from .scheduling.throughput import Throughput
 
 
 @dataclass(frozen=True)
-class Loaded:
+class EngineParts:
     """The parts of one engine. `close` frees what is native, in the order that llama.cpp wants."""
 
     info: ModelInfo
     weights: Weights
     vocabulary: Vocabulary
-    prompts: Prompts
+    prompts: PromptEncoder
     context: Context
-    cells: Cells
-    pace: Pace
-    schedule: Schedule
-    candidates: Candidates
+    cells: KVCache
+    pace: Throughput
+    schedule: Scheduler
+    candidates: TokenDataArray
     embedder: Embedder
 
     def close(self) -> None:
@@ -42,13 +42,13 @@ class Loaded:
         self.weights.close()
 
 
-def load(options: EngineOptions) -> Loaded:
+def load(options: EngineOptions) -> EngineParts:
     """Raises EngineUnavailable saying what to do: no file, not a model, too large for this machine."""
     weights = Weights(Path(options.model_path), options.gpu_layers)
     with contextlib.ExitStack() as undo:
         undo.callback(weights.close)
         vocabulary = Vocabulary(weights.pointer, options.refuse_token or weights.refuse_token)
-        room = sizing.plan_room(options, weights.context, weights.token_bytes, weights.bytes, sizing.free_bytes())
+        room = memory.plan_memory(options, weights.context, weights.token_bytes, weights.bytes, memory.free_bytes())
         threads = choose_threads(options.threads)
         context = Context(
             weights,
@@ -61,19 +61,21 @@ def load(options: EngineOptions) -> Loaded:
         undo.callback(context.close)
         context.warm_up(0)
         undo.pop_all()
-    cells = Cells(context.memory, room.total, options.sequences)
-    prefixes = Prefixes(context.pointer, context.memory, cells, room.prefix_bytes) if weights.shares_prefixes else None
-    pace = Pace(context.capacity)
-    return Loaded(
+    cells = KVCache(context.memory, room.total, options.sequences)
+    prefixes = (
+        PrefixCache(context.pointer, context.memory, cells, room.prefix_bytes) if weights.shares_prefixes else None
+    )
+    pace = Throughput(context.capacity)
+    return EngineParts(
         info=_describe(weights, vocabulary, room.context, threads, options.sequences),
         weights=weights,
         vocabulary=vocabulary,
-        prompts=Prompts(vocabulary, weights.template, room.context),
+        prompts=PromptEncoder(vocabulary, weights.template, room.context),
         context=context,
         cells=cells,
         pace=pace,
-        schedule=Schedule(context, cells, prefixes, pace, options.sequences),
-        candidates=Candidates(vocabulary),
+        schedule=Scheduler(context, cells, prefixes, pace, options.sequences),
+        candidates=TokenDataArray(vocabulary),
         embedder=Embedder(weights, room.context, threads),
     )
 

@@ -10,9 +10,9 @@ from collections import OrderedDict
 
 from router.errors import ContextLengthExceeded, InvalidRequest
 
-from ..chat_template import PLAIN, render
+from ..chat.template import PLAIN, render
+from .native.vocabulary import Tokens, Vocabulary
 from .protocol import Prompt
-from .vocabulary import Tokens, Vocabulary
 
 _REMEMBERED_BYTES = 4 * 1024 * 1024
 _PROMPT_BYTES, _TOKEN_BYTES = 1024, 16  # of a prompt that is remembered: its objects; each token, with its text
@@ -28,7 +28,7 @@ class PromptTooLong(ContextLengthExceeded):
         self.at_least = at_least
 
 
-class Prompts:
+class PromptEncoder:
     """Thread-safe. Raises InvalidRequest (or its kin) for a prompt that this model cannot take."""
 
     def __init__(self, vocabulary: Vocabulary, template: str, context: int) -> None:

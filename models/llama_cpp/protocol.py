@@ -61,7 +61,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     json_schema: str = ""  # canonical JSON schema; turned into a grammar by the engine; "{}" any JSON object
     # Where neither says what the answer is: a call whose arguments hold only words of this text (`call_grammar`), or a
     # refusal first. None: the answer is free; so is one that `ignore_eos` keeps from ending.
-    utterance: str | None = None
+    copy_source: str | None = None
     said: str = ""  # how such an answer has begun already: the prompt ends in it
     logprobs: int | None = None
     confidence_tokens: int = 0  # report Confidence while fewer tokens than this were made; 0: never

@@ -6,18 +6,18 @@ import time
 
 from router.errors import EngineUnavailable
 
-from . import bindings
-from .confidence import Row
-from .loading import Loaded
+from .loading import EngineParts
+from .native import bindings
 from .protocol import Emission
-from .sampling import NO_TOKEN
-from .sequence import Sequence
+from .sampling.confidence import LogitsRow
+from .sampling.sampler import NO_TOKEN
+from .scheduling.sequence import Sequence
 
 
-class Stepper:
+class StepRunner:
     """Only the engine's thread uses this. `steps`: llama_decode calls so far."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: EngineParts) -> None:
         self.steps = 0
         self._context = loaded.context
         self._cells = loaded.cells
@@ -74,7 +74,7 @@ class Stepper:
             schedule.remove(sequence)
         return len(best)
 
-    def _choose(self, sequence: Sequence, best: int, row: Row, place: int, out: list[Emission]) -> int:
+    def _choose(self, sequence: Sequence, best: int, row: LogitsRow, place: int, out: list[Emission]) -> int:
         """One sequence's token at batch place `place`."""
         token, chooser = best, sequence.chooser
         if chooser is not None:
@@ -112,6 +112,6 @@ class Stepper:
     def _give_up(self, out: list[Emission]) -> None:
         """The only sequence that runs does not fit."""
         detail = f"no free cell among {self._cells.total}"
-        for sequence in [*self._schedule.decoding, *self._schedule.filling]:
+        for sequence in [*self._schedule.decoding, *self._schedule.prefilling]:
             self._schedule.remove(sequence)
             out.append(sequence.fail("engine_out_of_memory", detail))

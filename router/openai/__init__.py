@@ -12,11 +12,11 @@ given twice in one object is refused at any depth.
 """
 
 from .answer import AnswerEncoder, encode_error, encode_model, encode_models, error_event
-from .cached import CachedAnswer, decode_chunks, encode_chunks
-from .coalesce import coalesce
 from .decode import StreamDecoder, decode_answer
 from .embeddings import decode_embeddings, encode_embeddings
+from .merge import coalesce
 from .parse import parse_chat, parse_completion, parse_embedding
+from .stored import CachedAnswer, decode_chunks, encode_chunks
 from .upstream import encode_request
 
 __all__ = [

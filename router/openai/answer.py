@@ -9,8 +9,8 @@ import msgspec
 
 from ..errors import CausewayError, StreamBroken
 from ..types import Chunk, Request, Usage
-from .coalesce import coalesce
-from .frames import ChatShape, CompletionShape, Shape, usage_json
+from .merge import coalesce
+from .shapes import ChatShape, CompletionShape, Shape, usage_json
 
 _ENCODER = msgspec.json.Encoder()
 DONE: Final = b"data: [DONE]\n\n"

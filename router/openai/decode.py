@@ -16,65 +16,65 @@ from ..errors import BackendError, CloudFailed, Phase, StreamBroken
 from ..types import Chunk, FinishReason, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 
 
-class _Function(msgspec.Struct):
+class _ReplyFunction(msgspec.Struct):
     name: str | None = None
     arguments: str | None = None
 
 
-class _Call(msgspec.Struct):
+class _ReplyCall(msgspec.Struct):
     index: int | None = None
     id: str | None = None
-    function: _Function | None = None
+    function: _ReplyFunction | None = None
 
 
-class _Message(msgspec.Struct):
+class _ReplyMessage(msgspec.Struct):
     content: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_ReplyCall] | None = None
     refusal: str | None = None
 
 
-class _Alternative(msgspec.Struct):
+class _ReplyAlternative(msgspec.Struct):
     token: str
     logprob: float | None = None
     bytes: tuple[int, ...] | None = None
 
 
-class _Token(msgspec.Struct):
+class _ReplyToken(msgspec.Struct):
     token: str
     logprob: float | None = None
     bytes: tuple[int, ...] | None = None
-    top_logprobs: list[_Alternative] | None = None
+    top_logprobs: list[_ReplyAlternative] | None = None
 
 
-class _Logprobs(msgspec.Struct):
-    content: list[_Token] | None = None  # chat
+class _ReplyLogprobs(msgspec.Struct):
+    content: list[_ReplyToken] | None = None  # chat
     tokens: list[str] | None = None  # completions: parallel lists
     token_logprobs: list[float | None] | None = None
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _ReplyChoice(msgspec.Struct):
     index: int = 0
-    delta: _Message | None = None
-    message: _Message | None = None
+    delta: _ReplyMessage | None = None
+    message: _ReplyMessage | None = None
     text: str | None = None
-    logprobs: _Logprobs | None = None
+    logprobs: _ReplyLogprobs | None = None
     finish_reason: str | None = None
 
 
-class _Detail(msgspec.Struct):
+class _ReplyDetail(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _ReplyUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _Detail | None = None
+    prompt_tokens_details: _ReplyDetail | None = None
 
 
 class _Answer(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    choices: list[_ReplyChoice] | None = None
+    usage: _ReplyUsage | None = None
     error: object = None
     kind: str | None = msgspec.field(default=None, name="object")
     message: object = None  # vLLM's error is {"object": "error", "message": …}
@@ -160,7 +160,7 @@ class StreamDecoder:
         self._unfinished.clear()
         return chunks if self._usage is None else [*chunks, Chunk(usage=self._usage)]
 
-    def _chunk(self, choice: _Choice) -> Chunk | None:
+    def _chunk(self, choice: _ReplyChoice) -> Chunk | None:
         index = choice.index
         finish = _finish(choice.finish_reason, self._phase)
         self._seen = True
@@ -178,7 +178,7 @@ class StreamDecoder:
         tokens = len(logprobs) or (1 if text or calls else 0)
         return Chunk(text, index, tokens, calls, logprobs, finish, None, None, refusal)
 
-    def _calls(self, choice: int, wire: list[_Call]) -> tuple[ToolCallDelta, ...]:
+    def _calls(self, choice: int, wire: list[_ReplyCall]) -> tuple[ToolCallDelta, ...]:
         calls = []
         for at, call in enumerate(wire):
             index = at if call.index is None else call.index
@@ -213,7 +213,7 @@ def _reported(answer: _Answer, phase: Phase) -> BackendError:
     return CloudFailed(f"The target reported: {str(said)[:500]}", phase=phase)
 
 
-def _whole(choice: _Choice, tokens: int) -> Chunk:
+def _whole(choice: _ReplyChoice, tokens: int) -> Chunk:
     message = choice.message
     wire = [] if message is None else message.tool_calls or []
     calls = tuple([_call(call, at, first=True) for at, call in enumerate(wire)])
@@ -239,20 +239,20 @@ def _finish(reason: str | None, phase: Phase) -> FinishReason | None:
     return finish
 
 
-def _call(call: _Call, index: int, *, first: bool) -> ToolCallDelta:
-    function = call.function or _Function()
+def _call(call: _ReplyCall, index: int, *, first: bool) -> ToolCallDelta:
+    function = call.function or _ReplyFunction()
     identity = call.id or (f"call_{index}" if first else None)
     return ToolCallDelta(index, function.arguments or "", identity if first else None, function.name or None)
 
 
-def _usage(wire: _Usage | None) -> Usage | None:
+def _usage(wire: _ReplyUsage | None) -> Usage | None:
     if wire is None:
         return None
     cached = 0 if wire.prompt_tokens_details is None else wire.prompt_tokens_details.cached_tokens or 0
     return Usage(wire.prompt_tokens or 0, wire.completion_tokens or 0, cached)
 
 
-def _logprobs(wire: _Logprobs) -> tuple[TokenLogprob, ...]:
+def _logprobs(wire: _ReplyLogprobs) -> tuple[TokenLogprob, ...]:
     if wire.content is not None:
         return tuple([_token(token) for token in wire.content])
     tokens = wire.tokens or []
@@ -267,7 +267,7 @@ def _logprobs(wire: _Logprobs) -> tuple[TokenLogprob, ...]:
     )
 
 
-def _token(wire: _Token) -> TokenLogprob:
+def _token(wire: _ReplyToken) -> TokenLogprob:
     top = tuple([TokenAlternative(t.token, _number(t.logprob), t.bytes) for t in wire.top_logprobs or ()])
     return TokenLogprob(wire.token, _number(wire.logprob), wire.bytes, top)
 

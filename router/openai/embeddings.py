@@ -20,7 +20,7 @@ class _Vector(msgspec.Struct):
     object: str = "embedding"
 
 
-class _Usage(msgspec.Struct):
+class _EmbeddingUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
 
@@ -28,7 +28,7 @@ class _Usage(msgspec.Struct):
 class _List(msgspec.Struct):
     data: list[_Vector]
     model: str
-    usage: _Usage
+    usage: _EmbeddingUsage
     object: str = "list"
 
 
@@ -57,7 +57,7 @@ def encode_embeddings(request: Request, embeddings: Embeddings, model: str) -> b
         for index, vector in enumerate(embeddings.vectors)
     ]
     tokens = embeddings.usage.prompt_tokens
-    return _ENCODER.encode(_List(data, model, _Usage(tokens, tokens)))
+    return _ENCODER.encode(_List(data, model, _EmbeddingUsage(tokens, tokens)))
 
 
 def decode_embeddings(body: bytes) -> Embeddings:

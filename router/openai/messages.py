@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from ..errors import InvalidRequest, MissingField, UnsupportedFeature
-from ..types import (
-    AudioPart,
-    FilePart,
-    ImagePart,
-    Message,
-    Part,
-    ResponseFormat,
-    TextPart,
-    Tool,
-    ToolCall,
-    ToolChoice,
-)
-from .faults import canonical
+from ..types import AudioPart, FilePart, ImagePart, Message, Part, ResponseFormat, TextPart, Tool, ToolCall, ToolChoice
+from .validation import canonical
 from .wire import (
     WireChat,
     WireChoice,

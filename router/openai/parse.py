@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import InvalidJSON, InvalidRequest, UnknownField, UnsupportedFeature
-from ..types import Prefer, Request, Sampling, ToolChoice, Wishes
-from .faults import Document, canonical, load, shape
+from ..types import Prefer, Request, RoutingHints, Sampling, ToolChoice
 from .messages import choice_of, format_of, messages_of, refuse_legacy, tools_of
-from .wire import WireChat, WireCompletion, WireEmbedding, WireGeneration, WireWishes
+from .validation import JSONObject, canonical, load, shape
+from .wire import WireChat, WireCompletion, WireEmbedding, WireGeneration, WireRoutingHints
 
 Prompts = tuple[str | tuple[int, ...], ...]
 
@@ -23,37 +23,37 @@ _NARROWER: Final[dict[frozenset[Prefer], Prefer]] = {
 }
 
 
-def parse_chat(body: bytes, wishes: Wishes, *, resumes: bool = False) -> Request:
+def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Request:
     """The body of `POST /v1/chat/completions`. `wishes` came with the headers. Raises InvalidRequest.
 
     `resumes`: whoever answers can continue an answer that was cut short; else `causeway.continue` is refused.
     """
     try:
         document = load(body)
-        return _may_resume(_chat(document, wishes), resumes)
+        return _may_resume(_chat(document, hints), resumes)
     except RecursionError:
         raise _too_deep() from None
 
 
-def parse_completion(body: bytes, wishes: Wishes, *, resumes: bool = False) -> Request:
+def parse_completion(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Request:
     """The body of `POST /v1/completions`. Raises InvalidRequest."""
     try:
         document = load(body)
-        return _may_resume(_completion(document, wishes), resumes)
+        return _may_resume(_completion(document, hints), resumes)
     except RecursionError:
         raise _too_deep() from None
 
 
-def parse_embedding(body: bytes, wishes: Wishes) -> Request:
+def parse_embedding(body: bytes, hints: RoutingHints) -> Request:
     """The body of `POST /v1/embeddings`. Raises InvalidRequest."""
     try:
         document = load(body)
-        return _may_resume(_embedding(document, wishes), resumes=False)
+        return _may_resume(_embedding(document, hints), resumes=False)
     except RecursionError:
         raise _too_deep() from None
 
 
-def _chat(document: Document, wishes: Wishes) -> Request:
+def _chat(document: JSONObject, hints: RoutingHints) -> Request:
     wire = shape(document, WireChat)
     refuse_legacy(wire)
     tools = tools_of(wire.tools) if wire.tools else ()
@@ -76,12 +76,12 @@ def _chat(document: Document, wishes: Wishes) -> Request:
         logprobs=_chat_logprobs(wire),
         user=wire.user,
         extra=_extra(document, _CHAT_FIELDS),
-        wishes=wishes if wire.causeway is None else merge(wishes, wire.causeway),
+        hints=hints if wire.causeway is None else merge(hints, wire.causeway),
         resume="" if wire.causeway is None else wire.causeway.resume or "",
     )
 
 
-def _completion(document: Document, wishes: Wishes) -> Request:
+def _completion(document: JSONObject, hints: RoutingHints) -> Request:
     wire = shape(document, WireCompletion)
     return Request(
         kind="completion",
@@ -98,12 +98,12 @@ def _completion(document: Document, wishes: Wishes) -> Request:
         suffix=wire.suffix,
         user=wire.user,
         extra=_extra(document, _COMPLETION_FIELDS),
-        wishes=wishes if wire.causeway is None else merge(wishes, wire.causeway),
+        hints=hints if wire.causeway is None else merge(hints, wire.causeway),
         resume="" if wire.causeway is None else wire.causeway.resume or "",
     )
 
 
-def _embedding(document: Document, wishes: Wishes) -> Request:
+def _embedding(document: JSONObject, hints: RoutingHints) -> Request:
     wire = shape(document, WireEmbedding)
     return Request(
         kind="embedding",
@@ -113,19 +113,19 @@ def _embedding(document: Document, wishes: Wishes) -> Request:
         encoding_format=wire.encoding_format or "float",
         user=wire.user,
         extra=_extra(document, _EMBEDDING_FIELDS),
-        wishes=wishes if wire.causeway is None else merge(wishes, wire.causeway),
+        hints=hints if wire.causeway is None else merge(hints, wire.causeway),
         resume="" if wire.causeway is None else wire.causeway.resume or "",
     )
 
 
-def merge(wishes: Wishes, wire: WireWishes) -> Wishes:
+def merge(hints: RoutingHints, wire: WireRoutingHints) -> RoutingHints:
     """Both speak: tags add up, the shorter deadline and the narrower preference hold. Raises InvalidRequest if they
     contradict each other, for then one of the two would be widened."""
-    deadlines = [ms for ms in (wishes.deadline_ms, wire.deadline_ms) if ms is not None]
-    return Wishes(
-        prefer=_prefer(wishes.prefer, wire.prefer),
-        tags=tuple(sorted({*wishes.tags, *(wire.tags or ())})),
-        client=wishes.client,
+    deadlines = [ms for ms in (hints.deadline_ms, wire.deadline_ms) if ms is not None]
+    return RoutingHints(
+        prefer=_prefer(hints.prefer, wire.prefer),
+        tags=tuple(sorted({*hints.tags, *(wire.tags or ())})),
+        client=hints.client,
         deadline_ms=min(deadlines, default=None),
     )
 
@@ -218,7 +218,7 @@ def _prompts(wire: str | list[str | int | list[int]], field: str, *, empty_text:
     return tuple(prompts)
 
 
-def _extra(document: Document, known: frozenset[str]) -> str:
+def _extra(document: JSONObject, known: frozenset[str]) -> str:
     """The fields that we do not interpret, as canonical JSON. One that looks like a wish of ours is refused: it would
     be carried to the target, and what the caller meant would not happen."""
     if document.keys() <= known:

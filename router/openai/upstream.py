@@ -46,21 +46,21 @@ class _CallFunction(msgspec.Struct):
     arguments: str
 
 
-class _Call(msgspec.Struct):
+class _UpstreamCall(msgspec.Struct):
     id: str
     function: _CallFunction
     type: str = "function"
 
 
-class _Message(msgspec.Struct, omit_defaults=True):
+class _UpstreamMessage(msgspec.Struct, omit_defaults=True):
     role: str
     content: str | list[_Text | _Image | _InputAudio | _File] | None
     name: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_UpstreamCall] | None = None
     tool_call_id: str | None = None
 
 
-class _Function(msgspec.Struct, omit_defaults=True):
+class _UpstreamFunction(msgspec.Struct, omit_defaults=True):
     name: str
     description: str = ""
     parameters: Raw | None = None
@@ -68,7 +68,7 @@ class _Function(msgspec.Struct, omit_defaults=True):
 
 
 class _Tool(msgspec.Struct):
-    function: _Function
+    function: _UpstreamFunction
     type: str = "function"
 
 
@@ -84,18 +84,18 @@ class _Format(msgspec.Struct, omit_defaults=True):
     json_schema: _Schema | None = None
 
 
-class _Named(msgspec.Struct):
+class _UpstreamNamed(msgspec.Struct):
     name: str
 
 
-class _Choice(msgspec.Struct):
-    function: _Named
+class _UpstreamChoice(msgspec.Struct):
+    function: _UpstreamNamed
     type: str = "function"
 
 
 class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     model: str
-    messages: list[_Message] | None = None
+    messages: list[_UpstreamMessage] | None = None
     prompt: object = None
     input: object = None
     max_tokens: int | None = None
@@ -114,7 +114,7 @@ class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     stream: bool = False
     stream_options: dict[str, bool] | None = None
     tools: list[_Tool] | None = None
-    tool_choice: str | _Choice | None = None
+    tool_choice: str | _UpstreamChoice | None = None
     parallel_tool_calls: bool = True
     response_format: _Format | None = None
     logprobs: bool | int | None = None
@@ -178,7 +178,7 @@ def _chat(body: _Body, request: Request) -> None:
         body.parallel_tool_calls = request.parallel_tool_calls
         choice = request.tool_choice
         if choice.mode == "function":
-            body.tool_choice = _Choice(_Named(choice.name or ""))
+            body.tool_choice = _UpstreamChoice(_UpstreamNamed(choice.name or ""))
         elif choice.mode != "auto":
             body.tool_choice = choice.mode
     wanted = request.response_format
@@ -202,20 +202,20 @@ def _prompts(request: Request) -> object:
     return prompts[0] if len(prompts) == 1 else prompts
 
 
-def _message(message: Message) -> _Message:
+def _message(message: Message) -> _UpstreamMessage:
     content = message.content
     if isinstance(content, tuple):
-        wire = _Message(message.role, [_part(part) for part in content], message.name)
+        wire = _UpstreamMessage(message.role, [_part(part) for part in content], message.name)
     else:
-        wire = _Message(message.role, content, message.name)
+        wire = _UpstreamMessage(message.role, content, message.name)
     if message.tool_calls:
         wire.tool_calls = [_call(call) for call in message.tool_calls]
     wire.tool_call_id = message.tool_call_id
     return wire
 
 
-def _call(call: ToolCall) -> _Call:
-    return _Call(call.id, _CallFunction(call.name, call.arguments))
+def _call(call: ToolCall) -> _UpstreamCall:
+    return _UpstreamCall(call.id, _CallFunction(call.name, call.arguments))
 
 
 def _part(part: Part) -> _Text | _Image | _InputAudio | _File:
@@ -231,4 +231,4 @@ def _part(part: Part) -> _Text | _Image | _InputAudio | _File:
 
 def _tool(tool: Tool) -> _Tool:
     parameters = Raw(tool.parameters.encode()) if tool.parameters != "{}" else None
-    return _Tool(_Function(tool.name, tool.description, parameters, tool.strict))
+    return _Tool(_UpstreamFunction(tool.name, tool.description, parameters, tool.strict))

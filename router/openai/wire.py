@@ -119,7 +119,7 @@ class WireStreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class WireWishes(msgspec.Struct, forbid_unknown_fields=True):
+class WireRoutingHints(msgspec.Struct, forbid_unknown_fields=True):
     """Our one field in the body. An unknown key is refused: a misspelt wish for privacy must not pass unheard."""
 
     prefer: Prefer | None = None
@@ -147,7 +147,7 @@ class WireGeneration(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: WireStreamOptions | None = None
     user: str | None = None
-    causeway: WireWishes | None = None
+    causeway: WireRoutingHints | None = None
 
 
 class WireChat(WireGeneration, kw_only=True):
@@ -181,4 +181,4 @@ class WireEmbedding(msgspec.Struct, kw_only=True):
     dimensions: Annotated[int, Meta(ge=1, le=65536)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
-    causeway: WireWishes | None = None
+    causeway: WireRoutingHints | None = None

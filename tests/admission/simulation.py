@@ -14,9 +14,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cloud_pool.admission.settings import AdmissionConfig, Settings
-from cloud_pool.admission.ticket import Priority, State, Ticket
-from cloud_pool.admission.turnstile import Reason, Turnstile
+from cloud_pool.admission.config import AdmissionConfig, AdmissionSettings
+from cloud_pool.admission.scheduler import AdmissionScheduler, Reason
+from cloud_pool.admission.ticket import Priority, Ticket, TicketState
 from router.errors import CausewayError, DeadlineExceeded
 
 Profile = Callable[[float], float]
@@ -106,7 +106,7 @@ def firsts(stories: list[Told]) -> list[float]:
 
 
 class Simulation:
-    def __init__(self, server: Server, callers: list[Callers], settings: Settings, seed: int = 1) -> None:
+    def __init__(self, server: Server, callers: list[Callers], settings: AdmissionSettings, seed: int = 1) -> None:
         self._server = server
         self._callers = callers
         self._chance = random.Random(seed)
@@ -116,7 +116,9 @@ class Simulation:
         self._busy = 0
         self._told: dict[Ticket, Told] = {}
         self.run = Run()
-        self.door = Turnstile(settings, 0.0, lambda priority, reason: self.run.sheds.update([(priority, reason)]))
+        self.door = AdmissionScheduler(
+            settings, 0.0, lambda priority, reason: self.run.sheds.update([(priority, reason)])
+        )
 
     def until(self, ends: float) -> Run:
         for callers in self._callers:
@@ -150,17 +152,17 @@ class Simulation:
             told.refused = error
             return
         for each in moved:
-            if each.state is State.WAITING:
+            if each.state is TicketState.WAITING:
                 self._stop(each)
             else:
                 self._told[each].refused = self.door.full(each.priority)
-        if ticket.has_place:
+        if ticket.has_permit:
             self._hand_over(now, [ticket])
         else:
             self._at(ends, lambda at: self._give_up(at, ticket))
 
     def _give_up(self, now: float, ticket: Ticket) -> None:
-        if ticket.state is State.WAITING or (ticket.state is State.GONE and ticket.admitted == 0.0):
+        if ticket.state is TicketState.WAITING or (ticket.state is TicketState.GONE and ticket.admitted == 0.0):
             self._told[ticket].refused = self._told[ticket].refused or DeadlineExceeded("")
             self._hand_over(now, self.door.leave(ticket, now))
 
@@ -221,13 +223,19 @@ class TwoGateways(Simulation):
     neither knows of the other."""
 
     def __init__(
-        self, server: Server, callers: list[Callers], settings: Settings, seed: int = 1, *, shared: bool = False
+        self,
+        server: Server,
+        callers: list[Callers],
+        settings: AdmissionSettings,
+        seed: int = 1,
+        *,
+        shared: bool = False,
     ) -> None:
         super().__init__(server, callers, settings, seed)
-        self._doors = (self.door, Turnstile(settings, 0.0))
+        self._doors = (self.door, AdmissionScheduler(settings, 0.0))
         for door in self._doors if shared else ():
             door.bound(settings.places // 2, 0.0)
-        self._door_of: dict[Ticket, Turnstile] = {}
+        self._door_of: dict[Ticket, AdmissionScheduler] = {}
 
     def _call(self, now: float, callers: Callers) -> None:
         self.door = self._doors[self._chance.random() < 0.5]
@@ -249,8 +257,10 @@ class TwoGateways(Simulation):
         super()._end(now, ticket)
 
 
-def settings(places: int, queue: int = 64, least: int = 1, objective_s: float = 2.0, **config: float) -> Settings:
-    return Settings(
+def settings(
+    places: int, queue: int = 64, least: int = 1, objective_s: float = 2.0, **config: float
+) -> AdmissionSettings:
+    return AdmissionSettings(
         places=places,
         queue=queue,
         min_places=least,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_pool.admission.drain import Drain
-from cloud_pool.admission.overload import INTERVAL_S, Overload
+from cloud_pool.admission.overload import INTERVAL_S, OverloadDetector
+from cloud_pool.admission.release_rate import ReleaseRate
 
 OBJECTIVE_S = 2.0
 
 
-def waits(overload: Overload, begins: float, ends: float, seconds: float) -> None:
+def waits(overload: OverloadDetector, begins: float, ends: float, seconds: float) -> None:
     """Standard work goes in ten times a second, after so long."""
     for tick in range(int(begins * 10), int(ends * 10)):
         overload.waited(tick / 10, "standard", seconds)
@@ -18,7 +18,7 @@ def waits(overload: Overload, begins: float, ends: float, seconds: float) -> Non
 
 def test_a_burst_is_no_overload() -> None:
     """Long waits for less than the interval, or with a short one in between, shed nobody."""
-    overload = Overload(OBJECTIVE_S)
+    overload = OverloadDetector(OBJECTIVE_S)
     waits(overload, 0.0, INTERVAL_S * 0.9, 5.0)
     overload.waited(0.95, "standard", 0.1)
     waits(overload, 1.0, 1.0 + INTERVAL_S * 0.9, 5.0)
@@ -28,7 +28,7 @@ def test_a_burst_is_no_overload() -> None:
 
 def test_a_standing_queue_sheds_those_below() -> None:
     """Bulk at once; standard only for interactive, and an interval later."""
-    overload = Overload(OBJECTIVE_S)
+    overload = OverloadDetector(OBJECTIVE_S)
     waits(overload, 0.0, 3.0, 5.0)
     assert overload.stands(3.0, "standard")
     assert overload.sheds(3.0, "bulk")
@@ -41,7 +41,7 @@ def test_a_standing_queue_sheds_those_below() -> None:
 
 def test_it_ends_once_and_late() -> None:
     """Waits around the target do not switch it on and off; an interval of short ones, or of none, ends it."""
-    overload = Overload(OBJECTIVE_S)
+    overload = OverloadDetector(OBJECTIVE_S)
     waits(overload, 0.0, 3.0, 5.0)
     seen = []
     for tick in range(30, 90):
@@ -55,7 +55,7 @@ def test_it_ends_once_and_late() -> None:
     assert not overload.stands(23.0 + INTERVAL_S, "standard")
 
 
-def drained(drain: Drain, begins: float, ends: float, rate: float, *, full: bool = True) -> None:
+def drained(drain: ReleaseRate, begins: float, ends: float, rate: float, *, full: bool = True) -> None:
     """Places come free so often, each held for two seconds."""
     for tick in range(1, round((ends - begins) * rate) + 1):
         drain.tick(begins + tick / rate, full=full)
@@ -65,7 +65,7 @@ def drained(drain: Drain, begins: float, ends: float, rate: float, *, full: bool
 
 def test_the_rate_is_measured_while_somebody_waits() -> None:
     """What comes free in quiet times does not count, nor does the time."""
-    drain = Drain(0.0)
+    drain = ReleaseRate(0.0)
     assert drain.rate is None
     drained(drain, 0.0, 20.0, 8.0)
     assert drain.rate == pytest.approx(8.0, rel=0.1)
@@ -76,7 +76,7 @@ def test_the_rate_is_measured_while_somebody_waits() -> None:
 
 def test_below_others_less_is_left() -> None:
     """Half of the places went to interactive work: bulk has the other half, and never less than its share."""
-    drain = Drain(0.0)
+    drain = ReleaseRate(0.0)
     drained(drain, 0.0, 60.0, 8.0)
     assert drain.rate_for("interactive", 1.0) == pytest.approx(8.0, rel=0.1)
     assert drain.rate_for("bulk", 0.05) == pytest.approx(4.0, rel=0.2)
@@ -85,7 +85,7 @@ def test_below_others_less_is_left() -> None:
 
 def test_a_queue_that_begins_knows_little_s_law() -> None:
     """Sixteen places, each held for two seconds, in a tier that was never full: eight a second."""
-    drain = Drain(0.0)
+    drain = ReleaseRate(0.0)
     for tick in range(40):
         drain.tick(float(tick), full=False)
         drain.freed(2.0, 16)
@@ -95,7 +95,7 @@ def test_a_queue_that_begins_knows_little_s_law() -> None:
 
 def test_stuck_is_no_rate() -> None:
     """With somebody waiting and nothing coming free, the rate falls towards nothing."""
-    drain = Drain(0.0)
+    drain = ReleaseRate(0.0)
     drained(drain, 0.0, 20.0, 8.0)
     for second in range(21, 80):
         drain.tick(float(second), full=True)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.admission import Admission, Preempted, Settings
+from cloud_pool.admission import AdmissionController, AdmissionSettings, Preempted
 from cloud_pool.admission.metrics import AdmissionMetrics
 from router.errors import DeadlineExceeded, QueueFull
 
@@ -29,13 +29,13 @@ async def settle() -> None:
 class Work:
     """Asks a server that says nothing, whenever it has a place, until it is let go."""
 
-    def __init__(self, admission: Admission, tenant: str) -> None:
+    def __init__(self, admission: AdmissionController, tenant: str) -> None:
         self.said: list[str] = []
         self.answered = asyncio.Event()
         self.task = asyncio.ensure_future(self._run(admission, tenant))
 
-    async def _run(self, admission: Admission, tenant: str) -> None:
-        async with admission.place("interactive", 60.0, tenant, gives_back=True) as place:
+    async def _run(self, admission: AdmissionController, tenant: str) -> None:
+        async with admission.place("interactive", 60.0, tenant, preemptible=True) as place:
             while True:
                 try:
                     async with place.held():
@@ -44,7 +44,7 @@ class Work:
                         place.first_token(0.1)
                 except Preempted:
                     self.said.append("gave back")
-                    await place.regained()
+                    await place.reacquired()
                 else:
                     self.said.append("done")
                     return
@@ -54,11 +54,11 @@ class Work:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
-def door(places: int = 1, queue: int = 4, clock: Clock | None = None) -> Admission:
-    return Admission(places, queue, Settings(places=places, queue=queue), clock=clock or Clock())
+def door(places: int = 1, queue: int = 4, clock: Clock | None = None) -> AdmissionController:
+    return AdmissionController(places, queue, AdmissionSettings(places=places, queue=queue), clock=clock or Clock())
 
 
-async def preempted(admission: Admission) -> tuple[Work, Work]:
+async def preempted(admission: AdmissionController) -> tuple[Work, Work]:
     """One that gave its place back, and who has it."""
     flood = Work(admission, "flood")
     await settle()
@@ -155,7 +155,7 @@ async def test_its_time_ends_before_it_waits_again() -> None:
 
 async def test_it_gives_way_in_a_full_queue() -> None:
     """Behind more urgent work the youngest gets a 429, also if that had a place before."""
-    admission = Admission(1, 1, clock=Clock())
+    admission = AdmissionController(1, 1, clock=Clock())
     bulk = asyncio.ensure_future(_bulk(admission))
     await settle()
     urgent = Work(admission, "quiet")
@@ -169,13 +169,13 @@ async def test_it_gives_way_in_a_full_queue() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def _bulk(admission: Admission) -> None:
-    async with admission.place("bulk", 60.0, "flood", gives_back=True) as place:
+async def _bulk(admission: AdmissionController) -> None:
+    async with admission.place("bulk", 60.0, "flood", preemptible=True) as place:
         try:
             async with place.held():
                 await asyncio.Event().wait()
         except Preempted:
-            await place.regained()
+            await place.reacquired()
 
 
 async def test_who_did_not_say_so_gives_nothing_back() -> None:
@@ -202,7 +202,7 @@ async def test_what_its_work_raises_is_told() -> None:
     admission = door()
     for raised in (RuntimeError, TimeoutError):
         with pytest.raises(raised):
-            async with admission.place("interactive", 60.0, gives_back=True) as place, place.held():
+            async with admission.place("interactive", 60.0, preemptible=True) as place, place.held():
                 raise raised
     assert (admission.running, admission.waiting) == (0, 0)
 
@@ -211,7 +211,7 @@ async def test_they_are_counted() -> None:
     """By tier and priority."""
     registry = CollectorRegistry()
     metrics = AdmissionMetrics(registry)
-    admission = Admission(1, 4, clock=Clock(), preempted=metrics.preempted("large"))
+    admission = AdmissionController(1, 4, clock=Clock(), preempted=metrics.preempted("large"))
     works = await preempted(admission)
     of = {"tier": "large", "priority": "interactive"}
     assert registry.get_sample_value("causeway_cloud_preemptions_total", of) == 1.0

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from cloud_pool.admission.fair import FairQueue
-from cloud_pool.admission.ticket import RANK, Priority, State, Ticket
-from cloud_pool.admission.turnstile import Turnstile
+from cloud_pool.admission.fair_queue import FairQueue
+from cloud_pool.admission.scheduler import AdmissionScheduler
+from cloud_pool.admission.ticket import RANK, Priority, Ticket, TicketState
 from router.errors import CausewayError
 
 from .simulation import settings
@@ -25,7 +25,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.door = Turnstile(settings(8, queue=6), 0.0)
+        self.door = AdmissionScheduler(settings(8, queue=6), 0.0)
         self.inside: set[Ticket] = set()
         self.waiting: set[Ticket] = set()
 
@@ -36,17 +36,17 @@ class Machine(RuleBasedStateMachine):
         try:
             moved = self.door.arrive(ticket, self.now)
         except CausewayError:
-            assert ticket.state is State.NEW
+            assert ticket.state is TicketState.NEW
             return multiple()
         for each in moved:
-            if each.state is State.WAITING:
+            if each.state is TicketState.WAITING:
                 self.inside.remove(each)
                 self.waiting.add(each)
             else:
-                assert each.state is State.GONE
+                assert each.state is TicketState.GONE
                 self.waiting.remove(each)
-        if ticket.has_place:
-            swapped = any(each.state is State.WAITING for each in moved)
+        if ticket.has_permit:
+            swapped = any(each.state is TicketState.WAITING for each in moved)
             assert self.door.running == before if swapped else before < self.door.limit
             self.inside.add(ticket)
         else:
@@ -75,20 +75,20 @@ class Machine(RuleBasedStateMachine):
 
     def _entered(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            assert ticket.has_place
+            assert ticket.has_permit
             assert ticket.deadline > self.now
             self.waiting.remove(ticket)
             self.inside.add(ticket)
         if tickets:
             assert self.door.running <= self.door.limit
         # Those whose time was over when their turn came.
-        self.waiting = {ticket for ticket in self.waiting if ticket.state is State.WAITING}
+        self.waiting = {ticket for ticket in self.waiting if ticket.state is TicketState.WAITING}
 
     @invariant()
     def books_are_right(self) -> None:
         """Every place has one who holds it, every waiter is known."""
         assert self.door.running == len(self.inside) <= 8
-        assert self.door.pending == sum(ticket.state is State.PENDING for ticket in self.inside)
+        assert self.door.pending == sum(ticket.state is TicketState.PENDING for ticket in self.inside)
         assert self.door.waiting == len(self.waiting) <= 6
         assert 1 <= self.door.limit <= 8
 

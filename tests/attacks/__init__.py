@@ -2,16 +2,17 @@
 
 forged, expired, early, foreign and oversized tokens; wrong audience or issuer; `alg: none`; a public key as an HMAC
 secret; keys that the token brings
-    tests/identity/test_verifier.py; over HTTP tests/identity/test_surface.py; everywhere tests/attacks/test_tokens.py
+    tests/accounts/identity/test_token_verifier.py; over HTTP tests/accounts/identity/test_over_http.py;
+    everywhere tests/attacks/test_tokens.py
 revoked tokens, devices and keys
-    tests/identity/test_revocation.py; over HTTP tests/identity/test_surface.py
+    tests/accounts/identity/test_revocation.py; over HTTP tests/accounts/identity/test_over_http.py
 a token of another scope
-    tests/identity/test_surface.py, tests/jobs/test_api.py
+    tests/accounts/identity/test_over_http.py, tests/jobs/test_api.py
 another tenant's job, its events and its cancelling; another tenant's files and batches
     tests/jobs/test_api.py, tests/jobs/test_batches.py; with signed tokens and a whole gateway
     tests/attacks/test_tenants.py
 webhooks to loopback, link-local, private, mapped, NAT64 and 6to4 addresses
-    the rules tests/jobs/test_pure.py; with sockets tests/jobs/test_webhooks.py
+    the rules tests/jobs/test_policies.py; with sockets tests/jobs/test_webhooks.py
 loopback as a decimal, octal, hexadecimal or short number; mapped and NAT64 literals
     tests/attacks/test_webhooks.py; IPv6 literals and names, with a receiver that listens on ::1
     tests/attacks/test_ipv6.py

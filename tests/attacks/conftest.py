@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.identity.issuer import Issuer
+from tests.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 
 

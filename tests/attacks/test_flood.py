@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from cloud_pool.listener import CONNECTIONS
+from cloud_pool.http.listener import CONNECTIONS
 from tests.cloud.conftest import Command, until
 
 MANY = 10_000

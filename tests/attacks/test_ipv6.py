@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from cloud_pool.config import Flags, load_config
+from cloud_pool.config.schema import Flags, load_config
 from cloud_pool.jobs.config import WebhookConfig
 from router.errors import ConfigError
 from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, rest, talk
 from tests.jobs.conftest import clock, config, database, offer, redis_server, store  # noqa: F401  (fixtures)
-from tests.jobs.receiver import Receiver, receiving
 from tests.jobs.test_webhooks import Names, Post, post, url  # noqa: F401  (fixtures)
+from tests.jobs.webhook_receiver import Receiver, receiving
 
 from .test_framing import INNER, chunked
 from .test_slow import LIMIT_S, dripping

@@ -7,7 +7,7 @@ import json
 import aiohttp
 import pytest
 
-from tests.identity.issuer import Issuer
+from tests.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 
 from .whole import CHAT, Asker, Gateway, serving

@@ -19,8 +19,8 @@ from cryptography.x509.oid import NameOID
 from cloud_pool.jobs.config import WebhookConfig
 from tests.cloud.test_listener import gateway, is_alive
 from tests.jobs.conftest import clock, config, database, offer, redis_server, store  # noqa: F401  (fixtures)
-from tests.jobs.receiver import receiving
 from tests.jobs.test_webhooks import Names, Post, post  # noqa: F401  (fixtures)
+from tests.jobs.webhook_receiver import receiving
 
 INSIDE = WebhookConfig(allow=("127.0.0.0/8", "::1/128"), timeout_s=5.0)
 NAME = "hooks.example.com"

@@ -10,9 +10,9 @@ import pytest
 import redis as plain_redis
 import redis.asyncio
 
-from cloud_pool.identity.issuing import remove_key
-from cloud_pool.identity.revocation import revoke_token
-from tests.identity.issuer import Issuer
+from cloud_pool.accounts.identity.issuing import remove_key
+from cloud_pool.accounts.identity.revocation import revoke_token
+from tests.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 
 from .whole import CHAT, Asker, serving, token_of

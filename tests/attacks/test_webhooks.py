@@ -7,13 +7,13 @@ import socket
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from cloud_pool.jobs.address import parse_networks
 from cloud_pool.jobs.config import WebhookConfig
 from cloud_pool.jobs.errors import WebhookRefused
-from cloud_pool.jobs.webhooks import check_url
+from cloud_pool.jobs.webhooks.address import parse_networks
+from cloud_pool.jobs.webhooks.outbox import check_webhook_url
 from tests.jobs.conftest import clock, config, database, offer, redis_server, store  # noqa: F401  (fixtures)
-from tests.jobs.receiver import Receiver
 from tests.jobs.test_webhooks import Names, Post, post, receiver, url  # noqa: F401  (fixtures)
+from tests.jobs.webhook_receiver import Receiver
 
 OPEN = WebhookConfig(allow_http=True, timeout_s=3.0)
 
@@ -93,7 +93,7 @@ def test_a_literal_of_the_inside_is_refused_when_it_is_offered(host: str) -> Non
     """A job with such a webhook is not taken at all; an allow-list for another network changes nothing."""
     for allowed in ((), parse_networks(("10.200.0.0/16",), "test")):
         with pytest.raises(WebhookRefused):
-            check_url(f"https://{host}/hook", allow_http=False, allowed=allowed)
+            check_webhook_url(f"https://{host}/hook", allow_http=False, allowed=allowed)
 
 
 @pytest.mark.redis

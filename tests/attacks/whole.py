@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import anyio
 
+from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.app import build
-from cloud_pool.config import Config, ServerConfig, TierConfig
-from cloud_pool.identity.issuing import issue
-from tests.identity.issuer import Issuer
+from cloud_pool.config.schema import Config, ServerConfig, TierConfig
+from tests.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 
 PATIENCE_S = 30.0

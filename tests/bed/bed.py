@@ -17,8 +17,8 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from cloud_pool.config import Config, TierConfig
-from cloud_pool.identity.issuing import issue, new_key, read_private
+from cloud_pool.accounts.identity.issuing import issue, new_key, read_private
+from cloud_pool.config.schema import Config, TierConfig
 from tests.redis_server import RedisServer
 from tests.stack import Process, free_port
 

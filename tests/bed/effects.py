@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tests.jobs.receiver import Receiver
+from tests.jobs.webhook_receiver import Receiver
 
 from .asking import body_of, new_mark
 

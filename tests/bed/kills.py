@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack
 import aiohttp
 import msgspec
 
-from tests.jobs.receiver import Receiver, receiving
+from tests.jobs.webhook_receiver import Receiver, receiving
 
 from .asking import Told, ask
 from .bed import Bed, Pace, Replica, laddered, standing

@@ -32,7 +32,7 @@ import time
 import aiohttp
 import msgspec
 
-from cloud_pool.config import Config, TierConfig
+from cloud_pool.config.schema import Config, TierConfig
 
 from .asking import Told
 from .bed import Bed, Pace, standing

@@ -9,12 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cloud_pool.cli import ENVIRONMENT, until_stopped
-from cloud_pool.environment import find_environment
-from cloud_pool.launcher import Launcher, Ports, clear_orphans, command, memory_prefix
-from cloud_pool.repository import TEMPLATES, Served, lay_out
+from cloud_pool.cli.main import ENVIRONMENT, until_stopped
+from cloud_pool.triton_server.environment import find_environment
+from cloud_pool.triton_server.launcher import Launcher, Ports, clear_orphans, command, memory_prefix
+from cloud_pool.triton_server.repository import TEMPLATES, ServedModel, write_repository
+from models.catalog.artifact import find_artifact
 from models.llama_cpp.protocol import EngineOptions
-from models.spec import find_artifact
 
 _MODELS = Path(__file__).parent / "models"
 
@@ -39,7 +39,7 @@ def main() -> None:
     prefix = memory_prefix(os.getpid())
     ports = Ports("127.0.0.1", *told.ports)
     with tempfile.TemporaryDirectory(prefix="causeway-bed-") as folder:
-        lay_out(Path(folder), (Served(told.name, options(told.name)),))
+        write_repository(Path(folder), (ServedModel(told.name, options(told.name)),))
         version = Path(folder) / told.name / "1"
         (version / "model.py").write_bytes((_MODELS / f"{told.model}.py").read_bytes())
         bed = {

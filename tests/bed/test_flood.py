@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from cloud_pool.cli import ENVIRONMENT
+from cloud_pool.cli.main import ENVIRONMENT
 
 from .asking import Told, ask
 from .bed import Pace, standing

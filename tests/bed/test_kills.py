@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_pool.cli import ENVIRONMENT
+from cloud_pool.cli.main import ENVIRONMENT
 
 from .bed import laddered, standing
 from .kills import LONG, TIERS, VICTIMS, run, summary

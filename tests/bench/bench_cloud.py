@@ -27,9 +27,9 @@ import numpy as np
 import psutil
 import tritonclient.grpc.aio as tritonclient
 
-from models.chat import Prompter
-from models.gguf_file import read_gguf
-from models.spec import find_artifact
+from models.catalog.artifact import find_artifact
+from models.catalog.gguf import read_gguf
+from models.chat.prompter import PromptRenderer
 
 from .rows import Row
 
@@ -41,7 +41,7 @@ ROUNDS, WARM_UP = 300, 30
 LONG_TOKENS, LONG_ROUNDS, PARALLEL = 400, 10, 16
 # The control tokens of our own models have the first ids. Without them every token has a text, and so an event.
 ONLY_TEXT = {"logit_bias": {str(token): -100 for token in range(8)}}
-HELD = {"guided_decoding": msgspec.json.encode({"utterance": TEXT}).decode()}  # as the gateway asks for it
+HELD = {"guided_decoding": msgspec.json.encode({"copy_source": TEXT}).decode()}  # as the gateway asks for it
 FIRST = b'"delta":{"content":'  # the event before it has the role only
 
 Ask = Callable[[], Awaitable[float]]
@@ -229,7 +229,7 @@ def _prompt() -> str:
     """What the gateway sends too: by the model's own chat template."""
     template = read_gguf(find_artifact(MODEL).path).chat_template
     assert template is not None
-    return Prompter(template).user(TEXT)
+    return PromptRenderer(template).user(TEXT)
 
 
 async def _inputs(sampling: Mapping[str, object]) -> AsyncIterator[dict[str, object]]:

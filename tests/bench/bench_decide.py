@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from router.decide import decide, plan_cache
-from router.policy import Policy, parse_policy
+from router.decision.decide import decide, plan_cache
+from router.policy.compiled import Policy, parse_policy
 from router.types import (
     CloudSignals,
     DeviceSignals,
@@ -20,12 +20,12 @@ from router.types import (
     NowSignals,
     Prefer,
     Request,
+    RoutingHints,
     Sampling,
     Snapshot,
     SpendSignals,
     TextPart,
     Tool,
-    Wishes,
 )
 
 from .rows import Row
@@ -94,9 +94,9 @@ def _chat(
     prefer: Prefer | None = None,
 ) -> Request:
     messages = tuple(Message("user" if turn % 2 == 0 else "assistant", "turn the lights on") for turn in range(7))
-    wishes = Wishes(prefer=prefer, tags=tags, client="till-7")
+    hints = RoutingHints(prefer=prefer, tags=tags, client="till-7")
     sampling = Sampling(temperature=temperature)
-    return Request(kind="chat", model=model, messages=messages, stream=stream, sampling=sampling, wishes=wishes)
+    return Request(kind="chat", model=model, messages=messages, stream=stream, sampling=sampling, hints=hints)
 
 
 def _measure(policy: Policy, asks: list[Ask]) -> tuple[float, float, float]:

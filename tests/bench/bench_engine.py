@@ -24,17 +24,17 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from edge_node.backend import Call
-from edge_node.config import EngineConfig
-from edge_node.engine import EngineBackend
-from models.llama_cpp import bindings
-from models.llama_cpp.context import Context
+from edge_node.backends.backend import Call
+from edge_node.backends.engine.backend import EngineBackend
+from edge_node.config.schema import EngineConfig
+from models.catalog.artifact import Artifact, ArtifactError, find_artifact
 from models.llama_cpp.engine import Engine
+from models.llama_cpp.native import bindings
+from models.llama_cpp.native.context import Context
+from models.llama_cpp.native.threads import choose_threads
+from models.llama_cpp.native.weights import Weights
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
-from models.llama_cpp.threads import choose_threads
-from models.llama_cpp.weights import Weights
-from models.quantize import quantize
-from models.spec import Artifact, ArtifactError, find_artifact
+from models.train.export.quantize import quantize
 from router.types import Message, Request, Sampling, Target
 
 from ..engine.tiny_gguf import WORDS, write_tiny_gguf
@@ -240,9 +240,9 @@ class _Calls:
         for number in range(CALLS):
             self._next += 1
             text = COMMANDS[number % len(COMMANDS)]
-            prompt, utterance = Prompt(messages=(Message("user", text),)), text if held else None
+            prompt, copy_source = Prompt(messages=(Message("user", text),)), text if held else None
             self._engine.submit(
-                Job(id=self._next, prompt=prompt, max_tokens=ANSWER_TOKENS, sampling=GREEDY, utterance=utterance)
+                Job(id=self._next, prompt=prompt, max_tokens=ANSWER_TOKENS, sampling=GREEDY, copy_source=copy_source)
             )
         self._done.wait()
         return self._made / (time.perf_counter() - started)

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cloud_pool.identity.gate import Gate
-from cloud_pool.identity.issuing import issue, new_key, read_private
-from cloud_pool.identity.keyset import KeySet
-from cloud_pool.identity.revocation import RevocationList
-from cloud_pool.identity.settings import IdentityConfig
-from cloud_pool.identity.verifier import Verifier
-from cloud_pool.tokens import Tokens
+from cloud_pool.accounts.identity.authenticator import Authenticator
+from cloud_pool.accounts.identity.config import IdentityConfig
+from cloud_pool.accounts.identity.issuing import issue, new_key, read_private
+from cloud_pool.accounts.identity.key_set import KeySet
+from cloud_pool.accounts.identity.revocation import RevocationList
+from cloud_pool.accounts.identity.static_tokens import StaticTokens
+from cloud_pool.accounts.identity.token_verifier import TokenVerifier
 
 from .rows import Row
 
@@ -37,7 +37,7 @@ def main() -> list[Row]:
         )
         header = f"Bearer {token}"
         seen, unseen = (
-            Gate(Tokens(), Verifier(config, KeySet(keys)), RevocationList(config, None))
+            Authenticator(StaticTokens(), TokenVerifier(config, KeySet(keys)), RevocationList(config, None))
             for config in (IdentityConfig(), IdentityConfig(cached=0))
         )
         known, fresh = [], []

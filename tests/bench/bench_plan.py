@@ -13,8 +13,8 @@ from pathlib import Path
 
 import aiohttp
 
-from cloud_pool.capacity import Aims, Lengths, Load, Replica, plan
-from cloud_pool.measuring import Endpoint, Measured, Run, measure
+from cloud_pool.planning.capacity import ExpectedLoad, Lengths, PlanTargets, ReplicaProfile, plan
+from cloud_pool.planning.measurement import LoadRun, MeasuredEndpoint, ReplicaMeasurement, measure
 from tests.stack import TOKEN, Stack
 
 from .rows import Row
@@ -39,7 +39,7 @@ async def _compared(url: str) -> Row:
     """Measured and planned in turn, so that a machine that is busy elsewhere is busy for both."""
     ratios, seen = [], []
     async with aiohttp.ClientSession(headers={"authorization": f"Bearer {TOKEN}"}) as session:
-        endpoint = Endpoint(session, url, "assistant-large")
+        endpoint = MeasuredEndpoint(session, url, "assistant-large")
         for _ in range(ROUNDS):
             measured = await measure(endpoint, (SLOTS,))
             run = await endpoint.run(SLOTS, 6 * SLOTS, words=WORDS, answer_tokens=ANSWER_TOKENS)
@@ -52,16 +52,16 @@ async def _compared(url: str) -> Row:
     return Row("(plan) capacity, predicted against measured", max(ratio, 1 / ratio), "x", 1.3, note=note)
 
 
-def _predicted_rps(run: Run, measured: Measured) -> float:
-    replica = Replica(
+def _predicted_rps(run: LoadRun, measured: ReplicaMeasurement) -> float:
+    replica = ReplicaProfile(
         prefill_tokens_per_s=measured.prefill_tokens_per_s,
         decode=measured.decode,
         overhead_s=measured.overhead_s,
         slots=SLOTS,
     )
-    load = Load(
+    load = ExpectedLoad(
         peak_rps=1.0,
         prompt=Lengths(run.prompt_tokens / run.requests),
         completion=Lengths(run.completion_tokens / run.requests),
     )
-    return plan(load, replica, Aims()).replica_rps
+    return plan(load, replica, PlanTargets()).replica_rps

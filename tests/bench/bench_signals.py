@@ -13,14 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from models.calibrator import Calibrator
-from models.encoder import Encoder
+from models.catalog.artifact import Artifact, ArtifactError, find_artifact
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
-from models.quality import Quality
-from models.scope import Scope
-from models.signals import find_signal
-from models.spec import Artifact, ArtifactError, find_artifact
+from models.signals.calibration import ConfidenceCalibrator
+from models.signals.encoder import SentenceEncoder
+from models.signals.lookup import find_signal
+from models.signals.quality import QualityEstimator
+from models.signals.scope import ScopeEstimator
 from router.types import Confidence, Message, Sampling
 
 from .rows import Row
@@ -50,17 +50,17 @@ def main() -> list[Row]:
 def _signal_rows() -> list[Row]:
     model = find_artifact("assistant")
     rows = []
-    encoder = Encoder(find_signal("embedding").path)
+    encoder = SentenceEncoder(find_signal("embedding").path)
     rows.append(_row("encoder, tokens and vector", encoder, ENCODER_US))
     try:
-        quality = Quality.beside(find_signal("edge.quality", model), model)
+        quality = QualityEstimator.beside(find_signal("edge.quality", model), model)
         rows.append(_row("edge.quality", quality, QUALITY_US))
-        calibrator = Calibrator.beside(find_signal("confidence", model), model)
+        calibrator = ConfidenceCalibrator.beside(find_signal("confidence", model), model)
         sure = Confidence(8, 0.8, -0.2, 0.7, 0.4, 0.01)
         rows.append(_row("calibrator", lambda _: calibrator(sure, 8, 0.7, ended=False), None))
     except ArtifactError as error:
         print(f"(signals) not all are measured: {error}")
-    scope = Scope.beside(find_signal("scope"), find_signal("embedding"))
+    scope = ScopeEstimator.beside(find_signal("scope"), find_signal("embedding"))
     rows.append(_row("out of scope, encoder included", scope, None))
     return rows
 
@@ -137,13 +137,13 @@ class _Stream:
         self._next += 1
         prompt = Prompt(messages=(Message(role="user", content=text),))
         greedy = Sampling(temperature=0.0)
-        utterance = text if held else None
+        copy_source = text if held else None
         job = Job(
             id=self._next,
             prompt=prompt,
             max_tokens=ANSWER_TOKENS,
             sampling=greedy,
-            utterance=utterance,
+            copy_source=copy_source,
             ignore_eos=not held,
         )
         started = time.perf_counter()

@@ -44,7 +44,7 @@ IMPURE = {
 IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__", "breakpoint"}
 # Triton loads a model.py by its path, as a part of no package: it can only import absolutely.
 LOADED_BY_PATH = "triton_models"
-TRITON_MODELS = sorted(ROOT.glob(f"cloud_pool/{LOADED_BY_PATH}/*/1/model.py"))
+TRITON_MODELS = sorted(ROOT.glob(f"cloud_pool/triton_server/{LOADED_BY_PATH}/*/1/model.py"))
 # Import names that differ from the name of the distribution that brings them.
 BROUGHT_BY = {
     "cel": "common-expression-language",
@@ -138,7 +138,7 @@ def test_third_party_imports_are_declared(package: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", sorted(ROOT.glob("cloud_pool/triton_models/*/1/model.py")), ids=lambda path: path.parts[-3]
+    "model", sorted(ROOT.glob("cloud_pool/triton_server/triton_models/*/1/model.py")), ids=lambda path: path.parts[-3]
 )
 def test_tritons_environment_has_what_its_models_import(model: Path) -> None:
     """All that a model pulls in, through our own files too, is locked for Triton's environment."""
@@ -149,8 +149,8 @@ def test_tritons_environment_has_what_its_models_import(model: Path) -> None:
 
 
 def test_the_sdk_can_be_shipped_alone() -> None:
-    """edge_node/client.py imports none of our packages, absolutely or relatively."""
-    tree = parse(ROOT / "edge_node" / "client.py")
+    """edge_node/sdk/client.py imports none of our packages, absolutely or relatively."""
+    tree = parse(ROOT / "edge_node" / "sdk" / "client.py")
     assert relative_reach(tree) == 0
     assert {name.split(".")[0] for _, name in absolute_imports(tree)} & set(PACKAGES) == set()
 
@@ -173,11 +173,11 @@ def test_set_up_parses_on_an_old_python() -> None:
 @pytest.mark.parametrize(
     ("package", "source", "breach"),
     [
-        ("router", "import models.spec", "line 1: router imports models"),
+        ("router", "import models.catalog.artifact", "line 1: router imports models"),
         ("models", "from edge_node import cli", "line 1: models imports edge_node"),
         ("edge_node", "def late():\n    import cloud_pool", "line 2: edge_node imports cloud_pool"),
-        ("fleet", "from models.spec import Artifact", "line 1: fleet imports models"),
-        ("models", "from models.spec import Artifact", "line 1: models imports models"),
+        ("fleet", "from models.catalog.artifact import Artifact", "line 1: fleet imports models"),
+        ("models", "from models.catalog.artifact import Artifact", "line 1: models imports models"),
     ],
 )
 def test_a_wrong_direction_is_seen(package: str, source: str, breach: str) -> None:

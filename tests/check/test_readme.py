@@ -8,20 +8,20 @@ from pathlib import Path
 import click
 import pytest
 
-import cloud_pool.cli
-import edge_node.cli
-import fleet.cli
-import models.cli
-from edge_node.config import config_keys
-from router.features import SIGNALS
+import cloud_pool.cli.main
+import edge_node.cli.main
+import fleet.cli.commands
+import models.cli.commands
+from edge_node.config.schema import config_keys
+from router.policy.signals import SIGNALS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GROUPS: dict[str, click.Command] = {
-    "causeway-edge": edge_node.cli.main,
-    "causeway-cloud": cloud_pool.cli.main,
-    "causeway-fleet": fleet.cli.main,
-    "causeway-models": models.cli.main,
+    "causeway-edge": edge_node.cli.main.main,
+    "causeway-cloud": cloud_pool.cli.main.main,
+    "causeway-fleet": fleet.cli.commands.main,
+    "causeway-models": models.cli.commands.main,
 }
 METRIC = re.compile(r'"((?:causeway_(?:edge|cloud)|gen_ai_(?:server|client))_[a-z_]+)"')
 

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 import cloud_pool
-from cloud_pool.cache.rules import Keys
-from cloud_pool.cache.settings import CacheConfig
-from cloud_pool.config import Config, Flags, ServerConfig, TierConfig, load_config
-from cloud_pool.tiers import break_up, load_tiers
-from cloud_pool.tokens import load_tokens
-from models.chat_template import MARK
+from cloud_pool.accounts.identity.static_tokens import load_tokens
+from cloud_pool.cache.config import CacheConfig
+from cloud_pool.cache.rules import CacheKeys
+from cloud_pool.config.schema import Config, Flags, ServerConfig, TierConfig, load_config
+from cloud_pool.config.tiers import escape_special_tokens, load_tiers
+from models.chat.template import MARK
 from router.errors import AuthenticationFailed, ConfigError
 from router.types import Message, Request
 
@@ -92,8 +92,8 @@ def test_artifact_gives_the_prompt(tmp_path: Path) -> None:
     (prompt,) = tier.prompts(said)
     words = f"hi<{MARK}|end|><{MARK}|assistant|>sure"
     assert prompt == f"<|user|>{words}<|again|>{words}<|assistant|>"
-    assert tier.wording.context_tokens > tier.max_tokens == tier.wording.answer_tokens > 0
-    assert tier.wording.temperature == 0.0, "its manifest says so"
+    assert tier.chat_format.context_tokens > tier.max_tokens == tier.chat_format.answer_tokens > 0
+    assert tier.chat_format.temperature == 0.0, "its manifest says so"
 
 
 def test_a_tier_s_calls_are_held_unless_it_says_otherwise(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_a_tier_s_calls_are_held_unless_it_says_otherwise(tmp_path: Path) -> Non
     said = Request(kind="chat", model="x", messages=(Message("user", "at six"),))
     (bound,) = load_tiers(load_config(None, Flags()))
     (free,) = load_tiers(load_config(write(tmp_path, "tiers: [{call_grammar: false}]"), Flags()))
-    assert (bound.utterance(said), free.utterance(said)) == ("at six", None)
-    bound_key, free_key = (Keys(CacheConfig()).key(said, tier, "") for tier in (bound, free))
+    assert (bound.copy_source(said), free.copy_source(said)) == ("at six", None)
+    bound_key, free_key = (CacheKeys(CacheConfig()).key(said, tier, "") for tier in (bound, free))
     assert bound_key != free_key
 
 
@@ -117,7 +117,7 @@ def test_stock_tier_breaks_up_control_tokens(tmp_path: Path) -> None:
 
 def test_break_up_leaves_other_text_alone() -> None:
     """Text without marks is the same text."""
-    assert break_up("<|end|> plain", ("<|end|>",)) == "<|end|> plain"
+    assert escape_special_tokens("<|end|> plain", ("<|end|>",)) == "<|end|> plain"
 
 
 def test_tokens_open_for_their_devices_only(tmp_path: Path) -> None:

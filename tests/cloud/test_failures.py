@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from cloud_pool.app import build
-from cloud_pool.config import Config, ServerConfig, TierConfig
-from cloud_pool.launcher import SHARED_MEMORY
+from cloud_pool.config.schema import Config, ServerConfig, TierConfig
+from cloud_pool.triton_server.launcher import SHARED_MEMORY
 
 from .conftest import PATIENCE_S, Command, Pool, until
 from .test_gateway import LONG, read

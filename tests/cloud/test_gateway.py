@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from models.answer import parse
-from models.greedy import GreedyModel
-from models.spec import find_artifact
+from models.catalog.artifact import find_artifact
+from models.evaluate.greedy import GreedyModel
+from models.function_calls.call import parse
 
 from .conftest import TOKEN, Pool, until
 

@@ -15,8 +15,8 @@ import msgspec
 import psutil
 import pytest
 
-from cloud_pool.environment import find_environment
-from cloud_pool.launcher import (
+from cloud_pool.triton_server.environment import find_environment
+from cloud_pool.triton_server.launcher import (
     SHARED_MEMORY,
     STUCK_S,
     Launcher,
@@ -26,8 +26,8 @@ from cloud_pool.launcher import (
     command,
     memory_prefix,
 )
-from cloud_pool.repository import Served, lay_out
-from cloud_pool.triton_log import worth_saying
+from cloud_pool.triton_server.log_filter import readable_line
+from cloud_pool.triton_server.repository import ServedModel, write_repository
 from models.llama_cpp.protocol import EngineOptions
 from router.errors import ConfigError
 
@@ -249,14 +249,17 @@ def test_free_ports_are_three() -> None:
 )
 def test_log_says_what_matters(line: str, said: str | None) -> None:
     """Complaints about missing GPUs and tables go; models, errors and what a model prints stay."""
-    assert worth_saying(line) == said
+    assert readable_line(line) == said
 
 
 def test_repository_names_each_model(tmp_path: Path) -> None:
     """Each model has the template's config and code, and its own engine options."""
-    lay_out(
+    write_repository(
         tmp_path,
-        (Served("a", EngineOptions(model_path="/w/a.gguf")), Served("b", EngineOptions(model_path="/w/b.gguf"))),
+        (
+            ServedModel("a", EngineOptions(model_path="/w/a.gguf")),
+            ServedModel("b", EngineOptions(model_path="/w/b.gguf")),
+        ),
     )
     assert (tmp_path / "a" / "config.pbtxt").read_bytes() == (tmp_path / "b" / "config.pbtxt").read_bytes()
     options = msgspec.json.decode((tmp_path / "b" / "1" / "model.json").read_bytes(), type=EngineOptions)

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from cloud_pool.app import App, build
-from cloud_pool.config import Config, ServerConfig, TierConfig
+from cloud_pool.config.schema import Config, ServerConfig, TierConfig
 
 PATIENCE_S = 20.0
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"

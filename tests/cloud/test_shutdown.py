@@ -10,7 +10,7 @@ import pytest
 from anyio import to_thread
 
 from cloud_pool.app import App, build
-from cloud_pool.config import Config, ServerConfig, TierConfig
+from cloud_pool.config.schema import Config, ServerConfig, TierConfig
 from router.errors import CausewayError, CloudUnreachable
 
 CONFIG = Config(

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2
 
-from cloud_pool import logprobs
-from cloud_pool.parameters import SamplingParameters
-from cloud_pool.tensors import Ask, delta_of, request_of
+from cloud_pool.upstreams.triton import logprobs
+from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
+from cloud_pool.upstreams.triton.tensors import InferenceRequest, read_delta, to_infer_request
 from router.errors import CloudFailed
 from router.types import TokenAlternative, TokenLogprob
 
@@ -29,7 +29,9 @@ def response(final: bool = False, **tensors: bytes) -> service_pb2.ModelInferRes
 def test_request_has_the_tensors_of_the_vllm_backend() -> None:
     """Names, types and shapes are those that a stock deployment takes."""
     parameters = SamplingParameters(max_tokens=3, logprobs=2)
-    request = request_of(Ask(model="m", prompt="h\u00e9", parameters=parameters, deadline=0.0), left_s=1.5)
+    request = to_infer_request(
+        InferenceRequest(model="m", prompt="h\u00e9", parameters=parameters, deadline=0.0), left_s=1.5
+    )
     sent = {tensor.name: (tensor.datatype, list(tensor.shape)) for tensor in request.inputs}
     assert sent == {
         "text_input": ("BYTES", [1]),
@@ -47,7 +49,7 @@ def test_request_has_the_tensors_of_the_vllm_backend() -> None:
 
 def test_response_of_two_sequences_is_read() -> None:
     """Each tensor has one element a sequence, in the same order."""
-    delta = delta_of(
+    delta = read_delta(
         response(
             final=True,
             text_output=texts(b"a", "\u00fc".encode()),
@@ -65,7 +67,7 @@ def test_response_of_two_sequences_is_read() -> None:
 
 def test_an_empty_last_response_is_an_end() -> None:
     """Some models send the flag of the end alone."""
-    assert delta_of(response(final=True), best=0).final
+    assert read_delta(response(final=True), best=0).final
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_an_empty_last_response_is_an_end() -> None:
 def test_a_broken_response_is_a_failed_cloud(tensors: dict[str, bytes]) -> None:
     """Missing, cut or contradicting tensors are an error of the backend, never a wrong answer."""
     with pytest.raises(CloudFailed):
-        delta_of(response(**tensors), best=0)
+        read_delta(response(**tensors), best=0)
 
 
 def test_logprobs_survive_the_tensor() -> None:

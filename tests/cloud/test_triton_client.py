@@ -13,18 +13,18 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.admission import Admission
-from cloud_pool.config import TierConfig
-from cloud_pool.dispatch.dispatch import Dispatch
-from cloud_pool.ladder.ladder import Ladder, Sense
-from cloud_pool.ladder.settings import LadderConfig
-from cloud_pool.parameters import SamplingParameters
-from cloud_pool.pool.place import place_of
-from cloud_pool.pool.pool import Pool
-from cloud_pool.service import Call, Lane, Service
-from cloud_pool.tensors import Ask, Delta
-from cloud_pool.tiers import Tier, Wording
-from cloud_pool.triton import Triton
+from cloud_pool.admission import AdmissionController
+from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
+from cloud_pool.balancing.pool import Pool
+from cloud_pool.config.schema import TierConfig
+from cloud_pool.config.tiers import ChatFormat, Tier
+from cloud_pool.degradation.config import DegradationConfig
+from cloud_pool.degradation.fallback import TierFallback, TierSignals
+from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.serving.service import RequestContext, Service, TierRuntime
+from cloud_pool.upstreams.triton.client import TritonClient
+from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
+from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded, StreamBroken
 from router.types import Chunk, Message, Request
 
@@ -104,7 +104,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 @asynccontextmanager
-async def bed(script: Script, *, stop_s: float = PATIENCE_S) -> AsyncIterator[tuple[FakeTriton, Triton]]:
+async def bed(script: Script, *, stop_s: float = PATIENCE_S) -> AsyncIterator[tuple[FakeTriton, TritonClient]]:
     fake = FakeTriton(script)
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
@@ -113,7 +113,7 @@ async def bed(script: Script, *, stop_s: float = PATIENCE_S) -> AsyncIterator[tu
     try:
         async with anyio.create_task_group() as tasks:
             fake.address = f"127.0.0.1:{port}"
-            triton = Triton(fake.address, tasks, pauses_s=(0.01, 0.01), stop_s=stop_s)
+            triton = TritonClient(fake.address, tasks, pauses_s=(0.01, 0.01), stop_s=stop_s)
             with anyio.fail_after(PATIENCE_S):
                 yield fake, triton
             tasks.cancel_scope.cancel()
@@ -123,8 +123,8 @@ async def bed(script: Script, *, stop_s: float = PATIENCE_S) -> AsyncIterator[tu
         await server.stop(None)
 
 
-def ask(seconds: float = PATIENCE_S, traceparent: str = "") -> Ask:
-    return Ask(
+def ask(seconds: float = PATIENCE_S, traceparent: str = "") -> InferenceRequest:
+    return InferenceRequest(
         model="m",
         prompt="p",
         parameters=SamplingParameters(max_tokens=4),
@@ -134,7 +134,7 @@ def ask(seconds: float = PATIENCE_S, traceparent: str = "") -> Ask:
     )
 
 
-async def collect(triton: Triton, question: Ask) -> list[Delta]:
+async def collect(triton: TritonClient, question: InferenceRequest) -> list[Delta]:
     async with aclosing(triton.generate(question)) as deltas:
         return [delta async for delta in deltas]
 
@@ -226,7 +226,7 @@ async def test_leaving_cancels_the_call(how: str) -> None:
         await fake.cancelled.wait()
 
 
-async def _read_forever(triton: Triton, began: asyncio.Event) -> None:
+async def _read_forever(triton: TritonClient, began: asyncio.Event) -> None:
     async with aclosing(triton.generate(ask())) as deltas:
         async for _ in deltas:
             began.set()
@@ -256,7 +256,7 @@ class Obeys:
         yield Reply(error_message="client_gone: the request was cancelled")
 
 
-async def leave_after_one(triton: Triton) -> None:
+async def leave_after_one(triton: TritonClient) -> None:
     async with aclosing(triton.generate(ask())) as deltas:
         await anext(deltas)
 
@@ -352,15 +352,15 @@ async def test_a_call_that_brought_nothing_yet_is_cancelled() -> None:
 
 
 def tier() -> Tier:
-    wording = Wording("{% for m in messages %}<|u|>{{ m.content }}{% endfor %}", special=("<|u|>",))
-    return Tier(TierConfig(name="stock", model="vllm_model", template_file="x", max_tokens=77), wording)
+    chat_format = ChatFormat("{% for m in messages %}<|u|>{{ m.content }}{% endfor %}", special=("<|u|>",))
+    return Tier(TierConfig(name="stock", model="vllm_model", template_file="x", max_tokens=77), chat_format)
 
 
-async def answer(triton: Triton, request: Request, admission: Admission) -> list[Chunk]:
-    pool = Pool("stock", "vllm_model", [place_of("t:1")], lambda _: triton)
-    lane = Lane(tier(), admission, Dispatch(pool))
-    service = Service({"stock": lane}, Ladder(LadderConfig(), {"stock": Sense(pool, admission)}))
-    call = Call(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)
+async def answer(triton: TritonClient, request: Request, admission: AdmissionController) -> list[Chunk]:
+    pool = Pool("stock", "vllm_model", [parse_endpoint_address("t:1")], lambda _: triton)
+    lane = TierRuntime(tier(), admission, Dispatcher(pool))
+    service = Service({"stock": lane}, TierFallback(DegradationConfig(), {"stock": TierSignals(pool, admission)}))
+    call = RequestContext(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)
     async with aclosing(service.answer(call)) as chunks:
         return [chunk async for chunk in chunks if isinstance(chunk, Chunk)]
 
@@ -370,7 +370,7 @@ CHAT = Request(kind="chat", model="stock", messages=(Message("user", "hi <|u|>")
 
 async def test_a_stock_backend_is_understood() -> None:
     """The prompt's length, said with each response, counts once; the model's own name and a limit are sent."""
-    admission = Admission(1, 0)
+    admission = AdmissionController(1, 0)
     async with bed(two_pieces) as (fake, triton):
         chunks = await answer(triton, CHAT, admission)
     assert "".join(chunk.text for chunk in chunks) == "ab"
@@ -404,7 +404,7 @@ async def fails_second(request: service_pb2.ModelInferRequest, context: object) 
 )
 async def test_a_failed_answer_gives_its_place_back(script: Script, request_: Request) -> None:
     """An abort, an error and one prompt of several that fails: each is an error, and the tier is free again."""
-    admission = Admission(1, 0)
+    admission = AdmissionController(1, 0)
     async with bed(script) as (_, triton):
         with pytest.raises(CausewayError):
             await answer(triton, request_, admission)
@@ -413,7 +413,7 @@ async def test_a_failed_answer_gives_its_place_back(script: Script, request_: Re
 
 async def test_a_cancelled_answer_gives_its_place_back() -> None:
     """Who leaves, also with several prompts, frees the place and every call in Triton."""
-    admission = Admission(1, 0)
+    admission = AdmissionController(1, 0)
     both = Request(kind="completion", model="stock", prompts=("one", "two"))
     async with bed(hang_after_one) as (fake, triton):
         task = asyncio.ensure_future(answer(triton, both, admission))

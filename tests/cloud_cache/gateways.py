@@ -12,20 +12,20 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.cache.front import Front
-from cloud_pool.cache.reply import Reply
-from cloud_pool.cache.settings import CacheConfig
-from cloud_pool.cache.shared import SharedCache
-from cloud_pool.call import Call, Head, Piece
-from cloud_pool.config import TierConfig
-from cloud_pool.tiers import Tier, Wording
-from cloud_pool.traced import Trace
+from cloud_pool.cache.caching_service import CachingService
+from cloud_pool.cache.config import CacheConfig
+from cloud_pool.cache.shared_cache import SharedCache
+from cloud_pool.cache.single_flight.reply import Reply
+from cloud_pool.config.schema import TierConfig
+from cloud_pool.config.tiers import ChatFormat, Tier
+from cloud_pool.observability.tracing import Trace
+from cloud_pool.serving.request_context import AnswerHead, Piece, RequestContext
 from router.errors import CausewayError
 from router.types import Chunk, Message, Request, Sampling, Usage
 
-TIER = Tier(TierConfig(name="large", aliases=("big",)), Wording("template"))
+TIER = Tier(TierConfig(name="large", aliases=("big",)), ChatFormat("template"))
 TIERS = {"large": TIER, "big": TIER}
-HEAD = Head((("x-causeway-tier", "large"),))
+HEAD = AnswerHead((("x-causeway-tier", "large"),))
 USAGE = Usage(20, 3)
 PATIENCE_S = 20.0
 _ids = itertools.count()
@@ -54,20 +54,20 @@ class Clock:
 class Script:
     """A service. Says a word for each permit, then ends or breaks; remembers what it was asked and what was stopped."""
 
-    def __init__(self, *words: str, error: CausewayError | None = None, head: Head = HEAD) -> None:
+    def __init__(self, *words: str, error: CausewayError | None = None, head: AnswerHead = HEAD) -> None:
         self.words = words or ("one ", "two ", "three")
         self.error = error  # of runs that begin from now on
         self.breaks_after = len(self.words)  # words, with an error
         self.head = head
         self.permits = asyncio.Semaphore(0)
-        self.asked: list[Call] = []
+        self.asked: list[RequestContext] = []
         self.stopped = 0
 
     def permit(self, count: int = 1) -> None:
         for _ in range(count):
             self.permits.release()
 
-    async def __call__(self, call: Call) -> AsyncGenerator[Piece, None]:
+    async def __call__(self, call: RequestContext) -> AsyncGenerator[Piece, None]:
         self.asked.append(call)
         error, breaks_after = self.error, self.breaks_after
         try:
@@ -95,7 +95,7 @@ class Gateway:
         self.registry = CollectorRegistry()
         self.script = script
         self.cache = SharedCache(config, url, TIERS, self.registry, now_ms=clock)
-        self.front = Front(self.cache, script)
+        self.caching_service = CachingService(self.cache, script)
         self.started = anyio.Event()
         self._scope = anyio.CancelScope()
 
@@ -103,7 +103,7 @@ class Gateway:
         """Until `stop`."""
         with self._scope:
             async with anyio.create_task_group() as tasks:
-                self.front.start(tasks)
+                self.caching_service.start(tasks)
                 self.started.set()
                 await anyio.sleep_forever()
 
@@ -130,7 +130,7 @@ class Gateway:
         stays: bool = False,
         trace: Trace | None = None,
     ) -> Asked:
-        call = Call(
+        call = RequestContext(
             id=f"call{next(_ids)}",
             request=request,
             tier=TIER,
@@ -140,7 +140,7 @@ class Gateway:
             stays=stays,
             trace=trace,
         )
-        return Asked(*self.front.reply(call))
+        return Asked(*self.caching_service.reply(call))
 
 
 class Asked:
@@ -178,7 +178,7 @@ class Asked:
         try:
             async with aclosing(self._pieces) as pieces:
                 async for piece in pieces:
-                    if isinstance(piece, Head):
+                    if isinstance(piece, AnswerHead):
                         assert not self.got
                         self.headers = dict(piece.headers)
                     else:
@@ -199,7 +199,7 @@ async def gateway(
     finally:
         made.stop()
         await root
-        await made.front.close()
+        await made.caching_service.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:

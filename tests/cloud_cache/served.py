@@ -17,21 +17,21 @@ import aiohttp
 import anyio
 import msgspec
 
-from cloud_pool.app import build_desk
-from cloud_pool.cache.front import Front
-from cloud_pool.cache.shared import SharedCache, read_secret
-from cloud_pool.call import head_of
-from cloud_pool.config import Config, Flags, load_config
-from cloud_pool.listener import Listener
-from cloud_pool.metrics import Metrics
-from cloud_pool.readiness import Readiness
-from cloud_pool.server import Server
-from cloud_pool.service import Service
-from cloud_pool.tiers import by_name, load_tiers
+from cloud_pool.app import build_accounts
+from cloud_pool.cache.caching_service import CachingService
+from cloud_pool.cache.shared_cache import SharedCache, read_secret
+from cloud_pool.config.schema import Config, Flags, load_config
+from cloud_pool.config.tiers import by_name, load_tiers
+from cloud_pool.http.listener import Listener
+from cloud_pool.http.readiness import Readiness
+from cloud_pool.http.server import Server
+from cloud_pool.observability.metrics import Metrics
+from cloud_pool.serving.request_context import answer_head
+from cloud_pool.serving.service import Service
 
 from .gateways import Script
 
-HEAD = head_of("assistant-large", "asked")
+HEAD = answer_head("assistant-large", "asked")
 
 ASK = {"model": "assistant-large", "messages": [{"role": "user", "content": "my secret question"}]}
 
@@ -78,27 +78,29 @@ async def _serve(
 ) -> None:
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
     tiers, metrics = load_tiers(config), Metrics()
-    desk = build_desk(config, metrics)
+    desk = build_accounts(config, metrics)
     cache = None
     if config.cache.enabled:
         secret = read_secret(config.cache)
         cache = SharedCache(config.cache, config.redis, by_name(tiers), metrics.registry, secret=secret, now_ms=now_ms)
-    front = Front(cache, script)
+    caching_service = CachingService(cache, script)
     service = cast("Service", SimpleNamespace(answer=script))
     ready = Readiness({}, 1.0)
-    server = Server(config.server, by_name(tiers), service, ready, desk.gate, desk.ledger, metrics, front=front)
+    server = Server(
+        config.server, by_name(tiers), service, ready, desk.gate, desk.ledger, metrics, caching_service=caching_service
+    )
     listener = Listener(config.server, server.handle)
     async with anyio.create_task_group() as tasks, aiohttp.ClientSession() as session:
         await desk.prepare()
         await listener.start()
         desk.start(tasks)
-        front.start(tasks)
+        caching_service.start(tasks)
         started.set_result(Served(f"http://127.0.0.1:{listener.port}", script, metrics, session))
         await stop.wait()
         await listener.close()
         tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
-            await front.close()
+            await caching_service.close()
             await desk.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloud_pool.cache.settings import CacheConfig
+from cloud_pool.cache.config import CacheConfig
 from router.errors import CloudFailed, Draining
 from tests.redis_server import RedisServer
 
@@ -114,6 +114,8 @@ def test_any_order(redis_server: RedisServer, actions: list[tuple[str, int | Non
                 await bed.act(*action)
             await bed.settle()
             bed.check()
-            await until(lambda: not any(each.front._flights or each.front._following for each in made))
+            await until(
+                lambda: not any(each.caching_service._flights or each.caching_service._following for each in made)
+            )
 
     asyncio.run(asyncio.wait_for(run(), 60.0))

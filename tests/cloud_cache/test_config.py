@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from cloud_pool.app import build
-from cloud_pool.cache.settings import CacheConfig
-from cloud_pool.config import Flags, load_config
+from cloud_pool.cache.config import CacheConfig
+from cloud_pool.config.schema import Flags, load_config
 from router.errors import ConfigError
 
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.cache.entry import Codec, Corrupt, pack_pieces, unpack_pieces
-from cloud_pool.call import Head
+from cloud_pool.cache.entry_codec import CorruptEntry, EntryCodec, pack_pieces, unpack_pieces
+from cloud_pool.serving.request_context import AnswerHead
 from router.types import Chunk, TokenLogprob, ToolCallDelta, Usage
 
 KEY = "0" * 32
-HEAD = Head((("x-causeway-tier", "large"),))
+HEAD = AnswerHead((("x-causeway-tier", "large"),))
 ANSWER = (
     Chunk(text="wor", tokens=1),
     Chunk(text="ds ", tokens=1, index=1),
@@ -22,8 +22,8 @@ ANSWER = (
 )
 
 
-def codec(secret: bytes = b"", *, compress_above: int = 1 << 20, most: int = 1 << 20) -> Codec:
-    return Codec(secret, compress_above_bytes=compress_above, max_entry_bytes=most)
+def codec(secret: bytes = b"", *, compress_above: int = 1 << 20, most: int = 1 << 20) -> EntryCodec:
+    return EntryCodec(secret, compress_above_bytes=compress_above, max_entry_bytes=most)
 
 
 @pytest.mark.parametrize("compress_above", [0, 1 << 20])
@@ -57,16 +57,16 @@ def test_one_bit_is_enough(at: int, bit: int, compress_above: int) -> None:
     made = codec(compress_above=compress_above)
     entry = bytearray(made.pack(KEY, HEAD, ANSWER) or b"")
     entry[at % len(entry)] ^= 1 << bit
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptEntry):
         made.unpack(KEY, bytes(entry), 0.0)
 
 
 @given(st.binary(max_size=200))
 def test_anything_else_is_corrupt(data: bytes) -> None:
     """Bytes that we did not write are no entry and no pieces, whatever they are."""
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptEntry):
         codec().unpack(KEY, data, 0.0)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptEntry):
         unpack_pieces(data, 0)
 
 
@@ -75,7 +75,7 @@ def test_an_entry_belongs_to_its_key_and_secret() -> None:
     entry = codec(b"s" * 16).pack(KEY, HEAD, ANSWER)
     assert entry is not None
     for other, key in ((codec(b"s" * 16), "1" * 32), (codec(b"t" * 16), KEY), (codec(), KEY)):
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptEntry):
             other.unpack(key, entry, 0.0)
 
 
@@ -84,7 +84,7 @@ def test_a_bomb_does_not_go_off() -> None:
     text = "a" * 1_000_000
     entry = codec(compress_above=0).pack(KEY, HEAD, [Chunk(text=text, finish_reason="stop")])
     assert entry is not None
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptEntry):
         codec(most=len(entry)).unpack(KEY, entry, 0.0)
 
 
@@ -110,5 +110,5 @@ def test_pieces_that_come_twice_count_once() -> None:
     assert unpack_pieces(data, 2) == (HEAD, ANSWER[2:4])
     assert unpack_pieces(data, 3)[1] == ANSWER[3:4]
     assert unpack_pieces(data, 9)[1] == ()
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptEntry):
         unpack_pieces(data, 1)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import redis
 
-from cloud_pool.cache.settings import CacheConfig
+from cloud_pool.cache.config import CacheConfig
 from tests.redis_server import RedisServer
 
 from .gateways import Clock, Gateway, ask, gateway, until
@@ -57,7 +57,7 @@ async def test_without_redis_requests_go_on(two: Two, own_redis: RedisServer) ->
     await asyncio.sleep(0.1)
     one.script.permit(9)
     await one.ask(ask()).end()
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     other.script.permit(9)
     assert (await other.ask(ask()).end()).reply.status == "hit"
 
@@ -68,7 +68,7 @@ async def test_a_redis_that_hangs_costs_its_timeout_once(two: Two, own_redis: Re
     assert own_redis._process is not None
     one.script.permit(99)
     await one.ask(ask("warm")).end()
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     one.cache.store._config = msgspec.structs.replace(one.cache.config, retry_s=3600.0)
     os.kill(own_redis._process.pid, signal.SIGSTOP)
     try:
@@ -108,7 +108,7 @@ async def test_redis_forgets_while_an_answer_is_made(two: Two, own_redis: RedisS
     assert (await other.ask(ask()).end()).reply.status == "miss"
     one.script.permit(9)
     assert (await leader.end()).text == "one two three"
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     assert one.fault("lost_lease") == 1
 
 
@@ -135,7 +135,7 @@ async def test_rubbish_is_no_answer(two: Two, own_redis: RedisServer, hasty: Cac
     one, other = two
     one.script.permit(9)
     await one.ask(ask()).end()
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     with redis.Redis.from_url(own_redis.url) as client:
         key = entry_of(client, hasty)
         value = client.hget(key, "value")
@@ -155,7 +155,7 @@ async def test_rubbish_is_no_answer(two: Two, own_redis: RedisServer, hasty: Cac
         other.script.permit(9)
         found = await other.ask(ask()).end()
         assert (found.text, found.reply.status) == ("one two three", "miss")
-        await until(lambda: not other.front._flights)
+        await until(lambda: not other.caching_service._flights)
         assert other.fault("corrupt") == (1 if harm in ("turned bits", "cut", "empty") else 0)
         assert client.hget(key, "value") == value
     assert (await one.ask(ask()).end()).reply.status == "hit"
@@ -166,7 +166,7 @@ async def test_rubbish_is_no_stale_answer(two: Two, own_redis: RedisServer, hast
     one, other = two
     one.script.permit(9)
     await one.ask(ask()).end()
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     assert await other.cache.stale(ask(), "acme") is not None
     with redis.Redis.from_url(own_redis.url) as client:
         client.hset(entry_of(client, hasty), "value", b"rubbish")

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.cache.answer import Kept
-from cloud_pool.cache.entry import Codec
+from cloud_pool.cache.cached_answer import CachedAnswer
+from cloud_pool.cache.config import CacheConfig
+from cloud_pool.cache.entry_codec import EntryCodec
 from cloud_pool.cache.metrics import CacheMetrics
-from cloud_pool.cache.settings import CacheConfig
-from cloud_pool.cache.store import Leader, Lease, Slot, Store
-from cloud_pool.call import Head
+from cloud_pool.cache.store import AnswerStore, GenerationKey, LeaderLease, RemoteLeader
+from cloud_pool.serving.request_context import AnswerHead
 from router.types import Chunk
 from tests.redis_server import RedisServer
 
@@ -28,7 +28,7 @@ from .gateways import Clock
 
 LEASE_S, TTL_S, STALE_S = 3.0, 10.0, 20.0
 NAMES = st.sampled_from(["a", "b", "c"])
-SLOT = Slot("0" * 32, "standard")
+SLOT = GenerationKey("0" * 32, "standard")
 _machines = itertools.count()
 
 
@@ -47,14 +47,15 @@ class Leases(RuleBasedStateMachine):
             stale_if_error_s=STALE_S,
             timeout_s=0.7,
         )
-        self.codec = Codec(b"", compress_above_bytes=1000, max_entry_bytes=1000)
+        self.codec = EntryCodec(b"", compress_above_bytes=1000, max_entry_bytes=1000)
         self.metrics = CacheMetrics(CollectorRegistry())
         self.stores = {
-            name: Store(self.url, config, self.codec, self.metrics, home=name, now_ms=self.clock) for name in "abc"
+            name: AnswerStore(self.url, config, self.codec, self.metrics, home=name, now_ms=self.clock)
+            for name in "abc"
         }
-        self.leases: dict[str, Lease] = {}  # what each gateway believes to hold
-        self.leaders: dict[str, Leader] = {}  # whom each gateway follows
-        self.holder: tuple[str, Lease] | None = None  # in truth
+        self.leases: dict[str, LeaderLease] = {}  # what each gateway believes to hold
+        self.leaders: dict[str, RemoteLeader] = {}  # whom each gateway follows
+        self.holder: tuple[str, LeaderLease] | None = None  # in truth
         self.until = 0.0
         self.wanted_until = 0.0
         self.kept: tuple[str, float] | None = None  # text, when
@@ -88,15 +89,15 @@ class Leases(RuleBasedStateMachine):
         """A fresh answer, else follow whoever leads, else lead."""
         found = self.loop.run_until_complete(self.stores[name].enter(SLOT, may_follow=True))
         if self.kept is not None and self.now - self.kept[1] < TTL_S:
-            assert isinstance(found, Kept)
+            assert isinstance(found, CachedAnswer)
             assert found.chunks[0].text == self.kept[0]
             assert abs(found.age_s - (self.now - self.kept[1])) < 0.01
         elif self.is_led and self.holder is not None and self.holder[0] != name:
-            assert found == Leader(SLOT, self.holder[1].fence)
+            assert found == RemoteLeader(SLOT, self.holder[1].fence)
             self.leaders[name] = found
             self.wanted_until = self.now + 2 * LEASE_S
         else:
-            assert isinstance(found, Lease)
+            assert isinstance(found, LeaderLease)
             assert found.took_over == (self.holder is not None)
             self.fences.append(int(found.fence.partition("-")[0]))
             self.leases[name], self.holder = found, (name, found)
@@ -123,7 +124,9 @@ class Leases(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.leases)))
         lease = self.leases.pop(name)
         text = f"answer {next(self.answers)}"
-        value = self.codec.pack(SLOT.key, Head(), [Chunk(text=text, finish_reason="stop")]) if worth_keeping else b""
+        value = (
+            self.codec.pack(SLOT.key, AnswerHead(), [Chunk(text=text, finish_reason="stop")]) if worth_keeping else b""
+        )
         assert value is not None
         held = self.holder == (name, lease)
         assert self.loop.run_until_complete(self.stores[name].keep(lease, value, b"")) == held

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.cache.resume import Resume, Said
-from cloud_pool.cache.rules import Keys, refusal
-from cloud_pool.cache.settings import CacheConfig
-from cloud_pool.config import TierConfig
-from cloud_pool.tiers import Tier, Wording
+from cloud_pool.cache.config import CacheConfig
+from cloud_pool.cache.rules import CacheKeys, refusal
+from cloud_pool.cache.single_flight.resume import EmittedPrefix, ResumeFilter
+from cloud_pool.config.schema import TierConfig
+from cloud_pool.config.tiers import ChatFormat, Tier
 from router.errors import ConfigError, StreamBroken
-from router.types import Chunk, Request, Sampling, Tool, ToolCallDelta, Usage, Wishes
+from router.types import Chunk, Request, RoutingHints, Sampling, Tool, ToolCallDelta, Usage
 
 from .gateways import TIER, ask
 
 ON = CacheConfig(enabled=True)
-COOL = Tier(TierConfig(name="cool"), Wording("template", temperature=0.0))
+COOL = Tier(TierConfig(name="cool"), ChatFormat("template", temperature=0.0))
 TOOL = (Tool("lamp"),)
 
 
@@ -40,10 +40,10 @@ TOOL = (Tool("lamp"),)
         (ask(tools=TOOL), TIER, CacheConfig(enabled=True, tools=True), ""),
         (ask(echo=True), TIER, ON, "echo"),
         (ask(resume="token"), TIER, ON, "rest of an answer"),
-        (ask(wishes=Wishes(tags=("private",))), TIER, ON, "private"),
-        (ask(wishes=Wishes(tags=("no-store",))), TIER, CacheConfig(enabled=True, private_tags=()), "private"),
-        (ask(wishes=Wishes(tags=("staff",))), TIER, CacheConfig(enabled=True, private_tags=("staff",)), "private"),
-        (ask(wishes=Wishes(tags=("staff",))), TIER, ON, ""),
+        (ask(hints=RoutingHints(tags=("private",))), TIER, ON, "private"),
+        (ask(hints=RoutingHints(tags=("no-store",))), TIER, CacheConfig(enabled=True, private_tags=()), "private"),
+        (ask(hints=RoutingHints(tags=("staff",))), TIER, CacheConfig(enabled=True, private_tags=("staff",)), "private"),
+        (ask(hints=RoutingHints(tags=("staff",))), TIER, ON, ""),
         (ask(kind="embedding"), TIER, ON, "embeddings"),
     ],
 )
@@ -54,12 +54,12 @@ def test_what_is_kept_out(request_: Request, tier: Tier, config: CacheConfig, wh
 
 def test_one_question_has_one_key() -> None:
     """How it is delivered, which alias was used, who asked and a default that is spelt out make no other key."""
-    keys = Keys(ON)
+    keys = CacheKeys(ON)
     key = keys.key(ask(), TIER, "acme")
     for same in (
         ask(stream=True, include_usage=True),
         ask(model="big"),
-        ask(user="eva", wishes=Wishes(client="kiosk", deadline_ms=5)),
+        ask(user="eva", hints=RoutingHints(client="kiosk", deadline_ms=5)),
     ):
         assert keys.key(same, TIER, "acme") == key
     assert keys.key(ask(temperature=None), COOL, "acme") == keys.key(ask(), COOL, "acme")
@@ -68,9 +68,9 @@ def test_one_question_has_one_key() -> None:
 def test_other_questions_have_other_keys() -> None:
     """Another tenant, tier, template, version, secret or question: another key."""
     base = (ON, b"", ask(), TIER, "acme")
-    reworded = msgspec.structs.replace(TIER, wording=Wording("another template"))
+    reworded = msgspec.structs.replace(TIER, chat_format=ChatFormat("another template"))
     found = {
-        Keys(config, secret).key(request, tier, tenant)
+        CacheKeys(config, secret).key(request, tier, tenant)
         for config, secret, request, tier, tenant in (
             base,
             (ON, b"", ask(), TIER, "acm"),
@@ -89,7 +89,7 @@ def test_other_questions_have_other_keys() -> None:
 def test_a_key_says_nothing() -> None:
     """A key is 32 hex digits, whatever was asked."""
     for text in ("", "wake me up", "x" * 10_000):
-        assert len(bytes.fromhex(Keys(ON).key(ask(text), TIER, "acme"))) == 16
+        assert len(bytes.fromhex(CacheKeys(ON).key(ask(text), TIER, "acme"))) == 16
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ def cut(text: str, marks: set[int]) -> list[str]:
 )
 def test_same_words_are_said_once(text: str, had: int, old: set[int], new: set[int]) -> None:
     """However both tries were cut into pieces, the client gets the text once, with its end."""
-    said = Said()
+    said = EmittedPrefix()
     got = ""
     for piece in cut(text[:had], old) if text[:had] else []:
         said.note(Chunk(text=piece))
         got += piece
-    resume = said.resume() or Resume({})
+    resume = said.resume() or ResumeFilter({})
     again = [Chunk(text=piece, tokens=1) for piece in cut(text, new)]
     again += [Chunk(finish_reason="stop"), Chunk(usage=Usage(1, 1))]
     rest = [piece for piece in map(resume.take, again) if piece is not None]
@@ -145,7 +145,7 @@ def test_same_words_are_said_once(text: str, had: int, old: set[int], new: set[i
 )
 def test_other_words_break_the_stream(piece: Chunk) -> None:
     """A new try that says something else, or ends before what was said, is no continuation."""
-    said = Said()
+    said = EmittedPrefix()
     said.note(Chunk(text="one word"))
     resume = said.resume()
     assert resume is not None
@@ -155,7 +155,7 @@ def test_other_words_break_the_stream(piece: Chunk) -> None:
 
 def test_an_ended_choice_ends_once() -> None:
     """Who has a choice to its end gets the rest of the others and the usage, and breaks if the choice goes on."""
-    said = Said()
+    said = EmittedPrefix()
     for had in (Chunk(text="one"), Chunk(finish_reason="stop"), Chunk(text="tw", index=1)):
         said.note(had)
     again = [Chunk(text="one"), Chunk(text="two", index=1), Chunk(finish_reason="stop")]
@@ -173,7 +173,7 @@ def test_an_ended_choice_ends_once() -> None:
 
 def test_only_plain_text_goes_on() -> None:
     """A stream that has had more than text cannot be continued; one that had nothing starts afresh."""
-    said = Said()
+    said = EmittedPrefix()
     assert said.resume() is None
     said.note(Chunk(tool_calls=(ToolCallDelta(0, "{}"),)))
     with pytest.raises(StreamBroken):

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from cloud_pool.cache.settings import CacheConfig
-from cloud_pool.call import Head
+from cloud_pool.cache.config import CacheConfig
+from cloud_pool.serving.request_context import AnswerHead
 from router.errors import CloudFailed, DeadlineExceeded, InvalidRequest, QueueFull, StreamBroken
 from router.types import Usage
 from tests.redis_server import RedisServer
@@ -30,7 +30,7 @@ async def test_answer_is_kept_for_all_gateways(two: Two, clock: Clock) -> None:
     one, other = two
     one.script.permit(9)
     made = await one.ask(ask()).end()
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     clock.move(7.0)
     found = await other.ask(ask()).end()
     assert made.text == found.text == "one two three"
@@ -49,7 +49,7 @@ async def test_streamed_and_whole_share(two: Two, first: bool) -> None:
     one, other = two
     one.script.permit(9)
     made = await one.ask(ask(stream=first)).end()
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     found = await other.ask(ask(stream=not first)).end()
     assert made.text == found.text
     assert found.reply.status == "hit"
@@ -61,7 +61,7 @@ async def test_old_answers_are_made_anew(two: Two, clock: Clock, config: CacheCo
     one, other = two
     one.script.permit(99)
     await one.ask(ask()).end()
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     clock.move(config.ttl_s)
     stale = await other.cache.stale(ask(), "acme")
     assert stale is not None
@@ -69,7 +69,7 @@ async def test_old_answers_are_made_anew(two: Two, clock: Clock, config: CacheCo
     assert await other.cache.stale(ask(), "emca") is None
     again = await one.ask(ask()).end()
     assert again.reply.status == "miss"
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     clock.move(config.ttl_s + config.stale_if_error_s)
     assert await other.cache.stale(ask(), "acme") is None
 
@@ -123,11 +123,11 @@ async def test_calls_to_redis(redis_server: RedisServer, config: CacheConfig, cl
 
             one.script.permit(999)
             await one.ask(ask("the scripts are loaded now")).end()
-            await until(lambda: not one.front._flights)
+            await until(lambda: not one.caching_service._flights)
             before = calls()
             for each in [one.ask(ask(stream=True)) for _ in range(20)]:
                 await each.end()
-            await until(lambda: not one.front._flights)
+            await until(lambda: not one.caching_service._flights)
             made = calls()
             assert (await one.ask(ask()).end()).reply.status == "hit"
             assert (made - before, calls() - made) == (2, 1)
@@ -142,7 +142,7 @@ async def test_pieces_cross_redis_only_where_somebody_waits(
     one, _ = two
     one.script.permit(9)
     await one.ask(ask(stream=True)).end()
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     with redis.Redis.from_url(redis_server.url) as client:
         keys = [key.decode() for key in client.keys(f"{config.prefix}:*")]
         ttls = [client.pttl(key) for key in keys]
@@ -196,7 +196,7 @@ async def test_a_leader_whose_client_leaves_goes_on_for_those_elsewhere(two: Two
     one.script.permit(3)
     assert (await follower.end()).text == "one two three"
     assert (one.script.stopped, len(other.script.asked)) == (0, 0)
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     assert (await other.ask(ask()).end()).reply.status == "hit"
 
 
@@ -208,7 +208,7 @@ async def test_nobody_left_stops_the_work(two: Two) -> None:
     await until(lambda: asked.text == "one ")
     await asked.leave()
     await until(lambda: one.script.stopped == 1)
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     other.script.permit(9)
     assert (await other.ask(ask()).end()).reply.status == "miss"
     assert other.fault("took_over") == 0
@@ -268,7 +268,7 @@ async def test_tenants_are_apart(two: Two) -> None:
     one, other = two
     one.script.permit(9)
     await one.ask(ask(), tenant="acme").end()
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     strangers = [other.ask(ask(), tenant="emca"), one.ask(ask(), tenant="emca2")]
     await until(lambda: len(other.script.asked) == 1 and len(one.script.asked) == 2)
     one.script.permit(9)
@@ -285,7 +285,7 @@ async def test_the_urgent_do_not_wait_for_the_rest(two: Two) -> None:
     await until(lambda: len(other.script.asked) == 1)
     other.script.permit(9)
     assert (await urgent.end()).reply.status == "miss"
-    await until(lambda: not other.front._flights)
+    await until(lambda: not other.caching_service._flights)
     assert (await one.ask(ask(), priority="standard").end()).reply.status == "hit"
     one.script.permit(9)
     await bulk.end()
@@ -306,8 +306,8 @@ async def test_whoever_takes_no_less_waits_for_no_less(two: Two) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        ask(wishes=msgspec.structs.replace(ask().wishes, tags=("private",))),
-        ask(wishes=msgspec.structs.replace(ask().wishes, tags=("no-store",))),
+        ask(hints=msgspec.structs.replace(ask().hints, tags=("private",))),
+        ask(hints=msgspec.structs.replace(ask().hints, tags=("no-store",))),
         ask(temperature=0.7),
         ask(temperature=None),
         ask(n=2),
@@ -337,15 +337,15 @@ async def test_what_is_kept_out_stays_out(
 async def test_second_choice_is_shared_and_not_kept(two: Two) -> None:
     """Those who wait get an answer of second choice; later ones are asked anew."""
     one, other = two
-    one.script.head = Head((("x-causeway-degraded", "true"),), keep=False)
+    one.script.head = AnswerHead((("x-causeway-degraded", "true"),), keep=False)
     leader = one.ask(ask(stream=True))
     one.script.permit(1)
     await until(lambda: leader.text == "one ")
     follower = other.ask(ask())
-    await until(lambda: one.front._leads and next(iter(one.front._leads.values()))._waited_for)
+    await until(lambda: one.caching_service._leads and next(iter(one.caching_service._leads.values()))._waited_for)
     one.script.permit(3)
     assert (await follower.end()).headers["x-causeway-degraded"] == "true"
-    await until(lambda: not one.front._flights)
+    await until(lambda: not one.caching_service._flights)
     other.script.permit(9)
     assert (await other.ask(ask()).end()).reply.status == "miss"
 
@@ -361,7 +361,7 @@ async def test_errors_are_not_shared(two: Two, error: Exception) -> None:
     leader = one.ask(ask())
     await until(lambda: len(one.script.asked) == 1)
     beside, elsewhere = one.ask(ask()), other.ask(ask())
-    await until(lambda: bool(other.front._following))
+    await until(lambda: bool(other.caching_service._following))
     one.script.error = None
     one.script.permit(3 + 1)
     assert (await leader.end()).error is error
@@ -393,7 +393,7 @@ async def test_after_some_rounds_each_asks_for_itself(two: Two) -> None:
     for each in asked:
         assert isinstance((await each.end()).error, CloudFailed)
     assert len(one.script.asked) == 6
-    assert not one.front._flights
+    assert not one.caching_service._flights
 
 
 async def test_a_broken_stream_goes_on_where_it_was(two: Two) -> None:
@@ -486,10 +486,10 @@ async def test_a_leader_that_was_taken_for_dead_changes_nothing(
         clock.move(3601.0)
         one.script.permit(9)
         assert (await one.ask(ask()).end()).reply.status == "miss"
-        await until(lambda: not one.front._flights)
+        await until(lambda: not one.caching_service._flights)
         slow.permit(9)
         assert (await first.end()).text == "stale words"
-        await until(lambda: not late.front._flights)
+        await until(lambda: not late.caching_service._flights)
         assert late.fault("lost_lease") == 1
     assert (await other.ask(ask()).end()).text == "one two three"
 
@@ -501,7 +501,7 @@ async def test_too_large_is_not_kept(redis_server: RedisServer, config: CacheCon
         one.script.permit(99)
         for count in (1, 2):
             assert (await one.ask(ask()).end()).reply.status == "miss"
-            await until(lambda: not one.front._flights)
+            await until(lambda: not one.caching_service._flights)
             assert one.fault("not_kept") == count
 
 
@@ -516,8 +516,8 @@ async def test_a_long_answer_is_bounded_in_memory(redis_server: RedisServer, con
         leader = one.ask(ask(stream=True))
         script.permit(50)
         await until(lambda: leader.text == "word " * 50)
-        assert one.front._flights
-        (flight,) = one.front._flights.values()
+        assert one.caching_service._flights
+        (flight,) = one.caching_service._flights.values()
         assert flight._bytes <= 2000
         other.script.permit(9)
         assert (await other.ask(ask()).end()).reply.status == "miss"
@@ -532,7 +532,7 @@ async def test_too_many_followed_at_once(redis_server: RedisServer, config: Cach
         leaders = [one.ask(ask("a")), one.ask(ask("b"))]
         await until(lambda: len(one.script.asked) == 2)
         followers = [other.ask(ask("a"))]
-        await until(lambda: other.front._following == 1)
+        await until(lambda: other.caching_service._following == 1)
         other.script.permit(9)
         assert (await other.ask(ask("b")).end()).reply.status == "miss"
         assert other.fault("crowded") == 1

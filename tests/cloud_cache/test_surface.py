@@ -20,13 +20,13 @@ import redis
 import redis.asyncio
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from cloud_pool.cache.settings import CacheConfig
-from cloud_pool.call import head_of
-from cloud_pool.config import Config
-from cloud_pool.tenants.limits import Price, TenantsConfig
-from cloud_pool.tenants.usage import read_usage
+from cloud_pool.accounts.tenants.config import Price, TenantsConfig
+from cloud_pool.accounts.tenants.usage import read_usage
+from cloud_pool.cache.config import CacheConfig
+from cloud_pool.config.schema import Config
+from cloud_pool.serving.request_context import answer_head
 from router.errors import CloudFailed
-from tests.identity.issuer import Issuer
+from tests.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 
 from .gateways import Clock, until
@@ -270,7 +270,7 @@ async def test_a_tag_that_is_none_is_refused(two: Two, issuer: Issuer) -> None:
 async def test_an_old_answer_says_so(two: Two, issuer: Issuer, whole_config: Config) -> None:
     """What the service gives instead of a refusal is marked, costs nothing and is not kept as new."""
     one, other = two
-    one.script.head = head_of("assistant-large", "stale", degraded=True, stale_s=400.0)
+    one.script.head = answer_head("assistant-large", "stale", degraded=True, stale_s=400.0)
     one.script.permit(9)
     async with one.post(token(issuer)) as old:
         body = await old.json()

@@ -18,24 +18,26 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.capacity import (
-    Aims,
+from cloud_pool.cli.plan import plan_command
+from cloud_pool.planning.capacity import (
+    ExpectedLoad,
     Lengths,
-    Load,
-    Point,
-    Replica,
+    PlanTargets,
+    ReplicaProfile,
+    ThroughputPoint,
     decode_tokens_per_s,
     erlang_c,
     lengths_of,
     plan,
 )
-from cloud_pool.measuring import Endpoint, measure
-from cloud_pool.plan_command import plan_command
+from cloud_pool.planning.measurement import MeasuredEndpoint, measure
 from router.errors import ConfigError
 
-LOAD = Load(peak_rps=10.0, prompt=Lengths(400.0), completion=Lengths(100.0))
+LOAD = ExpectedLoad(peak_rps=10.0, prompt=Lengths(400.0), completion=Lengths(100.0))
 # One request is 0.1 s + 0.2 s of a replica.
-REPLICA = Replica(prefill_tokens_per_s=4000.0, decode=(Point(1, 100.0), Point(8, 500.0)), usd_per_hour=2.0)
+REPLICA = ReplicaProfile(
+    prefill_tokens_per_s=4000.0, decode=(ThroughputPoint(1, 100.0), ThroughputPoint(8, 500.0)), usd_per_hour=2.0
+)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_erlang_is_a_probability(servers: int, utilisation: float) -> None:
 
 def test_a_plan() -> None:
     """Ten requests a second of 0.3 s each are three busy replicas: five at 70 %, six with one to spare."""
-    found = plan(LOAD, REPLICA, Aims())
+    found = plan(LOAD, REPLICA, PlanTargets())
     assert found.request_s == pytest.approx(0.3)
     assert (found.needed, found.replicas, found.slots) == (5, 6, 8)
     assert found.utilisation == pytest.approx(0.5)
@@ -66,13 +68,13 @@ def test_a_plan() -> None:
 
 def test_overhead() -> None:
     """What each request costs beside its tokens is work too."""
-    assert plan(LOAD, msgspec.structs.replace(REPLICA, overhead_s=0.1), Aims()).request_s == pytest.approx(0.4)
+    assert plan(LOAD, msgspec.structs.replace(REPLICA, overhead_s=0.1), PlanTargets()).request_s == pytest.approx(0.4)
 
 
 def test_exactly_enough() -> None:
     """A load that fits exactly needs no replica more for a rounding error's sake."""
     load = msgspec.structs.replace(LOAD, peak_rps=0.7 * 10 / 0.3)
-    assert plan(load, REPLICA, Aims(spare=0)).replicas == 10
+    assert plan(load, REPLICA, PlanTargets(spare=0)).replicas == 10
 
 
 @given(
@@ -82,8 +84,8 @@ def test_any_zone_may_be_lost(
     rps: float, zones: int, spare: int, utilisation: float, prompt_cv: float, completion_cv: float
 ) -> None:
     """Whatever is lost of what may be lost, the rest stays within the utilisation, and the queue is finite."""
-    load = Load(peak_rps=rps, prompt=Lengths(400.0, prompt_cv), completion=Lengths(100.0, completion_cv))
-    found = plan(load, REPLICA, Aims(utilisation=utilisation, zones=zones, spare=spare))
+    load = ExpectedLoad(peak_rps=rps, prompt=Lengths(400.0, prompt_cv), completion=Lengths(100.0, completion_cv))
+    found = plan(load, REPLICA, PlanTargets(utilisation=utilisation, zones=zones, spare=spare))
     assert found.utilisation <= found.utilisation_after_loss <= utilisation + 1e-9
     assert found.replicas == found.per_zone * zones
     assert found.replicas >= found.needed + spare
@@ -106,9 +108,9 @@ def simulated_wait(servers: int, rate: float, service_s: list[float], chance: ra
 @pytest.mark.parametrize(("cv", "tolerance"), [(1.0, 0.15), (0.0, 0.25)])
 def test_waiting_against_a_queue_that_is_played(cv: float, tolerance: float) -> None:
     """The mean wait agrees with a simulated queue of the same slots: closely for M/M/c, roughly for equal lengths."""
-    load = Load(peak_rps=9.0, prompt=Lengths(1e-9, 0.0), completion=Lengths(100.0, cv))
-    replica = Replica(prefill_tokens_per_s=4000.0, decode=(Point(4, 1000.0),))
-    found = plan(load, replica, Aims(utilisation=0.95, spare=0))
+    load = ExpectedLoad(peak_rps=9.0, prompt=Lengths(1e-9, 0.0), completion=Lengths(100.0, cv))
+    replica = ReplicaProfile(prefill_tokens_per_s=4000.0, decode=(ThroughputPoint(4, 1000.0),))
+    found = plan(load, replica, PlanTargets(utilisation=0.95, spare=0))
     servers, service = found.replicas * found.slots, found.slots * found.request_s
     chance = random.Random(3)
     services = [chance.expovariate(1 / service) if cv else service for _ in range(100_000)]
@@ -117,12 +119,12 @@ def test_waiting_against_a_queue_that_is_played(cv: float, tolerance: float) -> 
 
 def test_between_measured_points() -> None:
     """A rate between two points is on their line; beyond them it is never extrapolated."""
-    points = (Point(8, 500.0), Point(1, 100.0))
+    points = (ThroughputPoint(8, 500.0), ThroughputPoint(1, 100.0))
     assert decode_tokens_per_s(points, 1) == 100.0
     assert decode_tokens_per_s(points, 8) == 500.0
     assert decode_tokens_per_s(points, 4) == pytest.approx(100 + 400 * 3 / 7)
     assert decode_tokens_per_s(points, 64) == 500.0
-    assert decode_tokens_per_s((Point(4, 7.0),), 1) == 7.0
+    assert decode_tokens_per_s((ThroughputPoint(4, 7.0),), 1) == 7.0
 
 
 def test_lengths() -> None:
@@ -141,8 +143,8 @@ def test_lengths() -> None:
         ({"completion": Lengths(1.0, -1.0)}, {}, {}),
         ({}, {"prefill_tokens_per_s": 0.0}, {}),
         ({}, {"decode": ()}, {}),
-        ({}, {"decode": (Point(1, 0.0),)}, {}),
-        ({}, {"decode": (Point(0, 1.0),)}, {}),
+        ({}, {"decode": (ThroughputPoint(1, 0.0),)}, {}),
+        ({}, {"decode": (ThroughputPoint(0, 1.0),)}, {}),
         ({}, {"slots": -1}, {}),
         ({}, {"usd_per_hour": -1.0}, {}),
         ({}, {"overhead_s": -1.0}, {}),
@@ -160,7 +162,7 @@ def test_numbers_that_mean_nothing(
         plan(
             msgspec.structs.replace(LOAD, **load),
             msgspec.structs.replace(REPLICA, **replica),
-            msgspec.structs.replace(Aims(), **aims),
+            msgspec.structs.replace(PlanTargets(), **aims),
         )
 
 
@@ -220,15 +222,15 @@ class Fake:
 
 
 @pytest.fixture
-async def endpoint() -> AsyncIterator[tuple[Fake, Endpoint]]:
+async def endpoint() -> AsyncIterator[tuple[Fake, MeasuredEndpoint]]:
     fake = Fake()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", fake.answer)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        yield fake, Endpoint(session, str(server.make_url("/v1")), "m", clock=lambda: fake.now)
+        yield fake, MeasuredEndpoint(session, str(server.make_url("/v1")), "m", clock=lambda: fake.now)
 
 
-async def test_measuring(endpoint: tuple[Fake, Endpoint]) -> None:
+async def test_measuring(endpoint: tuple[Fake, MeasuredEndpoint]) -> None:
     """Rates and overhead come out as the endpoint has them."""
     measured = await measure(endpoint[1], (1, 4))
     assert measured.prefill_tokens_per_s == pytest.approx(1000.0)
@@ -238,14 +240,14 @@ async def test_measuring(endpoint: tuple[Fake, Endpoint]) -> None:
         assert point.tokens_per_s == pytest.approx(100.0)
 
 
-async def test_measuring_what_makes_no_sense(endpoint: tuple[Fake, Endpoint]) -> None:
+async def test_measuring_what_makes_no_sense(endpoint: tuple[Fake, MeasuredEndpoint]) -> None:
     """Where longer answers take no longer, there is no rate, and that is said."""
     endpoint[0].token_s = 0.0
     with pytest.raises(ConfigError, match="no longer"):
         await measure(endpoint[1], (1,))
 
 
-async def test_measuring_what_refuses(endpoint: tuple[Fake, Endpoint]) -> None:
+async def test_measuring_what_refuses(endpoint: tuple[Fake, MeasuredEndpoint]) -> None:
     """An endpoint that refuses is named, with what it said."""
     endpoint[0].status = 429
     with pytest.raises(ConfigError, match="429"):

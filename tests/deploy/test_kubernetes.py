@@ -14,11 +14,11 @@ import yaml
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.cli import main
-from cloud_pool.config import Flags, load_config
+from cloud_pool.cli.main import main
+from cloud_pool.config.schema import Flags, load_config
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.metrics import Metrics
+from cloud_pool.observability.metrics import Metrics
 
 from .manifests import (
     FOLDER,
@@ -374,7 +374,7 @@ def test_gpus_and_real_probes() -> None:
         assert any(each["resources"]["limits"].get("nvidia.com/gpu", 0) >= 1 for each in containers)
         assert any(each["image"].startswith("causeway/gateway:") and each["args"][0] == "serve" for each in containers)
         ready = [each["readinessProbe"]["exec"]["command"] for each in containers if "readinessProbe" in each]
-        assert ready == [["python3", "-m", "cloud_pool.probe"]]
+        assert ready == [["python3", "-m", "cloud_pool.cli.readiness_probe"]]
 
 
 def test_dockerfiles_copy_what_there_is() -> None:

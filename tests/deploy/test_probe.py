@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from anyio import to_thread
 
-from cloud_pool.probe import main
+from cloud_pool.cli.readiness_probe import main
 
 
 async def test_ready_and_not_ready(capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from cloud_pool.cli import ENVIRONMENT, until_stopped
-from cloud_pool.environment import find_environment
-from cloud_pool.launcher import Launcher, Ports, clear_orphans, command, memory_prefix
-from cloud_pool.repository import TEMPLATES
+from cloud_pool.cli.main import ENVIRONMENT, until_stopped
+from cloud_pool.triton_server.environment import find_environment
+from cloud_pool.triton_server.launcher import Launcher, Ports, clear_orphans, command, memory_prefix
+from cloud_pool.triton_server.repository import TEMPLATES
 from tests.stack import Process, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ class Replica:
         return [what for whose, what in lines if whose == mark]
 
 
-def lay_out(folder: Path, name: str, journal: Path) -> None:
+def write_repository(folder: Path, name: str, journal: Path) -> None:
     config = (TEMPLATES / "llama_cpp" / "config.pbtxt").read_text()
     assert _TEXT in config
     for model in MODELS:
@@ -86,7 +86,7 @@ def main() -> None:
     prefix = memory_prefix(os.getpid())
     ports = Ports("127.0.0.1", *told.ports)
     with tempfile.TemporaryDirectory(prefix="causeway-dispatch-") as folder:
-        lay_out(Path(folder), told.name, told.journal.absolute())
+        write_repository(Path(folder), told.name, told.journal.absolute())
         launcher = Launcher(
             command(environment, Path(folder), MODELS, ports, drain_s=1.0, prefix=prefix),
             environment.environ(os.environ),

@@ -9,11 +9,11 @@ from typing import Protocol
 
 import anyio
 
-from cloud_pool.dispatch.dispatch import Dispatch
-from cloud_pool.dispatch.seam import Generates, HedgeOutcome
-from cloud_pool.dispatch.settings import HedgeConfig, RetryBudgetConfig, Settings
-from cloud_pool.parameters import SamplingParameters
-from cloud_pool.tensors import Ask, Delta
+from cloud_pool.dispatch.config import DispatchSettings, HedgeConfig, RetryBudgetConfig
+from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.dispatch.protocols import HedgeOutcome, InferenceBackend
+from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
+from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, CloudUnreachable
 
 PATIENCE_S = 20.0
@@ -22,7 +22,7 @@ LEFT_S = 30.0
 Step = str | float | int | Exception | asyncio.Event
 """A piece of text; seconds that pass; turns of the loop; an error; something to wait for."""
 QUICK_S = 0.005
-FAST = Settings(hedge=HedgeConfig(max_share=1.0), retry_budget=RetryBudgetConfig(share=1.0))
+FAST = DispatchSettings(hedge=HedgeConfig(max_share=1.0), retry_budget=RetryBudgetConfig(share=1.0))
 """Budgets that stand in no test's way."""
 
 
@@ -57,11 +57,11 @@ class Endpoint:
     def play(self, *scripts: Sequence[Step]) -> None:
         """From now on, with nothing remembered."""
         self._scripts = scripts
-        self.asked: list[Ask] = []
+        self.asked: list[InferenceRequest] = []
         self.cancelled = 0
         self.began = asyncio.Event()
 
-    async def generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+    async def generate(self, ask: InferenceRequest) -> AsyncGenerator[Delta, None]:
         script = self._scripts[min(len(self.asked), len(self._scripts) - 1)]
         self.asked.append(ask)
         self.running += 1
@@ -87,7 +87,7 @@ class Endpoint:
             self.running -= 1
 
 
-class Addressed(Generates, Protocol):
+class Addressed(InferenceBackend, Protocol):
     address: str
 
 
@@ -154,14 +154,14 @@ class Counted:
 class Bed:
     """A dispatch over endpoints a, b, c …, one for each list of scripts."""
 
-    def __init__(self, *scripts: Sequence[Sequence[Step]], settings: Settings = FAST) -> None:
+    def __init__(self, *scripts: Sequence[Sequence[Step]], settings: DispatchSettings = FAST) -> None:
         self.clock = Clock()
         self.endpoints = [
             Endpoint(name, self.clock, *played) for name, played in zip("abcdefgh", scripts, strict=False)
         ]
         self.pool = Pool(*self.endpoints)
         self.counted = Counted()
-        self.dispatch = Dispatch(
+        self.dispatch = Dispatcher(
             self.pool,
             settings,
             counts=self.counted,
@@ -170,8 +170,10 @@ class Bed:
             sleep=self.clock.sleep,
         )
 
-    def ask(self, left_s: float = LEFT_S) -> Ask:
-        return Ask(model="m", prompt="p", parameters=SamplingParameters(), deadline=self.clock.now + left_s)
+    def ask(self, left_s: float = LEFT_S) -> InferenceRequest:
+        return InferenceRequest(
+            model="m", prompt="p", parameters=SamplingParameters(), deadline=self.clock.now + left_s
+        )
 
     async def warm(self) -> None:
         """Enough quick answers that a slow one is known when it is seen; then nothing is remembered of them."""
@@ -199,7 +201,7 @@ class Bed:
 
 
 @asynccontextmanager
-async def bed(*scripts: Sequence[Sequence[Step]], settings: Settings = FAST) -> AsyncIterator[Bed]:
+async def bed(*scripts: Sequence[Sequence[Step]], settings: DispatchSettings = FAST) -> AsyncIterator[Bed]:
     made = Bed(*scripts, settings=settings)
     with anyio.fail_after(PATIENCE_S):
         yield made

@@ -14,20 +14,20 @@ from typing import Any, TypeVar, cast
 import anyio
 import msgspec
 
-from cloud_pool.admission import Admission
-from cloud_pool.admission.settings import Settings as Door
-from cloud_pool.call import Call
-from cloud_pool.climbing import Fell, Go
-from cloud_pool.dispatch.dispatch import Dispatch
-from cloud_pool.ladder.ladder import Ladder, Sense
-from cloud_pool.ladder.plan import Asked
-from cloud_pool.ladder.settings import LadderConfig
-from cloud_pool.parameters import SamplingParameters
-from cloud_pool.pool.place import place_of
-from cloud_pool.pool.pool import Pool
-from cloud_pool.tensors import Ask, Delta
-from cloud_pool.tiers import Tier
-from cloud_pool.triton import Triton
+from cloud_pool.admission import AdmissionController
+from cloud_pool.admission.config import AdmissionSettings as Door
+from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
+from cloud_pool.balancing.pool import Pool
+from cloud_pool.config.tiers import Tier
+from cloud_pool.degradation.config import DegradationConfig
+from cloud_pool.degradation.fallback import TierFallback, TierSignals
+from cloud_pool.degradation.fallback_plan import FallbackRequest
+from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.serving.request_context import RequestContext
+from cloud_pool.serving.tier_attempt import TierAttempt, TierFailed
+from cloud_pool.upstreams.triton.client import TritonClient
+from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
+from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, DeadlineExceeded
 from router.types import Request
 
@@ -85,7 +85,7 @@ class Server:
         """`probes`: how much of that a tiny question feels; 0: all."""
         self.factor, self.probe_factor = factor, probes or factor
 
-    async def answer(self, ask: Ask, say: Callable[[Delta], None]) -> None:
+    async def answer(self, ask: InferenceRequest, say: Callable[[Delta], None]) -> None:
         tokens = ask.parameters.max_tokens or 1
         async with self._slot():
             for number in range(tokens):
@@ -133,12 +133,12 @@ class Client:
         self._heard = -math.inf
         self._streams: set[_Stream] = set()
 
-    async def generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+    async def generate(self, ask: InferenceRequest) -> AsyncGenerator[Delta, None]:
         self._server.calls += 1
         async for delta in self._generate(ask):
             yield msgspec.structs.replace(delta, texts=(self._address,))
 
-    async def _generate(self, ask: Ask) -> AsyncGenerator[Delta, None]:
+    async def _generate(self, ask: InferenceRequest) -> AsyncGenerator[Delta, None]:
         stream = _Stream()
         self._streams.add(stream)
         work = asyncio.ensure_future(self._server.answer(ask, stream.said.put_nowait))
@@ -162,11 +162,11 @@ class Client:
     async def probe(self, model: str, timeout_s: float = 3.0) -> None:
         parameters = SamplingParameters(max_tokens=1)
         deadline = self._clock() + timeout_s
-        ask = Ask(model=model, prompt="a", parameters=parameters, deadline=deadline, request_id=PROBE)
+        ask = InferenceRequest(model=model, prompt="a", parameters=parameters, deadline=deadline, request_id=PROBE)
         async for _ in self._generate(ask):
             pass
 
-    def heard_at(self, model: str) -> float:
+    def last_received_at(self, model: str) -> float:
         return self._heard
 
     def end(self, model: str, why: CausewayError, *, begun: bool = True) -> None:
@@ -202,40 +202,44 @@ class Gateway:
         self.pool = Pool(
             TIER,
             TIER,
-            [place_of(address) for address in clients],
-            lambda address: cast("Triton", clients[address]),
+            [parse_endpoint_address(address) for address in clients],
+            lambda address: cast("TritonClient", clients[address]),
             clock=clock,
             chance=chance.random,
         )
         places = SLOTS * len(servers)
         door = Door(places=places, min_places=1, queue=64)
-        self.admission = Admission(door.places, door.queue, door, clock=clock, chance=chance.random)
-        self.dispatch = Dispatch(self.pool, clock=clock, chance=chance.random, sleep=asyncio.sleep)
-        self.ladder = Ladder(LadderConfig(), {TIER: Sense(self.pool, self.admission, 2.0)}, clock=clock)
+        self.admission = AdmissionController(door.places, door.queue, door, clock=clock, chance=chance.random)
+        self.dispatch = Dispatcher(self.pool, clock=clock, chance=chance.random, sleep=asyncio.sleep)
+        self.ladder = TierFallback(
+            DegradationConfig(), {TIER: TierSignals(self.pool, self.admission, 2.0)}, clock=clock
+        )
 
     async def ask(self, deadline_s: float, prompt: str = "p") -> Told:
         began = self._clock()
         told, deadline = Told(began), began + deadline_s
-        call = Call(
+        call = RequestContext(
             id="1",
             request=Request(kind="chat", model=TIER),
             tier=cast("Tier", None),
             deadline=deadline,
             priority="interactive",
         )
-        ask = Ask(model=TIER, prompt=prompt, parameters=SamplingParameters(max_tokens=TOKENS), deadline=deadline)
-        (rung,) = self.ladder.rungs(Asked(TIER, deadline_s), call.priority)
-        go = Go(self.ladder, rung, self.admission, self.dispatch, self._clock)
+        ask = InferenceRequest(
+            model=TIER, prompt=prompt, parameters=SamplingParameters(max_tokens=TOKENS), deadline=deadline
+        )
+        (fallback_step,) = self.ladder.fallback_steps(FallbackRequest(TIER, deadline_s), call.priority)
+        tier_attempt = TierAttempt(self.ladder, fallback_step, self.admission, self.dispatch, self._clock)
         try:
             async with AsyncExitStack() as held:
-                _, first = await go.begin(held, call, lambda: [ask], b"")
+                _, first = await tier_attempt.begin(held, call, lambda: [ask], b"")
                 told.ttft_s = self._clock() - began
                 told.endpoint = first.texts[0]
-                assert go.only is not None
-                async for _ in go.only:
+                assert tier_attempt.only is not None
+                async for _ in tier_attempt.only:
                     pass
-        except Fell as fell:
-            told.error = fell.error.code
+        except TierFailed as tier_failure:
+            told.error = tier_failure.error.code
         except CausewayError as error:
             told.error = error.code
         told.took_s = self._clock() - began

@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from cloud_pool.tensors import Delta
+from cloud_pool.upstreams.triton.tensors import Delta
 from router.errors import (
     CausewayError,
     CloudFailed,

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cloud_pool.config import Config, Flags, TierConfig, load_config
+from cloud_pool.config.schema import Config, Flags, TierConfig, load_config
 from cloud_pool.dispatch.assembly import build_dispatch
+from cloud_pool.dispatch.config import HedgeConfig, RetryBudgetConfig
 from cloud_pool.dispatch.metrics import DispatchMetrics
-from cloud_pool.dispatch.settings import HedgeConfig, RetryBudgetConfig
-from cloud_pool.parameters import SamplingParameters
-from cloud_pool.tensors import Ask
+from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
+from cloud_pool.upstreams.triton.tensors import InferenceRequest
 from router.errors import CloudUnreachable, ConfigError
 
 from .scripted import LEFT_S, Clock, Endpoint, Pool
@@ -27,8 +27,8 @@ def pool() -> Pool:
     return Pool(Endpoint("a", clock, [REFUSED]), Endpoint("b", clock, ["good"]))
 
 
-def ask() -> Ask:
-    return Ask(model="m", prompt="p", parameters=SamplingParameters(), deadline=time.monotonic() + LEFT_S)
+def ask() -> InferenceRequest:
+    return InferenceRequest(model="m", prompt="p", parameters=SamplingParameters(), deadline=time.monotonic() + LEFT_S)
 
 
 def config_of(folder: Path, keys: str) -> Config:

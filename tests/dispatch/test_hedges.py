@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from cloud_pool.dispatch.settings import HedgeConfig, RetryBudgetConfig, Settings
+from cloud_pool.dispatch.config import DispatchSettings, HedgeConfig, RetryBudgetConfig
 from router.errors import (
     CausewayError,
     CloudFailed,
@@ -91,9 +91,13 @@ async def test_after_the_first_delta_nobody_is_asked() -> None:
 @pytest.mark.parametrize("why", ["bulk", "off", "no share", "no budget", "alone", "cold"])
 async def test_when_no_hedge_is_made(why: str) -> None:
     """Bulk work, hedging off, the share or the retry budget used up, nobody else, nothing known yet: one is asked."""
-    off = Settings(hedge=HedgeConfig(enabled=False, max_share=1.0))
-    poor = Settings(hedge=HedgeConfig(max_share=1.0), retry_budget=RetryBudgetConfig(share=0.0, floor_per_s=0.0))
-    settings = {"off": off, "no share": Settings(hedge=HedgeConfig(max_share=0.0)), "no budget": poor}.get(why, FAST)
+    off = DispatchSettings(hedge=HedgeConfig(enabled=False, max_share=1.0))
+    poor = DispatchSettings(
+        hedge=HedgeConfig(max_share=1.0), retry_budget=RetryBudgetConfig(share=0.0, floor_per_s=0.0)
+    )
+    settings = {"off": off, "no share": DispatchSettings(hedge=HedgeConfig(max_share=0.0)), "no budget": poor}.get(
+        why, FAST
+    )
     async with bed(*[[[]]] * (1 if why == "alone" else 2), settings=settings) as it:
         if why != "cold":
             await it.warm()
@@ -107,7 +111,7 @@ async def test_when_no_hedge_is_made(why: str) -> None:
 @pytest.mark.parametrize("is_slow", [True, False])
 async def test_where_the_endpoint_is_known_to_be_slow_late_is_late_enough(is_slow: bool) -> None:
     """What is kept for the very late is spent on who waits where others wait too: that is no chance."""
-    async with bed([[]], [[]], settings=Settings(hedge=HedgeConfig(max_share=0.1))) as it:
+    async with bed([[]], [[]], settings=DispatchSettings(hedge=HedgeConfig(max_share=0.1))) as it:
         await it.warm()
         it.dispatch._pace.very_late_s = lambda now: 10.0 * LONG_S  # type: ignore[method-assign]
         it.pool.slow = {"a"} if is_slow else set()
@@ -119,7 +123,7 @@ async def test_where_the_endpoint_is_known_to_be_slow_late_is_late_enough(is_slo
 
 async def test_hedges_stay_within_two_in_a_hundred() -> None:
     """However many asks are slow: at most 2 % of them are asked twice."""
-    async with bed([[]], [[]], settings=Settings()) as it:
+    async with bed([[]], [[]], settings=DispatchSettings()) as it:
         await it.warm()
         it.endpoints[1].play(["b"])
         for _ in range(200):

@@ -16,14 +16,14 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.dispatch.dispatch import Dispatch
-from cloud_pool.dispatch.seam import Lease, Pool
-from cloud_pool.dispatch.settings import Settings
-from cloud_pool.parameters import SamplingParameters
-from cloud_pool.pool.place import Place
-from cloud_pool.pool.pool import Pool as RealPool
-from cloud_pool.tensors import Ask
-from cloud_pool.triton import Triton
+from cloud_pool.balancing.discovery.endpoint_address import EndpointAddress
+from cloud_pool.balancing.pool import Pool as RealPool
+from cloud_pool.dispatch.config import DispatchSettings
+from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.dispatch.protocols import EndpointLease, EndpointSource
+from cloud_pool.upstreams.triton.client import TritonClient
+from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
+from cloud_pool.upstreams.triton.tensors import InferenceRequest
 from router.errors import (
     CausewayError,
     CloudFailed,
@@ -50,20 +50,22 @@ _marks = itertools.count()
 class Bed:
     """A dispatch over replicas, the first of them first."""
 
-    def __init__(self, replicas: list[Replica], pool: Pool, settings: Settings) -> None:
+    def __init__(self, replicas: list[Replica], pool: EndpointSource, settings: DispatchSettings) -> None:
         self.replicas = replicas
         self.counted = scripted.Counted()
-        self.dispatch = Dispatch(pool, settings, counts=self.counted)
+        self.dispatch = Dispatcher(pool, settings, counts=self.counted)
         self.mark = ""
 
-    def ask(self, left_s: float = PATIENCE_S, model: str = "obedient", **orders: list[dict[str, object]]) -> Ask:
+    def ask(
+        self, left_s: float = PATIENCE_S, model: str = "obedient", **orders: list[dict[str, object]]
+    ) -> InferenceRequest:
         """What each replica shall do, by its name."""
         self.mark = f"m{next(_marks)}"
         prompt = json.dumps({"mark": self.mark, **orders})
         parameters = SamplingParameters(max_tokens=5)
-        return Ask(model=model, prompt=prompt, parameters=parameters, deadline=time.monotonic() + left_s)
+        return InferenceRequest(model=model, prompt=prompt, parameters=parameters, deadline=time.monotonic() + left_s)
 
-    async def text(self, ask: Ask) -> str:
+    async def text(self, ask: InferenceRequest) -> str:
         async with aclosing(self.dispatch.generate(ask)) as deltas:
             return "".join([one.texts[0] async for one in deltas])
 
@@ -85,7 +87,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def answers(triton: Triton) -> None:
+async def answers(triton: TritonClient) -> None:
     """Until the replica's models are there, again."""
     with anyio.fail_after(PATIENCE_S):
         while True:
@@ -109,7 +111,7 @@ class InOrder:
     def endpoints(self) -> Sized:
         return self._pool.endpoints
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> Lease:
+    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> EndpointLease:
         others = set(self._addresses)
         for address in self._addresses:
             if address not in excluding:
@@ -119,13 +121,13 @@ class InOrder:
 
 
 @asynccontextmanager
-async def pool_of(replicas: list[Replica]) -> AsyncIterator[tuple[RealPool, list[Triton]]]:
+async def pool_of(replicas: list[Replica]) -> AsyncIterator[tuple[RealPool, list[TritonClient]]]:
     """The product's pool, looked after. Every lease is closed at the end."""
-    tritons: dict[str, Triton] = {}
+    tritons: dict[str, TritonClient] = {}
     try:
         async with anyio.create_task_group() as tasks:
-            tritons |= {replica.address: Triton(replica.address, tasks) for replica in replicas}
-            places = [Place("127.0.0.1", replica.port) for replica in replicas]
+            tritons |= {replica.address: TritonClient(replica.address, tasks) for replica in replicas}
+            places = [EndpointAddress("127.0.0.1", replica.port) for replica in replicas]
             pool = RealPool("tier", "obedient", places, tritons.__getitem__)
             for triton in tritons.values():
                 await answers(triton)
@@ -139,7 +141,7 @@ async def pool_of(replicas: list[Replica]) -> AsyncIterator[tuple[RealPool, list
 
 
 @asynccontextmanager
-async def bed(replicas: list[Replica], settings: Settings = scripted.FAST) -> AsyncIterator[Bed]:
+async def bed(replicas: list[Replica], settings: DispatchSettings = scripted.FAST) -> AsyncIterator[Bed]:
     async with pool_of(replicas) as (pool, _):
         with anyio.fail_after(PATIENCE_S):
             yield Bed(replicas, InOrder(pool), settings)
@@ -320,7 +322,7 @@ class Alternating(scripted.Pool):
         super().__init__(*endpoints)
         self._turn = itertools.count()
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> scripted.Lease:
+    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> scripted.EndpointLease:
         if not excluding and next(self._turn) % 2:
             return super().lease(excluding={self.endpoints[0].address})
         return super().lease(excluding=excluding)
@@ -342,7 +344,7 @@ async def test_amplification_with_one_of_two_dead(
         dying.process.ready()
         both = [dying, replicas[1]]
         async with pool_of(both) as (pool, tritons):
-            it = Bed(both, pool if learning else Alternating(*tritons), Settings())
+            it = Bed(both, pool if learning else Alternating(*tritons), DispatchSettings())
             outcomes = await _load(it, dying)
     finally:
         dying.process.kill()

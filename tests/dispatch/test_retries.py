@@ -7,8 +7,8 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from cloud_pool.dispatch.settings import RetryBudgetConfig, Settings
-from cloud_pool.faults import StubDead
+from cloud_pool.dispatch.config import DispatchSettings, RetryBudgetConfig
+from cloud_pool.upstreams.triton.errors import StubProcessDied
 from router.errors import (
     CausewayError,
     CloudFailed,
@@ -44,7 +44,7 @@ async def test_an_answer_is_given_as_it_comes() -> None:
         REFUSED,
         LOST,
         RAISED,
-        StubDead("dead", phase="first_token"),
+        StubProcessDied("dead", phase="first_token"),
         EngineUnavailable("unloaded", phase="first_token"),
         QueueFull("full"),
         StreamBroken("its process died", phase="stream"),
@@ -140,7 +140,7 @@ async def test_an_error_that_is_not_ours_is_not_hidden() -> None:
 
 async def test_an_empty_budget_ends_retries() -> None:
     """With nothing left the first error is the caller's."""
-    settings = Settings(retry_budget=RetryBudgetConfig(share=0.0, floor_per_s=0.0))
+    settings = DispatchSettings(retry_budget=RetryBudgetConfig(share=0.0, floor_per_s=0.0))
     async with bed([[REFUSED]], [GOOD], settings=settings) as it:
         with pytest.raises(CloudUnreachable):
             await it.text()
@@ -151,7 +151,7 @@ async def test_an_empty_budget_ends_retries() -> None:
 async def test_amplification_with_every_first_try_failing() -> None:
     """A pool that keeps sending to a dead endpoint: at 20 asks a second endpoints see at most 1.2 tries an ask, and
     exactly the share that the budget pays for is saved."""
-    async with bed([[REFUSED]], [GOOD], settings=Settings()) as it:
+    async with bed([[REFUSED]], [GOOD], settings=DispatchSettings()) as it:
         answers = 0
         for _ in range(1000):
             it.clock.now += 0.05

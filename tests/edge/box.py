@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from edge_node.app import App, build
-from edge_node.config import CloudConfig, Config, EngineConfig, ServerConfig, TracingConfig
+from edge_node.config.schema import CloudConfig, Config, EngineConfig, ServerConfig, TracingConfig
 from router.types import DecisionRecord
 
 from .scripted import ScriptedCloud, ScriptedEngine
@@ -147,12 +147,12 @@ class _Message(msgspec.Struct):
     content: str
 
 
-class _Choice(msgspec.Struct):
+class _ChoiceStream(msgspec.Struct):
     message: _Message
 
 
 class _Whole(msgspec.Struct):
-    choices: list[_Choice]
+    choices: list[_ChoiceStream]
 
 
 class _Error(msgspec.Struct):

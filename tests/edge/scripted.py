@@ -10,7 +10,7 @@ from typing import Literal
 
 from aiohttp import web
 
-from edge_node.backend import Call
+from edge_node.backends.backend import BackendRequest
 from router.errors import EngineCrashed, EngineUnavailable
 from router.types import Chunk, Confidence, EdgeSignals, Embeddings, Request, Usage
 
@@ -35,7 +35,7 @@ class ScriptedEngine:
         self.state = "ready"
         self.restarts = 0
         self.running = 0
-        self.calls: list[Call] = []
+        self.calls: list[BackendRequest] = []
         self.gate: asyncio.Event | None = None  # set: held back until somebody opens it
         self.entered = asyncio.Event()
         self.closed = False
@@ -53,7 +53,7 @@ class ScriptedEngine:
     def signals(self) -> EdgeSignals:
         return EdgeSignals(queue=self.running, tokens_per_s=100.0, loaded=self.state == "ready")
 
-    async def generate(self, call: Call) -> AsyncIterator[Chunk]:
+    async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
         self.calls.append(call)
         self.running += 1
         self.entered.set()
@@ -65,7 +65,7 @@ class ScriptedEngine:
         finally:
             self.running -= 1
 
-    async def embed(self, call: Call) -> Embeddings:
+    async def embed(self, call: BackendRequest) -> Embeddings:
         self.calls.append(call)
         self._break_early()
         return Embeddings(tuple((float(len(str(p))), 1.0) for p in call.request.prompts), Usage(prompt_tokens=2))
@@ -80,7 +80,7 @@ class ScriptedEngine:
         if self.fault == "corrupt":
             raise ValueError("bad frame: the secret prompt")
 
-    async def _answer(self, call: Call) -> AsyncIterator[Chunk]:
+    async def _answer(self, call: BackendRequest) -> AsyncIterator[Chunk]:
         self._break_early()
         if self.fault == "stall":
             await asyncio.sleep(3600)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_node.admission import _CLIENTS, Admission, AdmissionLimits
+from edge_node.serving.admission import _CLIENTS, Admission, AdmissionLimits
 from router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
 
 from .scripted import until

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from edge_node.clock import Clock
-from edge_node.config import KeyConfig, ServerConfig
+from edge_node.config.schema import KeyConfig, ServerConfig
 from router.types import Usage
 
 from .box import POLICY, Box, running

@@ -18,10 +18,10 @@ import msgspec
 import pytest
 
 from edge_node.app import build
-from edge_node.config import Config, ServerConfig
-from edge_node.policies import DEFAULT_POLICY
-from models.spec import ArtifactNotFound
-from router.policy import parse_policy
+from edge_node.config.schema import Config, ServerConfig
+from edge_node.storage.policies import DEFAULT_POLICY
+from models.catalog.artifact import ArtifactNotFound
+from router.policy.compiled import parse_policy
 
 from .box import POLICY, Box, config, running
 from .scripted import EDGE_WORDS, ScriptedCloud, ScriptedEngine, until
@@ -192,7 +192,7 @@ from pathlib import Path
 started = time.monotonic()
 import msgspec
 from edge_node.app import build
-from edge_node.config import Config
+from edge_node.config.schema import Config
 config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Config)
 def ready(app):
     heavy = [name for name in json.loads(sys.argv[2]) if name in sys.modules]

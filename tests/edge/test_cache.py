@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.cache import FILE, Answer, AnswerCache
 from edge_node.clock import Clock
-from edge_node.journal import Write
+from edge_node.storage.background_sqlite import Write
+from edge_node.storage.cache import FILE, AnswerCache, StoredAnswer
 from router.openai import CachedAnswer
 from router.types import Chunk, Embeddings, Message, Request, Usage
 
@@ -36,9 +36,9 @@ class Hands:
         return Clock(lambda: self.monotonic_s, lambda: self.unix_s, self.boot_id)
 
 
-def answer(text: str = "hello") -> Answer:
+def answer(text: str = "hello") -> StoredAnswer:
     chunks = [Chunk(text=text, tokens=1), Chunk(finish_reason="stop"), Chunk(usage=Usage(3, 1))]
-    return Answer("large", "m", CachedAnswer(REQUEST, "m", chunks))
+    return StoredAnswer("large", "m", CachedAnswer(REQUEST, "m", chunks))
 
 
 def key(number: int) -> bytes:
@@ -167,7 +167,7 @@ async def test_embeddings_are_kept_too(tmp_path: Path) -> None:
     """Vectors survive a restart exactly."""
     vectors = Embeddings(((0.5, -0.25), (1.0, 2.0)), Usage(prompt_tokens=4))
     async with opened(tmp_path, Hands()) as cache:
-        cache.put(key(1), Answer("small", "m", vectors))
+        cache.put(key(1), StoredAnswer("small", "m", vectors))
     async with opened(tmp_path, Hands()) as cache:
         found = await cache.fetch(key(1), msgspec.structs.replace(REQUEST, kind="embedding"))
         assert found is not None

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.children import Child
-from edge_node.journal import Journal, Write
-from edge_node.supervisor import Supervisor
+from edge_node.backends.engine.supervisor import Supervisor
+from edge_node.cli.child_process import ChildProcess
+from edge_node.storage.background_sqlite import BackgroundSqlite, Write
 from models.llama_cpp.protocol import EngineOptions
 
 
-async def settled() -> None:
+async def request_finished() -> None:
     """The tasks that were begun wait now."""
     for _ in range(3):
         await asyncio.sleep(0)
@@ -24,9 +24,9 @@ async def settled() -> None:
 
 async def test_a_wait_for_readiness(tmp_path: Path) -> None:
     """The program says that it is ready while whoever waits is cancelled."""
-    child = Child("program", [sys.executable, "-c", "print('ready url=x')"], tmp_path / "log", {})
+    child = ChildProcess("program", [sys.executable, "-c", "print('ready url=x')"], tmp_path / "log", {})
     waiting = asyncio.create_task(child.ready(20.0))
-    await settled()
+    await request_finished()
     child._ready.add_done_callback(lambda _: waiting.cancel())
     await child.start()
     with pytest.raises(asyncio.CancelledError):
@@ -36,7 +36,7 @@ async def test_a_wait_for_readiness(tmp_path: Path) -> None:
 
 async def test_a_wait_for_the_end(tmp_path: Path) -> None:
     """The program ends while whoever stops it is cancelled."""
-    child = Child("program", ["sleep", "600"], tmp_path / "log", {})
+    child = ChildProcess("program", ["sleep", "600"], tmp_path / "log", {})
     await child.start()
 
     async def cancel_at_the_end() -> None:
@@ -44,7 +44,7 @@ async def test_a_wait_for_the_end(tmp_path: Path) -> None:
         stopping.cancel()
 
     watching = asyncio.create_task(cancel_at_the_end())
-    await settled()  # it waits first, so it is told first
+    await request_finished()  # it waits first, so it is told first
     stopping = asyncio.create_task(child.stop(20.0))
     with pytest.raises(asyncio.CancelledError):
         await stopping
@@ -59,9 +59,9 @@ async def test_a_read_from_disk(tmp_path: Path) -> None:
     def tell(_: sqlite3.Connection) -> None:
         served.set()
 
-    journal = Journal(tmp_path / "j.sqlite", "CREATE TABLE t (a)", after_batch=tell, linger_s=0.0)
+    journal = BackgroundSqlite(tmp_path / "j.sqlite", "CREATE TABLE t (a)", after_batch=tell, linger_s=0.0)
     reading = asyncio.create_task(journal.read("SELECT 1", timeout_s=20.0))
-    await settled()
+    await request_finished()
     journal.write(Write("INSERT INTO t VALUES (1)", ()))  # written after the read is served
     journal.start()
     try:
@@ -77,7 +77,7 @@ async def test_a_wait_for_the_engines_end() -> None:
     """Whoever closes the engine's keeper is cancelled as well."""
     keeper = Supervisor(EngineOptions(model_path="/nowhere.gguf"), "model")
     keeper.start()
-    await settled()
+    await request_finished()
     closing = asyncio.create_task(keeper.close())
     await asyncio.sleep(0)
     closing.cancel()

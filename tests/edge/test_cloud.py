@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from edge_node.backend import Call
-from edge_node.cloud import CloudBackend
-from edge_node.cloud_answer import MAX_ANSWER_BYTES
-from edge_node.cloud_faults import retry_after_s
-from edge_node.config import CloudConfig
-from router.breaker import Breaker
+from edge_node.backends.backend import BackendRequest
+from edge_node.backends.cloud.backend import CloudBackend
+from edge_node.backends.cloud.error_mapping import retry_after_s
+from edge_node.backends.cloud.response_reader import MAX_ANSWER_BYTES
+from edge_node.config.schema import CloudConfig
+from router.decision.breaker import Breaker
 from router.errors import (
     BreakerOpen,
     CausewayError,
@@ -55,13 +55,15 @@ async def connected(url: str, **more: object) -> AsyncIterator[CloudBackend]:
         await backend.close()
 
 
-def call(*, stream: bool = False, confidence_tokens: int = 0, time_s: float = 5.0, first_s: float = 0.15) -> Call:
+def call(
+    *, stream: bool = False, confidence_tokens: int = 0, time_s: float = 5.0, first_s: float = 0.15
+) -> BackendRequest:
     now = asyncio.get_running_loop().time()
     request = Request(kind="chat", model="auto", messages=(Message("user", "hi"),), stream=stream)
-    return Call("id", request, TARGET, now + time_s, now + first_s, confidence_tokens, "")
+    return BackendRequest("id", request, TARGET, now + time_s, now + first_s, confidence_tokens, "")
 
 
-async def said(backend: CloudBackend, one: Call) -> str:
+async def said(backend: CloudBackend, one: BackendRequest) -> str:
     async with aclosing(backend.generate(one)) as chunks:  # type: ignore[type-var]
         return "".join([chunk.text async for chunk in chunks])
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.config import ServerConfig
+from edge_node.config.schema import ServerConfig
 from tests.cloud.conftest import PATIENCE_S
-from tests.ladder.test_real import CHAT, Bed, bed, cut, gateway, triton_environment, tritons
+from tests.degradation.test_real import CHAT, Bed, bed, cut, gateway, triton_environment, tritons
 
 from .box import POLICY, Answer, Box, running
 

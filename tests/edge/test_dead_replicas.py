@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 
 from cloud_pool.app import build
-from cloud_pool.config import Config, ServerConfig, TierConfig
+from cloud_pool.config.schema import Config, ServerConfig, TierConfig
 
 from .box import POLICY, Box, running
 

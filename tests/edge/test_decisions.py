@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.decisions import DecisionStore, Query
+from edge_node.storage.decisions import DecisionQuery, DecisionStore
 from router.types import DecisionRecord, Estimates, Outcome, Route, Snapshot
 
 from .scripted import until
@@ -55,21 +55,21 @@ async def test_memory_keeps_the_newest() -> None:
             decisions.add(record(number))
         assert await decisions.get("d1") is None
         assert await decisions.get("d4") == record(4)
-        assert [found.id for found in await decisions.find(Query())] == ["d4", "d3", "d2"]
+        assert [found.id for found in await decisions.find(DecisionQuery())] == ["d4", "d3", "d2"]
 
 
 @pytest.mark.parametrize(
     ("query", "ids"),
     [
-        (Query(route="cloud"), ["d3"]),
-        (Query(target="small"), ["d2", "d1"]),
-        (Query(status="error"), ["d2"]),
-        (Query(since=1_000_002.0), ["d3", "d2"]),
-        (Query(limit=1), ["d3"]),
-        (Query(route="cloud", status="error"), []),
+        (DecisionQuery(route="cloud"), ["d3"]),
+        (DecisionQuery(target="small"), ["d2", "d1"]),
+        (DecisionQuery(status="error"), ["d2"]),
+        (DecisionQuery(since=1_000_002.0), ["d3", "d2"]),
+        (DecisionQuery(limit=1), ["d3"]),
+        (DecisionQuery(route="cloud", status="error"), []),
     ],
 )
-async def test_filters_narrow(tmp_path: Path, query: Query, ids: list[str]) -> None:
+async def test_filters_narrow(tmp_path: Path, query: DecisionQuery, ids: list[str]) -> None:
     """Each filter alone and together, the same in memory and from disk."""
     records = [record(1), record(2, status="error"), record(3, route="cloud", target="large")]
     with closing(store(tmp_path)) as decisions:
@@ -88,7 +88,7 @@ async def test_older_ones_come_from_the_disk_once_each(tmp_path: Path) -> None:
         decisions.add(record(6, cache="hit"))
     with closing(store(tmp_path, count=2)) as decisions:
         decisions.add(record(7))
-        assert [found.id for found in await decisions.find(Query(limit=4))] == ["d7", "d5", "d4", "d3"]
+        assert [found.id for found in await decisions.find(DecisionQuery(limit=4))] == ["d7", "d5", "d4", "d3"]
         assert await decisions.get("d0") == record(0)
         assert await decisions.get("d6") is None, "hits do not wear the disk"
 

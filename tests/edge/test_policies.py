@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.policies import LAST_GOOD, PolicyStore
+from edge_node.storage.policies import LAST_GOOD, PolicyStore
 from router.errors import PolicyError
-from router.policy import Policy
+from router.policy.compiled import Policy
 
 from .test_cache import Hands
 
@@ -34,7 +34,7 @@ MISTAKES = {
 }
 
 
-class Heard:
+class UpstreamInfo:
     def __init__(self) -> None:
         self.activated: list[str] = []
         self.loads: list[bool] = []
@@ -43,8 +43,8 @@ class Heard:
         self.activated.append(policy.name)
 
 
-def store(path: Path, state: Path | None, heard: Heard | None = None) -> PolicyStore:
-    heard = heard or Heard()
+def store(path: Path, state: Path | None, heard: UpstreamInfo | None = None) -> PolicyStore:
+    heard = heard or UpstreamInfo()
     return PolicyStore(
         path, state_dir=state, clock=Hands().clock, on_activate=heard.activate, on_load=heard.loads.append
     )
@@ -57,7 +57,7 @@ def write(path: Path, text: str) -> Path:
 
 async def test_a_changed_file_comes_into_force(tmp_path: Path) -> None:
     """Polling sees the change, activates it and keeps it for the next start."""
-    heard = Heard()
+    heard = UpstreamInfo()
     path = write(tmp_path / "p.yaml", GOOD)
     policies = store(path, tmp_path / "state", heard)
     policies.load()
@@ -74,7 +74,7 @@ async def test_a_changed_file_comes_into_force(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mistake", MISTAKES)
 async def test_a_bad_file_is_refused_and_the_last_good_policy_stays(tmp_path: Path, mistake: str) -> None:
     """Each kind of mistake is reported with the file; what is in force does not change, nor what was kept."""
-    heard = Heard()
+    heard = UpstreamInfo()
     path = write(tmp_path / "p.yaml", GOOD)
     policies = store(path, tmp_path / "state", heard)
     policies.load()

@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from edge_node.config import KeyConfig, ServerConfig
-from edge_node.server import Server
+from edge_node.config.schema import KeyConfig, ServerConfig
+from edge_node.http.listener import HttpListener
 from router.errors import ConfigError
 
 from .box import POLICY, Box, running
@@ -330,7 +330,7 @@ async def test_one_connection_too_many_is_refused_at_once() -> None:
     async def handle(http: web.BaseRequest) -> web.Response:
         return web.Response(text="fine")
 
-    server = Server(ServerConfig(port=0), handle, connections=2)
+    server = HttpListener(ServerConfig(port=0), handle, connections=2)
     await server.start()
     ask = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     try:

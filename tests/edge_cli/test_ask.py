@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from edge_node.cli import main
+from edge_node.cli.main import main
 from tests.edge.box import Box, running
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.config import MEANING, PREFIX, Config, config_keys, config_variable, load_config
-from edge_node.layers import build, leaves_of, read_yaml
+from edge_node.config.layers import build, leaves_of, read_yaml
+from edge_node.config.schema import MEANING, PREFIX, Config, config_keys, config_variable, load_config
 from router.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "edge_node" / "deploy" / "edge.example.yaml"

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.config import CacheConfig, CloudConfig, Config, EngineConfig, KeyConfig, ServerConfig
-from edge_node.doctor import Finding, examine, network, packages, parts, signals, worst
-from models.fit import estimate
-from models.gguf_file import read_gguf
-from models.spec import SHIPPED, find_artifact, save_manifest
-from router.policy import parse_policy
+from edge_node.cli.doctor import Finding, examine, network, packages, parts, signals, worst
+from edge_node.config.schema import CacheConfig, CloudConfig, Config, EngineConfig, KeyConfig, ServerConfig
+from models.catalog.artifact import SHIPPED, find_artifact, save_manifest
+from models.catalog.fit import estimate
+from models.catalog.gguf import read_gguf
+from router.policy.compiled import parse_policy
 from router.types import DeviceSignals
 
 from .boxes import plant

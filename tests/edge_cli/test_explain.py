@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from edge_node.explain import Explained, render
+from edge_node.cli.explain import Explained, render
 from router.types import (
     AttemptPlan,
     CachePlan,

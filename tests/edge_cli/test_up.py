@@ -17,9 +17,9 @@ import msgspec
 import psutil
 import pytest
 
-from edge_node.config import Config, ServerConfig, load_config
-from edge_node.tour import TOUR
-from edge_node.up import Plan, find_programs
+from edge_node.cli.tour import TOUR
+from edge_node.cli.up import UpOptions, find_programs
+from edge_node.config.schema import Config, ServerConfig, load_config
 
 FAKE = Path(__file__).parent / "programs.py"
 ROOT = Path(__file__).parents[2]
@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[2]
 MAIN = """
 import sys, msgspec
 from pathlib import Path
-from edge_node.up import Plan, run
-sys.exit(run(msgspec.json.decode(sys.argv[1], type=Plan, dec_hook=lambda kind, value: kind(value))))
+from edge_node.cli.up import UpOptions, run
+sys.exit(run(msgspec.json.decode(sys.argv[1], type=UpOptions, dec_hook=lambda kind, value: kind(value))))
 """
 
 
@@ -275,5 +275,5 @@ def test_the_installed_commands_are_found() -> None:
 
 def test_a_plan_is_built_from_the_configuration() -> None:
     """What `serve` would get, `up` hands on."""
-    plan = Plan(load_config(None, {"HOME": "/h"}, {}), ("--log", "debug"), Path("/runs"), find_programs())
+    plan = UpOptions(load_config(None, {"HOME": "/h"}, {}), ("--log", "debug"), Path("/runs"), find_programs())
     assert (plan.cloud, plan.once) == (True, False)

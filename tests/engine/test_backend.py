@@ -16,12 +16,12 @@ import msgspec
 import pytest
 import uvloop
 
-from edge_node.backend import Call
-from edge_node.config import EngineConfig
-from edge_node.engine import DECLINED, EngineBackend
-from models.answer import parse
-from models.greedy import GreedyModel
-from models.spec import find_artifact
+from edge_node.backends.backend import BackendRequest
+from edge_node.backends.engine.backend import DECLINED, EngineBackend
+from edge_node.config.schema import EngineConfig
+from models.catalog.artifact import find_artifact
+from models.evaluate.greedy import GreedyModel
+from models.function_calls.call import parse
 from router.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -63,9 +63,9 @@ def chat(text: str = "hello", **fields: object) -> Request:
     return Request(kind="chat", model="small", messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
 
 
-def call(request: Request, **fields: object) -> Call:
+def call(request: Request, **fields: object) -> BackendRequest:
     fields = {"deadline": now() + PATIENCE_S, **fields}
-    return Call(id="d1", request=request, target=TARGET, **fields)  # type: ignore[arg-type]
+    return BackendRequest(id="d1", request=request, target=TARGET, **fields)  # type: ignore[arg-type]
 
 
 async def answer(backend: EngineBackend, request: Request, **fields: object) -> list[Chunk]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from models.answer import parse
-from models.call_grammar import ANSWER_TOKENS, ANY_CALL, MOST_CHARACTERS, MOST_PIECES, call_grammar
-from models.chat import Prompter
-from models.greedy import GreedyModel
+from models.catalog.artifact import find_artifact
+from models.chat.prompter import PromptRenderer
+from models.evaluate.greedy import GreedyModel
+from models.function_calls.call import parse
+from models.function_calls.grammar import ANSWER_TOKENS, ANY_CALL, MOST_CHARACTERS, MOST_PIECES, call_grammar
 from models.llama_cpp.protocol import EngineOptions, Prompt
-from models.spec import find_artifact
 from router.types import Message, Sampling
 
 from .conftest import Answer, Rig
@@ -107,7 +107,7 @@ def said(text: str) -> Prompt:
 
 
 def held(rig: Rig, text: str, **fields: object) -> Answer:
-    return rig.ask(said(text), **{"max_tokens": ANSWER_TOKENS, "utterance": text, **fields})
+    return rig.ask(said(text), **{"max_tokens": ANSWER_TOKENS, "copy_source": text, **fields})
 
 
 def values(answer: Answer | str) -> list[str]:
@@ -121,7 +121,7 @@ def test_the_engine_answers_as_evaluation_does(rig: Rig) -> None:
     """What `evaluate --grammar` measures is what users get: the same answers to the same utterances, refusals too."""
     assert len(TEXTS) == 50
     with GreedyModel(ASSISTANT.path, slots=1, context=512, threads=1) as model:
-        prompter = Prompter(model.chat_template)
+        prompter = PromptRenderer(model.chat_template)
         prompts = [model.tokenize(prompter.user(text)) for text in TEXTS]
         measured = model.answers(prompts, ANSWER_TOKENS, [call_grammar(text) for text in TEXTS])
     answers = [held(rig, text) for text in TEXTS]
@@ -133,7 +133,7 @@ def test_the_engine_answers_as_evaluation_does(rig: Rig) -> None:
 
 def test_an_argument_is_of_the_utterance_s_words(rig: Rig) -> None:
     """Whatever the prompt has: here it names one time and the utterance another."""
-    free, bound = rig.ask(said(ALARM), max_tokens=64), rig.ask(said(ALARM), max_tokens=64, utterance="at nine pm")
+    free, bound = rig.ask(said(ALARM), max_tokens=64), rig.ask(said(ALARM), max_tokens=64, copy_source="at nine pm")
     assert any("six" in value for value in values(free))
     assert values(bound)
     assert all(value in "at nine pm" for value in values(bound))
@@ -142,7 +142,7 @@ def test_an_argument_is_of_the_utterance_s_words(rig: Rig) -> None:
 @pytest.mark.parametrize("text", ODD)
 def test_no_utterance_fails_a_request(rig: Rig, text: str) -> None:
     """Control characters, other scripts, pages of text: the answer is a call."""
-    answer = rig.ask(said("play it"), utterance=text, max_tokens=ANSWER_TOKENS, refusal="skip")
+    answer = rig.ask(said("play it"), copy_source=text, max_tokens=ANSWER_TOKENS, refusal="skip")
     assert answer.end.error == ""
     assert answer.end.finish_reason == "stop"
     assert parse(answer.text) is not None, answer.text
@@ -193,7 +193,7 @@ def test_the_first_token_s_confidence_is_the_model_s_own(rig: Rig, text: str) ->
 def test_logprobs_tell_what_the_model_thought(rig: Rig) -> None:
     """Also of a token that it would not have chosen."""
     free = rig.ask(said(ALARM), max_tokens=64, logprobs=0)
-    bound = rig.ask(said(ALARM), max_tokens=64, logprobs=0, utterance="at nine pm")
+    bound = rig.ask(said(ALARM), max_tokens=64, logprobs=0, copy_source="at nine pm")
     first = next(at for at, (a, b) in enumerate(zip(free.logprobs, bound.logprobs, strict=False)) if a.token != b.token)
     assert bound.logprobs[:first] == free.logprobs[:first]
     assert bound.logprobs[first].logprob < free.logprobs[first].logprob
@@ -217,17 +217,17 @@ def test_an_answer_that_must_not_end_is_free(rig: Rig) -> None:
 @pytest.mark.parametrize("cut", [1, 9, 20, -2])
 def test_the_rest_of_an_answer_is_held_as_its_beginning(rig: Rig, cut: int) -> None:
     """Cut anywhere and asked for again, the two parts make one call of the same words."""
-    whole = rig.ask(said(ALARM), max_tokens=64, utterance="at nine pm").text
+    whole = rig.ask(said(ALARM), max_tokens=64, copy_source="at nine pm").text
     with GreedyModel(ASSISTANT.path, slots=1, context=64, threads=1) as model:
-        prompt = Prompter(model.chat_template).user(ALARM)
+        prompt = PromptRenderer(model.chat_template).user(ALARM)
     going_on = Prompt(text=prompt + whole[:cut], parse_special=True)
-    rest = rig.ask(going_on, max_tokens=ANSWER_TOKENS, utterance="at nine pm", said=whole[:cut]).text
+    rest = rig.ask(going_on, max_tokens=ANSWER_TOKENS, copy_source="at nine pm", said=whole[:cut]).text
     assert all(value in "at nine pm" for value in values(whole[:cut] + rest))
 
 
 def test_a_beginning_that_is_no_call_is_gone_on_with_freely(rig: Rig) -> None:
     """It came from somebody else: there is no grammar to go back to, and nothing fails."""
-    answer = rig.ask(Prompt(text="Well,"), max_tokens=4, utterance=ALARM, said="Well,")
+    answer = rig.ask(Prompt(text="Well,"), max_tokens=4, copy_source=ALARM, said="Well,")
     assert answer.end.error == ""
     assert answer.end.completion_tokens > 0
 
@@ -235,5 +235,5 @@ def test_a_beginning_that_is_no_call_is_gone_on_with_freely(rig: Rig) -> None:
 def test_a_long_utterance_may_say_anything_in_a_call(rig: Rig) -> None:
     """The general grammar is what the fallback holds to."""
     assert call_grammar("x" * 100_000) == ANY_CALL
-    answer = rig.ask(said(ALARM), max_tokens=64, utterance="x" * 100_000)
+    answer = rig.ask(said(ALARM), max_tokens=64, copy_source="x" * 100_000)
     assert any("six" in value for value in values(answer))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.chat_template import MARK, PLAIN, TemplateFailed, render
+from models.chat.template import MARK, PLAIN, TemplateFailed, render
 from router.errors import InvalidRequest, UnsupportedFeature
 from router.types import ImagePart, Message, TextPart, Tool, ToolCall
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from models.llama_cpp import frames
-from models.llama_cpp.child import ENGINE_BROKEN, PROTOCOL_BROKEN
+from models.llama_cpp.process import frames
+from models.llama_cpp.process.child import ENGINE_BROKEN, PROTOCOL_BROKEN
 from models.llama_cpp.protocol import EngineOptions, Job, Prompt
 from router.types import Sampling
 
@@ -27,7 +27,7 @@ class Link:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(PATIENCE_S)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "models.llama_cpp.child", str(theirs.fileno())],
+            [sys.executable, "-m", "models.llama_cpp.process.child", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stderr=subprocess.PIPE,
             cwd=ROOT,

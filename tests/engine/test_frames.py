@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.llama_cpp import frames
+from models.llama_cpp.process import frames
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
 from router.types import Confidence, Message, Sampling, TextPart, TokenAlternative, TokenLogprob, Tool, ToolCall
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.llama_cpp.grammar import schema_to_gbnf
+from models.llama_cpp.sampling.json_schema import schema_to_gbnf
 from router.errors import InvalidGrammar
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fleet.cli import main
-from fleet.schema import policy_schema
+from fleet.cli.commands import main
+from router.policy.json_schema import policy_schema
 
 POLICIES = Path(__file__).parents[2] / "policies"
 

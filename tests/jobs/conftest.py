@@ -15,10 +15,10 @@ import pytest
 import pytest_asyncio
 
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.database import Database
-from cloud_pool.jobs.library import SCRIPTS
-from cloud_pool.jobs.record import Offer
-from cloud_pool.jobs.store import Store
+from cloud_pool.jobs.lua.scripts import SCRIPTS
+from cloud_pool.jobs.record import NewJob
+from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.store.redis_client import RedisClient
 
 from .redis_server import RedisServer
 
@@ -70,24 +70,24 @@ def config(redis_server: RedisServer) -> JobsConfig:
 
 
 @pytest_asyncio.fixture
-async def database(config: JobsConfig) -> AsyncIterator[Database]:
-    database = Database(config.redis, config.prefix, SCRIPTS)
+async def database(config: JobsConfig) -> AsyncIterator[RedisClient]:
+    database = RedisClient(config.redis, config.prefix, SCRIPTS)
     yield database
     await database.close()
 
 
 @pytest.fixture
-def store(database: Database, config: JobsConfig, clock: Clock) -> Store:
-    return Store(database, config, clock=clock)
+def store(database: RedisClient, config: JobsConfig, clock: Clock) -> JobStore:
+    return JobStore(database, config, clock=clock)
 
 
 @pytest.fixture
-def offer(clock: Clock) -> Callable[..., Offer]:
+def offer(clock: Clock) -> Callable[..., NewJob]:
     """An offer with other values where a test names some."""
     numbers = itertools.count(1)
 
-    def made(**changes: object) -> Offer:
-        plain = Offer(
+    def made(**changes: object) -> NewJob:
+        plain = NewJob(
             id=f"job_{next(numbers)}",
             owner="kiosk",
             tier="large",

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from cloud_pool.identity.principal import Principal
-from cloud_pool.jobs.api import Handler
-from cloud_pool.replies import refusal
+from cloud_pool.accounts.identity.principal import Principal
+from cloud_pool.http.responses import refusal
+from cloud_pool.jobs.http.job_api import Handler
 from router.errors import AuthenticationFailed, CausewayError, NotFound
 
 

@@ -11,40 +11,40 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.config import TierConfig
-from cloud_pool.identity.principal import Principal
-from cloud_pool.jobs.api import JobsApi
+from cloud_pool.accounts.identity.principal import Principal
+from cloud_pool.accounts.tenants.config import TenantLimits
+from cloud_pool.config.schema import TierConfig
+from cloud_pool.config.tiers import ChatFormat, Tier
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.database import Database
-from cloud_pool.jobs.durability import Durability
-from cloud_pool.jobs.intake import Intake
-from cloud_pool.jobs.store import Store
-from cloud_pool.jobs.webhooks import Hooks
-from cloud_pool.tenants.limits import Limits
-from cloud_pool.tiers import Tier, Wording
+from cloud_pool.jobs.http.job_api import JobApi
+from cloud_pool.jobs.store.durability import DurabilityCheck
+from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
 from router.sse import Event, SSEParser
 
 from .conftest import Clock
 from .gateway import serving, who
-from .scripted import Scripted, Shift
+from .scripted_worker import Scripted, Shift
 
-TIER = Tier(TierConfig(name="large"), Wording("{{ messages }}"))
+TIER = Tier(TierConfig(name="large"), ChatFormat("{{ messages }}"))
 CHAT = {"model": "big", "messages": [{"role": "user", "content": "a secret question"}]}
 
 
 @pytest_asyncio.fixture
 async def http(
-    config: JobsConfig, database: Database, store: Store, clock: Clock
+    config: JobsConfig, database: RedisClient, store: JobStore, clock: Clock
 ) -> AsyncIterator[aiohttp.ClientSession]:
     config = msgspec.structs.replace(config, max_body_bytes=5000, max_streams=1)
-    durability = Durability(database, "require")
+    durability = DurabilityCheck(database, "require")
 
-    def limits(asker: Principal) -> Limits:
-        return Limits(max_tokens=50, max_body_bytes=300) if asker.tenant == "capped" else Limits()
+    def limits(asker: Principal) -> TenantLimits:
+        return TenantLimits(max_tokens=50, max_body_bytes=300) if asker.tenant == "capped" else TenantLimits()
 
-    intake = Intake(config, {"large": TIER, "big": TIER}, ())
-    api = JobsApi(
-        config, database, store, intake, Hooks(database, config.webhooks, clock=clock), durability, who, limits
+    intake = SubmissionParser(config, {"large": TIER, "big": TIER}, ())
+    api = JobApi(
+        config, database, store, intake, WebhookOutbox(database, config.webhooks, clock=clock), durability, who, limits
     )
     async with serving(api.handler) as url:
         headers = {"authorization": "Bearer kiosk"}
@@ -58,7 +58,7 @@ async def offered(http: aiohttp.ClientSession, body: object = CHAT, **headers: s
         return response.status, await response.json()
 
 
-async def test_a_job_goes_through(http: aiohttp.ClientSession, store: Store, config: JobsConfig) -> None:
+async def test_a_job_goes_through(http: aiohttp.ClientSession, store: JobStore, config: JobsConfig) -> None:
     """202 with an id; at the end the job holds OpenAI's chat completion; the tier's alias is resolved."""
     status, job = await offered(http, CHAT | {"priority": "bulk", "deadline_ms": 5000})
     assert (status, job["status"], job["priority"], job["model"]) == (202, "queued", "bulk", "large")
@@ -81,7 +81,7 @@ async def followed(http: aiohttp.ClientSession, job: str, last: str = "") -> lis
 
 
 async def test_events_are_replayed_from_behind_an_id(
-    http: aiohttp.ClientSession, store: Store, config: JobsConfig
+    http: aiohttp.ClientSession, store: JobStore, config: JobsConfig
 ) -> None:
     """Who comes back gets what was missed and nothing twice; who has all gets an end at once."""
     _, job = await offered(http)
@@ -94,7 +94,7 @@ async def test_events_are_replayed_from_behind_an_id(
         assert response.status == 400
 
 
-async def test_followers_are_bounded_and_leave_nothing(http: aiohttp.ClientSession, store: Store) -> None:
+async def test_followers_are_bounded_and_leave_nothing(http: aiohttp.ClientSession, store: JobStore) -> None:
     """One more than the bound gets 429; when a client leaves, its place is free again."""
     _, job = await offered(http)
     path = f"/v1/jobs/{job['id']}/events"
@@ -121,7 +121,7 @@ async def test_one_key_is_one_job(http: aiohttp.ClientSession) -> None:
     assert other["id"] != first["id"]
 
 
-async def test_the_same_key_at_once_is_one_job(http: aiohttp.ClientSession, store: Store) -> None:
+async def test_the_same_key_at_once_is_one_job(http: aiohttp.ClientSession, store: JobStore) -> None:
     """Twenty callers race with one key: one job."""
     answers = await asyncio.gather(*(offered(http, idempotency_key="k") for _ in range(20)))
     assert len({str(job["id"]) for _, job in answers}) == 1
@@ -207,7 +207,7 @@ async def test_a_list_goes_page_by_page(http: aiohttp.ClientSession, clock: Cloc
 )
 async def test_a_bad_offer_is_refused(
     http: aiohttp.ClientSession,
-    store: Store,
+    store: JobStore,
     changes: dict[str, object],
     headers: dict[str, str],
     status: int,
@@ -238,10 +238,10 @@ async def test_methods_and_paths(http: aiohttp.ClientSession) -> None:
 
 
 async def test_a_disabled_webhook_is_refused(
-    http: aiohttp.ClientSession, config: JobsConfig, database: Database, store: Store, clock: Clock
+    http: aiohttp.ClientSession, config: JobsConfig, database: RedisClient, store: JobStore, clock: Clock
 ) -> None:
     """An address that said 410 is not taken for a new job."""
-    hooks = Hooks(database, config.webhooks, clock=clock)
+    hooks = WebhookOutbox(database, config.webhooks, clock=clock)
     body = CHAT | {"webhook": "https://hooks.example.com/"}
     _, job = await offered(http, body)
     (record,) = (await store.claim("w", "large", ["standard"])).records

@@ -15,23 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.jobs.assembly import Crew, JobsGateway
-from cloud_pool.jobs.batch_states import BATCH_TABLE, before, is_over
-from cloud_pool.jobs.batches import Batches
+from cloud_pool.jobs.batches.batch_store import BatchStore
+from cloud_pool.jobs.batches.file_store import FileStore
+from cloud_pool.jobs.batches.input_file import read_lines
+from cloud_pool.jobs.batches.processor import BatchProcessor
+from cloud_pool.jobs.batches.states import BATCH_TRANSITIONS, is_final, source_states
 from cloud_pool.jobs.config import BatchConfig, JobsConfig
-from cloud_pool.jobs.database import Database
-from cloud_pool.jobs.feeder import Feeder
-from cloud_pool.jobs.files import Files
-from cloud_pool.jobs.intake import Intake
-from cloud_pool.jobs.lines import read_lines
-from cloud_pool.jobs.runner import Errand
-from cloud_pool.jobs.store import Store
+from cloud_pool.jobs.gateway import JobsGateway, WorkerRuntime
+from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.jobs.worker.runner import JobRun
 from router.errors import ContextLengthExceeded, ModelNotFound
 from router.types import Chunk
 
 from .conftest import Clock, until
 from .gateway import serving, who
-from .scripted import Scripted, answers
+from .scripted_worker import Scripted, answers
 from .test_api import TIER
 
 TIERS = {"large": TIER, "big": TIER}
@@ -66,10 +66,12 @@ async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 @pytest.fixture
-def feeder(config: JobsConfig, database: Database, store: Store, clock: Clock) -> Feeder:
+def feeder(config: JobsConfig, database: RedisClient, store: JobStore, clock: Clock) -> BatchProcessor:
     """Looks at batches when a test says so."""
-    batches = Batches(database, config.batches, clock=clock)
-    return Feeder(batches, Files(database, config.batches, clock=clock), store, Intake(config, TIERS, ()), config)
+    batches = BatchStore(database, config.batches, clock=clock)
+    return BatchProcessor(
+        batches, FileStore(database, config.batches, clock=clock), store, SubmissionParser(config, TIERS, ()), config
+    )
 
 
 async def batch_of(client: openai.AsyncOpenAI, *lines: str) -> openai.types.Batch:
@@ -92,7 +94,7 @@ class AtWork:
             clock.now += 0.01
             return clock.now
 
-        self._crew = Crew(config, TIERS, runner, {"large": 4}, CollectorRegistry(), clock=tick)
+        self._crew = WorkerRuntime(config, TIERS, runner, {"large": 4}, CollectorRegistry(), clock=tick)
         self._stop = anyio.Event()
         self._tasks = anyio.create_task_group()
 
@@ -109,7 +111,7 @@ class AtWork:
 
 def over(client: openai.AsyncOpenAI, name: str) -> Callable[[], object]:
     async def is_so() -> bool:
-        return is_over((await client.batches.retrieve(name)).status)
+        return is_final((await client.batches.retrieve(name)).status)
 
     return is_so
 
@@ -117,10 +119,10 @@ def over(client: openai.AsyncOpenAI, name: str) -> Callable[[], object]:
 async def test_a_batch_goes_through(client: openai.AsyncOpenAI, config: JobsConfig, clock: Clock) -> None:
     """Good lines give an output file, failed ones an error file, in the input's order and under their own ids."""
 
-    async def one_fails(at: int, errand: Errand) -> AsyncGenerator[Chunk, None]:
-        if errand.request.max_tokens == 7:
+    async def one_fails(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
+        if job_run.request.max_tokens == 7:
             raise ContextLengthExceeded("too long")
-        async for chunk in answers(at, errand):
+        async for chunk in answers(at, job_run):
             yield chunk
 
     bad = line("bad", body=BODY | {"max_tokens": 7})
@@ -149,7 +151,7 @@ async def test_a_batch_goes_through(client: openai.AsyncOpenAI, config: JobsConf
     assert output.bytes == len((await client.files.content(output.id)).content)
 
 
-async def test_each_bad_line_is_named(client: openai.AsyncOpenAI, feeder: Feeder, store: Store) -> None:
+async def test_each_bad_line_is_named(client: openai.AsyncOpenAI, feeder: BatchProcessor, store: JobStore) -> None:
     """One fault is enough to run none of them, and every fault is told with its line."""
     lines = ["{", line("a"), line("a"), line("b", url="/v1/completions"), line("c", method="GET"), '{"custom_id":"d"}']
     lines += [line("e", body={"model": "nowhere", "messages": BODY["messages"]}), line("f", body={"model": "big"})]
@@ -171,7 +173,7 @@ async def test_each_bad_line_is_named(client: openai.AsyncOpenAI, feeder: Feeder
     assert (await store.depths()).queues == ()
 
 
-async def test_an_empty_or_too_long_file_fails(client: openai.AsyncOpenAI, feeder: Feeder) -> None:
+async def test_an_empty_or_too_long_file_fails(client: openai.AsyncOpenAI, feeder: BatchProcessor) -> None:
     """A batch has at least one line and at most so many."""
     for lines, code in ((["", " "], "empty_file"), ([line(str(at)) for at in range(21)], "too_many_lines")):
         batch = await batch_of(client, *lines)
@@ -181,7 +183,7 @@ async def test_an_empty_or_too_long_file_fails(client: openai.AsyncOpenAI, feede
         assert [fault.code for fault in ended.errors.data or []] == [code]
 
 
-async def test_a_cancelled_batch_stops(client: openai.AsyncOpenAI, feeder: Feeder, store: Store) -> None:
+async def test_a_cancelled_batch_stops(client: openai.AsyncOpenAI, feeder: BatchProcessor, store: JobStore) -> None:
     """What was answered stays, all else is cancelled, also lines that never became jobs; cancelling again is 409."""
     batch = await batch_of(client, *(line(str(at)) for at in range(6)))
     await feeder.step()  # validated
@@ -201,7 +203,9 @@ async def test_a_cancelled_batch_stops(client: openai.AsyncOpenAI, feeder: Feede
         await client.batches.cancel(batch.id)
 
 
-async def test_a_late_batch_expires(client: openai.AsyncOpenAI, feeder: Feeder, store: Store, clock: Clock) -> None:
+async def test_a_late_batch_expires(
+    client: openai.AsyncOpenAI, feeder: BatchProcessor, store: JobStore, clock: Clock
+) -> None:
     """At the end of its window what was not answered has expired, and what was stays."""
     batch = await batch_of(client, *(line(str(at)) for at in range(5)))
     await feeder.step()
@@ -218,7 +222,7 @@ async def test_a_late_batch_expires(client: openai.AsyncOpenAI, feeder: Feeder, 
 
 
 async def test_feeding_twice_is_feeding_once(
-    client: openai.AsyncOpenAI, feeder: Feeder, store: Store, database: Database
+    client: openai.AsyncOpenAI, feeder: BatchProcessor, store: JobStore, database: RedisClient
 ) -> None:
     """A feeder that died before it said how far it was: the lines are offered again, and are the same jobs."""
     batch = await batch_of(client, line("a"), line("b"))
@@ -230,13 +234,15 @@ async def test_feeding_twice_is_feeding_once(
 
 
 async def test_a_full_queue_holds_a_batch_up(
-    client: openai.AsyncOpenAI, database: Database, config: JobsConfig, clock: Clock
+    client: openai.AsyncOpenAI, database: RedisClient, config: JobsConfig, clock: Clock
 ) -> None:
     """Lines wait in the file, not in Redis's memory twice, and go on when there is room."""
     config = msgspec.structs.replace(config, max_queue=1)
-    store = Store(database, config, clock=clock)
-    batches = Batches(database, config.batches, clock=clock)
-    feeder = Feeder(batches, Files(database, config.batches, clock=clock), store, Intake(config, TIERS, ()), config)
+    store = JobStore(database, config, clock=clock)
+    batches = BatchStore(database, config.batches, clock=clock)
+    feeder = BatchProcessor(
+        batches, FileStore(database, config.batches, clock=clock), store, SubmissionParser(config, TIERS, ()), config
+    )
     batch = await batch_of(client, line("a"), line("b"), line("c"))
     for _ in range(12):
         await feeder.step()
@@ -266,7 +272,7 @@ async def test_files_are_an_owners_own(client: openai.AsyncOpenAI, url: str) -> 
         assert [one async for one in thief.batches.list()] == []
 
 
-async def test_files_come_back_and_go(client: openai.AsyncOpenAI, feeder: Feeder) -> None:
+async def test_files_come_back_and_go(client: openai.AsyncOpenAI, feeder: BatchProcessor) -> None:
     """A file is given back byte by byte; a batch that was made of it outlives it; one too many is refused."""
     batch = await batch_of(client, line("a"))
     data = await client.files.content(batch.input_file_id)
@@ -352,10 +358,10 @@ async def test_a_batch_is_made_once_for_a_key(client: openai.AsyncOpenAI) -> Non
 
 def test_the_states_of_a_batch_end() -> None:
     """From every state an end is reached, and no end is left."""
-    for state, targets in BATCH_TABLE.items():
-        assert is_over(state) == (not targets)
-        assert all(state in before(target) for target in targets)
-    assert {state for state in BATCH_TABLE if is_over(state)} == {"failed", "completed", "expired", "cancelled"}
+    for state, targets in BATCH_TRANSITIONS.items():
+        assert is_final(state) == (not targets)
+        assert all(state in source_states(target) for target in targets)
+    assert {state for state in BATCH_TRANSITIONS if is_final(state)} == {"failed", "completed", "expired", "cancelled"}
 
 
 @given(st.binary(max_size=300))

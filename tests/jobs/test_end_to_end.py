@@ -15,8 +15,8 @@ import aiohttp
 import openai
 import pytest
 
-from cloud_pool.jobs.database import Database, items, pairs
-from cloud_pool.jobs.library import SCRIPTS
+from cloud_pool.jobs.lua.scripts import SCRIPTS
+from cloud_pool.jobs.store.redis_client import RedisClient, items, pairs
 from tests.cloud.conftest import Command, Pool
 
 from .conftest import until
@@ -95,7 +95,7 @@ async def test_accepted_jobs_survive_every_kill(bed: Bed) -> None:
     bed.redis.start()
     first = bed.start("worker")
     first.ready()
-    database = Database(bed.redis.url, "{causeway}:jobs", SCRIPTS)
+    database = RedisClient(bed.redis.url, "{causeway}:jobs", SCRIPTS)
 
     async def state(job: str) -> str:
         fields = pairs(await database.command("HGETALL", database.key("job", job)))

@@ -16,17 +16,17 @@ from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook
 
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
-from cloud_pool.jobs.database import Database
-from cloud_pool.jobs.delivery import Deliverer
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.record import Offer
-from cloud_pool.jobs.store import Store
-from cloud_pool.jobs.webhooks import Hooks
+from cloud_pool.jobs.record import NewJob
+from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.webhooks.delivery import WebhookSender
+from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
 
 from .conftest import Clock
-from .receiver import Receiver, receiving
+from .webhook_receiver import Receiver, receiving
 
-MakeOffer = Callable[..., Offer]
+MakeOffer = Callable[..., NewJob]
 LOOPBACK = WebhookConfig(allow=("127.0.0.0/8",), allow_http=True, timeout_s=5.0)
 
 
@@ -50,21 +50,21 @@ class Names(AbstractResolver):
 class Post:
     """Makes deliveries, and makes jobs end that want one."""
 
-    def __init__(self, store: Store, database: Database, clock: Clock, offer: MakeOffer) -> None:
+    def __init__(self, store: JobStore, database: RedisClient, clock: Clock, offer: MakeOffer) -> None:
         self.clock = clock
         self.registry = CollectorRegistry()
         self._store, self._database, self._offer = store, database, offer
-        self._deliverers: list[Deliverer] = []
+        self._deliverers: list[WebhookSender] = []
 
     def deliverer(
         self,
         config: WebhookConfig = LOOPBACK,
         names: AbstractResolver | None = None,
         tls: ssl.SSLContext | None = None,
-    ) -> Deliverer:
-        self.hooks = Hooks(self._database, config, clock=self.clock)
+    ) -> WebhookSender:
+        self.hooks = WebhookOutbox(self._database, config, clock=self.clock)
         metrics = JobMetrics(CollectorRegistry())
-        made = Deliverer(self.hooks, config, metrics, resolver=names, tls=tls, clock=time.time, rng=lambda: 0.5)
+        made = WebhookSender(self.hooks, config, metrics, resolver=names, tls=tls, clock=time.time, rng=lambda: 0.5)
         self._deliverers.append(made)
         return made
 
@@ -83,7 +83,7 @@ class Post:
 
 
 @pytest_asyncio.fixture
-async def post(store: Store, database: Database, clock: Clock, offer: MakeOffer) -> AsyncIterator[Post]:
+async def post(store: JobStore, database: RedisClient, clock: Clock, offer: MakeOffer) -> AsyncIterator[Post]:
     made = Post(store, database, clock, offer)
     yield made
     await made.close()

@@ -13,81 +13,81 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.admission import Priority
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.database import Database
-from cloud_pool.jobs.errors import StoreUnavailable
+from cloud_pool.jobs.errors import JobStoreUnavailable
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.record import Offer
-from cloud_pool.jobs.runner import Errand
-from cloud_pool.jobs.states import State
-from cloud_pool.jobs.store import Claimed, Store
-from cloud_pool.jobs.worker import Worker
+from cloud_pool.jobs.record import NewJob
+from cloud_pool.jobs.states import JobState
+from cloud_pool.jobs.store.job_store import ClaimedJobs, JobStore
+from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.worker import Worker
 from router.errors import CausewayError, CloudFailed, CloudUnreachable, ContextLengthExceeded, QueueFull
 from router.types import Chunk
 
 from .conftest import Clock, until
-from .scripted import Scripted, Shift, answers
+from .scripted_worker import Scripted, Shift, answers
 
-MakeOffer = Callable[..., Offer]
+MakeOffer = Callable[..., NewJob]
 
 
-def reached(store: Store, job: str, state: State) -> Callable[[], object]:
+def reached(store: JobStore, job: str, state: JobState) -> Callable[[], object]:
     async def is_so() -> bool:
         return (await store.get(job, "kiosk")).state is state
 
     return is_so
 
 
-async def hangs(_at: int, _errand: Errand) -> AsyncGenerator[Chunk, None]:
+async def hangs(_at: int, _errand: JobRun) -> AsyncGenerator[Chunk, None]:
     await anyio.sleep_forever()
     yield Chunk()
 
 
-def fails(error: Exception, times: int = 10**9) -> Callable[[int, Errand], AsyncGenerator[Chunk, None]]:
-    async def act(at: int, errand: Errand) -> AsyncGenerator[Chunk, None]:
+def fails(error: Exception, times: int = 10**9) -> Callable[[int, JobRun], AsyncGenerator[Chunk, None]]:
+    async def act(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
         if at < times:
             raise error
-        async for chunk in answers(at, errand):
+        async for chunk in answers(at, job_run):
             yield chunk
 
     return act
 
 
 @pytest.fixture
-def ticking(config: JobsConfig, database, clock: Clock) -> Store:  # type: ignore[no-untyped-def]
+def ticking(config: JobsConfig, database, clock: Clock) -> JobStore:  # type: ignore[no-untyped-def]
     """A store whose wall clock goes on by a second with each look: what is postponed becomes due."""
 
     def tick() -> float:
         clock.now += 1.0
         return clock.now
 
-    return Store(database, msgspec.structs.replace(config, deadline_s=1e6), clock=tick)
+    return JobStore(database, msgspec.structs.replace(config, deadline_s=1e6), clock=tick)
 
 
-async def test_a_job_is_answered(store: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_a_job_is_answered(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """Its result is OpenAI's chat completion, and the runner was asked once, with what was stored."""
     job = (await store.accept(offer())).id
     runner = Scripted()
     async with Shift(store, runner, config) as shift:
-        await until(reached(store, job, State.SUCCEEDED))
+        await until(reached(store, job, JobState.SUCCEEDED))
     body = json.loads(await store.result(job))
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"]["content"] == "an answer"
     assert body["usage"]["total_tokens"] == 7
-    assert [(one.id, one.tier, one.request.wishes.client) for one in runner.asked] == [(job, "large", "kiosk")]
+    assert [(one.id, one.tier, one.request.hints.client) for one in runner.asked] == [(job, "large", "kiosk")]
     assert shift.count("succeeded") == 1
 
 
-async def test_many_jobs_each_run_once(store: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_many_jobs_each_run_once(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """Two workers share a queue: every job is answered, none is run twice."""
     jobs = [(await store.accept(offer())).id for _ in range(30)]
     first, second = Scripted(), Scripted()
     async with Shift(store, first, config), Shift(store, second, config):
         for job in jobs:
-            await until(reached(store, job, State.SUCCEEDED))
+            await until(reached(store, job, JobState.SUCCEEDED))
     assert sorted(one.id for one in first.asked + second.asked) == sorted(jobs)
 
 
-async def test_no_more_than_the_places_run(store: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_no_more_than_the_places_run(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """A worker claims for its free places only; the rest stays for others."""
     for _ in range(5):
         await store.accept(offer())
@@ -104,51 +104,51 @@ async def test_no_more_than_the_places_run(store: Store, offer: MakeOffer, confi
 
 @pytest.mark.parametrize("error", [CloudFailed("broken"), CausewayError("odd"), RuntimeError("a secret question")])
 async def test_a_fault_is_tried_again(
-    ticking: Store, offer: MakeOffer, config: JobsConfig, error: Exception, caplog: pytest.LogCaptureFixture
+    ticking: JobStore, offer: MakeOffer, config: JobsConfig, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run that broke is repeated, and the second answer counts; what was asked stays out of the log."""
     caplog.set_level(logging.DEBUG)
     job = (await ticking.accept(offer(deadline_ms=10**15))).id
     async with Shift(ticking, Scripted(fails(error, times=1)), config) as shift:
-        await until(reached(ticking, job, State.SUCCEEDED))
+        await until(reached(ticking, job, JobState.SUCCEEDED))
     assert (await ticking.get(job, "kiosk")).attempts == 2
     assert (shift.count("again"), shift.count("succeeded")) == (1, 1)
     assert "secret" not in caplog.text
 
 
 async def test_what_always_breaks_ends_in_the_dead_letters(
-    ticking: Store, offer: MakeOffer, config: JobsConfig
+    ticking: JobStore, offer: MakeOffer, config: JobsConfig
 ) -> None:
     """After its attempts it is dead, with the last fault; the runner was asked no more often."""
     job = (await ticking.accept(offer(deadline_ms=10**15))).id
     runner = Scripted(fails(CloudFailed("broken")))
     async with Shift(ticking, runner, config):
-        await until(reached(ticking, job, State.DEAD))
+        await until(reached(ticking, job, JobState.DEAD))
     assert len(runner.asked) == config.attempts
     assert json.loads((await ticking.get(job, "kiosk")).error)["code"] == "cloud_failed"
-    assert [letter.id for letter in await ticking.letters()] == [job]
+    assert [letter.id for letter in await ticking.dead_letters()] == [job]
 
 
-async def test_a_request_at_fault_is_not_repeated(store: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_a_request_at_fault_is_not_repeated(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """It fails at once, with the fault's own code."""
     job = (await store.accept(offer())).id
     runner = Scripted(fails(ContextLengthExceeded("too long")))
     async with Shift(store, runner, config):
-        await until(reached(store, job, State.FAILED))
+        await until(reached(store, job, JobState.FAILED))
     assert len(runner.asked) == 1
     assert json.loads((await store.get(job, "kiosk")).error)["code"] == "context_length_exceeded"
 
 
-async def test_a_full_tier_costs_no_attempt(ticking: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_a_full_tier_costs_no_attempt(ticking: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """However often it was full, the job is answered in its first attempt."""
     job = (await ticking.accept(offer(deadline_ms=10**15))).id
     runner = Scripted(fails(QueueFull("full"), times=config.attempts + 2))
     async with Shift(ticking, runner, config):
-        await until(reached(ticking, job, State.SUCCEEDED))
+        await until(reached(ticking, job, JobState.SUCCEEDED))
     assert (await ticking.get(job, "kiosk")).attempts == 1
 
 
-async def test_a_tier_that_is_away_is_left_alone(ticking: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_a_tier_that_is_away_is_left_alone(ticking: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """After one refused connection nothing more is claimed until a real request was answered."""
     jobs = [(await ticking.accept(offer(deadline_ms=10**15))).id for _ in range(3)]
     runner = Scripted(fails(CloudUnreachable("refused", phase="first_token"), times=1))
@@ -162,15 +162,15 @@ async def test_a_tier_that_is_away_is_left_alone(ticking: Store, offer: MakeOffe
         assert len(runner.asked) == 1
         runner.is_ready = True
         for job in jobs:
-            await until(reached(ticking, job, State.SUCCEEDED))
+            await until(reached(ticking, job, JobState.SUCCEEDED))
 
 
-async def test_a_cancelled_job_is_stopped(store: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_a_cancelled_job_is_stopped(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """Cancelling a running job ends its run, frees its place, and leaves no result."""
     job = (await store.accept(offer())).id
     runner = Scripted(hangs)
     async with Shift(store, runner, msgspec.structs.replace(config, drain_s=0.0), places=1) as shift:
-        await until(reached(store, job, State.RUNNING))
+        await until(reached(store, job, JobState.RUNNING))
         await store.cancel(job, "kiosk")
 
         async def stopped() -> bool:
@@ -178,87 +178,87 @@ async def test_a_cancelled_job_is_stopped(store: Store, offer: MakeOffer, config
 
         await until(stopped)
         second = (await store.accept(offer())).id
-        await until(reached(store, second, State.RUNNING))
+        await until(reached(store, second, JobState.RUNNING))
     assert shift.count("lost") == 1
-    assert (await store.get(job, "kiosk")).state is State.CANCELLED
+    assert (await store.get(job, "kiosk")).state is JobState.CANCELLED
     assert await store.result(job) == b""
 
 
-async def test_a_drained_worker_gives_back(store: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_a_drained_worker_gives_back(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """What does not end in time is queued again for another worker, and cost no attempt."""
     job = (await store.accept(offer())).id
     async with Shift(store, Scripted(hangs), msgspec.structs.replace(config, drain_s=0.0)) as shift:
-        await until(reached(store, job, State.RUNNING))
+        await until(reached(store, job, JobState.RUNNING))
     assert shift.count("released") == 1
-    assert (await store.get(job, "kiosk")).state is State.QUEUED
+    assert (await store.get(job, "kiosk")).state is JobState.QUEUED
     async with Shift(store, Scripted(), config):
-        await until(reached(store, job, State.SUCCEEDED))
+        await until(reached(store, job, JobState.SUCCEEDED))
     assert (await store.get(job, "kiosk")).attempts == 1
 
 
-async def test_a_drained_worker_lets_jobs_end(store: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_a_drained_worker_lets_jobs_end(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """A job that runs when the worker is stopped is finished by it, and no other is begun."""
     go = anyio.Event()
 
-    async def held_back(at: int, errand: Errand) -> AsyncGenerator[Chunk, None]:
+    async def held_back(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
         await go.wait()
-        async for chunk in answers(at, errand):
+        async for chunk in answers(at, job_run):
             yield chunk
 
     job = (await store.accept(offer())).id
     async with Shift(store, Scripted(held_back), config, places=1) as shift:
-        await until(reached(store, job, State.RUNNING))
+        await until(reached(store, job, JobState.RUNNING))
         left = (await store.accept(offer())).id
         shift.stop.set()
         go.set()
-    assert (await store.get(job, "kiosk")).state is State.SUCCEEDED
-    assert (await store.get(left, "kiosk")).state is State.QUEUED
+    assert (await store.get(job, "kiosk")).state is JobState.SUCCEEDED
+    assert (await store.get(left, "kiosk")).state is JobState.QUEUED
 
 
-async def test_a_late_job_is_stopped(store: Store, offer: MakeOffer, config: JobsConfig, clock: Clock) -> None:
+async def test_a_late_job_is_stopped(store: JobStore, offer: MakeOffer, config: JobsConfig, clock: Clock) -> None:
     """At its deadline a running job expires, and its run ends."""
     job = (await store.accept(offer())).id
     runner = Scripted(hangs)
     async with Shift(store, runner, config):
-        await until(reached(store, job, State.RUNNING))
+        await until(reached(store, job, JobState.RUNNING))
         clock.now += 3600.0
 
         async def stopped() -> bool:
             return runner.closed == [job]
 
         await until(stopped)
-    assert (await store.get(job, "kiosk")).state is State.EXPIRED
+    assert (await store.get(job, "kiosk")).state is JobState.EXPIRED
 
 
-async def test_a_run_has_its_own_limit(ticking: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_a_run_has_its_own_limit(ticking: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """A run that hangs is ended after `attempt_s`, as one attempt of several."""
     job = (await ticking.accept(offer(deadline_ms=10**15))).id
 
-    async def hangs_once(at: int, errand: Errand) -> AsyncGenerator[Chunk, None]:
-        async for chunk in hangs(at, errand) if at == 0 else answers(at, errand):
+    async def hangs_once(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
+        async for chunk in hangs(at, job_run) if at == 0 else answers(at, job_run):
             yield chunk
 
     async with Shift(ticking, Scripted(hangs_once), msgspec.structs.replace(config, attempt_s=0.05)):
-        await until(reached(ticking, job, State.SUCCEEDED))
+        await until(reached(ticking, job, JobState.SUCCEEDED))
     assert (await ticking.get(job, "kiosk")).attempts == 2
 
 
-async def test_an_answer_beyond_the_bound_is_refused(store: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_an_answer_beyond_the_bound_is_refused(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """It is not kept, and not made again."""
     job = (await store.accept(offer())).id
     async with Shift(store, Scripted(), msgspec.structs.replace(config, max_result_bytes=10)):
-        await until(reached(store, job, State.FAILED))
+        await until(reached(store, job, JobState.FAILED))
     assert json.loads((await store.get(job, "kiosk")).error)["code"] == "answer_too_large"
 
 
-async def test_bulk_does_not_starve(store: Store, offer: MakeOffer, config: JobsConfig) -> None:
+async def test_bulk_does_not_starve(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """With one place and more urgent jobs than it can ever do first, bulk gets its turn before the last of them."""
     for _ in range(24):
         await store.accept(offer(priority="interactive"))
     bulk = (await store.accept(offer(priority="bulk"))).id
     runner = Scripted()
     async with Shift(store, runner, config, places=1):
-        await until(reached(store, bulk, State.SUCCEEDED))
+        await until(reached(store, bulk, JobState.SUCCEEDED))
 
         async def all_done() -> bool:
             return len(runner.asked) == 25
@@ -267,20 +267,20 @@ async def test_bulk_does_not_starve(store: Store, offer: MakeOffer, config: Jobs
     assert [one.id for one in runner.asked].index(bulk) < 24
 
 
-class Flaky(Store):
+class Flaky(JobStore):
     """Redis is away for the first claims."""
 
     tries = 0
 
-    async def claim(self, consumer: str, tier: str, turns: Iterable[Priority]) -> Claimed:
+    async def claim(self, consumer: str, tier: str, turns: Iterable[Priority]) -> ClaimedJobs:
         self.tries += 1
         if self.tries <= 20:
-            raise StoreUnavailable("the job store does not answer")
+            raise JobStoreUnavailable("the job store does not answer")
         return await super().claim(consumer, tier, turns)
 
 
 async def test_a_redis_that_is_away_is_said_once(
-    database: Database, config: JobsConfig, clock: Clock, offer: MakeOffer, caplog: pytest.LogCaptureFixture
+    database: RedisClient, config: JobsConfig, clock: Clock, offer: MakeOffer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However often it is asked meanwhile; and so is that it is back."""
     store = Flaky(database, config, clock=clock)
@@ -292,7 +292,7 @@ async def test_a_redis_that_is_away_is_said_once(
     with caplog.at_level(logging.INFO, "causeway.cloud.worker"):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.run, stop)
-            await until(reached(store, job, State.SUCCEEDED))
+            await until(reached(store, job, JobState.SUCCEEDED))
             stop.set()
     said = [message for message in caplog.messages if "claimed" in message]
     assert said == ["no jobs of large are claimed: the job store does not answer", "jobs of large are claimed again"]

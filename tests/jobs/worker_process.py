@@ -13,26 +13,26 @@ import anyio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.database import Database
-from cloud_pool.jobs.library import SCRIPTS
+from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.runner import Errand
-from cloud_pool.jobs.store import Store
-from cloud_pool.jobs.worker import Worker
+from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.worker import Worker
 from router.types import Chunk
 
-from .scripted import Scripted
+from .scripted_worker import Scripted
 
 
-async def says_and_hangs(_at: int, errand: Errand) -> AsyncGenerator[Chunk, None]:
-    print(errand.id, flush=True)
+async def says_and_hangs(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
+    print(job_run.id, flush=True)
     await anyio.sleep_forever()
     yield Chunk()
 
 
 async def main(url: str, prefix: str) -> None:
     config = JobsConfig(redis=url, prefix=prefix)
-    store = Store(Database(url, prefix, SCRIPTS), config, clock=lambda: 1_800_000_000.0)
+    store = JobStore(RedisClient(url, prefix, SCRIPTS), config, clock=lambda: 1_800_000_000.0)
     worker = Worker(store, Scripted(says_and_hangs), {"large": 2}, config, JobMetrics(CollectorRegistry()))
     await worker.run(anyio.Event())
 

@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 import pytest
 
-from models.averaging import average
-from models.gguf_file import read_gguf
-from models.spec import SHIPPED, ArtifactError
+from models.catalog.artifact import SHIPPED, ArtifactError
+from models.catalog.gguf import read_gguf
+from models.train.export.averaging import average
 
 WORDS = ["a", "b", "c", "d"]
 

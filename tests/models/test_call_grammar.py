@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from models.answer import parse
-from models.call_grammar import ANY_CALL, MOST_CHARACTERS, MOST_PIECES, call_grammar, utterance_of
-from models.chat import Prompter
-from models.spec import find_artifact
+from models.catalog.artifact import find_artifact
+from models.chat.prompter import PromptRenderer
+from models.function_calls.call import parse
+from models.function_calls.grammar import ANY_CALL, MOST_CHARACTERS, MOST_PIECES, call_grammar, copy_source_of
 from router.types import ImagePart, Message, Request, ResponseFormat, TextPart, Tool, ToolChoice
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
-from models.greedy import GreedyModel  # noqa: E402
+from models.evaluate.greedy import GreedyModel  # noqa: E402
 
 ODD = (
     "add Suites & Sweets to my playlist",
@@ -37,7 +37,7 @@ def values(arguments: dict[str, str | list[str]]) -> list[str]:
 def test_every_answer_is_a_call_that_copies(text: str) -> None:
     """Whatever is said, the answer is a call in JSON, and each value stands in what was said."""
     with GreedyModel(find_artifact("assistant").path, slots=1, context=2048, threads=1) as model:
-        prompt = model.tokenize(Prompter(model.chat_template).user(text))
+        prompt = model.tokenize(PromptRenderer(model.chat_template).user(text))
         answer = model.answers([prompt], 320, [call_grammar(text)])[0]
     call = parse(answer.text)
     assert call is not None, answer.text
@@ -97,19 +97,19 @@ def chat(*messages: Message, **fields: object) -> Request:
 def test_the_utterance_is_the_last_thing_that_the_user_said() -> None:
     """Whatever stands before or behind it; parts of a message are its lines."""
     first, last = Message("user", "one"), Message("user", (TextPart("two"), ImagePart("data:,"), TextPart("three")))
-    assert utterance_of(chat(Message("system", "be brief"), first, Message("assistant", "so"))) == "one"
-    assert utterance_of(chat(first, Message("assistant", "so"), last)) == "two\nthree"
-    assert utterance_of(chat(Message("system", "be brief"))) is None
-    assert utterance_of(chat(Message("user", None))) is None
+    assert copy_source_of(chat(Message("system", "be brief"), first, Message("assistant", "so"))) == "one"
+    assert copy_source_of(chat(first, Message("assistant", "so"), last)) == "two\nthree"
+    assert copy_source_of(chat(Message("system", "be brief"))) is None
+    assert copy_source_of(chat(Message("user", None))) is None
 
 
 def test_who_says_what_the_answer_is_gets_that() -> None:
     """A response format, `text` among them, or a call that must come; tools that may be called change nothing."""
     said, tools = Message("user", "one"), (Tool("alarm_set"),)
-    assert utterance_of(chat(said, tools=tools)) == "one"
-    assert utterance_of(chat(said, tools=tools, tool_choice=ToolChoice("none"))) == "one"
-    assert utterance_of(chat(said, tools=tools, tool_choice=ToolChoice("required"))) is None
-    assert utterance_of(chat(said, tools=tools, tool_choice=ToolChoice("function", "alarm_set"))) is None
+    assert copy_source_of(chat(said, tools=tools)) == "one"
+    assert copy_source_of(chat(said, tools=tools, tool_choice=ToolChoice("none"))) == "one"
+    assert copy_source_of(chat(said, tools=tools, tool_choice=ToolChoice("required"))) is None
+    assert copy_source_of(chat(said, tools=tools, tool_choice=ToolChoice("function", "alarm_set"))) is None
     for kind in ("text", "json_object", "json_schema"):
-        assert utterance_of(chat(said, response_format=ResponseFormat(kind))) is None
-    assert utterance_of(Request(kind="completion", model="auto", prompts=("one",))) is None
+        assert copy_source_of(chat(said, response_format=ResponseFormat(kind))) is None
+    assert copy_source_of(Request(kind="completion", model="auto", prompts=("one",))) is None

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("llama_cpp")
 
-from models.cli import main
-from models.spec import find_artifact
+from models.catalog.artifact import find_artifact
+from models.cli.commands import main
 
 ROWS = (
     {"text": "turn off the lights", "intent": "iot_hue_lightoff", "slots": []},

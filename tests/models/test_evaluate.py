@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from models.answer import expected
-from models.dataset import Row, read_rows
-from models.evaluate import auroc, summarise
-from models.greedy import Answer
-from models.spec import ArtifactError
+from models.catalog.artifact import ArtifactError
+from models.evaluate.assistant import auroc, summarise
+from models.evaluate.greedy import Answer
+from models.function_calls.call import expected
+from models.function_calls.dataset import Row, read_rows
 
 ROWS = (
     Row(text="six am alarm", intent="alarm_set", slots=(("time", "six am"),), source="hwu64"),

@@ -10,17 +10,17 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 
-from models.fit import DEVICES, Device, estimate, largest_batch
-from models.gguf_file import read_gguf
-from models.intake import Added, add_model
-from models.quantize import quantize
-from models.spec import ArtifactError, find_artifact, verify_artifact
+from models.catalog.artifact import ArtifactError, find_artifact, verify_artifact
+from models.catalog.fit import DEVICES, Device, estimate, largest_batch
+from models.catalog.gguf import read_gguf
+from models.publish.add import AddResult, add_model
+from models.train.export.quantize import quantize
 
 ROOMY = Device("roomy", 64 * 2**30)
 SHIPPED = find_artifact("assistant").path
 
 
-def add(file: Path, root: Path, name: str | None = None, device: Device = ROOMY, force: bool = False) -> Added:
+def add(file: Path, root: Path, name: str | None = None, device: Device = ROOMY, force: bool = False) -> AddResult:
     return add_model(file, root, name=name, device=device, context=512, batch=2, force=force)
 
 
@@ -95,7 +95,7 @@ def test_memory_grows_with_context_and_batch() -> None:
 MEASURE = """
 import sys, psutil
 from pathlib import Path
-from models.greedy import GreedyModel
+from models.evaluate.greedy import GreedyModel
 with GreedyModel(Path(sys.argv[1]), slots=8, context=16384, threads=1) as model:
     model.logits(model.tokenize("turn on the light " * 100)[:400])
     print(psutil.Process().memory_info().rss)

@@ -9,18 +9,18 @@ from xml.etree import ElementTree as ET
 import pytest
 from click.testing import CliRunner
 
-from models.cli import main
-from models.routing import Curve, Pair, Point, mix, weights
-from models.routing_report import picture, points, table
+from models.cli.commands import main
+from models.evaluate.routing_curves import CurvePoint, RoutingCurve, RoutingSample, mix, weights
+from models.evaluate.routing_plots import picture, points, table
 
 
-def pairs() -> list[Pair]:
+def pairs() -> list[RoutingSample]:
     """Ten requests of the device's domain, of which it answers eight; ten others, of which it answers none."""
-    own = [Pair(n < 8, True, True, {"good": 1.0 - n / 100, "bad": n / 100, "same": 0.0}) for n in range(10)]
-    return own + [Pair(False, True, False, {"good": -1.0, "bad": 1.0, "same": 0.0}) for _ in range(10)]
+    own = [RoutingSample(n < 8, True, True, {"good": 1.0 - n / 100, "bad": n / 100, "same": 0.0}) for n in range(10)]
+    return own + [RoutingSample(False, True, False, {"good": -1.0, "bad": 1.0, "same": 0.0}) for _ in range(10)]
 
 
-def curve(own_share: float, name: str) -> Curve:
+def curve(own_share: float, name: str) -> RoutingCurve:
     return next(one for one in mix(pairs(), own_share, ["good", "bad", "same"]).curves if one.name == name)
 
 
@@ -55,13 +55,15 @@ def test_a_good_signal_keeps_more_than_chance_and_a_bad_one_less() -> None:
 
 def test_a_device_that_knows_better_keeps_more_than_everything() -> None:
     """More than 1 is kept where the cloud is wrong and the device is not."""
-    one = [Pair(True, False, True, {"s": 1.0}), Pair(False, True, True, {"s": 0.0})]
+    one = [RoutingSample(True, False, True, {"s": 1.0}), RoutingSample(False, True, True, {"s": 0.0})]
     assert mix(one, 1.0, ["s"]).curves[0].kept_at(0.5) == pytest.approx(2.0)
 
 
 def test_a_pair_that_answers_nothing_is_no_division_by_zero() -> None:
     """Of nothing, everything is kept."""
-    assert mix([Pair(False, False, True, {"s": 1.0})], 0.5, ["s"]).curves[0].points[0] == Point(0.0, 0.0, 1.0)
+    assert mix([RoutingSample(False, False, True, {"s": 1.0})], 0.5, ["s"]).curves[0].points[0] == CurvePoint(
+        0.0, 0.0, 1.0
+    )
 
 
 def test_figures_are_a_table_a_file_and_a_picture() -> None:

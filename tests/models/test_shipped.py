@@ -7,16 +7,16 @@ import hashlib
 import msgspec
 import pytest
 
-from models.answer import parse
-from models.chat import Prompter
-from models.gguf_file import read_gguf
-from models.quality import Quality
-from models.spec import SHIPPED, Artifact, find_artifact, list_artifacts, verify_artifact
+from models.catalog.artifact import SHIPPED, Artifact, find_artifact, list_artifacts, verify_artifact
+from models.catalog.gguf import read_gguf
+from models.chat.prompter import PromptRenderer
+from models.function_calls.call import parse
+from models.signals.quality import QualityEstimator
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
-from models.call_grammar import ANY_CALL  # noqa: E402
-from models.greedy import GreedyModel  # noqa: E402
+from models.evaluate.greedy import GreedyModel  # noqa: E402
+from models.function_calls.grammar import ANY_CALL  # noqa: E402
 
 ARTIFACTS = [artifact for artifact in list_artifacts() if artifact.manifest.format == "gguf"]
 NAMES = [artifact.name for artifact in ARTIFACTS]
@@ -57,7 +57,7 @@ def test_the_quality_signal_judges_the_shipped_device_model() -> None:
     pytest.importorskip("onnxruntime")
     signal = find_artifact("edge-quality")
     verify_artifact(signal)
-    quality = Quality.beside(signal, find_artifact("assistant"))
+    quality = QualityEstimator.beside(signal, find_artifact("assistant"))
     assert quality("turn off the lights in the kitchen") > 0.5
     assert quality("what is the capital of france") < 0.2
     assert quality("Explain quantum computing in three sentences.") < 0.2
@@ -75,7 +75,7 @@ def test_the_device_model_is_int4_throughout() -> None:
 def test_llama_cpp_loads_template_and_special_tokens(artifact: Artifact) -> None:
     """The template's markers are single tokens, the end token ends, and a template adds two tokens to a message."""
     with GreedyModel(artifact.path, slots=2, context=512, threads=1) as model:
-        prompter = Prompter(model.chat_template)
+        prompter = PromptRenderer(model.chat_template)
         text = "turn on the light"
         ids = model.tokenize(prompter.user(text))
         again = "<|again|>" in model.chat_template
@@ -93,7 +93,7 @@ def test_the_template_takes_what_openai_clients_send(artifact: Artifact) -> None
     """
     template = read_gguf(artifact.path).chat_template
     assert template is not None
-    prompter = Prompter(template)
+    prompter = PromptRenderer(template)
     twice = "<|again|>{}" if "<|again|>" in template else ""
     turns: list[dict[str, object]] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}]
     assert prompter.render(turns) == f"<|user|>one{twice.format('one')}<|assistant|>"
@@ -116,7 +116,7 @@ def test_the_device_model_answers_its_own_and_refuses_the_rest() -> None:
     others = ["what is the capital of france", "write me a poem about dogs", "Explain quantum computing."]
     path = next(a for a in ARTIFACTS if a.name == "assistant").path
     with GreedyModel(path, threads=1, context=2048) as model:
-        prompter = Prompter(model.chat_template)
+        prompter = PromptRenderer(model.chat_template)
         answers = model.answers([model.tokenize(prompter.user(text)) for text in [*own, *others]])
         calls = [parse(answer.text) for answer in answers]
         assert [call.name if call else None for call in calls[: len(own)]] == list(own.values())
@@ -130,7 +130,7 @@ def test_with_the_grammar_every_answer_is_a_call(artifact: Artifact) -> None:
     """Even on noise, quotes and other languages, the answer parses."""
     odd = ["", "%%%", 'say "hello" \\ to them', "Wie spät ist es?", "{}", "play " * 30]
     with GreedyModel(artifact.path, threads=1, context=2048) as model:
-        prompter = Prompter(model.chat_template)
+        prompter = PromptRenderer(model.chat_template)
         prompts = [model.tokenize(prompter.user(text)) for text in odd]
         answers = model.answers(prompts, 200, [ANY_CALL] * len(odd))
     ended = [answer for answer in answers if len(answer.tokens) < 200]

@@ -9,11 +9,11 @@ import jsonschema
 import pytest
 import yaml
 
-from fleet.cases import read_cases, run_cases
-from fleet.repository import case_files, check_file, policy_files, run_file
-from fleet.schema import policy_schema
-from router.features import SIGNALS
-from router.policy import Policy
+from fleet.cli.policy_repository import case_files, check_file, policy_files, run_file
+from router.checks.cases import read_cases, run_cases
+from router.policy.compiled import Policy
+from router.policy.json_schema import policy_schema
+from router.policy.signals import SIGNALS
 
 POLICIES = Path(__file__).parents[2] / "policies"
 SHIPPED = policy_files((POLICIES,))
@@ -91,7 +91,7 @@ def test_every_shipped_policy_has_cases_and_every_rule_is_reached_by_one() -> No
     """A rule that no case reaches is a rule that nobody has seen work."""
     covered: dict[str, set[str]] = {path.stem: set() for path in SHIPPED}
     for path in CASES:
-        cases, _, _ = read_cases(path)
+        cases, _, _ = read_cases(path.read_text(encoding="utf-8"), str(path))
         assert cases is not None
         expected = {case.expect.route for case in cases.cases if isinstance(case.expect.route, str)}
         covered[Path(cases.policy).stem] |= expected
@@ -101,7 +101,8 @@ def test_every_shipped_policy_has_cases_and_every_rule_is_reached_by_one() -> No
 
 def test_a_case_can_fail() -> None:
     """Run against another policy, the default's cases differ: they compare something."""
-    cases, document, _ = read_cases(POLICIES / "cases" / "default.yaml")
+    path = POLICIES / "cases" / "default.yaml"
+    cases, document, _ = read_cases(path.read_text(encoding="utf-8"), str(path))
     assert cases is not None
     results = run_cases(cases, document, load(POLICIES / "private.yaml"))
     differing = [result for result in results if result.differences]

@@ -13,15 +13,15 @@ from router.types import (
     Message,
     Request,
     ResponseFormat,
+    RoutingHints,
     Sampling,
     TextPart,
     Tool,
     ToolCall,
     ToolChoice,
-    Wishes,
 )
 
-from .openai_values import chat_requests, completion_requests
+from .openai.values import chat_requests, completion_requests
 
 BASE = Request(
     kind="chat",
@@ -84,7 +84,7 @@ CHANGES: dict[str, list[object]] = {
     "user": ["eva"],
     "extra": ['{"a":1}', '{"a":2}'],
     "resume": ["token"],
-    "wishes": [Wishes(tags=("a",)), Wishes(client="c"), Wishes(deadline_ms=5)],
+    "hints": [RoutingHints(tags=("a",)), RoutingHints(client="c"), RoutingHints(deadline_ms=5)],
 }
 
 
@@ -107,7 +107,9 @@ def test_each_field_alone(field: str) -> None:
 def test_the_preference_is_covered() -> None:
     """Device and cloud answer differently: who asked for one does not get the other's answer."""
     preferences = [None, "prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
-    assert len({fingerprint(msgspec.structs.replace(BASE, wishes=Wishes(prefer=p)), b"") for p in preferences}) == 5  # type: ignore[arg-type]
+    assert (
+        len({fingerprint(msgspec.structs.replace(BASE, hints=RoutingHints(prefer=p)), b"") for p in preferences}) == 5
+    )  # type: ignore[arg-type]
 
 
 def test_scopes_are_apart() -> None:
@@ -125,7 +127,7 @@ def test_two_requests_share_a_key_only_if_they_ask_the_same(one: Request, other:
     """Keys are equal exactly when all that is covered is."""
 
     def covered(request: Request) -> Request:
-        ignored = {"stream": False, "include_usage": False, "user": None, "wishes": Wishes(request.wishes.prefer)}
+        ignored = {"stream": False, "include_usage": False, "user": None, "hints": RoutingHints(request.hints.prefer)}
         return msgspec.structs.replace(request, **ignored)
 
     assert (fingerprint(one, b"") == fingerprint(other, b"")) is (repr(covered(one)) == repr(covered(other)))

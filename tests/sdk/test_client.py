@@ -11,8 +11,8 @@ from typing import Protocol
 
 import pytest
 
-import edge_node.client as sdk
-from edge_node.client import (
+import edge_node.sdk.client as sdk
+from edge_node.sdk.client import (
     Answer,
     AsyncCauseway,
     Causeway,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.config import TracingConfig
+from edge_node.config.schema import TracingConfig
 from tests.edge.box import Box, running
 from tests.edge.scripted import until
 

@@ -12,14 +12,14 @@ import msgspec
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.cache.settings import CacheConfig
-from cloud_pool.config import TracingConfig
-from cloud_pool.jobs.accounted import AccountedRunner
-from cloud_pool.jobs.assembly import Crew, JobsGateway
+from cloud_pool.accounts.tenants.config import TenantsConfig
+from cloud_pool.cache.config import CacheConfig
+from cloud_pool.config.schema import TracingConfig
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
-from cloud_pool.jobs.runner import ServiceRunner
-from cloud_pool.tenants.limits import TenantsConfig
-from cloud_pool.tracing import Tracing
+from cloud_pool.jobs.gateway import JobsGateway, WorkerRuntime
+from cloud_pool.jobs.worker.metered_runner import MeteredRunner
+from cloud_pool.jobs.worker.runner import ServiceBackend
+from cloud_pool.observability.otel_tracing import OtelTracing
 from router.errors import CloudFailed
 from tests.cloud_cache.gateways import TIERS, Asked, Gateway, Script, ask, gateway
 from tests.jobs.conftest import Clock, until
@@ -27,8 +27,8 @@ from tests.jobs.conftest import clock as clock  # fixtures
 from tests.jobs.conftest import config as config
 from tests.jobs.conftest import redis_server as redis_server
 from tests.jobs.gateway import serving, who
-from tests.jobs.receiver import Receiver, receiving
-from tests.jobs.test_operations import Books
+from tests.jobs.test_admin_and_accounting import Books
+from tests.jobs.webhook_receiver import Receiver, receiving
 
 from .collector import Collector, Span
 
@@ -58,10 +58,12 @@ class Bed:
     async def start(self) -> None:
         await self.collector.start()
         settings = TracingConfig(endpoint=self.collector.url)
-        self.here, self.there = Tracing(settings, "causeway-gateway"), Tracing(settings, "causeway-worker")
+        self.here, self.there = OtelTracing(settings, "causeway-gateway"), OtelTracing(settings, "causeway-worker")
         self.desk = JobsGateway(self._config, TIERS, who, CollectorRegistry(), trace=self.here.jobs, clock=self._tick)
-        runner = AccountedRunner(ServiceRunner(self.worker.front, TIERS, {}), self._books.ledger, self.there.jobs)
-        self.crew = Crew(
+        runner = MeteredRunner(
+            ServiceBackend(self.worker.caching_service, TIERS, {}), self._books.ledger, self.there.jobs
+        )
+        self.crew = WorkerRuntime(
             self._config, TIERS, runner, {"large": 2}, CollectorRegistry(), trace=self.there.jobs, clock=self._tick
         )
 
@@ -202,7 +204,7 @@ async def test_a_refused_job_is_a_send_that_failed(bed: Bed) -> None:
 async def test_who_joins_an_answer_is_linked_to_it(config: JobsConfig) -> None:
     """Of two requests for one answer, the second's span is linked to the first's, which has the steps in the cache."""
     collector = await Collector().start()
-    tracing = Tracing(TracingConfig(endpoint=collector.url), "causeway-gateway")
+    tracing = OtelTracing(TracingConfig(endpoint=collector.url), "causeway-gateway")
     settings = CacheConfig(enabled=True, prefix=f"t{next(_prefixes)}", timeout_s=5.0, lease_s=0.06)
     async with gateway(config.redis, settings, lambda: -1) as here:
         traces = [tracing.begin(ask(), name, "") for name in ("one", "two")]

@@ -51,12 +51,12 @@ def _compile(
     places: Places, progress: Progress, target: Path, extra: tuple[str, ...], project: Path | None = None, *flags: str
 ) -> None:
     progress.show(f"resolving {target.name}")
-    wishes = places.cache / "lock" / "wishes.in"
-    wishes.parent.mkdir(parents=True, exist_ok=True)
-    wishes.write_text("\n".join(extra) + "\n", encoding="utf-8")
-    sources = [wishes] if project is None else [project, wishes]
+    hints = places.cache / "lock" / "wishes.in"
+    hints.parent.mkdir(parents=True, exist_ok=True)
+    hints.write_text("\n".join(extra) + "\n", encoding="utf-8")
+    sources = [hints] if project is None else [project, hints]
     plain = ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--generate-hashes"]
-    draft = wishes.with_name(target.name)
+    draft = hints.with_name(target.name)
     draft.unlink(missing_ok=True)
     uv: list[str | Path] = [places.venv / "bin" / "uv", "pip", "compile", "-q", "--universal", "--python-version=3.11"]
     run(

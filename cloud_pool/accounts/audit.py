@@ -1,0 +1,127 @@
+"""Who asked, under which policy, on which tier, for how many tokens. Never what was asked or answered.
+
+One JSON line a request. Lines are written by a thread of their own: a disk that is slow or full costs records, which
+are counted, and never an answer. A file that was moved away (log rotation) is opened anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+_QUEUE_CAPACITY = 10_000
+_log = logging.getLogger("causeway.cloud.audit")
+
+
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """There is no field that could hold content: names are checked where they enter, the rest are numbers."""
+
+    at: float  # unix, s
+    id: str  # the request's, as in logs and traces
+    tenant: str
+    device: str
+    token_id: str  # "" for a static token
+    policy: str  # name@revision at the edge that asked, "" where it did not say
+    route: str  # chat, completion, job
+    tier: str  # "" when it was refused before
+    outcome: str  # ok, or an error's code
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    micro_usd: int = 0
+    cache: str = ""  # hit, stale, miss, coalesced, bypass; "" where there is no cache
+
+
+class AuditLog:
+    """`target` is a path, "-" for stdout, "" for none. `lost` counts records that were never written.
+
+    `open_file` is how it is opened: path → binary file, for appending.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        capacity: int = _QUEUE_CAPACITY,
+        open_file: Callable[[Path], IO[bytes]] = lambda path: path.open("ab", buffering=0),
+    ) -> None:
+        self._target = target
+        self._open_file = open_file
+        self._queue: queue.Queue[AuditRecord | None] = queue.Queue(capacity)
+        self._thread: threading.Thread | None = None
+        self._file: IO[bytes] | None = None
+        self._inode = -1
+        self._lost_on_enqueue = 0  # on the callers' side: each side counts its own, so that no count is torn
+        self._lost_on_write = 0
+
+    @property
+    def lost(self) -> int:
+        return self._lost_on_enqueue + self._lost_on_write
+
+    def start(self) -> None:
+        if self._target:
+            self._thread = threading.Thread(target=self._write_all, name="audit", daemon=True)
+            self._thread.start()
+
+    def offer(self, record: AuditRecord) -> None:
+        """Never waits."""
+        if not self._target:
+            return
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self._lost_on_enqueue += 1
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Writes what waits, unless that takes longer than `timeout_s`."""
+        if self._thread is None:
+            return
+        try:
+            self._queue.put(None, timeout=timeout_s)
+        except queue.Full:
+            self._lost_on_enqueue += self._queue.qsize()
+            return
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._thread = None
+
+    def _write_all(self) -> None:
+        while (record := self._queue.get()) is not None:
+            try:
+                self._write(msgspec.json.encode(record) + b"\n")
+            except (OSError, ValueError) as error:
+                if not self._lost_on_write:
+                    _log.error("audit records cannot be written: %s", error)
+                self._lost_on_write += 1
+                self._close_file()
+        self._close_file()
+
+    def _write(self, line: bytes) -> None:
+        """Raises OSError. A line that a full disk cut short is ended, so that it spoils no other."""
+        if self._target == "-":
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+            return
+        file = self._open_current()
+        if file.write(line) < len(line):
+            file.write(b"\n")
+            raise OSError(f"{self._target}: only a part of a record was written")
+
+    def _open_current(self) -> IO[bytes]:
+        path = Path(self._target)
+        if self._file is None or not path.exists() or path.stat().st_ino != self._inode:
+            self._close_file()
+            self._file = self._open_file(path)
+            self._inode = path.stat().st_ino
+        return self._file
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,56 @@
+"""`Authorization` → Principal, for every request.
+
+1. no tokens configured at all (loopback only): ANYONE
+2. a bearer token that looks like a JWT, where keys are configured: signature, claims, revocation
+3. any other: the static tokens, of the tenant `default`, without the scope `admin`
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from router.errors import AuthenticationFailed
+
+from .principal import ANYONE, DEFAULT_TENANT, Principal
+from .revocation import RevocationList
+from .static_tokens import StaticTokens
+from .token_verifier import TokenVerifier
+
+_STATIC_SCOPES = frozenset({"chat", "jobs"})
+
+
+class Authenticator:
+    """`verifier` and `revocations` None: static tokens only."""
+
+    def __init__(
+        self,
+        static: StaticTokens,
+        verifier: TokenVerifier | None = None,
+        revocations: RevocationList | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._static = static
+        self._verifier = verifier
+        self._revocations = revocations
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    def principal(self, authorization: str) -> Principal:
+        """Raises AuthenticationFailed, or IdentityUnavailable while nobody can be told apart from a revoked device."""
+        if self._verifier is None and not self._static.known:  # (1)
+            return ANYONE
+        scheme, _, token = authorization.partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            raise AuthenticationFailed("send `Authorization: Bearer <token>`")
+        if self._verifier is not None and token.startswith("eyJ"):  # (2) `{"` in base64
+            claims = self._verifier.verify(token, now=self._clock(), now_unix=self._wall_clock())
+            if self._revocations is not None:
+                self._revocations.check(claims)
+            return claims.principal()
+        if not self._static.known:
+            raise AuthenticationFailed("the bearer token is not known here")
+        return Principal(DEFAULT_TENANT, self._static.device(authorization), _STATIC_SCOPES)  # (3)

@@ -1,0 +1,64 @@
+"""What a token says, and which of it is believed. The signature has been checked by then (verifier)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from router.errors import AuthenticationFailed
+
+from .config import IdentityConfig
+from .principal import Principal
+
+# Names go into Redis keys, logs and metrics: no separators, no control characters, bounded.
+ClaimName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+
+
+class Claims(msgspec.Struct, frozen=True):
+    """RFC 7519's registered claims, all of them required, and ours. Times are unix, s."""
+
+    iss: str
+    aud: str | tuple[str, ...]
+    sub: ClaimName  # the device
+    tenant: ClaimName
+    scope: str  # separated by spaces (RFC 8693)
+    jti: ClaimName
+    iat: float
+    nbf: float
+    exp: float
+
+    @property
+    def owner(self) -> str:
+        return f"{self.tenant}/{self.sub}"
+
+    def principal(self) -> Principal:
+        return Principal(self.tenant, self.sub, frozenset(self.scope.split()), self.jti)
+
+
+def check(claims: Claims, config: IdentityConfig, now: float) -> None:
+    """`now` is unix time, s. Raises AuthenticationFailed.
+
+    1. from our issuer, and for us (RFC 7519 4.1.1, 4.1.3)
+    2. not over, not before its time; the clocks may differ by `clock_skew_s` (4.1.4, 4.1.5)
+    3. no token that lives for ever, and none from the future
+    """
+    if claims.iss != config.issuer:  # (1)
+        raise AuthenticationFailed("the token is from another issuer")
+    if config.audience not in ((claims.aud,) if isinstance(claims.aud, str) else claims.aud):
+        raise AuthenticationFailed("the token is for another service")
+    check_time(claims, config, now)  # (2)
+    if claims.exp - claims.iat > config.max_lifetime_s:  # (3)
+        raise AuthenticationFailed("the token lives longer than is allowed here")
+    if claims.iat > now + config.clock_skew_s:
+        raise AuthenticationFailed("the token was issued in the future")
+
+
+def check_time(claims: Claims, config: IdentityConfig, now: float) -> None:
+    """Also of a token that was verified before. Raises AuthenticationFailed."""
+    # Written so that a time which is no number (NaN) is refused as well.
+    if not now < claims.exp + config.clock_skew_s:
+        raise AuthenticationFailed("the token has expired")
+    if not claims.nbf <= now + config.clock_skew_s:
+        raise AuthenticationFailed("the token is not valid yet")

@@ -1,0 +1,34 @@
+"""What tokens a gateway takes, as its configuration says it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+MAX_TOKEN_LIFETIME_S = 366 * 86400.0
+"""No gateway can be told to take a token that lives longer: then its revocation may be forgotten."""
+WhenRevocationsStale = Literal["open", "closed"]
+
+
+class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`when_unknown`: what a signed token gets while the list of revocations is older than `revocations_max_age_s`.
+
+    open     the last copy goes on being used, and that is counted: a Redis that is away does not cut off every device
+    closed   503 identity_unavailable: nothing revoked gets in, at the price of nothing getting in
+    """
+
+    key_file: str = ""  # JWKS; "": no signed tokens
+    issuer: str = "causeway"
+    audience: str = "causeway-cloud"
+    clock_skew_s: Annotated[float, Meta(ge=0, le=300)] = 30.0  # between the issuer's clock and ours
+    max_lifetime_s: Annotated[float, Meta(gt=0, le=MAX_TOKEN_LIFETIME_S)] = (
+        90 * 86400.0
+    )  # a token that would live longer is refused
+    max_token_bytes: Annotated[int, Meta(ge=256, le=16384)] = 4096
+    cached: Annotated[int, Meta(ge=0)] = 10000  # verified tokens that are remembered
+    revocations_every_s: Annotated[float, Meta(gt=0)] = 2.0  # how often Redis is asked
+    revocations_max_age_s: Annotated[float, Meta(gt=0)] = 60.0
+    revocations_file: str = ""  # the copy on disk, for a start while Redis is away; "": none
+    when_unknown: WhenRevocationsStale = "open"

@@ -1,0 +1,108 @@
+"""New keys and new tokens. Private keys live where tokens are issued, never on a gateway."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+import jwt
+import msgspec
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from router.errors import ConfigError
+
+from .claims import Claims
+from .key_set import Jwk, Jwks, public_jwk, read_jwks
+from .token_verifier import ALGORITHM
+
+
+def new_key(private_file: Path, key_file: Path) -> Jwk:
+    """Writes a new private key (mode 0600, never over another) and adds its public half to the key set.
+
+    Raises ConfigError.
+    """
+    private = Ed25519PrivateKey.generate()
+    jwk = public_jwk(private.public_key())
+    known = read_jwks(key_file).keys if key_file.exists() else ()
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    try:
+        handle = os.open(private_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(pem)
+    except OSError as error:
+        raise ConfigError(error.strerror or str(error), where=str(private_file)) from error
+    write_jwks(key_file, Jwks((*known, jwk)))
+    return jwk
+
+
+def remove_key(key_file: Path, kid: str) -> None:
+    """Every token that it signed is refused from then on. Raises ConfigError: unknown, or the last one."""
+    known = read_jwks(key_file).keys
+    kept = tuple(key for key in known if key.kid != kid)
+    if len(kept) == len(known):
+        raise ConfigError(f"there is no key {kid!r}", where=str(key_file))
+    if not kept:
+        raise ConfigError("this is the last key: add another one first", where=str(key_file))
+    write_jwks(key_file, Jwks(kept))
+
+
+def write_jwks(path: Path, keys: Jwks) -> None:
+    """By rename: a gateway reads the old set or the new one. Raises ConfigError."""
+    full = {
+        "keys": [{"kid": k.kid, "kty": k.kty, "crv": k.crv, "alg": k.alg, "use": k.use, "x": k.x} for k in keys.keys]
+    }
+    written = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(full)) + b"\n")
+        written.replace(path)
+    except OSError as error:
+        written.unlink(missing_ok=True)
+        raise ConfigError(error.strerror or str(error), where=str(path)) from error
+
+
+def read_private(path: Path) -> Ed25519PrivateKey:
+    """Raises ConfigError."""
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigError(error.strerror or str(error), where=str(path)) from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"not a private key in PEM without a password: {error}", where=str(path)) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError("not an Ed25519 key", where=str(path))
+    return key
+
+
+def issue(
+    key: Ed25519PrivateKey,
+    *,
+    tenant: str,
+    device: str,
+    scopes: Iterable[str],
+    issuer: str,
+    audience: str,
+    now: float,
+    lifetime_s: float,
+) -> tuple[str, Claims]:
+    """A token that is valid from `now` (unix, s). Raises ConfigError for names that no gateway would take."""
+    document = {
+        "iss": issuer,
+        "aud": audience,
+        "sub": device,
+        "tenant": tenant,
+        "scope": " ".join(scopes),
+        "jti": secrets.token_hex(12),
+        "iat": int(now),
+        "nbf": int(now),
+        "exp": int(now + lifetime_s),
+    }
+    try:
+        claims = msgspec.convert(document, Claims)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from error
+    kid = public_jwk(key.public_key()).kid
+    return jwt.encode(document, key, algorithm=ALGORITHM, headers={"kid": kid}), claims

@@ -1,0 +1,170 @@
+"""Tokens and devices that are refused before they expire. The list is in Redis; each gateway has a copy.
+
+    causeway:revoked:version   grows with each change: one GET says whether the copy is current
+    causeway:revoked:tokens    sorted set: `jti` by the time when the token expires anyway, and may be forgotten
+    causeway:revoked:devices   hash: `tenant/device` → unix time; its tokens issued until then are refused
+
+The copy is as old as `revocations_every_s`. A Redis that is away leaves the copy as it is (settings.IdentityConfig says
+what then happens); one that comes back without its data does not un-revoke anything: what was read before stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import anyio
+import msgspec
+import redis.asyncio
+from anyio import to_thread
+from redis.exceptions import RedisError
+
+from router.errors import AuthenticationFailed, IdentityUnavailable
+
+from .claims import Claims
+from .config import IdentityConfig
+
+VERSION_KEY = "causeway:revoked:version"
+TOKENS_KEY = "causeway:revoked:tokens"
+DEVICES_KEY = "causeway:revoked:devices"
+REVOCATION_RETENTION_S = 600.0  # beyond a token's end: more than any clock skew that a gateway may have
+_READ_S = 10.0
+_log = logging.getLogger("causeway.cloud.identity")
+
+
+class RevocationSnapshot(msgspec.Struct, frozen=True):
+    version: int = 0
+    tokens: Mapping[str, float] = {}  # jti → unix time of its end
+    devices: Mapping[str, float] = {}  # tenant/device → unix time of the revocation
+
+    def check(self, claims: Claims) -> None:
+        """Raises AuthenticationFailed."""
+        if claims.jti in self.tokens:
+            raise AuthenticationFailed("the token has been revoked")
+        revoked_at = self.devices.get(claims.owner)
+        if revoked_at is not None and claims.iat <= revoked_at:
+            raise AuthenticationFailed("the device's tokens have been revoked")
+
+    def merged_with(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
+        """What either of them refuses, under `other`'s version; not the tokens long over at `now` (unix, s)."""
+        devices = {
+            name: max(self.devices.get(name, 0.0), other.devices.get(name, 0.0))
+            for name in {**self.devices, **other.devices}
+        }
+        tokens = {
+            jti: ends for jti, ends in {**self.tokens, **other.tokens}.items() if ends > now - REVOCATION_RETENTION_S
+        }
+        return RevocationSnapshot(other.version, tokens, devices)
+
+
+class RevocationList:
+    """Owns the copy. `unchecked` counts the requests that were let in on a copy that was too old."""
+
+    def __init__(
+        self,
+        config: IdentityConfig,
+        client: redis.asyncio.Redis | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config = config
+        self._redis = client
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._file = Path(config.revocations_file) if config.revocations_file else None
+        self._read_at = float("-inf") if client is not None else float("inf")
+        self.current = self._from_file()
+        self.stale_accepts = 0
+        self.fault = ""
+
+    def check(self, claims: Claims) -> None:
+        """Raises AuthenticationFailed, or IdentityUnavailable (`when_unknown: closed`)."""
+        if self._clock() - self._read_at > self._config.revocations_max_age_s:
+            if self._config.when_unknown == "closed":
+                raise IdentityUnavailable("the list of revoked tokens cannot be read", retry_after_s=5.0)
+            self.stale_accepts += 1
+        self.current.check(claims)
+
+    async def watch(self) -> None:
+        """Until cancelled: the copy follows Redis."""
+        while self._redis is not None:
+            await self.refresh()
+            await anyio.sleep(self._config.revocations_every_s)
+
+    async def refresh(self) -> None:
+        """Faults are kept in `fault`, never raised."""
+        if self._redis is None:
+            return
+        try:
+            with anyio.fail_after(_READ_S):
+                await self._read(self._redis)
+        except (RedisError, OSError, TimeoutError, ValueError) as error:
+            if not self.fault:
+                _log.warning("the list of revoked tokens cannot be read: %s", error)
+            self.fault = str(error) or type(error).__name__
+            return
+        self.fault = ""
+        self._read_at = self._clock()
+
+    async def _read(self, client: redis.asyncio.Redis) -> None:
+        if int(await client.get(VERSION_KEY) or 0) == self.current.version:
+            return
+        async with client.pipeline(transaction=True) as pipe:
+            pipe.get(VERSION_KEY)
+            pipe.zrange(TOKENS_KEY, 0, -1, withscores=True)
+            pipe.hgetall(DEVICES_KEY)
+            version, tokens, devices = await pipe.execute()
+        found = RevocationSnapshot(
+            int(version or 0),
+            {_text(jti): float(ends) for jti, ends in tokens},
+            {_text(name): float(at) for name, at in devices.items()},
+        )
+        if found.version < self.current.version:
+            _log.error("Redis has lost revocations; those known here stay in force")
+        # Nothing is ever taken off the list by hand, so what was known before is still true.
+        self.current = self.current.merged_with(found, self._wall_clock())
+        await to_thread.run_sync(self._keep)
+
+    def _from_file(self) -> RevocationSnapshot:
+        if self._file is None or not self._file.exists():
+            return RevocationSnapshot()
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=RevocationSnapshot)
+        except (OSError, msgspec.DecodeError) as error:
+            _log.warning("%s: the copy of the revocations is not readable: %s", self._file, error)
+            return RevocationSnapshot()
+
+    def _keep(self) -> None:
+        if self._file is None:
+            return
+        written = self._file.with_name(f".{self._file.name}.{secrets.token_hex(4)}")
+        try:
+            written.write_bytes(msgspec.json.encode(self.current))
+            written.replace(self._file)
+        except OSError as error:
+            _log.warning("%s: the copy of the revocations cannot be written: %s", self._file, error)
+
+
+async def revoke_token(client: redis.asyncio.Redis, jti: str, ends: float, now: float) -> None:
+    """`ends`: when the token expires; `now`: both unix, s. Those that have long expired are forgotten."""
+    async with client.pipeline(transaction=True) as pipe:
+        pipe.zadd(TOKENS_KEY, {jti: ends})
+        pipe.zremrangebyscore(TOKENS_KEY, "-inf", now - REVOCATION_RETENTION_S)
+        pipe.incr(VERSION_KEY)
+        await pipe.execute()
+
+
+async def revoke_device(client: redis.asyncio.Redis, owner: str, now: float) -> None:
+    """`owner` is `tenant/device`. A token that is issued later is taken again."""
+    async with client.pipeline(transaction=True) as pipe:
+        pipe.hset(DEVICES_KEY, owner, str(now))
+        pipe.incr(VERSION_KEY)
+        await pipe.execute()
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

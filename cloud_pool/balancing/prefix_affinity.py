@@ -1,0 +1,77 @@
+"""Conversations stay where their prefix is warm: consistent hashing with bounded loads. Pure.
+
+A key's endpoint is the next one clockwise on a ring of hashes; one that has its full share of the load passes the
+key on to the next (Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018). With c the
+load factor, m the load with the new request and w an endpoint's weight, nobody gets more than ⌈c·m·w/Σw⌉. An endpoint
+that is away moves its own keys only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+import msgspec
+
+from router.types import Request
+
+_POINTS = 100  # of each endpoint on the ring: shares differ by about a tenth
+_HEAD_CHARACTERS = 1024
+
+
+class RingShare(msgspec.Struct, frozen=True):
+    load: int
+    weight: float  # of a usual endpoint: 1
+
+
+def prefix_key(request: Request) -> bytes:
+    """Of a conversation's head, all up to and with its first user turn and its tools: further turns leave it alone.
+
+    For a plain prompt, its first characters.
+    """
+    if request.kind != "chat":
+        return _digest(b"".join(str(prompt)[:_HEAD_CHARACTERS].encode() for prompt in request.prompts[:1]))
+    first = next((at for at, message in enumerate(request.messages) if message.role == "user"), 0)
+    return _digest(msgspec.msgpack.encode((request.tools, request.messages[: first + 1])))
+
+
+def bound(shares: Mapping[str, RingShare], address: str, factor: float) -> int:
+    """The most that `address` may have when one more request comes."""
+    weights = sum(share.weight for share in shares.values())
+    work = 1 + sum(share.load for share in shares.values())
+    return math.ceil(factor * work * shares[address].weight / weights)
+
+
+def preferred_endpoint(
+    addresses: Iterable[str], shares: Mapping[str, RingShare], key: bytes, factor: float
+) -> str | None:
+    """The key's endpoint among `shares`. `addresses` are all there are, so that keys stay when some are away."""
+    points, owners = _ring(tuple(sorted(addresses)))
+    start = bisect(points, _point(key))
+    seen = set()
+    for step in range(len(points)):
+        address = owners[(start + step) % len(points)]
+        if address in seen:
+            continue
+        seen.add(address)
+        if address in shares and shares[address].load < bound(shares, address, factor):
+            return address
+    return None
+
+
+@lru_cache(maxsize=64)
+def _ring(addresses: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The points in order, and whose each is."""
+    both = sorted((_point(f"{one}#{at}".encode()), one) for one in addresses for at in range(_POINTS))
+    return tuple(point for point, _ in both), tuple(one for _, one in both)
+
+
+def _point(text: bytes) -> int:
+    return int.from_bytes(_digest(text), "big")
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=8).digest()

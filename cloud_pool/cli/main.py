@@ -1,0 +1,244 @@
+"""`causeway-cloud`: serve (the gateway), triton (the server behind it), worker and dlq (jobs), keys, plan."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal, NoReturn, TypeVar
+
+import click
+import msgspec
+
+from models.catalog.artifact import ArtifactError, find_artifact
+from models.llama_cpp.protocol import EngineOptions
+from router.errors import ConfigError
+
+from ..config.schema import DEFAULT_TIER, Flags, load_config
+from ..observability.logs import start_log
+from ..triton_server.environment import find_environment
+from ..triton_server.launcher import Launcher, Ports, choose_ports, clear_orphans, command, memory_prefix
+from ..triton_server.repository import ServedModel, write_repository
+
+ENVIRONMENT = Path(__file__).parents[2] / ".venv-triton"
+LogLevel = Literal["debug", "info", "warning", "error"]
+_PORT = click.IntRange(0, 65535)
+_PATH = click.Path(path_type=Path)
+T = TypeVar("T")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("causeway"), prog_name="causeway-cloud")
+def main() -> None:
+    """The cloud side of Causeway: a gateway that takes OpenAI requests, and the Triton servers that answer them."""
+
+
+@main.command()
+@click.option("--config", "path", type=_PATH, help="YAML file; flags win over it.")
+@click.option("--host", help="Address to listen on; anything but loopback needs --token-file.")
+@click.option("--port", type=_PORT, help="0: any free one, named in the ready line.")
+@click.option("--token-file", type=_PATH, help="Bearer tokens, `<device> <token>` or `<device> sha256:<hex>` a line.")
+@click.option("--triton", help="host:port of Triton's gRPC, for every tier.")
+@click.option(
+    "--tier", "tiers", multiple=True, help="A tier, named like its artifact and its model in Triton; repeatable."
+)
+@click.option("--model-dir", "model_dirs", multiple=True, type=_PATH, help="Searched for artifacts first; repeatable.")
+@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
+@click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]))
+def serve(
+    path: Path | None,
+    host: str | None,
+    port: int | None,
+    token_file: Path | None,
+    triton: str | None,
+    tiers: tuple[str, ...],
+    model_dirs: tuple[Path, ...],
+    redis: str | None,
+    log: LogLevel | None,
+) -> None:
+    """Take OpenAI requests and run them on Triton. Prints `ready url=…` on stdout. SIGHUP: endpoints are read again."""
+    from ..app import run  # gRPC and aiohttp take half a second that `triton` and --help need not wait for
+
+    flags = Flags(
+        host=host,
+        port=port,
+        token_file=None if token_file is None else str(token_file.absolute()),
+        triton=triton,
+        tiers=tiers,
+        model_dirs=tuple(str(folder.absolute()) for folder in model_dirs),
+        redis=redis,
+        log=log,
+    )
+    try:
+        config = load_config(path, flags)
+        start_log(config.log, config.log_format)
+        until_stopped(lambda stop: run(config, stop, lambda: load_config(path, flags)))
+    except ConfigError as error:
+        refuse(error.message)
+
+
+@main.command()
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--grpc-port", type=_PORT, default=8001, show_default=True, help="0: any free one.")
+@click.option("--http-port", type=_PORT, default=8000, show_default=True, help="0: any free one.")
+@click.option("--metrics-port", type=_PORT, default=8002, show_default=True, help="0: any free one.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    default=(DEFAULT_TIER,),
+    show_default=True,
+    help="NAME, or NAME=ARTIFACT to serve an artifact under another name; repeatable.",
+)
+@click.option("--model-dir", "model_dirs", multiple=True, type=_PATH, help="Searched for artifacts first; repeatable.")
+@click.option(
+    "--environment", type=_PATH, default=ENVIRONMENT, envvar="CAUSEWAY_TRITON_ENV", help="Triton's environment."
+)
+@click.option(
+    "--sequences", type=click.IntRange(1, 256), default=16, show_default=True, help="Decoded together, a model."
+)
+@click.option("--context-tokens", type=click.IntRange(min=0), default=0, help="Of one sequence; 0: the model's.")
+@click.option("--threads", type=click.IntRange(min=0), default=0, help="0: the cores that are free at start.")
+@click.option("--gpu-layers", type=click.IntRange(min=-1), default=0, help="-1: all.")
+@click.option("--drain-s", type=click.FloatRange(min=0), default=10.0, show_default=True, help="On SIGTERM.")
+@click.option("--trace-endpoint", default="", help="OpenTelemetry collector (OTLP over HTTP), as http://host:4318.")
+@click.option("--restart/--no-restart", default=True, help="Start the server again when it crashes.", show_default=True)
+def triton(
+    host: str,
+    grpc_port: int,
+    http_port: int,
+    metrics_port: int,
+    models: tuple[str, ...],
+    model_dirs: tuple[Path, ...],
+    environment: Path,
+    sequences: int,
+    context_tokens: int,
+    threads: int,
+    gpu_layers: int,
+    drain_s: float,
+    trace_endpoint: str,
+    restart: bool,
+) -> None:
+    """Keep a Triton server running. Prints `ready grpc=… http=… metrics=…` on stdout when its models are loaded."""
+    try:
+        found = find_environment(environment)
+        options = EngineOptions(
+            model_path="", sequences=sequences, context_tokens=context_tokens, threads=threads, gpu_layers=gpu_layers
+        )
+        served = tuple(_served(text, options, model_dirs) for text in models)
+    except (ConfigError, ArtifactError) as error:
+        refuse(str(error))
+    ports = choose_ports(Ports(host, grpc_port, http_port, metrics_port))
+    clear_orphans()
+    prefix = memory_prefix(os.getpid())
+    with tempfile.TemporaryDirectory(prefix="causeway-triton-") as folder:
+        write_repository(Path(folder), served)
+        names = tuple(model.name for model in served)
+        launcher = Launcher(
+            command(found, Path(folder), names, ports, drain_s=drain_s, prefix=prefix, trace_endpoint=trace_endpoint),
+            found.environ(os.environ),
+            ports,
+            memory_prefix=prefix,
+            drain_s=drain_s,
+            restart=restart,
+            say=lambda line: print(line, flush=True),
+            log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
+            models=len(names),
+        )
+        status = until_stopped(launcher.run)
+    sys.exit(status)
+
+
+# Their imports take half a second that `serve`, `triton` and --help need not wait for.
+_PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def keys(arguments: tuple[str, ...]) -> None:
+    """Devices' tokens: signing keys, issuing, revocation."""
+    from .keys import keys as group
+
+    group.main(list(arguments), prog_name="causeway-cloud keys")
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def worker(arguments: tuple[str, ...]) -> None:
+    """Run jobs from Redis on the tiers."""
+    from .jobs import worker as command
+
+    command.main(list(arguments), prog_name="causeway-cloud worker")
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def dlq(arguments: tuple[str, ...]) -> None:
+    """Dead letters, the jobs whose attempts are used up: list, retry, purge."""
+    from .jobs import dlq as group
+
+    group.main(list(arguments), prog_name="causeway-cloud dlq")
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def plan(arguments: tuple[str, ...]) -> None:
+    """How many replicas a load needs, and what they cost."""
+    from .plan import plan_command
+
+    plan_command.main(list(arguments), prog_name="causeway-cloud plan")
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def usage(arguments: tuple[str, ...]) -> None:
+    """What a tenant used on a day, and what it costs."""
+    from .usage import usage_command
+
+    usage_command.main(list(arguments), prog_name="causeway-cloud usage")
+
+
+def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> ServedModel:
+    """Raises ArtifactError."""
+    name, _, artifact_name = text.partition("=")
+    artifact = find_artifact(artifact_name or name, model_dirs)
+    own = msgspec.structs.replace(
+        options, model_path=str(artifact.path.absolute()), refuse_token=artifact.manifest.refuse_token or ""
+    )
+    return ServedModel(name, own)
+
+
+def until_stopped(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
+    """Run until SIGTERM or Ctrl-C asks `work` to stop; a Ctrl-C after that ends it at once.
+
+    A further SIGTERM means nothing new: the kernel sends one for each thread of a parent that dies (prctl(2)).
+    """
+
+    async def supervised() -> T:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(work(stop))
+
+        def interrupt() -> None:
+            if stop.is_set():
+                task.cancel()
+            stop.set()
+
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        return await task
+
+    try:
+        return asyncio.run(supervised())
+    except asyncio.CancelledError:
+        sys.exit(1)
+
+
+def refuse(message: str) -> NoReturn:
+    click.echo(f"causeway-cloud: {message}", err=True)
+    sys.exit(2)

@@ -1,0 +1,34 @@
+"""`python3 -m cloud_pool.cli.readiness_probe [url]`: exit status 0 if the gateway is ready, else 1.
+
+
+For Kubernetes' exec probes: standard library only, and quick to start.
+"""
+
+from __future__ import annotations
+
+import sys
+from http.client import HTTPException
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+URL = "http://127.0.0.1:8090/readyz"
+TIMEOUT_S = 8.0
+
+
+def main(arguments: list[str]) -> int:
+    url = arguments[0] if arguments else URL
+    try:
+        with urlopen(url, timeout=TIMEOUT_S) as answer:
+            answer.read()
+    except HTTPError as error:
+        # Who is not ready, and why, is in the body: `kubectl describe pod` shows it.
+        sys.stderr.write(f"{error.code} {error.read(2000).decode(errors='replace')}\n")
+        return 1
+    except (OSError, HTTPException) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,31 @@
+"""A tier's keys `tries`, `retry_budget` and `hedge` of the gateway's configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class RetryBudgetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of tries beyond the first: retries and hedges together."""
+
+    share: Share = 0.2  # of the requests of the last 10 s
+    floor_per_s: Annotated[float, Meta(ge=0)] = 0.5  # where that is more: a quiet gateway may retry too
+
+
+class HedgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A second endpoint is asked when the first is late; the first delta wins."""
+
+    enabled: bool = True
+    max_share: Share = 0.02  # of requests
+    after: Share = 0.95  # the quantile of an endpoint's recent times to first token, after which one is late
+
+
+class DispatchSettings(msgspec.Struct, frozen=True):
+    tries: int = 3  # endpoints that one request may be given to; 1: no retry
+    retry_budget: RetryBudgetConfig = RetryBudgetConfig()
+    hedge: HedgeConfig = HedgeConfig()

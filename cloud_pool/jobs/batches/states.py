@@ -1,0 +1,30 @@
+"""A batch's life, as OpenAI names its states. A missing key is an illegal move."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+BatchState = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+
+BATCH_TRANSITIONS: Final[dict[BatchState, frozenset[BatchState]]] = {
+    "validating": frozenset({"failed", "in_progress", "cancelling"}),
+    "in_progress": frozenset({"finalizing", "cancelling"}),
+    # All its jobs have ended: it is too late to cancel.
+    "finalizing": frozenset({"completed", "expired"}),
+    "cancelling": frozenset({"cancelled"}),
+    "failed": frozenset(),
+    "completed": frozenset(),
+    "expired": frozenset(),
+    "cancelled": frozenset(),
+}
+
+
+def source_states(state: BatchState) -> tuple[BatchState, ...]:
+    """From where `state` may be entered."""
+    return tuple(source for source, targets in BATCH_TRANSITIONS.items() if state in targets)
+
+
+def is_final(state: BatchState) -> bool:
+    return not BATCH_TRANSITIONS[state]

@@ -1,0 +1,180 @@
+"""Traces of what gateways and workers do, to an OpenTelemetry collector: a span a request, one for each call to a
+Triton, on which Triton hangs its own, and one for each step in the shared cache. They hang on the caller's, so that one
+trace leads from the device into the model.
+
+A job's `send` (accepted by a gateway), `receive` (claimed), `process` (each of its runs) and the delivery of its
+webhook are in the trace of whoever sent it. The last three hang on `send` and are linked to it, as the conventions for
+messages ask; they may be made days later, by other processes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from router.telemetry import PROVIDER, Attributes, asked, failed, messaging_attributes, span_name, used
+from router.types import Request, Usage
+
+from ..config.schema import TracingConfig
+from . import tracing
+
+_FLUSH_S = 2.0
+_OK = "ok"
+_PROPAGATOR = TraceContextTextMapPropagator()
+_TOLD = "x-causeway-"
+
+
+class OtelTracing:
+    """To `config.endpoint`, with what the OTEL_EXPORTER_OTLP_* variables say (headers, certificates)."""
+
+    def __init__(self, config: TracingConfig, service: str) -> None:
+        self._provider = TracerProvider(
+            sampler=ParentBasedTraceIdRatio(config.share),
+            resource=Resource.create({"service.name": service}),
+            shutdown_on_exit=False,
+        )
+        self._exporter = OTLPSpanExporter(endpoint=f"{config.endpoint.rstrip('/')}/v1/traces")
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        self._tracer = self._provider.get_tracer("causeway.cloud")
+        self.jobs = OtelJobTrace(self._tracer)
+
+    def begin(self, request: Request, id: str, traceparent: str) -> OtelTrace:  # noqa: A002 -- of the request
+        parent = _context(traceparent)
+        carried = {"causeway.request": id, **asked(request)}
+        name = span_name(request.kind, request.model)
+        return OtelTrace(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER, carried))
+
+    def close(self) -> None:
+        # The provider waits for its exporter, which goes on trying for as long as it is not told to stop.
+        enough = threading.Timer(_FLUSH_S, self._exporter.shutdown)
+        enough.start()
+        self._provider.shutdown()
+        enough.cancel()
+
+
+class OtelJobTrace:
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+
+    def send(self, job: str, queue: str, traceparent: str) -> OtelSpan:
+        carried = messaging_attributes("send", queue, job)
+        return OtelSpan(self._tracer.start_span(f"send {queue}", _context(traceparent), SpanKind.PRODUCER, carried))
+
+    def received(self, job: str, queue: str, traceparent: str, began: float) -> None:
+        sent, carried = _context(traceparent), messaging_attributes("receive", queue, job)
+        links = _links(sent)
+        self._tracer.start_span(
+            f"receive {queue}", sent, SpanKind.CLIENT, carried, links, start_time=int(began * 1e9)
+        ).end()
+
+    def process(self, request: Request, job: str, queue: str, traceparent: str, attempt: int) -> OtelTrace:
+        sent = _context(traceparent)
+        carried = {
+            "causeway.request": job,
+            "causeway.attempt": attempt,
+            **asked(request),
+            **messaging_attributes("process", queue, job),
+        }
+        span = self._tracer.start_span(f"process {queue}", sent, SpanKind.CONSUMER, carried, _links(sent))
+        return OtelTrace(self._tracer, span)
+
+    def deliver(self, job: str, host: str, traceparent: str, tried: int) -> OtelSpan:
+        sent = _context(traceparent)
+        carried: Attributes = {
+            "messaging.message.id": job,
+            "http.request.method": "POST",
+            "http.request.resend_count": tried,
+            "server.address": host,
+        }
+        return OtelSpan(self._tracer.start_span("POST webhook", sent, SpanKind.CLIENT, carried, _links(sent)))
+
+
+class OtelTrace:
+    """One request's span, or that of one run of a job."""
+
+    def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
+        self._tracer = tracer
+        self._span = span
+
+    @property
+    def context(self) -> SpanContext:
+        return self._span.get_span_context()
+
+    def call(self, model: str, endpoint: str) -> OtelCallTrace:
+        host, _, port = endpoint.rpartition(":")
+        carried: Attributes = {
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": model,
+            "server.address": host,
+            "server.port": int(port) if port.isdigit() else 0,
+        }
+        within = trace.set_span_in_context(self._span)
+        return OtelCallTrace(self._tracer.start_span(f"triton {model}", within, SpanKind.CLIENT, carried))
+
+    def cache(self, step: tracing.CacheStep) -> OtelSpan:
+        carried: Attributes = {"db.system.name": "redis", "db.operation.name": step}
+        within = trace.set_span_in_context(self._span)
+        return OtelSpan(self._tracer.start_span(f"cache {step}", within, SpanKind.CLIENT, carried))
+
+    def joined(self, other: tracing.Trace) -> None:
+        if isinstance(other, OtelTrace):
+            self._span.add_link(other.context)
+
+    def admitted(self) -> None:
+        self._span.add_event("admitted")
+
+    def end(self, *, tier: str, outcome: str, usage: Usage, headers: Mapping[str, str]) -> None:
+        told = {name.replace(_TOLD, "causeway."): value for name, value in headers.items() if name.startswith(_TOLD)}
+        error = "" if outcome == _OK else outcome
+        self._span.set_attributes({"gen_ai.response.model": tier, **told, **used(usage), **failed(error)})
+        if error:
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end()
+
+
+class OtelSpan:
+    """The span of one thing done for a request or a job."""
+
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    @property
+    def traceparent(self) -> str:
+        own = self._span.get_span_context()
+        return f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
+
+    def end(self, error: str = "", said: Mapping[str, str | int] | None = None) -> None:
+        if not self._span.is_recording():
+            return
+        self._span.set_attributes(said or {})
+        if error:
+            self._span.set_attributes(failed(error))
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end()
+
+
+class OtelCallTrace(OtelSpan):
+    """The span of a call to one endpoint."""
+
+    def first_token(self) -> None:
+        self._span.add_event("first token")
+
+
+def _context(traceparent: str) -> Context:
+    return _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else Context()
+
+
+def _links(sent: Context) -> tuple[Link, ...]:
+    """To the span that sent the job; none where nobody traced it."""
+    found = trace.get_current_span(sent).get_span_context()
+    return (Link(found),) if found.is_valid else ()

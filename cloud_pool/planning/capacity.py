@@ -1,0 +1,197 @@
+"""How many replicas a load needs, what they cost, and how long a request would wait: `causeway-cloud plan`. Pure.
+
+1. work     the replica's time for one request: w = overhead + prompt / prefill rate + completion / decode rate [s].
+            Rates are the replica's, all its sequences together, with its slots full of requests that do both:
+            prefill and decode slow each other down, so rates of each alone promise too much (measuring.measure).
+2. needed   replicas so that λ·w / replicas ≤ the utilisation aimed at (λ: requests a second at the peak)
+3. replicas `needed` plus `spare`; with zones, enough that `needed` remain when any one zone is lost
+4. waiting  the slots are servers of an M/G/c queue: c = replicas · slots, service time S = slots · w (Little's law).
+            P(wait) is Erlang's C formula (Erlang 1917; by the recursion of Erlang B, stable for any c), the mean wait
+            that of M/M/c times (1 + cv²)/2 (Allen and Cunneen's approximation; see G. Bolch et al., Queueing Networks
+            and Markov Chains, 6.3), its tail exponential.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from router.errors import ConfigError
+
+HOURS_A_MONTH = 730.0
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """Tokens of a prompt or an answer. `cv` is the standard deviation over the mean: 0 all alike, 1 exponential."""
+
+    mean: float
+    cv: float = 1.0
+
+
+class ThroughputPoint(msgspec.Struct, frozen=True):
+    """Measured on one replica with so many sequences at once; tokens of answers, all of them together."""
+
+    sequences: int
+    tokens_per_s: float
+
+
+class ExpectedLoad(msgspec.Struct, frozen=True, kw_only=True):
+    peak_rps: float
+    prompt: Lengths
+    completion: Lengths
+
+
+class ReplicaProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """`slots`: sequences at once, the tier's `concurrency`; 0: that of the fastest point."""
+
+    prefill_tokens_per_s: float
+    decode: tuple[ThroughputPoint, ...]
+    overhead_s: float = 0.0  # of a request, whatever its lengths
+    slots: int = 0
+    usd_per_hour: float = 0.0
+
+
+class PlanTargets(msgspec.Struct, frozen=True, kw_only=True):
+    utilisation: float = 0.7
+    spare: int = 1  # replicas that may be lost at the peak
+    zones: int = 1  # more than one: any one of them may be lost
+
+
+class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
+    replicas: int
+    needed: int  # without redundancy
+    per_zone: int
+    slots: int  # of a replica
+    request_s: float  # the replica's time for one request
+    replica_rps: float  # at saturation
+    utilisation: float  # at the peak
+    utilisation_after_loss: float  # at the peak, with the spare replicas or a zone lost
+    wait_probability: float
+    wait_mean_s: float
+    wait_p99_s: float
+    usd_per_hour: float
+    usd_per_month: float
+    usd_per_1k_tokens: float  # prompt and answer, if the peak lasted all day
+
+
+def plan(load: ExpectedLoad, replica: ReplicaProfile, aims: PlanTargets) -> CapacityPlan:
+    """Raises ConfigError for numbers that mean nothing."""
+    _check(load, replica, aims)
+    slots = replica.slots or max(replica.decode, key=lambda point: point.tokens_per_s).sequences
+    decode_rate = decode_tokens_per_s(replica.decode, slots)
+    request_s = replica.overhead_s + load.prompt.mean / replica.prefill_tokens_per_s  # (1)
+    request_s += load.completion.mean / decode_rate
+    busy = load.peak_rps * request_s
+    # A hair of tolerance: 0.7 of ten replicas is seven, not eight.
+    needed = max(1, math.ceil(busy / aims.utilisation - 1e-9))  # (2)
+    per_zone, replicas = _spread(needed, aims)  # (3)
+    left = replicas - (per_zone if aims.zones > 1 else aims.spare)
+    variance = (load.prompt.mean * load.prompt.cv / replica.prefill_tokens_per_s) ** 2
+    variance += (load.completion.mean * load.completion.cv / decode_rate) ** 2
+    probability, mean_s, p99_s = _waiting(replicas * slots, load.peak_rps, slots * request_s, variance / request_s**2)
+    usd_per_hour = replicas * replica.usd_per_hour
+    tokens_per_hour = 3600 * load.peak_rps * (load.prompt.mean + load.completion.mean)
+    return CapacityPlan(
+        replicas=replicas,
+        needed=needed,
+        per_zone=per_zone,
+        slots=slots,
+        request_s=request_s,
+        replica_rps=1.0 / request_s,
+        utilisation=busy / replicas,
+        utilisation_after_loss=busy / left,
+        wait_probability=probability,
+        wait_mean_s=mean_s,
+        wait_p99_s=p99_s,
+        usd_per_hour=usd_per_hour,
+        usd_per_month=usd_per_hour * HOURS_A_MONTH,
+        usd_per_1k_tokens=1000.0 * usd_per_hour / tokens_per_hour,
+    )
+
+
+def lengths_of(samples: Sequence[float]) -> Lengths:
+    """Of measured lengths, tokens. Raises ConfigError when there is none."""
+    if not samples or not statistics.fmean(samples) > 0:
+        raise ConfigError("there are no lengths")
+    mean = statistics.fmean(samples)
+    return Lengths(mean, statistics.pstdev(samples) / mean)
+
+
+def decode_tokens_per_s(points: Sequence[ThroughputPoint], sequences: int) -> float:
+    """Between two measured points, on the line between them; outside, as at the nearest one (never extrapolated)."""
+    ordered = sorted(points, key=lambda point: point.sequences)
+    below = [point for point in ordered if point.sequences <= sequences]
+    above = [point for point in ordered if point.sequences >= sequences]
+    if not below or not above:
+        return (below or above)[-1 if below else 0].tokens_per_s
+    first, last = below[-1], above[0]
+    if first.sequences == last.sequences:
+        return first.tokens_per_s
+    part = (sequences - first.sequences) / (last.sequences - first.sequences)
+    return first.tokens_per_s + part * (last.tokens_per_s - first.tokens_per_s)
+
+
+def erlang_c(servers: int, offered: float) -> float:
+    """The probability that a request waits. `offered`: arrivals a second times service time; 1 from `servers` on."""
+    if offered >= servers:
+        return 1.0
+    blocked = 1.0  # Erlang B with no server
+    for count in range(1, servers + 1):
+        blocked = offered * blocked / (count + offered * blocked)
+    return blocked / (1.0 - offered / servers * (1.0 - blocked))
+
+
+def _waiting(servers: int, rate: float, service_s: float, cv2: float) -> tuple[float, float, float]:
+    """(4): the probability, mean and 99th percentile of the time in the queue; infinite when it grows for ever."""
+    offered = rate * service_s
+    if offered >= servers:
+        return 1.0, math.inf, math.inf
+    probability = erlang_c(servers, offered)
+    pace_s = service_s / (servers - offered) * (1.0 + cv2) / 2.0
+    p99_s = pace_s * math.log(probability / 0.01) if probability > 0.01 else 0.0
+    return probability, probability * pace_s, p99_s
+
+
+def _spread(needed: int, aims: PlanTargets) -> tuple[int, int]:
+    """Replicas of a zone, and all of them."""
+    if aims.zones == 1:
+        return needed + aims.spare, needed + aims.spare
+    after_loss = math.ceil(needed / (aims.zones - 1))
+    per_zone = max(after_loss, math.ceil((needed + aims.spare) / aims.zones))
+    return per_zone, per_zone * aims.zones
+
+
+def _check(load: ExpectedLoad, replica: ReplicaProfile, aims: PlanTargets) -> None:
+    positive = {
+        "peak rate": load.peak_rps,
+        "prompt length": load.prompt.mean,
+        "completion length": load.completion.mean,
+        "prefill rate": replica.prefill_tokens_per_s,
+        "utilisation": aims.utilisation,
+        **{f"decode rate at {point.sequences}": point.tokens_per_s for point in replica.decode},
+    }
+    for name, value in positive.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"the {name} must be above zero, not {value:g}")
+    if not replica.decode:
+        raise ConfigError("no measured decode rate")
+    if aims.utilisation >= 1:
+        raise ConfigError("at a utilisation of 1 and more the queue grows for ever")
+    for name, count, least in (
+        ("spare", aims.spare, 0),
+        ("zones", aims.zones, 1),
+        ("slots", replica.slots, 0),
+        ("sequences", min(point.sequences for point in replica.decode), 1),
+    ):
+        if count < least:
+            raise ConfigError(f"{name} must be {least} at least, not {count}")
+    for name, cv in (("prompt", load.prompt.cv), ("completion", load.completion.cv)):
+        if not 0 <= cv < math.inf:
+            raise ConfigError(f"the spread of the {name} lengths must be 0 at least, not {cv:g}")
+    if not 0 <= replica.overhead_s < math.inf:
+        raise ConfigError(f"the overhead must be 0 at least, not {replica.overhead_s:g}")
+    if not 0 <= replica.usd_per_hour < math.inf:
+        raise ConfigError(f"the price of a replica-hour must be 0 at least, not {replica.usd_per_hour:g}")

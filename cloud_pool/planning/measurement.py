@@ -1,0 +1,161 @@
+"""What one replica does, measured through an OpenAI endpoint: the numbers that `causeway-cloud plan` needs.
+
+Prompts begin differently, so that no shared prefix makes prefill look faster than it is, and `ignore_eos` keeps every
+answer at its full length (vLLM's name for it, which our engine takes too).
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import aiohttp
+import anyio
+import msgspec
+
+from router.errors import ConfigError
+
+from .capacity import ThroughputPoint
+
+_WORDS = "time light music door alarm kitchen volume timer lamp weather window heating".split()
+_LEAST_S = 1e-9  # a token; no machine is quicker
+_TIMEOUT = aiohttp.ClientTimeout(total=300)
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    usage: _Usage
+
+
+class ReplicaMeasurement(msgspec.Struct, frozen=True):
+    """`prefill_tokens_per_s` and `overhead_s` are those of the fastest point."""
+
+    prefill_tokens_per_s: float
+    decode: tuple[ThroughputPoint, ...]
+    overhead_s: float = 0.0
+
+
+class LoadRun(msgspec.Struct, frozen=True):
+    """A closed loop: `sequences` callers, each asks again as soon as it is answered."""
+
+    requests: int
+    seconds: float
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class MeasuredEndpoint:
+    """`url` ends in /v1."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, model: str, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._session = session
+        self._url = f"{url.rstrip('/')}/chat/completions"
+        self._model = model
+        self._clock = clock
+
+    async def run(self, sequences: int, requests: int, *, words: int, answer_tokens: int) -> LoadRun:
+        """Prompts of `words` words. Raises ConfigError when the endpoint does not answer."""
+        left = requests
+        found: list[_Usage] = []
+
+        faults: list[ConfigError] = []
+
+        async def caller() -> None:
+            nonlocal left
+            try:
+                while left > 0:
+                    left -= 1
+                    found.append(await self._ask(words, answer_tokens))
+            except ConfigError as error:
+                faults.append(error)  # Raised below: out of a task group it would come wrapped.
+                callers.cancel_scope.cancel()
+
+        began = self._clock()
+        async with anyio.create_task_group() as callers:
+            for _ in range(sequences):
+                callers.start_soon(caller)
+        for fault in faults:
+            raise fault
+        seconds = self._clock() - began
+        return LoadRun(
+            len(found), seconds, sum(u.prompt_tokens for u in found), sum(u.completion_tokens for u in found)
+        )
+
+    async def _ask(self, words: int, answer_tokens: int) -> _Usage:
+        """Raises ConfigError."""
+        text = " ".join([secrets.token_hex(4), *(_WORDS[secrets.randbelow(len(_WORDS))] for _ in range(words))])
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": answer_tokens,
+            "ignore_eos": True,
+        }
+        try:
+            async with self._session.post(self._url, json=body, timeout=_TIMEOUT) as answer:
+                data = await answer.read()
+                if answer.status != 200:
+                    raise ConfigError(f"{answer.status} {data[:200].decode(errors='replace')}", where=self._url)
+                return msgspec.json.decode(data, type=_Answer).usage
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            raise ConfigError(str(error) or type(error).__name__, where=self._url) from error
+
+
+async def measure(
+    endpoint: MeasuredEndpoint, sequences: Sequence[int], *, words: int = 160, answer_tokens: int = 64, rounds: int = 3
+) -> ReplicaMeasurement:
+    """The rates of a replica whose slots are full, for each number of sequences. Raises ConfigError.
+
+    Three mixes are run in turn, `rounds` times, so that a machine that is busy elsewhere is busy for all of them:
+    (a) short prompts and short answers, (b) long prompts, (c) long answers. The medians of their times a request are
+
+        time = overhead + prompt tokens / prefill rate + answer tokens / decode rate
+
+    three times over, which gives the three unknowns.
+    """
+    await endpoint.run(1, 1, words=1, answer_tokens=1)  # the first one ever pays for loading
+    short, brief = max(1, words // 4), max(1, answer_tokens // 4)
+    fits = []
+    for count in sequences:
+        mixes = ((short, brief), (words, brief), (short, answer_tokens))
+        runs: list[list[LoadRun]] = [[] for _ in mixes]
+        for _ in range(rounds):
+            for kept, (long, answer) in zip(runs, mixes, strict=True):
+                kept.append(await endpoint.run(count, 3 * count, words=long, answer_tokens=answer))
+        fits.append(_fitted(count, *(_cost(each) for each in runs)))
+    fastest = max(fits, key=lambda fit: fit.decode[0].tokens_per_s)
+    return msgspec.structs.replace(fastest, decode=tuple(fit.decode[0] for fit in fits))
+
+
+class _Cost(msgspec.Struct, frozen=True):
+    """Of one request of a mix."""
+
+    seconds: float
+    prompt: float
+    completion: float
+
+
+def _cost(runs: Sequence[LoadRun]) -> _Cost:
+    requests = sum(run.requests for run in runs)
+    return _Cost(
+        statistics.median(run.seconds / run.requests for run in runs),
+        sum(run.prompt_tokens for run in runs) / requests,
+        sum(run.completion_tokens for run in runs) / requests,
+    )
+
+
+def _fitted(sequences: int, base: _Cost, long_prompt: _Cost, long_answer: _Cost) -> ReplicaMeasurement:
+    """Raises ConfigError when the times do not grow with the lengths: noise, or an endpoint that does not obey."""
+    prompt_s = (long_prompt.seconds - base.seconds) / max(long_prompt.prompt - base.prompt, 1.0)
+    answer_s = (long_answer.seconds - base.seconds) / max(long_answer.completion - base.completion, 1.0)
+    if min(prompt_s, answer_s) < _LEAST_S:
+        raise ConfigError(f"with {sequences} sequences longer requests took no longer: measure on a quieter machine")
+    overhead_s = max(0.0, base.seconds - base.prompt * prompt_s - base.completion * answer_s)
+    return ReplicaMeasurement(1.0 / prompt_s, (ThroughputPoint(sequences, 1.0 / answer_s),), overhead_s)

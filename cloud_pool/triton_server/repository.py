@@ -1,0 +1,32 @@
+"""Lays out the model repository that `tritonserver` reads, in a folder that lives as long as the server.
+
+<folder>/<model>/config.pbtxt    copied from triton_models/<template>
+                 1/model.py
+                 1/model.json    the engine's options (EngineOptions); weights are named by path, never copied
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from models.llama_cpp.protocol import EngineOptions
+
+TEMPLATES = Path(__file__).parent / "triton_models"
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """A model under the name that Triton gives it."""
+
+    name: str
+    options: EngineOptions
+    template: str = "llama_cpp"
+
+
+def write_repository(folder: Path, models: tuple[ServedModel, ...]) -> None:
+    for model in models:
+        target = folder / model.name
+        shutil.copytree(TEMPLATES / model.template, target, ignore=shutil.ignore_patterns("__pycache__"))
+        (target / "1" / "model.json").write_bytes(msgspec.json.encode(model.options))

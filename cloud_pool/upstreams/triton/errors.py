@@ -1,0 +1,100 @@
+"""Triton's errors become ours here, once: gRPC status and text in, a class of router.errors out.
+
+    unreachable, killed                        UNAVAILABLE            503 cloud_unreachable
+    our engine's own codes ("queue_full: …")   in the stream          that class
+    Triton's queue is full or timed out        in the stream          429 queue_full
+    the stub is dead                           in the stream          503 engine_unavailable   (StubDead: repair it)
+    unloaded, or Triton drains                 in the stream, NOT_FOUND   503 engine_unavailable
+    the call's deadline                        DEADLINE_EXCEEDED      504 deadline_exceeded
+    tensors that the model does not take       in the stream          502 cloud_rejected
+    the model raised, and all else             in the stream          502 cloud_failed
+
+An error inside the stream has no status and is known by its text. Triton can say most of them as statuses too, for a
+call with the metadata `triton_grpc_error`; not used, because 24.10 dies of it (signal 11) after some dozens of failed
+calls among others that were well, whoever asked for them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from router.errors import (
+    BackendError,
+    CausewayError,
+    ClientGone,
+    CloudFailed,
+    CloudRejected,
+    CloudUnreachable,
+    DeadlineExceeded,
+    EngineUnavailable,
+    Phase,
+    QueueFull,
+)
+
+RETRY_S = 1.0
+"""A dead stub is repaired, and a killed Triton is back, within seconds."""
+
+_REFUSED = re.compile(
+    r"\[request id: |.*(?:inference input|inference request|inputs but got|raw_input_contents)", re.DOTALL
+)
+"""How the texts of what Triton finds wrong begin, before a model has seen the request."""
+_CODE = re.compile(r"^([a-z][a-z_]+): (.*)$", re.DOTALL)
+
+
+class StubProcessDied(EngineUnavailable):
+    """The Python backend's process is gone: every call fails until the model is unloaded and loaded again."""
+
+
+def stub_process_died(phase: Phase) -> StubProcessDied:
+    return StubProcessDied(
+        "the model's process in Triton died; it is being restarted", phase=phase, retry_after_s=RETRY_S
+    )
+
+
+def error_of(code: str, detail: str) -> CausewayError:
+    """The class of router.errors that owns `code`; an unknown code is a failed backend."""
+    known = _classes().get(code)
+    if known is None:
+        return CloudFailed(f"{code}: {detail}")
+    return known(detail, retry_after_s=RETRY_S if known.status in (429, 503) else None)
+
+
+def translate(status: str, text: str, phase: Phase) -> CausewayError:
+    """`status` is the gRPC code's name, "" for an error inside the stream."""
+    said = _CODE.match(text)
+    if said and said[1] in _classes():
+        return error_of(said[1], said[2])
+    lower = text.lower()
+    if "is not healthy" in lower:
+        return stub_process_died(phase)
+    if status == "NOT_FOUND" or ("unknown model" in lower) or ("is not ready" in lower):
+        return EngineUnavailable("the model is not loaded in Triton", phase=phase, retry_after_s=RETRY_S)
+    if "exceeds maximum queue size" in lower or "request timeout expired" in lower:
+        return QueueFull("Triton's queue is full", retry_after_s=RETRY_S)
+    if status in ("UNAVAILABLE", "CANCELLED"):
+        return CloudUnreachable("Triton cannot be reached", phase=phase, retry_after_s=RETRY_S)
+    if status == "DEADLINE_EXCEEDED":
+        return DeadlineExceeded("the time for this request is over")
+    if status in ("INVALID_ARGUMENT", "UNIMPLEMENTED") or (not status and _REFUSED.match(text)):
+        return CloudRejected(f"Triton refused the request: {_first_line(text)}", phase=phase)
+    return CloudFailed("the model failed in Triton", phase=phase)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300]
+
+
+def _classes() -> dict[str, type[CausewayError]]:
+    if not _CLASSES:
+        _collect(CausewayError)
+    return _CLASSES
+
+
+_CLASSES: dict[str, type[CausewayError]] = {}
+
+
+def _collect(parent: type[CausewayError]) -> None:
+    for child in parent.__subclasses__():
+        if child.__module__ == CausewayError.__module__ and child not in (BackendError, ClientGone):
+            _CLASSES.setdefault(child.code, child)
+        _collect(child)

@@ -1,0 +1,104 @@
+"""Reading a cloud server's answer: whole, streamed, or a refusal. Bounded in bytes and in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import aiohttp
+
+from router.errors import CausewayError, CloudFailed, CloudTimeout, Phase
+from router.openai import StreamDecoder
+from router.sse import SSEParser
+from router.types import Chunk
+
+from ...deadline import Deadline
+from ..backend import BackendRequest
+from .error_mapping import client_error, status_error
+
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_ERROR_BYTES = 64 * 1024
+_END_S = 0.05
+
+
+async def read_stream(response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> AsyncIterator[Chunk]:
+    """Server-sent events → chunks. `until` bounds the first one, the call's deadline the rest."""
+    parser, decoder = SSEParser(), StreamDecoder()
+    size_bytes = 0
+    phase: Phase = "first_token"
+    while not decoder.done:
+        data = await _more(response, call, until, phase)
+        if not data:
+            break
+        size_bytes += len(data)
+        if size_bytes > MAX_ANSWER_BYTES:
+            raise _too_long(call)
+        for event in parser.feed(data):
+            for chunk in decoder.feed(event.data):
+                until, phase = call.deadline, "stream"
+                yield chunk
+    for chunk in decoder.finish():
+        yield chunk
+    with (
+        contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError),
+        Deadline(asyncio.get_running_loop().time() + _END_S),
+    ):
+        await response.content.readany()  # the body's own end, so that the connection can be used again
+
+
+async def _more(response: aiohttp.ClientResponse, call: BackendRequest, until: float, phase: Phase) -> bytes:
+    """The next bytes, none at the end. A yield must not be inside the bound: the caller's time is not the server's."""
+    try:
+        with Deadline(until):
+            return await response.content.readany()
+    except asyncio.TimeoutError as error:
+        raise too_slow(call, phase) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise client_error(error, call.target.name, "stream") from error
+
+
+async def read_whole(response: aiohttp.ClientResponse, call: BackendRequest) -> bytes:
+    try:
+        with Deadline(call.deadline):
+            body = await read_body(response, MAX_ANSWER_BYTES)
+    except asyncio.TimeoutError as error:
+        raise too_slow(call, "first_token") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise client_error(error, call.target.name, "stream") from error
+    if body is None:
+        raise _too_long(call)
+    return body
+
+
+async def read_refusal(response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> CausewayError:
+    """The error that a status other than 200 means, with the server's words as far as they come."""
+    said: bytes | None = b""
+    try:
+        with Deadline(until):
+            said = await read_body(response, MAX_ERROR_BYTES)
+    except (asyncio.TimeoutError, aiohttp.ClientError, OSError):
+        pass
+    finally:
+        response.release()
+    return status_error(response.status, response.headers, said or b"", call.target.name)
+
+
+async def read_body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
+    """The body, or None when it is larger."""
+    pieces: list[bytes] = []
+    size_bytes = 0
+    while piece := await response.content.readany():
+        size_bytes += len(piece)
+        if size_bytes > limit_bytes:
+            return None
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def too_slow(call: BackendRequest, phase: Phase) -> CloudTimeout:
+    return CloudTimeout(f"{call.target.name} took too long", phase=phase)
+
+
+def _too_long(call: BackendRequest) -> CloudFailed:
+    return CloudFailed(f"{call.target.name}'s answer exceeds {MAX_ANSWER_BYTES} bytes", phase="stream")

@@ -1,0 +1,319 @@
+"""The device's own model as a Backend: requests become jobs of the engine child, its emissions become Chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.catalog.artifact import Answers
+from models.function_calls.grammar import copy_source_of
+from models.llama_cpp.process.parent import EngineProcess
+from models.llama_cpp.protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
+from router import errors
+from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, UnsupportedFeature
+from router.tool_calls.parser import ToolCallParser, tool_schema
+from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, ToolCallDelta, Usage
+
+from ...config.schema import EngineConfig
+from ..backend import BackendRequest
+from .supervisor import State, Supervisor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+DECLINED = "The model on this device declined to answer: the question is outside of what it was made for."
+_SEEDS = 2**31
+
+
+class EngineBackend:
+    """One model in one child. `start` returns at once; `ready` waits until it can answer."""
+
+    def __init__(
+        self,
+        model_path: Path,
+        config: EngineConfig,
+        *,
+        refuse_token: str = "",
+        temperature: float | None = None,
+        answer_tokens: int = 0,
+        answers: Answers = "text",
+        name: str = "",
+        stuck_s: float = 30.0,
+    ) -> None:
+        """`refuse_token`, `temperature`, `answer_tokens`, `answers`: what the model's manifest says of it."""
+        options = EngineOptions(
+            model_path=str(model_path.resolve()),
+            context_tokens=config.context_tokens,
+            sequences=config.sequences,
+            batch_tokens=config.batch_tokens,
+            threads=config.threads,
+            gpu_layers=config.gpu_layers,
+            refuse_token=refuse_token,
+            temperature=temperature,
+            answer_tokens=answer_tokens,
+        )
+        self._copies = answers == "calls" and config.call_grammar
+        self._sequences = options.sequences
+        self._supervisor = Supervisor(options, name or model_path.stem, stuck_s=stuck_s)
+        self._ids = itertools.count(1)
+
+    @property
+    def state(self) -> State:
+        return self._supervisor.state
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """Of the model, once it was loaded."""
+        return self._supervisor.info
+
+    @property
+    def pid(self) -> int | None:
+        return self._supervisor.pid
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
+
+    async def start(self) -> None:
+        self._supervisor.start()
+
+    async def ready(self, deadline: float) -> None:
+        """Raises EngineUnavailable at `deadline` (the loop's clock), or at once when the model cannot be loaded."""
+        await self._supervisor.ready(deadline)
+
+    async def close(self) -> None:
+        await self._supervisor.close()
+
+    def signals(self) -> EdgeSignals:
+        process = self._supervisor.process
+        if process is None:
+            return EdgeSignals(queue=0, tokens_per_s=None, loaded=False)
+        queue = max(process.waiting, process.jobs - self._sequences) if process.jobs else 0
+        return EdgeSignals(queue=queue, tokens_per_s=process.tokens_per_s, loaded=True)
+
+    async def count(self, request: Request) -> int | None:
+        """The prompt's length in this model's tokens, all prompts together; None while there is nobody to count."""
+        process = self._supervisor.process
+        if process is None:
+            return None
+        total = 0
+        for prompt in _prompts(request):
+            tokens = await process.count(prompt)
+            if tokens is None:
+                return None
+            total += tokens
+        return total
+
+    async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
+        """As Backend says. Choices are numbered prompt by prompt: prompt p's choice c is p·n + c."""
+        request = call.request
+        if request.suffix:
+            raise UnsupportedFeature("this model does not fill in the middle", param="suffix")
+        process = await self._supervisor.ready(call.deadline)
+        choices = {choice.job.id: choice for choice in self._choices(call)}
+        prompt_tokens = made = cached = 0
+        with _EmissionQueue(process, [choice.job for choice in choices.values()], call.deadline) as inbox:
+            while choices:
+                for emission in _merged(await inbox.take()):
+                    choice = choices[emission.job]
+                    if emission.error:
+                        raise _error(emission, choice.seen)
+                    if (chunk := choice.chunk(emission)) is not None:
+                        yield chunk
+                    if emission.finish_reason is not None:
+                        del choices[emission.job]
+                        made += emission.completion_tokens
+                        if choice.index % request.n == 0:
+                            prompt_tokens += emission.prompt_tokens
+                            cached += emission.cached_tokens
+        yield Chunk(usage=Usage(prompt_tokens, made, cached))
+
+    async def embed(self, call: BackendRequest) -> Embeddings:
+        process = await self._supervisor.ready(call.deadline)
+        info = self._supervisor.info
+        if call.request.dimensions is not None and info and call.request.dimensions != info.embedding_dimensions:
+            raise UnsupportedFeature(
+                f"this model's embeddings have {info.embedding_dimensions} dimensions", param="dimensions"
+            )
+        deadline_s = _left(call)
+        jobs = [
+            Job(id=next(self._ids), prompt=prompt, embed=True, deadline_s=deadline_s)
+            for prompt in _prompts(call.request)
+        ]
+        vectors: dict[int, tuple[float, ...]] = {}
+        tokens = 0
+        with _EmissionQueue(process, jobs, call.deadline) as inbox:
+            while len(vectors) < len(jobs):
+                for emission in await inbox.take():
+                    if emission.error:
+                        raise _error(emission, seen=False)
+                    vectors[emission.job] = emission.embedding
+                    tokens += emission.prompt_tokens
+        return Embeddings(tuple(vectors[job.id] for job in jobs), Usage(prompt_tokens=tokens))
+
+    def _choices(self, call: BackendRequest) -> Iterator[_ChoiceStream]:
+        request = call.request
+        schema, deadline_s = tool_schema(request), _left(call)
+        copy_source = copy_source_of(request) if self._copies else None
+        numbered = ((prompt, choice) for prompt in _prompts(request) for choice in range(request.n))
+        for index, (prompt, choice) in enumerate(numbered):
+            job = Job(
+                id=next(self._ids),
+                prompt=prompt,
+                max_tokens=request.max_tokens,
+                sampling=_seeded(request.sampling, choice),
+                stop=request.stop,
+                json_schema=schema,
+                copy_source=copy_source,
+                logprobs=request.logprobs,
+                confidence_tokens=call.confidence_tokens if index == 0 else 0,
+                deadline_s=deadline_s,
+                echo=request.echo,
+                # Where another target can take over, a refusal is its cue; where none can, a guess is all there is.
+                refusal="end" if call.confidence_tokens > 0 else "skip",
+            )
+            yield _ChoiceStream(job, index, request)
+
+
+class _ChoiceStream:
+    """One choice of an answer: its job's emissions to Chunks."""
+
+    def __init__(self, job: Job, index: int, request: Request) -> None:
+        self.job = job
+        self.index = index
+        self.seen = False  # a token of it was made
+        self._tools = ToolCallParser(request) if request.tools else None
+
+    def chunk(self, emission: Emission) -> Chunk | None:
+        """None when there is nothing to say yet."""
+        self.seen = self.seen or emission.tokens > 0
+        text, calls, reason = emission.text, tuple[ToolCallDelta, ...](), emission.finish_reason
+        if self._tools is not None:
+            text, calls = self._tools.feed(text)
+            if reason is not None:
+                rest, more = self._tools.finish()
+                text, calls = text + rest, calls + more
+                reason = "tool_calls" if self._tools.called and reason == "stop" else reason
+        refused = emission.refused and self.job.refusal == "end"
+        if not (text or calls or reason or emission.tokens or emission.logprobs or emission.confidence):
+            return None
+        return Chunk(
+            text=text,
+            index=self.index,
+            tokens=emission.tokens,
+            tool_calls=calls,
+            logprobs=emission.logprobs,
+            finish_reason=reason,
+            confidence=emission.confidence,
+            refusal=DECLINED if refused else None,
+        )
+
+
+class _EmissionQueue:
+    """The emissions of one call's jobs, for the task that reads them. On leaving, what still runs is cancelled."""
+
+    def __init__(self, process: EngineProcess, jobs: list[Job], deadline: float) -> None:
+        self._process = process
+        self._jobs = jobs
+        self._deadline = deadline
+        self._items: list[Emission] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: CausewayError | None = None
+        self._seen = False
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        # The engine keeps the deadline too; this one holds even if the engine does not answer.
+        self._timer = self._loop.call_at(self._deadline, self._expire)
+        self._process.submit(self._jobs, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._process.cancel(job.id for job in self._jobs)
+
+    async def take(self) -> list[Emission]:
+        """All that came since the last time, at least one. Raises what ended the jobs."""
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        items, self._items = self._items, []
+        return items
+
+    def put(self, emissions: list[Emission]) -> None:
+        self._seen = True
+        self._items += emissions
+        self._wake()
+
+    def lost(self, reason: str) -> None:
+        self._error = EngineCrashed(reason, phase="stream" if self._seen else "first_token")
+        self._wake()
+
+    def _expire(self) -> None:
+        self._error = DeadlineExceeded("the deadline passed before the answer's end")
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _prompts(request: Request) -> list[Prompt]:
+    if request.kind == "chat":
+        tools = () if request.tool_choice.mode == "none" else request.tools
+        return [Prompt(messages=request.messages, tools=tools)]
+    return [Prompt(text=one) if isinstance(one, str) else Prompt(tokens=one) for one in request.prompts]
+
+
+def _seeded(sampling: Sampling, choice: int) -> Sampling:
+    """Choices of one seed must differ, and be the same ones again next time."""
+    if sampling.seed is None or choice == 0:
+        return sampling
+    fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
+    return Sampling(**{**fields, "seed": (sampling.seed + choice) % _SEEDS})
+
+
+def _merged(emissions: list[Emission]) -> list[Emission]:
+    """Plain pieces of one job that follow each other as one: a reader that is slower than the model catches up."""
+    merged: list[Emission] = []
+    for emission in emissions:
+        last = merged[-1] if merged else None
+        if last is not None and last.job == emission.job and _plain(last) and _plain(emission):
+            merged[-1] = Emission(last.job, last.text + emission.text, last.tokens + emission.tokens)
+        else:
+            merged.append(emission)
+    return merged
+
+
+def _plain(emission: Emission) -> bool:
+    ended = emission.finish_reason or emission.error
+    return not (ended or emission.logprobs or emission.confidence)
+
+
+def _left(call: BackendRequest) -> float:
+    return max(0.0, call.deadline - asyncio.get_running_loop().time())
+
+
+def _known(kind: type[CausewayError]) -> Iterator[type[CausewayError]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from _known(narrower)
+
+
+_CODES = {kind.code: kind for kind in reversed([*_known(errors.CausewayError)])}
+
+
+def _error(emission: Emission, seen: bool) -> CausewayError:
+    """The engine's error code as the exception of that code."""
+    kind = _CODES.get(emission.error, errors.BackendError)
+    if issubclass(kind, errors.BackendError):
+        return kind(emission.detail, phase="stream" if seen else "first_token")
+    return kind(emission.detail, param=emission.param or None)

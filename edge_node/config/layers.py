@@ -1,0 +1,159 @@
+"""Settings in layers (YAML file < environment < flags) turned into a frozen struct, or refused with the key's path.
+
+A layer is a flat map from a dotted key (``server.port``) to a `Setting`, which remembers where it was written. Which
+keys there are, their types and their limits are read from the struct; nothing here knows what the settings mean.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar, get_type_hints
+
+import msgspec
+from msgspec import inspect
+
+from router.documents import strict_yaml
+from router.errors import ConfigError
+
+from .values import Leaf, Setting, coerce
+
+T = TypeVar("T", bound=msgspec.Struct)
+Leaves = Mapping[str, Leaf]
+Layer = Mapping[str, Setting]
+
+
+def leaves_of(struct: type[msgspec.Struct]) -> dict[str, Leaf]:
+    """Every dotted key of `struct` and its type; a struct inside a struct is a section, not a key."""
+    found: dict[str, Leaf] = {}
+    for name, annotation in get_type_hints(struct, include_extras=True).items():
+        kind = inspect.type_info(annotation)
+        if isinstance(kind, inspect.StructType):
+            found |= {f"{name}.{key}": leaf for key, leaf in leaves_of(kind.cls).items()}
+        else:
+            found[name] = Leaf(annotation, kind)
+    return found
+
+
+# --- the layers ------------------------------------------------------------------------------------------------------
+
+
+def read_yaml(text: str, file: str, leaves: Leaves, base: Path = Path()) -> dict[str, Setting]:
+    """The settings of a YAML document. Unknown and duplicate keys are refused with file, line and key."""
+    if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
+        return {}  # nothing but comments
+    try:
+        tree = strict_yaml.read_yaml(text, file)
+    except strict_yaml.YamlError as fault:
+        raise ConfigError(fault.problem.message, where=str(fault.problem.place)) from fault
+    found: dict[str, Setting] = {}
+    _walk(tree, leaves, base, found)
+    return found
+
+
+def _walk(tree: strict_yaml.Tree, leaves: Leaves, base: Path, found: dict[str, Setting]) -> None:
+    if isinstance(tree, strict_yaml.Scalar) and tree.kind == "null" and tree.place.path:
+        return  # a section whose keys are all commented out
+    if not isinstance(tree, strict_yaml.Mapping):
+        raise ConfigError("must be a mapping of keys", where=str(tree.place))
+    for name, value in zip(tree.keys, tree.values, strict=True):
+        key = name.place.path
+        where = str(msgspec.structs.replace(name.place, path=""))
+        if key in leaves:
+            found[key] = Setting(_plain(value), where, base=base)
+        elif any(leaf.startswith(f"{key}.") for leaf in leaves):
+            _walk(value, leaves, base, found)
+        else:
+            raise unknown_key(key, where, leaves)
+
+
+def _plain(tree: strict_yaml.Tree) -> object:
+    """Plain values. What YAML reads as a date or a number of base 60 stays text: where text is meant, it is right."""
+    if isinstance(tree, strict_yaml.Mapping):
+        return {key.text: _plain(value) for key, value in zip(tree.keys, tree.values, strict=True)}
+    if isinstance(tree, strict_yaml.Sequence):
+        return [_plain(item) for item in tree.items]
+    if tree.kind == "null":
+        return None
+    if tree.kind == "bool":
+        return tree.text.lower() in ("true", "yes", "on")
+    try:
+        if tree.kind == "int":
+            return int(tree.text.replace("_", ""))
+        if tree.kind == "float":
+            return float(tree.text.replace("_", ""))
+    except ValueError:
+        return tree.text
+    return tree.text
+
+
+def read_environ(environ: Mapping[str, str], prefix: str, leaves: Leaves) -> dict[str, Setting]:
+    """Settings from variables: ``server.port`` is ``CAUSEWAY_SERVER__PORT`` when `prefix` is ``CAUSEWAY_``.
+
+    A variable in one of our sections that names no key is refused. Others with the prefix are left alone unless they
+    look like a slip of the pen: the SDK and the gateway have variables of their own.
+    """
+    names = {variable_of(leaf, prefix): leaf for leaf in leaves}
+    sections = {leaf.split(".")[0] for leaf in leaves if "." in leaf}
+    found: dict[str, Setting] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(prefix):
+            continue
+        if variable in names:
+            found[names[variable]] = Setting(text, f"${variable}", is_text=True)
+            continue
+        key = variable.removeprefix(prefix).lower().replace("__", ".")
+        if key.split(".")[0] in sections and "." in key:
+            raise unknown_key(key, f"${variable}", leaves)
+        if difflib.get_close_matches(variable, names, n=1, cutoff=0.9):
+            raise unknown_key(key, f"${variable}", leaves)
+    return found
+
+
+def variable_of(key: str, prefix: str) -> str:
+    return prefix + key.upper().replace(".", "__")
+
+
+def read_flags(flags: Mapping[str, object], leaves: Leaves) -> dict[str, Setting]:
+    """Settings by dotted key from the command line; None is a flag that was not given."""
+    found: dict[str, Setting] = {}
+    for key, value in flags.items():
+        if key not in leaves:
+            raise unknown_key(key, "command line", leaves)
+        if value is not None:
+            found[key] = Setting(value, "command line", is_text=isinstance(value, str))
+    return found
+
+
+def unknown_key(key: str, where: str, leaves: Leaves) -> ConfigError:
+    """No such key: with the nearest one, or what the section has."""
+    prefix, _, name = key.rpartition(".")
+    section = f"{prefix}." if prefix else ""
+    names = sorted({leaf.removeprefix(section).split(".")[0] for leaf in leaves if leaf.startswith(section)})
+    elsewhere = [leaf for leaf in leaves if leaf.rpartition(".")[2] == name]
+    near = difflib.get_close_matches(name, names, n=1) or elsewhere or difflib.get_close_matches(key, leaves, n=1)
+    if near:
+        hint = f"did you mean `{near[0] if near[0] in leaves else section + near[0]}`?"
+    else:
+        hint = f"there are: {', '.join(names or sorted({leaf.split('.')[0] for leaf in leaves}))}"
+    return ConfigError(f"no such key; {hint}", where=f"{where}: {key}")
+
+
+# --- the struct ------------------------------------------------------------------------------------------------------
+
+
+def build(struct: type[T], layers: Iterable[Layer]) -> T:
+    """The struct, a later layer winning over an earlier one. Raises ConfigError: the key and where it was written."""
+    leaves = leaves_of(struct)
+    merged: dict[str, Setting] = {}
+    for layer in layers:
+        merged.update(layer)
+    tree: dict[str, object] = {}
+    for key, setting in merged.items():
+        *sections, name = key.split(".")
+        at = tree
+        for section in sections:
+            at = at.setdefault(section, {})  # type: ignore[assignment]  # what is above a leaf is a section
+        at[name] = coerce(setting, leaves[key], key)
+    return msgspec.convert(tree, struct)

@@ -1,0 +1,110 @@
+"""The daemon's parts together, and what they say of themselves: `/readyz`, and the numbers read at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..backends.cloud.backend import CloudBackend
+from ..backends.engine.pool import EnginePool
+from ..clock import Clock
+from ..http.api import Readiness
+from ..observability.metrics import Gauge, Metrics
+from ..observability.tracing import RequestTracer
+from ..serving.admission import Admission
+from ..serving.service import Service
+from ..serving.shared_generation import SharedGenerations
+from ..signals.collector import SignalCollector
+from ..storage.background_sqlite import SqliteStats
+from ..storage.cache import AnswerCache
+from ..storage.decisions import DecisionStore
+from ..storage.policies import PolicyStore
+
+
+@dataclass(frozen=True)
+class Components:
+    started: float  # monotonic s
+    clock: Clock
+    policies: PolicyStore
+    admission: Admission
+    cache: AnswerCache
+    decisions: DecisionStore
+    flights: SharedGenerations
+    signals: SignalCollector
+    metrics: Metrics
+    service: Service
+    engines: EnginePool | None
+    cloud: CloudBackend | None
+    tracing: RequestTracer | None = None
+
+    def readiness(self) -> Readiness:
+        """Ready is who has a target that can answer: a loaded engine, or a cloud that is not known to be away."""
+        down = self.signals.snapshot(self.policies.active).down
+        up = [target.name for target in self.policies.active.targets if target.name not in down]
+        waiting = () if up else tuple(f"target {target.name}" for target in self.policies.active.targets)
+        problems = () if self.engines is None else self.engines.problems
+        return Readiness(
+            ready=bool(up),
+            waiting_for=waiting,
+            problems=problems,
+            policy=self.policies.report,
+            edge="" if self.engines is None else self.engines.state,
+            cloud="" if self.cloud is None else self.cloud.signals().breaker or "",
+            uptime_s=round(self.clock.monotonic() - self.started, 3),
+        )
+
+
+def read_gauges(parts: Components) -> Iterator[Gauge]:
+    yield from _load(parts)
+    yield from _stores(parts)
+    yield from _places(parts)
+    report = parts.policies.report
+    labels = (("name", report.name), ("revision", report.revision))
+    yield Gauge("causeway_edge_policy_info", "The policy in force.", 1.0, labels)
+    refused = float(bool(report.refused))
+    yield Gauge("causeway_edge_policy_refused", "1: the newest policy file is not in force.", refused)
+
+
+def _load(parts: Components) -> Iterator[Gauge]:
+    stats = parts.admission.stats()
+    yield Gauge("causeway_edge_working", "Requests at work.", stats.working)
+    yield Gauge("causeway_edge_waiting", "Requests that wait for their turn.", stats.waiting)
+    yield Gauge("causeway_edge_flights", "Answers being made that others may share.", len(parts.flights))
+
+
+def _stores(parts: Components) -> Iterator[Gauge]:
+    cache = parts.cache.stats()
+    yield Gauge("causeway_edge_cache_entries", "Answers in memory.", cache.entries)
+    yield Gauge("causeway_edge_cache_bytes", "Memory that the cache takes.", cache.memory_bytes)
+    for store, stats in (("cache", cache.disk), ("decisions", parts.decisions.stats())):
+        yield from _journal(store, stats or SqliteStats(lost=0, set_aside=0, storing=False))
+    lost = (("store", "spend"),)
+    yield Gauge("causeway_edge_lost_writes", _LOST, parts.signals.lost, lost, counts=True)
+
+
+def _journal(store: str, stats: SqliteStats) -> Iterator[Gauge]:
+    labels = (("store", store),)
+    yield Gauge("causeway_edge_lost_writes", _LOST, stats.lost, labels, counts=True)
+    yield Gauge(
+        "causeway_edge_files_set_aside", "Damaged files that were replaced.", stats.set_aside, labels, counts=True
+    )
+    yield Gauge("causeway_edge_storing", "1: the store's file is in use.", float(stats.storing), labels)
+
+
+def _places(parts: Components) -> Iterator[Gauge]:
+    edge = parts.engines.signals() if parts.engines is not None else None
+    cloud = parts.cloud.signals() if parts.cloud is not None else None
+    if edge is not None:
+        yield Gauge("causeway_edge_engine_loaded", "1: the model is in memory.", float(bool(edge.loaded)))
+        if edge.queue is not None:
+            yield Gauge("causeway_edge_engine_queue", "Requests that wait for the engine.", edge.queue)
+    if parts.engines is not None:
+        for model, restarts in parts.engines.restarts():
+            labels = (("model", model),)
+            yield Gauge("causeway_edge_engine_restarts", "Children that were replaced.", restarts, labels, counts=True)
+    if cloud is not None:
+        yield Gauge("causeway_edge_cloud_reachable", "1: the cloud answered last time.", float(bool(cloud.reachable)))
+        yield Gauge("causeway_edge_cloud_breaker_open", "1: the cloud is left alone.", float(cloud.breaker == "open"))
+
+
+_LOST = "Writes that a disk did not take."

@@ -1,0 +1,231 @@
+"""What answers which path. OpenAI's surface, the explanations, and health; every fault leaves as OpenAI's error object.
+
+POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
+POST /v1/route                                               what would happen to such a request, without running it
+GET  /v1/models[/{id}]  /v1/decisions[/{id}]                 what can be asked; what happened
+GET  /healthz /readyz /metrics                               alive; can answer; numbers. These need no key
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+from aiohttp import web
+
+from router.decision.decide import model_names
+from router.errors import CausewayError, ClientGone, InvalidRequest, MethodNotAllowed, ModelNotFound, NotFound
+from router.openai import encode_model, encode_models
+from router.types import AUTO, Kind, Request
+
+from ..clock import Clock
+from ..observability.metrics import CONTENT_TYPE, Metrics
+from ..observability.tracing import RequestTrace, RequestTracer
+from ..serving.attempts import where
+from ..serving.generation import policy_label
+from ..serving.request_context import Arrival
+from ..serving.service import Service
+from ..storage.decisions import LARGEST_QUERY, DecisionQuery, DecisionStore
+from ..storage.policies import PolicyReport, PolicyStore
+from .prebuilt_response import SERVER
+from .request_reader import RequestReader, traceparent_of
+from .responses import JSON, HttpReplyWriter, error_response
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+_encoder = msgspec.json.Encoder()
+_chance = random.Random(os.urandom(32))
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """`waiting_for`: what has to come before this server can answer at all; nothing: it is ready."""
+
+    ready: bool
+    waiting_for: tuple[str, ...]
+    problems: tuple[str, ...]
+    policy: PolicyReport
+    edge: str  # the engine's state, "" without one
+    cloud: str  # the breaker's state, "" without one
+    uptime_s: float
+
+
+class Api:
+    """`readiness` is asked each time; it must be cheap."""
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        intake: RequestReader,
+        policies: PolicyStore,
+        decisions: DecisionStore,
+        metrics: Metrics,
+        clock: Clock,
+        readiness: Callable[[], Readiness],
+        tracing: RequestTracer | None = None,
+    ) -> None:
+        self._service = service
+        self._intake = intake
+        self._policies = policies
+        self._decisions = decisions
+        self._metrics = metrics
+        self._clock = clock
+        self._readiness = readiness
+        self._tracing = tracing
+        self._started = int(clock.unix())
+        self._paths: Mapping[str, tuple[str, Handler]] = {
+            "/v1/chat/completions": ("POST", functools.partial(self._answer, "chat")),
+            "/v1/completions": ("POST", functools.partial(self._answer, "completion")),
+            "/v1/embeddings": ("POST", functools.partial(self._answer, "embedding")),
+            "/v1/route": ("POST", self._explain),
+            "/v1/models": ("GET", self._models),
+            "/v1/decisions": ("GET", self._find_decisions),
+            "/healthz": ("GET", self._health),
+            "/readyz": ("GET", self._ready),
+            "/metrics": ("GET", self._numbers),
+        }
+        self._prefixes: tuple[tuple[str, Handler], ...] = (
+            ("/v1/decisions/", self._decision),
+            ("/v1/models/", self._model),
+        )
+
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Raises CancelledError only: when the client leaves."""
+        try:
+            return await self._handler(http)(http)
+        except ClientGone:
+            raise asyncio.CancelledError from None  # nobody is there to read a response
+        except CausewayError as error:
+            self._metrics.refused(error.code)
+            return error_response(error)
+        except Exception as failure:
+            log.error("%s failed unexpectedly: %s", http.path, where(failure))
+            return error_response(CausewayError("internal error"))
+
+    def _handler(self, http: web.BaseRequest) -> Handler:
+        """Raises NotFound or MethodNotAllowed."""
+        known = self._paths.get(http.raw_path) or self._paths.get(http.path)
+        if known is None:
+            known = next((("GET", handler) for prefix, handler in self._prefixes if http.path.startswith(prefix)), None)
+        if known is None:
+            raise NotFound(f"there is nothing at {http.path[:200]}")
+        if http.method != known[0]:
+            raise MethodNotAllowed(f"{http.path} takes {known[0]}, not {http.method[:20]}")
+        return known[1]
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    async def _answer(self, kind: Kind, http: web.BaseRequest) -> web.StreamResponse:
+        arrived = self._clock.monotonic()
+        known = await self._intake.request(http, kind)
+        request = known.request
+        ask = Arrival(_new_id(), arrived, *self._traced(request, http), known.memo)
+        reply = HttpReplyWriter(request, http, id=ask.id, created=int(self._clock.unix()))
+        try:
+            await self._service.answer(request, reply, ask)
+            return reply.response
+        except ClientGone:
+            raise
+        except CausewayError as error:
+            return await reply.fail(error, id=ask.id, policy=policy_label(self._policies.active))
+
+    def _traced(self, request: Request, http: web.BaseRequest) -> tuple[str, RequestTrace | None]:
+        traceparent = traceparent_of(http.headers)
+        if self._tracing is None:
+            return traceparent, None
+        return traceparent, self._tracing.begin(request, traceparent, self._clock.unix())
+
+    async def _explain(self, http: web.BaseRequest) -> web.StreamResponse:
+        known = await self._intake.request(http, None)
+        return _json(await self._service.explain(known.request))
+
+    # --- what there is, what happened --------------------------------------------------------------------------------
+
+    async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._intake.caller(http)
+        names = model_names(self._policies.active)
+        return _body(encode_models([(name, self._owner(name), self._started) for name in names]))
+
+    async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._intake.caller(http)
+        name = http.path.removeprefix("/v1/models/")
+        if name not in model_names(self._policies.active):
+            raise ModelNotFound(f"the model `{name[:100]}` does not exist here", param="model")
+        return _body(encode_model(name, self._owner(name), self._started))
+
+    def _owner(self, name: str) -> str:
+        """Where a model is: `causeway` (auto), edge or cloud."""
+        places = {target.name: target.at for target in self._policies.active.targets}
+        return "causeway" if name == AUTO else places[name]
+
+    async def _find_decisions(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._intake.caller(http)
+        return _json({"object": "list", "data": await self._decisions.find(_query(http.query))})
+
+    async def _decision(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._intake.caller(http)
+        name = http.path.removeprefix("/v1/decisions/")
+        record = await self._decisions.get(name)
+        if record is None:
+            raise NotFound(f"no decision {name[:100]!r}; old ones are forgotten")
+        return _json(record)
+
+    # --- health ------------------------------------------------------------------------------------------------------
+
+    async def _health(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Alive is who can route something; whether the targets answer is `/readyz`'s business."""
+        self._service.self_check()
+        return _json({"status": "ok", "uptime_s": self._readiness().uptime_s})
+
+    async def _ready(self, http: web.BaseRequest) -> web.StreamResponse:
+        readiness = self._readiness()
+        return _json(readiness, status=200 if readiness.ready else 503)
+
+    async def _numbers(self, http: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE, "Server": SERVER})
+
+
+def _new_id() -> str:
+    """A decision's id: unlike any other, but no secret."""
+    return f"{_chance.getrandbits(96):024x}"
+
+
+def _query(said: Mapping[str, str]) -> DecisionQuery:
+    """Raises InvalidRequest, also for a filter that does not exist."""
+    for name in said:
+        if name not in DecisionQuery.__struct_fields__:
+            raise InvalidRequest(f"there is no filter {name[:64]!r}", param=name[:64])
+    return DecisionQuery(
+        route=said.get("route", ""),
+        target=said.get("target", ""),
+        status=said.get("status", ""),
+        since=_number(said, "since", 0.0, float("inf"), 0.0),
+        limit=int(_number(said, "limit", 1.0, LARGEST_QUERY, 100.0)),
+    )
+
+
+def _number(said: Mapping[str, str], name: str, least: float, most: float, default: float) -> float:
+    text = said.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        raise InvalidRequest(f"`{name}` is a number from {least:g} to {most:g}, not {text[:32]!r}", param=name)
+    return value
+
+
+def _json(value: object, *, status: int = 200) -> web.Response:
+    return _body(_encoder.encode(value), status=status)
+
+
+def _body(body: bytes, *, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=body, headers={"Content-Type": JSON, "Server": SERVER})

@@ -1,0 +1,42 @@
+"""The daemon's log: one line an event, as text or as JSON. Prompts and answers are never handed to it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import sys
+from typing import TextIO
+
+from ..config.schema import Config
+
+# Chatty at `info`, and about things that we log ourselves.
+_QUIET = ("asyncio", "aiohttp.access", "httpx", "httpcore")
+
+
+class JsonFormatter(logging.Formatter):
+    """``{"time", "level", "logger", "message"}`` and, for a failure, its traceback in ``exception``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = dt.datetime.fromtimestamp(record.created, dt.timezone.utc)
+        line = {
+            "time": time.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def start_log(config: Config, stream: TextIO = sys.stderr) -> None:
+    """Everything from `config.log` up, to `stream`, once: a second call replaces the first."""
+    handler = logging.StreamHandler(stream)
+    if config.log_format == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=config.log.upper(), handlers=[handler], force=True)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(config.log.upper())))

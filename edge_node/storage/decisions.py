@@ -1,0 +1,146 @@
+"""The stories of past requests, without their content: the newest in memory, older ones in SQLite if there is a disk.
+
+Hits stay in memory: a row on disk for every hit would wear a box's flash and tell little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import sqlite3
+from collections import OrderedDict
+from pathlib import Path
+
+import msgspec
+
+from router.types import DecisionRecord
+
+from ..clock import Clock
+from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Value, Write, used_bytes
+
+FILE = "decisions-1.sqlite"
+DISK_BYTES = 64 * 1024 * 1024
+LARGEST_QUERY = 1000
+_RECORD_BYTES = 2048  # about
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS decisions (
+    id TEXT PRIMARY KEY, created REAL NOT NULL, route TEXT NOT NULL, target TEXT NOT NULL, status TEXT NOT NULL,
+    record BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS decisions_by_time ON decisions (created);
+"""
+_PUT = "INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?)"
+_EVICT = "DELETE FROM decisions WHERE id IN (SELECT id FROM decisions ORDER BY created LIMIT 256)"
+
+
+class DecisionQuery(msgspec.Struct, frozen=True):
+    """Empty strings match everything; `since` is Unix seconds; newest first."""
+
+    route: str = ""
+    target: str = ""
+    status: str = ""
+    since: float = 0.0
+    limit: int = 100
+
+
+_decoder = msgspec.msgpack.Decoder(DecisionRecord)
+
+
+class DecisionStore:
+    """`directory` None: memory only. Bounded by count in memory, by age and bytes on disk."""
+
+    def __init__(self, *, memory_count: int, max_age_s: float, directory: Path | None, clock: Clock) -> None:
+        self._memory_count = memory_count
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._memory: OrderedDict[str, DecisionRecord] = OrderedDict()
+        self._journal: BackgroundSqlite | None = None
+        if directory is not None and max_age_s > 0.0:
+            self._journal = BackgroundSqlite(directory / FILE, _SCHEMA, after_batch=self._trim_disk)
+
+    def start(self) -> None:
+        if self._journal is not None:
+            self._journal.start()
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
+    def stats(self) -> SqliteStats | None:
+        return None if self._journal is None else self._journal.stats()
+
+    def add(self, record: DecisionRecord) -> None:
+        self._memory[record.id] = record
+        if len(self._memory) > self._memory_count:
+            self._memory.popitem(last=False)
+        if self._journal is not None and record.outcome.cache != "hit":
+            self._journal.write(Write(_PUT, functools.partial(_row, record), _RECORD_BYTES))
+
+    async def get(self, decision_id: str) -> DecisionRecord | None:
+        record = self._memory.get(decision_id)
+        if record is not None or self._journal is None:
+            return record
+        rows = await self._read("SELECT record FROM decisions WHERE id = ?", (decision_id,))
+        return _decode(rows[0][0]) if rows else None
+
+    async def find(self, query: DecisionQuery) -> list[DecisionRecord]:
+        """Newest first: what memory holds, then what only the disk still knows."""
+        limit = max(0, min(query.limit, LARGEST_QUERY))
+        found = [record for record in reversed(self._memory.values()) if _matches(record, query)][:limit]
+        if self._journal is None or len(found) == limit:
+            return found
+        older = [record for record in await self._find_on_disk(query, limit) if record.id not in self._memory]
+        return (found + older)[:limit]
+
+    async def _find_on_disk(self, query: DecisionQuery, limit: int) -> list[DecisionRecord]:
+        oldest = next(iter(self._memory.values())).created if self._memory else math.inf
+        where = ["created >= ?", "created <= ?"]
+        values: list[Value] = [query.since, oldest]
+        for column, value in (("route", query.route), ("target", query.target), ("status", query.status)):
+            if value:
+                where.append(f"{column} = ?")
+                values.append(value)
+        statement = f"SELECT record FROM decisions WHERE {' AND '.join(where)} ORDER BY created DESC LIMIT ?"
+        rows = await self._read(statement, (*values, limit))
+        return [record for row in rows if (record := _decode(row[0])) is not None]
+
+    async def _read(self, statement: str, values: Row) -> list[Row]:
+        """What the disk knows; nothing when it does not answer in time."""
+        assert self._journal is not None
+        try:
+            return await self._journal.read(statement, values)
+        except asyncio.TimeoutError:
+            return []
+
+    def _trim_disk(self, database: sqlite3.Connection) -> None:
+        database.execute("DELETE FROM decisions WHERE created < ?", (self._clock.unix() - self._max_age_s,))
+        while used_bytes(database) > DISK_BYTES:
+            if database.execute(_EVICT).rowcount == 0:
+                return
+
+
+def _row(record: DecisionRecord) -> Row:
+    outcome = record.outcome
+    data = msgspec.msgpack.encode(record)
+    return (record.id, record.created, outcome.route, outcome.target, outcome.status, data)
+
+
+def _matches(record: DecisionRecord, query: DecisionQuery) -> bool:
+    outcome = record.outcome
+    return (
+        query.route in ("", outcome.route)
+        and query.target in ("", outcome.target)
+        and query.status in ("", outcome.status)
+        and record.created >= query.since
+    )
+
+
+def _decode(data: Value) -> DecisionRecord | None:
+    """None for a row that an older version wrote and this one cannot read."""
+    if not isinstance(data, bytes):
+        return None
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError:
+        return None

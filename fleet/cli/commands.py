@@ -1,0 +1,86 @@
+"""`causeway-fleet`: what a fleet's own policy repository needs. Its CI is one line: ``causeway-fleet test DIR``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+import msgspec
+from rich.console import Console
+
+from router.policy.json_schema import policy_schema
+
+from .output import lint_report, print_lint, print_problems, print_run
+from .policy_repository import CASES, case_files, check_file, policy_files, run_file
+
+OK, FOUND, USAGE = 0, 1, 2
+"""Exit codes: all is well; something is wrong with a policy or a case; the command itself makes no sense."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="causeway", prog_name="causeway-fleet")
+def main() -> None:
+    """Check policies and run their cases."""
+
+
+@main.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(["human", "json"]), default="human", show_default=True)
+@click.option("--strict", is_flag=True, help="Warnings count as errors.")
+def lint(paths: tuple[Path, ...], form: Literal["human", "json"], strict: bool) -> None:
+    """Check policy files, or all in a folder.
+
+    Every problem comes with file, line, column and key. Exit code: 0 well, 1 errors found, 2 nothing to check.
+    """
+    checked = [check_file(path) for path in _policies(paths)]
+    report = lint_report(checked)
+    if form == "json":
+        click.echo(msgspec.json.encode(report))
+    else:
+        print_lint(_console(), checked)
+    raise SystemExit(FOUND if report.errors or (strict and report.warnings) else OK)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def test(folder: Path) -> None:
+    """Check the policies of FOLDER and run the cases in FOLDER/cases.
+
+    Exit code: 0 all pass, 1 a policy is broken or a case differs, 2 nothing to test.
+    """
+    console = _console()
+    broken = [check for check in map(check_file, _policies((folder,))) if check.policy is None]
+    files = case_files(folder)
+    if not files:
+        raise _Usage(f"no cases in {folder / CASES}: a test that tests nothing does not pass")
+    for check in broken:
+        print_problems(console, check.problems)
+    runs = [run_file(path) for path in files]
+    for run in runs:
+        print_run(console, run)
+    raise SystemExit(FOUND if broken or any(run.failed for run in runs) else OK)
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON schema of policy files, for editors."""
+    click.echo(policy_schema(), nl=False)
+
+
+class _Usage(click.ClickException):
+    exit_code = USAGE
+
+
+def _policies(paths: tuple[Path, ...]) -> list[Path]:
+    try:
+        files = policy_files(paths)
+    except OSError as error:
+        raise _Usage(str(error)) from error
+    if not files:
+        raise _Usage(f"no policy (*.yaml) in {', '.join(map(str, paths))}")
+    return files
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False)

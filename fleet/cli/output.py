@@ -1,0 +1,94 @@
+"""What the commands print: for people with colour where there is a terminal, for programs as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from router.documents.strict_yaml import Problem
+
+from .policy_repository import CaseRun, CheckedPolicy
+
+_STYLE = {"error": "bold red", "warning": "yellow"}
+
+
+class ProblemReport(msgspec.Struct, frozen=True):
+    file: str
+    line: int  # from 1; 0: the file as a whole
+    column: int
+    key: str
+    severity: str
+    message: str
+
+
+class LintReport(msgspec.Struct, frozen=True):
+    """What `lint --format json` prints."""
+
+    files: int
+    errors: int
+    warnings: int
+    problems: tuple[ProblemReport, ...]
+
+
+def lint_report(checked: Sequence[CheckedPolicy]) -> LintReport:
+    problems = [problem for file in checked for problem in file.problems]
+    return LintReport(
+        files=len(checked),
+        errors=sum(problem.severity == "error" for problem in problems),
+        warnings=sum(problem.severity == "warning" for problem in problems),
+        problems=tuple(
+            ProblemReport(
+                problem.place.file,
+                problem.place.line,
+                problem.place.column,
+                problem.place.path,
+                problem.severity,
+                problem.message,
+            )
+            for problem in problems
+        ),
+    )
+
+
+def print_problems(console: Console, problems: Sequence[Problem]) -> None:
+    """``file:line:column: error: message [key]``, which editors and CI systems know how to link."""
+    for problem in problems:
+        place = msgspec.structs.replace(problem.place, path="")
+        key = f" [{problem.place.path}]" if problem.place.path else ""
+        line = Text.assemble(f"{place}: ", (problem.severity, _STYLE[problem.severity]), f": {problem.message}{key}")
+        console.print(line, soft_wrap=True)
+
+
+def print_lint(console: Console, checked: Sequence[CheckedPolicy]) -> None:
+    for file in checked:
+        print_problems(console, file.problems)
+        if not file.problems and file.policy is not None:
+            console.print(Text(f"{file.path}: ok  {file.policy.name}@{file.policy.revision}"), soft_wrap=True)
+    report = lint_report(checked)
+    console.print(
+        Text(f"{_count(report.files, 'policy', 'policies')}, {_count(report.errors, 'error')}, "
+             f"{_count(report.warnings, 'warning')}")
+    )  # fmt: skip
+
+
+def print_run(console: Console, run: CaseRun) -> None:
+    print_problems(console, run.problems)
+    for result in run.results:
+        if not result.differences:
+            continue
+        place = msgspec.structs.replace(result.place, path="")
+        console.print(Text.assemble(f"{place}: ", ("FAIL", "bold red"), f" {result.name}"), soft_wrap=True)
+        for difference in result.differences:
+            console.print(Text(f"    {difference.what}"))
+            console.print(Text(f"      - expected  {difference.expected}", "green"), soft_wrap=True)
+            console.print(Text(f"      + found     {difference.found}", "red"), soft_wrap=True)
+    if run.results:
+        passed = sum(not result.differences for result in run.results)
+        console.print(Text(f"{run.path}: {passed} of {len(run.results)} cases pass  ({run.policy})"), soft_wrap=True)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

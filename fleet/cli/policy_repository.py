@@ -1,0 +1,81 @@
+"""A folder of policies and their cases: what is in it, what is wrong with it, what its cases say. Reads files only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from router.checks.cases import CaseResult, read_cases, run_cases
+from router.documents.strict_yaml import Problem, SourceLocation
+from router.policy.compiled import Policy, check_policy
+
+CASES = "cases"
+_SUFFIXES = (".yaml", ".yml")
+
+
+class CheckedPolicy(msgspec.Struct, frozen=True):
+    """One policy file, read. `policy` is None if any problem is an error."""
+
+    path: Path
+    policy: Policy | None
+    problems: tuple[Problem, ...]
+
+
+class CaseRun(msgspec.Struct, frozen=True):
+    """One case file, run. `results` is empty if `problems` kept it from running."""
+
+    path: Path
+    policy: str  # name@revision, "" if there is none
+    results: tuple[CaseResult, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.problems) or any(result.differences for result in self.results)
+
+
+def policy_files(paths: tuple[Path, ...]) -> list[Path]:
+    """The files among `paths`, and those directly inside the folders. Raises FileNotFoundError."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"no such file or folder: {path}")
+        found += _yaml_in(path) if path.is_dir() else [path]
+    return found
+
+
+def case_files(folder: Path) -> list[Path]:
+    return _yaml_in(folder / CASES) if (folder / CASES).is_dir() else []
+
+
+def check_file(path: Path) -> CheckedPolicy:
+    """Never raises: an unreadable file is a problem of that file."""
+    try:
+        # Bytes that are no UTF-8 become U+FFFD, which no key and no name may hold: the place is then told.
+        text = path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        return CheckedPolicy(path, None, (Problem(SourceLocation(str(path)), error.strerror or str(error)),))
+    policy, problems = check_policy(text, str(path))
+    return CheckedPolicy(path, policy, problems)
+
+
+def run_file(path: Path) -> CaseRun:
+    """Runs the cases of one file against the policy that it names. Never raises."""
+    try:
+        text = path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        return CaseRun(path, "", (), (Problem(SourceLocation(str(path)), error.strerror or str(error)),))
+    cases, document, problems = read_cases(text, str(path))
+    if cases is None or problems:
+        return CaseRun(path, "", (), problems)
+    checked = check_file(path.parent / cases.policy)
+    if checked.policy is None:
+        broken = Problem(document.place("policy"), f"the policy {cases.policy} is broken or missing")
+        return CaseRun(path, "", (), (broken, *checked.problems))
+    label = f"{checked.policy.name}@{checked.policy.revision}"
+    return CaseRun(path, label, tuple(run_cases(cases, document, checked.policy)), ())
+
+
+def _yaml_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())

@@ -1,0 +1,167 @@
+"""What a model artifact is: a folder with one weights file and a `manifest.json` that says what it is and where from.
+
+    models/artifacts/<name>/model.gguf      the weights (GGUF, or ONNX for the small signals)
+    models/artifacts/<name>/manifest.json   a `Manifest`
+    models/artifacts/<name>/README.md       the model card
+
+Nothing is unpickled: an artifact is JSON, Markdown and a weights file with a checked hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+SHIPPED = Path(__file__).parents[1] / "artifacts"
+MANIFEST = "manifest.json"
+_READ_BYTES = 1 << 20
+
+Answers = Literal["text", "calls"]
+
+
+class ArtifactError(ValueError):
+    """An artifact is missing, malformed or altered; the message names the file."""
+
+
+class ArtifactNotFound(ArtifactError):
+    """No artifact of that name in the folders that were searched."""
+
+
+class ArtifactCorrupt(ArtifactError):
+    """The weights are not the ones that the manifest describes."""
+
+
+class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Training data that needs naming beside the weights."""
+
+    name: str
+    licence: str
+    attribution: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One artifact's description.
+
+    `metrics` are measured on held-back rows, as shares of 1 unless the key says otherwise
+    (`student/snips/exact_match`).
+    `refuse_token` is the special token whose probability at the first position means "not mine to answer".
+    `answers`: `calls` is one function call as compact JSON, its arguments copied from the utterance
+    (models/function_calls/call.py);
+    the engines then hold each answer to `call_grammar`, unless the caller asks for something else. `text`: anything.
+    """
+
+    name: str
+    file: str
+    sha256: str
+    size_bytes: int
+    format: str  # gguf | onnx | json
+    architecture: str
+    quantisation: str
+    context_length: int  # tokens
+    licence: str
+    data: tuple[DataSource, ...] = ()
+    metrics: dict[str, float] = {}
+    parameters: int = 0
+    refuse_token: str | None = None
+    temperature: float | None = None  # where the caller names none; None: OpenAI's 1
+    answer_tokens: int = 0  # the most of an answer where the caller names no limit; 0: the rest of the context
+    answers: Answers = "text"
+    tokenizer_sha256: str | None = None
+    chat_template_sha256: str | None = None
+    catalog_sha256: str | None = None
+    signal: str = ""  # what it computes, if it is no model that answers: models/signals/lookup.py has the kinds
+    judges_sha256: str | None = None  # of the weights whose answers this signal was trained on
+    seed: int | None = None
+    command: str = ""
+    note: str = ""
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """A manifest and where its weights are on this machine."""
+
+    path: Path  # the weights file
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+
+def load_artifact(folder: Path) -> Artifact:
+    """The artifact in `folder`. Raises ArtifactError when the manifest is unreadable or points outside the folder."""
+    path = folder / MANIFEST
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise ArtifactNotFound(f"{path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ArtifactError(f"{path}: {error}") from error
+    if Path(manifest.file).name != manifest.file:
+        raise ArtifactError(f"{path}: `file` must name a file in the same folder, not {manifest.file!r}")
+    return Artifact(path=folder / manifest.file, manifest=manifest)
+
+
+def save_manifest(manifest: Manifest, folder: Path) -> Artifact:
+    """Write `manifest.json` by rename, so a reader never sees half of it."""
+    partial = folder / f"{MANIFEST}.partial"
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    partial.replace(folder / MANIFEST)
+    return Artifact(path=folder / manifest.file, manifest=manifest)
+
+
+def list_artifacts(extra_dirs: Sequence[Path] = ()) -> tuple[Artifact, ...]:
+    """Every artifact that can be named, sorted by name; a folder in `extra_dirs` hides a shipped one of the same
+    name.
+    """
+    found: dict[str, Artifact] = {}
+    for root in (*extra_dirs, SHIPPED):
+        for manifest in sorted(root.glob(f"*/{MANIFEST}")):
+            artifact = load_artifact(manifest.parent)
+            found.setdefault(artifact.name, artifact)
+    return tuple(found[name] for name in sorted(found))
+
+
+def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
+    """The artifact called `name`, the first found in `extra_dirs` and then in the package.
+
+    Raises ArtifactNotFound, naming what there is and where it looked.
+    """
+    known = list_artifacts(extra_dirs)
+    for artifact in known:
+        if artifact.name == name:
+            if not artifact.path.is_file():
+                raise ArtifactNotFound(f"{artifact.path}: the manifest names this file, but it is not there")
+            return artifact
+    roots = ", ".join(str(root) for root in (*extra_dirs, SHIPPED))
+    names = ", ".join(artifact.name for artifact in known) or "none"
+    raise ArtifactNotFound(f"no model named {name!r} (there are: {names}; looked in {roots})")
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def verify_artifact(artifact: Artifact) -> None:
+    """Re-hash the weights. Raises ArtifactCorrupt when size or sha256 differ, ArtifactNotFound when they are gone."""
+    expected = artifact.manifest
+    try:
+        size_bytes = artifact.path.stat().st_size
+    except OSError as error:
+        raise ArtifactNotFound(f"{artifact.path}: {error.strerror}") from error
+    if size_bytes != expected.size_bytes:
+        raise ArtifactCorrupt(f"{artifact.path}: {size_bytes} bytes, the manifest says {expected.size_bytes}")
+    actual = sha256_of(artifact.path)
+    if actual != expected.sha256:
+        raise ArtifactCorrupt(f"{artifact.path}: sha256 is {actual}, the manifest says {expected.sha256}")

@@ -1,0 +1,78 @@
+"""Whether a model fits a device: weights, KV cache and working buffers, from the GGUF's own metadata.
+
+Cache: layers · kv heads · (key width + value width) · 2 bytes (F16) · tokens. Buffers: logits and activations of one
+batch of
+`UBATCH` tokens, as llama.cpp reserves them at start.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import psutil
+
+from .gguf import GgufFile
+
+UBATCH = 512  # tokens per llama.cpp micro batch, its default
+CACHE_ELEMENT_BYTES = 2  # F16
+PROCESS_BYTES = 80 * 2**20  # interpreter, libraries, tokenizer of one engine process
+GIB = 2**30
+
+
+class Device(msgspec.Struct, frozen=True):
+    """A machine by the memory that a model may have there; on Jetson the GPU shares it with everything else."""
+
+    name: str
+    total_bytes: int
+    usable_share: float = 0.7  # the rest: system, desktop, camera pipelines, the daemon
+
+    @property
+    def usable_bytes(self) -> int:
+        return int(self.total_bytes * self.usable_share)
+
+
+def _this_machine() -> Device:
+    memory = psutil.virtual_memory()
+    return Device("this-machine", memory.total, memory.available / memory.total)
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("orin-nano-8gb", 8 * GIB),
+        Device("orin-nx-16gb", 16 * GIB, 0.8),
+        Device("agx-orin-64gb", 64 * GIB, 0.9),
+        _this_machine(),
+    )
+}
+
+
+class MemoryNeed(msgspec.Struct, frozen=True):
+    weights_bytes: int
+    cache_bytes: int
+    buffers_bytes: int
+    process_bytes: int = PROCESS_BYTES
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.cache_bytes + self.buffers_bytes + self.process_bytes
+
+
+def estimate(model: GgufFile, *, context: int, batch: int) -> MemoryNeed:
+    """What `batch` sequences of `context` tokens take."""
+    per_token = model.layers * model.kv_heads * (model.key_width + model.value_width) * CACHE_ELEMENT_BYTES
+    rows = min(UBATCH, context * batch)
+    logits = rows * model.vocabulary * 4
+    # Flash attention keeps no scores, but a mask of every row against the whole cache (F16).
+    mask = rows * context * batch * 2
+    activations = rows * model.width * 4 * 8
+    return MemoryNeed(model.tensors_bytes, per_token * context * batch, logits + mask + activations)
+
+
+def largest_batch(model: GgufFile, device: Device, context: int, most: int = 256) -> int:
+    """The most sequences of `context` tokens that fit, 0 when not even one does."""
+    fitting = 0
+    for batch in range(1, most + 1):
+        if estimate(model, context=context, batch=batch).total_bytes > device.usable_bytes:
+            break
+        fitting = batch
+    return fitting

@@ -1,0 +1,49 @@
+"""The data that models are made from: rows and questions, training and held-back parts apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ...function_calls.dataset import INTENT_SOURCES, Row, for_validation, held_back, read_questions, read_rows
+from ...function_calls.intents import OUT_OF_SCOPE, argument, functions
+
+
+class Corpus(msgspec.Struct, frozen=True):
+    """All rows and questions, training and held-back parts apart."""
+
+    train: tuple[Row, ...]
+    validation: tuple[Row, ...]
+    questions: tuple[str, ...]
+    held_questions: tuple[str, ...]
+    labelled: tuple[Row, ...] = ()  # by a teacher
+
+    @classmethod
+    def read(cls, data: Path) -> Corpus:
+        """Whatever there is of `intents/*.jsonl` and `routing/*.jsonl` under `data`."""
+        rows = [row for name in INTENT_SOURCES for row in _rows(data / "intents" / f"{name}.jsonl")]
+        files = sorted((data / "routing").glob("*.jsonl"))
+        questions = [question.prompt for path in files for question in read_questions(path)]
+        return cls(
+            train=tuple(row for row in rows if not for_validation(row)),
+            validation=tuple(row for row in rows if for_validation(row)),
+            questions=tuple(text for text in questions if not held_back(text)),
+            held_questions=tuple(text for text in questions if held_back(text)),
+        )
+
+    def functions(self) -> list[str]:
+        names = {name for row in self.train for name in functions(row.source, row.intent)}
+        return sorted(names | {OUT_OF_SCOPE})
+
+    def arguments(self) -> list[str]:
+        return sorted({argument(slot) for row in self.train for slot, _ in row.slots})
+
+    def texts(self) -> list[str]:
+        """What the tokenizer learns from: texts, and values as they stand at the start of a JSON string."""
+        values = [value for row in self.train for _, value in row.slots]
+        return [row.text for row in self.train] + values + [text[:200] for text in self.questions[::4]]
+
+
+def _rows(path: Path) -> tuple[Row, ...]:
+    return read_rows(path) if path.is_file() else ()

@@ -1,0 +1,51 @@
+"""Sequence-level distillation: the teacher's own answers to texts without slot labels become rows for the student."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ...chat.prompter import PromptRenderer
+from ...evaluate.greedy import Answer, GreedyModel
+from ...function_calls.call import expected, parse, spans
+from ...function_calls.dataset import Row
+from ...function_calls.intents import CLINC_MERGED, LABELLED, device_function, functions
+
+SURE = -0.35  # log probability: every token of a label is at least this likely (70 %)
+
+
+def unlabelled(rows: Sequence[Row]) -> list[Row]:
+    """Rows whose function is the device's, but whose arguments nobody marked: CLINC150's merged intents."""
+    return [
+        row
+        for row in rows
+        if row.source == "clinc150" and any(device_function(name) for name in CLINC_MERGED.get(row.intent, ()))
+    ]
+
+
+def label(teacher: Path, rows: Sequence[Row], threads: int = 2) -> list[Row]:
+    """Rows with the answers of the GGUF `teacher` where it is sure, names a right function and copies from the text."""
+    with GreedyModel(teacher, threads=threads) as model:
+        prompter = PromptRenderer(model.chat_template)
+        answers = model.answers([model.tokenize(prompter.user(row.text)) for row in rows])
+    labelled = (_labelled(row, answer) for row, answer in zip(rows, answers, strict=True))
+    return [row for row in labelled if row is not None]
+
+
+def save(rows: Sequence[Row], path: Path) -> None:
+    path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+
+
+def _labelled(row: Row, answer: Answer) -> Row | None:
+    call = parse(answer.text)
+    if call is None or min(answer.logprobs) < SURE or call.name not in functions(row.source, row.intent):
+        return None
+    slots = tuple(
+        (name, value)
+        for name, values in call.arguments.items()
+        for value in (values if isinstance(values, list) else [values])
+    )
+    made = Row(text=row.text, intent=call.name, slots=slots, source=LABELLED)
+    return made if spans(made) is not None and expected(made) == call else None

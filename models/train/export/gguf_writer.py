@@ -1,0 +1,148 @@
+"""From a torch checkpoint to GGUF (github.com/ggml-org/ggml, docs/gguf.md), in llama.cpp's own names and layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..network.llama import Block, Llama
+from ..network.tokenizer import AGAIN, ASSISTANT, END, PAD, REFUSE, SPECIAL, TWICE_CHARACTERS, USER, AssistantTokenizer
+
+# The last exchange and the last user message: what the assistants were trained to read. System messages are skipped.
+_TEMPLATE = (
+    "{%- macro said(content) -%}"
+    "{%- if content is string -%}{{ content | trim }}"
+    "{%- elif content -%}{%- for part in content -%}{%- if part.type == 'text' -%}{{ part.text }}{%- endif -%}{%- "
+    "endfor -%}"
+    "{%- endif -%}{%- endmacro -%}"
+    "{%- set turns = messages | selectattr('role', 'in', ['user', 'assistant']) | list -%}"
+    "{%- for turn in turns[-3:] -%}{%- set text = said(turn.content) -%}"
+    "{%- if turn.role == 'user' -%}" + USER + "{{ text }}<<again>>"
+    "{%- else -%}" + ASSISTANT + "{{ text }}" + END + "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}" + ASSISTANT + "{%- endif -%}"
+)
+_AGAIN = "{%- if loop.last and text | length <= " + str(TWICE_CHARACTERS) + " -%}" + AGAIN + "{{ text }}{%- endif -%}"
+
+
+def chat_template(vocabulary: AssistantTokenizer) -> str:
+    """Prompts as `Vocabulary.asked` writes them, in Jinja: the last message twice if the vocabulary reads twice."""
+    return _TEMPLATE.replace("<<again>>", _AGAIN if vocabulary.again is not None else "")
+
+
+class GGUFMetadata(msgspec.Struct, frozen=True):
+    """What the file says about itself."""
+
+    name: str
+    description: str
+    refuses: bool = True  # trained to lead a refusal with `<|refuse|>`
+    licence: str = "apache-2.0"
+    author: str = "Causeway"
+
+
+def write_gguf(network: Llama, vocabulary: AssistantTokenizer, path: Path, about: GGUFMetadata) -> None:
+    """Write an F32 GGUF. The output matrix is left out: llama.cpp then uses the embedding for it."""
+    writer = gguf.GGUFWriter(path, "llama")
+    _describe(writer, network, about)
+    _write_tokenizer(writer, vocabulary, about.refuses)
+    for name, tensor in _tensors(network).items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _describe(writer: gguf.GGUFWriter, network: Llama, about: GGUFMetadata) -> None:
+    shape = network.shape
+    writer.add_name(about.name)
+    writer.add_description(about.description)
+    writer.add_license(about.licence)
+    writer.add_author(about.author)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_vocab_size(shape.vocabulary)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.hidden)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.heads)
+    writer.add_layer_norm_rms_eps(shape.epsilon)
+    writer.add_rope_dimension_count(shape.head_width)
+    writer.add_rope_freq_base(shape.rope_base)
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, vocabulary: AssistantTokenizer, refuses: bool) -> None:
+    state = msgspec.json.decode(vocabulary.tokenizer.to_str())
+    tokens = [""] * vocabulary.size
+    for token, index in vocabulary.tokenizer.get_vocab().items():
+        tokens[index] = token
+    kinds = [int(gguf.TokenType.NORMAL)] * vocabulary.size
+    for added in state["added_tokens"]:
+        kinds[added["id"]] = int(_kind(added["content"], added["special"]))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
+    ids = vocabulary.tokenizer.get_vocab()
+    writer.add_bos_token_id(ids[END])
+    writer.add_eos_token_id(ids[END])
+    writer.add_eot_token_id(ids[END])
+    writer.add_pad_token_id(ids[PAD])
+    writer.add_add_bos_token(False)
+    writer.add_add_eos_token(False)
+    writer.add_chat_template(chat_template(vocabulary))
+    if refuses:
+        # Ours: the token whose probability at the first position says "not mine to answer".
+        writer.add_string("causeway.refuse_token", REFUSE)
+        writer.add_uint32("causeway.refuse_token_id", ids[REFUSE])
+
+
+def _kind(content: str, special: bool) -> gguf.TokenType:
+    if not special:
+        return gguf.TokenType.USER_DEFINED
+    used = content in SPECIAL and "unused" not in content
+    return gguf.TokenType.CONTROL if used else gguf.TokenType.UNUSED
+
+
+def _tensors(network: Llama) -> dict[str, NDArray[np.float32]]:
+    heads = network.shape.heads
+    tensors = {
+        "token_embd.weight": _array(network.embedding.weight),
+        "output_norm.weight": _array(network.norm.weight),
+    }
+    for index, block in enumerate(network.blocks):
+        assert isinstance(block, Block)
+        q, k, v = np.split(_array(block.qkv.weight), 3)
+        gate, up = np.split(_array(block.gate_up.weight), 2)
+        parts = {
+            "attn_norm": _array(block.attention_norm.weight),
+            "attn_q": _neighbours(q, heads),
+            "attn_k": _neighbours(k, heads),
+            "attn_v": v,
+            "attn_output": _array(block.out.weight),
+            "ffn_norm": _array(block.feed_norm.weight),
+            "ffn_gate": gate,
+            "ffn_up": up,
+            "ffn_down": _array(block.down.weight),
+        }
+        tensors |= {f"blk.{index}.{name}.weight": np.ascontiguousarray(part) for name, part in parts.items()}
+    return tensors
+
+
+def _neighbours(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows of q or k from rotated halves to rotated neighbours, as llama.cpp turns them."""
+    rows, columns = weight.shape
+    halves = weight.reshape(heads, 2, rows // heads // 2, columns)
+    return halves.swapaxes(1, 2).reshape(rows, columns)
+
+
+def _array(weight: torch.Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = weight.detach().to(torch.float32).cpu().numpy()
+    return array

@@ -1,0 +1,100 @@
+"""A start that can already copy: a previous-token head and induction heads, set by hand.
+
+What takes a small network longest on this task is learning to copy arguments: attend to where the current token
+occurred before and repeat what came after it (induction heads: Olsson et al. 2022, arXiv 2209.11895). That circuit is
+known, so it is written into the first two layers before training, which is then free to change it:
+
+    layer 0, head 0      attends one position back (by rotary phase alone) and notes that token in the residual stream's
+                         last 64 channels
+    layer 1, heads 0, 1  find the position whose note resembles the current token, and put that position's token into
+                         the output; they match in slowly rotating channels only, so that distance does not matter
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .llama import Block, Llama
+
+NOTE = 64  # channels of the residual stream that hold the previous token
+CONSTANT = 0.1  # channel 0 of every embedding: the same for all tokens
+SPREAD = 0.02  # standard deviation of the embeddings' other channels
+FAST = 8  # rotary pairs that tell neighbours apart; from the middle on they are slow enough to compare contents
+
+
+def can_copy_by_hand(network: Llama) -> bool:
+    shape = network.shape
+    return shape.layers >= 2 and shape.head_width == 64 and shape.width >= 4 * NOTE
+
+
+@torch.no_grad()
+def write_copying(network: Llama) -> None:
+    """Overwrite the embeddings' fixed channels and three heads of a fresh network."""
+    weight = network.embedding.weight
+    weight[:, 0] = CONSTANT
+    weight[:, -NOTE:] = 0.0
+    content = network.shape.width - 1 - NOTE
+    projection = _orthonormal(NOTE, content)
+    first, second = network.blocks[0], network.blocks[1]
+    assert isinstance(first, Block)
+    assert isinstance(second, Block)
+    embedding = SPREAD * math.sqrt(content)  # norm of an embedding's content
+    note = 0.9 * embedding  # norm of the note beside it
+    _write_previous(first, projection, embedding, note)
+    _write_induction(second, projection, embedding, note)
+
+
+def _write_previous(block: Block, projection: Tensor, embedding: float, note: float) -> None:
+    width, half = block.shape.width, block.shape.head_width // 2
+    q, k, v = block.qkv.weight.chunk(3)
+    scale = math.sqrt(width) / math.hypot(embedding, CONSTANT)  # of the norm before attention
+    strength = 6.5 / (CONSTANT * scale)
+    for part in (q, k, v):
+        part[: 2 * half] = 0.0
+    for pair in range(FAST):
+        turn = block.shape.rope_base ** (-pair / half)  # radians per position
+        q[pair, 0] = strength
+        k[pair, 0], k[pair + half, 0] = strength * math.cos(turn), strength * math.sin(turn)
+    v[:NOTE, 1:-NOTE] = projection
+    read = embedding * scale * math.sqrt(NOTE / projection.shape[1])  # norm of what v reads
+    block.out.weight[-NOTE:, :NOTE] = torch.eye(NOTE) * (note / read)
+
+
+def _write_induction(block: Block, projection: Tensor, embedding: float, note: float) -> None:
+    width, half = block.shape.width, block.shape.head_width // 2
+    q, k, v = block.qkv.weight.chunk(3)
+    scale = math.sqrt(width) / math.sqrt(embedding**2 + note**2 + CONSTANT**2)
+    seen = embedding * scale * math.sqrt(NOTE / 2 / projection.shape[1])
+    noted = note * scale / math.sqrt(2)
+    sharpness = math.sqrt(18.0 * math.sqrt(2 * half) / (seen * noted))  # a match scores 18, chance under 8
+    slow = [*range(half // 2, half), *range(half + half // 2, 2 * half)]
+    for head in range(2):
+        at = head * 2 * half
+        rows = torch.tensor([at + place for place in slow])
+        for part in (q, k, v):
+            part[at : at + 2 * half] = 0.0
+        mine = slice(head * NOTE // 2, (head + 1) * NOTE // 2)
+        q[rows, 1:-NOTE] = sharpness * projection[mine]
+        k[rows, width - NOTE + mine.start : width - NOTE + mine.stop] = sharpness * torch.eye(NOTE // 2)
+        channels = slice(1 + head * 2 * half, 1 + (head + 1) * 2 * half)
+        v[at : at + 2 * half, channels] = torch.eye(2 * half)
+        read = embedding * scale * math.sqrt(4 * half / projection.shape[1])
+        block.out.weight[channels, at : at + 2 * half] = torch.eye(2 * half) * (3.0 * embedding / read)
+
+
+def _orthonormal(rows: int, columns: int) -> Tensor:
+    matrix: Tensor = torch.linalg.qr(torch.randn(columns, rows)).Q.T
+    return matrix
+
+
+def tie_spaced_twins(embedding: nn.Embedding, ids: dict[str, int]) -> None:
+    """Start a word with and without its leading space at nearly the same place: copies into JSON cross that border."""
+    weight = embedding.weight
+    with torch.no_grad():
+        for piece, token in ids.items():
+            bare = ids.get(piece[1:]) if piece.startswith("Ġ") else None
+            if bare is not None:
+                weight[token] = 0.95 * weight[bare] + 0.3 * weight[token]

@@ -1,0 +1,220 @@
+"""Cases of a policy: a request and the box's signals, and what shall be decided. Read strictly, run purely.
+
+A case says only what matters to it: what `expect` leaves out is not compared.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ..decision.decide import decide, plan_cache
+from ..documents.reader import KeyLocations, read_struct
+from ..documents.strict_yaml import Problem, SourceLocation
+from ..errors import ModelNotFound
+from ..policy.compiled import Policy
+from ..policy.file import seconds
+from ..types import (
+    AUTO,
+    CachePlan,
+    CloudSignals,
+    Decision,
+    DeviceSignals,
+    EdgeSignals,
+    Estimates,
+    ImagePart,
+    Kind,
+    Message,
+    NowSignals,
+    Prefer,
+    Reason,
+    Request,
+    ResponseFormat,
+    RoutingHints,
+    Sampling,
+    Snapshot,
+    SpendSignals,
+    Tool,
+)
+
+
+class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The ask, by its signals. `prompt_tokens` left out: the edge model is not there to count."""
+
+    kind: Kind = "chat"
+    model: str = AUTO
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    n: int = 1
+    stream: bool = False
+    tags: tuple[str, ...] = ()
+    client: str = ""
+    prefer: Prefer | None = None
+    deadline_ms: int | None = None
+    tools: bool = False
+    json: bool = False
+    image: bool = False
+    logprobs: bool = False
+
+    def build(self) -> Request:
+        content: str | tuple[ImagePart, ...] = (ImagePart("https://example.org/a.png"),) if self.image else "…"
+        return Request(
+            kind=self.kind,
+            model=self.model,
+            messages=(Message("user", content),),
+            max_tokens=self.max_tokens,
+            sampling=Sampling(temperature=self.temperature),
+            n=self.n,
+            stream=self.stream,
+            tools=(Tool("tool"),) if self.tools else (),
+            response_format=ResponseFormat("json_object") if self.json else None,
+            logprobs=0 if self.logprobs else None,
+            hints=RoutingHints(
+                prefer=self.prefer, tags=tuple(sorted(self.tags)), client=self.client, deadline_ms=self.deadline_ms
+            ),
+        )
+
+
+class CaseEdge(EdgeSignals, frozen=True):
+    quality: float | None = None  # an estimate of the request's own, written where policies name it
+
+
+class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The box. A signal that is left out is absent."""
+
+    device: DeviceSignals = DeviceSignals()
+    edge: CaseEdge = CaseEdge()
+    cloud: CloudSignals = CloudSignals()
+    spend: SpendSignals = SpendSignals()
+    now: NowSignals = NowSignals()
+    down: frozenset[str] = frozenset()
+
+    def build(self) -> Snapshot:
+        edge = EdgeSignals(self.edge.queue, self.edge.tokens_per_s, self.edge.loaded)
+        return Snapshot(self.device, edge, self.cloud, self.spend, self.now, self.down)
+
+
+class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What shall come out. `reasons`: each must be among the decision's, compared in the fields that it has."""
+
+    route: str | UnsetType = UNSET  # the rule that decided; "" for none
+    targets: tuple[str, ...] | UnsetType = UNSET  # in order, the last resort after a handoff included
+    handoff: bool | UnsetType = UNSET  # whether any attempt may hand off
+    on_device: bool | UnsetType = UNSET
+    private: bool | UnsetType = UNSET
+    reasons: tuple[Reason, ...] = ()
+    cache: (
+        Annotated[str, Meta(pattern=r"^(bypass|[0-9.]+(ms|s|m|h|d))$", title="bypass or a time to live such as 30s")]
+        | UnsetType
+    ) = UNSET
+    cache_reasons: tuple[Reason, ...] = ()
+    error: Literal["model_not_found"] | UnsetType = UNSET
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    expect: Expect
+    request: CaseRequest = CaseRequest()
+    snapshot: CaseSnapshot = CaseSnapshot()
+
+
+class CaseFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    policy: str  # path of the policy, relative to this file
+    cases: Annotated[tuple[Case, ...], Meta(min_length=1)]
+
+
+class Difference(msgspec.Struct, frozen=True):
+    what: str  # a key of `expect`
+    expected: str
+    found: str
+
+
+class CaseResult(msgspec.Struct, frozen=True):
+    name: str
+    place: SourceLocation
+    differences: tuple[Difference, ...]
+
+
+def read_cases(text: str, file: str) -> tuple[CaseFile | None, KeyLocations, tuple[Problem, ...]]:
+    """Parse a case file. `file` is its name in messages; each fault is a problem with its location."""
+    cases, document, problems = read_struct(text, file, CaseFile)
+    if cases is not None:
+        problems = tuple(
+            Problem(document.place(f"cases[{index}].expect"), "expects nothing: name `targets`, `cache` or `error`")
+            for index, case in enumerate(cases.cases)
+            if case.expect == Expect()
+        )
+    return cases, document, problems
+
+
+def run_cases(cases: CaseFile, document: KeyLocations, policy: Policy) -> list[CaseResult]:
+    return [
+        CaseResult(case.name, document.place(f"cases[{index}]"), tuple(_compare(case, policy)))
+        for index, case in enumerate(cases.cases)
+    ]
+
+
+def _compare(case: Case, policy: Policy) -> list[Difference]:
+    request, snapshot = case.request.build(), case.snapshot.build()
+    estimates = Estimates(case.request.prompt_tokens, case.snapshot.edge.quality)
+    try:
+        decision = decide(policy, request, snapshot, estimates)
+    except ModelNotFound as error:
+        return _differ("error", case.expect.error, error.code)
+    plan = plan_cache(policy, request, snapshot, estimates)
+    expect = case.expect
+    return [
+        *_differ("error", expect.error, "none"),
+        *_differ("route", expect.route, decision.rule),
+        *_differ("targets", _listed(expect.targets), _listed(tuple(a.target.name for a in decision.attempts))),
+        *_differ("handoff", expect.handoff, any(a.handoff is not None for a in decision.attempts)),
+        *_differ("on_device", expect.on_device, decision.on_device),
+        *_differ("private", expect.private, decision.private),
+        *_differ("cache", _ttl(expect.cache), _planned(plan)),
+        *_missing("reasons", expect.reasons, decision),
+        *_missing("cache_reasons", expect.cache_reasons, plan),
+    ]
+
+
+def _differ(what: str, expected: object, found: object) -> list[Difference]:
+    if isinstance(expected, UnsetType):
+        # A refusal that nobody expected is a difference; the absence of one is not.
+        return [Difference(what, "none", str(found))] if what == "error" and found != "none" else []
+    return [] if expected == found else [Difference(what, str(expected) or "(none)", str(found) or "(none)")]
+
+
+def _listed(targets: tuple[str, ...] | UnsetType) -> str | UnsetType:
+    return targets if isinstance(targets, UnsetType) else f"[{', '.join(targets)}]"
+
+
+def _ttl(cache: str | UnsetType) -> str | UnsetType:
+    return cache if isinstance(cache, UnsetType) or cache == "bypass" else f"{seconds(cache):g}s"
+
+
+def _planned(plan: CachePlan) -> str:
+    return "bypass" if plan.exact is None else f"{plan.exact.ttl_s:g}s"
+
+
+def _missing(what: str, expected: tuple[Reason, ...], told: Decision | CachePlan) -> list[Difference]:
+    found = "; ".join(_said(reason) for reason in told.reasons) or "(none)"
+    return [
+        Difference(what, _said(wanted), found)
+        for wanted in expected
+        if not any(_matches(wanted, reason) for reason in told.reasons)
+    ]
+
+
+def _matches(wanted: Reason, reason: Reason) -> bool:
+    return (
+        wanted.code == reason.code
+        and wanted.rule in ("", reason.rule)
+        and wanted.target in ("", reason.target)
+        and wanted.detail in reason.detail
+    )
+
+
+def _said(reason: Reason) -> str:
+    return " ".join(part for part in (reason.code, reason.rule, reason.target, reason.detail) if part)

@@ -1,0 +1,278 @@
+"""CEL's source as tokens: what it names, rewritten to flat variables, and its conditions one by one.
+
+Only as much of the grammar as is needed to find names: strings, comments, numbers and brackets are told apart, the rest
+is the compiler's. Source of the lexis: https://github.com/google/cel-spec/blob/master/doc/langdef.md#syntax
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from ..documents.spelling import did_you_mean
+from .signals import GROUPS, SIGNALS, SignalSpec
+
+MAX_NESTING = 24
+
+Kind = Literal["space", "string", "number", "name", "sign"]
+
+_RAW = r"""\"{3}(?s:.*?)\"{3}|'{3}(?s:.*?)'{3}|"[^"\n]*"|'[^'\n]*'"""
+_ESCAPED = r"""\"{3}(?:\\(?s:.)|[^\\])*?\"{3}|'{3}(?:\\(?s:.)|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
+_TOKEN = re.compile(
+    rf"""(?P<space>\s+|//[^\n]*)
+      | (?P<string>(?:[rR][bB]?|[bB][rR])(?:{_RAW})|[bB]?(?:{_ESCAPED}))
+      | (?P<number>0[xX][0-9a-fA-F]+[uU]?|[0-9]*\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+(?:[eE][+-]?[0-9]+|[uU])?)
+      | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<sign>&&|\|\||[=!<>]=|(?s:.))""",
+    re.VERBOSE | re.ASCII,
+)
+_WORDS = frozenset({"true", "false", "null", "in"})
+_MACROS = frozenset({"exists", "all", "exists_one", "map", "filter"})
+FUNCTIONS = frozenset({"has", "size", "int", "double", "string"})
+METHODS = frozenset({"size", "contains", "startsWith", "endsWith", "matches"}) | _MACROS
+
+
+class ExpressionError(ValueError):
+    """What is wrong with an expression, and where in its source (None: as a whole)."""
+
+    def __init__(self, message: str, offset: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.offset = offset
+
+
+class Token(msgspec.Struct, frozen=True):
+    kind: Kind
+    text: str  # what is compiled
+    offset: int  # in the source, of what was written
+    end: int
+    signal: SignalSpec | None = None  # of a signal's flat variable
+    presence: bool = False  # the variable says whether the signal is there
+
+
+def scan(source: str) -> list[Token]:
+    """All tokens, spaces and comments included. Raises ExpressionFault if brackets nest too deep for a safe parse."""
+    tokens: list[Token] = []
+    depth = 0
+    for match in _TOKEN.finditer(source):
+        kind: Kind = match.lastgroup  # type: ignore[assignment]  # exactly one group matches
+        tokens.append(Token(kind, match.group(), match.start(), match.end()))
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(match.group(), 0)
+        if depth > MAX_NESTING:
+            raise ExpressionError(f"brackets nest deeper than {MAX_NESTING}", match.start())
+    return tokens
+
+
+def rewrite(tokens: list[Token]) -> tuple[list[Token], frozenset[str], frozenset[str]]:
+    """Puts flat variables for signals. Returns the tokens, the signals named, and those named in `has()`.
+
+    Raises ExpressionFault for a signal, a function or a name that does not exist.
+    """
+    return _Rewriter(tokens).run()
+
+
+class _Rewriter:
+    def __init__(self, tokens: list[Token]) -> None:
+        self.tokens = [token for token in tokens if token.kind != "space"]
+        self.bound = self._bound_names()
+        self.out: list[Token] = []
+
+    def run(self) -> tuple[list[Token], frozenset[str], frozenset[str]]:
+        at = 0
+        while at < len(self.tokens):
+            at += self._step(at)
+        _check_literals(self.out)
+        named = frozenset(token.signal.name for token in self.out if token.signal is not None)
+        known = frozenset(token.signal.name for token in self.out if token.signal is not None and token.presence)
+        return self.out, named, known
+
+    def _step(self, at: int) -> int:
+        """Handles the token at `at`; returns how many it took."""
+        token = self.tokens[at]
+        if token.kind != "name" or token.text in _WORDS:
+            self.out.append(token)
+            return 1
+        if self._text(at - 1) == ".":
+            self._method(token, at)
+            return 1
+        if token.text == "has" and self._text(at + 1) == "(":
+            return self._has(token, at)
+        if self._text(at + 1) == "(":
+            if token.text not in FUNCTIONS:
+                raise ExpressionError(f"unknown function `{token.text}`{_known(token.text, FUNCTIONS)}", token.offset)
+            self.out.append(token)
+            return 1
+        if token.text in self.bound:
+            self.out.append(token)
+            return 1
+        spec = self._signal(at)
+        self.out.append(Token("name", spec.variable, token.offset, self.tokens[at + 2].end, spec))
+        return 3
+
+    def _method(self, token: Token, at: int) -> None:
+        if self._text(at + 1) != "(":
+            raise ExpressionError(f"`.{token.text}`: a signal has no fields of its own", token.offset)
+        if token.text not in METHODS:
+            raise ExpressionError(f"unknown function `{token.text}`{_known(token.text, METHODS)}", token.offset)
+        self.out.append(token)
+
+    def _has(self, token: Token, at: int) -> int:
+        spec = self._signal(at + 2)
+        if self._text(at + 5) != ")":
+            raise ExpressionError("has() takes one signal: has(device.battery)", token.offset)
+        self.out.append(Token("name", spec.known_variable, token.offset, self.tokens[at + 5].end, spec, presence=True))
+        return 6
+
+    def _signal(self, at: int) -> SignalSpec:
+        """The signal at tokens `group . name`."""
+        word, dot, name = self._text(at), self._text(at + 1), self._text(at + 2)
+        path = f"{word}.{name}" if dot == "." else word
+        spec = SIGNALS.get(path)
+        offset = self.tokens[min(at, len(self.tokens) - 1)].offset
+        if spec is not None:
+            return spec
+        if word in GROUPS and dot != ".":
+            members = ", ".join(known for known in SIGNALS if known.startswith(f"{word}."))
+            raise ExpressionError(f"`{word}` is a group of signals, name one: {members}", offset)
+        near = did_you_mean(path, SIGNALS) or did_you_mean(path, {known.partition(".")[2] for known in SIGNALS})
+        raise ExpressionError(f"unknown signal `{path}`{near}", offset)
+
+    def _bound_names(self) -> frozenset[str]:
+        """The variables of macros: the x of `list.exists(x, …)`."""
+        names: set[str] = set()
+        for at, token in enumerate(self.tokens):
+            if token.text in _MACROS and self._text(at - 1) == "." and self._text(at + 1) == "(":
+                name = self.tokens[at + 2] if at + 2 < len(self.tokens) else token
+                if name.text in GROUPS or "__" in name.text:
+                    raise ExpressionError(f"`{name.text}` cannot be a variable here: use another name", name.offset)
+                names.add(name.text)
+        return frozenset(names)
+
+    def _text(self, at: int) -> str:
+        return self.tokens[at].text if 0 <= at < len(self.tokens) else ""
+
+
+def _known(word: str, names: frozenset[str]) -> str:
+    return did_you_mean(word, names) or f"; known: {', '.join(sorted(names))}"
+
+
+# --- comparisons that would be false for ever ------------------------------------------------------------------------
+
+_FAMILY: Mapping[str, str] = {"int": "a number", "double": "a number", "bool": "true or false", "string": "text"}
+
+
+def _check_literals(tokens: list[Token]) -> None:
+    """CEL answers `false` to `==` and `in` between types that never match. A guard that never holds is refused here."""
+    for at, token in enumerate(tokens):
+        if token.signal is None or token.presence:
+            continue
+        left, right = _sign(tokens, at - 1), _sign(tokens, at + 1)
+        if right in ("==", "!="):
+            _check_equal(token, token.signal, tokens, at + 2)
+        if left in ("==", "!=") and right not in (".", "["):
+            _check_equal(token, token.signal, tokens, at - 2)
+        if left == "in" and right not in (".", "["):
+            _check_member(token, token.signal, tokens[at - 2])
+        if right == "in" and _sign(tokens, at + 2) == "[":
+            _check_equal(token, token.signal, tokens, at + 3)
+
+
+def _check_equal(token: Token, spec: SignalSpec, tokens: list[Token], at: int) -> None:
+    other = tokens[at] if 0 <= at < len(tokens) else token
+    family = _family(other)
+    if other.text == "null":
+        raise ExpressionError(f"{spec.name} is never null; has({spec.name}) tells whether it is known", token.offset)
+    if family is None:
+        return
+    if spec.type == "list":
+        if other.kind == "string":
+            raise ExpressionError(f"{spec.name} is a list: write {other.text} in {spec.name}", token.offset)
+        return
+    if family != _FAMILY[spec.type]:
+        raise ExpressionError(f"{spec.name} is {_FAMILY[spec.type]}, never {other.text}", token.offset)
+    _check_value(spec, other)
+
+
+def _check_member(token: Token, spec: SignalSpec, other: Token) -> None:
+    if spec.type != "list":
+        raise ExpressionError(f"{spec.name} is no list: compare with ==", token.offset)
+    if _family(other) not in (None, "text"):
+        raise ExpressionError(f"{spec.name} is a list of texts, {other.text} is never in it", token.offset)
+    _check_value(spec, other)
+
+
+def _check_value(spec: SignalSpec, literal: Token) -> None:
+    value = literal.text[1:-1]
+    if spec.values and literal.kind == "string" and "\\" not in value and value not in spec.values:
+        near = did_you_mean(value, spec.values) or f"; it is one of {', '.join(spec.values)}"
+        raise ExpressionError(f"{spec.name} is never {literal.text}{near}", literal.offset)
+
+
+def _family(token: Token) -> str | None:
+    """What a single token stands for; None if that needs more than the token."""
+    if token.signal is not None:
+        return "true or false" if token.presence else _FAMILY.get(token.signal.type)
+    if token.kind in ("string", "number"):
+        return "text" if token.kind == "string" else "a number"
+    return "true or false" if token.text in ("true", "false") else None
+
+
+def _sign(tokens: list[Token], at: int) -> str:
+    return tokens[at].text if 0 <= at < len(tokens) else ""
+
+
+# --- one condition at a time -----------------------------------------------------------------------------------------
+
+
+def conditions(tokens: list[Token]) -> list[list[Token]]:
+    """The operands of `&&`, `||` and `?:`, through grouping brackets and negation. Each must be a bool by itself."""
+    found: list[list[Token]] = []
+    waiting = [tokens]
+    while waiting:
+        part = _unwrap(waiting.pop())
+        pieces = _split(part, {"?", ":"}) or _split(part, {"||"}) or _split(part, {"&&"})
+        if pieces:
+            waiting.extend(reversed(pieces))
+        else:
+            found.append(part)
+    return found
+
+
+def _unwrap(tokens: list[Token]) -> list[Token]:
+    """Without the brackets around the whole, and without the `!` before them."""
+    while True:
+        bare = tokens
+        while bare and bare[0].text == "!":
+            bare = bare[1:]
+        if not (bare and bare[0].text == "(" and _closing(bare) == len(bare) - 1):
+            return tokens
+        tokens = bare[1:-1]
+
+
+def _closing(tokens: list[Token]) -> int:
+    depth = 0
+    for at, token in enumerate(tokens):
+        depth += _DEPTH.get(token.text, 0)
+        if depth == 0:
+            return at
+    return len(tokens)
+
+
+def _split(tokens: list[Token], signs: set[str]) -> list[list[Token]]:
+    """Cut at these signs outside brackets; [] if there is none."""
+    pieces: list[list[Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        sign = token.text
+        depth += _DEPTH.get(sign, 0)
+        if depth == 0 and sign in signs:
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    return pieces if len(pieces) > 1 else []
+
+
+_DEPTH = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}

@@ -1,0 +1,214 @@
+"""A policy: checked, compiled, frozen. From the text of a file to what `decide` reads.
+
+`check_policy` reports every problem with its place; `parse_policy` raises on the first error. Both are pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import msgspec
+from msgspec import UnsetType
+
+from ..documents.reader import KeyLocations, read_struct
+from ..documents.strict_yaml import Problem
+from ..errors import PolicyError
+from ..types import AttemptPlan, ExactCache, Handoff, Reason, ReasonCode, Target
+from .cel_source import ExpressionError
+from .expression import Expression, RequiredSignals, compile_expression
+from .file import CacheDoc, PolicyDoc, RouteDoc, TargetDoc, rules, seconds
+from .lint import Conditions, check_meaning
+
+NAME = "policy.yaml"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """What constraints, routes and cache rules share: a name, a condition (None: always), the reasons it can give."""
+
+    HELD: ClassVar[ReasonCode] = "rule_held"
+    NOT_HELD: ClassVar[ReasonCode] = "rule_not_held"
+
+    name: str
+    when: Expression | None
+    held: Reason = field(init=False)  # made once: a decision is made of these
+    not_held: Reason = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "held", Reason(self.HELD, rule=self.name))
+        object.__setattr__(self, "not_held", Reason(self.NOT_HELD, rule=self.name))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constraint(Rule):
+    HELD: ClassVar[ReasonCode] = "constraint_held"
+
+    keep: Literal["on_device"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route(Rule):
+    targets: tuple[Target, ...]
+    handoff: Handoff | None
+    plans: tuple[AttemptPlan, ...]  # when nothing is cut, moved or down
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheRule(Rule):
+    HELD: ClassVar[ReasonCode] = "cache_rule_held"
+    NOT_HELD: ClassVar[ReasonCode] = "cache_rule_not_held"
+
+    exact: ExactCache | None  # None: kept out of the cache
+    allow_sampled: bool
+    allow_tools: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    concurrent: int = 16
+    queue: int = 64
+    per_client_rps: float | None = None  # None: no limit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Policy:
+    """Compiled and frozen. `needs` names every signal that is used; the rest need not be computed."""
+
+    name: str
+    revision: str  # first 12 hex digits of the content's SHA-256; comments and layout do not change it
+    targets: tuple[Target, ...]
+    constraints: tuple[Constraint, ...]
+    routes: tuple[Route, ...]
+    cache: tuple[CacheRule, ...]
+    limits: Limits
+    constraint_needs: RequiredSignals
+    route_needs: RequiredSignals  # of `decide` with model `auto`: constraints and routes
+    cache_needs: RequiredSignals  # of `plan_cache`: constraints and cache rules
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.route_needs.signals | self.cache_needs.signals
+
+
+def parse_policy(text: str, file: str = NAME) -> Policy:
+    """Raises PolicyError: the first error with file, line, column and key; the number of further ones."""
+    policy, problems = check_policy(text, file)
+    if policy is not None:
+        return policy
+    first, *rest = [problem for problem in problems if problem.severity == "error"]
+    more = f" (and {len(rest)} more)" if rest else ""
+    raise PolicyError(first.message + more, where=str(first.place))
+
+
+def check_policy(text: str, file: str = NAME) -> tuple[Policy | None, tuple[Problem, ...]]:
+    """The policy, or None if any problem is an error; and all problems, in the file's order. Raises nothing."""
+    doc, document, problems = read_struct(text, file, PolicyDoc)
+    if doc is None:
+        return None, problems
+    found = list(problems)
+    conditions = _compile(doc, document, found)
+    found += check_meaning(doc, document, conditions)
+    found.sort(key=lambda problem: (problem.place.line, problem.place.column))
+    broken = any(problem.severity == "error" for problem in found)
+    return None if broken else _build(doc, conditions), tuple(found)
+
+
+def attempt_plans(
+    targets: tuple[Target, ...], handoff: Handoff | None, down: frozenset[str] = frozenset()
+) -> tuple[AttemptPlan, ...]:
+    """The targets as plans, with the handoff where it helps.
+
+    1. only the device's own engine tells its confidence, so only an edge target hands off;
+    2. it does so only if a later target, not known to be down, can take over;
+    3. it is then also the last resort, without handoff: if those after it fail, an unsure answer is better than none.
+    """
+    if handoff is None:
+        return tuple(AttemptPlan(target) for target in targets)
+    plans: list[AttemptPlan] = []
+    last_resort: list[AttemptPlan] = []
+    for index, target in enumerate(targets):
+        alive = any(later.name not in down for later in targets[index + 1 :])
+        if target.at == "edge" and alive:  # (1) (2)
+            plans.append(AttemptPlan(target, handoff))
+            last_resort.append(AttemptPlan(target))  # (3)
+        else:
+            plans.append(AttemptPlan(target))
+    return tuple(plans + last_resort)
+
+
+def _compile(doc: PolicyDoc, document: KeyLocations, problems: list[Problem]) -> Conditions:
+    """Every `when`, by its path. A broken one is reported and left out."""
+    compiled: dict[str, Expression] = {}
+    for part, listed in rules(doc).items():
+        for index, rule in enumerate(listed):
+            path = f"{part}[{index}].when"
+            if isinstance(rule.when, UnsetType):
+                continue
+            try:
+                compiled[path] = compile_expression(rule.when)
+            except ExpressionError as fault:
+                scalar = document.scalars[path]
+                place = scalar.place
+                if fault.offset is not None and scalar.offset is not None:
+                    place = place.shifted(scalar.offset + fault.offset)
+                problems.append(Problem(place, fault.message))
+    return compiled
+
+
+def _build(doc: PolicyDoc, conditions: Conditions) -> Policy:
+    targets = {name: _target(name, target) for name, target in doc.targets.items()}
+    constraints = tuple(
+        Constraint(rule.name, conditions.get(f"constraints[{index}].when"), rule.keep)
+        for index, rule in enumerate(doc.constraints)
+    )
+    routes = tuple(
+        _route(rule, conditions.get(f"routes[{index}].when"), targets) for index, rule in enumerate(doc.routes)
+    )
+    cache = tuple(
+        _cache_rule(rule, index, conditions.get(f"cache[{index}].when")) for index, rule in enumerate(doc.cache)
+    )
+    bound = [rule.when for rule in constraints if rule.when is not None]
+    rps = doc.limits.per_client_rps
+    return Policy(
+        name=doc.name,
+        revision=hashlib.sha256(msgspec.json.encode(doc)).hexdigest()[:12],
+        targets=tuple(targets.values()),
+        constraints=constraints,
+        routes=routes,
+        cache=cache,
+        limits=Limits(doc.limits.concurrent, doc.limits.queue, None if isinstance(rps, UnsetType) else rps),
+        constraint_needs=RequiredSignals(bound),
+        route_needs=RequiredSignals([*bound, *(rule.when for rule in routes if rule.when is not None)]),
+        cache_needs=RequiredSignals([*bound, *(rule.when for rule in cache if rule.when is not None)]),
+    )
+
+
+def _target(name: str, doc: TargetDoc) -> Target:
+    target = Target(
+        name=name,
+        at=doc.at,
+        model=doc.model,
+        timeout_s=seconds(doc.timeout),
+        first_token_timeout_s=seconds(doc.first_token_timeout),
+        usd_per_1k_tokens=doc.usd_per_1k_tokens,
+    )
+    return target if isinstance(doc.can, UnsetType) else msgspec.structs.replace(target, can=doc.can)
+
+
+def _route(doc: RouteDoc, when: Expression | None, targets: dict[str, Target]) -> Route:
+    used = tuple(targets[name] for name in doc.use)
+    handoff = None
+    if not isinstance(doc.handoff, UnsetType):
+        handoff = Handoff(after_tokens=doc.handoff.after_tokens, below=doc.handoff.below)
+    return Route(doc.name, when, used, handoff, attempt_plans(used, handoff))
+
+
+def _cache_rule(doc: CacheDoc, index: int, when: Expression | None) -> CacheRule:
+    exact = None
+    if not isinstance(doc.exact, UnsetType):
+        ttl_s = seconds(doc.exact.ttl) or 0.0
+        exact = ExactCache(ttl_s=ttl_s, stale_if_error_s=seconds(doc.exact.stale_if_error) or 0.0)
+    name = f"cache[{index}]" if isinstance(doc.name, UnsetType) else doc.name
+    return CacheRule(name, when, exact, doc.allow_sampled, doc.allow_tools)

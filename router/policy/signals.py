@@ -1,0 +1,157 @@
+"""The signals that a policy can name: one table, from which come the readers, the checks of expressions and the README.
+
+A signal is `group.name`. A reader returns None where this box, or this request, has no such value: it is absent then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+
+from ..types import Estimates, FilePart, ImagePart, Request, Snapshot, TextPart
+
+SignalType = Literal["int", "double", "bool", "string", "list"]  # list: of strings
+Value = int | float | bool | str | list[str]
+Reader = Callable[[Request, Snapshot, Estimates], Value | None]
+
+DEFAULT_TEMPERATURE = 1.0
+"""OpenAI's default: a request that names no temperature is a sampled one."""
+_INT64 = 2**63 - 1  # the widest int of CEL
+
+
+class SignalSpec(msgspec.Struct, frozen=True):
+    name: str  # "device.temperature_c"
+    type: SignalType
+    unit: str  # "" for none
+    meaning: str
+    absent: str  # when the signal is absent; "" for never
+    read: Reader
+    values: tuple[str, ...] = ()  # all that a text (or an element of a list) can be, where that is known
+
+    @property
+    def variable(self) -> str:
+        """Its name inside the compiled expression: a flat one. Nested maps cost CEL's binding 10 times as much."""
+        return self.name.replace(".", "__")
+
+    @property
+    def known_variable(self) -> str:
+        """The variable that `has(signal)` becomes."""
+        return f"{self.variable}__known"
+
+
+def is_sampled(request: Request) -> bool:
+    """Whether a second run could answer otherwise. Greedy: temperature 0 and one choice. A seed is no promise."""
+    return request.kind != "embedding" and (_temperature(request) != 0.0 or request.n > 1)
+
+
+def wants_tools(request: Request) -> bool:
+    return bool(request.tools) and request.tool_choice.mode != "none"
+
+
+def wants_json(request: Request) -> bool:
+    return request.response_format is not None and request.response_format.kind != "text"
+
+
+def modalities(request: Request) -> list[str]:
+    """What the messages carry: some of text, image, audio, file; in that order."""
+    found = {"text"}
+    for message in request.messages:
+        if message.content is None or isinstance(message.content, str):
+            continue
+        for part in message.content:
+            if not isinstance(part, TextPart):
+                found.add("image" if isinstance(part, ImagePart) else "file" if isinstance(part, FilePart) else "audio")
+    return ["text"] if len(found) == 1 else [name for name in ("text", "image", "audio", "file") if name in found]
+
+
+def _temperature(request: Request) -> float:
+    if request.kind == "embedding":
+        return 0.0  # nothing is drawn
+    temperature = request.sampling.temperature
+    return DEFAULT_TEMPERATURE if temperature is None else float(temperature)
+
+
+def _double(value: float | None) -> float | None:
+    """A probe may hand over an int or a NaN: the first is a double to CEL, the second is no reading at all."""
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _int(value: int | None) -> int | None:
+    return None if value is None else max(-_INT64, min(_INT64, int(value)))
+
+
+def _text(value: str) -> str:
+    # Header bytes may have become lone surrogates, which CEL's binding refuses.
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def _table(*specs: SignalSpec) -> Mapping[str, SignalSpec]:
+    return {spec.name: spec for spec in specs}
+
+
+_S = SignalSpec
+SIGNALS: Mapping[str, SignalSpec] = _table(
+    _S("request.kind", "string", "", "what is asked for", "", lambda r, s, e: r.kind,
+       values=("chat", "completion", "embedding")),
+    _S("request.prompt_tokens", "int", "tokens", "length of the prompt, counted by the edge model",
+       "the edge model is not running", lambda r, s, e: _int(e.prompt_tokens)),
+    _S("request.max_tokens", "int", "tokens", "the caller's limit for the answer", "the caller gave none",
+       lambda r, s, e: _int(r.max_tokens)),
+    _S("request.temperature", "double", "", "sampling temperature; 1.0 if the caller gave none (OpenAI's default), "
+       "0.0 for embeddings", "", lambda r, s, e: _temperature(r)),
+    _S("request.n", "int", "", "how many answers", "", lambda r, s, e: _int(r.n)),
+    _S("request.tags", "list", "", "the caller's tags, and those of its API key", "",
+       lambda r, s, e: [_text(tag) for tag in r.hints.tags]),
+    _S("request.modalities", "list", "", "kinds of content in the messages", "", lambda r, s, e: modalities(r),
+       values=("text", "image", "audio", "file")),
+    _S("request.tools", "bool", "", "tools are offered, and tool_choice is not none", "",
+       lambda r, s, e: wants_tools(r)),
+    _S("request.json", "bool", "", "response_format asks for JSON", "", lambda r, s, e: wants_json(r)),
+    _S("request.stream", "bool", "", "the caller wants a stream", "", lambda r, s, e: r.stream),
+    _S("request.client", "string", "", "who asks: the API key's name or the peer", "",
+       lambda r, s, e: _text(r.hints.client)),
+    _S("request.prefer", "string", "", "the caller's wish; \"\" for none", "", lambda r, s, e: r.hints.prefer or "",
+       values=("", "prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud")),
+    _S("request.deadline_ms", "int", "ms", "time the caller gives", "the caller gave none",
+       lambda r, s, e: _int(r.hints.deadline_ms)),
+    _S("device.temperature_c", "double", "°C", "hottest thermal zone", "no zone is readable",
+       lambda r, s, e: _double(s.device.temperature_c)),
+    _S("device.throttled", "bool", "", "the clock is held down by heat or power", "the box does not say",
+       lambda r, s, e: s.device.throttled),
+    _S("device.memory_free_mb", "double", "MB", "memory that can be had without swapping", "not readable",
+       lambda r, s, e: _double(s.device.memory_free_mb)),
+    _S("device.cpu", "double", "0..1", "busy share of all cores", "not readable",
+       lambda r, s, e: _double(s.device.cpu)),
+    _S("device.power_w", "double", "W", "power drawn", "no power rail is readable",
+       lambda r, s, e: _double(s.device.power_w)),
+    _S("device.battery", "double", "0..1", "charge", "no battery", lambda r, s, e: _double(s.device.battery)),
+    _S("edge.queue", "int", "requests", "waiting for the engine", "no engine", lambda r, s, e: _int(s.edge.queue)),
+    _S("edge.tokens_per_s", "double", "tokens/s", "recent speed of one stream", "nothing was generated yet",
+       lambda r, s, e: _double(s.edge.tokens_per_s)),
+    _S("edge.quality", "double", "0..1", "probability that the device's answer will be right",
+       "no quality estimator", lambda r, s, e: _double(e.quality)),
+    _S("edge.loaded", "bool", "", "the edge model is in memory", "no engine", lambda r, s, e: s.edge.loaded),
+    _S("cloud.reachable", "bool", "", "the last probe was answered", "no cloud, or not probed yet",
+       lambda r, s, e: s.cloud.reachable),
+    _S("cloud.rtt_ms", "double", "ms", "recent round trip to the cloud", "not measured",
+       lambda r, s, e: _double(s.cloud.rtt_ms)),
+    _S("cloud.breaker", "string", "", "the cloud's circuit breaker", "no cloud",
+       lambda r, s, e: s.cloud.breaker, values=("closed", "half_open", "open")),
+    _S("cloud.tier", "string", "", "the tier that answered last", "none answered yet",
+       lambda r, s, e: None if s.cloud.tier is None else _text(s.cloud.tier)),
+    _S("spend.usd_hour", "double", "USD", "spent in the last 60 minutes", "not counted",
+       lambda r, s, e: _double(s.spend.usd_hour)),
+    _S("spend.usd_today", "double", "USD", "spent since local midnight", "not counted",
+       lambda r, s, e: _double(s.spend.usd_today)),
+    _S("spend.usd_month", "double", "USD", "spent since the first of the month, local time", "not counted",
+       lambda r, s, e: _double(s.spend.usd_month)),
+    _S("now.hour", "int", "0..23", "local hour", "", lambda r, s, e: _int(s.now.hour)),
+    _S("now.weekday", "int", "1..7", "Monday is 1", "", lambda r, s, e: _int(s.now.weekday)),
+    _S("now.minute", "int", "0..59", "minute of the hour", "", lambda r, s, e: _int(s.now.minute)),
+    _S("now.unix", "int", "s", "Unix time", "", lambda r, s, e: _int(s.now.unix)),
+)  # fmt: skip
+
+GROUPS: frozenset[str] = frozenset(name.partition(".")[0] for name in SIGNALS)

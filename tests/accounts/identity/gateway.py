@@ -1,0 +1,98 @@
+"""A gateway on a real socket, with everything but Triton: its service says what a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import anyio
+import msgspec
+
+from cloud_pool.app import Accounts, build_accounts
+from cloud_pool.config.schema import Config, ServerConfig
+from cloud_pool.config.tiers import by_name, load_tiers
+from cloud_pool.http.listener import Listener
+from cloud_pool.http.readiness import Readiness
+from cloud_pool.http.server import Server
+from cloud_pool.observability.metrics import Metrics
+from cloud_pool.serving.request_context import Piece, RequestContext, answer_head
+from cloud_pool.serving.service import Service
+from router.errors import CausewayError
+from router.types import Chunk, Usage
+
+ASK = {"model": "assistant-large", "messages": [{"role": "user", "content": "my secret question"}]}
+
+
+class Scripted:
+    """Answers with ten tokens. `fault` breaks it after the first one; `held` holds it there until it is set."""
+
+    def __init__(self) -> None:
+        self.calls: list[RequestContext] = []
+        self.fault: CausewayError | None = None
+        self.held: anyio.Event | None = None
+        self.reached = anyio.Event()
+
+    async def answer(self, call: RequestContext) -> AsyncGenerator[Piece, None]:
+        self.calls.append(call)
+        yield answer_head(call.tier.name, "asked")
+        yield Chunk(text="my secret ", tokens=1)
+        self.reached.set()
+        if self.held is not None:
+            await self.held.wait()
+        if self.fault is not None:
+            raise self.fault
+        yield Chunk(text="answer", tokens=9, finish_reason="stop")
+        yield Chunk(usage=Usage(prompt_tokens=20, completion_tokens=10))
+
+
+class Gateway:
+    def __init__(self, url: str, service: Scripted, desk: Accounts, server: Server) -> None:
+        self.url = url
+        self.service = service
+        self.desk = desk
+        self.server = server
+
+    async def post(
+        self, token: str = "", body: dict[str, Any] | None = None, path: str = "/v1/chat/completions", **headers: str
+    ) -> tuple[int, dict[str, Any]]:
+        if token:
+            headers["authorization"] = f"Bearer {token}"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(self.url + path, json=body or ASK, headers=headers) as answer,
+        ):
+            return answer.status, await answer.json()
+
+    async def metrics(self) -> str:
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/metrics") as answer:
+            return await answer.text()
+
+
+@asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Gateway]:
+    config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
+    tiers, metrics, service = load_tiers(config), Metrics(), Scripted()
+    desk = build_accounts(config, metrics)
+    readiness = Readiness({}, 1.0)
+    server = Server(config.server, by_name(tiers), cast("Service", service), readiness, desk.gate, desk.ledger, metrics)
+    listener = Listener(config.server, server.handle)
+    async with anyio.create_task_group() as tasks:
+        await desk.prepare()
+        await listener.start()
+        desk.start(tasks)
+        try:
+            yield Gateway(f"http://127.0.0.1:{listener.port}", service, desk, server)
+        finally:
+            await listener.close()
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await desk.close()
+
+
+def static(folder: Path) -> ServerConfig:
+    """With one static token, `secret` of `kiosk`."""
+    (folder / "tokens").write_text("kiosk secret\n")
+    return ServerConfig(token_file=str(folder / "tokens"))

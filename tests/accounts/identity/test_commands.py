@@ -1,0 +1,114 @@
+"""`causeway-cloud keys`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+from click.testing import CliRunner, Result
+
+from cloud_pool.accounts.identity.config import IdentityConfig
+from cloud_pool.accounts.identity.key_set import KeySet, read_jwks
+from cloud_pool.accounts.identity.revocation import RevocationList
+from cloud_pool.accounts.identity.token_verifier import TokenVerifier
+from cloud_pool.cli.keys import keys
+from router.errors import AuthenticationFailed
+from tests.redis_server import RedisServer
+
+
+def said(*args: str | Path) -> Result:
+    return CliRunner().invoke(keys, [str(arg) for arg in args], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    assert said("new", "--private", tmp_path / "a.pem", "--keys", tmp_path / "keys.json").exit_code == 0
+    return tmp_path
+
+
+def issued(folder: Path, *args: str) -> str:
+    result = said("issue", "--private", folder / "a.pem", "--tenant", "acme", "--device", "kiosk", *args)
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip()
+
+
+def test_a_key_and_a_token(folder: Path) -> None:
+    """What `new` and `issue` make, a gateway takes; the token stands alone on stdout."""
+    token = issued(folder)
+    verifier = TokenVerifier(IdentityConfig(), KeySet(folder / "keys.json"))
+    claims = verifier.verify(token, now=0.0, now_unix=time.time())
+    assert claims.owner == "acme/kiosk"
+    assert claims.principal().scopes == {"chat", "jobs"}
+
+
+def test_scopes_and_life(folder: Path) -> None:
+    """The scopes and days that are named are the token's; a token without life or of odd names is not made."""
+    claims = TokenVerifier(IdentityConfig(), KeySet(folder / "keys.json")).verify(
+        issued(folder, "--scope", "chat", "--days", "1"), now=0.0, now_unix=time.time()
+    )
+    assert claims.scope == "chat"
+    assert claims.exp - claims.iat == 86400
+    assert said("issue", "--private", folder / "a.pem", "--tenant", "a b", "--device", "x").exit_code == 2
+    assert said("issue", "--private", folder / "a.pem", "--tenant", "a", "--device", "x", "--days", "0").exit_code == 2
+    assert said("issue", "--private", folder / "none.pem", "--tenant", "a", "--device", "x").exit_code == 2
+
+
+def test_show(folder: Path) -> None:
+    """Keys and a token's claims are shown, and that they are not verified is said; rubbish is refused."""
+    kid = read_jwks(folder / "keys.json").keys[0].kid
+    shown = said("show", "--keys", folder / "keys.json")
+    assert kid in shown.output
+    shown = said("show", issued(folder))
+    assert "acme" in shown.output
+    assert "not verified" in shown.output
+    assert said("show", "rubbish").exit_code == 2
+
+
+@pytest.mark.redis
+async def test_revoke(folder: Path, empty_redis: RedisServer) -> None:
+    """A token and a device that are revoked are refused, and `show` lists them."""
+    token = issued(folder)
+    verifier = TokenVerifier(IdentityConfig(), KeySet(folder / "keys.json"))
+    claims = verifier.verify(token, now=0.0, now_unix=time.time())
+    # The command runs an event loop of its own.
+    import anyio.to_thread
+
+    async def run(*args: str) -> Result:
+        return await anyio.to_thread.run_sync(lambda: said(*args))
+
+    for what in (("--token-id", claims.jti), ("--device", claims.owner)):
+        empty_redis.flush()
+        result = await run("revoke", "--redis", empty_redis.url, *what)
+        assert result.exit_code == 0, result.output
+        async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
+            revoked = RevocationList(IdentityConfig(), client)
+            await revoked.refresh()
+        with pytest.raises(AuthenticationFailed, match="revoked"):
+            revoked.check(claims)
+        assert what[1] in (await run("show", "--redis", empty_redis.url)).output
+
+
+def test_revoking_what_is_not_said(folder: Path) -> None:
+    """Nothing, two things, a device without tenant, no Redis, a Redis that is away: refused with status 2."""
+    url = "redis://127.0.0.1:1/0"
+    for args in (
+        (),
+        ("--token-id", "a", "--device", "a/b", "--redis", url),
+        ("--device", "b", "--redis", url),
+        ("--token-id", "a"),
+        ("--token-id", "a", "--redis", url),
+        ("--key", "x"),
+        ("--key", "x", "--keys", str(folder / "keys.json")),
+    ):
+        result = said("revoke", *args)
+        assert result.exit_code == 2, (args, result.output)
+
+
+def test_revoking_a_key(folder: Path) -> None:
+    """A key that is revoked leaves the set."""
+    old = read_jwks(folder / "keys.json").keys[0].kid
+    assert said("new", "--private", folder / "b.pem", "--keys", folder / "keys.json").exit_code == 0
+    assert said("revoke", "--key", old, "--keys", folder / "keys.json").exit_code == 0
+    assert old not in {key.kid for key in read_jwks(folder / "keys.json").keys}

@@ -1,0 +1,278 @@
+"""The gateway's surface: who gets in, what each may use, and what is kept about it. On real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import pytest
+import redis.asyncio
+
+from cloud_pool.accounts.identity.config import IdentityConfig
+from cloud_pool.accounts.identity.issuing import issue
+from cloud_pool.accounts.identity.revocation import revoke_token
+from cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
+from cloud_pool.accounts.tenants.usage import read_usage
+from cloud_pool.config.schema import Config, Flags, ServerConfig, load_config
+from router.errors import CloudFailed, ConfigError
+from tests.redis_server import RedisServer
+
+from .gateway import ASK, running, static
+from .token_issuer import Issuer
+
+PRICES = (Price(tier="assistant-large", per_1k_prompt=1.0, per_1k_completion=2.0),)
+COST = 40_000  # micro-dollars of 20 and 10 tokens
+
+
+def token(by: Issuer, **changes: Any) -> str:
+    """A token that is valid now."""
+    claims = {
+        "tenant": "acme",
+        "device": "kiosk-17",
+        "scopes": ("chat",),
+        "issuer": "causeway",
+        "audience": "causeway-cloud",
+        "now": time.time(),
+        "lifetime_s": 600.0,
+    }
+    return issue(by.key, **{**claims, **changes})[0]
+
+
+def config(issuer: Issuer, **changes: Any) -> Config:
+    return Config(**{"identity": issuer.config, "server": ServerConfig(), **changes})
+
+
+def audited(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_who_gets_in(issuer: Issuer) -> None:
+    """A good token answers; forged, expired, early, foreign, oversized and unsigned ones get OpenAI's error, 401."""
+    now = time.time()
+    good = token(issuer)
+    head, claims, signature = good.split(".")
+    bad = {
+        "none": "",
+        "unknown": "secret",
+        "forged": f"{head}.{claims}.{'A' * len(signature)}",
+        "expired": token(issuer, now=now - 7200),
+        "not yet": token(issuer, now=now + 600),
+        "issuer": token(issuer, issuer="somebody"),
+        "audience": token(issuer, audience="another"),
+        "key": issuer.sign({"iat": now, "nbf": now, "exp": now + 60}, key=Issuer.stranger()),
+        "unsigned": issuer.sign(head={"alg": "none"}),
+        "oversized": issuer.sign({"pad": "x" * 5000}),
+    }
+    async with running(config(issuer)) as gateway:
+        for why, each in bad.items():
+            status, body = await gateway.post(each)
+            assert (status, body["error"]["code"]) == (401, "invalid_api_key"), why
+            assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert gateway.service.calls == []
+        status, body = await gateway.post(good)
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "my secret answer")
+        assert gateway.service.calls[0].request.hints.client == "kiosk-17"
+
+
+async def test_other_surfaces_ask_too(issuer: Issuer) -> None:
+    """The list of models is for those with a token; health and metrics are for everyone."""
+    async with running(config(issuer)) as gateway, aiohttp.ClientSession() as http:
+        for path, status in (
+            ("/v1/models", 401),
+            ("/v1/models/assistant-large", 401),
+            ("/healthz", 200),
+            ("/metrics", 200),
+        ):
+            async with http.get(gateway.url + path) as answer:
+                assert answer.status == status, path
+        headers = {"authorization": f"Bearer {token(issuer)}"}
+        async with http.get(f"{gateway.url}/v1/models", headers=headers) as answer:
+            assert answer.status == 200
+
+
+async def test_a_wrong_scope(issuer: Issuer) -> None:
+    """A token for jobs alone does not chat: 403, with the scope that lacks."""
+    async with running(config(issuer)) as gateway:
+        status, body = await gateway.post(token(issuer, scopes=("jobs",)))
+        assert (status, body["error"]["code"]) == (403, "permission_denied")
+        assert "chat" in body["error"]["message"]
+
+
+async def test_static_tokens_beside(issuer: Issuer, tmp_path: Path) -> None:
+    """Both kinds of token work at one gateway."""
+    async with running(config(issuer, server=static(tmp_path))) as gateway:
+        for each in ("secret", token(issuer)):
+            assert (await gateway.post(each))[0] == 200
+        assert (await gateway.post("wrong"))[0] == 401
+
+
+@pytest.mark.redis
+async def test_revoked(issuer: Issuer, empty_redis: RedisServer) -> None:
+    """A token that is revoked gets no answer any more as soon as the gateway has read the list, which a new one has."""
+    text, claims = issue(
+        issuer.key, tenant="acme", device="k", scopes=("chat",), issuer="causeway", audience="causeway-cloud",
+        now=time.time(), lifetime_s=600.0,
+    )  # fmt: skip
+    async with (
+        redis.asyncio.Redis.from_url(empty_redis.url) as client,
+        running(config(issuer, redis=empty_redis.url)) as gateway,
+    ):
+        assert (await gateway.post(text))[0] == 200
+        await revoke_token(client, claims.jti, claims.exp, time.time())
+        await gateway.desk.revocations.refresh()
+        async with running(config(issuer, redis=empty_redis.url)) as started_later:
+            for each in (gateway, started_later):
+                status, body = await each.post(text)
+                assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+                assert "revoked" in body["error"]["message"]
+
+
+async def test_closed_while_nobody_can_be_told_apart(issuer: Issuer) -> None:
+    """With `when_unknown: closed` and no Redis, 503 with a time to come back; static tokens are not concerned."""
+    identity = IdentityConfig(key_file=str(issuer.key_file), when_unknown="closed")
+    async with running(config(issuer, identity=identity, redis="redis://127.0.0.1:1/0")) as gateway:
+        status, body = await gateway.post(token(issuer))
+        assert (status, body["error"]["code"]) == (503, "identity_unavailable")
+
+
+async def test_tenants_caps(issuer: Issuer) -> None:
+    """A tenant's longest answer and largest body are its own; what it does not name is bounded for it."""
+    tenants = TenantsConfig(named=(TenantConfig(name="acme", max_tokens=64, max_body_bytes=300),))
+    async with running(config(issuer, tenants=tenants)) as gateway:
+        good = token(issuer)
+        status, body = await gateway.post(good, {**ASK, "max_tokens": 65})
+        assert (status, body["error"]["param"]) == (400, "max_tokens")
+        status, body = await gateway.post(good, {**ASK, "messages": [{"role": "user", "content": "x" * 300}]})
+        assert (status, body["error"]["code"]) == (413, "body_too_large")
+        assert (await gateway.post(good))[0] == 200
+        assert gateway.service.calls[-1].request.max_tokens == 64
+        assert (await gateway.post(token(issuer, tenant="other"), {**ASK, "max_tokens": 65}))[0] == 200
+
+
+@pytest.mark.redis
+async def test_rates_over_two_gateways(issuer: Issuer, empty_redis: RedisServer) -> None:
+    """Two gateways and one Redis give a tenant its burst once; another tenant is not concerned."""
+    tenants = TenantsConfig(default=TenantLimits(requests_per_s=0.001, burst=6), redis_timeout_s=20.0)
+    both = config(issuer, redis=empty_redis.url, tenants=tenants)
+    async with running(both) as one, running(both) as two:
+        good = token(issuer)
+        found = await asyncio.gather(*((one, two)[at % 2].post(good) for at in range(12)))
+        assert sorted(status for status, _ in found) == [200] * 6 + [429] * 6
+        assert {body["error"]["code"] for status, body in found if status == 429} == {"rate_limit_exceeded"}
+        assert (await one.post(token(issuer, tenant="other")))[0] == 200
+
+
+@pytest.mark.redis
+async def test_what_is_kept(issuer: Issuer, empty_redis: RedisServer, tmp_path: Path) -> None:
+    """Usage and cost by tenant, tier and route; one audit record each, refused ones too; and content nowhere."""
+    path = tmp_path / "audit.jsonl"
+    kept = config(issuer, redis=empty_redis.url, tenants=TenantsConfig(prices=PRICES), audit=str(path))
+    async with running(kept) as gateway:
+        good = token(issuer)
+        await gateway.post(good, **{"x-request-id": "r1", "x-causeway-policy": "retail@9f2c"})
+        await gateway.post(good, {"model": "assistant-large", "prompt": "my secret question"}, "/v1/completions")
+        await gateway.post("", **{"x-causeway-policy": "my secret question"})
+        await gateway.post(good, {**ASK, "model": "nowhere"})
+        text = await gateway.metrics()
+    labels = 'route="chat",tenant="acme",tier="assistant-large"'
+    assert f"causeway_cloud_tenant_usd_total{{{labels}}} 0.04" in text
+    assert 'causeway_cloud_tenant_tokens_total{tenant="acme",tier="assistant-large",type="prompt"} 40.0' in text
+    assert "causeway_cloud_audit_lost 0.0" in text
+    chat, completion, refused, nowhere = audited(path)
+    assert (chat["id"], chat["tenant"], chat["device"], chat["policy"]) == ("r1", "acme", "kiosk-17", "retail@9f2c")
+    assert (chat["tier"], chat["outcome"], chat["prompt_tokens"], chat["completion_tokens"], chat["micro_usd"]) == (
+        "assistant-large", "ok", 20, 10, COST)  # fmt: skip
+    assert completion["route"] == "completion"
+    assert (refused["outcome"], refused["tenant"], refused["policy"]) == ("invalid_api_key", "", "")
+    assert (nowhere["outcome"], nowhere["tier"], nowhere["tenant"]) == ("model_not_found", "", "acme")
+    day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
+        rows = await read_usage(client, "acme", day)
+        stored = [key async for key in client.scan_iter("*")]
+    assert [(row.route, row.requests, row.usd) for row in rows] == [("chat", 1, 0.04), ("completion", 1, 0.04)]
+    assert stored
+    assert "secret" not in path.read_text() + text
+
+
+async def test_a_broken_answer_is_kept_once(issuer: Issuer, tmp_path: Path) -> None:
+    """An answer that breaks leaves one record with its error and what was made until then."""
+    path = tmp_path / "audit.jsonl"
+    async with running(config(issuer, audit=str(path))) as gateway:
+        gateway.service.fault = CloudFailed("the model failed")
+        assert (await gateway.post(token(issuer)))[0] == 502
+    (record,) = audited(path)
+    assert (record["outcome"], record["completion_tokens"]) == ("cloud_failed", 1)
+    assert record["prompt_tokens"] == len(json.dumps(ASK)) // 4
+
+
+async def test_a_client_that_leaves_is_kept_once(issuer: Issuer, tmp_path: Path) -> None:
+    """A client that leaves in mid-answer leaves one record, and pays for what was made and, about, for its prompt."""
+    path = tmp_path / "audit.jsonl"
+    tenants = TenantsConfig(default=TenantLimits(tokens_per_minute=600), prices=PRICES)
+    async with running(config(issuer, audit=str(path), tenants=tenants)) as gateway:
+        gateway.service.held = anyio.Event()
+        good = token(issuer)
+        asking = asyncio.ensure_future(gateway.post(good, {**ASK, "stream": True, "max_tokens": 500}))
+        await gateway.service.reached.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        with anyio.fail_after(20):
+            while True:
+                if "client_gone" in await gateway.metrics():
+                    break
+        gateway.service.held = None
+        await gateway.desk.accounts.flush()
+        # Nearly all of the 500 reserved tokens are back.
+        assert (await gateway.post(good, {**ASK, "max_tokens": 500}))[0] == 200
+    gone, ok = audited(path)
+    assert (gone["outcome"], gone["completion_tokens"], ok["outcome"]) == ("client_gone", 1, "ok")
+    assert gone["prompt_tokens"] > 0
+    assert gone["micro_usd"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("server: {host: 0.0.0.0}", "token_file"),
+        ("redis: http://x", "redis"),
+        ("identity: {key_file: nowhere.json}", "nowhere.json"),
+        ("identity: {clock_skew_s: 3600}", "clock_skew_s"),
+        ("identity: {when_unknown: maybe}", "when_unknown"),
+        ("tenants: {named: [{name: a}, {name: a}]}", "named[1]"),
+        ("tenants: {prices: [{tier: nowhere}]}", "prices[0]"),
+        ("tenants: {default: {requests_per_s: -1}}", "requests_per_s"),
+    ],
+)
+async def test_wrong_settings(tmp_path: Path, text: str, where: str) -> None:
+    """What is wrong in the configuration is refused at the start, with its place."""
+    path = tmp_path / "gateway.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=where.replace("[", r"\[")):
+        async with running(load_config(path, Flags())):
+            pass
+
+
+def test_keys_are_enough_off_loopback(issuer: Issuer, tmp_path: Path) -> None:
+    """Signed tokens alone protect a gateway that is not on loopback; paths are relative to the file."""
+    path = tmp_path / "gateway.yaml"
+    path.write_text("server: {host: 0.0.0.0}\nidentity: {key_file: keys.json}\naudit: '-'")
+    found = load_config(path, Flags(redis="redis://r:1/0"))
+    assert (found.identity.key_file, found.audit, found.redis) == (str(issuer.key_file), "-", "redis://r:1/0")
+
+
+def test_the_example_says_the_defaults() -> None:
+    """The example that ships names every key of identity, tenants and their limits, with its default."""
+    import cloud_pool
+
+    path = Path(cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
+    found = load_config(path, Flags())
+    assert (found.identity, found.tenants, found.audit, found.redis) == (IdentityConfig(), TenantsConfig(), "", "")
+    text = path.read_text()
+    names = (*IdentityConfig.__struct_fields__, *TenantsConfig.__struct_fields__, *TenantLimits.__struct_fields__)
+    assert [name for name in names if f"{name}:" not in text] == []

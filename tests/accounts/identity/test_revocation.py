@@ -1,0 +1,161 @@
+"""Revoked tokens and devices, with a real Redis: there, gone, and back without its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis.asyncio
+
+from cloud_pool.accounts.identity.claims import Claims
+from cloud_pool.accounts.identity.config import IdentityConfig
+from cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
+from cloud_pool.http.responses import refusal
+from router.errors import AuthenticationFailed, IdentityUnavailable
+from tests.redis_server import RedisServer
+
+from .token_issuer import CLAIMS, NOW
+
+pytestmark = pytest.mark.redis
+
+
+def claims(**changes: object) -> Claims:
+    return msgspec.convert({**CLAIMS, **changes}, Claims)
+
+
+def gone() -> redis.asyncio.Redis:
+    """A Redis that refuses connections."""
+    return redis.asyncio.Redis(host="127.0.0.1", port=1, retry=None)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_token(empty_redis: RedisServer) -> None:
+    """A revoked token is refused by every gateway after its next look, others of the device are not."""
+    async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
+        gateways = [RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW) for _ in range(2)]
+        for each in gateways:
+            await each.refresh()
+            each.check(claims())
+        await revoke_token(client, "token-1", NOW + 3600, NOW)
+        for each in gateways:
+            await each.refresh()
+            with pytest.raises(AuthenticationFailed, match="revoked"):
+                each.check(claims())
+            each.check(claims(jti="token-2"))
+
+
+async def test_a_device(empty_redis: RedisServer) -> None:
+    """A revoked device's tokens are refused, the same name at another tenant is not, nor is a token issued later."""
+    async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
+        revoked = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
+        await revoke_device(client, "acme/kiosk-17", NOW + 10)
+        await revoked.refresh()
+        with pytest.raises(AuthenticationFailed, match="revoked"):
+            revoked.check(claims())
+        revoked.check(claims(tenant="other"))
+        revoked.check(claims(iat=NOW + 11))
+
+
+async def test_forgetting(empty_redis: RedisServer) -> None:
+    """What has expired long ago leaves the list, in Redis and here."""
+    async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
+        now = [NOW]
+        revoked = RevocationList(IdentityConfig(), client, wall_clock=lambda: now[0])
+        await revoke_token(client, "old", NOW + 60, NOW)
+        await revoked.refresh()
+        assert set(revoked.current.tokens) == {"old"}
+        now[0] = NOW + 7200
+        await revoke_token(client, "new", NOW + 9000, NOW + 7200)
+        await revoked.refresh()
+        assert set(revoked.current.tokens) == {"new"}
+
+
+async def test_a_redis_without_its_data(empty_redis: RedisServer) -> None:
+    """A Redis that lost everything un-revokes nothing, also not with the next revocation."""
+    async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
+        revoked = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
+        await revoke_token(client, "token-1", NOW + 3600, NOW)
+        await revoke_device(client, "acme/lost", NOW)
+        await revoked.refresh()
+        await client.flushall()
+        await revoked.refresh()
+        await revoke_token(client, "token-2", NOW + 3600, NOW)
+        await revoked.refresh()
+        assert set(revoked.current.tokens) == {"token-1", "token-2"}
+        assert set(revoked.current.devices) == {"acme/lost"}
+
+
+async def test_while_redis_is_away(empty_redis: RedisServer) -> None:
+    """The last copy is used: open lets the rest in and counts it, closed answers 503 with a time to come back."""
+    clock = Clock()
+    for when in ("open", "closed"):
+        clock.now = 0.0
+        config = msgspec.convert({"when_unknown": when, "revocations_max_age_s": 60.0}, IdentityConfig)
+        empty_redis.flush()
+        async with redis.asyncio.Redis.from_url(empty_redis.url, retry=None) as client:
+            revoked = RevocationList(config, client, clock=clock, wall_clock=lambda: NOW)
+            await revoke_token(client, "bad", NOW + 3600, NOW)
+            await revoked.refresh()
+            empty_redis.kill()
+            try:
+                await revoked.refresh()
+                assert revoked.fault
+                clock.now = 60.0
+                revoked.check(claims())
+                clock.now = 60.1
+                if when == "open":
+                    revoked.check(claims())
+                    assert revoked.stale_accepts == 1
+                    with pytest.raises(AuthenticationFailed):
+                        revoked.check(claims(jti="bad"))
+                else:
+                    with pytest.raises(IdentityUnavailable) as caught:
+                        revoked.check(claims())
+                    answer = refusal(caught.value)
+                    assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+            finally:
+                empty_redis.start()
+            await revoked.refresh()
+            assert not revoked.fault
+            revoked.check(claims())
+
+
+async def test_a_start_without_redis(tmp_path: Path) -> None:
+    """Without a first look, closed refuses; a copy on disk is in force at once, a broken one is passed over."""
+    closed = RevocationList(IdentityConfig(when_unknown="closed"), gone())
+    await closed.refresh()
+    with pytest.raises(IdentityUnavailable):
+        closed.check(claims())
+    copy = tmp_path / "revoked.json"
+    copy.write_text('{"version": 3, "tokens": {"token-1": 1e12}, "devices": {}}')
+    started = RevocationList(IdentityConfig(revocations_file=str(copy)), gone())
+    with pytest.raises(AuthenticationFailed, match="revoked"):
+        started.check(claims())
+    copy.write_text("{")
+    RevocationList(IdentityConfig(revocations_file=str(copy)), gone()).check(claims())
+
+
+async def test_the_copy_on_disk_follows(empty_redis: RedisServer, tmp_path: Path) -> None:
+    """What one run reads, the next one knows before it has asked."""
+    copy = tmp_path / "revoked.json"
+    config = IdentityConfig(revocations_file=str(copy))
+    async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
+        await revoke_token(client, "token-1", NOW + 3600, NOW)
+        await RevocationList(config, client, wall_clock=lambda: NOW).refresh()
+    with pytest.raises(AuthenticationFailed, match="revoked"):
+        RevocationList(config, gone()).check(claims())
+
+
+def test_without_redis_nothing_is_revoked_and_nothing_is_unknown() -> None:
+    """A gateway without a Redis has no list: tokens live until they expire."""
+    revoked = RevocationList(IdentityConfig(when_unknown="closed"), None)
+    revoked.check(claims())
+    assert revoked.stale_accepts == 0

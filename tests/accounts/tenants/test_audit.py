@@ -1,0 +1,120 @@
+"""Audit records."""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from cloud_pool.accounts.audit import AuditLog, AuditRecord
+
+
+def record(number: int = 0) -> AuditRecord:
+    return AuditRecord(
+        at=1.0,
+        id=f"r{number}",
+        tenant="acme",
+        device="kiosk",
+        token_id="t",
+        policy="retail@9f2c",
+        route="chat",
+        tier="large",
+        outcome="ok",
+        prompt_tokens=7,
+        completion_tokens=3,
+        micro_usd=12,
+    )
+
+
+def test_one_line_a_request(tmp_path: Path) -> None:
+    """Records are JSON lines in order, appended to what is there, and say who, what and how much."""
+    path = tmp_path / "audit.jsonl"
+    path.write_text("{}\n")
+    log = AuditLog(str(path))
+    log.start()
+    for number in range(100):
+        log.offer(record(number))
+    log.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("id") for line in lines] == [None, *(f"r{number}" for number in range(100))]
+    assert (lines[1]["tenant"], lines[1]["policy"], lines[1]["prompt_tokens"]) == ("acme", "retail@9f2c", 7)
+    assert log.lost == 0
+
+
+def test_a_full_queue_loses_and_counts(tmp_path: Path) -> None:
+    """With the disk stuck, offering never waits; what finds no room is counted, the rest is written."""
+    path, stuck, waiting = tmp_path / "audit.jsonl", threading.Event(), threading.Event()
+
+    def slow(where: Path) -> IO[bytes]:
+        waiting.set()
+        stuck.wait()
+        return where.open("ab", buffering=0)
+
+    log = AuditLog(str(path), capacity=3, open_file=slow)
+    log.start()
+    log.offer(record())
+    waiting.wait()
+    for number in range(10):
+        log.offer(record(number))
+    assert log.lost == 7
+    stuck.set()
+    log.close()
+    assert len(path.read_text().splitlines()) == 4
+
+
+def test_a_full_disk_loses_and_counts(tmp_path: Path) -> None:
+    """A disk that refuses costs its records, counted; when it takes again, records are written again."""
+    path, faults = tmp_path / "audit.jsonl", [2]
+
+    def full(where: Path) -> IO[bytes]:
+        if faults[0]:
+            faults[0] -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return where.open("ab", buffering=0)
+
+    log = AuditLog(str(path), open_file=full)
+    log.start()
+    for number in range(5):
+        log.offer(record(number))
+    log.close()
+    assert log.lost == 2
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_rotation(tmp_path: Path) -> None:
+    """A file that is moved away keeps its records, and a new one begins."""
+    path = tmp_path / "audit.jsonl"
+    taken = threading.Semaphore(0)
+
+    class Told(AuditLog):
+        def _write(self, line: bytes) -> None:
+            super()._write(line)
+            taken.release()
+
+    log = Told(str(path))
+    log.start()
+    log.offer(record(1))
+    taken.acquire()
+    path.rename(tmp_path / "audit.1")
+    log.offer(record(2))
+    log.close()
+    assert "r1" in (tmp_path / "audit.1").read_text()
+    assert "r2" in path.read_text()
+
+
+def test_none_and_stdout(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Without a target nothing is kept; `-` is stdout."""
+    off = AuditLog("")
+    off.start()
+    off.offer(record())
+    off.close()
+    assert off.lost == 0
+    out = AuditLog("-")
+    out.start()
+    out.offer(record(5))
+    out.close()
+    assert b'"id":"r5"' in capfdbinary.readouterr().out

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from cloud_pool.admission import AdmissionController, Priority
+from cloud_pool.http.request_reader import read_headers
+from router.errors import DeadlineExceeded, InvalidRequest, QueueFull
+
+
+async def settle() -> None:
+    """Let every task run until it waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_urgent_before_old() -> None:
+    """A free place goes to the most urgent waiter, then to the oldest."""
+    admission = AdmissionController(places=1, queue=8)
+    order: list[str] = []
+
+    async def ask(name: str, priority: Priority) -> None:
+        async with admission.place(priority, 60.0):
+            order.append(name)
+
+    async with AsyncExitStack() as held:
+        await held.enter_async_context(admission.place("standard", 60.0))
+        waiting = []
+        asks: list[tuple[str, Priority]] = [
+            ("b1", "bulk"),
+            ("s1", "standard"),
+            ("i1", "interactive"),
+            ("s2", "standard"),
+        ]
+        for name, priority in asks:
+            waiting.append(asyncio.ensure_future(ask(name, priority)))
+            await settle()
+        assert admission.waiting == 4
+    await asyncio.gather(*waiting)
+    assert order == ["i1", "s1", "s2", "b1"]
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
+async def test_a_full_queue_refuses_at_once() -> None:
+    """Beyond places and queue there is a 429 that says when to come back."""
+    admission = AdmissionController(places=1, queue=0)
+    async with admission.place("standard", 60.0):
+        with pytest.raises(QueueFull) as raised:
+            async with admission.place("interactive", 60.0):
+                pass
+    assert raised.value.retry_after_s is not None
+    assert admission.running == 0
+
+
+async def test_a_wait_ends_with_the_deadline() -> None:
+    """Who has no time left does not get a place, and leaves none taken."""
+    admission = AdmissionController(places=1, queue=4)
+    async with admission.place("standard", 60.0):
+        with pytest.raises(DeadlineExceeded):
+            async with admission.place("standard", 0.0):
+                pass
+        assert admission.waiting == 0
+    assert admission.running == 0
+
+
+async def test_a_waiter_that_leaves_gives_its_place_on() -> None:
+    """Cancelled while it waits, and cancelled in the moment it is given the place: nothing leaks."""
+    admission = AdmissionController(places=1, queue=4)
+
+    async def ask() -> None:
+        async with admission.place("standard", 60.0):
+            pass
+
+    async with AsyncExitStack() as held:
+        await held.enter_async_context(admission.place("standard", 60.0))
+        first, second = asyncio.ensure_future(ask()), asyncio.ensure_future(ask())
+        await settle()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        third = asyncio.ensure_future(ask())
+        await settle()
+    # The place was given to `second` just now, and it has not run yet.
+    second.cancel()
+    await asyncio.gather(second, third, return_exceptions=True)
+    assert third.exception() is None
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
+def test_headers_are_read_once() -> None:
+    """Deadline, priority, trace and id come from the headers; what is missing has a default."""
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    headers = {
+        "x-request-id": "abc-1",
+        "x-causeway-deadline-ms": "250",
+        "x-causeway-priority": "bulk",
+        "traceparent": trace,
+    }
+    inbound = read_headers(headers)
+    assert (inbound.id, inbound.deadline_ms, inbound.priority, inbound.traceparent) == ("abc-1", 250, "bulk", trace)
+    plain = read_headers({"x-request-id": "bad id\n", "traceparent": "nonsense"})
+    assert plain.deadline_ms is None
+    assert plain.priority == "standard"
+    assert plain.traceparent == ""
+    assert len(plain.id) == 16
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x-causeway-deadline-ms": "soon"}, {"x-causeway-deadline-ms": "-1"}, {"x-causeway-priority": "vip"}],
+)
+def test_a_malformed_header_of_ours_is_refused(headers: dict[str, str]) -> None:
+    """A deadline or priority that cannot be honoured is a 400, not a guess."""
+    with pytest.raises(InvalidRequest):
+        read_headers(headers)

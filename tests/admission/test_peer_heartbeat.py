@@ -1,0 +1,129 @@
+"""Gateways that divide a tier's places through a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+import redis.asyncio
+
+from cloud_pool.admission import AdmissionController, AdmissionSettings
+from cloud_pool.admission.peer_heartbeat import ALIVE_S, PeerHeartbeat, SharedTier
+from tests.redis_server import RedisServer
+
+ENDPOINTS = ("10.0.0.1:8001",)
+
+
+@pytest.fixture
+async def client(redis_server: RedisServer) -> AsyncIterator[redis.asyncio.Redis]:
+    """An empty Redis."""
+    redis_server.flush()
+    async with redis.asyncio.Redis.from_url(redis_server.url, retry=None) as made:
+        yield made
+
+
+def door(places: int = 16, least: int = 1) -> AdmissionController:
+    return AdmissionController(places, 64, AdmissionSettings(places=places, queue=64, min_places=least))
+
+
+def gateway(
+    client: redis.asyncio.Redis, name: str, own: AdmissionController, endpoints: tuple[str, ...] = ENDPOINTS
+) -> PeerHeartbeat:
+    return PeerHeartbeat(client, [SharedTier("large", endpoints, 16, own)], name=name)
+
+
+async def test_two_gateways_halve_the_places(client: redis.asyncio.Redis) -> None:
+    """Alone it may have them all; once there are two, eight each."""
+    one, two = door(), door()
+    first, second = gateway(client, "a", one), gateway(client, "b", two)
+    await first.beat()
+    assert one.limit == 8  # Where a limit of at most sixteen begins.
+    await second.beat()
+    await first.beat()
+    one.bound(16)
+    assert one.limit == 16  # It was as high as it might be, so it goes with that.
+    await first.beat()
+    assert (one.limit, two.limit) == (8, 8)
+    assert not first.fault
+
+
+async def test_the_places_go_where_the_work_is(client: redis.asyncio.Redis) -> None:
+    """Nobody asks the second for anything, so the first has three quarters."""
+    one, two = door(), door()
+    one.bound(8)  # as high as it might be, so it goes with what it may have
+    first, second = gateway(client, "a", one), gateway(client, "b", two)
+
+    async def hold() -> None:
+        async with one.place("standard", 60.0):
+            await asyncio.Event().wait()
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(40):
+            tasks.start_soon(hold)
+        await anyio.wait_all_tasks_blocked()
+        for each in (first, second, first, second):
+            await each.beat()
+        assert (one.limit, two.limit) == (12, 4)
+        tasks.cancel_scope.cancel()
+
+
+async def test_who_is_gone_leaves_its_places(client: redis.asyncio.Redis) -> None:
+    """At once when it stops, and after a moment of silence when it was killed; they are taken a beat later."""
+    one = door()
+    beaten = anyio.Event()
+
+    async def sleep(seconds: float) -> None:
+        beaten.set()
+        await anyio.sleep_forever()
+
+    first, killed = gateway(client, "a", one), gateway(client, "c", door())
+    second = PeerHeartbeat(client, [SharedTier("large", ENDPOINTS, 16, door())], name="b", sleep=sleep)
+    await killed.beat()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.watch)
+        await beaten.wait()
+        await first.beat()
+        assert one.limit == 6
+        assert await client.hlen(_key()) == 3
+        tasks.cancel_scope.cancel()
+    await client.hset(_key(), "c", f"{(await client.time())[0] - ALIVE_S - 1:.3f} 0")
+    await first.beat()
+    assert one.limit == 6
+    await first.beat()
+    assert one.limit == 16
+    assert await client.hkeys(_key()) == [b"a"]
+
+
+async def test_other_servers_are_another_matter(client: redis.asyncio.Redis) -> None:
+    """Gateways of one Redis before different Tritons do not divide what is not the same."""
+    one, two = door(), door()
+    one.bound(8)
+    one.bound(16)
+    for each in (gateway(client, "a", one), gateway(client, "b", two, ("10.0.0.2:8001",))):
+        await each.beat()
+    assert one.limit == 16
+
+
+async def test_without_redis_everybody_keeps_what_it_had(redis_server: RedisServer) -> None:
+    """A Redis that is away raises nothing and changes nothing."""
+    one = door()
+    async with redis.asyncio.Redis(port=1, retry=None) as nobody:
+        lost = gateway(nobody, "a", one)
+        one.bound(8)
+        await lost.beat()
+    assert lost.fault
+    assert one.limit == 8
+
+
+async def test_a_fixed_limit_is_nobodys_to_divide(client: redis.asyncio.Redis) -> None:
+    """Who says that the limit stays means it."""
+    one = door(16, least=0)
+    for each in (gateway(client, "a", one), gateway(client, "b", door())):
+        await each.beat()
+    assert one.limit == 16
+
+
+def _key() -> str:
+    return SharedTier("large", ENDPOINTS, 16, door()).key

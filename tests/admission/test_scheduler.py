@@ -1,0 +1,451 @@
+"""Who goes in, who waits, who is turned away: each case of the turnstile, with a clock that is a number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+
+from cloud_pool.admission.scheduler import RETRY_S, AdmissionScheduler, Reason
+from cloud_pool.admission.ticket import Priority, Ticket, TicketState
+from router.errors import DeadlineExceeded, QueueFull, Shed
+
+from .simulation import settings
+
+
+class Door:
+    """A turnstile with a fixed limit and no reserve, unless told otherwise."""
+
+    def __init__(self, places: int, queue: int = 8, **config: float) -> None:
+        self.sheds: Counter[tuple[Priority, Reason]] = Counter()
+        config = {"reserve": 0.0, "preempt": 0.0, "standard_share": 0.2, "bulk_share": 0.05, **config}
+        self.scheduler = AdmissionScheduler(settings(places, queue, least=0, **config), 0.0, self._shed)
+        self.now = 0.0
+
+    def _shed(self, priority: Priority, reason: Reason) -> None:
+        self.sheds[priority, reason] += 1
+
+    def come(
+        self,
+        priority: Priority = "standard",
+        tenant: str = "one",
+        *,
+        left_s: float = 60.0,
+        tokens: float = 1.0,
+        weight: float = 1.0,
+    ) -> Ticket:
+        """A little later than whoever came before."""
+        self.now += 0.001
+        ticket = Ticket(priority, tenant, weight, tokens, self.now, self.now + left_s)
+        moved = self.scheduler.arrive(ticket, self.now)
+        self.gave_way = next((each for each in moved if each.state is TicketState.GONE), None)
+        self.gave_back = next((each for each in moved if each.state is TicketState.WAITING), None)
+        return ticket
+
+    def go(self, ticket: Ticket, *, after_s: float = 0.0, used: float | None = None) -> list[Ticket]:
+        self.now += after_s
+        return self.scheduler.leave(ticket, self.now, used)
+
+    def drained(self, ticket: Ticket, *, every_s: float = 1.0) -> list[Ticket]:
+        """Who goes in after `ticket`, one after the other, each leaving before the next."""
+        order = []
+        entered = self.go(ticket, after_s=every_s)
+        while entered:
+            (one,) = entered
+            order.append(one)
+            entered = self.go(one, after_s=every_s)
+        return order
+
+
+def test_no_time_left() -> None:
+    """Who has no time left is refused, also where a place is free."""
+    with pytest.raises(DeadlineExceeded):
+        Door(1).come(left_s=0.0)
+
+
+def test_urgent_first_then_age() -> None:
+    """Interactive before standard before bulk; of one tenant's, the oldest."""
+    door = Door(1)
+    held = door.come()
+    came = [door.come("bulk"), door.come("standard"), door.come("interactive"), door.come("standard")]
+    assert door.drained(held) == [came[2], came[1], came[3], came[0]]
+    assert (door.scheduler.running, door.scheduler.pending, door.scheduler.waiting) == (0, 0, 0)
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    """Nothing is known yet: one second."""
+    door = Door(1, queue=0)
+    door.come()
+    with pytest.raises(QueueFull) as raised:
+        door.come("interactive")
+    assert raised.value.retry_after_s == RETRY_S
+    assert door.sheds == {("interactive", "queue_full"): 1}
+
+
+def test_the_urgent_pushes_out_the_youngest_bulk() -> None:
+    """The queue is full: of the lowest priority, the youngest gives way; nobody gives way to its equal."""
+    door = Door(1, queue=3)
+    door.come()
+    first, second, standard = door.come("bulk"), door.come("bulk"), door.come("standard")
+    door.come("interactive")
+    assert door.gave_way is second
+    assert second.state is TicketState.GONE
+    door.come("standard")
+    assert door.gave_way is first
+    door.come("interactive")
+    assert door.gave_way is not None
+    assert door.gave_way.priority == "standard"
+    assert door.gave_way is not standard
+    with pytest.raises(QueueFull):
+        door.come("bulk")
+    with pytest.raises(QueueFull):
+        door.come("standard")
+    assert door.scheduler.waiting == 3
+    assert door.sheds["bulk", "gave_way"] == 2
+
+
+def test_a_tenant_that_fills_the_queue_makes_room_for_another() -> None:
+    """One tenant alone may use the whole queue; another takes from it up to its own share, by weight."""
+    door = Door(1, queue=6)
+    door.come()
+    floods = [door.come(tenant="flood") for _ in range(6)]
+    for expected in (floods[5], floods[4], floods[3]):
+        door.come(tenant="quiet")
+        assert door.gave_way is expected
+    with pytest.raises(QueueFull):
+        door.come(tenant="quiet")
+    with pytest.raises(QueueFull):
+        door.come(tenant="flood")
+    door.come(tenant="heavy", weight=3.0)
+    assert door.gave_way is not None
+
+
+def test_tenants_take_turns_by_tokens() -> None:
+    """A tenant whose requests cost three times as much goes in a third as often, however many it has sent."""
+    door = Door(1, queue=40)
+    held = door.come(tenant="other")
+    for _ in range(16):
+        door.come(tenant="long", tokens=300.0)
+    for _ in range(16):
+        door.come(tenant="short", tokens=100.0)
+    order = [ticket.tenant for ticket in door.drained(held, every_s=0.01)]
+    assert 2 <= order[:12].count("long") <= 4
+
+
+def test_a_flood_is_not_waited_for() -> None:
+    """Who comes behind another tenant's backlog goes in next, and knows it."""
+    door = Door(1, queue=40)
+    held = door.come(tenant="flood")
+    for _ in range(30):
+        door.come(tenant="flood")
+    quiet = door.come(tenant="quiet")
+    order = door.drained(held)
+    assert order.index(quiet) <= 1
+
+
+@pytest.mark.parametrize(("used", "first"), [(None, "other"), (10.0, "guessed")])
+def test_what_was_used_counts(used: float | None, first: str) -> None:
+    """A tenant whose answer was much shorter than reserved has its turn sooner than one that did not say."""
+    door = Door(1, queue=40)  # no place to keep for anybody
+    for tenant in ("guessed", "other"):  # the turns that they have before others
+        door.go(door.come(tenant=tenant, tokens=100.0))
+    costly = door.come(tenant="guessed", tokens=1000.0)
+    middle = door.come(tenant="other", tokens=300.0)
+    assert door.go(costly, used=used) == [middle]
+    waiting = [door.come(tenant=tenant, tokens=100.0) for tenant in ("guessed", "other")]
+    (entered,) = door.go(middle)
+    assert entered in waiting
+    assert entered.tenant == first
+
+
+def test_lower_priorities_have_their_share() -> None:
+    """Of a hundred places with everybody waiting, bulk gets about five and standard about twenty."""
+    door = Door(1, queue=400)
+    held = door.come()
+    for _ in range(120):
+        for priority in ("interactive", "standard", "bulk"):
+            door.come(priority, left_s=1e6)
+    order = [ticket.priority for ticket in door.drained(held, every_s=0.001)[:100]]
+    assert 3 <= order.count("bulk") <= 6
+    assert 17 <= order.count("standard") <= 21
+
+
+def test_no_share_at_the_cost_of_a_deadline() -> None:
+    """Nobody above misses its deadline for a turn of those below."""
+    door = Door(1, queue=400)
+    held = door.come()
+    for _ in range(60):
+        door.come("interactive", left_s=3.0)
+    door.come("bulk", left_s=600.0)
+    held_s = 0.05
+    order = []
+    entered = door.go(held, after_s=held_s)
+    for _ in range(55):
+        (one,) = entered
+        order.append(one.priority)
+        entered = door.go(one, after_s=held_s)
+    assert door.now < 3.0
+    late = order[-15:]
+    assert "bulk" in order
+    assert "bulk" not in late
+
+
+def busy(places: int = 4, queue: int = 64, **config: float) -> tuple[Door, list[Ticket]]:
+    """A door that has learned that each of its places comes free every second."""
+    door = Door(places, queue, **config)
+    inside = [door.come(left_s=1e6) for _ in range(places)]
+    for _ in range(20):
+        waiting = [door.come(left_s=1e6) for _ in range(places)]
+        door.now += 1.0
+        for ticket in inside:
+            door.go(ticket)
+        inside = waiting
+        assert all(ticket.has_permit for ticket in inside)
+    return door, inside
+
+
+def test_who_would_be_too_late_is_refused_at_once() -> None:
+    """Four places a second, twelve waiting: three seconds and more; one who has two does not wait for nothing."""
+    door, _ = busy()
+    for _ in range(12):
+        door.come()
+    with pytest.raises(Shed) as raised:
+        door.come(left_s=2.0)
+    assert door.sheds == {("standard", "deadline"): 1}
+    assert raised.value.retry_after_s == pytest.approx(13 / 4, rel=0.25)
+    assert door.come(left_s=6.0).state is TicketState.WAITING
+
+
+def test_a_place_is_not_wasted_on_who_has_too_little_time_left() -> None:
+    """Nearly every answer takes a second: with less than that one would be cut. The place goes to the next."""
+    door, inside = busy()
+    late, patient = door.come(left_s=1.6), door.come(left_s=60.0)
+    door.now += 0.8
+    assert door.go(inside[0]) == [patient]
+    assert (late.state, patient.has_permit) == (TicketState.GONE, True)
+    assert door.sheds == {("standard", "deadline"): 1}
+
+
+def test_retry_after_is_what_the_queue_takes() -> None:
+    """Interactive waits for interactive only; bulk for everybody, at the rate that is left to it."""
+    door, _ = busy()
+    for _ in range(8):
+        door.come("interactive", left_s=1e6)
+        door.come("bulk", left_s=1e6)
+    assert door.scheduler.retry_after("interactive") == pytest.approx(9 / 4, rel=0.25)
+    assert door.scheduler.retry_after("bulk") > 2 * door.scheduler.retry_after("interactive")
+
+
+def test_a_stuck_tier_says_so() -> None:
+    """Nothing comes free any more: the time to come back grows, up to a minute."""
+    door, _ = busy()
+    door.come(left_s=1e6)
+    before = door.scheduler.retry_after("standard")
+    door.now += 60.0
+    with pytest.raises(Shed):
+        door.come(left_s=20.0)
+    assert door.scheduler.retry_after("standard") == 60.0 > before
+
+
+def test_bulk_is_shed_while_a_queue_above_stands() -> None:
+    """Standard work that waits longer than it may, for a while: bulk is not taken any more, and later it is again."""
+    door, inside = busy(queue=200)
+    for _ in range(40):
+        door.come(left_s=1e6)
+    for _ in range(6):
+        door.now += 1.0
+        inside = [new for ticket in inside for new in door.go(ticket)]
+    assert door.scheduler.saturated(door.now)
+    with pytest.raises(Shed):
+        door.come("bulk", left_s=1e6)
+    with pytest.raises(Shed):
+        door.come("standard", left_s=1e6)
+    assert door.come("interactive").state is TicketState.WAITING
+    while inside:
+        door.now += 1.0
+        inside = [new for ticket in inside for new in door.go(ticket)]
+    door.now += 3.0
+    assert not door.scheduler.saturated(door.now)
+    assert door.come("bulk").has_permit
+
+
+def flooded(places: int = 16, **config: float) -> tuple[Door, list[Ticket]]:
+    """A door that one tenant has filled, and its queue; another has one place."""
+    door = Door(places, queue=64, **config)
+    door.come("standard", "quiet")
+    return door, [door.come("standard", "flood") for _ in range(2 * places)]
+
+
+def test_the_last_places_are_for_who_asks_little() -> None:
+    """While work is mixed, a flood leaves some places; bulk does not get them, whoever's it is."""
+    door, floods = flooded(reserve=0.125)
+    assert sum(ticket.has_permit for ticket in floods) == 13
+    assert [len(door.go(ticket)) for ticket in floods[:4]] == [1, 1, 1, 1]
+    assert door.come("bulk", "quiet").state is TicketState.WAITING
+    assert door.come("standard", "flood").state is TicketState.WAITING
+    assert door.come("standard", "quiet").has_permit
+    assert door.come("interactive", "quiet").has_permit
+    assert door.scheduler.running == 16
+
+
+def test_nothing_is_kept_where_nobody_is_different() -> None:
+    """One tenant with one kind of work uses every place."""
+    door = Door(16, reserve=0.5)
+    assert all(door.come().has_permit for _ in range(16))
+
+
+def test_a_waiter_that_leaves() -> None:
+    """It leaves no trace; a place that it was given in that moment goes to the next."""
+    door = Door(1)
+    held, first, second, third = door.come(), door.come(), door.come(), door.come()
+    assert door.go(first) == []
+    assert door.scheduler.waiting == 2
+    assert door.go(held) == [second]
+    assert door.go(second) == [third]
+    assert door.go(third) == []
+    assert door.go(third) == []
+    assert (door.scheduler.running, door.scheduler.pending, door.scheduler.waiting) == (0, 0, 0)
+
+
+def test_who_ran_out_of_time_in_the_queue_gets_no_place() -> None:
+    """A place that comes free goes past it, to one who can still use it."""
+    door = Door(1)
+    held, late, other = door.come(), door.come(left_s=1.0), door.come()
+    assert door.go(held, after_s=2.0) == [other]
+    assert late.state is TicketState.GONE
+
+
+def test_a_grown_limit_lets_waiters_in() -> None:
+    """Where first tokens come at once, the limit grows, and who waits goes in before anybody has left."""
+    door = AdmissionScheduler(settings(8, queue=64, least=1, reserve=0.0), 0.0)
+    came = [Ticket("standard", "one", 1.0, 1.0, 0.0, 1e9) for _ in range(60)]
+    for ticket in came:
+        door.arrive(ticket, 0.0)
+    assert (door.limit, door.running) == (4, 4)
+    now, by_growth = 0.0, 0
+    while door.limit < 8:
+        now += 0.1
+        assert now < 60.0
+        (inside, *_) = [ticket for ticket in came if ticket.has_permit]
+        door.leave(inside, now)
+        for ticket in [ticket for ticket in came if ticket.state is TicketState.PENDING]:
+            by_growth += len(door.first_token(ticket, now + 0.01, 0.01))
+        assert door.running == door.limit
+        came += [Ticket("standard", "one", 1.0, 1.0, now, 1e9)]
+        door.arrive(came[-1], now)
+    assert by_growth == 4
+
+
+def full(places: int = 4, *floods: Priority, **config: float) -> tuple[Door, list[Ticket]]:
+    """A door whose places one tenant has, none of them with a token yet, while others were here of late."""
+    door = Door(places, queue=4, preempt=0.5, **config)
+    for tenant in ("quiet", "other"):
+        door.go(door.come("interactive", tenant))
+    return door, [door.come(each, "flood") for each in floods or ("interactive",) * places]
+
+
+def test_a_flood_gives_a_place_back() -> None:
+    """The last of it that went in, for a tenant that asks little; it is the next of its tenant to go in again."""
+    door, floods = full()
+    waiting = [door.come("interactive", "flood") for _ in range(2)]
+    quiet = door.come("interactive", "quiet")
+    assert quiet.has_permit
+    assert door.gave_back is floods[3]
+    assert (door.scheduler.running, door.scheduler.waiting) == (4, 3)
+    assert door.go(floods[0]) == [floods[3]]
+    assert door.go(floods[1]) == [waiting[0]]
+    assert floods[3].preempted == 1
+
+
+def test_less_urgent_work_gives_a_place_back() -> None:
+    """Of the same tenant too: bulk before standard, and interactive work never to another of its own tenant."""
+    door, held = full(5, "standard", "bulk", "standard", "interactive", "interactive")
+    for victim in (held[1], held[2]):
+        assert door.come("interactive", "flood").has_permit
+        assert door.gave_back is victim
+    held += [door.come("interactive", "flood")]
+    assert held[-1].state is TicketState.WAITING  # It has more than twice its share.
+    assert door.come("interactive", "quiet").has_permit
+    assert door.gave_back is held[0]
+    assert door.come("interactive", "other").has_permit
+    assert door.gave_back is not None
+    assert (door.gave_back.tenant, door.gave_back.priority) == ("flood", "interactive")
+
+
+def test_what_has_begun_to_answer_keeps_its_place() -> None:
+    """Its caller has seen a token: nobody takes that back."""
+    door, floods = full()
+    for ticket in floods:
+        door.scheduler.first_token(ticket, door.now, 0.1)
+    assert door.come("interactive", "quiet").state is TicketState.WAITING
+
+
+@pytest.mark.parametrize("priority", ["interactive", "standard"])
+def test_a_flood_takes_no_place_back(priority: Priority) -> None:
+    """Who has had more than the others waits."""
+    door, _ = full(4, *(priority,) * 4)
+    for _ in range(8):
+        door.now += 0.1
+        with suppress(QueueFull, Shed):
+            door.come(priority, "flood")
+        assert door.gave_back is None
+
+
+def test_bulk_takes_no_place_back() -> None:
+    """It can wait."""
+    door, _ = full(4, "bulk", "bulk", "bulk", "bulk")
+    assert door.come("bulk", "quiet").state is TicketState.WAITING
+
+
+def test_nobody_gives_back_again_and_again() -> None:
+    """Twice at most, and not who would be too late after it."""
+    door, (often, late) = full(2)
+    late.deadline = door.now + 1.0
+    for times in (1, 2):
+        quiet = door.come("interactive", f"quiet {times}")
+        assert door.gave_back is often
+        assert door.go(quiet) == [often]
+        assert often.preempted == times
+    assert door.come("interactive", "quiet 3").state is TicketState.WAITING
+
+
+def test_few_give_back() -> None:
+    """A share of the requests: what their servers had begun for them is lost."""
+    door = Door(8, queue=1000, preempt=0.1)
+    taken = 0
+    for at in range(400):
+        door.come("interactive", "flood", left_s=1e6)
+        if at % 2:
+            quiet = door.come("interactive", f"quiet {at % 50}", left_s=1e6)
+            taken += door.gave_back is not None
+            if quiet.has_permit:
+                door.go(quiet)
+    assert 1 <= taken <= 0.1 * 400 + 5
+
+
+def test_a_full_queue_holds_who_gave_back() -> None:
+    """The youngest of those behind it gives way for good; nobody more urgent does."""
+    door, floods = full(2, "standard", "standard")
+    waiting = [door.come("standard", "flood") for _ in range(4)]
+    assert door.come("interactive", "quiet").has_permit
+    assert door.gave_back is floods[1]
+    assert door.gave_way is waiting[3]
+    assert door.scheduler.waiting == 4
+    door, _ = full(2, "bulk", "bulk")
+    urgent = [door.come("standard", "one") for _ in range(4)]
+    assert door.come("interactive", "two").has_permit is False or door.gave_way not in urgent
+
+
+def test_more_and_fewer_places() -> None:
+    """What other gateways leave: who waits goes in at once, who has a place keeps it."""
+    door = Door(4)
+    scheduler = AdmissionScheduler(settings(8, queue=8, least=1, reserve=0.0), 0.0)
+    scheduler.bound(4, 0.0)
+    came = [Ticket("standard", "one", 1.0, 1.0, door.now, 1e9) for _ in range(8)]
+    for ticket in came:
+        scheduler.arrive(ticket, door.now)
+    assert (scheduler.running, scheduler.waiting) == (4, 4)
+    assert scheduler.bound(6, 0.1) == came[4:6]
+    assert scheduler.bound(2, 0.2) == []
+    assert (scheduler.running, scheduler.limit) == (6, 2)

@@ -1,0 +1,85 @@
+"""Endpoints that do as they are told, and a clock that stands still."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import anyio
+
+from cloud_pool.balancing.config import Balance, PoolConfig
+from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
+from cloud_pool.balancing.pool import Pool
+from cloud_pool.upstreams.triton.client import TritonClient
+from router.errors import CausewayError, DeadlineExceeded
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Endpoint:
+    """What the pool needs of a Triton."""
+
+    def __init__(self) -> None:
+        self.fault: CausewayError | None = None
+        self.hangs = False
+        self.heard = -math.inf
+        self.probes = 0
+        self.ended: list[tuple[CausewayError, bool]] = []
+        self.closed = False
+        self.renewed = 0
+
+    async def probe(self, model: str, timeout_s: float = 3.0) -> None:
+        self.probes += 1
+        if self.hangs:
+            await anyio.sleep(timeout_s)
+            raise DeadlineExceeded("no answer")
+        await anyio.lowlevel.checkpoint()
+        if self.fault is not None:
+            raise self.fault
+
+    def last_received_at(self, model: str) -> float:
+        return self.heard
+
+    def end(self, model: str, why: CausewayError, *, begun: bool = True) -> None:
+        self.ended.append((why, begun))
+
+    def renew(self) -> None:
+        self.renewed += 1
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Bed:
+    """A pool over scripted endpoints; by default its chance always draws the first two, in order."""
+
+    def __init__(
+        self, *endpoints: str, settings: PoolConfig | None = None, zone: str = "", balance: Balance = "least"
+    ) -> None:
+        self.clock = Clock()
+        self.tritons: dict[str, Endpoint] = {}
+        self.ejections: list[tuple[str, str]] = []
+        self.pool = Pool(
+            "large",
+            "m",
+            [parse_endpoint_address(text) for text in endpoints],
+            lambda address: cast("TritonClient", self.at(address)),
+            settings=settings or PoolConfig(),
+            balance=balance,
+            zone=zone,
+            clock=self.clock,
+            chance=lambda: 0.0,
+            ejected=lambda *what: self.ejections.append(what),
+        )
+
+    def at(self, address: str) -> Endpoint:
+        return self.tritons.setdefault(address, Endpoint())
+
+    def phases(self) -> dict[str, str]:
+        return {one.address: one.phase for one in self.pool.endpoints}

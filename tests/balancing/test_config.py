@@ -1,0 +1,66 @@
+"""The endpoints of a tier in the configuration: what is written, and where a mistake stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import cloud_pool
+from cloud_pool.balancing.config import PoolConfig
+from cloud_pool.config.schema import Flags, TierConfig, load_config
+from router.errors import ConfigError
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "gateway.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_many_endpoints_or_one(tmp_path: Path) -> None:
+    """`triton` is the short way to write one endpoint; the flag takes the place of both."""
+    text = "tiers:\n  - {name: a, endpoints: ['x:1@eu', 'dns:y:2'], balance: prefix}\n  - {name: b, triton: 'z:3'}\n"
+    many, one = load_config(write(tmp_path, text), Flags()).tiers
+    assert [(place.address, place.zone, place.is_dns) for place in many.places] == [
+        ("x:1", "eu", False),
+        ("y:2", "", True),
+    ]
+    assert [place.address for place in one.places] == ["z:3"]
+    assert [place.address for place in TierConfig().places] == ["127.0.0.1:8001"]
+    for tier in load_config(write(tmp_path, text), Flags(triton="t:9")).tiers:
+        assert [place.address for place in tier.places] == ["t:9"]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("tiers:\n  - name: a\n    endpoints: ['x:1', nowhere]", "gateway.yaml:3:24: tiers[0].endpoints[1]"),
+        ("tiers:\n  - name: a\n    endpoints: ['x:1', 'y:2', 'x:1@eu']", "gateway.yaml:3:31: tiers[0].endpoints[2]"),
+        ("tiers:\n  - name: a\n    triton: y:1\n    endpoints: ['x:1']", "gateway.yaml:4:5: tiers[0].endpoints"),
+        ("tiers:\n  - {name: a, triton: nowhere}", "gateway.yaml:2:15: tiers[0].triton"),
+        ("tiers:\n  - {name: a, balance: random}", "gateway.yaml:2:15: tiers[0].balance"),
+        ("pool: {max_ejected: 2}", "gateway.yaml:1:8: pool.max_ejected"),
+        ("pool: {load_factor: 1}", "gateway.yaml:1:8: pool.load_factor"),
+        ("pool:\n  fault: 2", "gateway.yaml:2:3: pool.fault"),
+    ],
+)
+def test_a_mistake_is_refused_where_it_stands(tmp_path: Path, text: str, where: str) -> None:
+    """File, line, column and key."""
+    with pytest.raises(ConfigError) as raised:
+        load_config(write(tmp_path, text), Flags())
+    assert where in str(raised.value)
+
+
+def test_a_mistake_of_the_flag_is_the_flags(tmp_path: Path) -> None:
+    """The file is not blamed for what the command line said."""
+    with pytest.raises(ConfigError, match="--triton"):
+        load_config(write(tmp_path, "tiers:\n  - {name: a, triton: 'z:3'}"), Flags(triton="nowhere"))
+
+
+def test_the_example_shows_every_key_of_the_pool() -> None:
+    """With its default."""
+    path = Path(cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
+    assert load_config(path, Flags()).pool == PoolConfig()
+    text = path.read_text()
+    assert all(f"  {name}:" in text for name in PoolConfig.__struct_fields__)

@@ -1,0 +1,98 @@
+"""Connections that are hard to have: one that nothing comes through any more, as a NAT leaves it behind, open at our
+end and gone at the other; and one that takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
+from cloud_pool.balancing.pool import Pool
+from cloud_pool.upstreams.triton.client import TritonClient
+
+from ..cloud.test_triton_client import bed, two_pieces
+from .test_repair import QUICK, leased, until
+
+
+class Middle:
+    """Passes bytes on between a client and `port`, until it forgets the connections that it has."""
+
+    def __init__(self, port: int, delay_s: float = 0.0) -> None:
+        self.connections = 0
+        self._delay_s = delay_s
+        self._port = port
+        self._open: list[asyncio.Event] = []
+
+    def forget(self) -> None:
+        """Nothing is closed and nothing goes through; new connections do."""
+        for one in self._open:
+            one.clear()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        passes = asyncio.Event()
+        passes.set()
+        self._open.append(passes)
+        await asyncio.sleep(self._delay_s)
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            await asyncio.gather(_pass(reader, there_writer, passes), _pass(there_reader, writer, passes))
+        finally:
+            there_writer.close()
+            writer.close()
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passes: asyncio.Event) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(65536):
+            await passes.wait()
+            writer.write(data)
+    writer.close()
+
+
+@asynccontextmanager
+async def through(middle: Middle) -> AsyncIterator[Pool]:
+    server = await asyncio.start_server(middle.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with anyio.create_task_group() as tasks:
+        triton = TritonClient(f"127.0.0.1:{port}", tasks)
+        pool = Pool("t", "m", [parse_endpoint_address(triton.address)], lambda _: triton, settings=QUICK)
+        tasks.start_soon(pool.watch)
+        yield pool
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await triton.close()
+    server.close()
+
+
+def _port(triton: TritonClient) -> int:
+    return int(triton.address.rpartition(":")[2])
+
+
+async def test_a_forgotten_connection_is_renewed() -> None:
+    """The endpoint is well and seems dead: it is out while that lasts, and back over a new connection, in seconds and
+    not in the minutes that TCP takes."""
+    async with bed(two_pieces) as (_, direct):
+        middle = Middle(_port(direct))
+        async with through(middle) as pool:
+            await leased(pool)
+            assert middle.connections == 1
+            middle.forget()
+            lost = asyncio.ensure_future(leased(pool))
+            await until(lambda: pool.healthy == 0)
+            await until(lambda: pool.healthy == 1)
+            assert middle.connections >= 2
+            assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
+            lost.cancel()
+            await asyncio.gather(lost, return_exceptions=True)
+
+
+async def test_a_connection_may_take_its_time() -> None:
+    """A far or busy endpoint needs some tenths of a second for the first connection: that is no fault."""
+    async with bed(two_pieces) as (_, direct), through(Middle(_port(direct), delay_s=0.4)) as pool:
+        assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
+        assert pool.healthy == 1

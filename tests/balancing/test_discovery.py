@@ -1,0 +1,205 @@
+"""Which addresses a tier has, over time: written down, from DNS, and read again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+import pytest
+
+from cloud_pool.balancing.config import PoolConfig
+from cloud_pool.balancing.discovery.dns import EndpointDiscovery, resolve_dns
+from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
+from cloud_pool.balancing.discovery.reload import take
+from cloud_pool.balancing.pools import Pools, TritonClients
+from cloud_pool.config.schema import Config, ServerConfig, TierConfig
+from cloud_pool.config.tiers import ChatFormat, Tier
+from router.errors import ConfigError
+
+
+class Resolver:
+    def __init__(self, **names: Sequence[str] | Exception) -> None:
+        self.names: dict[str, Sequence[str] | Exception] = dict(names)
+        self.asked = 0
+
+    async def __call__(self, name: str, port: int) -> Sequence[str]:
+        self.asked += 1
+        await anyio.lowlevel.checkpoint()
+        found = self.names[name]
+        if isinstance(found, Exception):
+            raise found
+        return [f"{host}:{port}" for host in found]
+
+
+def names(resolver: Resolver, *places: str) -> EndpointDiscovery:
+    return EndpointDiscovery([parse_endpoint_address(text) for text in places], resolver)
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "zone", "is_dns"),
+    [
+        ("10.0.0.7:8001", "10.0.0.7:8001", "", False),
+        ("triton-0.triton:8001@eu-1a", "triton-0.triton:8001", "eu-1a", False),
+        ("[::1]:8001@b", "[::1]:8001", "b", False),
+        ("dns:triton.models:8001", "triton.models:8001", "", True),
+        ("dns:triton.models:8001@b", "triton.models:8001", "b", True),
+    ],
+)
+def test_how_a_place_is_written(text: str, address: str, zone: str, is_dns: bool) -> None:
+    """An address, a name to resolve, and a zone behind either."""
+    place = parse_endpoint_address(text)
+    assert (place.address, place.zone, place.is_dns) == (address, zone, is_dns)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", "host:", "host:0", "host:99999", "a b:1", "host:1@", "::1:80", "dns:[::1]:80", "dns:x", "x:1@a@b"],
+)
+def test_a_place_that_is_none_is_refused(text: str) -> None:
+    """What cannot be connected to is an error at start."""
+    with pytest.raises(ConfigError, match="somewhere"):
+        parse_endpoint_address(text, "somewhere")
+
+
+async def test_names_are_resolved_again() -> None:
+    """Addresses come and go with DNS, each in its place's zone; what is written down stays."""
+    resolver = Resolver(pool=["10.0.0.1", "10.0.0.2"])
+    found = names(resolver, "dns:pool:81@x", "fixed:82@y")
+    assert found.zones() == {"fixed:82": "y"}
+    await found.refresh()
+    assert found.zones() == {"fixed:82": "y", "10.0.0.1:81": "x", "10.0.0.2:81": "x"}
+    resolver.names["pool"] = ["10.0.0.2", "10.0.0.3"]
+    await found.refresh()
+    assert set(found.zones()) == {"fixed:82", "10.0.0.2:81", "10.0.0.3:81"}
+
+
+@pytest.mark.parametrize("answer", [OSError("no such host"), UnicodeError("label too long"), []])
+async def test_a_name_that_is_not_known_keeps_its_endpoints(
+    answer: Sequence[str] | Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A resolver that fails, or knows nobody, takes nothing away; it is said once."""
+    resolver = Resolver(pool=["10.0.0.1"])
+    found = names(resolver, "dns:pool:81")
+    await found.refresh()
+    resolver.names["pool"] = answer
+    for _ in range(3):
+        await found.refresh()
+    assert set(found.zones()) == {"10.0.0.1:81"}
+    assert len(caplog.records) == (1 if isinstance(answer, Exception) else 0)
+
+
+async def test_the_systems_resolver() -> None:
+    """The real one knows this machine, and says so of a name that nobody has."""
+    assert set(await resolve_dns("localhost", 81)) <= {"127.0.0.1:81", "[::1]:81"}
+    with pytest.raises(OSError, match=r"."):
+        await resolve_dns("no-such-name.invalid", 81)
+
+
+# --- all tiers together ----------------------------------------------------------------------------------------------
+
+
+def config(*endpoints: str, dns_s: float = 0.02) -> Config:
+    return Config(
+        server=ServerConfig(port=0), tiers=(TierConfig(name="t", endpoints=endpoints),), pool=PoolConfig(dns_s=dns_s)
+    )
+
+
+@asynccontextmanager
+async def running(start: Config, resolver: Resolver) -> AsyncIterator[tuple[Pools, TritonClients]]:
+    async with anyio.create_task_group() as tasks:
+        clients = TritonClients(tasks, lambda model: None)
+        pools = Pools(start, [Tier(tier, ChatFormat("")) for tier in start.tiers], clients, resolve=resolver)
+        await pools.prepare()
+        tasks.start_soon(pools.watch)
+        with anyio.fail_after(20.0):
+            yield pools, clients
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await pools.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+def addresses(pools: Pools) -> dict[str, str]:
+    return {one.address: one.phase for one in pools.by_tier["t"].endpoints}
+
+
+async def test_the_pool_follows_dns() -> None:
+    """The first addresses are there before anybody asks; a later one is asked first; one that goes drains, and its
+    client is closed."""
+    resolver = Resolver(pool=["127.0.0.1", "127.0.0.2"])
+    async with running(config("dns:pool:1"), resolver) as (pools, clients):
+        assert addresses(pools) == {"127.0.0.1:1": "in", "127.0.0.2:1": "in"}
+        lease = pools.by_tier["t"].lease(excluding={"127.0.0.2:1"})
+        idle = clients.at("127.0.0.2:1")
+        resolver.names["pool"] = ["127.0.0.3"]
+        await until(lambda: addresses(pools) == {"127.0.0.1:1": "draining", "127.0.0.3:1": "ejected"})
+        await until(lambda: clients.at("127.0.0.2:1") is not idle)
+        lease.close()
+        await until(lambda: addresses(pools) == {"127.0.0.3:1": "ejected"})
+
+
+async def test_a_resolver_that_hangs_delays_nothing_else() -> None:
+    """Another tier's endpoints, and those that are written down, do not wait for it."""
+
+    class Hanging(Resolver):
+        async def __call__(self, name: str, port: int) -> Sequence[str]:
+            await asyncio.Event().wait()
+            return []
+
+    start = msgspec.structs.replace(
+        config("a:1"), tiers=(TierConfig(name="slow", endpoints=("dns:pool:1",)), TierConfig(name="t", triton="a:1"))
+    )
+    async with anyio.create_task_group() as tasks:
+        clients = TritonClients(tasks, lambda model: None)
+        pools = Pools(start, [Tier(tier, ChatFormat("")) for tier in start.tiers], clients, resolve=Hanging())
+        tasks.start_soon(pools.watch)
+        with pools.by_tier["t"].lease() as lease:
+            assert lease.endpoint == "a:1"
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await pools.close()
+
+
+async def test_endpoints_are_read_again() -> None:
+    """What SIGHUP does: who is new joins, who is out drains; names that are new are resolved before anybody goes."""
+    resolver = Resolver(pool=["127.0.0.9"])
+    start = config("127.0.0.1:1", "127.0.0.2:1", dns_s=60.0)
+    async with running(start, resolver) as (pools, _):
+        with pools.by_tier["t"].lease(excluding={"127.0.0.2:1"}):
+            take(pools, start, lambda: config("127.0.0.2:1", "dns:pool:1", dns_s=60.0))
+            await until(lambda: len(addresses(pools)) == 3)
+            assert addresses(pools) == {"127.0.0.1:1": "draining", "127.0.0.2:1": "in", "127.0.0.9:1": "ejected"}
+        assert set(addresses(pools)) == {"127.0.0.2:1", "127.0.0.9:1"}
+
+
+async def test_a_faulty_file_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The last good endpoints stay, and the log says why."""
+
+    def reread() -> Config:
+        raise ConfigError("no", where="gateway.yaml:3")
+
+    start = config("127.0.0.1:1")
+    async with running(start, Resolver()) as (pools, _):
+        take(pools, start, reread)
+        await asyncio.sleep(0.05)
+        assert addresses(pools) == {"127.0.0.1:1": "in"}
+    assert "gateway.yaml:3" in caplog.text
+
+
+async def test_what_else_changed_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Only endpoints are taken: a changed limit needs a restart, and the log says so."""
+    start = config("127.0.0.1:1")
+    with caplog.at_level(logging.WARNING):
+        async with running(start, Resolver()) as (pools, _):
+            take(pools, start, lambda: config("127.0.0.1:1"))
+            assert "restart" not in caplog.text
+            take(pools, start, lambda: msgspec.structs.replace(start, log="debug"))
+    assert "restart" in caplog.text

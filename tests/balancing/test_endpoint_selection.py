@@ -1,0 +1,274 @@
+"""The choice of an endpoint: pure, so that every case can be drawn."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloud_pool.balancing.config import PoolConfig
+from cloud_pool.balancing.endpoint_selection import choose, draw_two
+from cloud_pool.balancing.prefix_affinity import prefix_key
+from cloud_pool.balancing.state import Endpoint, PoolState
+from router.types import Message, Request
+
+DRAWS = st.floats(0.0, 1.0, exclude_max=True)
+LOADS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
+CONFIG = PoolConfig()
+NOW = 1000.0
+
+
+def pool(*outstanding: int, zones: Sequence[str] = ()) -> PoolState:
+    return PoolState(
+        tuple(
+            Endpoint(address=f"t{at}:1", open=(NOW,) * load, zone=zones[at] if zones else "")
+            for at, load in enumerate(outstanding)
+        )
+    )
+
+
+def changed(state: PoolState, at: int, **changes: object) -> PoolState:
+    return state.put(msgspec.structs.replace(state.endpoints[at], **changes))
+
+
+def taken(state: PoolState, chosen: Endpoint) -> PoolState:
+    return state.put(msgspec.structs.replace(chosen, open=(*chosen.open, NOW)))
+
+
+def shares(state: PoolState, times: int = 2000, **how: object) -> Counter[str]:
+    """Of requests that end at once, so that nothing is ever outstanding but what `state` says."""
+    chance = random.Random(7)
+    found: Counter[str] = Counter()
+    for _ in range(times):
+        chosen = choose(state, CONFIG, now=NOW, draw=chance.random(), **how)  # type: ignore[arg-type]
+        assert chosen is not None
+        found[chosen.address] += 1
+    return found
+
+
+# --- two choices -----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=6), DRAWS)
+def test_the_busiest_is_never_chosen_over_another(loads: list[int], draw: float) -> None:
+    """Of two different endpoints the less loaded is taken, so the only busiest one never is."""
+    chosen = choose(pool(*loads), CONFIG, now=NOW, draw=draw)
+    assert chosen is not None
+    assert loads.count(max(loads)) > 1 or chosen.outstanding < max(loads)
+
+
+@given(LOADS, DRAWS, st.sets(st.integers(0, 5)))
+def test_the_excluded_are_not_chosen(loads: list[int], draw: float, out: set[int]) -> None:
+    """An excluded endpoint gets nothing; with all of them excluded nobody does."""
+    excluding = {f"t{at}:1" for at in out}
+    chosen = choose(pool(*loads), CONFIG, now=NOW, draw=draw, excluding=excluding, key=b"k")
+    assert (chosen is None) == (set(range(len(loads))) <= out)
+    assert chosen is None or chosen.address not in excluding
+
+
+@given(st.lists(st.sampled_from(["in", "ejected", "draining"]), min_size=1, max_size=6), DRAWS, st.binary(max_size=4))
+def test_only_those_that_take_requests_are_chosen(phases: list[str], draw: float, key: bytes) -> None:
+    """Ejected and draining endpoints get nothing, by whatever way the choice goes."""
+    state = PoolState(tuple(Endpoint(address=f"t{at}:1", phase=each) for at, each in enumerate(phases)))  # type: ignore[arg-type]
+    chosen = choose(state, CONFIG, now=NOW, draw=draw, key=key)
+    assert (chosen is None) == ("in" not in phases)
+    assert chosen is None or chosen.phase == "in"
+
+
+@given(st.integers(2, 9), DRAWS)
+def test_the_two_are_different(count: int, draw: float) -> None:
+    """Two draws of one endpoint would be one choice only."""
+    one, other = draw_two(pool(*[0] * count).endpoints, draw)
+    assert one.address != other.address
+
+
+def test_all_are_drawn_alike() -> None:
+    """Where nothing tells endpoints apart each gets its share."""
+    found = shares(pool(0, 0, 0, 0), times=8000)
+    assert all(abs(count - 2000) < 200 for count in found.values()), found
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(2, 8), st.integers(0, 2**32))
+def test_work_that_stays_is_balanced(count: int, seed: int) -> None:
+    """After many requests that do not end, no endpoint has more than a few over the mean (ln ln n, and a constant)."""
+    chance, state = random.Random(seed), pool(*[0] * count)
+    for _ in range(100 * count):
+        chosen = choose(state, CONFIG, now=NOW, draw=chance.random())
+        assert chosen is not None
+        state = taken(state, chosen)
+    assert max(one.outstanding for one in state.endpoints) <= 100 + 5
+
+
+# --- slowness --------------------------------------------------------------------------------------------------------
+
+
+def timed(*ttft_s: float) -> PoolState:
+    state = pool(*[0] * len(ttft_s))
+    for at, seconds in enumerate(ttft_s):
+        state = changed(state, at, ttft_s=seconds, ttft_at=NOW)
+    return state
+
+
+def test_a_slow_endpoint_is_left_alone_while_others_have_room() -> None:
+    """Ten times slower is worse than ten times the work, and better than none at all."""
+    state = timed(0.05, 0.5, 0.05)
+    assert "t1:1" not in shares(state)
+    busy = changed(changed(state, 0, open=(NOW,) * 12), 2, open=(NOW,) * 12)
+    assert "t1:1" not in shares(busy)
+    busy = changed(changed(state, 0, open=(NOW,) * 50), 2, open=(NOW,) * 50)
+    assert "t1:1" in shares(busy)
+
+
+def test_chance_does_not_draw_two_slow_ones() -> None:
+    """With several slow endpoints two of them may meet: still none of them gets anything while others have room."""
+    assert not shares(timed(0.5, 0.5, 0.5, 0.05, 0.05, 0.05, 0.05)).keys() & {"t0:1", "t1:1", "t2:1"}
+
+
+def test_of_two_endpoints_the_slow_one_is_known_too() -> None:
+    """The median of two is the quicker one."""
+    assert set(shares(timed(0.5, 0.05))) == {"t1:1"}
+
+
+def test_usual_differences_are_no_slowness() -> None:
+    """Times to the first token vary with the prompts: twice the median is no reason."""
+    assert set(shares(timed(0.05, 0.1, 0.08))) == {"t0:1", "t1:1", "t2:1"}
+
+
+def test_a_slow_endpoint_is_forgiven_in_time() -> None:
+    """Without requests nothing new is learnt about it: what is known fades, and it is tried again."""
+    state = timed(0.05, 0.5, 0.05)
+    later = [at for at in range(0, 200, 5) if choose(state, CONFIG, now=NOW + at, draw=0.4) == state.endpoints[1]]
+    assert later
+    assert 30 < min(later) < 120
+
+
+def test_a_stuck_endpoint_is_avoided_before_it_answers() -> None:
+    """What waits for a first token counts as measured so far."""
+    state = timed(0.05, 0.05, 0.05)
+    stuck = changed(state, 1, open=(NOW - 1.0,), waiting=(NOW - 1.0,))
+    others = changed(changed(stuck, 0, open=(NOW,) * 4), 2, open=(NOW,) * 4)
+    assert "t1:1" not in shares(others)
+
+
+# --- slow start ------------------------------------------------------------------------------------------------------
+
+
+def test_who_comes_back_gets_a_share_that_grows() -> None:
+    """At first a tenth of what others have outstanding, and as much as they in the end."""
+    for age, fair in ((0.0, 1), (5.0, 5), (10.0, 10), (60.0, 10)):
+        state = changed(pool(9, 0), 1, since=NOW - age)
+        chance = random.Random(1)
+        while (chosen := choose(state, CONFIG, now=NOW, draw=chance.random())) == state.endpoints[1]:
+            state = taken(state, chosen)
+        assert abs(state.endpoints[1].outstanding - fair) <= 1, age
+
+
+# --- zones -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("ab")), min_size=1, max_size=6), DRAWS)
+def test_the_own_zone_goes_first(endpoints: list[tuple[int, str]], draw: float) -> None:
+    """Another zone helps only when each endpoint of the own one is saturated, or when there is none."""
+    state = pool(*(load for load, _ in endpoints), zones=[zone for _, zone in endpoints])
+    chosen = choose(state, CONFIG, now=NOW, draw=draw, zone="a")
+    roomy = [one for one in state.endpoints if one.zone == "a" and one.outstanding < CONFIG.spill_at]
+    assert chosen is not None
+    if roomy:
+        assert chosen in roomy
+    assert choose(state, CONFIG, now=NOW, draw=draw, zone="c") is not None
+
+
+def test_work_spills_over_and_is_balanced_there() -> None:
+    """A saturated zone shares what comes with the others, by load."""
+    found = shares(pool(16, 16, 3, 3, zones="aabb"), zone="a")
+    assert found["t2:1"] > 700
+    assert found["t3:1"] > 700
+
+
+# --- warm prefixes ---------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(LOADS, st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=40), DRAWS)
+def test_the_bound_is_never_exceeded(loads: list[int], keys: list[bytes], draw: float) -> None:
+    """Whatever the keys, nobody gets a request beyond ⌈c × mean⌉ of the load with it (Mirrokni et al., theorem 1)."""
+    state = pool(*loads)
+    for key in keys:
+        total = 1 + sum(one.outstanding for one in state.endpoints)
+        chosen = choose(state, CONFIG, now=NOW, draw=draw, key=key)
+        assert chosen is not None
+        assert chosen.outstanding + 1 <= math.ceil(CONFIG.load_factor * total / len(loads))
+        state = taken(state, chosen)
+
+
+@given(st.binary(min_size=1, max_size=8), st.integers(2, 8))
+def test_a_conversation_stays_when_others_go(key: bytes, count: int) -> None:
+    """An ejected endpoint moves its own conversations only, and they are back when it is."""
+    state = pool(*[0] * count)
+    home = choose(state, CONFIG, now=NOW, draw=0.0, key=key)
+    assert home is not None
+    for at, one in enumerate(state.endpoints):
+        moved = choose(changed(state, at, phase="ejected"), CONFIG, now=NOW, draw=0.0, key=key)
+        assert moved is not None
+        assert (moved.address == home.address) == (one.address != home.address)
+
+
+def test_keys_are_spread() -> None:
+    """Each endpoint is home to about its share of conversations."""
+    homes = Counter[str]()
+    for number in range(4000):
+        chosen = choose(pool(0, 0, 0, 0), CONFIG, now=NOW, draw=0.0, key=str(number).encode())
+        assert chosen is not None
+        homes[chosen.address] += 1
+    assert all(700 < count < 1300 for count in homes.values()), homes
+
+
+def test_a_hot_key_overflows_to_one_place() -> None:
+    """Requests of one prefix beyond the bound go to the next endpoint on the ring, not anywhere."""
+    state = pool(0, 0, 0, 0, 0)
+    order = []
+    for _ in range(40):
+        chosen = choose(state, CONFIG, now=NOW, draw=0.9, key=b"hot")
+        assert chosen is not None
+        order.append(chosen.address)
+        state = taken(state, chosen)
+    assert max(one.outstanding for one in state.endpoints) <= math.ceil(1.25 * 40 / 5)
+    assert order[0] == max(Counter(order), key=Counter(order).__getitem__)
+
+
+def test_a_slow_home_is_not_worth_its_warm_prefix() -> None:
+    """A conversation whose endpoint is ten times slower than the others goes elsewhere."""
+    state = timed(0.05, 0.05, 0.05)
+    home = choose(state, CONFIG, now=NOW, draw=0.0, key=b"k")
+    assert home is not None
+    slow = state.put(msgspec.structs.replace(home, ttft_s=0.5))
+    elsewhere = choose(slow, CONFIG, now=NOW, draw=0.0, key=b"k")
+    assert elsewhere is not None
+    assert elsewhere.address != home.address
+
+
+def chat(*texts: str) -> Request:
+    roles = ["system", *["user", "assistant"] * len(texts)]
+    return Request(kind="chat", model="m", messages=tuple(map(Message, roles, texts)))
+
+
+def test_further_turns_keep_the_key() -> None:
+    """System prompt and first turn make the key; what is said later does not, another first turn does."""
+    assert prefix_key(chat("be kind", "hi")) == prefix_key(chat("be kind", "hi", "hello", "how are you?"))
+    assert prefix_key(chat("be kind", "hi")) != prefix_key(chat("be kind", "ho"))
+    assert prefix_key(chat("be kind", "hi")) != prefix_key(chat("be rude", "hi"))
+
+
+def test_plain_prompts_have_keys_of_their_head() -> None:
+    """A long prompt that grows at its end keeps its key."""
+    head = "x" * 2000
+    keys = [prefix_key(Request(kind="completion", model="m", prompts=(head + end,))) for end in ("", "a", "b")]
+    assert len(set(keys)) == 1
+    assert keys[0] != prefix_key(Request(kind="completion", model="m", prompts=("y",)))
+    assert prefix_key(Request(kind="completion", model="m", prompts=((1, 2),)))

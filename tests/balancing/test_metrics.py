@@ -1,0 +1,45 @@
+"""What Prometheus hears of endpoints."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from cloud_pool.balancing.metrics import EndpointMetrics
+from router.errors import CloudUnreachable
+
+from .scripted import Bed
+
+
+def test_each_endpoint_is_told_and_none_that_is_gone() -> None:
+    """Outstanding, ejected, draining and time to the first token, by tier, endpoint and zone."""
+    registry, bed = CollectorRegistry(), Bed("a:1@x", "b:1@y")
+    endpoints = EndpointMetrics(registry)
+    endpoints.watch({"large": bed.pool})
+    with bed.pool.lease(excluding={"b:1"}) as lease:
+        lease.first_token(0.25)
+        text = generate_latest(registry).decode()
+    assert 'causeway_cloud_endpoint_outstanding{endpoint="a:1",tier="large",zone="x"} 1.0' in text
+    assert 'causeway_cloud_endpoint_ttft_seconds{endpoint="a:1",tier="large",zone="x"} 0.25' in text
+    assert 'causeway_cloud_endpoint_ttft_seconds{endpoint="b:1"' not in text, "not measured"
+    with bed.pool.lease(excluding={"b:1"}) as lease:
+        lease.failed(CloudUnreachable("no", phase="connect"))
+        endpoints.ejected(*bed.ejections[0])
+        bed.pool.name({"b:1": "y"})
+        text = generate_latest(registry).decode()
+        assert 'causeway_cloud_endpoint_draining{endpoint="a:1",tier="large",zone="x"} 1.0' in text
+        assert 'causeway_cloud_endpoint_ejected{endpoint="b:1",tier="large",zone="y"} 0.0' in text
+    text = generate_latest(registry).decode()
+    assert 'causeway_cloud_endpoint_outstanding{endpoint="a:1"' not in text
+    assert 'ejections_total{code="cloud_unreachable",tier="large"} 1.0' in text
+
+
+def test_who_is_left_alone_for_its_slowness_is_told() -> None:
+    """An operator sees which replica its peers do without."""
+    registry, bed = CollectorRegistry(), Bed("a:1", "b:1")
+    EndpointMetrics(registry).watch({"large": bed.pool})
+    for address, seconds in (("b:1", 0.1), *[("a:1", 1.0)] * 4):
+        with bed.pool.lease(excluding={"a:1", "b:1"} - {address}) as lease:
+            lease.first_token(seconds)
+    text = generate_latest(registry).decode()
+    assert 'causeway_cloud_endpoint_slow{endpoint="a:1",tier="large",zone=""} 1.0' in text
+    assert 'causeway_cloud_endpoint_slow{endpoint="b:1",tier="large",zone=""} 0.0' in text

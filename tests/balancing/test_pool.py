@@ -1,0 +1,279 @@
+"""Leases on a pool, and what becomes of its endpoints while it is watched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from cloud_pool.balancing.config import PoolConfig
+from router.errors import (
+    CausewayError,
+    CloudFailed,
+    CloudUnreachable,
+    DeadlineExceeded,
+    EngineUnavailable,
+    StreamBroken,
+)
+
+from .scripted import Bed
+
+REFUSED = CloudUnreachable("no", phase="connect")
+
+
+@asynccontextmanager
+async def watching(bed: Bed) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bed.pool.watch)
+        with anyio.fail_after(20.0):
+            yield
+        tasks.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+def outstanding(bed: Bed) -> list[int]:
+    return [one.outstanding for one in bed.pool.endpoints]
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_counts_while_it_is_open() -> None:
+    """From the moment it is given, until it is closed, once."""
+    bed = Bed("a:1", "b:1")
+    first = bed.pool.lease()
+    with bed.pool.lease() as second:
+        assert {first.endpoint, second.endpoint} == {"a:1", "b:1"}
+        assert outstanding(bed) == [1, 1]
+    second.close()
+    assert sum(outstanding(bed)) == 1
+    first.close()
+    assert outstanding(bed) == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["fails", "cancelled"])
+async def test_a_lease_is_given_back_however_the_call_ends(how: str) -> None:
+    """An error and a cancelled caller free the place as an answer does."""
+    bed = Bed("a:1", "b:1")
+    taken = asyncio.Event()
+
+    async def call() -> None:
+        with bed.pool.lease() as lease:
+            taken.set()
+            if how == "fails":
+                lease.failed(CloudFailed("no"))
+                raise CloudFailed("no")
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(call())
+    await taken.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert outstanding(bed) == [0, 0]
+    assert bed.pool.healthy == 2
+
+
+def test_what_is_measured_steers() -> None:
+    """Times to the first token reach the choice; a lease tells its first one only."""
+    bed = Bed("a:1", "b:1")
+    for address, seconds in (("a:1", 1.0), ("b:1", 0.05)):
+        with bed.pool.lease(excluding={"a:1", "b:1"} - {address}) as lease:
+            lease.first_token(seconds)
+            lease.first_token(9.0)
+            lease.succeeded()
+    assert [one.ttft_s for one in bed.pool.endpoints] == [1.0, 0.05]
+    for _ in range(5):
+        with bed.pool.lease() as lease:
+            assert lease.endpoint == "b:1"
+
+
+def test_a_conversation_keeps_its_endpoint() -> None:
+    """With `balance: prefix` the key decides, without it chance does."""
+    bed = Bed("a:1", "b:1", "c:1", balance="prefix")
+    homes = set()
+    for _ in range(10):
+        with bed.pool.lease(key=b"k") as lease:
+            homes.add(lease.endpoint)
+        with bed.pool.lease(key=b"other"):
+            pass
+    assert len(homes) == 1
+
+
+def test_nobody_is_an_error_that_says_when_to_come_back() -> None:
+    """A retry that excludes all, and a pool of which nothing is left, are refused with the reason's class."""
+    bed = Bed("a:1")
+    with pytest.raises(CloudUnreachable) as raised:
+        bed.pool.lease(excluding={"a:1"})
+    assert raised.value.retry_after_s == 1.0
+    empty = Bed("dns:name:1")
+    empty.pool.name({})
+    with pytest.raises(CloudUnreachable):
+        Bed().pool.lease()
+
+
+# --- watched ---------------------------------------------------------------------------------------------------------
+
+
+async def test_ejected_asked_and_back() -> None:
+    """Who refuses gets nothing more until a real request to it is answered; each ejection is counted."""
+    bed = Bed("a:1", "b:1")
+    bed.at("a:1").fault = REFUSED
+    async with watching(bed):
+        with bed.pool.lease() as lease:
+            lease.failed(REFUSED)
+        assert bed.phases() == {"a:1": "ejected", "b:1": "in"}
+        with bed.pool.lease() as lease:
+            assert lease.endpoint == "b:1"
+        bed.clock.now += 0.6
+        await until(lambda: bed.at("a:1").probes == 1)
+        assert bed.phases()["a:1"] == "ejected"
+        bed.at("a:1").fault = None
+        bed.clock.now += 1.1
+        await until(lambda: bed.phases()["a:1"] == "in")
+    assert bed.ejections == [("large", "cloud_unreachable")]
+    assert bed.at("b:1").probes == 0
+
+
+async def test_a_pool_of_one_refuses_until_it_is_back() -> None:
+    """Its only endpoint is asked at the first fault; while it is away callers hear at once, with its error's class."""
+    bed = Bed("a:1")
+    bed.at("a:1").fault = EngineUnavailable("loading")
+    async with watching(bed):
+        with bed.pool.lease() as lease:
+            lease.failed(EngineUnavailable("loading"))
+        assert bed.pool.healthy == 1
+        await until(lambda: bed.pool.healthy == 0)
+        with pytest.raises(EngineUnavailable):
+            bed.pool.lease()
+        bed.at("a:1").fault = None
+        bed.clock.now += 0.5
+        await until(lambda: bed.pool.healthy == 1)
+
+
+async def test_a_hung_endpoint_is_found_while_calls_wait() -> None:
+    """Nobody's deadline has come yet: silence with work makes ask, and no answer ejects. What has not begun is ended
+    there at once, to be made elsewhere, and what has begun later."""
+    bed = Bed("a:1", "b:1", settings=PoolConfig(probe_s=0.05))
+    bed.at("a:1").hangs = True
+    async with watching(bed):
+        with bed.pool.lease() as lease:
+            assert lease.endpoint == "a:1"
+            bed.clock.now += 1.0
+            await until(lambda: bed.pool.healthy == 1)
+            assert bed.at("a:1").ended == []
+            bed.clock.now += 1.0
+            await until(lambda: bed.at("a:1").ended != [])
+            assert not any(begun for _, begun in bed.at("a:1").ended)
+            bed.clock.now += 8.0
+            await until(lambda: bed.at("a:1").ended[-1][1])
+        assert bed.at("b:1").ended == []
+
+
+async def test_a_busy_endpoint_is_not_taken_for_hung() -> None:
+    """The question waits behind others that are answered: it stays in."""
+    bed = Bed("a:1", settings=PoolConfig(probe_s=0.05))
+    bed.at("a:1").hangs = True
+    async with watching(bed):
+        with bed.pool.lease() as lease:
+            bed.clock.now += 1.0
+            await until(lambda: bed.at("a:1").probes == 1)
+            bed.at("a:1").heard = bed.clock.now
+            with anyio.move_on_after(0.2):
+                await until(lambda: bed.pool.healthy == 0)
+            assert bed.pool.healthy == 1
+            lease.failed(DeadlineExceeded("too late"))
+        assert bed.pool.healthy == 1
+
+
+async def test_drain() -> None:
+    """Who is not named any more gets no new calls, keeps its running one, and is gone with it."""
+    bed = Bed("a:1", "b:1")
+    running = bed.pool.lease()
+    bed.pool.name({"b:1": ""})
+    assert bed.phases() == {"a:1": "draining", "b:1": "in"}
+    for _ in range(3):
+        with bed.pool.lease() as lease:
+            assert lease.endpoint == "b:1"
+    running.succeeded()
+    running.close()
+    assert bed.phases() == {"b:1": "in"}
+
+
+async def test_check_asks_each() -> None:
+    """Readiness hears of every endpoint by a real request."""
+    bed = Bed("a:1", "b:1")
+    bed.at("b:1").fault = CloudFailed("no")
+    assert await bed.pool.check() == {"a:1": "", "b:1": "cloud_failed"}
+
+
+async def test_an_end_in_the_middle_of_a_question_leaves_no_trace() -> None:
+    """A probe that is cancelled may be asked again."""
+    bed = Bed("a:1", "b:1", settings=PoolConfig(probe_s=30.0))
+    bed.at("a:1").hangs = True
+    async with watching(bed):
+        with bed.pool.lease() as lease:
+            lease.failed(REFUSED)
+        bed.clock.now += 1.0
+        await until(lambda: bed.at("a:1").probes == 1)
+    assert not bed.pool.state.endpoints[0].asked
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (REFUSED, CloudUnreachable),
+        (DeadlineExceeded("no"), CloudUnreachable),
+        (EngineUnavailable("no"), EngineUnavailable),
+        (CloudFailed("no"), EngineUnavailable),
+        (StreamBroken("no", phase="stream"), EngineUnavailable),
+    ],
+)
+async def test_why_nobody_can_take_it(fault: CausewayError, kind: type[CausewayError]) -> None:
+    """Unreachable is who was not reached; who answered with faults has a model that is not well."""
+    bed = Bed("a:1")
+    bed.at("a:1").fault = fault
+    async with watching(bed):
+        with bed.pool.lease() as lease:
+            lease.failed(REFUSED)
+        await until(lambda: bed.pool.healthy == 0)
+        with pytest.raises(kind):
+            bed.pool.lease()
+
+
+async def test_the_longer_it_is_away_the_later_callers_are_told_to_come() -> None:
+    """Within bounds: after seconds one second, after minutes five."""
+    bed = Bed("a:1")
+    bed.at("a:1").fault = REFUSED
+    async with watching(bed):
+        with bed.pool.lease() as lease:
+            lease.failed(REFUSED)
+        told = []
+        for asked in range(1, 8):
+            await until(lambda asked=asked: bed.at("a:1").probes == asked and not bed.pool.state.endpoints[0].asked)
+            with pytest.raises(CloudUnreachable) as raised:
+                bed.pool.lease()
+            told.append(raised.value.retry_after_s)
+            bed.clock.now += 0.5
+    assert told == [1.0, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
+
+
+def errors() -> list[CausewayError]:
+    return [REFUSED, CloudFailed("no"), DeadlineExceeded("no")]
+
+
+@pytest.mark.parametrize("error", errors(), ids=lambda error: error.code)
+def test_a_second_verdict_is_not_heard(error: CausewayError) -> None:
+    """One call says once how it ended, and nothing after it was closed."""
+    bed = Bed("a:1", "b:1")
+    with bed.pool.lease() as lease:
+        lease.succeeded()
+        lease.failed(error)
+    lease.failed(error)
+    assert bed.pool.state == Bed("a:1", "b:1").pool.state

@@ -1,0 +1,231 @@
+"""The model's own side of Triton, with the real engine and a responder that remembers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cloud_pool.triton_server.model_runtime import (
+    Emit,
+    ModelRequest,
+    ModelResponse,
+    ModelRuntime,
+    OnFailure,
+    RequestedOutputs,
+)
+from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters, decode
+from models.catalog.artifact import find_artifact
+from models.llama_cpp.engine import Engine
+from models.llama_cpp.protocol import EngineOptions, EngineStats
+from router.errors import CausewayError
+
+pytestmark = pytest.mark.engine
+PATIENCE_S = 30.0
+LONG = SamplingParameters(max_tokens=1900, temperature=0.0, ignore_eos=True)
+
+
+class Heard:
+    """generation.Responder: what came, and whether the caller has left. Fails on anything after the end."""
+
+    def __init__(self) -> None:
+        self.outputs: list[ModelResponse] = []
+        self.error: CausewayError | None = None
+        self.ended = threading.Event()
+        self.began = threading.Event()
+        self.left = False
+        self.late = 0
+
+    def send(self, outputs: ModelResponse, *, last: bool) -> None:
+        self.late += self.ended.is_set()
+        self.outputs.append(outputs)
+        self.began.set()
+        if last:
+            self.ended.set()
+
+    def fail(self, error: CausewayError) -> None:
+        self.late += self.ended.is_set()
+        self.error = error
+        self.ended.set()
+
+    def is_cancelled(self) -> bool:
+        return self.left
+
+    def wait(self) -> Heard:
+        assert self.ended.wait(PATIENCE_S)
+        return self
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.stats: list[EngineStats] = []
+        self.idle = threading.Event()
+        self.broken = threading.Event()
+        self.on_failure: OnFailure | None = None
+        self.generator = ModelRuntime(self._start, report=self._report, broken=self.broken.set)
+
+    def ask(self, ask: ModelRequest) -> Heard:
+        self.idle.clear()
+        heard = Heard()
+        self.generator.submit(ask, heard)
+        return heard
+
+    @property
+    def engine(self) -> Engine:
+        return self.generator._engine
+
+    def comes_to_rest(self) -> bool:
+        """Nothing runs or waits in the engine, now or soon."""
+        stats = self.engine.stats()
+        return stats.running + stats.waiting == 0 or self.idle.wait(PATIENCE_S)
+
+    def _start(self, emit: Emit, on_failure: OnFailure) -> Engine:
+        self.on_failure = on_failure
+        path = str(find_artifact("assistant").path)
+        engine = Engine(EngineOptions(model_path=path, sequences=4, threads=1, queue=8), emit, on_failure)
+        engine.start()
+        return engine
+
+    def _report(self, stats: EngineStats) -> None:
+        self.stats.append(stats)
+        if stats.running + stats.waiting == 0:
+            self.idle.set()
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Bed]:
+    made = Bed()
+    yield made
+    made.generator.close()
+
+
+def prompt(text: str = "wake me up at seven") -> str:
+    return f"<|user|>{text}<|assistant|>"
+
+
+def test_stream_has_one_response_a_step(bed: Bed) -> None:
+    """Each response carries the new tokens of its step, and the last one the reason and the prompt's length."""
+    parameters = SamplingParameters(max_tokens=6, temperature=0.0, ignore_eos=True)
+    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, stream=True)).wait()
+    assert sum(sum(one.new_tokens) for one in heard.outputs) == 6
+    assert [one.finish_reasons for one in heard.outputs[:-1]] == [(None,)] * (len(heard.outputs) - 1)
+    assert heard.outputs[-1].finish_reasons == ("length",)
+    assert heard.outputs[-1].input_tokens > 0
+    assert len(heard.outputs) > 1
+
+
+def test_whole_answer_is_one_response(bed: Bed) -> None:
+    """Not streaming there is one response; it begins with the prompt where that was not declined."""
+    parameters = SamplingParameters(max_tokens=6, temperature=0.0)
+    (plain,) = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters)).wait().outputs
+    (whole,) = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, with_input=True)).wait().outputs
+    assert whole.texts[0] == prompt() + plain.texts[0]
+
+
+def test_sequences_of_one_request_answer_together(bed: Bed) -> None:
+    """n sequences have one responder, and each has its own end."""
+    parameters = SamplingParameters(n=3, max_tokens=5, seed=1, ignore_eos=True)
+    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, stream=True)).wait()
+    assert {len(one.texts) for one in heard.outputs} == {3}
+    assert heard.outputs[-1].finish_reasons == ("length",) * 3
+    assert [sum(one.new_tokens[at] for one in heard.outputs) for at in range(3)] == [5, 5, 5]
+
+
+def test_logprobs_add_up(bed: Bed) -> None:
+    """The cumulative logprob is the sum of the tokens' own."""
+    parameters = SamplingParameters(max_tokens=4, temperature=0.0, logprobs=2)
+    wants = RequestedOutputs(logprobs=True, cumulative_logprob=True)
+    (output,) = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, wants=wants)).wait().outputs
+    assert len(output.logprobs[0]) == output.new_tokens[0]
+    assert output.cumulative_logprobs[0] == pytest.approx(sum(token.logprob for token in output.logprobs[0]))
+
+
+@pytest.mark.parametrize(
+    ("ask", "code"),
+    [
+        (ModelRequest(prompt="word " * 9000, parameters=LONG), "context_length_exceeded"),
+        (ModelRequest(prompt="", parameters=LONG), "invalid_value"),
+        (
+            ModelRequest(prompt="a", parameters=decode('{"guided_decoding": "{\\"grammar\\": \\"root ::= (\\"}"}')),
+            "invalid_schema",
+        ),
+        (ModelRequest(prompt="a", parameters=decode('{"guided_decoding": "{"}')), "invalid_value"),
+        (ModelRequest(prompt="a", parameters=LONG, stream=True, with_input=True), "invalid_value"),
+        (ModelRequest(prompt="a", parameters=LONG, deadline_s=0.0), "deadline_exceeded"),
+        (
+            ModelRequest(prompt="a", parameters=decode('{"n": 40, "max_tokens": 1900, "ignore_eos": true}')),
+            "queue_full",
+        ),
+    ],
+)
+def test_what_cannot_be_done_has_one_error(bed: Bed, ask: ModelRequest, code: str) -> None:
+    """Every refusal reaches the responder once, with its code, and nothing stays in the engine."""
+    heard = bed.ask(ask).wait()
+    assert heard.error is not None
+    assert heard.error.code == code
+    assert bed.comes_to_rest()
+    assert heard.late == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_caller_that_left_frees_its_sequences(bed: Bed, stream: bool, n: int) -> None:
+    """All of a request's sequences leave the engine long before their answers are whole."""
+    parameters = SamplingParameters(n=n, max_tokens=1900, temperature=0.0, ignore_eos=True)
+    before = bed.engine.stats().steps
+    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, stream=stream))
+    heard.left = True
+    heard.wait()
+    assert heard.error is not None
+    assert heard.error.code == "client_gone"
+    assert bed.comes_to_rest()
+    assert bed.engine.stats().steps - before < 1500
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_call_is_cancelled_by_its_name(bed: Bed, n: int) -> None:
+    """All of its sequences end, and nobody else's; a name that is not known, or no more, says nothing."""
+    parameters = SamplingParameters(n=n, max_tokens=1900, temperature=0.0, ignore_eos=True)
+    other = bed.ask(
+        ModelRequest(prompt=prompt(), parameters=SamplingParameters(max_tokens=300, ignore_eos=True), call="b")
+    )
+    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, stream=True, call="a"))
+    assert heard.began.wait(PATIENCE_S)
+    for name in ("nobody", "a", "a"):
+        bed.generator.cancel(name)
+    heard.wait()
+    assert heard.error is not None
+    assert heard.error.code == "client_gone"
+    assert other.wait().error is None
+    assert bed.comes_to_rest()
+    assert heard.late == 0
+    assert not bed.generator._calls
+
+
+def test_more_than_fit_wait_their_turn(bed: Bed) -> None:
+    """Requests beyond the engine's sequences wait in it, and all are answered."""
+    parameters = SamplingParameters(max_tokens=8, temperature=0.0)
+    heard = [bed.ask(ModelRequest(prompt=prompt(str(n)), parameters=parameters, stream=True)) for n in range(8)]
+    for one in heard:
+        assert one.wait().error is None
+
+
+def test_embedding(bed: Bed) -> None:
+    """An embedding is one response with a vector."""
+    (output,) = bed.ask(ModelRequest(prompt="hello", parameters=SamplingParameters(), embed=True)).wait().outputs
+    assert len(output.embedding) > 8
+
+
+def test_engine_that_cannot_go_on_is_told_after_its_last_answers() -> None:
+    """The process is to end (which is repaired from outside) only when everyone has had their error."""
+    bed = Bed()
+    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=LONG, stream=True))
+    assert heard.began.wait(PATIENCE_S)
+    bed.engine.close()  # every job gets its end
+    assert bed.on_failure is not None
+    bed.on_failure(RuntimeError("no cells"))
+    assert bed.broken.wait(PATIENCE_S)
+    assert heard.ended.is_set()
+    assert heard.error is not None
+    assert heard.error.code == "engine_unavailable"

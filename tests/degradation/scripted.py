@@ -1,0 +1,145 @@
+"""Tiers whose Triton says what a test wants; doors, ladder and service are the real ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+import anyio
+from cryptography.fernet import Fernet, MultiFernet
+
+from cloud_pool.admission import AdmissionController, Priority
+from cloud_pool.config.schema import TierConfig
+from cloud_pool.config.tiers import ChatFormat, Tier
+from cloud_pool.degradation.config import DegradationConfig
+from cloud_pool.degradation.continue_token import ContinueTokens
+from cloud_pool.degradation.fallback import TierFallback, TierSignals
+from cloud_pool.serving.request_context import AnswerHead, RequestContext
+from cloud_pool.serving.service import Service, StaleAnswer, TierRuntime
+from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
+from models.catalog.artifact import Answers
+from router.types import Chunk, Message, Request
+
+CHAT = Request(kind="chat", model="large", messages=(Message("user", "tell me"),), max_tokens=100)
+WORDS = ("one ", "two ", "three ", "four ", "five ", "six ")
+
+
+class Hung:
+    """In a script: wait for ever."""
+
+
+class Triton:
+    """Says `script`, one delta a word; an exception in it is raised. Speaks on from where a prompt ends."""
+
+    def __init__(self, *script: str | Exception | type[Hung]) -> None:
+        self.script = script or WORDS
+        self.asked: list[InferenceRequest] = []
+        self.open = 0
+        self.hangs = anyio.Event()
+
+    async def generate(
+        self, ask: InferenceRequest, key: bytes = b"", *, hedged: bool = True
+    ) -> AsyncGenerator[Delta, None]:
+        self.asked.append(ask)
+        self.open += 1
+        try:
+            said = ask.prompt.partition("tell me|")[2]
+            made = 0
+            for word in self.script:
+                if isinstance(word, Exception):
+                    raise word
+                if not isinstance(word, str):
+                    self.hangs.set()
+                    await anyio.sleep_forever()
+                elif said.startswith(word):
+                    said = said.removeprefix(word)
+                else:
+                    made += 1
+                    reason = "length" if made == ask.parameters.max_tokens else None
+                    yield Delta((word,), (reason,), (1,), ((),), 3, reason is not None)
+                    if reason:
+                        return
+            yield Delta(("",), ("stop",), (0,), ((),), 3, True)
+        finally:
+            self.open -= 1
+
+
+class EndpointAvailability:
+    healthy = 1
+
+
+class QueuePressure:
+    """What the ladder reads of a door; the door itself is real."""
+
+    saturated = False
+    queue_s = 0.0
+    running = 0
+    limit = 10
+    held_s: float | None = None
+
+    def queue_seconds(self, priority: Priority) -> float:
+        return self.queue_s
+
+
+class Bed:
+    def __init__(
+        self,
+        tritons: dict[str, Triton],
+        *,
+        places: int = 4,
+        queue: int = 0,
+        objective_s: float = 0.0,
+        partial_tokens: int = 2,
+        answers: Answers = "text",
+        stale: Callable[[Request, str], Awaitable[StaleAnswer | None]] | None = None,
+    ) -> None:
+        self.tritons = tritons
+        names = tuple(tritons)
+        chat_format = ChatFormat(
+            "{% for m in messages %}{{ m.content }}{% endfor %}|", context_tokens=1000, answers=answers
+        )
+        self.tiers = {name: Tier(TierConfig(name=name, template_file="x"), chat_format) for name in names}
+        self.doors = {name: AdmissionController(places, queue) for name in names}
+        self.health = {name: EndpointAvailability() for name in names}
+        self.pressure = {name: QueuePressure() for name in names}
+        config = DegradationConfig(tiers=names, patience=1.0, partial_tokens=partial_tokens)
+        senses = {name: TierSignals(self.health[name], self.pressure[name], objective_s) for name in names}
+        self.now = 1000.0  # of the ladder; deadlines are real
+        self.ladder = TierFallback(config, senses, clock=lambda: self.now)
+        self.continue_tokens = ContinueTokens(MultiFernet([Fernet(Fernet.generate_key())]), 60.0)
+        more = {} if stale is None else {"stale": stale}
+        lanes = {name: TierRuntime(self.tiers[name], self.doors[name], tritons[name]) for name in names}
+        self.service = Service(lanes, self.ladder, continue_tokens=self.continue_tokens, **more)
+
+    def call(
+        self, request: Request = CHAT, *, deadline_s: float = 60.0, tenant: str = "acme", **more: object
+    ) -> RequestContext:
+        tier = self.tiers[request.model]
+        return RequestContext(
+            id="r", request=request, tier=tier, deadline=time.monotonic() + deadline_s, tenant=tenant, **more
+        )  # type: ignore[arg-type]
+
+    async def ask(self, call: RequestContext | None = None) -> tuple[AnswerHead, list[Chunk]]:
+        async with aclosing(self.service.answer(call or self.call())) as pieces:
+            found = [piece async for piece in pieces]
+        head, *chunks = found
+        assert isinstance(head, AnswerHead)
+        return head, [chunk for chunk in chunks if isinstance(chunk, Chunk)]
+
+    @property
+    def is_free(self) -> bool:
+        """Nothing runs, and every place is free."""
+        return not any(door.running or door.waiting for door in self.doors.values()) and not any(
+            triton.open for triton in self.tritons.values()
+        )
+
+
+def text_of(chunks: list[Chunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
+def end_of(chunks: list[Chunk]) -> Chunk:
+    """The piece with the reason to stop."""
+    (found,) = [chunk for chunk in chunks if chunk.finish_reason is not None]
+    return found

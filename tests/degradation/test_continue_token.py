@@ -1,0 +1,156 @@
+"""The token of an answer that was cut short: for one tenant, one question, and a while."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from cryptography.fernet import Fernet, MultiFernet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_pool.config.schema import TierConfig
+from cloud_pool.config.tiers import ChatFormat, Tier
+from cloud_pool.degradation.continue_token import (
+    ContinueTokens,
+    PartialAnswer,
+    continued,
+    is_resumable,
+    load_continue_tokens,
+)
+from models.chat.template import MARK
+from router.errors import ConfigError, InvalidRequest, PermissionDenied
+from router.types import Message, Request, ResponseFormat, Sampling, Tool
+
+KEY = Fernet.generate_key()
+ASK = Request(kind="chat", model="large", messages=(Message("user", "tell me"),), max_tokens=500)
+SO_FAR = PartialAnswer("large", "Once upon", 2)
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def gateway(*keys: bytes, clock: Clock | None = None, ttl_s: float = 60.0) -> ContinueTokens:
+    return ContinueTokens(MultiFernet([Fernet(key) for key in keys or (KEY,)]), ttl_s, wall_clock=clock or Clock())
+
+
+def resumed(token: str, request: Request = ASK) -> Request:
+    return msgspec.structs.replace(request, resume=token)
+
+
+def test_what_was_sealed_is_opened_by_any_gateway_with_the_key() -> None:
+    """Streamed or whole: the way of delivery is no part of the question."""
+    token = gateway().seal("acme", ASK, SO_FAR)
+    assert gateway().open("acme", resumed(token)) == SO_FAR
+    assert gateway().open("acme", resumed(token, msgspec.structs.replace(ASK, stream=True))) == SO_FAR
+
+
+@given(st.text(max_size=300), st.integers(0, 10_000))
+def test_any_text_comes_back(text: str, tokens: int) -> None:
+    """Nothing of the text is lost on the way, and nothing of it can be read in the token."""
+    token = gateway().seal("acme", ASK, PartialAnswer("large", text, tokens))
+    assert gateway().open("acme", resumed(token)) == PartialAnswer("large", text, tokens)
+
+
+def test_another_tenant_is_refused() -> None:
+    """A token that leaked is of no use to anybody else."""
+    token = gateway().seal("acme", ASK, SO_FAR)
+    with pytest.raises(PermissionDenied):
+        gateway().open("other", resumed(token))
+
+
+def test_another_question_is_refused() -> None:
+    """It cannot be used to put words into the model's mouth elsewhere."""
+    token = gateway().seal("acme", ASK, SO_FAR)
+    for change in ({"messages": (Message("user", "no"),)}, {"max_tokens": 501}, {"model": "small"}):
+        with pytest.raises(InvalidRequest, match="another question"):
+            gateway().open("acme", resumed(token, msgspec.structs.replace(ASK, **change)))
+
+
+def test_an_expired_token_is_refused() -> None:
+    """Good until its time is over, by the wall clock that gateways share."""
+    clock = Clock()
+    token = gateway(clock=clock).seal("acme", ASK, SO_FAR)
+    clock.now += 60.0
+    assert gateway(clock=clock).open("acme", resumed(token)) == SO_FAR
+    clock.now += 1.0
+    with pytest.raises(InvalidRequest, match="expired"):
+        gateway(clock=clock).open("acme", resumed(token))
+
+
+@given(st.integers(0, 200), st.text(min_size=1))
+def test_a_forged_token_is_refused(at: int, garbage: str) -> None:
+    """One changed character, a foreign key, garbage, no ASCII: all are the caller's fault."""
+    token = gateway().seal("acme", ASK, SO_FAR)
+    at %= len(token) - 4  # the last characters may hold bits that mean nothing
+    changed = token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :]
+    foreign = gateway(Fernet.generate_key()).seal("acme", ASK, SO_FAR)
+    for forged in (changed, foreign, garbage, token[:-4], "é" * 40, "\ud800"):
+        with pytest.raises(InvalidRequest):
+            gateway().open("acme", resumed(forged))
+
+
+def test_keys_are_rotated() -> None:
+    """The first key signs; the older ones are still believed."""
+    new = Fernet.generate_key()
+    old_token = gateway(KEY).seal("acme", ASK, SO_FAR)
+    assert gateway(new, KEY).open("acme", resumed(old_token)) == SO_FAR
+    with pytest.raises(InvalidRequest):
+        gateway(new).open("acme", resumed(old_token))
+    assert gateway(new).open("acme", resumed(gateway(new, KEY).seal("acme", ASK, SO_FAR))) == SO_FAR
+
+
+def test_the_key_file(tmp_path: Path) -> None:
+    """No file: off. Keys by line; a file without any, or with something else, is an error at start."""
+    path = tmp_path / "keys"
+    assert load_continue_tokens("", 60.0) is None
+    for bad in ("", "secret\n", "é"):
+        path.write_text(bad)
+        with pytest.raises(ConfigError, match=r"ladder\.continue_key_file"):
+            load_continue_tokens(str(path), 60.0)
+    path.write_bytes(KEY + b"\n" + Fernet.generate_key() + b"\n")
+    made = load_continue_tokens(str(path), 60.0)
+    assert made is not None
+    assert made.open("a", resumed(made.seal("a", ASK, SO_FAR))) == SO_FAR
+    with pytest.raises(ConfigError):
+        load_continue_tokens(str(tmp_path / "none"), 60.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2},
+        {"tools": (Tool("lamp"),)},
+        {"response_format": ResponseFormat("json_object")},
+        {"stop": ("\n",)},
+        {"sampling": Sampling(presence_penalty=0.5)},
+        {"sampling": Sampling(frequency_penalty=-0.5)},
+        {"sampling": Sampling(repeat_penalty=1.1)},
+    ],
+)
+def test_what_has_a_state_that_the_text_does_not_show_is_not_resumable(fields: dict[str, object]) -> None:
+    """Such answers are never shortened."""
+    assert is_resumable(ASK)
+    assert is_resumable(msgspec.structs.replace(ASK, response_format=ResponseFormat(), sampling=Sampling(seed=3)))
+    assert not is_resumable(msgspec.structs.replace(ASK, **fields))
+
+
+def test_several_prompts_are_not_resumable() -> None:
+    """One text so far belongs to one prompt."""
+    assert is_resumable(Request(kind="completion", model="large", prompts=("a",)))
+    assert not is_resumable(Request(kind="completion", model="large", prompts=("a", "b")))
+
+
+def test_a_control_token_in_the_text_stays_text() -> None:
+    """What a model spelt out must not end its turn when it is read again; other text is left as it is."""
+    config = TierConfig(name="t", template_file="x")
+    ours = Tier(config, ChatFormat("", special=("<|end|>",), reads_marks=True))
+    stock = Tier(config, ChatFormat("", special=("<|end|>",)))
+    assert continued(ours, "P:", "a < b") == continued(stock, "P:", "a < b") == "P:a < b"
+    assert continued(ours, "P:", "say <|end|>") == f"P:say <{MARK}|end|>"
+    assert continued(stock, "P:", "say <|end|>") == "P:say < |end|>"

@@ -1,0 +1,33 @@
+"""How much work comes, and how much more of it would fit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cloud_pool.degradation.demand import MEMORY_S, ArrivalRate, fits
+
+
+def test_a_rate_is_what_comes_of_late() -> None:
+    """Twenty a second, and next to nothing soon after they have ended."""
+    rate = ArrivalRate()
+    assert rate.per_s(0.0) == 0.0
+    for n in range(200):
+        rate.add(n / 20.0)
+    assert rate.per_s(10.0) == pytest.approx(20.0, rel=0.05)
+    assert rate.per_s(10.0 + 4 * MEMORY_S) < 0.5
+
+
+def test_what_fits() -> None:
+    """Ten a second for half a second each are five places; of ten, nine may be taken."""
+    assert fits(10.0, 0.5, running=4, limit=10) == 1.0
+    assert fits(10.0, 0.5, running=8, limit=10) == 0.2
+    assert fits(10.0, 0.5, running=9, limit=10) == fits(10.0, 0.5, running=12, limit=10) == 0.0
+    assert fits(1.0, 0.5, running=4, limit=10) == 10.0
+
+
+def test_where_nothing_is_known_everything_fits() -> None:
+    """Nobody asks, or nobody has held a place yet."""
+    assert fits(0.0, 0.5, running=9, limit=10) == math.inf
+    assert fits(10.0, None, running=9, limit=10) == math.inf

@@ -1,0 +1,55 @@
+"""Who may stay, as it comes in: by a header over HTTP, and always for jobs."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+
+import pytest
+
+from cloud_pool.cache.caching_service import CachingService
+from cloud_pool.http.request_reader import read_headers
+from cloud_pool.jobs.worker.runner import JobRun, ServiceBackend
+from router.errors import EngineUnavailable, InvalidRequest
+from router.types import Chunk
+
+from .scripted import CHAT, WORDS, Bed, Triton, text_of
+
+
+def test_a_critical_request_says_so() -> None:
+    """`true` or `false`, and nothing else: a misspelt wish must not pass unheard."""
+    assert not read_headers({}).critical
+    assert read_headers({"x-causeway-critical": "true"}).critical
+    assert not read_headers({"x-causeway-critical": "false"}).critical
+    for said in ("", "yes", "True", "1"):
+        with pytest.raises(InvalidRequest):
+            read_headers({"x-causeway-critical": said})
+
+
+def job_run() -> JobRun:
+    return JobRun(
+        id="j",
+        owner="acme/box",
+        body_bytes=40,
+        request=CHAT,
+        tier="large",
+        priority="bulk",
+        deadline=time.monotonic() + 60,
+    )
+
+
+async def test_a_job_stays_on_its_tier() -> None:
+    """It has time: it waits for the tier that it named, whole, however well the next one is."""
+    bed = Bed({"large": Triton(EngineUnavailable("gone")), "medium": Triton()})
+    runner = ServiceBackend(CachingService(None, bed.service.answer), bed.tiers, {})
+    with pytest.raises(EngineUnavailable):
+        async with aclosing(runner.reply(job_run())[1]) as chunks:
+            [_ async for _ in chunks]
+    assert not bed.tritons["medium"].asked
+    bed.tritons["large"].script = WORDS
+    for pressure in bed.pressure.values():
+        pressure.saturated = True
+    async with aclosing(runner.reply(job_run())[1]) as chunks:
+        found = [chunk async for chunk in chunks if isinstance(chunk, Chunk)]
+    assert text_of(found) == "".join(WORDS)
+    assert bed.is_free

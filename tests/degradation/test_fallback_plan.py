@@ -1,0 +1,163 @@
+"""Which tiers are tried for a request, in which order and why: pure, over states that are only said."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_pool.degradation.config import ShareRamp
+from cloud_pool.degradation.fallback_plan import FallbackPlan, FallbackRequest, plan
+from cloud_pool.degradation.tier_health import TierHealth, TierSnapshot
+
+PACE = ShareRamp()
+LARGE, MEDIUM, SMALL = TierSnapshot("large"), TierSnapshot("medium"), TierSnapshot("small")
+BAD = [{"broken": True}, {"saturated": True}, {"ttft_s": 9.0}]
+
+
+def made(*views: TierSnapshot, tier_healths: dict[str, TierHealth] | None = None, **asked: object) -> FallbackPlan:
+    wish = FallbackRequest(**{"tier": views[0].name, "left_s": 10.0, "place": 0.9, **asked})  # type: ignore[arg-type]
+    return plan(wish, views, tier_healths or {}, PACE, now=100.0)
+
+
+def told(found: FallbackPlan) -> list[tuple[str, str]]:
+    return [(fallback_step.tier, fallback_step.why({})) for fallback_step in found.fallback_steps]
+
+
+def with_(view: TierSnapshot, **fields: object) -> TierSnapshot:
+    return TierSnapshot(view.name, objective_s=1.0, **fields)  # type: ignore[arg-type]
+
+
+def test_the_tier_asked_for_comes_first() -> None:
+    """All well: it, then those below, should it fail."""
+    found = made(LARGE, MEDIUM, SMALL)
+    assert [fallback_step.tier for fallback_step in found.fallback_steps] == ["large", "medium", "small"]
+    assert found.fallback_steps[0].why({}) == "asked"
+    assert [fallback_step.last for fallback_step in found.fallback_steps] == [False, False, True]
+    assert not any(fallback_step.cut or fallback_step.forced for fallback_step in found.fallback_steps)
+
+
+def test_a_tier_that_stands_alone_is_tried_whatever_its_state() -> None:
+    """Without tiers below there is nothing to choose."""
+    for bad in ({}, *BAD):
+        (fallback_step,) = made(with_(LARGE, **bad)).fallback_steps
+        assert (fallback_step.tier, fallback_step.why({}), fallback_step.last, fallback_step.forced) == (
+            "large",
+            "asked",
+            True,
+            True,
+        )
+
+
+def test_a_broken_tier_is_left_out() -> None:
+    """And the next one says why it answers."""
+    found = made(with_(LARGE, broken=True), MEDIUM)
+    assert told(found) == [("medium", "large=broken")]
+
+
+def test_a_slow_or_saturated_tier_gives_work_away() -> None:
+    """The next tier first; the ill one only if that refuses."""
+    assert told(made(with_(LARGE, ttft_s=1.5), MEDIUM)) == [("medium", "large=slow"), ("large", "asked")]
+    assert told(made(with_(LARGE, saturated=True), MEDIUM)) == [("medium", "large=saturated"), ("large", "asked")]
+
+
+def test_what_waits_too_long_for_this_request_is_left_out() -> None:
+    """A queue longer than the request's time is as good as none; the tier keeps its footing."""
+    found = made(with_(LARGE, queue_s=20.0), MEDIUM)
+    assert told(found) == [("medium", "large=saturated")]
+    assert dict(found.tier_healths)["large"].share == 1.0
+
+
+def test_nobody_joins_a_queue_that_takes_longer_than_its_patience() -> None:
+    """Known before, not found out after: the next tier is asked at once."""
+    found = made(with_(LARGE, queue_s=4.0, first_token_timeout_s=3.0), MEDIUM)
+    assert told(found) == [("medium", "large=saturated")]
+
+
+def test_two_ill_tiers_are_both_named() -> None:
+    """The reason is the whole way down."""
+    found = made(with_(LARGE, broken=True), with_(MEDIUM, ttft_s=2.0), SMALL)
+    assert told(found)[0] == ("small", "large=broken; medium=slow")
+
+
+def test_what_a_try_found_out_is_the_reason() -> None:
+    """A tier that looked well and failed is named with its failure."""
+    (_, second) = made(LARGE, MEDIUM).fallback_steps
+    assert second.why({"large": "broken"}) == "large=broken"
+
+
+def test_when_all_are_broken_all_are_tried() -> None:
+    """Best first, and the breaker is not asked: one may just have come back."""
+    found = made(with_(LARGE, broken=True), with_(MEDIUM, broken=True))
+    assert [(fallback_step.tier, fallback_step.forced) for fallback_step in found.fallback_steps] == [
+        ("large", True),
+        ("medium", True),
+    ]
+
+
+def test_who_stays_has_one_rung() -> None:
+    """Its tier or none, uncut, and it takes nothing from the share of others."""
+    for bad in BAD:
+        found = made(with_(LARGE, **bad), MEDIUM, stays=True, resumable=True)
+        assert told(found) == [("large", "asked")]
+        assert not found.fallback_steps[0].cut
+
+
+def test_answers_are_cut_when_every_living_tier_is_under_stress() -> None:
+    """Broken ones do not count; one well tier is enough for whole answers."""
+    busy = [with_(LARGE, saturated=True), with_(MEDIUM, ttft_s=2.0)]
+    assert all(fallback_step.cut for fallback_step in made(*busy, resumable=True).fallback_steps)
+    assert all(
+        fallback_step.cut for fallback_step in made(with_(LARGE, broken=True), busy[1], resumable=True).fallback_steps
+    )
+    assert all(fallback_step.cut for fallback_step in made(busy[0], resumable=True).fallback_steps)
+    assert not any(fallback_step.cut for fallback_step in made(*busy, SMALL, resumable=True).fallback_steps)
+    assert not any(fallback_step.cut for fallback_step in made(*busy, resumable=False).fallback_steps)
+    assert not any(
+        fallback_step.cut for fallback_step in made(with_(LARGE, broken=True), resumable=True).fallback_steps
+    )
+
+
+def test_a_tier_on_its_way_back_gets_its_share() -> None:
+    """With two fifths of its share, two requests in five find it first."""
+    tier_healths = {"large": TierHealth(share=0.4, why="slow", stressed_at=99.9, stepped_at=99.9)}
+    firsts = []
+    for place in range(10):
+        found = made(LARGE, MEDIUM, tier_healths=tier_healths, place=place / 10)
+        tier_healths = dict(found.tier_healths)
+        firsts.append(found.fallback_steps[0])
+    assert [fallback_step.tier for fallback_step in firsts].count("large") == 4
+    assert {fallback_step.why({}) for fallback_step in firsts} == {"asked", "large=slow"}
+
+
+views = st.builds(
+    TierSnapshot,
+    name=st.just(""),
+    broken=st.booleans(),
+    saturated=st.booleans(),
+    queue_s=st.floats(0.0, 30.0),
+    ttft_s=st.none() | st.floats(0.0, 5.0),
+    objective_s=st.sampled_from([0.0, 1.0]),
+)
+footings_ = st.builds(
+    TierHealth, share=st.floats(0.0, 1.0), credit=st.floats(0.0, 1.0), why=st.sampled_from(["", "slow"])
+)
+
+
+@given(st.lists(st.tuples(views, footings_), min_size=1, max_size=5), st.booleans(), st.booleans())
+def test_there_is_always_a_rung_and_each_tier_once(
+    tiers: list[tuple[TierSnapshot, TierHealth]], stays: bool, resumable: bool
+) -> None:
+    """Never empty, no tier twice, one last one; a tier known to be broken only when nobody lives."""
+    named = [msgspec.structs.replace(view, name=f"t{at}") for at, (view, _) in enumerate(tiers)]
+    tier_healths = {f"t{at}": tier_health for at, (_, tier_health) in enumerate(tiers)}
+    found = plan(
+        FallbackRequest(tier="t0", left_s=10.0, stays=stays, resumable=resumable), named, tier_healths, PACE, 1.0
+    )
+    names = [fallback_step.tier for fallback_step in found.fallback_steps]
+    assert names
+    assert len(set(names)) == len(names)
+    assert [fallback_step.last for fallback_step in found.fallback_steps] == [False] * (len(names) - 1) + [True]
+    by_name = {view.name: view for view in named}
+    if not any(fallback_step.forced for fallback_step in found.fallback_steps):
+        assert not any(by_name[name].broken for name in names)

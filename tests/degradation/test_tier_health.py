@@ -1,0 +1,268 @@
+"""A tier's share of the work, under a fake clock: down under stress, back when well, and no flapping."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_pool.degradation.config import ShareRamp
+from cloud_pool.degradation.tier_health import (
+    FULL_SHARE,
+    Stress,
+    TierHealth,
+    TierSnapshot,
+    next_tier_health,
+    offered,
+    stress_of,
+)
+
+PACE = ShareRamp(dwell_s=1.0, step_s=0.25, back_off=0.7, grow=0.2, floor=0.05)
+IDLE, BUSY = TierSnapshot("a"), TierSnapshot("a", busy=0.9)
+STRESSES: list[Stress] = ["", "broken", "saturated", "slow"]
+
+
+def after(tier_health: TierHealth, stress: Stress, times: list[float], view: TierSnapshot = IDLE) -> TierHealth:
+    for now in times:
+        tier_health = next_tier_health(tier_health, stress, view, PACE, now)
+    return tier_health
+
+
+def every(start: float, end: float, step: float = 0.05) -> list[float]:
+    return [start + step * n for n in range(round((end - start) / step) + 1)]
+
+
+def test_a_well_tier_keeps_its_share() -> None:
+    """Nothing is lost, and nothing changes, while a tier is well."""
+    assert after(FULL_SHARE, "", every(0.0, 10.0)) == FULL_SHARE
+
+
+def test_under_stress_it_loses_its_share_step_by_step() -> None:
+    """One factor every two seconds, however often it is looked at, and never all of it while it lives."""
+    assert after(FULL_SHARE, "saturated", [0.0]).share == PACE.back_off
+    assert after(FULL_SHARE, "saturated", every(0.0, 1.9)).share == PACE.back_off
+    assert after(FULL_SHARE, "slow", [0.0, 2.0]).share == PACE.back_off**2
+    assert after(FULL_SHARE, "slow", every(0.0, 60.0)).share == PACE.floor
+
+
+def test_a_broken_tier_gets_nothing_at_once() -> None:
+    """Broken is not a matter of degree."""
+    assert after(FULL_SHARE, "broken", [0.0]).share == 0.0
+    assert not any(offered(after(FULL_SHARE, "broken", [0.0]), n / 9)[0] for n in range(9))
+
+
+def test_it_comes_back_gradually_after_a_time_of_being_well() -> None:
+    """Nothing for `dwell_s`, then `grow` a step, up to all of it; within 2.5 s it is whole again."""
+    down = after(FULL_SHARE, "broken", [0.0])
+    shares = [round(after(down, "", every(0.01, end)).share, 6) for end in (0.99, 1.2, 1.26, 1.51, 1.76, 2.01, 2.26)]
+    assert shares == [0.0, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert after(down, "", every(0.01, 2.5)).why == ""
+
+
+def test_work_that_gives_way_does_so_at_once() -> None:
+    """It is the more urgent work that is under stress: a factor each step, whatever the queue."""
+    queue, tier_health = TierSnapshot("a", queue_s=1.5), FULL_SHARE
+    for now in every(0.0, 0.55):
+        tier_health = next_tier_health(tier_health, "saturated", queue, PACE, now, gives_way=True)
+    assert tier_health.share == PACE.back_off**3
+
+
+def test_a_tier_that_is_well_and_busy_comes_back_slowly() -> None:
+    """A load that goes on would push it down again: one step each `probe_s`, as long as nothing happens."""
+    down = after(FULL_SHARE, "saturated", every(0.0, 10.0))
+    assert after(down, "", every(10.01, 12.9), BUSY).share == down.share
+    assert after(down, "", every(10.01, 13.1), BUSY).share == down.share / PACE.back_off
+    assert after(down, "", every(10.01, 16.2), BUSY).share == down.share / PACE.back_off**2
+    assert after(down, "", every(10.01, 80.0), BUSY).share == 1.0
+    assert after(down, "", every(10.01, 13.1), IDLE).share == 1.0
+
+
+def test_time_that_nobody_looked_counts() -> None:
+    """A tier that nobody asked for a minute after its fault gets everything at the first look."""
+    assert after(after(FULL_SHARE, "broken", [0.0]), "", [60.0]).share == 1.0
+
+
+def test_a_relapse_begins_the_dwell_anew() -> None:
+    """What was regained is cut by one step, and nothing comes back before it was well for `dwell_s` again."""
+    half = after(after(FULL_SHARE, "broken", [0.0]), "", every(0.01, 1.76))
+    relapsed = after(half, "saturated", [2.0])
+    assert relapsed.share < half.share
+    assert after(relapsed, "", every(2.01, 3.2)).share == relapsed.share
+
+
+def test_an_oscillating_load_does_not_make_it_flap() -> None:
+    """Half a second too much, half a second calm, for a minute: it goes down once and stays there."""
+    tier_health, shares = FULL_SHARE, []
+    for now in every(0.0, 60.0):
+        tier_health = next_tier_health(tier_health, "saturated" if now % 1.0 < 0.5 else "", IDLE, PACE, now)
+        shares.append(tier_health.share)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(shares))
+    assert shares[-1] == PACE.floor
+
+
+def test_a_slow_swing_turns_it_once_each_way() -> None:
+    """Ten seconds too much, ten calm: between two turns of the load the share turns once."""
+    tier_health, turns, was = FULL_SHARE, [], 1.0
+    for now in every(0.0, 79.9):
+        tier_health = next_tier_health(tier_health, "slow" if now % 20.0 < 10.0 else "", IDLE, PACE, now)
+        if tier_health.share != was:
+            turns.append(tier_health.share > was)
+        was = tier_health.share
+    assert [up for up, _ in itertools.groupby(turns)] == [False, True] * 4
+
+
+def test_it_comes_back_as_far_as_there_is_room() -> None:
+    """Half of the work would fit: that much at once, and the rest is tried slowly."""
+    down = after(FULL_SHARE, "broken", [0.0])
+    assert after(down, "", every(0.01, 4.0), TierSnapshot("a", fits=0.0)).share < PACE.floor / PACE.back_off**2
+    roomy = after(down, "", [2.01], TierSnapshot("a", fits=0.5))
+    assert roomy.share == 0.5
+
+
+def test_who_relapses_stays_down_longer_each_time() -> None:
+    """A load that just does not fit: after each try that failed the next comes twice as late, up to `longest_s`."""
+    tier_health, tight, tries = after(FULL_SHARE, "saturated", every(0.0, 6.0)), TierSnapshot("a", busy=0.9), []
+    for now in every(6.0, 400.0, 0.25):
+        was = tier_health.share
+        tier_health = next_tier_health(tier_health, "", tight, PACE, now)
+        if tier_health.share > was:
+            tries.append(now)
+            tier_health = next_tier_health(tier_health, "saturated", tight, PACE, now + 0.2)
+    pauses = [later - sooner for sooner, later in itertools.pairwise(tries)]
+    assert all(later >= sooner - 0.3 for sooner, later in itertools.pairwise(pauses))
+    assert pauses[0] < 2 * 2 * PACE.probe_s
+    assert PACE.longest_s <= pauses[-1] <= PACE.longest_s + 1.0
+
+
+def test_what_relapsed_comes_back_soon_where_there_is_room_again() -> None:
+    """The load is over: nothing is held against the tier."""
+    tier_health = TierHealth(share=0.2, why="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=0.5, relapses=6)
+    assert after(tier_health, "", every(0.05, 2.5), TierSnapshot("a", fits=9.0)).share == 1.0
+    assert after(tier_health, "", every(0.05, 50.0), TierSnapshot("a", fits=1.0)).share == 0.5 * PACE.back_off
+
+
+def test_what_is_not_too_much_is_tried_soon() -> None:
+    """Only the share that was too much has to wait; below it the tier comes back as fast as ever."""
+    tier_health = TierHealth(share=0.3, why="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=1.0, relapses=6)
+    assert after(tier_health, "", every(0.05, 3.1), BUSY).share == 0.3 / PACE.back_off
+    assert after(tier_health, "", every(0.05, 6.2), BUSY).share == pytest.approx(0.3 / PACE.back_off**2)
+    assert after(tier_health, "", every(0.05, 55.0), BUSY).share < 1.0
+
+
+def test_a_queue_that_becomes_shorter_is_left_to_it() -> None:
+    """The last step down does what it should: there is no further one before that is over."""
+    queue = [3.0 - 0.4 * n for n in range(7)]
+    tier_health = FULL_SHARE
+    for at, queue_s in enumerate(queue):
+        tier_health = next_tier_health(tier_health, "saturated", TierSnapshot("a", queue_s=queue_s), PACE, at * 2.0)
+    assert tier_health.share == PACE.back_off
+    standing = after(FULL_SHARE, "saturated", [0.0, 2.0, 4.0], TierSnapshot("a", queue_s=3.0))
+    assert standing.share == PACE.back_off**3
+
+
+def test_relapses_are_forgiven() -> None:
+    """After `longest_s` without stress it is a new story."""
+    tier_health = TierHealth(stressed_at=0.0, stepped_at=1.0, relapses=6)
+    assert next_tier_health(tier_health, "saturated", BUSY, PACE, 30.0).relapses == 7
+    assert next_tier_health(tier_health, "saturated", BUSY, PACE, 90.0).relapses == 1
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from(STRESSES)), max_size=60))
+def test_the_share_is_a_share_and_rises_only_when_well(steps: list[tuple[float, Stress]]) -> None:
+    """Whatever happens: 0 to 1, nothing for the broken, no less than the floor for the living, no rise within dwell."""
+    tier_health, now, stressed_at = FULL_SHARE, 0.0, float("-inf")
+    for wait, stress in steps:
+        now += wait
+        was, tier_health = tier_health, next_tier_health(tier_health, stress, IDLE, PACE, now)
+        assert 0.0 <= tier_health.share <= 1.0
+        if stress == "broken":
+            assert tier_health.share == 0.0
+        elif stress:
+            assert min(was.share, PACE.floor) <= tier_health.share <= was.share
+        elif tier_health.share > was.share:
+            assert now - stressed_at >= PACE.dwell_s
+        if stress:
+            stressed_at = now
+
+
+def spread(share: float, places: list[float], tier_health: TierHealth = FULL_SHARE) -> tuple[list[bool], TierHealth]:
+    """Who of those that ask, in this order, is offered the tier."""
+    tier_health, taken = TierHealth(share=share, credit=tier_health.credit), []
+    for place in places:
+        takes, tier_health = offered(tier_health, place)
+        taken.append(takes)
+    return taken, tier_health
+
+
+@given(st.floats(0.01, 1.0), st.lists(st.floats(0.0, 1.0, exclude_max=True), min_size=1, max_size=30))
+def test_a_share_is_of_the_requests(share: float, callers: list[float]) -> None:
+    """Whoever asks, however unevenly they stand: after a while it is the share that is taken, give or take a few."""
+    taken, _ = spread(share, callers * 40)
+    assert abs(sum(taken) - share * len(taken)) <= 34.0
+
+
+def test_a_caller_alone_is_spread_evenly() -> None:
+    """Once the end of the line has come to where it stands, its requests take turns."""
+    taken, _ = spread(0.5, [0.8] * 400)
+    assert [sum(taken[at : at + 10]) for at in range(200, 400, 10)] == [5] * 20
+
+
+def test_a_caller_stays_where_it_is() -> None:
+    """Of a hundred that ask in any order nearly all see one tier only; when the share falls, those move who stand
+    across its end, and no others; when it rises again, the same come back."""
+    chance = random.Random(1)
+    tier_health, seen = FULL_SHARE, []
+    for share in (0.7, 0.5, 0.7):
+        order = [chance.randrange(100) for _ in range(3000)]
+        taken, tier_health = spread(share, [(one + 0.5) / 100 for one in order], tier_health)
+        tiers: dict[int, list[bool]] = {one: [] for one in range(100)}
+        for one, takes in zip(order[500:], taken[500:], strict=True):
+            tiers[one].append(takes)
+        seen.append({one: sum(found) / len(found) for one, found in tiers.items()})
+    for share, shares in zip((0.7, 0.5, 0.7), seen, strict=True):
+        assert all(found == 1.0 for one, found in shares.items() if one / 100 < share - 0.16)
+        assert all(found == 0.0 for one, found in shares.items() if one / 100 > share + 0.16)
+        assert sum(min(found, 1.0 - found) for found in shares.values()) < 8.0
+    assert sum(round(one) != round(other) for one, other in zip(seen[0].values(), seen[2].values(), strict=True)) <= 4
+
+
+def test_what_relapsed_goes_back_to_the_share_before() -> None:
+    """That was well; the next step up goes half as far, and so on, until the share that was too much is tried again,
+    and then a larger one."""
+    tight, tier_health = (
+        TierSnapshot("a", busy=0.9),
+        TierHealth(share=0.5, why="saturated", stressed_at=0.0, stepped_at=0.0),
+    )
+    shares, now, load = [], 0.0, 0.6
+    while now < 400.0:
+        now += 0.25
+        was = tier_health.share
+        tier_health = next_tier_health(tier_health, "saturated" if tier_health.share > load else "", tight, PACE, now)
+        if tier_health.share != was:
+            shares.append(round(tier_health.share, 3))
+    assert shares[:4] == [0.714, 0.5, 0.607, 0.5]
+    assert all(share <= 0.715 for share in shares)
+    assert len(shares) <= 24
+    tier_health = TierHealth(share=0.6, ceiling=0.61, relapses=6, why="saturated", stressed_at=0.0, stepped_at=0.0)
+    assert after(tier_health, "", every(0.05, 61.0), tight).share == 0.61
+    assert after(tier_health, "", every(0.05, 121.0), tight).share > 0.61
+
+
+def test_what_stress_is() -> None:
+    """Broken before saturated before slow; without an objective, or without a sample, nobody is slow."""
+    assert stress_of(TierSnapshot("a", broken=True, saturated=True), FULL_SHARE) == "broken"
+    assert stress_of(TierSnapshot("a", saturated=True, ttft_s=9.0, objective_s=1.0), FULL_SHARE) == "saturated"
+    assert stress_of(TierSnapshot("a", ttft_s=1.1, objective_s=1.0), FULL_SHARE) == "slow"
+    assert stress_of(TierSnapshot("a", ttft_s=1.0, objective_s=1.0), FULL_SHARE) == ""
+    assert stress_of(TierSnapshot("a", ttft_s=9.0), FULL_SHARE) == ""
+    assert stress_of(TierSnapshot("a", objective_s=1.0), FULL_SHARE) == ""
+
+
+def test_who_was_slow_must_become_clearly_faster() -> None:
+    """Just below the objective is still slow for a tier that lost its share for that."""
+    almost = TierSnapshot("a", ttft_s=0.9, objective_s=1.0)
+    assert stress_of(almost, TierHealth(share=0.5, why="slow")) == "slow"
+    assert stress_of(TierSnapshot("a", ttft_s=0.79, objective_s=1.0), TierHealth(share=0.5, why="slow")) == ""

@@ -1,0 +1,112 @@
+"""How many extra tries there may be, for any order of requests and tries."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloud_pool.dispatch.retry_budget import HedgeBudget, RetryBudget
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["asked", "take"]), st.floats(min_value=0.0, max_value=30.0, allow_nan=False)),
+    max_size=300,
+)
+SHARES = st.floats(min_value=0.0, max_value=1.0)
+ROUNDING = 1e-6
+
+
+@settings(deadline=None)
+@given(EVENTS, SHARES)
+def test_without_a_floor_extras_never_exceed_their_share(events: list[tuple[str, float]], share: float) -> None:
+    """At every moment, over the whole past: extra tries ≤ share × requests."""
+    budget = RetryBudget(share, floor_per_s=0.0)
+    now, requests, extras = 1000.0, 0, 0
+    for what, pause in events:
+        now += pause
+        if what == "asked":
+            budget.asked(now)
+            requests += 1
+        else:
+            extras += budget.take(now)
+        assert extras <= share * requests + ROUNDING
+
+
+@settings(deadline=None)
+@given(st.integers(min_value=3, max_value=400), st.integers(min_value=1, max_value=3))
+def test_a_busy_tier_is_never_above_its_share(rate: int, wanted: int) -> None:
+    """At any steady rate from floor / share on, with each request wanting more tries, amplification stays ≤ 1.2
+    (plus what the floor had lent before the first requests came)."""
+    budget = RetryBudget(0.2, floor_per_s=0.5, window_s=10.0)
+    extras, requests = 0, 25 * rate
+    for number in range(requests):
+        now = number / rate
+        budget.asked(now)
+        extras += sum(budget.take(now) for _ in range(wanted))
+    assert extras <= 0.2 * requests + 0.5 * 10.0
+
+
+@settings(deadline=None)
+@given(EVENTS)
+def test_within_a_window_extras_stay_below_share_or_floor(events: list[tuple[str, float]]) -> None:
+    """In the slots of any window: extra tries ≤ the larger of share × requests and the floor."""
+    budget = RetryBudget(0.2, floor_per_s=0.5, window_s=10.0)
+    asked: list[float] = []
+    taken: list[float] = []
+    now = 0.0
+    for what, pause in events:
+        now += pause
+        if what == "asked":
+            budget.asked(now)
+            asked.append(now)
+        elif budget.take(now):
+            taken.append(now)
+            began = now // 1.0 - 9
+            requests = sum(when // 1.0 >= began for when in asked)
+            assert sum(when // 1.0 >= began for when in taken) <= max(0.2 * requests, 5.0) + ROUNDING
+
+
+def test_the_budget_comes_back() -> None:
+    """A budget used up is whole again when its window has passed; meanwhile `left` says how it stands."""
+    budget = RetryBudget(0.2, floor_per_s=0.5, window_s=10.0)
+    assert [budget.take(0.5) for _ in range(7)] == [True] * 5 + [False] * 2
+    assert budget.left(0.5) == 0.0
+    assert not budget.take(9.9)
+    assert budget.left(10.0) == 5.0
+    assert budget.take(10.0)
+
+
+def test_a_clock_that_stands_still_or_jumps() -> None:
+    """Neither a moment that lasts nor a jump far ahead breaks the count."""
+    budget = RetryBudget(0.5, floor_per_s=0.0, window_s=10.0)
+    for _ in range(10):
+        budget.asked(7.0)
+    assert sum(budget.take(7.0) for _ in range(10)) == 5
+    assert budget.left(1e9) == 0.0
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["asked", "late", "very late"]), max_size=1000), SHARES)
+def test_hedges_never_exceed_their_share(events: list[str], share: float) -> None:
+    """At every moment, over the whole past: hedges ≤ share × requests."""
+    hedges = HedgeBudget(share)
+    requests = taken = 0
+    for what in events:
+        if what == "asked":
+            hedges.asked()
+            requests += 1
+        else:
+            taken += hedges.take(what == "very late")
+        assert taken <= share * requests + ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("requests", "late", "very_late"), [(49, 0, 0), (50, 0, 1), (300, 1, 6), (500, 5, 10), (100_000, 5, 10)]
+)
+def test_a_share_is_saved_up_to_its_burst(requests: int, late: int, very_late: int) -> None:
+    """Two in a hundred, not a thousand at once after a long quiet time, and half of it for the very late only."""
+    for is_very_late, allowed in ((False, late), (True, very_late)):
+        hedges = HedgeBudget(0.02, burst=10.0)
+        for _ in range(requests):
+            hedges.asked()
+        assert sum(hedges.take(is_very_late) for _ in range(1000)) == allowed

@@ -1,0 +1,74 @@
+"""A runner that does what a test says, and notes what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+import anyio
+from prometheus_client import CollectorRegistry
+from typing_extensions import Self
+
+from cloud_pool.cache.single_flight.reply import Reply
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.metrics import JobMetrics
+from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.worker import Worker
+from router.types import Chunk, Usage
+
+Act = Callable[[int, JobRun], AsyncGenerator[Chunk, None]]
+ANSWER = (Chunk(text="an answer", tokens=2), Chunk(finish_reason="stop"), Chunk(usage=Usage(5, 2)))
+
+
+async def answers(_at: int, _errand: JobRun) -> AsyncGenerator[Chunk, None]:
+    for chunk in ANSWER:
+        yield chunk
+
+
+class Scripted:
+    """`act` is given the number of the run, from 0."""
+
+    def __init__(self, act: Act = answers) -> None:
+        self.asked: list[JobRun] = []
+        self.closed: list[str] = []
+        self.is_ready = True
+        self.probes = 0
+        self._act = act
+
+    async def run(self, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
+        self.asked.append(job_run)
+        try:
+            async for chunk in self._act(len(self.asked) - 1, job_run):
+                yield chunk
+        finally:
+            self.closed.append(job_run.id)
+
+    def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[Chunk, None]]:
+        return Reply(lambda _: None, ""), self.run(job_run)
+
+    async def ready(self, tier: str) -> bool:
+        self.probes += 1
+        return self.is_ready
+
+
+class Shift:
+    """A worker at work for a `with` block; leaving it drains the worker."""
+
+    def __init__(self, store: JobStore, runner: Scripted, config: JobsConfig, places: int = 4) -> None:
+        self.registry = CollectorRegistry()
+        self.worker = Worker(store, runner, {"large": places}, config, JobMetrics(self.registry), rng=lambda: 0.5)
+        self.stop = anyio.Event()
+        self._tasks = anyio.create_task_group()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self.worker.run, self.stop)
+        return self
+
+    async def __aexit__(self, *fault: object) -> None:
+        self.stop.set()
+        await self._tasks.__aexit__(None, None, None)
+
+    def count(self, outcome: str) -> float:
+        labels = {"tier": "large", "outcome": outcome}
+        return self.registry.get_sample_value("causeway_jobs_attempts_total", labels) or 0.0

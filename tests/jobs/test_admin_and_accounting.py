@@ -1,0 +1,201 @@
+"""What operators see and do: commands, metrics, costs, and a Redis that is not fit for jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry
+
+from cloud_pool.accounts.audit import AuditLog
+from cloud_pool.accounts.ledger import Ledger
+from cloud_pool.accounts.tenants.accounting import TenantAccounting
+from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
+from cloud_pool.accounts.tenants.metrics import TenantMetrics
+from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from cloud_pool.accounts.tenants.usage import UsageRecorder
+from cloud_pool.cli.main import main
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.metrics import JobMetrics
+from cloud_pool.jobs.record import NewJob
+from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.worker.metered_runner import MeteredRunner
+from cloud_pool.jobs.worker.runner import JobRun
+from router.errors import CausewayError, CloudFailed, InvalidRequest, RateLimited
+from router.openai import parse_chat
+from router.types import Chunk, RoutingHints
+
+from .conftest import BODY, Clock
+from .gateway import serving, who
+from .redis_server import RedisServer
+from .scripted_worker import Scripted, answers
+from .test_api import CHAT, TIER
+
+MakeOffer = Callable[..., NewJob]
+
+
+async def dead_job(store: JobStore, offer: MakeOffer, config: JobsConfig) -> str:
+    job = (await store.accept(offer())).id
+    for _ in range(config.attempts):
+        (record,) = (await store.claim("w", "large", ["standard"])).records
+        await store.postpone(job, record.fence, CloudFailed("broken"), store.now_ms, counts=True)
+        await store.tick()
+    return job
+
+
+@pytest.fixture
+def called(config: JobsConfig, tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """`causeway-cloud dlq …` on this test's keys. It has an event loop of its own: call it on a thread."""
+    path = tmp_path / "gateway.yaml"
+    path.write_text(f'jobs: {{prefix: "{config.prefix}"}}\n')
+
+    def call(*arguments: str) -> tuple[int, str]:
+        found = CliRunner().invoke(main, ["dlq", "--config", str(path), "--redis", config.redis, *arguments])
+        return found.exit_code, found.output
+
+    return call
+
+
+async def test_dead_letters_are_listed_retried_and_purged(
+    store: JobStore,
+    database: RedisClient,
+    offer: MakeOffer,
+    config: JobsConfig,
+    called: Callable[..., tuple[int, str]],
+) -> None:
+    """By the command: with owner, attempts and fault, without what was asked."""
+    first = await dead_job(store, offer, config)
+    second = await dead_job(store, offer, config)
+    status, text = await asyncio.to_thread(called, "list")
+    assert status == 0
+    assert [row.split("\t")[1:] for row in text.splitlines()] == [
+        [job, "kiosk", "large", str(config.attempts), "cloud_failed"] for job in (second, first)
+    ]
+    assert "secret" not in text
+    assert await asyncio.to_thread(called, "retry", first) == (0, f"{first}\tqueued again\n")
+    status, text = await asyncio.to_thread(called, "retry", first)
+    assert (status, text.startswith(f"{first}\tleft")) == (1, True)
+    assert await asyncio.to_thread(called, "purge", "--all") == (0, f"{second}\tpurged\n")
+    assert await asyncio.to_thread(called, "list") == (0, "")
+    assert (await asyncio.to_thread(called, "purge"))[0] == 2
+    today = JobStore(database, config)  # the command's clock is the real one
+    assert [record.id for record in (await today.claim("w", "large", ["standard"] * 3)).records] == [first]
+
+
+@pytest.mark.parametrize("command", [["worker"], ["dlq", "list"]])
+def test_a_command_without_a_redis_says_so(command: list[str]) -> None:
+    """On stderr, with status 2, and no trace."""
+    found = CliRunner().invoke(main, command, env={"CAUSEWAY_REDIS": ""})
+    assert (found.exit_code, "redis" in found.output.lower()) == (2, True)
+    assert "Traceback" not in found.output
+
+
+async def test_depths_are_exported(store: JobStore, offer: MakeOffer, clock: Clock, config: JobsConfig) -> None:
+    """Queued and running by priority, the oldest's age, and dead letters."""
+    await dead_job(store, offer, config)
+    for _ in range(3):
+        await store.accept(offer(priority="bulk"))
+    await store.claim("w", "large", ["bulk"])
+    registry = CollectorRegistry()
+    depths = await store.depths()
+    oldest = next(one.oldest_ms for one in depths.queues if one.priority == "bulk")
+    JobMetrics(registry).depths(depths, oldest + 7000)
+    bulk = {"tier": "large", "priority": "bulk"}
+    assert registry.get_sample_value("causeway_jobs_queued", bulk) == 2
+    assert registry.get_sample_value("causeway_jobs_running", bulk) == 1
+    assert registry.get_sample_value("causeway_jobs_oldest_seconds", bulk) == 7
+    assert registry.get_sample_value("causeway_jobs_dead_letters") == 1
+
+
+async def test_a_gateway_on_a_forgetful_redis_takes_no_jobs(config: JobsConfig, clock: Clock) -> None:
+    """503 that names the setting, and nothing is queued; jobs that are there can still be looked at."""
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(Path(folder), "--appendonly", "no")
+        gateway = JobsGateway(
+            msgspec.structs.replace(config, redis=server.url), {"big": TIER}, who, CollectorRegistry(), clock=clock
+        )
+        try:
+            headers = {"authorization": "Bearer kiosk"}
+            async with serving(gateway.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
+                async with http.post("/v1/jobs", json=CHAT) as response:
+                    fault = (await response.json())["error"]
+                    assert (response.status, fault["code"]) == (503, "job_store_not_durable")
+                    assert "appendonly is no" in fault["message"]
+                async with http.get("/v1/jobs") as response:
+                    assert (await response.json())["data"] == []
+        finally:
+            await gateway.close()
+            server.kill()
+
+
+class Books:
+    """A real ledger over accounts without Redis, that writes its audit records to a file."""
+
+    def __init__(self, folder: Path, config: TenantsConfig) -> None:
+        self.path = folder / "audit"
+        self.audit = AuditLog(str(self.path))
+        accounts = TenantAccounting(config, TenantRateLimiter(config, None), UsageRecorder(config, None))
+        self.ledger = Ledger(accounts, self.audit, TenantMetrics(CollectorRegistry()))
+
+    def records(self) -> list[dict[str, object]]:
+        self.audit.close()
+        return [msgspec.json.decode(row) for row in self.path.read_bytes().splitlines()]
+
+
+async def breaks(_at: int, _errand: JobRun) -> AsyncGenerator[Chunk, None]:
+    raise CloudFailed("broken")
+    yield Chunk()
+
+
+def job_run(number: int, body: bytes = BODY) -> JobRun:
+    request = parse_chat(body, RoutingHints())
+    return JobRun(
+        id=f"job_{number}",
+        owner="acme/kiosk",
+        body_bytes=len(body),
+        request=request,
+        tier="large",
+        priority="bulk",
+        deadline=1e9,
+    )
+
+
+async def outcome(runner: MeteredRunner, one: JobRun) -> type[CausewayError] | None:
+    try:
+        async for _ in runner.run(one):
+            pass
+    except CausewayError as error:
+        return type(error)
+    return None
+
+
+async def test_runs_are_accounted_for(tmp_path: Path) -> None:
+    """A tenant's rate and caps hold for its jobs, its longest answer too, and each run leaves one record of tokens."""
+    limits = TenantConfig(name="acme", requests_per_s=0.001, burst=2, max_tokens=9)
+    books = Books(tmp_path, TenantsConfig(named=(limits,)))
+    books.audit.start()
+    scripted = Scripted(answers)
+    runner = MeteredRunner(scripted, books.ledger)
+    assert await outcome(runner, job_run(1)) is None
+    assert await outcome(MeteredRunner(Scripted(breaks), books.ledger), job_run(2)) is CloudFailed
+    assert await outcome(runner, job_run(3)) is RateLimited
+    assert await outcome(runner, job_run(4, BODY[:-1] + b',"max_tokens":10}')) is InvalidRequest
+    assert [one.request.max_tokens for one in scripted.asked] == [9]
+    rows = books.records()
+    assert [(row["id"], row["outcome"]) for row in rows] == [
+        ("job_1", "ok"),
+        ("job_2", "cloud_failed"),
+        ("job_3", "rate_limit_exceeded"),
+        ("job_4", "invalid_value"),
+    ]
+    assert (rows[0]["tenant"], rows[0]["device"], rows[0]["route"]) == ("acme", "kiosk", "job")
+    assert (rows[0]["prompt_tokens"], rows[0]["completion_tokens"]) == (5, 2)
+    assert "secret" not in books.path.read_text()

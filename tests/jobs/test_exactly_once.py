@@ -1,0 +1,65 @@
+"""Run twice, effective once: leases that end too early, over and over."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+
+import anyio
+import msgspec
+
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.record import NewJob
+from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.store.redis_client import RedisClient, items, pairs, text
+from cloud_pool.jobs.worker.runner import JobRun
+from router.errors import CloudFailed
+from router.types import Chunk
+
+from .conftest import Clock, until
+from .scripted_worker import Scripted, Shift, answers
+
+
+async def test_stolen_jobs_have_one_effect(
+    database: RedisClient, config: JobsConfig, clock: Clock, offer: Callable[..., NewJob]
+) -> None:
+    """Three workers that never renew take each other's jobs: runs overlap and fail, yet each job ends once, with one
+    webhook."""
+    config = msgspec.structs.replace(config, lease_s=0.01, poll_s=60.0, attempts=1000, drain_s=1.0, backoff_cap_s=0.01)
+
+    def tick() -> float:
+        clock.now += 0.01
+        return clock.now
+
+    store = JobStore(database, config, clock=tick)
+    chance = random.Random(7)
+
+    async def stumbles(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
+        await anyio.sleep(chance.uniform(0.0, 0.03))
+        if chance.random() < 0.2:
+            raise CloudFailed("broken")
+        async for chunk in answers(at, job_run):
+            yield chunk
+
+    jobs = [(await store.accept(offer(deadline_ms=10**15, webhook="https://example.com/"))).id for _ in range(40)]
+    runners = [Scripted(stumbles) for _ in range(3)]
+    first, second, third = (Shift(store, runner, config, places=8) for runner in runners)
+    async with first, second, third:
+
+        async def all_ended() -> bool:
+            return all([(await store.get(job, "kiosk")).ended for job in jobs])
+
+        await until(all_ended)
+    runs = Counter(job_run.id for runner in runners for job_run in runner.asked)
+    assert sum(runs.values()) > len(jobs)  # else nothing was tried here
+    for job in jobs:
+        entries = items(await database.command("XRANGE", database.key("events", job), "-", "+"))
+        told = Counter(pairs(items(entry)[1])["event"] for entry in entries)
+        assert told[b"succeeded"] == 1
+    hooks = [
+        text(hook).partition(".")[0] for hook in items(await database.command("ZRANGE", database.key("hooks"), 0, -1))
+    ]
+    assert sorted(hooks) == sorted(jobs)
+    (depth,) = (await store.depths()).queues
+    assert (depth.queued, depth.running) == (0, 0)

@@ -1,0 +1,223 @@
+"""What jobs decide without I/O: states, pauses, shares, addresses, verdicts."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_pool.jobs.backoff import WEBHOOK_RETRY_DELAYS_S, job_retry_delay_s, webhook_retry_delay_s
+from cloud_pool.jobs.errors import WebhookRefused
+from cloud_pool.jobs.states import FINAL_STATES, TRANSITIONS, IllegalTransition, JobEvent, JobState, next_state
+from cloud_pool.jobs.store.durability import faults
+from cloud_pool.jobs.webhooks.address import forbidden_reason, parse_networks
+from cloud_pool.jobs.webhooks.outbox import check_webhook_url
+from cloud_pool.jobs.worker.failure_policy import classify_failure, is_tier_unavailable
+from cloud_pool.jobs.worker.weighted_priorities import PRIORITY_WEIGHTS, WeightedRoundRobin
+from cloud_pool.upstreams.triton.errors import StubProcessDied
+from router.errors import (
+    CausewayError,
+    CloudFailed,
+    CloudUnreachable,
+    ConfigError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineUnavailable,
+    QueueFull,
+    StreamBroken,
+)
+
+CHANCE = st.floats(0.0, 1.0, exclude_max=True)
+
+
+def test_every_state_has_a_row() -> None:
+    """What is not in a row is illegal, so each state needs one; what ended can only be revived."""
+    assert set(TRANSITIONS) == set(JobState)
+    for state in FINAL_STATES:
+        assert set(TRANSITIONS[state]) <= {JobEvent.REVIVE}
+
+
+@given(st.lists(st.sampled_from(JobEvent), max_size=30))
+def test_a_job_ends_once(events: list[JobEvent]) -> None:
+    """Whatever happens to it in whatever order, it leaves an end only by an operator's hand."""
+    state = JobState.QUEUED
+    for event in events:
+        was = state
+        try:
+            state = next_state(state, event)
+        except IllegalTransition:
+            continue
+        assert was not in FINAL_STATES or (was, event) == (JobState.DEAD, JobEvent.REVIVE)
+
+
+@given(st.integers(1, 10_000), CHANCE)
+def test_a_pause_is_within_its_bounds(tried: int, chance: float) -> None:
+    """Never zero, never beyond the cap, however often it was tried."""
+    assert 0.0 < job_retry_delay_s(tried, chance, base_s=1.0, cap_s=60.0) <= 60.0
+
+
+@pytest.mark.parametrize(("tried", "ceiling"), [(1, 1.0), (2, 2.0), (4, 8.0), (7, 60.0)])
+def test_pauses_double(tried: int, ceiling: float) -> None:
+    """The longest pause doubles with each attempt up to the cap."""
+    assert job_retry_delay_s(tried, 0.0, base_s=1.0, cap_s=60.0) == ceiling
+
+
+@given(st.integers(1, 50), CHANCE)
+def test_a_webhook_is_tried_for_days_and_then_given_up(tried: int, chance: float) -> None:
+    """Each pause is within a fifth of its place in the list; behind the list's end there is none."""
+    pause = webhook_retry_delay_s(tried, chance)
+    if tried > len(WEBHOOK_RETRY_DELAYS_S):
+        assert pause is None
+    else:
+        assert pause is not None
+        assert abs(pause / WEBHOOK_RETRY_DELAYS_S[tried - 1] - 1.0) <= 0.2001
+
+
+def test_shares_follow_the_weights() -> None:
+    """In each round every priority gets its weight, and even the lightest gets a turn."""
+    shares = WeightedRoundRobin()
+    for _ in range(3):
+        assert Counter(shares.take(sum(PRIORITY_WEIGHTS.values()))) == dict(PRIORITY_WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "127.0.0.1",
+            "127.8.8.8",
+            "0.0.0.0",
+            "10.0.0.1",
+            "172.16.0.1",
+            "192.168.1.1",
+            "100.64.0.1",
+            "169.254.169.254",
+        ),
+        *("192.0.0.8", "192.0.2.1", "198.18.0.1", "198.51.100.7", "203.0.113.9", "224.0.0.1", "239.255.255.255"),
+        *("240.0.0.1", "255.255.255.255", "192.88.99.1", "168.63.129.16"),
+        *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "2001:db8::1"),
+        *(
+            "::ffff:127.0.0.1",
+            "::ffff:8.8.8.8",
+            "::ffff:0:8.8.8.8",
+            "::127.0.0.1",
+            "64:ff9b::7f00:1",
+            "64:ff9b::808:808",
+        ),
+        *(
+            "64:ff9b:1::1",
+            "2002:7f00:1::",
+            "2001:0:4136:e378::",
+            "100::1",
+            "not an address",
+            "",
+            "0x7f.1",
+            "2130706433",
+        ),
+    ],
+)
+def test_forbidden_addresses(address: str) -> None:
+    """Nothing that is or embeds a place inside somebody's network may be called."""
+    assert forbidden_reason(address)
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "93.184.215.14", "2606:4700::1111", "2a00:1450:4001::200e"])
+def test_public_addresses(address: str) -> None:
+    """The open internet may be called."""
+    assert forbidden_reason(address) == ""
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_what_is_not_global_is_refused(number: int) -> None:
+    """No IPv4 address that the registry does not call global gets through, embedded or not."""
+    address = ipaddress.IPv4Address(number)
+    if not address.is_global:
+        assert forbidden_reason(str(address))
+    for embedded in (f"::ffff:{address}", f"64:ff9b::{address}", f"::{address}"):
+        assert forbidden_reason(embedded)
+
+
+def test_an_allow_list_wins() -> None:
+    """A private network that was named may be called, and only that one."""
+    allowed = parse_networks(("10.1.0.0/16",), "here")
+    assert forbidden_reason("10.1.2.3", allowed) == ""
+    assert forbidden_reason("10.2.0.1", allowed)
+    with pytest.raises(ConfigError, match="here"):
+        parse_networks(("10.1.0.1/16",), "here")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://example.com/", "ftp://example.com", "https://", "example.com", "https://user:pw@example.com/"),
+        *(
+            "https://127.0.0.1/",
+            "https://[::1]/",
+            "https://[::ffff:10.0.0.1]/",
+            "https://example.com:0/",
+            "https://a/ b",
+        ),
+        *("https://example.com/#x", "https://[fe80::1%25eth0]/", "https://exämple.com/", "https://a:99999/"),
+        "https://example.com/" + "x" * 2048,
+    ],
+)
+def test_urls_that_are_refused_at_once(url: str) -> None:
+    """What a URL itself shows to be wrong is said when the job is offered."""
+    with pytest.raises(WebhookRefused):
+        check_webhook_url(url, allow_http=False, allowed=())
+
+
+def test_a_usual_url_is_taken() -> None:
+    """A public https URL with port, path and query is left as it is."""
+    url = "https://hooks.example.com:8443/a/b?c=d"
+    assert check_webhook_url(url, allow_http=False, allowed=()) == url
+
+
+@pytest.mark.parametrize(
+    ("error", "late", "expected"),
+    [
+        (CloudFailed("x"), True, "expired"),
+        (ContextLengthExceeded("x"), False, "failed"),
+        (QueueFull("x"), False, "later"),
+        (EngineUnavailable("x"), False, "later"),
+        (CloudUnreachable("x", phase="connect"), False, "later"),
+        (CloudUnreachable("x", phase="first_token"), False, "again"),
+        (StubProcessDied("x", phase="first_token"), False, "again"),
+        (StreamBroken("x", phase="stream"), False, "again"),
+        (DeadlineExceeded("x"), False, "again"),
+        (CausewayError("x"), False, "again"),
+    ],
+)
+def test_verdicts(error: CausewayError, late: bool, expected: str) -> None:
+    """Each kind of fault leads to one of four ends."""
+    assert classify_failure(error, late=late) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "away"),
+    [(CloudUnreachable("x"), True), (StubProcessDied("x"), True), (CloudFailed("x"), False), (QueueFull("x"), False)],
+)
+def test_which_faults_say_that_the_tier_is_away(error: CausewayError, away: bool) -> None:
+    """A full tier is there; one that cannot be reached or has lost its model is not."""
+    assert is_tier_unavailable(error) is away
+
+
+DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "maxmemory": "1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, ()),
+        ({"appendonly": "no"}, ("appendonly",)),
+        ({"appendfsync": "everysec"}, ("appendfsync",)),
+        ({"maxmemory-policy": "allkeys-lru"}, ("maxmemory-policy",)),
+        ({"maxmemory-policy": "allkeys-lru", "maxmemory": "0"}, ()),
+    ],
+)
+def test_a_redis_that_forgets_is_known(changes: dict[str, str], named: tuple[str, ...]) -> None:
+    """Each setting with which an acknowledged job could vanish is named."""
+    assert tuple(fault.partition(" ")[0] for fault in faults(DURABLE | changes)) == named

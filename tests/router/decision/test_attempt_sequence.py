@@ -1,0 +1,237 @@
+"""The course: which attempt comes next, and what the client is told when none is left."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from router.decision.attempt import AttemptState
+from router.decision.decide import decide
+from router.decision.sequence import AttemptSequence, next_step, no_route
+from router.errors import (
+    AllAttemptsFailed,
+    BackendError,
+    BreakerOpen,
+    CausewayError,
+    ClientGone,
+    CloudRejected,
+    CloudSaturated,
+    CloudTimeout,
+    CloudUnreachable,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineCrashed,
+    InvalidGrammar,
+    InvalidRequest,
+    LowConfidence,
+    QueueFull,
+    UnsupportedFeature,
+)
+from router.types import AttemptPlan, Decision, Estimates, Handoff, Snapshot, Target
+from tests.router.sample_requests import chat, kiosk, last, piece
+
+SMALL = Target("small", "edge", "assistant")
+LARGE = Target("large", "cloud", "assistant-large")
+UNSURE = Handoff(after_tokens=1, below=0.5)
+
+
+def course(*plans: AttemptPlan, stream: bool = True) -> AttemptSequence:
+    return AttemptSequence(Decision("p", "r", "rule", plans), stream=stream, arrived=0.0)
+
+
+def fail(one: AttemptSequence, error: CausewayError) -> str:
+    attempt = one.begin()
+    assert attempt is not None
+    attempt.start(1.0)
+    attempt.fail(error, 2.0)
+    return one.next_step(error)
+
+
+def hand_off(one: AttemptSequence) -> str:
+    attempt = one.begin()
+    assert attempt is not None
+    attempt.start(1.0)
+    with pytest.raises(LowConfidence) as caught:
+        attempt.offer(piece(score=0.1), 2.0)
+    attempt.fail(caught.value, 2.0)
+    return one.next_step(caught.value)
+
+
+def answer(one: AttemptSequence) -> None:
+    attempt = one.begin()
+    assert attempt is not None
+    attempt.start(1.0)
+    attempt.offer(piece(score=0.9), 2.0)
+    attempt.offer(last(), 2.0)
+    attempt.finish(3.0)
+
+
+RETRYABLE = [
+    EngineCrashed("x"),
+    CloudUnreachable("x"),
+    CloudTimeout("x"),
+    CloudSaturated("x"),
+    CloudRejected("x"),
+    BreakerOpen("x"),
+    QueueFull("x"),
+    LowConfidence("x"),
+    BackendError("x"),
+]
+HERE_ONLY = [ContextLengthExceeded("x"), UnsupportedFeature("x"), InvalidGrammar("x")]
+FINAL = [InvalidRequest("x"), DeadlineExceeded("x"), ClientGone("x"), CausewayError("x")]
+
+
+@pytest.mark.parametrize("error", RETRYABLE + HERE_ONLY, ids=lambda e: type(e).__name__)
+def test_a_fault_of_the_target_goes_to_the_next_before_commit_only(error: CausewayError) -> None:
+    """Another target may follow while the client has nothing and somebody is left; never else."""
+    assert next_step(error, committed=False, remaining=1) == "next"
+    assert next_step(error, committed=False, remaining=0) == "raise"
+    assert next_step(error, committed=True, remaining=1) == "raise"
+
+
+@pytest.mark.parametrize("error", FINAL, ids=lambda e: type(e).__name__)
+def test_a_wrong_ask_a_deadline_and_a_lost_caller_end_the_course(error: CausewayError) -> None:
+    """No other target could do better, or nobody is there to read it."""
+    assert next_step(error, committed=False, remaining=3) == "raise"
+
+
+def test_the_attempts_come_in_the_decisions_order() -> None:
+    """Each begin is the next plan; then there is none."""
+    one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    assert fail(one, EngineCrashed("x")) == "next"
+    answer(one)
+    assert one.begin() is None
+    assert [a.plan.target.name for a in one.attempts] == ["small", "large"]
+    assert one.degraded
+    assert [r.state for r in one.records(5.0)] == ["failed", "done"]
+
+
+def test_an_answer_in_place_of_a_target_that_is_down_is_degraded() -> None:
+    """The first choice was passed over because it is down; if it answers after all, the answer is as good as ever."""
+    decision = Decision("p", "r", "otherwise", (AttemptPlan(SMALL), AttemptPlan(LARGE)), skipped_target="large")
+    other = AttemptSequence(decision, stream=True, arrived=0.0)
+    answer(other)
+    assert other.degraded
+    first_choice = AttemptSequence(
+        msgspec.structs.replace(decision, attempts=(AttemptPlan(LARGE),)), stream=True, arrived=0.0
+    )
+    answer(first_choice)
+    assert not first_choice.degraded
+
+
+def test_an_answer_after_a_handoff_is_not_degraded() -> None:
+    """A handoff is how the policy wants it; the record still shows both attempts."""
+    one = course(AttemptPlan(SMALL, UNSURE), AttemptPlan(LARGE), AttemptPlan(SMALL))
+    assert hand_off(one) == "next"
+    answer(one)
+    assert not one.degraded
+    assert [r.state for r in one.records(5.0)] == ["handed_off", "done"]
+
+
+def test_if_everybody_after_a_handoff_fails_the_unsure_target_answers_after_all() -> None:
+    """An unsure answer is better than none, and it is marked degraded."""
+    one = course(AttemptPlan(SMALL, UNSURE), AttemptPlan(LARGE), AttemptPlan(SMALL))
+    assert hand_off(one) == "next"
+    assert fail(one, CloudUnreachable("x")) == "next"
+    answer(one)
+    assert one.degraded
+    assert [r.state for r in one.records(5.0)] == ["handed_off", "failed", "done"]
+
+
+def test_a_target_that_failed_is_not_asked_again_as_last_resort() -> None:
+    """The second plan of a target is for one that was unsure; one that crashed has had its try."""
+    one = course(AttemptPlan(SMALL, UNSURE), AttemptPlan(LARGE), AttemptPlan(SMALL))
+    assert fail(one, EngineCrashed("x")) == "next"
+    error = CloudUnreachable("y")
+    assert fail(one, error) == "raise"
+    assert one.begin() is None
+    assert isinstance(one.failure(error), AllAttemptsFailed)
+
+
+def test_a_committed_attempt_is_the_last_one() -> None:
+    """After the first byte an error is the answer's end, whoever is left."""
+    one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    attempt = one.begin()
+    assert attempt is not None
+    attempt.start(1.0)
+    attempt.offer(piece(), 2.0)
+    error = EngineCrashed("x", phase="stream")
+    attempt.fail(error, 3.0)
+    assert one.next_step(error) == "raise"
+    assert one.failure(error) is error
+
+
+def test_a_whole_answer_that_breaks_is_made_by_the_next_target() -> None:
+    """A client that does not stream has no bytes yet, however far the first target came."""
+    one = course(AttemptPlan(LARGE), AttemptPlan(SMALL), stream=False)
+    attempt = one.begin()
+    assert attempt is not None
+    attempt.start(1.0)
+    attempt.offer(piece(), 2.0)
+    error = CloudTimeout("x", phase="stream")
+    attempt.fail(error, 3.0)
+    assert one.next_step(error) == "next"
+
+
+def test_the_last_error_has_every_attempts_reason() -> None:
+    """503 names each target, its code and its message, and the shortest wait."""
+    one = course(AttemptPlan(LARGE), AttemptPlan(SMALL))
+    fail(one, CloudSaturated("busy", retry_after_s=7.0))
+    error = EngineCrashed("killed", retry_after_s=2.0)
+    fail(one, error)
+    told = one.failure(error)
+    assert isinstance(told, AllAttemptsFailed)
+    assert told.message == "every attempt failed: large: cloud_saturated (busy); small: engine_crashed (killed)"
+    assert told.retry_after_s == 2.0
+
+
+def test_saturation_everywhere_is_429_with_a_wait() -> None:
+    """Nobody is broken, all are busy: the client shall come back, and is told when."""
+    one = course(AttemptPlan(LARGE), AttemptPlan(SMALL))
+    fail(one, CloudSaturated("busy"))
+    error = QueueFull("full", retry_after_s=3.0)
+    fail(one, error)
+    told = one.failure(error)
+    assert (told.status, told.retry_after_s) == (429, 3.0)
+
+
+def test_an_ask_too_long_for_all_is_400() -> None:
+    """If every target found the prompt too long, the caller is to blame, and gets both numbers."""
+    one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    assert fail(one, ContextLengthExceeded("9000 > 2048")) == "next"
+    error = ContextLengthExceeded("9000 > 4096")
+    assert fail(one, error) == "raise"
+    assert one.failure(error) is error
+
+
+def test_an_ask_too_long_for_the_device_is_no_degradation() -> None:
+    """The next target answers what is too long for the first; nothing failed."""
+    one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    fail(one, ContextLengthExceeded("9000 > 2048"))
+    answer(one)
+    assert not one.degraded
+
+
+def test_a_deadline_is_told_as_a_deadline() -> None:
+    """A course that ran out of time is 504, whoever failed before."""
+    one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    fail(one, EngineCrashed("x"))
+    error = DeadlineExceeded("late")
+    assert fail(one, error) == "raise"
+    assert one.failure(error) is error
+    assert one.attempts[-1].state is AttemptState.TIMED_OUT
+
+
+def test_a_decision_without_attempts_has_nothing_to_begin() -> None:
+    """No route: the error names what cut each target."""
+    decision = decide(kiosk(), chat(tags=("private",), prefer="only_cloud"), Snapshot(), Estimates(prompt_tokens=5))
+    assert AttemptSequence(decision, stream=True, arrived=0.0).begin() is None
+    error = no_route(decision)
+    assert error.status == 503
+    assert "small (wish_cut: only_cloud)" in error.message
+    assert "large (constraint_cut: private-stays)" in error.message
+
+
+def test_no_route_that_holds_says_so() -> None:
+    """Without any cut, the policy itself has no answer."""
+    assert "no route of the policy holds" in no_route(Decision("p", "r", "", ())).message

@@ -1,0 +1,294 @@
+"""Answers, whole and streamed, read by the official client's own types."""
+
+from __future__ import annotations
+
+import json
+
+import httpx2
+import msgspec
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from router.errors import EngineCrashed, InvalidRequest, StreamBroken
+from router.openai import AnswerEncoder, CachedAnswer, encode_error, encode_model, encode_models, error_event
+from router.sse import SSEParser
+from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+
+from .values import answers
+
+CHAT = Request(kind="chat", model="auto")
+SAID = TokenLogprob("hé", -0.5, (104, 195), (TokenAlternative("ho", float("-inf")),))
+
+
+def encoder(request: Request) -> AnswerEncoder:
+    return AnswerEncoder(request, "chatcmpl-1", "small", 1_700_000_000)
+
+
+def whole(request: Request, chunks: list[Chunk]) -> bytes:
+    return encoder(request).whole(chunks)
+
+
+def streamed(request: Request, chunks: list[Chunk]) -> list[bytes]:
+    """The data of each event."""
+    answer = encoder(request)
+    sent = answer.start() + b"".join([answer.chunk(chunk) for chunk in chunks]) + answer.end()
+    return [event.data for event in SSEParser().feed(sent)]
+
+
+def with_(request: Request, **fields: object) -> Request:
+    return msgspec.structs.replace(request, **fields)
+
+
+def test_a_whole_chat_answer() -> None:
+    """Text, usage and the reason of the end, under the answer's own id and time."""
+    chunks = [Chunk("Hel", tokens=1), Chunk("lo"), Chunk(finish_reason="stop"), Chunk(usage=Usage(3, 2, 1))]
+    assert json.loads(whole(CHAT, chunks)) == {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1_700_000_000,
+        "model": "small",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 3,
+            "completion_tokens": 2,
+            "total_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 1},
+        },
+    }
+
+
+def test_a_streamed_chat_answer() -> None:
+    """The role first, then the text, then the end; with include_usage the usage last and null before."""
+    chunks = [Chunk("Hi", tokens=1), Chunk(finish_reason="stop"), Chunk(usage=Usage(3, 1))]
+    *events, done = streamed(with_(CHAT, stream=True, include_usage=True), chunks)
+    assert done == b"[DONE]"
+    assert [event["choices"][:1] for event in map(json.loads, events)] == [
+        [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": "Hi"}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}],
+        [],
+    ]
+    assert [json.loads(event)["usage"] and json.loads(event)["usage"]["total_tokens"] for event in events] == [
+        None,
+        None,
+        None,
+        4,
+    ]
+
+
+def test_no_usage_unasked() -> None:
+    """Without include_usage no event speaks of usage."""
+    assert all(b"usage" not in event for event in streamed(CHAT, [Chunk("a", finish_reason="stop", usage=Usage(1, 1))]))
+
+
+def test_a_target_without_usage_is_counted() -> None:
+    """If the target reports none, the streamed tokens are."""
+    chunks = [Chunk("a", tokens=2), Chunk("b", tokens=1, finish_reason="stop")]
+    event = json.loads(streamed(with_(CHAT, include_usage=True), chunks)[-2])
+    assert event["usage"]["completion_tokens"] == 3
+    assert json.loads(whole(CHAT, chunks))["usage"]["completion_tokens"] == 3
+
+
+def test_tool_calls_stream_by_index_and_join_whole() -> None:
+    """The first piece of a call names it, the others only go on; the whole answer has them joined and no content."""
+    chunks = [
+        Chunk(tool_calls=(ToolCallDelta(0, '{"a"', "call_1", "lamp"),)),
+        Chunk(tool_calls=(ToolCallDelta(0, ":1}"), ToolCallDelta(1, "{}", "call_2", "fan"))),
+        Chunk(finish_reason="tool_calls"),
+    ]
+    deltas = [json.loads(event)["choices"][0]["delta"].get("tool_calls") for event in streamed(CHAT, chunks)[:-1]]
+    assert deltas == [
+        None,
+        [{"index": 0, "function": {"arguments": '{"a"', "name": "lamp"}, "id": "call_1", "type": "function"}],
+        [
+            {"index": 0, "function": {"arguments": ":1}"}},
+            {"index": 1, "function": {"arguments": "{}", "name": "fan"}, "id": "call_2", "type": "function"},
+        ],
+        None,
+    ]
+    message = json.loads(whole(CHAT, chunks))["choices"][0]["message"]
+    assert message["content"] is None
+    assert [(call["id"], call["function"]["arguments"]) for call in message["tool_calls"]] == [
+        ("call_1", '{"a":1}'),
+        ("call_2", "{}"),
+    ]
+
+
+def test_logprobs_of_chat() -> None:
+    """Each token with its alternatives; an impossible one has OpenAI's lowest value, for JSON has no infinity."""
+    chunks = [Chunk("hé", logprobs=(SAID,)), Chunk(finish_reason="stop")]
+    expected = {
+        "content": [
+            {
+                "token": "hé",
+                "logprob": -0.5,
+                "bytes": [104, 195],
+                "top_logprobs": [{"token": "ho", "logprob": -9999.0, "bytes": None}],
+            }
+        ],
+        "refusal": None,
+    }
+    request = with_(CHAT, logprobs=1)
+    assert json.loads(whole(request, chunks))["choices"][0]["logprobs"] == expected
+    assert json.loads(streamed(request, chunks)[1])["choices"][0]["logprobs"] == expected
+
+
+def test_logprobs_unasked_are_not_sent() -> None:
+    """A backend may compute them for its own ends."""
+    assert b'"logprobs":null' in whole(CHAT, [Chunk("hé", logprobs=(SAID,), finish_reason="stop")])
+
+
+def test_logprobs_of_completions_count_on() -> None:
+    """The parallel lists of the legacy shape, whose offsets go on from event to event."""
+    request = Request(kind="completion", model="m", prompts=("p",), logprobs=1)
+    chunks = [Chunk("hé", logprobs=(SAID,)), Chunk("hé", logprobs=(SAID,), finish_reason="stop")]
+    expected = {
+        "tokens": ["hé", "hé"],
+        "token_logprobs": [-0.5, -0.5],
+        "top_logprobs": [{"ho": -9999.0, "hé": -0.5}] * 2,
+        "text_offset": [0, 2],
+    }
+    assert json.loads(whole(request, chunks))["choices"][0]["logprobs"] == expected
+    offsets = [json.loads(event)["choices"][0]["logprobs"]["text_offset"] for event in streamed(request, chunks)[:-1]]
+    assert offsets == [[0], [2]]
+
+
+def test_half_a_character_is_no_event() -> None:
+    """A chunk without text, and the usage alone, send nothing."""
+    answer = encoder(CHAT)
+    assert answer.chunk(Chunk(tokens=1)) == b""
+    assert answer.chunk(Chunk(usage=Usage(1, 1))) == b""
+
+
+def test_an_unfinished_answer_is_never_called_finished() -> None:
+    """Without a finish_reason the stream ends in an error and without [DONE]; the whole answer is refused."""
+    for chunks in ([Chunk("half")], [], [Chunk("a", finish_reason="stop"), Chunk("b", index=1)]):
+        last = streamed(with_(CHAT, n=2), chunks)[-1]
+        assert json.loads(last)["error"]["code"] == "stream_broken"
+        with pytest.raises(StreamBroken):
+            whole(CHAT, chunks)
+
+
+def test_a_fault_in_mid_stream() -> None:
+    """The error object as an event, with type and code of the tree."""
+    (event,) = SSEParser().feed(error_event(EngineCrashed("The engine died.\nIt is back soon.")))
+    assert json.loads(event.data) == {
+        "error": {
+            "message": "The engine died.\nIt is back soon.",
+            "type": "backend_error",
+            "param": None,
+            "code": "engine_crashed",
+        }
+    }
+
+
+def test_an_error_with_broken_text_still_is_json() -> None:
+    """Lone surrogates, as file names can have them, do not break the error object."""
+    assert json.loads(encode_error(InvalidRequest("\ud800", param="\udc00")))["error"]["message"] == "?"
+
+
+def test_models() -> None:
+    """The list of models, and one of them, as the official client reads it."""
+    page = json.loads(encode_models([("auto", "causeway", 1), ("small", "edge", 2)]))
+    assert [Model.model_validate(item, strict=True).id for item in page["data"]] == ["auto", "small"]
+    assert Model.model_validate_json(encode_model("auto", "causeway", 1)).owned_by == "causeway"
+
+
+@given(st.data(), st.integers(1, 3), st.none() | st.integers(0, 2), st.booleans())
+@settings(max_examples=150)
+def test_official_types_read_every_chat_answer(data, n, logprobs, include_usage) -> None:  # type: ignore[no-untyped-def]
+    """Any finished answer, whole or in events, validates; and both forms say the same."""
+    request = with_(CHAT, n=n, logprobs=logprobs, include_usage=include_usage)
+    chunks = data.draw(answers(n))
+    answer = ChatCompletion.model_validate_json(whole(request, chunks), strict=True)
+    *events, done = streamed(request, chunks)
+    assert done == b"[DONE]"
+    read = [ChatCompletionChunk.model_validate_json(event, strict=True) for event in events]
+    assert {chunk.id for chunk in read} == {answer.id}
+    for choice in answer.choices:
+        pieces = [piece for chunk in read for piece in chunk.choices if piece.index == choice.index]
+        assert pieces[0].delta.role == "assistant"
+        assert "".join([piece.delta.content or "" for piece in pieces]) == (choice.message.content or "")
+        assert [piece.finish_reason for piece in pieces if piece.finish_reason] == [choice.finish_reason]
+        tokens = [token for piece in pieces if piece.logprobs for token in piece.logprobs.content or []]
+        assert tokens == ((choice.logprobs and choice.logprobs.content) or [])
+        calls = choice.message.tool_calls or []
+        for index, call in enumerate(calls):
+            deltas = [d for piece in pieces for d in piece.delta.tool_calls or [] if d.index == index]
+            assert (deltas[0].id, deltas[0].function.name) == (call.id, call.function.name)
+            assert "".join([d.function.arguments for d in deltas]) == call.function.arguments
+    if include_usage:
+        assert read[-1].usage == answer.usage
+
+
+@given(st.data(), st.integers(1, 2), st.none() | st.integers(0, 2))
+@settings(max_examples=80)
+def test_official_types_read_every_completion(data, n, logprobs) -> None:  # type: ignore[no-untyped-def]
+    """The legacy shape likewise. Its type has no null finish_reason, though OpenAI itself streams one."""
+    request = Request(kind="completion", model="m", prompts=("a", "b"), n=n, logprobs=logprobs)
+    chunks = data.draw(answers(2 * n, tool_calls=False))
+    answer = Completion.model_validate_json(whole(request, chunks), strict=True)
+    events = [json.loads(event) for event in streamed(request, chunks)[:-1]]
+    for event in events:
+        for choice in event["choices"]:
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
+        Completion.model_validate(event, strict=True)
+    for choice in answer.choices:
+        pieces = [piece for event in events for piece in event["choices"] if piece["index"] == choice.index]
+        assert "".join([piece["text"] for piece in pieces]) == choice.text
+
+
+def official_client(body: bytes, content_type: str) -> openai.OpenAI:
+    def answer(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, content=body, headers={"content-type": content_type})
+
+    transport = httpx2.MockTransport(answer)
+    return openai.OpenAI(api_key="k", base_url="http://edge/v1", http_client=httpx2.Client(transport=transport))
+
+
+def test_the_official_client_reads_a_stream_and_its_error() -> None:
+    """The openai package itself yields the text, and raises the error that ends a broken stream."""
+    answer = encoder(CHAT)
+    sent = answer.start() + answer.chunk(Chunk("Hi")) + answer.chunk(Chunk(finish_reason="stop")) + answer.end()
+    asked = {"model": "auto", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    stream = official_client(sent, "text/event-stream").chat.completions.create(**asked)
+    assert "".join([chunk.choices[0].delta.content or "" for chunk in stream]) == "Hi"
+    broken = encoder(CHAT).start() + error_event(EngineCrashed("gone"))
+    stream = official_client(broken, "text/event-stream").chat.completions.create(**asked)
+    with pytest.raises(openai.APIError, match="gone") as caught:
+        list(stream)
+    assert caught.value.code == "engine_crashed"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_answer_that_was_cut_says_how_to_go_on(kept: bool) -> None:
+    """Whole, and with a stream's last piece: beside OpenAI's fields, and only there."""
+    chunks = [Chunk("Once", tokens=1), Chunk(" upon", tokens=1, finish_reason="length", resume='t"1')]
+    request = msgspec.structs.replace(CHAT, stream=True)
+    encoder = AnswerEncoder(request, "x", "m", 5)
+    if kept:
+        entry = CachedAnswer(request, "m", chunks)
+        whole, stream = entry.whole("x", 5), entry.stream("x", 5)
+    else:
+        whole = encoder.whole(chunks)
+        stream = encoder.start() + b"".join(encoder.chunk(chunk) for chunk in chunks) + encoder.end()
+    assert json.loads(whole)["causeway"] == {"continue": 't"1'}
+    *events, last = _events(stream)
+    assert last["causeway"] == {"continue": 't"1'}
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert not any("causeway" in event for event in events)
+
+
+def _events(stream: bytes) -> list[dict[str, object]]:
+    return [json.loads(event.data) for event in SSEParser().feed(stream) if event.data != b"[DONE]"]

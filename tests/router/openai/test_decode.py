@@ -1,0 +1,273 @@
+"""Answers of OpenAI-compatible servers, in their dialects, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.errors import BackendError, CloudFailed, StreamBroken
+from router.openai import AnswerEncoder, StreamDecoder, coalesce, decode_answer
+from router.sse import SSEParser
+from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+
+from .values import answers, json_values
+
+
+def event(*choices: object, **fields: object) -> bytes:
+    return json.dumps({"id": "x", "object": "chat.completion.chunk", "choices": list(choices), **fields}).encode()
+
+
+def piece(delta: object, finish_reason: object = None, index: int = 0) -> dict[str, object]:
+    return {"index": index, "delta": delta, "finish_reason": finish_reason}
+
+
+def read(*events: bytes) -> list[Chunk]:
+    decoder = StreamDecoder()
+    chunks = [chunk for data in events for chunk in decoder.feed(data)]
+    return chunks + decoder.finish()
+
+
+def test_a_stream_of_openai() -> None:
+    """Role, text, end, usage, [DONE]: text and end become chunks, the usage is the last one."""
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    assert read(
+        event(piece({"role": "assistant", "content": "", "refusal": None}), usage=None),
+        event(piece({"content": "Hi"}), usage=None),
+        event(piece({}, "stop"), usage=None),
+        event(usage=usage),
+        b"[DONE]",
+    ) == [Chunk("Hi", tokens=1), Chunk(finish_reason="stop"), Chunk(usage=Usage(5, 2, 4))]
+
+
+def test_a_stream_of_vllm() -> None:
+    """Usage on every chunk is told once, at the end; null content and reasoning text are passed over."""
+    usage = {"prompt_tokens": 5, "total_tokens": 6, "completion_tokens": 1, "prompt_tokens_details": None}
+    assert read(
+        event(piece({"role": "assistant", "content": None}), usage={**usage, "completion_tokens": 0}),
+        event(piece({"reasoning_content": "hmm", "content": None}), usage=usage),
+        event({**piece({"content": "Hi"}, "length"), "stop_reason": None, "token_ids": None}, usage=usage),
+        b"[DONE]",
+    ) == [Chunk("Hi", tokens=1, finish_reason="length"), Chunk(usage=Usage(5, 1))]
+
+
+def test_a_stream_without_done() -> None:
+    """A server that closes after every choice's end has answered; so has one that only says [DONE]."""
+    assert read(event(piece({"content": "a"}, "eos_token"))) == [Chunk("a", tokens=1, finish_reason="stop")]
+    assert read(event(piece({"content": "a"})), b" [DONE]") == [Chunk("a", tokens=1), Chunk(finish_reason="stop")]
+
+
+def test_tool_calls_with_missing_parts() -> None:
+    """Calls without an index count by place, without an id get one; later pieces carry no name."""
+    assert read(
+        event(piece({"tool_calls": [{"function": {"name": "a", "arguments": "{}"}}, {"function": {"name": "b"}}]})),
+        event(
+            piece({"tool_calls": [{"index": 1, "id": "", "function": {"name": None, "arguments": "{}"}}]}, "tool_calls")
+        ),
+        b"[DONE]",
+    ) == [
+        Chunk(tokens=1, tool_calls=(ToolCallDelta(0, "{}", "call_0", "a"), ToolCallDelta(1, "", "call_1", "b"))),
+        Chunk(tokens=1, tool_calls=(ToolCallDelta(1, "{}"),), finish_reason="tool_calls"),
+    ]
+
+
+def test_what_follows_done_is_not_read() -> None:
+    """Bytes after the end cannot change the answer."""
+    assert read(event(piece({"content": "a"}, "stop")), b"[DONE]", b"garbage") == [
+        Chunk("a", tokens=1, finish_reason="stop")
+    ]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [event()],
+        [event(piece({"content": "a"}))],
+        [event(piece({"content": "a"}, "stop"), piece({"content": "b"}, None, 1))],
+    ],
+)
+def test_a_stream_that_stops_before_its_end(events: list[bytes]) -> None:
+    """No choice, or one left open, when the bytes end: broken, whatever came before."""
+    with pytest.raises(StreamBroken):
+        read(*events)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b'{"error":{"message":"out of memory","code":500}}', "out of memory"),
+        (b'{"error":"overloaded"}', "overloaded"),
+        (b'{"error":{"code":"boom"}}', "boom"),
+        (b'{"object":"error","message":"bad things","code":400}', "bad things"),
+        (b"{}x", "malformed"),
+        (b"", "malformed"),
+        (b"[]", "malformed"),
+        (b"\xff", "malformed"),
+        (b'{"choices":[{"delta":{"content":5}}]}', "malformed"),
+        (b'{"choices":"x"}', "malformed"),
+        (b'{"choices":[{"delta":{"content":"\\ud800"}}]}', "malformed"),
+        (b'{"error":' + b"[" * 100_000, "malformed"),
+        (event(piece({}, "abort")), "abort"),
+    ],
+)
+def test_faults_in_a_stream(data: bytes, said: str) -> None:
+    """An error object, or what is no answer, is CloudFailed with what was said, and the phase that it happened in."""
+    with pytest.raises(CloudFailed, match=said) as caught:
+        StreamDecoder().feed(data)
+    assert caught.value.phase == "first_token"
+    decoder = StreamDecoder()
+    decoder.feed(event(piece({"content": "a"})))
+    with pytest.raises(CloudFailed) as caught:
+        decoder.feed(data)
+    assert caught.value.phase == "stream"
+
+
+def test_done_without_an_answer() -> None:
+    """[DONE] alone answers nothing."""
+    with pytest.raises(CloudFailed):
+        StreamDecoder().feed(b"[DONE]")
+
+
+def test_a_whole_answer() -> None:
+    """Text, calls, refusal, logprobs and usage of a whole chat answer."""
+    body = {
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "Hi",
+                    "refusal": None,
+                    "tool_calls": None,
+                    "annotations": [],
+                },
+                "logprobs": {
+                    "content": [
+                        {
+                            "token": "Hi",
+                            "logprob": -0.1,
+                            "bytes": [72],
+                            "top_logprobs": [{"token": "Ho", "logprob": -2, "bytes": None}],
+                        }
+                    ]
+                },
+                "finish_reason": "stop",
+            },
+            {
+                "index": 1,
+                "message": {
+                    "content": None,
+                    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                },
+                "finish_reason": None,
+            },
+        ],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+    }
+    assert decode_answer(json.dumps(body).encode()) == [
+        Chunk(
+            "Hi",
+            tokens=1,
+            finish_reason="stop",
+            logprobs=(TokenLogprob("Hi", -0.1, (72,), (TokenAlternative("Ho", -2.0),)),),
+        ),
+        Chunk(index=1, tool_calls=(ToolCallDelta(0, "{}", "c", "f"),), finish_reason="tool_calls"),
+        Chunk(usage=Usage(1, 2)),
+    ]
+
+
+def test_a_whole_completion() -> None:
+    """The legacy shape, its parallel lists of logprobs included; an echo's first token has none."""
+    body = {
+        "choices": [
+            {
+                "index": 0,
+                "text": "ab",
+                "logprobs": {"tokens": ["a", "b"], "token_logprobs": [None, -1], "top_logprobs": [None, {"b": -1}]},
+                "finish_reason": "length",
+            }
+        ]
+    }
+    (chunk,) = decode_answer(json.dumps(body).encode())
+    first, second = chunk.logprobs
+    assert math.isnan(first.logprob)
+    assert second == TokenLogprob("b", -1.0, None, (TokenAlternative("b", -1.0),))
+    assert (chunk.text, chunk.finish_reason) == ("ab", "length")
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"choices":[]}', b'{"error":{"message":"no"}}', b"null"])
+def test_a_whole_answer_that_is_none(body: bytes) -> None:
+    """A 200 without an answer in it is a failed target."""
+    with pytest.raises(CloudFailed):
+        decode_answer(body)
+
+
+@given(st.data(), st.integers(1, 3))
+@settings(max_examples=100)
+def test_what_we_send_reads_back(data, n) -> None:  # type: ignore[no-untyped-def]
+    """One of our own servers is an OpenAI-compatible target: streamed or whole, the answer arrives as it was given."""
+    request = Request(kind="chat", model="m", n=n, include_usage=True)
+    chunks = data.draw(answers(n))
+    expected, usage = coalesce(chunks)
+    encoder = AnswerEncoder(request, "id", "m", 1)
+    sent = encoder.start() + b"".join([encoder.chunk(chunk) for chunk in chunks]) + encoder.end()
+    streamed = read(*[event.data for event in SSEParser().feed(sent)])
+    for received in (streamed, decode_answer(encoder.whole(chunks))):
+        choices, received_usage = coalesce(received)
+        assert received_usage == usage
+        assert [(c.index, c.text, c.tool_calls, c.finish_reason, c.refusal or None) for c in choices] == [
+            (c.index, c.text, c.tool_calls, c.finish_reason, c.refusal or None) for c in expected
+        ]
+
+
+_LIKELY = st.fixed_dictionaries(
+    {},
+    optional={
+        "choices": st.lists(
+            st.fixed_dictionaries(
+                {},
+                optional=dict.fromkeys(("index", "delta", "message", "text", "logprobs", "finish_reason"), json_values),
+            ),
+            max_size=2,
+        )
+        | json_values,
+        "usage": json_values,
+        "error": json_values,
+    },
+)
+
+
+@given(st.binary(max_size=60) | _LIKELY.map(lambda value: json.dumps(value).encode()))
+@settings(max_examples=300)
+def test_anything_a_target_sends_is_an_answer_or_a_backend_error(data: bytes) -> None:
+    """No bytes of a target raise anything outside the error tree."""
+    for decode in (decode_answer, lambda body: read(body, b"[DONE]")):
+        try:
+            chunks = decode(data)
+        except BackendError:
+            continue
+        assert all(isinstance(chunk, Chunk) for chunk in chunks)
+
+
+def test_an_answer_cut_short_says_how_to_go_on() -> None:
+    """Our gateway's token comes with the end of the answer, whole or streamed."""
+    said = {"causeway": {"continue": "token"}}
+    chunks = read(event(piece({"content": "Hi"})), event(piece({}, "length"), **said), b"[DONE]")
+    assert chunks == [Chunk("Hi", tokens=1), Chunk(finish_reason="length", resume="token")]
+    message = {"role": "assistant", "content": "Hi"}
+    (whole,) = decode_answer(event({"index": 0, "message": message, "finish_reason": "length"}, **said))
+    assert (whole.text, whole.finish_reason, whole.resume) == ("Hi", "length", "token")
+
+
+@pytest.mark.parametrize("said", [None, "x", [], {}, {"continue": None}, {"continue": 5}, {"other": "x"}])
+@pytest.mark.parametrize("finish", ["length", "stop"])
+def test_what_others_say_under_our_name_is_passed_over(said: object, finish: str) -> None:
+    """Whatever it is, the answer is one; and an answer that was not cut has no rest."""
+    chunks = read(event(piece({"content": "Hi"}, finish), causeway=said), b"[DONE]")
+    assert [chunk.resume for chunk in chunks] == [""]
+    if finish == "stop":
+        assert read(event(piece({}, finish), causeway={"continue": "token"}))[0].resume == ""

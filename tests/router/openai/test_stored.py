@@ -1,0 +1,147 @@
+"""Kept answers: stored, read back, and given again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from router.errors import StreamBroken
+from router.openai import AnswerEncoder, CachedAnswer, coalesce, decode_chunks, encode_chunks
+from router.openai.stored import VERSION, _Row
+from router.sse import SSEParser
+from router.types import Chunk, Confidence, Request, TokenLogprob, Usage
+
+from .values import answers
+
+CHAT = Request(kind="chat", model="auto")
+CHUNKS = [Chunk("Hel", tokens=1), Chunk("lo", tokens=1), Chunk(finish_reason="stop"), Chunk(usage=Usage(3, 2))]
+
+
+@given(st.data(), st.integers(1, 3))
+@settings(max_examples=80)
+def test_storing_loses_nothing(data, n) -> None:  # type: ignore[no-untyped-def]
+    """Chunks read back as they were stored, confidence and all."""
+    chunks = [*data.draw(answers(n)), Chunk("x", confidence=Confidence(1, 0.5, -0.1, 0.2, 0.3))]
+    assert decode_chunks(encode_chunks(chunks)) == tuple(chunks)
+
+
+@given(st.binary(max_size=80))
+def test_bad_bytes_are_a_value_error(data: bytes) -> None:
+    """An unreadable cache entry is refused, never raises anything else."""
+    with pytest.raises(ValueError, match="stored chunks"):
+        decode_chunks(data)
+
+
+@given(st.data())
+@settings(max_examples=80)
+def test_damaged_bytes_are_chunks_or_a_value_error(data: st.DataObject) -> None:
+    """One byte changed or cut off: still nothing but chunks or ValueError."""
+    stored = bytearray(encode_chunks(CHUNKS))
+    at = data.draw(st.integers(0, len(stored) - 1))
+    if data.draw(st.booleans()):
+        stored[at] = data.draw(st.integers(0, 255))
+    else:
+        del stored[at:]
+    with contextlib.suppress(ValueError):
+        assert all(isinstance(chunk, Chunk) for chunk in decode_chunks(bytes(stored)))
+
+
+def test_another_version_is_refused() -> None:
+    """Entries that another release wrote are not guessed at."""
+    other = msgspec.msgpack.encode([VERSION + 1, []])
+    with pytest.raises(ValueError, match=f"version {VERSION + 1}"):
+        decode_chunks(other)
+
+
+def test_the_stored_row_is_a_chunk() -> None:
+    """Whoever changes Chunk changes the row and raises the version."""
+    assert _Row.__struct_fields__ == Chunk.__struct_fields__
+    assert typing.get_type_hints(_Row) == typing.get_type_hints(Chunk)
+    assert (VERSION, Chunk.__struct_fields__, TokenLogprob.__struct_fields__, Usage.__struct_fields__) == (
+        2,
+        (
+            "text",
+            "index",
+            "tokens",
+            "tool_calls",
+            "logprobs",
+            "finish_reason",
+            "confidence",
+            "usage",
+            "refusal",
+            "resume",
+        ),
+        ("token", "logprob", "bytes", "top"),
+        ("prompt_tokens", "completion_tokens", "cached_tokens"),
+    )
+
+
+@given(st.data(), st.integers(1, 2), st.none() | st.just(1))
+@settings(max_examples=80)
+def test_a_kept_answer_is_the_answer(data, n, logprobs) -> None:  # type: ignore[no-untyped-def]
+    """Whole, a hit has the very bytes that encoding the chunks gives, under its own id and time."""
+    request = msgspec.structs.replace(CHAT, n=n, logprobs=logprobs)
+    chunks = data.draw(answers(n))
+    kept = CachedAnswer(request, "small", chunks)
+    assert kept.whole("chatcmpl-9", 77) == AnswerEncoder(request, "chatcmpl-9", "small", 77).whole(chunks)
+    answer = ChatCompletion.model_validate_json(kept.whole('id"\n', 77), strict=True)
+    assert (answer.id, answer.created) == ('id"\n', 77)
+
+
+@given(st.data(), st.integers(1, 2), st.booleans())
+@settings(max_examples=80)
+def test_a_kept_answer_streams(data, n, include_usage) -> None:  # type: ignore[no-untyped-def]
+    """Streamed, a hit is role, pieces, ends, usage if asked for, [DONE]; and it says what the whole answer says."""
+    chunks = data.draw(answers(n))
+    kept = CachedAnswer(msgspec.structs.replace(CHAT, n=n), "small", chunks)
+    *events, done = [event.data for event in SSEParser().feed(kept.stream("x", 5, include_usage=include_usage))]
+    assert done == b"[DONE]"
+    read = [ChatCompletionChunk.model_validate_json(event, strict=True) for event in events]
+    assert {(chunk.id, chunk.created, chunk.model) for chunk in read} == {("x", 5, "small")}
+    for choice in ChatCompletion.model_validate_json(kept.whole("x", 5)).choices:
+        pieces = [piece for chunk in read for piece in chunk.choices if piece.index == choice.index]
+        assert pieces[0].delta.role == "assistant"
+        assert "".join([piece.delta.content or "" for piece in pieces]) == (choice.message.content or "")
+        assert pieces[-1].finish_reason == choice.finish_reason
+    assert all(("usage" in json.loads(event)) is include_usage for event in events)
+    if include_usage:
+        assert read[-1].usage is not None
+        assert read[-1].choices == []
+
+
+def test_each_hit_has_its_own_identity() -> None:
+    """The same entry serves two clients, whole and streamed, under different ids."""
+    kept = CachedAnswer(CHAT, "small", CHUNKS)
+    assert json.loads(kept.whole("a", 1))["id"] == "a"
+    assert json.loads(kept.whole("b", 2))["id"] == "b"
+    assert b'"id":"a"' not in kept.stream("b", 2)
+
+
+def test_a_legacy_completion_streams_again() -> None:
+    """Completions have no role; the text and its end are two events."""
+    kept = CachedAnswer(Request(kind="completion", model="m", prompts=("p",)), "m", CHUNKS)
+    events = [event.data for event in SSEParser().feed(kept.stream("x", 5))]
+    assert [json.loads(event)["choices"][0]["text"] for event in events[:-1]] == ["Hello", ""]
+
+
+@pytest.mark.parametrize("chunks", [[], [Chunk("half")], [Chunk(usage=Usage(1, 1))]])
+def test_a_broken_answer_cannot_be_kept(chunks: list[Chunk]) -> None:
+    """What did not finish is refused before it can be given again."""
+    with pytest.raises(StreamBroken):
+        CachedAnswer(CHAT, "small", chunks)
+
+
+@given(st.data(), st.integers(1, 3))
+@settings(max_examples=60)
+def test_putting_together_twice_changes_nothing(data, n) -> None:  # type: ignore[no-untyped-def]
+    """An answer may be stored as its coarsest chunks: it stays the same answer."""
+    choices, usage = coalesce(data.draw(answers(n)))
+    assert coalesce([*choices, Chunk(usage=usage)]) == (choices, usage)
+    assert [choice.index for choice in choices] == list(range(n))

@@ -1,0 +1,260 @@
+"""Conditions: what compiles, what is refused at activation, what an absent signal does."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.policy.cel_source import ExpressionError, conditions, scan
+from router.policy.expression import (
+    EvaluationFailure,
+    Expression,
+    RequiredSignals,
+    SignalValues,
+    compile_expression,
+    is_constant,
+)
+from router.policy.signals import GROUPS, SIGNALS
+from router.types import (
+    CloudSignals,
+    DeviceSignals,
+    EdgeSignals,
+    Estimates,
+    NowSignals,
+    RoutingHints,
+    Snapshot,
+    SpendSignals,
+)
+from tests.router.sample_requests import chat
+
+
+def evaluate(
+    source: str, snapshot: Snapshot | None = None, *tags: str, tokens: int | None = None
+) -> bool | EvaluationFailure:
+    expression = compile_expression(source)
+    facts = RequiredSignals([expression]).read(chat(tags=tags), snapshot or Snapshot(), Estimates(prompt_tokens=tokens))
+    return expression.evaluate(facts)
+
+
+def hot(temperature_c: float | None, **others: float | bool | None) -> Snapshot:
+    return Snapshot(device=DeviceSignals(temperature_c=temperature_c, **others))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bound", ["85", "85.0", "8.5e1"])
+@pytest.mark.parametrize(("temperature_c", "answer"), [(85.5, True), (84.5, False), (85.0, False), (86, True)])
+def test_doubles_compare_with_ints_and_doubles(bound: str, temperature_c: float, answer: bool) -> None:
+    """`> 85` and `> 85.0` are the same, for readings that came as an int as well."""
+    assert evaluate(f"device.temperature_c > {bound}", hot(temperature_c)) is answer
+
+
+@pytest.mark.parametrize("bound", ["30", "30.0"])
+def test_ints_compare_with_ints_and_doubles(bound: str) -> None:
+    """A token count compares with 30 and with 30.0."""
+    assert evaluate(f"request.prompt_tokens < {bound}", tokens=29) is True
+    assert evaluate(f"request.prompt_tokens == {bound}", tokens=30) is True
+
+
+REFUSED = {
+    # condition → (offset of the mistake, words)
+    "device.temprature_c > 85": (0, "did you mean `device.temperature_c`?"),
+    "request.stream || devise.cpu > 1": (18, "did you mean `device.cpu`?"),
+    "temperature_c > 85": (0, "did you mean `device.temperature_c`?"),
+    "xyzzy": (0, "unknown signal `xyzzy`"),
+    "device > 3": (0, "`device` is a group of signals, name one: device.temperature_c"),
+    'device["cpu"] > 1': (0, "is a group of signals"),
+    "has(device.batery)": (4, "did you mean `device.battery`?"),
+    "has(request.tags[0])": (None, "not valid CEL"),
+    "device.temperature_c.max > 1": (21, "a signal has no fields"),
+    ".device.cpu > 1": (1, "a signal has no fields"),
+    "foo(1) > 2": (0, "unknown function `foo`"),
+    'request.client.startswith("x")': (15, "did you mean `startsWith`?"),
+    "request.prompt_tokens + 1": (0, "gives a number"),
+    "request.client": (0, "gives text"),
+    "request.tags": (0, "gives a list"),
+    'request.prompt_tokens > "x"': (0, "mixes types"),
+    "device.temperature_c - 5 > 80": (0, "device.temperature_c is a double"),
+    'request.stream && request.prompt_tokens > "x"': (18, "mixes types"),
+    'request.stream || request.prompt_tokens > "x"': (18, "mixes types"),
+    "!(request.stream || (request.prompt_tokens + 1))": (21, "gives a number"),
+    "request.stream ? request.json : request.n": (32, "gives a number"),
+    'request.tags == "private"': (0, 'write "private" in request.tags'),
+    '"private" == request.tags': (13, 'write "private" in request.tags'),
+    "request.tools == 1": (0, "request.tools is true or false, never 1"),
+    "1 != request.client": (5, "request.client is text, never 1"),
+    "request.client in [1, 2]": (0, "request.client is text, never 1"),
+    "1 in request.tags": (5, "is a list of texts"),
+    '"a" in request.client': (7, "is no list"),
+    'cloud.breaker == "opened"': (17, "did you mean `open`?"),
+    '"imag" in request.modalities': (0, "did you mean `image`?"),
+    "request.client == null": (0, "is never null"),
+    "request.tags.exists(device, true)": (20, "use another name"),
+    'request.client.matches("(")': (0, "not a valid regex"),
+    "request.n >": (11, "not valid CEL"),
+    "": (0, "not valid CEL"),
+    "(" * 30 + "true" + ")" * 30: (24, "nest deeper"),
+    "request.stream || " * 200 + "true": (None, "longer than 2000"),
+}
+
+
+@pytest.mark.parametrize("source", REFUSED)
+def test_each_mistake_is_refused_at_activation(source: str) -> None:
+    """A condition that cannot mean what it says is refused, with the place of the mistake and a way out."""
+    offset, words = REFUSED[source]
+    with pytest.raises(ExpressionError) as caught:
+        compile_expression(source)
+    assert words in caught.value.message
+    if offset is not None:
+        assert caught.value.offset == offset
+
+
+ACCEPTED = [
+    '"private" in request.tags',
+    'request.tags.exists(t, t.startsWith("site-"))',
+    "request.tags.all(t, t.size() > 2)",
+    "size(request.tags) == 0",
+    'request.client in ["kiosk", "till"]',
+    'request.client.matches("^kiosk-[0-9]+$")',
+    "now.hour >= 8 && now.hour < 18 && now.weekday <= 5",
+    "has(device.battery) && device.battery < 0.2",
+    "double(request.prompt_tokens) * 1.5 > 40.0",
+    "device.temperature_c - 5.0 > 80",
+    "request.stream ? request.n == 1 : request.json",
+    "request.tags[3] == 'a'",
+    "request.prompt_tokens / 0 > 1",
+    "device . cpu > 0.5",
+    "device.cpu // device.nothing\n > 0.5",
+    '"device.nothing" == request.client',
+    r'r"a\" == request.client',
+    "-device.temperature_c < -85.0",
+]
+
+
+@pytest.mark.parametrize("source", ACCEPTED)
+def test_what_means_something_is_accepted(source: str) -> None:
+    """Comprehensions, text functions, arithmetic, comments and names inside of strings are no mistakes."""
+    assert isinstance(compile_expression(source), Expression)
+
+
+def test_only_what_is_named_outside_of_strings_and_comments_is_a_signal() -> None:
+    """The needs of a condition are its own names, not words in its strings."""
+    expression = compile_expression('request.client == "device.cpu" // edge.queue\n || has(device.battery)')
+    assert expression.signals == {"request.client", "device.battery"}
+    assert expression.presences == {"device.battery"}
+
+
+def test_an_absent_signal_is_told_by_name() -> None:
+    """A condition that hangs on an absent signal has no answer; the fault names the signal."""
+    answer = evaluate("device.temperature_c > 85")
+    assert isinstance(answer, EvaluationFailure)
+    assert answer.absent == "device.temperature_c"
+
+
+@pytest.mark.parametrize(
+    ("source", "answer"),
+    [
+        ("device.temperature_c > 85 || request.n == 1", True),
+        ("request.n == 1 || device.temperature_c > 85", True),
+        ("device.temperature_c > 85 && request.n == 2", False),
+        ("has(device.temperature_c)", False),
+        ("!has(device.temperature_c) || device.temperature_c > 85", True),
+        ("has(device.temperature_c) && device.temperature_c > 85", False),
+        ("has(request.n)", True),
+    ],
+)
+def test_a_signal_is_needed_only_where_the_answer_hangs_on_it(source: str, answer: bool) -> None:
+    """`||` and `&&` have an answer if one side settles it; `has()` asks whether a signal is there."""
+    assert evaluate(source, hot(None)) is answer
+
+
+@pytest.mark.parametrize("reading", [float("nan"), float("inf")])
+def test_a_reading_that_is_no_number_is_absent(reading: float) -> None:
+    """A probe that says NaN reads nothing: neither above nor below any bound."""
+    assert isinstance(evaluate("device.temperature_c > 85", hot(reading)), EvaluationFailure)
+    assert isinstance(evaluate("device.temperature_c <= 85", hot(reading)), EvaluationFailure)
+
+
+def test_a_failure_at_run_time_is_a_fault_and_no_exception() -> None:
+    """An index beyond the list or a division by zero has no answer, and lacks no signal."""
+    for source in ("request.tags[3] == 'a'", "request.n / 0 > 1"):
+        answer = evaluate(source)
+        assert isinstance(answer, EvaluationFailure)
+        assert answer.absent == ""
+        assert answer.message
+
+
+def test_constants_are_recognised() -> None:
+    """A condition without signals is always or never; one with signals is neither."""
+    assert is_constant(compile_expression("1 < 2")) is True
+    assert is_constant(compile_expression("1 > 2")) is False
+    assert is_constant(compile_expression("request.stream")) is None
+
+
+def test_text_that_is_no_unicode_does_not_break_a_decision() -> None:
+    """A header byte that became a lone surrogate is compared as a replacement, not raised."""
+    assert evaluate('"private" in request.tags', None, "\udcff", "private") is True
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_every_signal_of_the_table_can_be_read_and_compared(name: str) -> None:
+    """Each signal reads from a full snapshot as the type that the table says."""
+    spec = SIGNALS[name]
+    snapshot = Snapshot(
+        device=DeviceSignals(50, False, 900, 0.5, 7, 0.9),
+        edge=EdgeSignals(0, 30, True),
+        cloud=CloudSignals(True, 20, "closed", "large"),
+        spend=SpendSignals(1, 2, 3),
+        now=NowSignals(12, 3, 30, 1_700_000_000),
+    )
+    request = msgspec.structs.replace(chat(), max_tokens=10, hints=RoutingHints(deadline_ms=5))
+    value = spec.read(request, snapshot, Estimates(12, 0.7))
+    kinds = {"int": int, "double": float, "bool": bool, "string": str, "list": list}
+    assert type(value) is kinds[spec.type]
+    assert spec.meaning
+    assert name.partition(".")[0] in GROUPS
+
+
+def test_conditions_are_taken_apart_through_brackets_and_negation() -> None:
+    """Each operand of `&&`, `||` and `?:` is looked at by itself; what brackets a call stays whole."""
+    tokens = [token for token in scan("!(a && (b || size(c || d))) ? e : f") if token.kind != "space"]
+    found = ["".join(token.text for token in condition) for condition in conditions(tokens)]
+    assert sorted(found) == ["a", "b", "e", "f", "size(c||d)"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.text(max_size=60)
+    | st.lists(
+        st.sampled_from(
+            [
+                *SIGNALS,
+                "&&",
+                "||",
+                "!",
+                "(",
+                ")",
+                "[",
+                "]",
+                "?",
+                ":",
+                "==",
+                "<",
+                "in",
+                "1",
+                "0.5",
+                '"a"',
+                "true",
+                "has(",
+            ]
+        ),
+        max_size=12,
+    ).map(" ".join)
+)
+def test_any_text_compiles_or_is_refused(source: str) -> None:
+    """Whatever stands in a condition: it compiles and then answers, or it is an ExpressionFault."""
+    try:
+        expression = compile_expression(source)
+    except ExpressionError:
+        return
+    assert isinstance(expression.evaluate(SignalValues({})), bool | EvaluationFailure)

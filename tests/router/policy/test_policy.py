@@ -1,0 +1,440 @@
+"""Policies: what is read, what each mistake is answered with, and where."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.errors import PolicyError
+from router.policy.compiled import check_policy, parse_policy
+from router.types import AUTO, ExactCache, Handoff
+from tests.router.sample_requests import KIOSK, kiosk
+
+HEAD = "version: 1\nname: p\n"
+TARGETS = "targets:\n  small: {at: edge, model: a}\n  large: {at: cloud, model: b}\n"
+ROUTES = "routes:\n  - name: r\n    use: [large, small]\n"
+GOOD = HEAD + TARGETS + ROUTES
+
+
+def edit(old: str, new: str) -> str:
+    assert GOOD.count(old) == 1
+    return GOOD.replace(old, new)
+
+
+def routes(*rules: str) -> str:
+    return HEAD + TARGETS + "routes:\n" + "".join(f"  - {rule}\n" for rule in rules)
+
+
+MISTAKES = {
+    # what the file says → where the error points (line, column, key) and what it says
+    "no YAML": (GOOD + "x: [", (9, 5, ""), "not valid YAML"),
+    "tab": (GOOD + "limits:\n\tqueue: 1", (10, 1, ""), "not valid YAML"),
+    "empty": ("", (1, 1, ""), "the file is empty"),
+    "two documents": (GOOD + "---\na: 1\n", (9, 1, ""), "not valid YAML"),
+    "a list": ("- a\n", (1, 1, ""), "must be a mapping"),
+    "an anchor": (edit("small: {at", "small: &a {at"), (4, 10, ""), "anchors are not allowed"),
+    "an alias": (edit("large: {at: cloud, model: b}", "large: *a"), (5, 10, ""), "aliases are not allowed"),
+    "a tag": (edit("version: 1", "version: !!int 1"), (1, 10, ""), "tags are not allowed"),
+    "a merge key": (edit("large: {at", "large: {<<: {}, at"), (5, 11, "targets.large"), "merge keys"),
+    "a key twice": (edit("name: p", "name: p\nname: q"), (3, 1, "name"), "twice"),
+    "a nested key twice": (
+        edit("model: a", "model: a, model: b"),
+        (4, 31, "targets.small.model"),
+        "twice",
+    ),
+    "a key that is a list": (GOOD + "[a]: 1\n", (9, 1, ""), "a key must be text"),
+    "unknown key": (GOOD + "route: []\n", (9, 1, "route"), "unknown key, did you mean `routes`?"),
+    "unknown key below": (
+        edit("model: b", "model: b, time_out: 4s"),
+        (5, 32, "targets.large.time_out"),
+        "did you mean `timeout`?",
+    ),
+    "unknown key without a neighbour": (GOOD + "zzz: 1\n", (9, 1, "zzz"), "known here: version, name, targets"),
+    "version missing": (GOOD.removeprefix("version: 1\n"), (1, 1, ""), "the key `version` is missing"),
+    "other version": (edit("version: 1", "version: 2"), (1, 10, "version"), "`2` is not one of 1"),
+    "no routes": (HEAD + TARGETS, (1, 1, ""), "the key `routes` is missing"),
+    "empty routes": (HEAD + TARGETS + "routes: []\n", (6, 9, "routes"), "needs at least 1 entry"),
+    "null routes": (HEAD + TARGETS + "routes:\n", (6, 8, "routes"), "is empty"),
+    "no targets": (HEAD + "targets: {}\n" + ROUTES, (3, 10, "targets"), "needs at least 1 entry"),
+    "a name that is a number": (edit("name: p", "name: 5"), (2, 7, "name"), "put it in quotes"),
+    "a name that is a bool": (edit("name: p", "name: off"), (2, 7, "name"), "read as true or false"),
+    "a name with spaces": (edit("name: p", "name: a b"), (2, 7, "name"), "`a b` is not a name"),
+    "a long name": (edit("name: p", "name: " + "x" * 65), (2, 7, "name"), "is not a name"),
+    "a reserved target": (edit("small: {at", f"{AUTO}: {{at"), (4, 3, "targets.auto"), "leaves the choice"),
+    "an unknown place": (edit("at: edge", "at: egde"), (4, 15, "targets.small.at"), "did you mean `edge`?"),
+    "an unknown ability": (
+        edit("model: a", "model: a, can: [chat, tool]"),
+        (4, 43, "targets.small.can[1]"),
+        "did you mean `tools`?",
+    ),
+    "a duration without unit": (
+        edit("model: b", "model: b, timeout: 4"),
+        (5, 41, "targets.large.timeout"),
+        "`4` is not a duration such as 250ms",
+    ),
+    "a sexagesimal duration": (
+        edit("model: b", "model: b, timeout: 1:30"),
+        (5, 41, "targets.large.timeout"),
+        "`1:30` is not a duration",
+    ),
+    "no time at all": (
+        edit("model: b", "model: b, timeout: 0s"),
+        (5, 32, "targets.large.timeout"),
+        "must be more than 0",
+    ),
+    "a first token later than the end": (
+        edit("model: b", "model: b, timeout: 4s, first_token_timeout: 5s"),
+        (5, 45, "targets.large.first_token_timeout"),
+        "is longer than `timeout`",
+    ),
+    "a price that is text": (
+        edit("model: b", "model: b, usd_per_1k_tokens: cheap"),
+        (5, 51, "targets.large.usd_per_1k_tokens"),
+        "`cheap` is not a number",
+    ),
+    "a negative price": (
+        edit("model: b", "model: b, usd_per_1k_tokens: -1"),
+        (5, 51, "targets.large.usd_per_1k_tokens"),
+        "-1 is less than 0",
+    ),
+    "an infinite price": (
+        edit("model: b", "model: b, usd_per_1k_tokens: .inf"),
+        (5, 51, "targets.large.usd_per_1k_tokens"),
+        "`.inf` is not a number",
+    ),
+    "an unknown target in use": (
+        edit("use: [large, small]", "use: [large, smal]"),
+        (8, 18, "routes[0].use[1]"),
+        "unknown target `smal`, did you mean `small`?",
+    ),
+    "a target twice in use": (
+        edit("use: [large, small]", "use: [large, large]"),
+        (8, 18, "routes[0].use[1]"),
+        "already in this list",
+    ),
+    "use of nobody": (edit("use: [large, small]", "use: []"), (8, 10, "routes[0].use"), "needs at least 1 entry"),
+    "use that is no list": (edit("use: [large, small]", "use: large"), (8, 10, "routes[0].use"), "must be a list"),
+    "a route name twice": (
+        routes("{name: r, when: request.stream, use: [small]}", "{name: r, use: [small]}"),
+        (8, 6, "routes[1].name"),
+        "the name `r` is taken",
+    ),
+    "a route behind one that always holds": (
+        routes("{name: a, use: [small]}", "{name: b, use: [large]}"),
+        (8, 5, "routes[1]"),
+        "is never reached: `a` before it always holds",
+    ),
+    "a route behind a constant true": (
+        routes("{name: a, when: 'true', use: [small]}", "{name: b, use: [large]}"),
+        (8, 5, "routes[1]"),
+        "is never reached",
+    ),
+    "a route that never holds": (
+        routes("{name: a, when: '1 > 2', use: [small]}", "{name: b, use: [large]}"),
+        (7, 15, "routes[0].when"),
+        "is always false",
+    ),
+    "a constraint that never binds": (
+        GOOD + "constraints: [{name: c, when: 'false', keep: on_device}]\n",
+        (9, 25, "constraints[0].when"),
+        "the constraint never binds",
+    ),
+    "a constraint that keeps nothing known": (
+        GOOD + "constraints: [{name: c, keep: on_site}]\n",
+        (9, 31, "constraints[0].keep"),
+        "`on_site` is not one of on_device",
+    ),
+    "a handoff to nobody": (
+        routes("{name: a, use: [large, small], handoff: {after_tokens: 8, below: 0.5}}"),
+        (7, 36, "routes[0].handoff"),
+        "nobody can take over from `small`",
+    ),
+    "a handoff without the device": (
+        routes("{name: a, use: [large], handoff: {after_tokens: 8, below: 0.5}}"),
+        (7, 29, "routes[0].handoff"),
+        "only an edge target tells its confidence",
+    ),
+    "a handoff after nothing": (
+        routes("{name: a, use: [small, large], handoff: {after_tokens: 0, below: 0.5}}"),
+        (7, 60, "routes[0].handoff.after_tokens"),
+        "0 is less than 1",
+    ),
+    "a handoff at more than all": (
+        routes("{name: a, use: [small, large], handoff: {after_tokens: 8, below: 1.5}}"),
+        (7, 70, "routes[0].handoff.below"),
+        "1.5 is more than 1",
+    ),
+    "a condition that is a bool of YAML": (
+        edit("use: [large, small]", "use: [small]\n    when: true"),
+        (9, 11, "routes[0].when"),
+        "put it in quotes",
+    ),
+    "a condition that is no CEL": (
+        edit("use: [large, small]", "use: [small]\n    when: request.n >"),
+        (9, 22, "routes[0].when"),
+        "not valid CEL",
+    ),
+    "a misspelt signal": (
+        edit("use: [large, small]", "use: [small]\n    when: request.stream || device.temprature_c > 85"),
+        (9, 29, "routes[0].when"),
+        "unknown signal `device.temprature_c`, did you mean `device.temperature_c`?",
+    ),
+    "a misspelt signal in quotes": (
+        edit("use: [large, small]", "use: [small]\n    when: 'device.temprature_c > 85'"),
+        (9, 12, "routes[0].when"),
+        "did you mean `device.temperature_c`?",
+    ),
+    "a misspelt signal in a block": (
+        edit("use: [large, small]", "use: [small]\n    when: >\n      device.temprature_c > 85"),
+        (9, 11, "routes[0].when"),
+        "did you mean `device.temperature_c`?",
+    ),
+    "a condition that is a number": (
+        edit("use: [large, small]", "use: [small]\n    when: request.prompt_tokens + 1"),
+        (9, 11, "routes[0].when"),
+        "gives a number, not true or false",
+    ),
+    "a condition that mixes types": (
+        edit("use: [large, small]", 'use: [small]\n    when: request.prompt_tokens > "x"'),
+        (9, 11, "routes[0].when"),
+        "mixes types: request.prompt_tokens is an int",
+    ),
+    "a condition that is too long": (
+        edit("use: [large, small]", f"use: [small]\n    when: {' || '.join(['request.stream'] * 200)}"),
+        (9, 11, "routes[0].when"),
+        "longer than 2000 characters",
+    ),
+    "a cache rule with a signal that does not exist": (
+        GOOD + "cache: [{when: request.temprature == 0, exact: {ttl: 30s}}]\n",
+        (9, 16, "cache[0].when"),
+        "did you mean `request.temperature`?",
+    ),
+    "a cache rule without a ttl": (
+        GOOD + "cache: [{exact: {stale_if_error: 1m}}]\n",
+        (9, 17, "cache[0].exact"),
+        "the key `ttl` is missing",
+    ),
+    "a cache for no time": (
+        GOOD + "cache: [{exact: {ttl: 0s}}]\n",
+        (9, 18, "cache[0].exact.ttl"),
+        "must be more than 0",
+    ),
+    "a cache rule that is never reached": (
+        GOOD + "cache: [{exact: {ttl: 1s}}, {exact: {ttl: 2s}}]\n",
+        (9, 29, "cache[1]"),
+        "is never reached: `cache[0]`",
+    ),
+    "a limit of nothing": (GOOD + "limits: {concurrent: 0}\n", (9, 22, "limits.concurrent"), "0 is less than 1"),
+    "a limit that is a fraction": (
+        GOOD + "limits: {queue: 1.5}\n",
+        (9, 17, "limits.queue"),
+        "`1.5` is not a whole number",
+    ),
+    "an octal limit": (GOOD + "limits: {queue: 010}\n", (9, 17, "limits.queue"), "is not a whole number"),
+    "a rate of nothing": (
+        GOOD + "limits: {per_client_rps: 0}\n",
+        (9, 26, "limits.per_client_rps"),
+        "0 is not more than 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_is_refused_with_file_line_column_and_key(mistake: str) -> None:
+    """A policy with one mistake is refused, and the message points at it."""
+    text, (line, column, key), words = MISTAKES[mistake]
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(text, "p.yaml")
+    error = caught.value
+    where = f"p.yaml:{line}:{column}"
+    assert error.where == (f"{where}: {key}" if key else where)
+    assert words in error.message
+    assert error.message.startswith(error.where)
+
+
+def test_the_policy_without_the_mistakes_is_accepted() -> None:
+    """The file that the mistakes were put into has no problem of its own."""
+    policy, problems = check_policy(GOOD, "p.yaml")
+    assert policy is not None
+    assert problems == ()
+
+
+def test_every_mistake_of_a_file_is_reported_in_its_order() -> None:
+    """One look shows all that is wrong, top to bottom; the raised error names the first and counts the rest."""
+    text = GOOD.replace("at: edge", "at: egde").replace("name: p", "name: 5") + "zzz: 1\n"
+    policy, problems = check_policy(text, "p.yaml")
+    assert policy is None
+    assert [problem.place.path for problem in problems] == ["name", "targets.small.at", "zzz"]
+    with pytest.raises(PolicyError, match=r"\(and 2 more\)"):
+        parse_policy(text, "p.yaml")
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_parsed() -> None:
+    """More than 256 KB is refused by size, whatever it holds; a comment counts."""
+    with pytest.raises(PolicyError, match="larger than 256 KB"):
+        parse_policy(GOOD + "#" * (256 * 1024))
+    with pytest.raises(PolicyError, match="larger than 256 KB"):
+        parse_policy(GOOD + "#" + "é" * (128 * 1024))
+
+
+@pytest.mark.parametrize("deep", ["[" * 5000, "{a: " * 5000, "- " * 5000, "[" * 17 + "]" * 17])
+def test_deep_nesting_is_refused_without_exhausting_the_stack(deep: str) -> None:
+    """A file of brackets is an error with a place, not a crash."""
+    with pytest.raises(PolicyError):
+        parse_policy("version: " + deep, "p.yaml")
+
+
+@pytest.mark.parametrize(
+    "text", ["\x00", '"\\U00110000"', "%YAML " + "9" * 5000 + ".1\n--- a", '"\\ud800"', "a: 'x\x07'"]
+)
+def test_odd_bytes_are_refused(text: str) -> None:
+    """Control characters, escapes beyond Unicode, lone surrogates and absurd directives are errors of the policy."""
+    with pytest.raises(PolicyError):
+        parse_policy(text, "p.yaml")
+
+
+def test_the_designs_example_is_read_whole() -> None:
+    """The example of the design becomes targets, rules, limits and the signals that it names."""
+    policy = kiosk()
+    assert policy.name == "retail-kiosk"
+    assert [(t.name, t.at, t.timeout_s, t.usd_per_1k_tokens) for t in policy.targets] == [
+        ("small", "edge", None, 0.0),
+        ("large", "cloud", 4.0, 0.07),
+        ("medium", "cloud", None, 0.0),
+    ]
+    assert [c.name for c in policy.constraints] == ["private-stays"]
+    assert [r.name for r in policy.routes] == ["hot-device", "fast-path", "otherwise"]
+    assert policy.routes[1].handoff == Handoff(after_tokens=8, below=0.55)
+    assert policy.cache[0].exact == ExactCache(ttl_s=30.0, stale_if_error_s=600.0)
+    assert (policy.limits.concurrent, policy.limits.queue, policy.limits.per_client_rps) == (16, 64, 20.0)
+
+
+def test_only_the_signals_that_are_named_are_needed() -> None:
+    """The needs are told apart by phase, so that the cache does not wait for a token count."""
+    policy = kiosk()
+    assert policy.constraint_needs.signals == {"request.tags"}
+    assert policy.cache_needs.signals == {"request.tags", "request.temperature"}
+    assert policy.route_needs.signals == {
+        "request.tags",
+        "request.prompt_tokens",
+        "device.temperature_c",
+        "device.memory_free_mb",
+    }
+    assert policy.needs == policy.route_needs.signals | policy.cache_needs.signals
+
+
+def test_the_revision_is_the_contents_and_not_the_layouts() -> None:
+    """Comments, quotes and the order of keys leave the revision; a value changes it."""
+    plain = parse_policy(GOOD).revision
+    assert len(plain) == 12
+    assert parse_policy("# a comment\n" + GOOD.replace("name: p", 'name: "p"')).revision == plain
+    assert parse_policy(GOOD.replace("{at: edge, model: a}", "{model: a, at: edge}")).revision == plain
+    assert parse_policy(GOOD.replace("name: p", "name: q")).revision != plain
+    assert parse_policy(GOOD.replace("use: [large, small]", "use: [small, large]")).revision != plain
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    """A running policy is frozen down to its rules."""
+    policy = kiosk()
+    with pytest.raises(AttributeError):
+        policy.name = "other"  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        policy.routes[0].name = "other"  # type: ignore[misc]
+
+
+WARNINGS = {
+    "an unused target": (edit("use: [large, small]", "use: [large]"), "targets.small", "no route uses this target"),
+    "no route that always holds": (
+        edit("use: [large, small]", "use: [large, small]\n    when: request.stream"),
+        "routes",
+        "every route has a `when`",
+    ),
+    "a constraint that empties a route": (
+        routes("{name: a, when: request.stream, use: [large]}", "{name: b, use: [small]}")
+        + "constraints: [{name: c, when: request.stream, keep: on_device}]\n",
+        "routes[0].use",
+        "a request bound by `c` fails here",
+    ),
+    "a price on the device": (
+        edit("model: a", "model: a, usd_per_1k_tokens: 1"),
+        "targets.small.usd_per_1k_tokens",
+        "costs no money",
+    ),
+    "spend without a price": (
+        routes("{name: a, when: spend.usd_today > 1, use: [small]}", "{name: b, use: [large]}"),
+        "routes[0].when",
+        "spend.* stays 0",
+    ),
+    "a model that is named like a target": (
+        edit("model: a", "model: large"),
+        "targets.small.model",
+        "is another target's name",
+    ),
+}
+
+
+@pytest.mark.parametrize("doubt", WARNINGS)
+def test_each_doubt_is_a_warning_and_the_policy_works(doubt: str) -> None:
+    """What is allowed but hardly meant is told, and does not keep the policy from loading."""
+    text, key, words = WARNINGS[doubt]
+    policy, problems = check_policy(text, "p.yaml")
+    assert policy is not None
+    assert [(p.severity, p.place.path) for p in problems] == [("warning", key)]
+    assert words in problems[0].message
+
+
+KEYS = ("version", "name", "targets", "routes", "cache", "limits", "constraints", "use", "when", "exact", "handoff")
+WORDS = (
+    "at",
+    "edge",
+    "small",
+    "1",
+    "on_device",
+    "keep",
+    "ttl",
+    "30s",
+    "request.stream",
+    "true",
+    "null",
+    "~",
+    "<<",
+    "-",
+)
+words = st.sampled_from(KEYS + WORDS)
+trees = st.recursive(
+    words | st.text(max_size=8) | st.integers() | st.floats() | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=6),
+    max_leaves=24,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees)
+def test_any_tree_is_a_policy_or_a_policy_error(tree: object) -> None:
+    """Whatever YAML says, the answer is a policy or a PolicyError."""
+    accepted_or_refused(yaml.safe_dump(tree, allow_unicode=True))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=200) | st.text(alphabet="{}[]&*!|>-:,?#%@'\"\\ \n\tab1.", max_size=60))
+def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
+    """Text that is no YAML is refused the same way."""
+    accepted_or_refused(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, len(KIOSK) - 1), st.integers(0, 12), st.text(alphabet="{}[]&*!|>-:,'\"\\ \nab1.", max_size=4))
+def test_a_policy_with_a_hole_is_accepted_or_refused(start: int, length: int, patch: str) -> None:
+    """A good file that was damaged anywhere loads or is refused; it never raises anything else."""
+    accepted_or_refused(KIOSK[:start] + patch + KIOSK[start + length :])
+
+
+def accepted_or_refused(text: str) -> None:
+    policy, problems = check_policy(text, "p.yaml")
+    if policy is not None:
+        return
+    assert any(problem.severity == "error" for problem in problems)
+    with pytest.raises(PolicyError, match=r"^p\.yaml"):
+        parse_policy(text, "p.yaml")

@@ -1,0 +1,103 @@
+"""The schema that an answer must obey."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from router.errors import InvalidGrammar
+from router.tool_calls.parser import tool_schema
+from router.types import Request, ResponseFormat, Tool, ToolChoice
+
+LAMP = Tool("lamp", parameters='{"type":"object","properties":{"on":{"type":"boolean"}}}')
+FAN = Tool("fan")
+FORMAT = ResponseFormat("json_schema", "s", '{"type":"object","properties":{"z":{},"a":{}}}')
+
+AUTO = ToolChoice()
+
+
+def schema(*tools: Tool, choice: ToolChoice = AUTO, wanted: ResponseFormat | None = None) -> dict[str, object] | str:
+    text = tool_schema(Request(kind="chat", model="m", tools=tools, tool_choice=choice, response_format=wanted))
+    return json.loads(text) if text else ""
+
+
+def call(name: str, arguments: object) -> dict[str, object]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+LAMP_CALL = call("lamp", {"type": "object", "properties": {"on": {"type": "boolean"}}})
+FAN_CALL = call("fan", {"type": "object", "properties": {}, "additionalProperties": False})
+
+
+@pytest.mark.parametrize("wanted", [None, ResponseFormat("text")])
+def test_a_free_answer_has_no_schema(wanted: ResponseFormat | None) -> None:
+    """Text, with tools that may be called or none at all, is not constrained."""
+    assert schema(wanted=wanted) == ""
+    assert schema(LAMP, wanted=wanted) == ""
+    assert schema(LAMP, choice=ToolChoice("none"), wanted=wanted) == ""
+
+
+def test_a_response_format_is_its_schema() -> None:
+    """json_object is any object; json_schema is the caller's text, in the caller's order."""
+    assert schema(wanted=ResponseFormat("json_object")) == {"type": "object"}
+    request = Request(kind="chat", model="m", response_format=FORMAT)
+    assert tool_schema(request) == FORMAT.schema
+
+
+def test_a_required_call_is_one_of_the_tools() -> None:
+    """Each tool is a branch; a tool without parameters takes an empty object."""
+    assert schema(LAMP, FAN, choice=ToolChoice("required")) == {"anyOf": [LAMP_CALL, FAN_CALL]}
+
+
+def test_a_named_call_is_that_tool_alone() -> None:
+    """The others are not offered, and a response format does not matter: the answer is a call."""
+    assert schema(LAMP, FAN, choice=ToolChoice("function", "fan"), wanted=FORMAT) == FAN_CALL
+
+
+def test_a_format_with_tools_is_either() -> None:
+    """Where tools may be called the answer obeys the format or is a call; under `none` only the format."""
+    assert schema(LAMP, wanted=FORMAT) == {"anyOf": [json.loads(FORMAT.schema), LAMP_CALL]}
+    assert schema(LAMP, wanted=ResponseFormat("json_object")) == {"type": "object"}
+    assert schema(LAMP, choice=ToolChoice("none"), wanted=FORMAT) == json.loads(FORMAT.schema)
+
+
+def test_references_follow_their_schema() -> None:
+    """A schema with references is moved under $defs, where they still point at what they meant."""
+    tree = Tool(
+        "tree",
+        parameters='{"properties":{"t":{"$ref":"#/$defs/T"},"$ref":{"type":"null"}},'
+        '"$defs":{"T":{"properties":{"up":{"$ref":"#"},"l":{"items":[{"$ref":"#/$defs/T"}]}}}}}',
+    )
+    built = schema(LAMP, tree, choice=ToolChoice("required"))
+    assert isinstance(built, dict)
+    assert built["anyOf"] == [LAMP_CALL, call("tree", {"$ref": "#/$defs/tool1"})]
+    assert built["$defs"] == {
+        "tool1": {
+            "properties": {"t": {"$ref": "#/$defs/tool1/$defs/T"}, "$ref": {"type": "null"}},
+            "$defs": {
+                "T": {
+                    "properties": {
+                        "up": {"$ref": "#/$defs/tool1"},
+                        "l": {"items": [{"$ref": "#/$defs/tool1/$defs/T"}]},
+                    }
+                }
+            },
+        }
+    }
+    alone = schema(tree, choice=ToolChoice("required"))
+    assert isinstance(alone, dict)
+    assert alone["properties"]["arguments"] == {"$ref": "#/$defs/tool0"}  # type: ignore[index]
+    assert "tool0" in alone["$defs"]  # type: ignore[operator]
+
+
+def test_a_schema_too_deep_to_move_is_refused() -> None:
+    """Nesting that the interpreter cannot follow is the caller's fault, not a crash."""
+    deep = Tool("deep", parameters='{"$ref":"#","x":' + "[" * 5000 + "]" * 5000 + "}")
+    with pytest.raises(InvalidGrammar):
+        schema(deep, choice=ToolChoice("required"))
