@@ -18,8 +18,6 @@ from pathlib import Path
 
 import psutil
 
-from ..deadline import Deadline
-
 READY = "ready "
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 16 * 1024
@@ -66,9 +64,9 @@ class ChildProcess:
     async def ready(self, timeout_s: float) -> dict[str, str]:
         """The words of the ready line. Raises ChildEnded."""
         try:
-            with Deadline(asyncio.get_running_loop().time() + timeout_s):
+            async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(self._ready)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise ChildProcessEnded(f"{self.name} was not ready within {timeout_s:g} s{self.last_words()}") from None
 
     @property
@@ -95,9 +93,9 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             try:
-                with Deadline(asyncio.get_running_loop().time() + grace_s):
+                async with asyncio.timeout(grace_s):
                     await process.wait()
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 graceful = False
                 self.kill()
                 await process.wait()

@@ -14,8 +14,6 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from ..deadline import Deadline
-
 SERVER = "causeway"
 STALLED_S = 30.0  # a client that takes nothing for so long is gone
 
@@ -49,9 +47,9 @@ class PrebuiltResponse(web.StreamResponse):
         if not http.protocol.writing_paused:
             return
         try:
-            with Deadline(asyncio.get_running_loop().time() + STALLED_S):
+            async with asyncio.timeout(STALLED_S):
                 await http.writer.drain()
-        except asyncio.TimeoutError:
+        except TimeoutError:
             if http.transport is not None:
                 http.transport.abort()
             raise ClientConnectionResetError("the client takes nothing") from None

@@ -10,7 +10,6 @@ from router.errors import AuthenticationFailed, CausewayError, ClientGone
 from router.openai import AnswerEncoder, CachedAnswer, encode_embeddings, encode_error, error_event
 from router.types import Embeddings, Request
 
-from ..deadline import Deadline
 from ..serving.reply import AnswerHead, Piece
 from .prebuilt_response import SERVER, STALLED_S, PrebuiltResponse
 from .request_reader import retry_after
@@ -112,11 +111,11 @@ class HttpReplyWriter:
     async def _write(self, stream: web.StreamResponse, data: bytes) -> None:
         """Raises ClientGone when nobody takes the bytes."""
         try:
-            with Deadline(asyncio.get_running_loop().time() + STALLED_S):
+            async with asyncio.timeout(STALLED_S):
                 await stream.write(data)
         except ConnectionError as error:
             raise ClientGone("the client closed the connection") from error
-        except asyncio.TimeoutError:
+        except TimeoutError:
             if self._http.transport is not None:
                 self._http.transport.abort()
             raise ClientGone(f"the client took no byte for {STALLED_S:g} s") from None

@@ -37,7 +37,6 @@ from router.errors import (
 from router.types import Chunk, Location, Target
 
 from ..backends.backend import Backend, BackendRequest
-from ..deadline import Deadline
 from .generation import Generation, policy_label
 from .reply import Piece, Sink
 
@@ -118,21 +117,21 @@ class AttemptRunner:
                 await _embed(work, attempt, backend, call, sink)
             else:
                 await self._generate(work, attempt, backend, call, sink)
-        except (asyncio.TimeoutError, DeadlineExceeded, CloudTimeout) as error:
+        except (TimeoutError, DeadlineExceeded, CloudTimeout) as error:
             raise _late(work, attempt, error) from error
 
     async def _generate(
         self, work: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, sink: Sink
     ) -> None:
-        """Raises asyncio.TimeoutError (1) (2), or what the backend, the attempt or the sink raises."""
+        """Raises TimeoutError (1) (2), or what the backend, the attempt or the sink raises."""
         chunks = backend.generate(call)
         waiting, ended = True, False
         try:
-            with Deadline(min(call.first_token_by, call.deadline) + _GRACE_S) as bound:
+            async with asyncio.timeout_at(min(call.first_token_by, call.deadline) + _GRACE_S) as bound:
                 async for chunk in chunks:
                     if waiting:
                         waiting = False
-                        bound.move(call.deadline + _GRACE_S)
+                        bound.reschedule(call.deadline + _GRACE_S)
                     await _deliver(work, attempt.offer(self._weighed(work, call, chunk), _now()), sink)
                 ended = True
                 await _deliver(work, attempt.finish(_now()), sink)
@@ -158,7 +157,7 @@ class AttemptRunner:
 
 
 async def _embed(work: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, sink: Sink) -> None:
-    with Deadline(call.deadline + _GRACE_S):
+    async with asyncio.timeout_at(call.deadline + _GRACE_S):
         embeddings = await backend.embed(call)
         attempt.complete(_now())
         await _deliver(work, (embeddings,), sink)

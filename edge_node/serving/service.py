@@ -26,7 +26,6 @@ from router.policy.compiled import Policy
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
 
 from ..clock import Clock
-from ..deadline import Deadline
 from ..observability.metrics import FinishedGeneration, Metrics
 from ..signals.collector import SignalCollector
 from ..signals.estimators import QUALITY
@@ -246,7 +245,7 @@ class Service:
         if _TOKENS not in signals or self._count is None or work.estimates.prompt_tokens is not None:
             return
         try:
-            with Deadline(min(work.deadline, self._clock.monotonic() + _COUNT_S)):
+            async with asyncio.timeout_at(min(work.deadline, self._clock.monotonic() + _COUNT_S)):
                 tokens = await self._count(work.request)
                 work.estimates = msgspec.structs.replace(work.estimates, prompt_tokens=tokens)
         except Exception as failure:

@@ -23,8 +23,6 @@ from pathlib import Path
 
 import msgspec
 
-from ..deadline import Deadline
-
 log = logging.getLogger(__name__)
 
 Value = str | bytes | int | float | None
@@ -118,14 +116,14 @@ class BackgroundSqlite:
         return True
 
     async def read(self, statement: str, values: Row = (), *, timeout_s: float = 1.0) -> list[Row]:
-        """The rows; none when the file cannot be read. Raises asyncio.TimeoutError when the disk does not answer."""
+        """The rows; none when the file cannot be read. Raises TimeoutError when the disk does not answer."""
         answer: Future[list[Row]] = Future()
         with self._ready:
             if self._closing:
                 return []
             self._reads.append(_Read(statement, values, answer))
             self._ready.notify()
-        with Deadline(asyncio.get_running_loop().time() + timeout_s):
+        async with asyncio.timeout(timeout_s):
             return await asyncio.wrap_future(answer)
 
     def close(self, timeout_s: float = 5.0) -> None:

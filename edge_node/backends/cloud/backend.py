@@ -37,7 +37,6 @@ from router.openai import decode_answer, decode_embeddings, encode_request
 from router.types import Chunk, CloudSignals, Embeddings, Kind, Request
 
 from ...config.schema import CloudConfig
-from ...deadline import Deadline
 from ..backend import BackendRequest
 from .error_mapping import client_error
 from .response_reader import MAX_ERROR_BYTES, read_body, read_refusal, read_stream, read_whole, too_slow
@@ -177,7 +176,7 @@ class CloudBackend:
         """The server's answer with status 200, its body still to be read. Whoever has it has to release it."""
         assert self._session is not None, "start() comes first"
         try:
-            with Deadline(until):
+            async with asyncio.timeout_at(until):
                 response = await self._session.post(
                     self._urls[call.request.kind], data=body, headers=_headers(call), allow_redirects=False
                 )
@@ -190,7 +189,7 @@ class CloudBackend:
             if failure.phase == "connect":
                 self._reachable = False
             raise failure from error
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             raise too_slow(call, "first_token") from error
         except OSError as error:
             raise client_error(error, call.target.name, "send") from error

@@ -13,7 +13,6 @@ from router.openai import StreamDecoder
 from router.sse import SSEParser
 from router.types import Chunk
 
-from ...deadline import Deadline
 from ..backend import BackendRequest
 from .error_mapping import client_error, status_error
 
@@ -40,19 +39,17 @@ async def read_stream(response: aiohttp.ClientResponse, call: BackendRequest, un
                 yield chunk
     for chunk in decoder.finish():
         yield chunk
-    with (
-        contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError),
-        Deadline(asyncio.get_running_loop().time() + _END_S),
-    ):
-        await response.content.readany()  # the body's own end, so that the connection can be used again
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(_END_S):
+            await response.content.readany()  # the body's own end, so that the connection can be used again
 
 
 async def _more(response: aiohttp.ClientResponse, call: BackendRequest, until: float, phase: Phase) -> bytes:
     """The next bytes, none at the end. A yield must not be inside the bound: the caller's time is not the server's."""
     try:
-        with Deadline(until):
+        async with asyncio.timeout_at(until):
             return await response.content.readany()
-    except asyncio.TimeoutError as error:
+    except TimeoutError as error:
         raise too_slow(call, phase) from error
     except (aiohttp.ClientError, OSError) as error:
         raise client_error(error, call.target.name, "stream") from error
@@ -60,9 +57,9 @@ async def _more(response: aiohttp.ClientResponse, call: BackendRequest, until: f
 
 async def read_whole(response: aiohttp.ClientResponse, call: BackendRequest) -> bytes:
     try:
-        with Deadline(call.deadline):
+        async with asyncio.timeout_at(call.deadline):
             body = await read_body(response, MAX_ANSWER_BYTES)
-    except asyncio.TimeoutError as error:
+    except TimeoutError as error:
         raise too_slow(call, "first_token") from error
     except (aiohttp.ClientError, OSError) as error:
         raise client_error(error, call.target.name, "stream") from error
@@ -75,9 +72,9 @@ async def read_refusal(response: aiohttp.ClientResponse, call: BackendRequest, u
     """The error that a status other than 200 means, with the server's words as far as they come."""
     said: bytes | None = b""
     try:
-        with Deadline(until):
+        async with asyncio.timeout_at(until):
             said = await read_body(response, MAX_ERROR_BYTES)
-    except (asyncio.TimeoutError, aiohttp.ClientError, OSError):
+    except (TimeoutError, aiohttp.ClientError, OSError):
         pass
     finally:
         response.release()
