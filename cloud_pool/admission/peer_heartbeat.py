@@ -19,6 +19,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from ..redis_scripts import load_script
 from .controller import AdmissionController
 from .peer_shares import divide_permits
 
@@ -27,25 +28,6 @@ ALIVE_S = 2.5
 _WAIT_S = 1.0
 _FORGET = 0.8  # a beat: a demand that was there a moment ago may be back in the next
 _log = logging.getLogger("causeway.cloud.admission")
-
-_BEAT = """
-local time = redis.call('TIME')
-local now = time[1] + time[2] / 1000000
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f ', now) .. ARGV[2])
-redis.call('EXPIRE', KEYS[1], 60)
-local alive = {}
-local all = redis.call('HGETALL', KEYS[1])
-for at = 1, #all, 2 do
-  local seen, demand = string.match(all[at + 1], '(%S+) (%S+)')
-  if now - tonumber(seen) > tonumber(ARGV[3]) then
-    redis.call('HDEL', KEYS[1], all[at])
-  else
-    alive[#alive + 1] = all[at]
-    alive[#alive + 1] = demand
-  end
-end
-return alive
-"""
 
 
 class SharedTier(msgspec.Struct, frozen=True):
@@ -77,7 +59,7 @@ class PeerHeartbeat:
         self._doors = doors
         self._name = name or secrets.token_hex(8)
         self._sleep = sleep
-        self._beat = client.register_script(_BEAT)
+        self._beat = client.register_script(load_script(__package__, "heartbeat"))
         self._demands = dict.fromkeys((door.key for door in doors), 0.0)
         self._parts = {door.key: door.places for door in doors}
         self.fault = ""

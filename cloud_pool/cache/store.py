@@ -63,7 +63,7 @@ class FollowLimitReached(msgspec.Struct, frozen=True):
 
 
 class StreamEntry(msgspec.Struct, frozen=True):
-    """`kind` is said, end, failed or look (see scripts)."""
+    """`kind` is chunks, end, failed or wake (see `lua`)."""
 
     at: bytes
     kind: bytes

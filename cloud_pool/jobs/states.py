@@ -78,10 +78,9 @@ def next_state(state: JobState, event: JobEvent) -> JobState:
 
 
 def transitions_as_lua() -> str:
-    """The table as Lua: `TABLE[state][event]` is the next state or nil; `ENDED[state]` is true or nil."""
+    """Return the table as Lua: `TRANSITIONS[state][event]` is the next state or nil."""
     rows = [
         f"{state.value}={{{','.join(f'{event.value}={to.value!r}' for event, to in row.items())}}}"
         for state, row in TRANSITIONS.items()
     ]
-    ended = ",".join(f"{state.value}=true" for state in sorted(FINAL_STATES))
-    return f"local TABLE = {{{','.join(rows)}}}\nlocal ENDED = {{{ended}}}\n"
+    return f"local TRANSITIONS = {{{','.join(rows)}}}\n"

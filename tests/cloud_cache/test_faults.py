@@ -184,7 +184,7 @@ async def test_rubbish_among_the_pieces(two: Two, own_redis: RedisServer, hasty:
     await until(lambda: follower.text == "one ")
     with redis.Redis.from_url(own_redis.url) as client:
         (flow,) = client.keys(f"{hasty.prefix}:*:flow:*")
-        client.xadd(flow, {"kind": "said", "data": b"rubbish"})
+        client.xadd(flow, {"kind": "chunks", "data": b"rubbish"})
     await until(lambda: other.fault("corrupt") >= 1)
     one.script.permit(9)
     other.script.permit(9)

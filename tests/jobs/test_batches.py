@@ -228,7 +228,7 @@ async def test_feeding_twice_is_feeding_once(
     batch = await batch_of(client, line("a"), line("b"))
     await feeder.step()
     await feeder.step()
-    await database.command("HSET", database.key("batch", batch.id), "fed", 0)
+    await database.command("HSET", database.key("batch", batch.id), "submitted", 0)
     await feeder.step()
     assert [(one.queued, one.running) for one in (await store.depths()).queues] == [(2, 0)]
 

@@ -57,9 +57,7 @@ async def test_stolen_jobs_have_one_effect(
         entries = items(await database.command("XRANGE", database.key("events", job), "-", "+"))
         told = Counter(pairs(items(entry)[1])["event"] for entry in entries)
         assert told[b"succeeded"] == 1
-    hooks = [
-        text(hook).partition(".")[0] for hook in items(await database.command("ZRANGE", database.key("hooks"), 0, -1))
-    ]
-    assert sorted(hooks) == sorted(jobs)
+    deliveries = items(await database.command("ZRANGE", database.key("webhooks"), 0, -1))
+    assert sorted(text(delivery).partition(".")[0] for delivery in deliveries) == sorted(jobs)
     (depth,) = (await store.depths()).queues
     assert (depth.queued, depth.running) == (0, 0)

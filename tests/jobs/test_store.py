@@ -267,7 +267,7 @@ async def test_what_an_ended_job_leaves_dies_with_it(store: JobStore, database: 
         database.key("job", accepted.id),
         database.key("result", accepted.id),
         database.key("events", accepted.id),
-        database.key("idem", "kiosk", "k"),
+        database.key("idempotency", "kiosk", "k"),
     )
     for key in keys:
         assert 0 < int(str(await database.command("PTTL", key))) <= 86_400_000, key

@@ -53,7 +53,7 @@ class GenerationFollower:
         """Whether it is over. Raises Corrupt."""
         for row in rows:
             self._last = row.at
-            if row.kind not in (b"said", b"end"):
+            if row.kind not in (b"chunks", b"end"):
                 return True  # failed, or look again
             head, chunks = unpack_pieces(row.data, self._flight.length)
             self._flight.head = self._flight.head or head

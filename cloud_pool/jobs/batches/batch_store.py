@@ -33,8 +33,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     tags: str = ""  # of each line, with commas
     traceparent: str = ""  # of the span that sent it
     total: int = 0
-    fed: int = 0  # lines that have become jobs
-    settled: int = 0  # of those, how many ended
+    submitted: int = 0  # lines that have become jobs
+    ended: int = 0  # of those, how many ended
     completed: int = 0
     failed: int = 0
     output: str = ""  # file ids
@@ -134,32 +134,31 @@ class BatchStore:
         return await self.find(name) if name else None
 
     async def schedule_check(self, name: str, pause_s: float) -> None:
-        await self._db.run("batch_look", name, self.now_ms + int(pause_s * 1000))
+        await self._db.run("batch_schedule", name, self.now_ms + int(pause_s * 1000))
 
     async def fed(self, name: str, lines: int) -> None:
-        await self._db.command("HSET", self._db.key("batch", name), "fed", lines)
+        await self._db.command("HSET", self._db.key("batch", name), "submitted", lines)
 
     async def move(self, name: str, to: BatchState, *fields: Argument) -> bool:
         """Also true when it is there already. False: the table has no such row."""
         sources = source_states(to)
         ttl = int(self._config.file_ttl_s * 1000)
         over = int(is_final(to))
-        return (
-            number(await self._db.run("batch_move", self.now_ms, name, to, over, ttl, len(sources), *sources, *fields))
-            > 0
-        )
+        arguments = (self.now_ms, name, to, over, ttl, len(sources), *sources, *fields)
+        return number(await self._db.run("batch_transition", *arguments)) > 0
 
     async def content(self, name: str, files: FileStore) -> bytes:
         return b"".join([piece async for piece in files.pieces(self._db.key("batch", name, "parts"))])
 
     async def set_custom_ids(self, name: str, custom_ids: Sequence[str]) -> None:
         """What the caller calls each line; also of those that never become a job."""
-        await self._db.run("batch_names", name, *custom_ids)
+        await self._db.run("batch_set_custom_ids", name, *custom_ids)
 
     async def ended(self, name: str, lines: range) -> list[LineOutcome]:
         """What became of each of these lines, from 1."""
         found = []
-        for row in items(await self._db.run("batch_jobs", name, lines[0], *(batch_job_id(name, at) for at in lines))):
+        jobs = (batch_job_id(name, at) for at in lines)
+        for row in items(await self._db.run("batch_line_outcomes", name, lines[0], *jobs)):
             custom_id, state, error, result = items(row)
             became = JobState(text(state)) if state else None
             found.append(LineOutcome(text(custom_id), became, data(error), data(result)))

@@ -96,10 +96,10 @@ class BatchProcessor:
     async def _fed(self, batch: Batch) -> bool:
         """(2) Whether all that shall run has run."""
         late = self._store.now_ms >= batch.expires
-        if batch.fed < batch.total and not late:
+        if batch.submitted < batch.total and not late:
             await self._feed(batch)
             return False
-        over = batch.settled >= batch.fed
+        over = batch.ended >= batch.submitted
         if not over:
             await self._batches.schedule_check(batch.id, _CHECK_INTERVAL_S)
         return over
@@ -108,7 +108,7 @@ class BatchProcessor:
         if self._parsed[0] != batch.id:
             content = await self._batches.content(batch.id, self._files)
             self._parsed = batch.id, (await anyio.to_thread.run_sync(self._read, batch, content))[0]
-        lines, fed = self._parsed[1], batch.fed
+        lines, fed = self._parsed[1], batch.submitted
         try:
             for line in lines[fed : fed + self._config.batches.feed]:
                 await self._store.accept(self._offer(batch, line, fed + 1))
@@ -138,7 +138,7 @@ class BatchProcessor:
         )
 
     async def _cancel(self, batch: Batch) -> None:
-        for at in range(1, batch.fed + self._config.batches.feed + 1):  # a feeder may have died before it said so
+        for at in range(1, batch.submitted + self._config.batches.feed + 1):  # a feeder may have died before it said so
             with suppress(JobAlreadyEnded, NotFound):
                 await self._store.cancel(line_job_id(batch, at), batch.owner)
         await self._publish(batch, "cancelled")
@@ -148,7 +148,7 @@ class BatchProcessor:
     async def _finish(self, batch: Batch) -> None:
         if batch.state != "finalizing" and not await self._batches.move(batch.id, "finalizing"):
             return  # it was cancelled meanwhile: the next look sees that
-        expired = batch.fed < batch.total
+        expired = batch.submitted < batch.total
         async for _, line in self._results.ended(batch, "errors"):
             expired = expired or line.state is JobState.EXPIRED
         await self._publish(batch, "expired" if expired else "completed")

@@ -1,0 +1,25 @@
+"""Lua scripts of the job store. Each runs in Redis atomically and can be repeated, since its reply may get lost.
+
+`scripts.py` loads them; `common.lua` precedes every script, `webhooks/delivery.lua` some of those on webhooks.
+
+Keys, all below the configured prefix:
+
+    job:<id>                         hash    the record; `fence` rises with each claim, `entry` is its queue entry
+    result:<id>                      string  body of the answer
+    events:<id>                      stream  the job's events, for SSE
+    queue:<tier>:<priority>          stream  group `workers`; an entry lives until its job ends or waits for a retry
+    waiting, deadlines               zset    job by the time of its next attempt and by its deadline, unix ms
+    open:<owner>, jobs:<owner>       zset    unfinished jobs and all jobs, by time of acceptance
+    idempotency:<owner>:<key>        hash    id and body digest of a job; lives as long as the job's record
+    dead                             stream  dead letters
+    tiers                            set     tiers that ever had a job, for metrics and promotion
+    webhook:<id>                     hash    a delivery: job, owner, url, state, finished, `attempts` made, `fence`
+    webhooks                         zset    deliveries by due time; by the end of the lease while one is running
+    webhook_disabled:<owner>:<sha1>  string  this URL of the owner answered 410 Gone
+    webhook_secret:<owner>           hash    current; previous, which is valid until `until`
+    file:<id>, file:<id>:parts       hash, list  a file's record and its pieces
+    files:<owner>                    zset    files by time of creation
+    batch:<id>                       hash    the record; `submitted` lines have become jobs, `ended` of them have ended
+    batch:<id>:parts, :custom_ids    list    the input as it was at creation; the custom_id of each line
+    batches:<owner>, batches         zset    batches by time of creation; unfinished ones by their next processing step
+"""

@@ -1,26 +1,31 @@
-"""All scripts, by name. Needs Redis 7.
+"""All scripts of the job store, by name. They need Redis 7.
 
-A Redis that is full refuses what would make it fuller, before the script has written anything; it lets pass what ends
-jobs and frees their places, or it would stay full.
+A full Redis refuses a script that begins with `#!lua` before its first write. These are the scripts that add work:
+accept, file_put, batch_create and batch_set_custom_ids. All others begin with `#!lua flags=allow-oom`, because they
+finish jobs and thereby free memory.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from .admin import ADMIN_SCRIPTS
-from .batches import BATCH_SCRIPTS
-from .transitions import TRANSITION_SCRIPTS
-from .webhooks import WEBHOOK_SCRIPTS
+from ...redis_scripts import load_script
+from ..states import transitions_as_lua
 
-_DENY_OOM: Final = frozenset({"accept", "file_put", "batch_create", "batch_names"})
+_COMMON: Final = transitions_as_lua() + load_script(__package__, "common")
+_DELIVERY: Final = load_script(f"{__package__}.webhooks", "delivery")
 
 
-def _with_shebang(name: str, text: str) -> str:
-    return ("#!lua\n" if name in _DENY_OOM else "#!lua flags=allow-oom\n") + text
+def _load(folder: str, *names: str, shared: str = "") -> dict[str, str]:
+    return {name: load_script(f"{__package__}.{folder}", name, _COMMON, shared) for name in names}
 
 
 SCRIPTS: Final = {
-    name: _with_shebang(name, text)
-    for name, text in {**TRANSITION_SCRIPTS, **ADMIN_SCRIPTS, **WEBHOOK_SCRIPTS, **BATCH_SCRIPTS}.items()
+    **_load("transitions", "accept", "claim", "renew_leases", "succeed", "fail", "postpone", "release", "cancel"),
+    **_load("transitions", "promote_and_expire", "publish_progress"),
+    **_load("admin", "remove_idle_consumers", "revive", "purge", "depths"),
+    **_load("webhooks", "webhook_claim", "webhook_finish", "webhook_disabled", shared=_DELIVERY),
+    **_load("webhooks", "webhook_secrets"),
+    **_load("batches", "file_put", "batch_create", "batch_claim", "batch_schedule", "batch_transition"),
+    **_load("batches", "batch_set_custom_ids", "batch_line_outcomes"),
 }

@@ -205,7 +205,7 @@ class JobStore:
         flat = [part for job, fence in held for part in (job, fence)]
         if not flat:
             return set()
-        return {text(job) for job in items(await self._db.run("keep", consumer, int(renew), *flat))}
+        return {text(job) for job in items(await self._db.run("renew_leases", consumer, int(renew), *flat))}
 
     async def succeed(self, job: str, fence: int, result: bytes, cache: str = "") -> bool:
         """`cache`: what the shared cache did. False: the job was another's, and nothing happened. So for all
@@ -237,15 +237,15 @@ class JobStore:
         return number(await self._db.run("release", job, fence)) > 0
 
     async def note(self, job: str, fence: int, progress: bytes) -> None:
-        await self._db.run("note", job, fence, progress)
+        await self._db.run("publish_progress", job, fence, progress)
 
     async def tick(self) -> int:
         """Queue what is due, expire what is late. Returns how many moved."""
-        return number(await self._db.run("tick", self.now_ms, self._ttl))
+        return number(await self._db.run("promote_and_expire", self.now_ms, self._ttl))
 
     async def retire(self) -> int:
         """Forget the names of workers that hold nothing and were silent for an hour."""
-        return number(await self._db.run("retire", _SILENT_MS))
+        return number(await self._db.run("remove_idle_consumers", _SILENT_MS))
 
     # --- operators -------------------------------------------------------------------------------------------------
 

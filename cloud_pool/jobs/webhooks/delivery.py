@@ -32,7 +32,7 @@ from .outbox import WebhookDelivery, WebhookOutbox, signed_headers, webhook_payl
 _log = logging.getLogger("causeway.cloud.webhooks")
 _IDLE_S = 0.5
 _STATUS = "http.response.status_code"
-DeliveryResult = Literal["delivered", "disabled", "again"]
+DeliveryResult = Literal["delivered", "disabled", "retried"]
 
 
 class ForbiddenAddress(OSError):
@@ -105,7 +105,7 @@ class WebhookSender:
         try:
             keys = await self._hooks.keys(delivery.owner)
             said = await self._post(delivery, keys)
-            pause_s = webhook_retry_delay_s(delivery.tried + 1, self._rng()) if said == "again" else 0.0
+            pause_s = webhook_retry_delay_s(delivery.attempts + 1, self._rng()) if said == "retried" else 0.0
             outcome = "failed" if pause_s is None else said
             await self._hooks.end(delivery, outcome, pause_s or 0.0)
         except JobStoreUnavailable as error:
@@ -118,7 +118,7 @@ class WebhookSender:
         step = (
             None
             if self._trace is None
-            else self._trace.deliver(delivery.job, host, delivery.traceparent, delivery.tried)
+            else self._trace.deliver(delivery.job, host, delivery.traceparent, delivery.attempts)
         )
         said, status = await self._send(delivery, body, keys)
         if step is not None:
@@ -139,11 +139,11 @@ class WebhookSender:
                 status = response.status  # its body is not read: the connection is closed instead
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             _log.info("%s: not delivered: %s", delivery.id, type(error).__name__)
-            return "again", 0  # (3), (4)
+            return "retried", 0  # (3), (4)
         if 200 <= status < 300:
             return "delivered", status  # (1)
         _log.info("%s: the receiver said %d", delivery.id, status)
-        return ("disabled" if status == 410 else "again"), status  # (2), (3)
+        return ("disabled" if status == 410 else "retried"), status  # (2), (3)
 
     def _session(self) -> aiohttp.ClientSession:
         if self._client is None:

@@ -31,7 +31,7 @@ class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     state: str
     finished: int  # unix ms
-    tried: int
+    attempts: int
     fence: int
     traceparent: str = ""
 
@@ -101,22 +101,22 @@ class WebhookOutbox:
         """Due deliveries, ours until the lease ends: then another worker makes them."""
         lease = int((self._config.timeout_s + _LEASE_MARGIN_S) * 1000)
         found = []
-        for row in items(await self._db.run("hook_claim", self._now_ms, lease, limit)):
+        for row in items(await self._db.run("webhook_claim", self._now_ms, lease, limit)):
             plain = {name: value.decode() for name, value in pairs(row).items()}
             found.append(msgspec.convert(plain, WebhookDelivery, strict=False))
         return found
 
     async def end(self, delivery: WebhookDelivery, outcome: str, pause_s: float = 0.0) -> bool:
-        """`outcome`: delivered, failed, disabled, or again after `pause_s`. False: it was another's by now."""
+        """`outcome`: delivered, failed, disabled, or retried after `pause_s`. False: it was another's by now."""
         due = self._now_ms + int(pause_s * 1000)
         gone_ms = int(self._config.disabled_s * 1000)
-        return number(await self._db.run("hook_end", delivery.id, delivery.fence, outcome, due, gone_ms)) > 0
+        return number(await self._db.run("webhook_finish", delivery.id, delivery.fence, outcome, due, gone_ms)) > 0
 
     async def keys(self, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
         """The owner's secrets, newest first; made when first asked for."""
         candidate = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        reply = await self._db.run("hook_secret", owner, self._now_ms, candidate, int(rotate), _OVERLAP_MS)
+        reply = await self._db.run("webhook_secrets", owner, self._now_ms, candidate, int(rotate), _OVERLAP_MS)
         return tuple(text(key) for key in items(reply))
 
     async def is_disabled(self, owner: str, url: str) -> bool:
-        return number(await self._db.run("hook_gone", owner, url)) > 0
+        return number(await self._db.run("webhook_disabled", owner, url)) > 0

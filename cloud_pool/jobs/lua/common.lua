@@ -1,0 +1,87 @@
+-- Shared by all job scripts. KEYS[1] is the prefix of all keys; the table of keys is in __init__.py.
+-- TRANSITIONS[state][event], the next state or nil, is generated from states.py and precedes this text.
+local P = KEYS[1]
+local function key(...) return P .. ':' .. table.concat({...}, ':') end
+local function queue(tier, priority) return key('queue', tier, priority) end
+
+-- Apply an event to a record. Returns the next state, or nil for an illegal transition, which changes nothing.
+local function transition(record, event)
+  local state = redis.call('HGET', record, 'state')
+  if not state then return nil end
+  local to = TRANSITIONS[state][event]
+  if to then redis.call('HSET', record, 'state', to) end
+  return to
+end
+
+-- Append an event to the job's stream, which GET /v1/jobs/{id}/events serves.
+local function publish_event(id, event, data)
+  redis.call('XADD', key('events', id), 'MAXLEN', '~', 500, '*', 'event', event, 'data', data or '')
+end
+
+-- Remove the job's queue entry and acknowledge it.
+local function leave_queue(record)
+  local f = redis.call('HMGET', record, 'tier', 'priority', 'entry')
+  if f[3] and f[3] ~= '' then
+    redis.call('XACK', queue(f[1], f[2]), 'workers', f[3])
+    redis.call('XDEL', queue(f[1], f[2]), f[3])
+    redis.call('HSET', record, 'entry', '')
+  end
+end
+
+-- Append the job to its queue, whose consumer group is created on first use.
+local function enqueue(id, record)
+  local f = redis.call('HMGET', record, 'tier', 'priority')
+  local q = queue(f[1], f[2])
+  if redis.call('EXISTS', q) == 0 then redis.call('XGROUP', 'CREATE', q, 'workers', '0', 'MKSTREAM') end
+  redis.call('HSET', record, 'entry', redis.call('XADD', q, '*', 'id', id))
+end
+
+-- Add a delivery to the webhook outbox. The fence in its id makes it unique for each run of the job.
+local function queue_webhook(id, record, now)
+  local f = redis.call('HMGET', record, 'webhook', 'owner', 'fence', 'state', 'traceparent')
+  if not f[1] or f[1] == '' then return end
+  local delivery = id .. '.' .. f[3]
+  redis.call('HSET', key('webhook', delivery), 'job', id, 'owner', f[2], 'url', f[1], 'state', f[4], 'finished', now,
+    'attempts', 0, 'fence', 0, 'traceparent', f[5] or '')
+  redis.call('HSET', record, 'webhook_status', 'pending')
+  redis.call('ZADD', key('webhooks'), now, delivery)
+end
+
+-- Finish a job that has reached a final state: remove it from queue, schedules and open jobs, set the time to live of
+-- its record and events (ms), queue the webhook, and count it in its batch. The only place where a job ends.
+local function finish_job(id, record, now, ttl)
+  leave_queue(record)
+  ttl = redis.call('HGET', record, 'ttl') or ttl
+  local f = redis.call('HMGET', record, 'owner', 'batch', 'idempotency', 'state', 'error')
+  redis.call('ZREM', key('waiting'), id)
+  redis.call('ZREM', key('deadlines'), id)
+  redis.call('ZREM', key('open', f[1]), id)
+  redis.call('HSET', record, 'finished', now)
+  if f[4] ~= 'dead' then redis.call('HDEL', record, 'body') end  -- a dead letter may be retried
+  publish_event(id, f[4], f[5])
+  redis.call('PEXPIRE', record, ttl)
+  redis.call('PEXPIRE', key('events', id), ttl)
+  if f[3] and f[3] ~= '' then redis.call('PEXPIRE', f[3], ttl) end
+  queue_webhook(id, record, now)
+  if f[2] and redis.call('EXISTS', key('batch', f[2])) == 1 then
+    local count = f[4] == 'succeeded' and 'completed' or 'failed'
+    redis.call('HINCRBY', key('batch', f[2]), count, 1)
+    redis.call('HINCRBY', key('batch', f[2]), 'ended', 1)
+  end
+end
+
+-- Move a running job to the dead letters. At most about `max_dead` of them are kept; `ttl` in ms.
+local function dead_letter(id, record, now, ttl, max_dead)
+  if not transition(record, 'exhaust') then return false end
+  local f = redis.call('HMGET', record, 'owner', 'tier', 'attempts', 'code')
+  finish_job(id, record, now, ttl)
+  redis.call('HSET', record, 'dead_letter', redis.call('XADD', key('dead'), 'MAXLEN', '~', max_dead, '*',
+    'id', id, 'owner', f[1], 'tier', f[2], 'attempts', f[3], 'code', f[4] or ''))
+  return true
+end
+
+-- Whether the run with this fence still owns the job.
+local function holds_lease(record, fence)
+  local f = redis.call('HMGET', record, 'state', 'fence')
+  return f[1] == 'running' and f[2] == fence
+end

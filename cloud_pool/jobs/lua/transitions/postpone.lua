@@ -1,0 +1,24 @@
+#!lua flags=allow-oom
+-- Schedule the next attempt, or move the job to the dead letters when its attempts are used up.
+-- ARGV: now, id, fence, due (unix ms), 1 if this run counts as an attempt, error as JSON, error code,
+--   dead letter ttl (ms), max dead letters
+-- Reply: 0 if the fence is outdated, 1 waiting, 2 dead
+local now, id, fence, due, counts = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local error_json, code, dead_ttl, max_dead = ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+local record = key('job', id)
+if not holds_lease(record, fence) then return 0 end
+redis.call('HSET', record, 'error', error_json, 'code', code)
+if counts == '0' then
+  redis.call('HINCRBY', record, 'attempts', -1)
+  redis.call('HINCRBY', record, 'postponed', 1)
+end
+local f = redis.call('HMGET', record, 'attempts', 'max_attempts')
+if tonumber(f[1]) >= tonumber(f[2]) then
+  dead_letter(id, record, now, dead_ttl, max_dead)
+  return 2
+end
+transition(record, 'postpone')
+leave_queue(record)
+redis.call('ZADD', key('waiting'), due, id)
+publish_event(id, 'waiting', error_json)
+return 1

@@ -1,0 +1,49 @@
+"""Every .lua file of the package is loaded by some module and accepted by Redis."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import redis
+
+import cloud_pool
+from cloud_pool.accounts.tenants.scripts import ADD_USAGE_SCRIPT, SETTLE_SCRIPT, TAKE_SCRIPT
+from cloud_pool.cache.scripts import SCRIPTS as CACHE_SCRIPTS
+from cloud_pool.jobs.lua.scripts import SCRIPTS as JOB_SCRIPTS
+from cloud_pool.redis_scripts import load_script
+
+from .redis_server import RedisServer
+
+TENANT_SCRIPTS = {"take": TAKE_SCRIPT, "settle": SETTLE_SCRIPT, "add": ADD_USAGE_SCRIPT}
+HEARTBEAT = load_script("cloud_pool.admission", "heartbeat")
+WITHOUT_SHEBANG = {**CACHE_SCRIPTS, **TENANT_SCRIPTS, "heartbeat": HEARTBEAT}
+LUA_FILES = sorted(Path(str(files(cloud_pool))).rglob("*.lua"))
+
+
+def _body(file: Path) -> str:
+    text = file.read_text("utf-8")
+    return text.partition("\n")[2] if text.startswith("#!") else text
+
+
+@pytest.mark.parametrize("file", LUA_FILES, ids=lambda file: file.stem)
+def test_a_lua_file_is_part_of_a_script(file: Path) -> None:
+    assert any(_body(file) in script for script in (*JOB_SCRIPTS.values(), *WITHOUT_SHEBANG.values()))
+
+
+def test_redis_compiles_every_script(redis_server: RedisServer) -> None:
+    with redis.Redis.from_url(redis_server.url) as client:
+        for script in (*JOB_SCRIPTS.values(), *WITHOUT_SHEBANG.values()):
+            client.script_load(script)
+
+
+def test_only_scripts_that_add_work_are_refused_when_redis_is_full() -> None:
+    refused = {name for name, script in JOB_SCRIPTS.items() if script.startswith("#!lua\n")}
+    assert refused == {"accept", "file_put", "batch_create", "batch_set_custom_ids"}
+    assert all(JOB_SCRIPTS[name].startswith("#!lua flags=allow-oom\n") for name in JOB_SCRIPTS.keys() - refused)
+
+
+def test_scripts_of_cache_and_tenants_have_no_shebang() -> None:
+    """With one, Redis checks its memory before the script instead of at each write."""
+    assert not any(script.startswith("#!") for script in WITHOUT_SHEBANG.values())
