@@ -84,12 +84,12 @@ def load_quality(model: str, extra_dirs: Sequence[Path]) -> QualityEstimator:
     # Not before a policy wants it: ONNX Runtime takes memory, and a box need not have it.
     from models.signals.quality import QualityEstimator
 
-    return _beside("edge.quality", model, extra_dirs, QualityEstimator.beside)
+    return _beside("edge.quality", model, extra_dirs, QualityEstimator.for_model)
 
 
 def load_calibrator(model: str, extra_dirs: Sequence[Path]) -> ConfidenceCalibrator:
     """Raises ArtifactNotFound when none judges this model, ArtifactError when it is broken."""
-    return _beside("confidence", model, extra_dirs, ConfidenceCalibrator.beside)
+    return _beside("confidence", model, extra_dirs, ConfidenceCalibrator.for_model)
 
 
 def _beside(kind: SignalKind, model: str, extra_dirs: Sequence[Path], load: Callable[[Artifact, Artifact], _T]) -> _T:

@@ -57,7 +57,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
         return self.weights_bytes + self.cache_bytes + self.buffers_bytes + self.process_bytes
 
 
-def estimate(model: GgufFile, *, context: int, batch: int) -> MemoryNeed:
+def estimate_memory(model: GgufFile, *, context: int, batch: int) -> MemoryNeed:
     """What `batch` sequences of `context` tokens take."""
     per_token = model.layers * model.kv_heads * (model.key_width + model.value_width) * CACHE_ELEMENT_BYTES
     rows = min(UBATCH, context * batch)
@@ -72,7 +72,7 @@ def largest_batch(model: GgufFile, device: Device, context: int, most: int = 256
     """The most sequences of `context` tokens that fit, 0 when not even one does."""
     fitting = 0
     for batch in range(1, most + 1):
-        if estimate(model, context=context, batch=batch).total_bytes > device.usable_bytes:
+        if estimate_memory(model, context=context, batch=batch).total_bytes > device.usable_bytes:
             break
         fitting = batch
     return fitting

@@ -18,7 +18,7 @@ from ..catalog import fit as memory
 from ..catalog.artifact import SHIPPED, ArtifactError, find_artifact, list_artifacts, verify_artifact
 from ..catalog.gguf import read_gguf
 from ..evaluate.report import EvaluationReport
-from ..function_calls.dataset import Row, for_validation, read_rows
+from ..function_calls.dataset import Row, is_validation_row, read_rows
 from ..publish.add import add_model
 from . import learn, make, measure
 
@@ -125,7 +125,7 @@ def add(
 def fit_command(model: str, context: int, batch: int, extra: Sequence[Path]) -> None:
     """How much memory MODEL (a name or a GGUF file) needs, and which devices hold it."""
     path = Path(model) if Path(model).is_file() else find_artifact(model, _folders(extra)).path
-    need = memory.estimate(read_gguf(path), context=context, batch=batch)
+    need = memory.estimate_memory(read_gguf(path), context=context, batch=batch)
     console.print(
         f"{model}: weights {_mib(need.weights_bytes)}, KV cache {_mib(need.cache_bytes)}, "
         f"buffers {_mib(need.buffers_bytes)}, together {_mib(need.total_bytes)}"
@@ -209,7 +209,7 @@ def _folders(extra: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def _chosen(rows: Sequence[Row], held_back: bool, limit: int | None) -> Sequence[Row]:
-    kept = [row for row in rows if for_validation(row)] if held_back else list(rows)
+    kept = [row for row in rows if is_validation_row(row)] if held_back else list(rows)
     if limit is None or len(kept) <= limit:
         return kept
     return [kept[index * len(kept) // limit] for index in range(limit)]

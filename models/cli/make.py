@@ -11,7 +11,7 @@ import msgspec
 
 from ..catalog.gguf import read_gguf
 from ..function_calls.catalog import CATALOG, catalog_of, save_catalog
-from ..function_calls.dataset import INTENT_SOURCES, Row, for_validation, read_rows
+from ..function_calls.dataset import INTENT_SOURCES, Row, is_validation_row, read_rows
 from ..function_calls.intents import on_device
 from .learn import MINILM
 
@@ -294,13 +294,13 @@ def publish(
 def catalog(data: Path, to: Path) -> None:
     """Write the catalogue of functions and arguments that the data's intents make."""
     rows = [row for name in INTENT_SOURCES for row in read_rows(data / "intents" / f"{name}.jsonl")]
-    made = catalog_of(row for row in rows if not for_validation(row))
+    made = catalog_of(row for row in rows if not is_validation_row(row))
     save_catalog(made, to)
     click.echo(f"{to}: {len(made)} functions, {sum(len(one.arguments) for one in made)} arguments")
 
 
 def _of(path: Path, held_back: bool, everywhere: bool) -> list[Row]:
-    kept = [row for row in read_rows(path) if for_validation(row) or not held_back]
+    kept = [row for row in read_rows(path) if is_validation_row(row) or not held_back]
     return [row for row in kept if everywhere or on_device(row.source, row.intent)]
 
 

@@ -13,8 +13,8 @@ from router.types import Confidence
 
 from ..catalog.artifact import Artifact, find_artifact
 from ..evaluate.routing_curves import RoutingSample, mix
-from ..function_calls.call import score
-from ..function_calls.dataset import Row, for_validation, held_back, read_rows
+from ..function_calls.call import score_answer
+from ..function_calls.dataset import Row, is_held_out, is_validation_row, read_rows
 from ..function_calls.intents import on_device
 
 _folder = click.Path(file_okay=False, path_type=Path)
@@ -43,13 +43,13 @@ def scope_command(
     extra: Sequence[Path],
 ) -> None:
     """How well FILES' rows in scope are told from those out of it (intent `oos`): by the prompt alone, and joined."""
-    from ..signals.lookup import find_judged, find_signal
+    from ..signals.lookup import find_judged_artifact, find_signal
     from ..signals.scope import ScopeEstimator
     from ..train.signals.scope import measure
 
-    rows = [row for path in files for row in read_rows(path, source) if not held or for_validation(row)]
+    rows = [row for path in files for row in read_rows(path, source) if not held or is_validation_row(row)]
     shipped = find_signal("scope", None, extra)
-    estimator = ScopeEstimator.beside(shipped, find_judged(shipped, extra))
+    estimator = ScopeEstimator.for_encoder(shipped, find_judged_artifact(shipped, extra))
     with _kept(run) as folder:
         fit = measure(estimator, rows, asker(find_artifact(model, extra), folder, threads))
     click.echo(f"{fit.rows} rows, {fit.outside} of them out of scope")
@@ -134,14 +134,14 @@ def _pairs(
     from ..train.signals.calibration import at, tell
     from ..train.signals.graded_answers import answer_rows, judge
 
-    quality = QualityEstimator.beside(find_signal("edge.quality", device, extra), device)
-    calibrator = ConfidenceCalibrator.beside(find_signal("confidence", device, extra), device)
+    quality = QualityEstimator.for_model(find_signal("edge.quality", device, extra), device)
+    calibrator = ConfidenceCalibrator.for_model(find_signal("confidence", device, extra), device)
     near, far = (answer_rows(one, rows, folder, threads=threads, say=_told) for one in (device, cloud))
     judged = judge(rows, near, lambda row: on_device(row.source, row.intent))
     return [
         RoutingSample(
-            device=score(here.text, row).exact,
-            cloud=score(there.text, row).exact,
+            device=score_answer(here.text, row).exact,
+            cloud=score_answer(there.text, row).exact,
             own=one.own,
             signals={
                 "edge.quality + confidence": tell(calibrator, one, after, quality),
@@ -158,7 +158,7 @@ def _unseen(row: Row) -> bool:
     """Held back from training, and not of the half that signals are calibrated on."""
     from ..train.signals.quality import HALVES
 
-    return for_validation(row) and not held_back(row.text, HALVES, 0.5)
+    return is_validation_row(row) and not is_held_out(row.text, HALVES, 0.5)
 
 
 def _told(text: str) -> None:

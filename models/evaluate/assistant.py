@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chat.prompter import PromptRenderer
-from ..function_calls.call import score
+from ..chat.template import PromptRenderer
+from ..function_calls.call import score_answer
 from ..function_calls.dataset import Row
 from ..function_calls.grammar import ANSWER_TOKENS, call_grammar
 from ..function_calls.intents import on_device, refusable
@@ -86,7 +86,7 @@ def _outside(row: Row) -> bool | None:
 
 
 def _result(group: str, rows: Sequence[Row], answers: Sequence[Answer]) -> GroupResult:
-    scores = [score(answer.text, row) for row, answer in zip(rows, answers, strict=True)]
+    scores = [score_answer(answer.text, row) for row, answer in zip(rows, answers, strict=True)]
     count = len(rows)
     return GroupResult(
         group=group,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from .dataset import Row
-from .intents import argument, functions
+from .intents import argument_name, functions_for
 
 
 class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,11 +24,11 @@ class Score(msgspec.Struct, frozen=True):
     exact: bool
 
 
-def expected(row: Row, name: str | None = None) -> FunctionCall:
+def expected_call(row: Row, name: str | None = None) -> FunctionCall:
     """The call that answers `row`, arguments in the order of the text."""
     arguments: dict[str, str | list[str]] = {}
     for slot, value in in_text_order(row):
-        key = argument(slot)
+        key = argument_name(slot)
         known = arguments.get(key)
         if known is None:
             arguments[key] = value
@@ -36,10 +36,10 @@ def expected(row: Row, name: str | None = None) -> FunctionCall:
             known.append(value)
         else:
             arguments[key] = [known, value]
-    return FunctionCall(name=name or functions(row.source, row.intent)[0], arguments=arguments)
+    return FunctionCall(name=name or functions_for(row.source, row.intent)[0], arguments=arguments)
 
 
-def spans(row: Row) -> tuple[tuple[int, int, str], ...] | None:
+def slot_spans(row: Row) -> tuple[tuple[int, int, str], ...] | None:
     """(start, end, slot) of every slot's value in the text, in text order; None where they cannot be told apart."""
     found: list[tuple[int, int, str]] = []
     for slot, value in row.slots:
@@ -51,13 +51,13 @@ def spans(row: Row) -> tuple[tuple[int, int, str], ...] | None:
 
 
 def in_text_order(row: Row) -> tuple[tuple[str, str], ...]:
-    places = spans(row)
+    places = slot_spans(row)
     if places is None:
         return row.slots
     return tuple((slot, row.text[start:end]) for start, end, slot in places)
 
 
-def parse(text: str) -> FunctionCall | None:
+def parse_call(text: str) -> FunctionCall | None:
     """The call in an answer, or None when it is not one."""
     try:
         return msgspec.json.decode(text.encode(), type=FunctionCall)
@@ -65,14 +65,14 @@ def parse(text: str) -> FunctionCall | None:
         return None
 
 
-def score(text: str, row: Row) -> Score:
+def score_answer(text: str, row: Row) -> Score:
     """Rows without slot labels (CLINC150, BANKING77) are exact when the function is right."""
-    call = parse(text)
+    call = parse_call(text)
     if call is None:
         return Score(valid=False, intent=False, exact=False)
-    intent = call.name in functions(row.source, row.intent)
+    intent = call.name in functions_for(row.source, row.intent)
     labelled = row.source in ("hwu64", "snips2017", "") or bool(row.slots)
-    exact = intent and (not labelled or call.arguments == expected(row).arguments)
+    exact = intent and (not labelled or call.arguments == expected_call(row).arguments)
     return Score(valid=True, intent=intent, exact=exact)
 
 

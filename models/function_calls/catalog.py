@@ -11,7 +11,7 @@ import msgspec
 
 from ..catalog.artifact import ArtifactError
 from .dataset import Row
-from .intents import OUT_OF_SCOPE, argument, device_function, functions
+from .intents import OUT_OF_SCOPE, argument_name, device_function, functions_for
 
 CATALOG = Path(__file__).parent / "catalog.json"
 
@@ -58,11 +58,11 @@ def catalog_of(rows: Iterable[Row]) -> tuple[FunctionSpec, ...]:
     arguments: dict[str, set[str]] = defaultdict(set)
     sources: dict[str, str] = {OUT_OF_SCOPE: "clinc150"}
     for row in rows:
-        for name in functions(row.source, row.intent):
+        for name in functions_for(row.source, row.intent):
             # A merged CLINC150 intent names functions of other data sets: those are the source.
             if name == row.intent or row.source != "clinc150":
                 sources.setdefault(name, row.source)
-        arguments[functions(row.source, row.intent)[0]].update(argument(slot) for slot, _ in row.slots)
+        arguments[functions_for(row.source, row.intent)[0]].update(argument_name(slot) for slot, _ in row.slots)
     return tuple(
         FunctionSpec(name, source, device_function(name), tuple(sorted(arguments[name])))
         for name, source in sorted(sources.items())

@@ -17,7 +17,7 @@ from ..catalog.artifact import ArtifactError
 INTENT_SOURCES = ("hwu64", "snips2017", "clinc150", "banking77")
 SPLIT_SEED = "causeway-2026"
 T = TypeVar("T")
-HELD_BACK = 0.1  # share of rows
+HELD_OUT_SHARE = 0.1  # share of rows
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -49,17 +49,17 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     return tuple(_decode_lines(path, Question))
 
 
-def held_back(text: str, seed: str = SPLIT_SEED, share: float = HELD_BACK) -> bool:
+def is_held_out(text: str, seed: str = SPLIT_SEED, share: float = HELD_OUT_SHARE) -> bool:
     """Whether a text is kept for validation: a hash of the text decides, so that doubles land on the same side."""
     digest = hashlib.sha256(f"{seed}\0{text.strip().lower()}".encode()).digest()
     return int.from_bytes(digest[:4], "big") < share * 2**32
 
 
-def for_validation(row: Row) -> bool:
+def is_validation_row(row: Row) -> bool:
     """CLINC150 brings its own validation split; of the others a seeded tenth is held back."""
     if row.source == "clinc150":
         return row.split.endswith("val")
-    return held_back(row.text)
+    return is_held_out(row.text)
 
 
 def _decode_lines(path: Path, kind: type[T]) -> Iterator[T]:

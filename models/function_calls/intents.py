@@ -71,7 +71,7 @@ DEVICE_LIKE = frozenset(
 )
 
 
-def functions(source: str, intent: str) -> tuple[str, ...]:
+def functions_for(source: str, intent: str) -> tuple[str, ...]:
     """The functions that answer a row of `source` (hwu64 | snips2017 | clinc150 | banking77); the first is the one
     taught.
     """
@@ -84,14 +84,14 @@ def functions(source: str, intent: str) -> tuple[str, ...]:
     return (intent,)
 
 
-def argument(slot: str) -> str:
+def argument_name(slot: str) -> str:
     """A slot's name as an argument: `timeRange` → `time_range`."""
     return re.sub(r"(?<=[a-z])([A-Z])", lambda match: "_" + match.group(1).lower(), slot)
 
 
 def on_device(source: str, intent: str) -> bool:
     """Whether the device's model answers this itself (SNIPS, HWU64's device domains, what a teacher labelled)."""
-    return source in ("snips2017", "hwu64", LABELLED) and device_function(functions(source, intent)[0])
+    return source in ("snips2017", "hwu64", LABELLED) and device_function(functions_for(source, intent)[0])
 
 
 def device_function(name: str) -> bool:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from router.errors import ContextLengthExceeded, InvalidRequest
 
-from ..chat.template import PLAIN, render
+from ..chat.template import DEFAULT_TEMPLATE, render
 from .native.vocabulary import Tokens, Vocabulary
 from .protocol import Prompt
 
@@ -35,7 +35,7 @@ class PromptEncoder:
         """`context`: tokens that the model can take."""
         self._vocabulary = vocabulary
         self._context = context
-        self._template = template or PLAIN
+        self._template = template or DEFAULT_TEMPLATE
         self._bos, self._eos = vocabulary.name(vocabulary.bos), vocabulary.name(vocabulary.eos)
         self._lock = threading.Lock()
         self._known: OrderedDict[Prompt, Tokens] = OrderedDict()  # least recently used first

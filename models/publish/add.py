@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from ..catalog.artifact import Answers, Artifact, ArtifactError, Manifest, list_artifacts, save_manifest, sha256_of
-from ..catalog.fit import Device, estimate
+from ..catalog.fit import Device, estimate_memory
 from ..catalog.gguf import GgufFile, read_gguf
-from ..chat.prompter import PromptRenderer
+from ..chat.template import PromptRenderer
 from .publish import publish_gguf
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -64,7 +64,7 @@ def _checked(file: Path, device: Device, context: int, batch: int, force: bool) 
     """What its owner should know. Raises ArtifactError."""
     about = read_gguf(file)
     notes = _gguf_notes(about, context)
-    need = estimate(about, context=context, batch=batch).total_bytes
+    need = estimate_memory(about, context=context, batch=batch).total_bytes
     if need > device.usable_bytes:
         told = f"{file}: needs {need / 2**20:.0f} MiB, {device.name} has {device.usable_bytes / 2**20:.0f} MiB for it"
         if not force:
@@ -100,7 +100,7 @@ def _load_check(file: Path, context: int) -> None:
 def _add_onnx(file: Path, root: Path, name: str) -> AddResult:
     import onnxruntime
 
-    from ..signals.encoder import PIECES
+    from ..signals.encoder import PIECES_KEY
 
     try:
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
@@ -122,7 +122,7 @@ def _add_onnx(file: Path, root: Path, name: str) -> AddResult:
         quantisation="as given",
         context_length=0,
         licence="unknown",
-        signal="embedding" if PIECES in session.get_modelmeta().custom_metadata_map else "",
+        signal="embedding" if PIECES_KEY in session.get_modelmeta().custom_metadata_map else "",
         command="causeway-models add",
         note=f"added from {file.name}: takes {takes}; gives {gives}",
     )

@@ -1,0 +1,12 @@
+"""Learned signals that a device computes: what they read, and the small ONNX or JSON files they run.
+
+    lookup          the kinds of signal, and the artifact that computes one for a given model
+    calibration     confidence of the first tokens -> probability that the answer is right
+    quality         `edge.quality`: the same probability, from the prompt alone
+    encoder         sentence embeddings, for the semantic cache
+    scope           out-of-scope detection, on top of the encoder
+    onnx_graph      the ONNX Runtime session that quality, encoder and scope share
+
+Each signal about a model's answers belongs to exactly one version of its weights (`judges_sha256` in the manifest).
+`models/train/signals` makes the files.
+"""

@@ -1,8 +1,8 @@
 """The probability that the device's answer is right, from the confidence of its first tokens.
 
-Plain numbers in a JSON file: a line on the log odds for every number of tokens that a handoff waits for, and another
-for when `edge.quality` is known too. It takes about two microseconds, without ONNX.
-It belongs to one version of a model, as `edge.quality` does.
+The file is JSON: one logistic regression for each number of tokens that a handoff may wait for, and another one with
+`edge.quality` as an additional input. A call takes about two microseconds and needs no ONNX. Like `edge.quality`, a
+calibrator belongs to one version of a model.
 """
 
 from __future__ import annotations
@@ -17,23 +17,28 @@ from router.types import Confidence
 
 from ..catalog.artifact import Artifact, ArtifactError
 
-_LEAST = 1e-4  # probabilities nearer to 0 or 1 than this say no more
+_MIN_PROBABILITY = 1e-4  # log odds are taken of probabilities clipped to [1e-4, 1 - 1e-4]
+_MAX_LOG_ODDS = 30.0
 
 
 class LinearLogit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Log odds: `weights` times the inputs, plus `bias`."""
+    """Logistic regression: log odds = `weights` · inputs + `bias`."""
 
     weights: tuple[float, ...]
     bias: float
 
     def __call__(self, inputs: Sequence[float]) -> float:
-        """The probability, 0..1. Raises ValueError when the inputs are not as many as the weights."""
+        """Return the probability, 0 to 1.
+
+        Raises:
+            ValueError: the number of inputs differs from the number of weights.
+        """
         odds = self.bias + sum(weight * value for weight, value in zip(self.weights, inputs, strict=True))
-        return 1 / (1 + math.exp(-min(max(odds, -30.0), 30.0)))
+        return 1 / (1 + math.exp(-min(max(odds, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)))
 
 
 class CalibrationStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For a handoff after `tokens` tokens; `joined` has one weight more, for the log odds of `edge.quality`."""
+    """For a handoff after `tokens` tokens; `joined` takes one more input, the log odds of `edge.quality`."""
 
     tokens: int
     alone: LinearLogit
@@ -41,54 +46,75 @@ class CalibrationStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CalibrationParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file holds: at least one stage, by rising number of tokens."""
+    """Content of the file: at least one stage, in ascending order of `tokens`."""
 
     stages: tuple[CalibrationStage, ...]
 
 
 class ConfidenceCalibrator:
-    """Confidence → probability."""
+    """Maps the engine's confidence to the probability that the answer is right."""
 
-    def __init__(self, numbers: CalibrationParameters) -> None:
-        """Raises ArtifactError when there is no stage, or weights do not fit the inputs."""
+    def __init__(self, parameters: CalibrationParameters) -> None:
+        """Check and keep `parameters`.
+
+        Raises:
+            ArtifactError: there is no stage, or the number of weights differs from the number of inputs.
+        """
         fits = all(
-            len(stage.alone.weights) == INPUTS and len(stage.joined.weights) == INPUTS + 1 for stage in numbers.stages
+            len(stage.alone.weights) == INPUT_COUNT and len(stage.joined.weights) == INPUT_COUNT + 1
+            for stage in parameters.stages
         )
-        if not numbers.stages or not fits:
-            raise ArtifactError(f"a calibrator has stages of {INPUTS} and {INPUTS + 1} weights")
-        self._stages = numbers.stages
+        if not parameters.stages or not fits:
+            raise ArtifactError(f"a calibrator has stages of {INPUT_COUNT} and {INPUT_COUNT + 1} weights")
+        self._stages = parameters.stages
 
     @classmethod
     def load(cls, path: Path) -> ConfidenceCalibrator:
+        """Read a calibrator.
+
+        Raises:
+            ArtifactError: the file is missing or malformed.
+        """
         try:
             return cls(msgspec.json.decode(path.read_bytes(), type=CalibrationParameters))
         except (OSError, msgspec.DecodeError) as error:
             raise ArtifactError(f"{path}: {error}") from error
 
     @classmethod
-    def beside(cls, calibrator: Artifact, model: Artifact) -> ConfidenceCalibrator:
-        """The calibrator, if it judges exactly this `model`. Raises ArtifactError otherwise."""
-        judged = calibrator.manifest.judges_sha256
-        if judged != model.manifest.sha256:
-            raise ArtifactError(f"{calibrator.path}: judges another version of {model.name} (sha256 {judged})")
+    def for_model(cls, calibrator: Artifact, model: Artifact) -> ConfidenceCalibrator:
+        """Load `calibrator` if it was fitted on exactly these weights of `model`.
+
+        Raises:
+            ArtifactError: it was fitted on another version, or the file is malformed.
+        """
+        fitted_on = calibrator.manifest.judges_sha256
+        if fitted_on != model.manifest.sha256:
+            raise ArtifactError(f"{calibrator.path}: made for another version of {model.name} (sha256 {fitted_on})")
         return cls.load(calibrator.path)
 
     def __call__(self, confidence: Confidence, after: int, quality: float | None = None, *, ended: bool) -> float:
-        """0..1, for a handoff `after` so many tokens. `ended`: these are all tokens of the answer."""
+        """Return the probability, 0 to 1, that the answer is right.
+
+        Args:
+            confidence: the engine's confidence so far.
+            after: the number of tokens that the handoff waits for; selects the stage.
+            quality: `edge.quality` of the prompt, where it is known.
+            ended: `confidence` covers all tokens of the answer.
+        """
         stage = self._stage(after)
-        told = inputs(confidence, ended)
+        values = calibration_inputs(confidence, ended)
         if quality is None:
-            return stage.alone(told)
-        return stage.joined((*told, log_odds(quality)))
+            return stage.alone(values)
+        return stage.joined((*values, log_odds(quality)))
 
     def _stage(self, after: int) -> CalibrationStage:
-        """The last one that is not beyond `after`."""
+        """Select the last stage that needs at most `after` tokens, or else the first one."""
         within = [stage for stage in self._stages if stage.tokens <= after]
         return within[-1] if within else self._stages[0]
 
 
-def inputs(confidence: Confidence, ended: bool) -> tuple[float, ...]:
-    """What a line weighs: the engine's own score, and what it was made of."""
+def calibration_inputs(confidence: Confidence, ended: bool) -> tuple[float, ...]:
+    """Return the inputs of `CalibrationStage.alone`: the engine's score and the values it is made of."""
     return (
         log_odds(confidence.score),
         -confidence.logprob,
@@ -101,8 +127,9 @@ def inputs(confidence: Confidence, ended: bool) -> tuple[float, ...]:
 
 
 def log_odds(probability: float) -> float:
-    kept = min(max(probability, _LEAST), 1 - _LEAST)
-    return math.log(kept / (1 - kept))
+    """Return log(p / (1 - p)), with p clipped so that the result is finite."""
+    clipped = min(max(probability, _MIN_PROBABILITY), 1 - _MIN_PROBABILITY)
+    return math.log(clipped / (1 - clipped))
 
 
-INPUTS = len(inputs(Confidence(1, 1.0, 0.0, 1.0, 0.0), ended=False))
+INPUT_COUNT = len(calibration_inputs(Confidence(1, 1.0, 0.0, 1.0, 0.0), ended=False))

@@ -1,7 +1,7 @@
-"""Learned signals as artifacts: which kinds there are, and how the one for a model is found.
+"""Find the artifact that computes a learned signal.
 
-A signal about a model's answers belongs to exactly one version of its weights (`judges_sha256` of the manifest): beside
-any other it is not used.
+A signal about a model's answers belongs to exactly one version of its weights (`judges_sha256` in the manifest); for
+any other version it is not used.
 """
 
 from __future__ import annotations
@@ -16,25 +16,36 @@ SignalKind = Literal["embedding", "scope", "edge.quality", "confidence"]
 
 
 def find_signal(kind: SignalKind, model: Artifact | None = None, extra_dirs: Sequence[Path] = ()) -> Artifact:
-    """The signal of that kind, one in `extra_dirs` before one that ships; with `model`, the one that judges exactly
-    these weights.
+    """Find the artifact that computes `kind`.
 
-    Raises ArtifactNotFound, naming what there is instead.
+    Args:
+        kind: the signal.
+        model: accept only a signal that was trained on exactly these weights.
+        extra_dirs: folders of artifacts that take precedence over the shipped ones.
+
+    Raises:
+        ArtifactNotFound: no artifact computes `kind`, or none for this version of `model`; names the ones that exist.
     """
-    found = [one for one in list_artifacts(extra_dirs) if one.manifest.signal == kind]
-    known = sorted(found, key=lambda one: one.folder.parent == SHIPPED)
-    for artifact in known:
+    candidates = [artifact for artifact in list_artifacts(extra_dirs) if artifact.manifest.signal == kind]
+    candidates.sort(key=lambda artifact: artifact.folder.parent == SHIPPED)
+    for artifact in candidates:
         if model is None or artifact.manifest.judges_sha256 == model.manifest.sha256:
             return artifact
-    if model is None or not known:
+    if model is None or not candidates:
         raise ArtifactNotFound(f"no artifact computes {kind}")
-    names = ", ".join(artifact.name for artifact in known)
-    raise ArtifactNotFound(f"{names}: judges another version of {model.name} than {model.manifest.sha256[:12]}")
+    names = ", ".join(artifact.name for artifact in candidates)
+    raise ArtifactNotFound(f"{names}: made for another version of {model.name} than {model.manifest.sha256[:12]}")
 
 
-def find_judged(signal: Artifact, extra_dirs: Sequence[Path] = ()) -> Artifact:
-    """The artifact that `signal` belongs to. Raises ArtifactNotFound when those weights are not here."""
+def find_judged_artifact(signal: Artifact, extra_dirs: Sequence[Path] = ()) -> Artifact:
+    """Find the artifact whose weights `signal` was trained on.
+
+    Raises:
+        ArtifactNotFound: these weights are not among the known artifacts.
+    """
     for artifact in list_artifacts(extra_dirs):
         if artifact.manifest.sha256 == signal.manifest.judges_sha256:
             return artifact
-    raise ArtifactNotFound(f"{signal.name} judges {signal.manifest.judges_sha256}, which is not here")
+    raise ArtifactNotFound(
+        f"{signal.name} was made for weights with sha256 {signal.manifest.judges_sha256}, which are not here"
+    )

@@ -1,4 +1,4 @@
-"""One small ONNX Runtime wrapper for the learned signals: one thread, arrays in, arrays out."""
+"""A small ONNX Runtime session for the learned signals: one thread, arrays in, arrays out."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ Arrays = Mapping[str, Array]
 
 
 class OnnxGraph:
-    """A loaded ONNX file. Calls are synchronous and take microseconds; they may come from any thread."""
+    """A loaded ONNX file. Calls are synchronous, take microseconds, and may come from any thread."""
 
     def __init__(self, path: Path, threads: int = 1) -> None:
-        """Raises ArtifactError when ONNX Runtime cannot load the file."""
+        """Load `path`.
+
+        Raises:
+            ArtifactError: ONNX Runtime cannot load the file.
+        """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = threads
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # A signal must not hold on to the memory of the longest prompt that it ever saw.
+        # The arena would keep the memory of the longest prompt for the life of the process.
         options.enable_cpu_mem_arena = False
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -33,16 +37,16 @@ class OnnxGraph:
         self._outputs = [output.name for output in self._session.get_outputs()]
 
     def __call__(self, inputs: Arrays, output: str = "") -> NDArray[np.float32]:
-        """The output of that name, the first by default."""
+        """Run the graph and return the output named `output`, by default the first one."""
         result: NDArray[np.float32] = self._session.run([output] if output else self._outputs[:1], inputs)[0]
         return result
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self._session.get_inputs())
+        return tuple(value.name for value in self._session.get_inputs())
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the file says of itself."""
-        about: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
-        return about
+        """Custom metadata of the file."""
+        metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
+        return metadata

@@ -1,8 +1,8 @@
-"""`edge.quality`: the probability that the device's model will answer a prompt rightly, from the prompt alone.
+"""`edge.quality`: the probability that the device's model will answer a prompt correctly, from the prompt alone.
 
-Hashed words, pairs of words and word ends → mean of their vectors → a small network → a calibrated probability, in
-one ONNX graph. It is trained on the device model's own measured mistakes, so it belongs to one version of that model:
-`judges_sha256` in its manifest says which.
+Hashed words, word pairs and word affixes -> mean of their vectors -> a small network -> a calibrated probability, in
+one ONNX graph. It is trained on the measured mistakes of the device's model and therefore belongs to one version of
+it, named by `judges_sha256` in the manifest.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..catalog.artifact import Artifact, ArtifactError
 from .onnx_graph import OnnxGraph
 
 BUCKETS = 1 << 15
-WORDS = 48  # of a long prompt, the first ones; its length is a feature of its own
-CHARACTERS = 2048  # looked at
+WORDS = 48  # the first words of a long prompt; the length is a feature of its own
+CHARACTERS = 2048  # a longer text is cut there first
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -30,25 +30,29 @@ class QualityEstimator:
         self._graph = OnnxGraph(path)
 
     @classmethod
-    def beside(cls, estimator: Artifact, model: Artifact) -> QualityEstimator:
-        """The estimator, if it judges exactly this `model`. Raises ArtifactError otherwise."""
-        judged = estimator.manifest.judges_sha256
-        if judged != model.manifest.sha256:
-            raise ArtifactError(f"{estimator.path}: judges another version of {model.name} (sha256 {judged})")
+    def for_model(cls, estimator: Artifact, model: Artifact) -> QualityEstimator:
+        """Load `estimator` if it was trained on exactly these weights of `model`.
+
+        Raises:
+            ArtifactError: it was trained on another version, or the file is malformed.
+        """
+        trained_on = estimator.manifest.judges_sha256
+        if trained_on != model.manifest.sha256:
+            raise ArtifactError(f"{estimator.path}: made for another version of {model.name} (sha256 {trained_on})")
         return cls(estimator.path)
 
     def __call__(self, prompt: str) -> float:
-        """0..1 for the last user message."""
+        """Return the probability, 0 to 1, for `prompt`, the last user message."""
         return float(self._graph({"features": features(prompt)})[0])
 
 
 def features(text: str) -> NDArray[np.int64]:
-    """Bucket numbers, int64 [at least 1]."""
+    """Hash `text` into bucket numbers, int64 [at least 1]."""
     words = _WORD.findall(text[:CHARACTERS].lower())
     length = f"length {min(len(words), 40)}"
-    kept = words[:WORDS]
-    names = [length, *kept]
-    names += [f"{left} {right}" for left, right in zip(["^", *kept], [*kept, "$"], strict=True)]
-    names += [f"{word[:4]}-" for word in kept if len(word) > 4]
-    names += [f"-{word[-3:]}" for word in kept if len(word) > 4]
+    first = words[:WORDS]
+    names = [length, *first]
+    names += [f"{left} {right}" for left, right in zip(["^", *first], [*first, "$"], strict=True)]
+    names += [f"{word[:4]}-" for word in first if len(word) > 4]
+    names += [f"-{word[-3:]}" for word in first if len(word) > 4]
     return np.fromiter((zlib.crc32(name.encode()) % BUCKETS for name in names), dtype=np.int64, count=len(names))

@@ -1,9 +1,9 @@
-"""Out of scope, from the prompt alone: how probable it is that none of the intents that were taught fits a text.
+"""Out-of-scope detection: the probability that none of the trained intents fits a text, from the prompt alone.
 
-Three views of the text (the sentence encoder's vector, hashed words with their pairs, hashed runs of letters), each
-with a linear head over the intents; what counts is how undecided they are together (entropy), how far the nearest
-taught text is, how far the nearest one of the likeliest intent is, and a line over these. One ONNX graph, int8. Where a
-model's own confidence is known, a second line joins it in.
+Three views of the text (the sentence encoder's vector, hashed words and word pairs, hashed character n-grams), each
+with a linear head over the intents. The features are the entropy of the heads' joint distribution, the distance to the
+nearest training text, and the distance to the nearest training text of the likeliest intent; a logistic regression
+combines them. One ONNX graph, int8. Where a model's own confidence is known, a second regression adds it.
 """
 
 from __future__ import annotations
@@ -23,45 +23,60 @@ from .encoder import SentenceEncoder
 from .onnx_graph import Arrays, OnnxGraph
 from .quality import features
 
-ALONE, JOINED = "causeway.alone", "causeway.joined"
+ALONE_KEY, JOINED_KEY = "causeway.alone", "causeway.joined"
 BUCKETS = 1 << 13
-CHARACTERS = 200  # of a long text, whose runs are hashed
+CHARACTERS = 200  # n-grams are taken from the first characters of a long text
 
 
 class ScopeEstimator:
     """A loaded estimator; a call takes a fraction of a millisecond."""
 
     def __init__(self, path: Path, encoder: SentenceEncoder) -> None:
-        """Raises ArtifactError when the file is none of these."""
+        """Load `path`, which reads the vectors of `encoder`.
+
+        Raises:
+            ArtifactError: the file is not an out-of-scope estimator.
+        """
         self._graph, self._encoder = OnnxGraph(path), encoder
-        about = self._graph.metadata
+        metadata = self._graph.metadata
         try:
-            self._alone, self._joined = (msgspec.json.decode(about[key], type=LinearLogit) for key in (ALONE, JOINED))
+            self._alone, self._joined = (
+                msgspec.json.decode(metadata[key], type=LinearLogit) for key in (ALONE_KEY, JOINED_KEY)
+            )
         except (KeyError, msgspec.DecodeError) as error:
-            raise ArtifactError(f"{path}: no estimate of what is out of scope ({error})") from error
+            raise ArtifactError(f"{path}: not an out-of-scope estimator ({error})") from error
         if set(self._graph.inputs) != {"embedding", "words", "letters"}:
-            raise ArtifactError(f"{path}: no estimate of what is out of scope (it takes {self._graph.inputs})")
+            raise ArtifactError(f"{path}: not an out-of-scope estimator (it takes {self._graph.inputs})")
 
     @classmethod
-    def beside(cls, estimator: Artifact, encoder: Artifact) -> ScopeEstimator:
-        """The estimator, if it was taught on exactly this encoder. Raises ArtifactError otherwise."""
+    def for_encoder(cls, estimator: Artifact, encoder: Artifact) -> ScopeEstimator:
+        """Load `estimator` if it was trained on exactly this `encoder`.
+
+        Raises:
+            ArtifactError: it was trained on another version, or a file is malformed.
+        """
         if estimator.manifest.judges_sha256 != encoder.manifest.sha256:
-            raise ArtifactError(f"{estimator.path}: belongs to another version of {encoder.name}")
+            raise ArtifactError(f"{estimator.path}: made for another version of {encoder.name}")
         return cls(estimator.path, SentenceEncoder(encoder.path))
 
     def __call__(self, text: str, confidence: Confidence | None = None) -> float:
-        """0..1, the probability that no intent fits; with `confidence`, after a model has begun to answer."""
-        alone = self._alone(self.told(text))
+        """Return the probability, 0 to 1, that no intent fits `text`.
+
+        Args:
+            text: the prompt.
+            confidence: that of a model's first tokens, once it has begun to answer.
+        """
+        alone = self._alone(self.novelty(text))
         return alone if confidence is None else self._joined((log_odds(alone), *joined_inputs(confidence)))
 
-    def told(self, text: str) -> tuple[float, ...]:
-        """How undecided the heads are (nats), and how far the nearest taught text is (1 - cosine): any, and one of
-        the likeliest intent.
+    def novelty(self, text: str) -> tuple[float, ...]:
+        """Return the entropy of the heads (nats), the distance (1 - cosine) to the nearest training text, and the
+        distance to the nearest one of the likeliest intent.
         """
-        return tuple(float(one) for one in self._graph(self._inputs(text)))
+        return tuple(float(value) for value in self._graph(self._inputs(text)))
 
     def intent(self, text: str) -> int:
-        """The number of the likeliest intent, in the order of their names."""
+        """Return the index of the likeliest intent, in the order of their names."""
         return int(self._graph(self._inputs(text), "odds").argmax())
 
     def _inputs(self, text: str) -> Arrays:
@@ -69,18 +84,18 @@ class ScopeEstimator:
 
 
 def words(text: str) -> NDArray[np.int64]:
-    """Buckets of words, pairs of words and word ends, without the length."""
-    found: NDArray[np.int64] = features(text)[1:] % BUCKETS
-    return found
+    """Hash words, word pairs and word affixes into buckets; the length is left out."""
+    buckets: NDArray[np.int64] = features(text)[1:] % BUCKETS
+    return buckets
 
 
 def letters(text: str) -> NDArray[np.int64]:
-    """Buckets of three, four and five characters in a row; at least one."""
+    """Hash byte n-grams of length 3, 4 and 5 into buckets; at least one."""
     padded = f" {text[:CHARACTERS].lower()} ".encode()
-    runs = [padded[at : at + size] for size in (3, 4, 5) for at in range(max(1, len(padded) - size + 1))]
-    return np.fromiter((zlib.crc32(run) % BUCKETS for run in runs), dtype=np.int64, count=len(runs))
+    ngrams = [padded[at : at + size] for size in (3, 4, 5) for at in range(max(1, len(padded) - size + 1))]
+    return np.fromiter((zlib.crc32(ngram) % BUCKETS for ngram in ngrams), dtype=np.int64, count=len(ngrams))
 
 
 def joined_inputs(confidence: Confidence) -> tuple[float, ...]:
-    """What a model's first tokens add."""
+    """Return the inputs that a model's first tokens add."""
     return (log_odds(confidence.refusal), log_odds(confidence.score))

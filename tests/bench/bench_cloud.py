@@ -29,7 +29,7 @@ import tritonclient.grpc.aio as tritonclient
 
 from models.catalog.artifact import find_artifact
 from models.catalog.gguf import read_gguf
-from models.chat.prompter import PromptRenderer
+from models.chat.template import PromptRenderer
 
 from .rows import Row
 

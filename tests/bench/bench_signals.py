@@ -53,14 +53,14 @@ def _signal_rows() -> list[Row]:
     encoder = SentenceEncoder(find_signal("embedding").path)
     rows.append(_row("encoder, tokens and vector", encoder, ENCODER_US))
     try:
-        quality = QualityEstimator.beside(find_signal("edge.quality", model), model)
+        quality = QualityEstimator.for_model(find_signal("edge.quality", model), model)
         rows.append(_row("edge.quality", quality, QUALITY_US))
-        calibrator = ConfidenceCalibrator.beside(find_signal("confidence", model), model)
+        calibrator = ConfidenceCalibrator.for_model(find_signal("confidence", model), model)
         sure = Confidence(8, 0.8, -0.2, 0.7, 0.4, 0.01)
         rows.append(_row("calibrator", lambda _: calibrator(sure, 8, 0.7, ended=False), None))
     except ArtifactError as error:
         print(f"(signals) not all are measured: {error}")
-    scope = ScopeEstimator.beside(find_signal("scope"), find_signal("embedding"))
+    scope = ScopeEstimator.for_encoder(find_signal("scope"), find_signal("embedding"))
     rows.append(_row("out of scope, encoder included", scope, None))
     return rows
 

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from models.catalog.artifact import find_artifact
 from models.evaluate.greedy import GreedyModel
-from models.function_calls.call import parse
+from models.function_calls.call import parse_call
 
 from .conftest import TOKEN, Pool, until
 
@@ -60,7 +60,7 @@ async def test_a_call_is_of_the_words_that_were_said(client: openai.AsyncOpenAI)
         (letter,) = model.tokenize("Q")
     wish = {"temperature": 0, "max_tokens": 200, "logit_bias": {str(letter): 100}}
     bound = await client.chat.completions.create(model="large", messages=ASK, **wish)
-    called = parse(bound.choices[0].message.content or "")
+    called = parse_call(bound.choices[0].message.content or "")
     assert called is not None
     assert "Q" not in str(called)
     assert all(value in ASK[0]["content"] for value in called.arguments.values() if isinstance(value, str))

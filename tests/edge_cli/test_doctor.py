@@ -16,7 +16,7 @@ import pytest
 from edge_node.cli.doctor import Finding, examine, network, packages, parts, signals, worst
 from edge_node.config.schema import CacheConfig, CloudConfig, Config, EngineConfig, KeyConfig, ServerConfig
 from models.catalog.artifact import SHIPPED, find_artifact, save_manifest
-from models.catalog.fit import estimate
+from models.catalog.fit import estimate_memory
 from models.catalog.gguf import read_gguf
 from router.policy.compiled import parse_policy
 from router.types import DeviceSignals
@@ -235,7 +235,7 @@ def test_signals_of_another_version_and_altered_ones_are_warned_of(tmp_path: Pat
 def test_memory_is_held_against_what_the_model_needs(share: float | None, level: str) -> None:
     """Too little, just enough, plenty, unknown."""
     artifact = find_artifact("assistant")
-    need_mb = estimate(read_gguf(artifact.path), context=256, batch=1).total_bytes / MIB
+    need_mb = estimate_memory(read_gguf(artifact.path), context=256, batch=1).total_bytes / MIB
     device = DeviceSignals(memory_free_mb=None if share is None else share * need_mb)
     assert levels(parts.check_memory([artifact], EngineConfig(), device)) == [("memory", level)]
 

@@ -21,7 +21,7 @@ from edge_node.backends.engine.backend import DECLINED, EngineBackend
 from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import find_artifact
 from models.evaluate.greedy import GreedyModel
-from models.function_calls.call import parse
+from models.function_calls.call import parse_call
 from router.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -494,7 +494,7 @@ async def test_calls_are_held_to_what_was_said(make_backend: MakeBackend) -> Non
     for one in (bound, anything):
         await one.start()
         await one.ready(now() + PATIENCE_S)
-    called = parse(text(await answer(bound, ask)))
+    called = parse_call(text(await answer(bound, ask)))
     assert called is not None
     assert "Q" not in str(called)
     free = [

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from models.catalog.artifact import find_artifact
-from models.chat.prompter import PromptRenderer
+from models.chat.template import PromptRenderer
 from models.evaluate.greedy import GreedyModel
-from models.function_calls.call import parse
+from models.function_calls.call import parse_call
 from models.function_calls.grammar import ANSWER_TOKENS, ANY_CALL, MOST_CHARACTERS, MOST_PIECES, call_grammar
 from models.llama_cpp.protocol import EngineOptions, Prompt
 from router.types import Message, Sampling
@@ -112,7 +112,7 @@ def held(rig: Rig, text: str, **fields: object) -> Answer:
 
 def values(answer: Answer | str) -> list[str]:
     text = answer if isinstance(answer, str) else answer.text
-    call = parse(text)
+    call = parse_call(text)
     assert call is not None, text
     return [one for value in call.arguments.values() for one in (value if isinstance(value, list) else [value])]
 
@@ -145,7 +145,7 @@ def test_no_utterance_fails_a_request(rig: Rig, text: str) -> None:
     answer = rig.ask(said("play it"), copy_source=text, max_tokens=ANSWER_TOKENS, refusal="skip")
     assert answer.end.error == ""
     assert answer.end.finish_reason == "stop"
-    assert parse(answer.text) is not None, answer.text
+    assert parse_call(answer.text) is not None, answer.text
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -170,7 +170,7 @@ def test_after_a_refusal_that_is_passed_over_comes_a_call(rig: Rig) -> None:
     """Where nobody else can answer, the model's guess is a call as well."""
     answer = held(rig, QUESTION, refusal="skip")
     assert answer.end.refused
-    assert parse(answer.text) is not None
+    assert parse_call(answer.text) is not None
 
 
 def test_a_refusal_comes_first_or_not_at_all(rig: Rig) -> None:
@@ -179,7 +179,7 @@ def test_a_refusal_comes_first_or_not_at_all(rig: Rig) -> None:
     assert refuse is not None
     answer = held(rig, ALARM, sampling=Sampling(temperature=0.0, logit_bias=((refuse, 100.0),)), refusal="skip")
     assert answer.end.refused
-    assert parse(answer.text) is not None
+    assert parse_call(answer.text) is not None
 
 
 @pytest.mark.parametrize("text", [ALARM, QUESTION, *TEXTS[20:28]])

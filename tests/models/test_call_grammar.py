@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from models.catalog.artifact import find_artifact
-from models.chat.prompter import PromptRenderer
-from models.function_calls.call import parse
+from models.chat.template import PromptRenderer
+from models.function_calls.call import parse_call
 from models.function_calls.grammar import ANY_CALL, MOST_CHARACTERS, MOST_PIECES, call_grammar, copy_source_of
 from router.types import ImagePart, Message, Request, ResponseFormat, TextPart, Tool, ToolChoice
 
@@ -39,7 +39,7 @@ def test_every_answer_is_a_call_that_copies(text: str) -> None:
     with GreedyModel(find_artifact("assistant").path, slots=1, context=2048, threads=1) as model:
         prompt = model.tokenize(PromptRenderer(model.chat_template).user(text))
         answer = model.answers([prompt], 320, [call_grammar(text)])[0]
-    call = parse(answer.text)
+    call = parse_call(answer.text)
     assert call is not None, answer.text
     if text.count("word") < MOST_PIECES:
         assert all(value in text for value in values(call.arguments))

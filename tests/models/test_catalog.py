@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from models.catalog.artifact import ArtifactError
-from models.function_calls.call import expected
+from models.function_calls.call import expected_call
 from models.function_calls.catalog import CATALOG, FunctionSpec, catalog_of, load_catalog, save_catalog
 from models.function_calls.dataset import Row
 from models.function_calls.intents import OUT_OF_SCOPE
@@ -47,7 +47,7 @@ def test_a_schema_takes_what_the_models_answer() -> None:
     """Every argument of an expected call is a property of its function's schema, in OpenAI's shape."""
     by_name = {function.name: function for function in load_catalog()}
     for row in ROWS[:2]:
-        call = expected(row)
+        call = expected_call(row)
         tool = msgspec.to_builtins(by_name[call.name].tool())
         assert tool["type"] == "function"
         assert set(call.arguments) <= set(tool["function"]["parameters"]["properties"])

@@ -10,7 +10,7 @@ import pytest
 from models.catalog.artifact import ArtifactError
 from models.evaluate.assistant import auroc, summarise
 from models.evaluate.greedy import Answer
-from models.function_calls.call import expected
+from models.function_calls.call import expected_call
 from models.function_calls.dataset import Row, read_rows
 
 ROWS = (
@@ -45,7 +45,7 @@ def test_groups_are_scored_apart() -> None:
 
 def test_perfect_answers_score_one() -> None:
     """The expected call of every row, rendered as JSON, is exact."""
-    answers = [answer(msgspec.json.encode(expected(row)).decode(), 0.0) for row in ROWS]
+    answers = [answer(msgspec.json.encode(expected_call(row)).decode(), 0.0) for row in ROWS]
     report = summarise("x", ROWS, answers, grammar=True, refuses=False)
     assert all(one.exact == one.valid == 1.0 for one in report.results)
     assert report.refusal_auroc is None

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("llama_cpp")
 
 from models.catalog.artifact import ArtifactError, find_artifact, verify_artifact
-from models.catalog.fit import DEVICES, Device, estimate, largest_batch
+from models.catalog.fit import DEVICES, Device, estimate_memory, largest_batch
 from models.catalog.gguf import read_gguf
 from models.publish.add import AddResult, add_model
 from models.train.export.quantize import quantize
@@ -82,8 +82,8 @@ def test_a_model_that_does_not_fit_needs_force(tmp_path: Path) -> None:
 def test_memory_grows_with_context_and_batch() -> None:
     """The cache is layers · heads · (key + value width) · two bytes a token: exact for the shipped model."""
     model = read_gguf(SHIPPED)
-    one = estimate(model, context=1024, batch=1)
-    four = estimate(model, context=1024, batch=4)
+    one = estimate_memory(model, context=1024, batch=1)
+    four = estimate_memory(model, context=1024, batch=4)
     assert one.cache_bytes == model.layers * model.width * 2 * 2 * 1024
     assert four.cache_bytes == 4 * one.cache_bytes
     assert four.weights_bytes == one.weights_bytes == model.tensors_bytes
@@ -105,7 +105,7 @@ with GreedyModel(Path(sys.argv[1]), slots=8, context=16384, threads=1) as model:
 def test_the_estimate_is_near_what_a_process_really_takes() -> None:
     """Resident memory of a process with eight sequences of 2048 tokens: at most the estimate, at least half of it."""
     ran = subprocess.run([sys.executable, "-c", MEASURE, str(SHIPPED)], capture_output=True, text=True, check=True)
-    need = estimate(read_gguf(SHIPPED), context=2048, batch=8).total_bytes
+    need = estimate_memory(read_gguf(SHIPPED), context=2048, batch=8).total_bytes
     assert 0.5 * need < int(ran.stdout) < 1.1 * need
 
 

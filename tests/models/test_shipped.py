@@ -9,8 +9,8 @@ import pytest
 
 from models.catalog.artifact import SHIPPED, Artifact, find_artifact, list_artifacts, verify_artifact
 from models.catalog.gguf import read_gguf
-from models.chat.prompter import PromptRenderer
-from models.function_calls.call import parse
+from models.chat.template import PromptRenderer
+from models.function_calls.call import parse_call
 from models.signals.quality import QualityEstimator
 
 llama_cpp = pytest.importorskip("llama_cpp")
@@ -57,7 +57,7 @@ def test_the_quality_signal_judges_the_shipped_device_model() -> None:
     pytest.importorskip("onnxruntime")
     signal = find_artifact("edge-quality")
     verify_artifact(signal)
-    quality = QualityEstimator.beside(signal, find_artifact("assistant"))
+    quality = QualityEstimator.for_model(signal, find_artifact("assistant"))
     assert quality("turn off the lights in the kitchen") > 0.5
     assert quality("what is the capital of france") < 0.2
     assert quality("Explain quantum computing in three sentences.") < 0.2
@@ -118,7 +118,7 @@ def test_the_device_model_answers_its_own_and_refuses_the_rest() -> None:
     with GreedyModel(path, threads=1, context=2048) as model:
         prompter = PromptRenderer(model.chat_template)
         answers = model.answers([model.tokenize(prompter.user(text)) for text in [*own, *others]])
-        calls = [parse(answer.text) for answer in answers]
+        calls = [parse_call(answer.text) for answer in answers]
         assert [call.name if call else None for call in calls[: len(own)]] == list(own.values())
         assert all(answer.refuse < 0.5 for answer in answers[: len(own)])
         assert all(answer.refuse > 0.5 for answer in answers[len(own) :])
@@ -135,4 +135,4 @@ def test_with_the_grammar_every_answer_is_a_call(artifact: Artifact) -> None:
         answers = model.answers(prompts, 200, [ANY_CALL] * len(odd))
     ended = [answer for answer in answers if len(answer.tokens) < 200]
     assert len(ended) >= len(odd) - 1
-    assert all(parse(answer.text) for answer in ended), [msgspec.to_builtins(answer) for answer in ended]
+    assert all(parse_call(answer.text) for answer in ended), [msgspec.to_builtins(answer) for answer in ended]

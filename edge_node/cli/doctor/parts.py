@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from models.catalog.artifact import Artifact, ArtifactError, find_artifact, verify_artifact
-from models.catalog.fit import estimate
+from models.catalog.fit import estimate_memory
 from models.catalog.gguf import read_gguf
 from models.llama_cpp.native.threads import allowed_cores
 from router.errors import PolicyError
@@ -76,7 +76,7 @@ def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: Device
     for artifact in artifacts:
         context = min(engine.context_tokens or _SHORTEST_CONTEXT, artifact.manifest.context_length)
         try:
-            need_mb = estimate(read_gguf(artifact.path), context=context, batch=1).total_bytes / _MIB
+            need_mb = estimate_memory(read_gguf(artifact.path), context=context, batch=1).total_bytes / _MIB
         except ArtifactError as error:
             yield fail("model", str(error), "get the model again")
             continue

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...function_calls.call import FunctionCall, expected
+from ...function_calls.call import FunctionCall, expected_call
 from ...function_calls.dataset import Row
 from ...function_calls.intents import (
     DEVICE_LIKE,
     LABELLED,
     OUT_OF_SCOPE,
     device_function,
-    functions,
+    functions_for,
     on_device,
     refusable,
 )
@@ -166,8 +166,8 @@ class Mixture:
         return made
 
     def _answered(self, row: Row, text_ids: Sequence[int]) -> Example:
-        target = self._vocabulary.call(expected(row))
-        if row.source == "clinc150" and len(functions(row.source, row.intent)) == 1 and _merged(row):
+        target = self._vocabulary.call(expected_call(row))
+        if row.source == "clinc150" and len(functions_for(row.source, row.intent)) == 1 and _merged(row):
             target = target[:2]  # the function's name: its arguments are not labelled here
         looks = sources(row, target, self._vocabulary)
         text_ids = self._mumbled(text_ids, looks) if self._student else text_ids
@@ -242,7 +242,7 @@ def validation_examples(
         if row.intent == "oos" or (student and refusable(row.source, row.intent)):
             groups[REFUSED].append((row.text, refusal))
         elif on_device(row.source, row.intent) or (not student and not _ambiguous(row)):
-            target = vocabulary.call(expected(row))
+            target = vocabulary.call(expected_call(row))
             groups.setdefault(row.source, []).append((row.text, target[:2] if _merged(row) else target))
     groups["questions"] = [(text[:QUESTION_CHARACTERS], refusal) for text in corpus.held_questions]
     examples = {}
@@ -257,8 +257,8 @@ def validation_examples(
 
 
 def _merged(row: Row) -> bool:
-    return row.source == "clinc150" and functions(row.source, row.intent) != (row.intent,)
+    return row.source == "clinc150" and functions_for(row.source, row.intent) != (row.intent,)
 
 
 def _ambiguous(row: Row) -> bool:
-    return len(functions(row.source, row.intent)) > 1
+    return len(functions_for(row.source, row.intent)) > 1

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...function_calls.call import spans
+from ...function_calls.call import slot_spans
 from ...function_calls.dataset import Row
-from ...function_calls.intents import argument
+from ...function_calls.intents import argument_name
 from ..network.tokenizer import AssistantTokenizer
 
 NOWHERE = -1  # no lesson for this token
@@ -25,7 +25,7 @@ def sources(row: Row, target: Sequence[int], vocabulary: AssistantTokenizer) -> 
     argument's name at the start of its first value.
     """
     looks = [NOWHERE] * len(target)
-    places = spans(row)
+    places = slot_spans(row)
     if not places:
         return looks
     (encoded,) = vocabulary.encodings([row.text])
@@ -48,5 +48,5 @@ def _by_argument(places: Sequence[tuple[int, int, str]]) -> list[list[tuple[int,
     """The values' spans in the order in which an answer names them (`answer.expected`)."""
     grouped: dict[str, list[tuple[int, int]]] = {}
     for start, end, slot in places:
-        grouped.setdefault(argument(slot), []).append((start, end))
+        grouped.setdefault(argument_name(slot), []).append((start, end))
     return list(grouped.values())

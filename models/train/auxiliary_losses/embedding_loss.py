@@ -36,7 +36,7 @@ class SentenceEmbeddings:
         """Asks the ONNX file `encoder` once; kept in `folder` from then on."""
         if not is_kept(folder):
             wanted = list(dict.fromkeys(texts))
-            keep(wanted, SentenceEncoder(encoder).all(wanted), folder)
+            keep(wanted, SentenceEncoder(encoder).encode_all(wanted), folder)
         return cls.kept(folder)
 
     @classmethod

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...function_calls.dataset import Row
-from ...function_calls.intents import functions
+from ...function_calls.intents import functions_for
 from ..data.augmentation import Augmenter
 from ..data.paraphrase import Paraphraser, common_words, whole_words
 from .embedding_loss import SentenceEmbeddings, is_kept, keep
@@ -56,7 +56,7 @@ class FunctionHints:
             tutor = find_teacher(minilm, lessons(rows, seed), names, folder / TUTOR, seed=seed, say=say)
             own = [row.text for row in rows]
             texts = list(dict.fromkeys(own + variants(rows, _synonyms(tutor, rows), seed)))
-            unnamed = [row.text for row in rows if len(functions(row.source, row.intent)) > 1]
+            unnamed = [row.text for row in rows if len(functions_for(row.source, row.intent)) > 1]
             named = set(own) - set(unnamed)  # by their labels: no hint is needed
             told, vectors = ask(tutor, texts, say)
             keep(texts, vectors, folder)

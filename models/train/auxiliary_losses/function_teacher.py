@@ -17,8 +17,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from ...function_calls.dataset import Row, held_back
-from ...function_calls.intents import functions
+from ...function_calls.dataset import Row, is_held_out
+from ...function_calls.intents import functions_for
 from .bert import Bert, BertTokenizer, load_bert, same_lengths
 
 WARMUP = 100  # steps
@@ -114,7 +114,7 @@ def find_teacher(
 def _teach(
     tutor: FunctionTeacher, rows: Sequence[Row], course: TeacherSchedule, seed: int, say: Callable[[str], None]
 ) -> None:
-    apart = [held_back(row.text, _KEPT_SEED, KEPT) for row in rows]
+    apart = [is_held_out(row.text, _KEPT_SEED, KEPT) for row in rows]
     taught = [row for row, one in zip(rows, apart, strict=True) if not one]
     asked = [row for row, one in zip(rows, apart, strict=True) if one]
     texts, answers = [row.text for row in taught], answering(taught, tutor.names)
@@ -152,7 +152,7 @@ def answering(rows: Sequence[Row], names: Sequence[str]) -> Tensor:
     places = {name: index for index, name in enumerate(names)}
     found = torch.zeros(len(rows), len(names), dtype=torch.bool)
     for index, row in enumerate(rows):
-        found[index, [places[name] for name in functions(row.source, row.intent) if name in places]] = True
+        found[index, [places[name] for name in functions_for(row.source, row.intent) if name in places]] = True
     return found
 
 

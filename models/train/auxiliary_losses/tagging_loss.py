@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...function_calls.call import spans
+from ...function_calls.call import slot_spans
 from ...function_calls.dataset import Row
-from ...function_calls.intents import argument
+from ...function_calls.intents import argument_name
 from ..network.tokenizer import AssistantTokenizer
 
 OUTSIDE = 0
@@ -31,7 +31,7 @@ class SlotLabels:
 
     def tags(self, row: Row, vocabulary: AssistantTokenizer) -> list[int]:
         """The label of each token of the text; none at all where the values cannot be told apart."""
-        places = spans(row)
+        places = slot_spans(row)
         if places is None:
             return []
         (encoded,) = vocabulary.encodings([row.text])
@@ -41,7 +41,7 @@ class SlotLabels:
         start += text[start:end].startswith(" ")
         for first, last, slot in places:
             if first <= start < last:
-                return self._at[argument(slot)] + (start > first)
+                return self._at[argument_name(slot)] + (start > first)
         return OUTSIDE
 
 

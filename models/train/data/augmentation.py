@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ...function_calls.call import spans
+from ...function_calls.call import slot_spans
 from ...function_calls.dataset import Row
 from .invented_values import ValueInventor, alike
 
@@ -57,7 +57,7 @@ class Augmenter:
         return " ".join(self._random.choices(known, k=words) if few < words else known)
 
     def _substituted(self, row: Row) -> Row:
-        places = spans(row)
+        places = slot_spans(row)
         if places is None:
             return row
         text, slots, at = "", [], 0
@@ -70,7 +70,7 @@ class Augmenter:
             at = end
         changed = msgspec.structs.replace(row, text=text + row.text[at:], slots=tuple(slots))
         # A new value may hide another ("one" inside "one more"): keep the row only if it still reads back the same.
-        read = spans(changed)
+        read = slot_spans(changed)
         same = read is not None and [(changed.text[a:b], s) for a, b, s in read] == [(v, s) for s, v in slots]
         return changed if same else row
 
@@ -106,4 +106,4 @@ class Augmenter:
         if draw() < 0.08 and text[-1:].isalnum():
             text += self._random.choice(_AFTER)
         dressed = msgspec.structs.replace(row, text=text)
-        return dressed if spans(dressed) is not None else row
+        return dressed if slot_spans(dressed) is not None else row

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from ...function_calls.dataset import INTENT_SOURCES, Row, for_validation, held_back, read_questions, read_rows
-from ...function_calls.intents import OUT_OF_SCOPE, argument, functions
+from ...function_calls.dataset import INTENT_SOURCES, Row, is_held_out, is_validation_row, read_questions, read_rows
+from ...function_calls.intents import OUT_OF_SCOPE, argument_name, functions_for
 
 
 class Corpus(msgspec.Struct, frozen=True):
@@ -26,18 +26,18 @@ class Corpus(msgspec.Struct, frozen=True):
         files = sorted((data / "routing").glob("*.jsonl"))
         questions = [question.prompt for path in files for question in read_questions(path)]
         return cls(
-            train=tuple(row for row in rows if not for_validation(row)),
-            validation=tuple(row for row in rows if for_validation(row)),
-            questions=tuple(text for text in questions if not held_back(text)),
-            held_questions=tuple(text for text in questions if held_back(text)),
+            train=tuple(row for row in rows if not is_validation_row(row)),
+            validation=tuple(row for row in rows if is_validation_row(row)),
+            questions=tuple(text for text in questions if not is_held_out(text)),
+            held_questions=tuple(text for text in questions if is_held_out(text)),
         )
 
     def functions(self) -> list[str]:
-        names = {name for row in self.train for name in functions(row.source, row.intent)}
+        names = {name for row in self.train for name in functions_for(row.source, row.intent)}
         return sorted(names | {OUT_OF_SCOPE})
 
     def arguments(self) -> list[str]:
-        return sorted({argument(slot) for row in self.train for slot, _ in row.slots})
+        return sorted({argument_name(slot) for row in self.train for slot, _ in row.slots})
 
     def texts(self) -> list[str]:
         """What the tokenizer learns from: texts, and values as they stand at the start of a JSON string."""

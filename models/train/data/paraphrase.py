@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from ...function_calls.dataset import Row
-from ...function_calls.intents import functions
+from ...function_calls.intents import functions_for
 
 THINNED, SWAPPED, SPLICED, CROSSED = 0.15, 0.3, 0.2, 0.2  # shares of the ways; the rest gets another beginning
 LOST = 0.15  # of the words of a thinned text
@@ -29,7 +29,7 @@ class Paraphraser:
         self._beside: dict[str, list[str]] = defaultdict(list)
         self._after: dict[tuple[str, str], list[list[str]]] = defaultdict(list)
         for row in rows:
-            self._alike[functions(row.source, row.intent)].append(row.text)
+            self._alike[functions_for(row.source, row.intent)].append(row.text)
             self._beside[row.source].append(row.text)
             words = row.text.split()
             for at, word in enumerate(words[:-1]):
@@ -46,7 +46,7 @@ class Paraphraser:
         elif kind < THINNED + SWAPPED:
             made = [self._swapped(word) if self._random.random() < OTHER else word for word in words]
         elif kind < THINNED + SWAPPED + SPLICED:
-            made = self._joined(words, self._random.choice(self._alike[functions(row.source, row.intent)]).split())
+            made = self._joined(words, self._random.choice(self._alike[functions_for(row.source, row.intent)]).split())
         elif kind < THINNED + SWAPPED + SPLICED + CROSSED:
             made = self._crossed(row.source, words)
         else:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from ...chat.prompter import PromptRenderer
+from ...chat.template import PromptRenderer
 from ...evaluate.greedy import Answer, GreedyModel
-from ...function_calls.call import expected, parse, spans
+from ...function_calls.call import expected_call, parse_call, slot_spans
 from ...function_calls.dataset import Row
-from ...function_calls.intents import CLINC_MERGED, LABELLED, device_function, functions
+from ...function_calls.intents import CLINC_MERGED, LABELLED, device_function, functions_for
 
 SURE = -0.35  # log probability: every token of a label is at least this likely (70 %)
 
@@ -39,8 +39,8 @@ def save(rows: Sequence[Row], path: Path) -> None:
 
 
 def _labelled(row: Row, answer: Answer) -> Row | None:
-    call = parse(answer.text)
-    if call is None or min(answer.logprobs) < SURE or call.name not in functions(row.source, row.intent):
+    call = parse_call(answer.text)
+    if call is None or min(answer.logprobs) < SURE or call.name not in functions_for(row.source, row.intent):
         return None
     slots = tuple(
         (name, value)
@@ -48,4 +48,4 @@ def _labelled(row: Row, answer: Answer) -> Row | None:
         for value in (values if isinstance(values, list) else [values])
     )
     made = Row(text=row.text, intent=call.name, slots=slots, source=LABELLED)
-    return made if spans(made) is not None and expected(made) == call else None
+    return made if slot_spans(made) is not None and expected_call(made) == call else None

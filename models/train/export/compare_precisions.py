@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ...chat.prompter import PromptRenderer
+from ...chat.template import PromptRenderer
 from ...evaluate.greedy import GreedyModel
-from ...function_calls.call import expected, score
+from ...function_calls.call import expected_call, score_answer
 from ...function_calls.dataset import Row
 from .quantize import quantize
 
@@ -61,7 +61,7 @@ def _measure(path: Path, kind: str, weighed: bool, rows: Sequence[Row], threads:
     with GreedyModel(path, threads=threads) as model:
         prompter = PromptRenderer(model.chat_template)
         prompts = [model.tokenize(prompter.user(row.text)) for row in rows]
-        scores = [score(one.text, row) for one, row in zip(model.answers(prompts), rows, strict=True)]
+        scores = [score_answer(one.text, row) for one, row in zip(model.answers(prompts), rows, strict=True)]
         losses = [loss for row, prompt in zip(rows, prompts, strict=True) for loss in _losses(model, row, prompt)]
     return PrecisionResult(
         kind=kind,
@@ -76,7 +76,7 @@ def _measure(path: Path, kind: str, weighed: bool, rows: Sequence[Row], threads:
 
 def _losses(model: GreedyModel, row: Row, prompt: Sequence[int]) -> list[float]:
     """Minus the log probability of each token of the labelled answer."""
-    wanted = model.tokenize(msgspec.json.encode(expected(row)).decode())
+    wanted = model.tokenize(msgspec.json.encode(expected_call(row)).decode())
     logits = model.logits([*prompt, *wanted])[len(prompt) - 1 : -1].astype(np.float64)
     shifted = logits - logits.max(-1, keepdims=True)
     logprobs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...catalog.artifact import ArtifactError
-from ...signals.encoder import AROUND, PIECES
+from ...signals.encoder import PIECES_KEY, SPECIAL_IDS_KEY
 from .onnx_writer import FLOAT, INT64, Attribute, Constant, Node, Port, write_onnx
 
 Weights = Mapping[str, NDArray[np.float32]]
@@ -54,7 +54,7 @@ def convert(folder: Path, target: Path, *, int8: bool = False) -> None:
         takes=[Port("ids", INT64, ["n"])],
         gives=[Port(output, FLOAT, [shape.hidden_size])],
         constants=graph.constants,
-        metadata={PIECES: "\n".join(pieces), AROUND: f"{pieces.index('[CLS]')} {pieces.index('[SEP]')}"},
+        metadata={PIECES_KEY: "\n".join(pieces), SPECIAL_IDS_KEY: f"{pieces.index('[CLS]')} {pieces.index('[SEP]')}"},
     )
 
 

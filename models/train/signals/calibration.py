@@ -14,7 +14,13 @@ import numpy as np
 
 from router.types import Confidence
 
-from ...signals.calibration import CalibrationParameters, CalibrationStage, ConfidenceCalibrator, inputs, log_odds
+from ...signals.calibration import (
+    CalibrationParameters,
+    CalibrationStage,
+    ConfidenceCalibrator,
+    calibration_inputs,
+    log_odds,
+)
 from .graded_answers import WATCH, GradedAnswer
 from .logistic import Reals, fit_line, mix_weights
 from .quality import QualityMetrics, halves, measure, truths
@@ -69,7 +75,7 @@ def at(one: GradedAnswer, tokens: int) -> tuple[Confidence, bool]:
 
 
 def _stage(judged: Sequence[GradedAnswer], told: Sequence[float], tokens: int) -> CalibrationStage:
-    seen = np.array([inputs(*at(one, tokens)) for one in judged])
+    seen = np.array([calibration_inputs(*at(one, tokens)) for one in judged])
     joined = np.concatenate([seen, np.array(told)[:, None]], axis=1)
     truth, weights = truths(judged), mix_weights(judged)
     return CalibrationStage(tokens, alone=fit_line(seen, truth, weights), joined=fit_line(joined, truth, weights))

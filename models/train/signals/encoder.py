@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...catalog.artifact import sha256_of
-from ...signals.encoder import PIECES, SentenceEncoder, Vector
+from ...signals.encoder import PIECES_KEY, SentenceEncoder, Vector
 from .adam import Adam
 from .onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 
@@ -53,7 +53,7 @@ def ask_teacher(
         path = folder / f"vectors-{name}.npy"
         if not path.is_file():
             partial = folder / "vectors.partial.npy"
-            np.save(partial, teacher.all(part), allow_pickle=False)
+            np.save(partial, teacher.encode_all(part), allow_pickle=False)
             partial.replace(path)
             say(f"encoder: the teacher has read {min(start + _PART, len(texts))} of {len(texts)} texts")
         parts.append(np.load(path, allow_pickle=False))
@@ -76,7 +76,7 @@ def distill(
     """Teach a table on `texts`, measure it on `held`, write it to `target`. `folder` keeps the teacher's answers."""
     pieces = teacher.pieces
     wanted, held_wanted = (ask_teacher(teacher, part, folder, say) for part in (texts, held))
-    alone = np.stack([teacher.of([number]) for number in range(len(pieces))])  # (1)
+    alone = np.stack([teacher.encode_ids([number]) for number in range(len(pieces))])  # (1)
     directions = _directions(wanted, dimensions)
     ids, held_ids = ([pieces(text) or [pieces.unknown] for text in part] for part in (texts, held))
     table = (alone @ directions) * _rarity(ids, len(pieces))[:, None]
@@ -93,7 +93,7 @@ def distill(
     after = _agreement(learner.value, held_ids, held_goals)
     write_table(learner.value, teacher.pieces.listed, target)
     written = SentenceEncoder(target)
-    rounded = np.mean([float(written.of(one) @ goal) for one, goal in zip(held_ids, held_goals, strict=True)])
+    rounded = np.mean([float(written.encode_ids(one) @ goal) for one, goal in zip(held_ids, held_goals, strict=True)])
     return EncoderMetrics(before=before, after=after, rounded=float(rounded), texts=len(held))
 
 
@@ -125,7 +125,7 @@ def write_table(rows: Vector, pieces: Sequence[str], target: Path) -> None:
         takes=[Port("ids", INT64, ["n"])],
         gives=[Port("embedding", FLOAT, [rows.shape[1]])],
         constants={"table": np.round(rows / scale).astype(np.int8), "scale": scale[:, 0]},
-        metadata={PIECES: "\n".join(pieces)},
+        metadata={PIECES_KEY: "\n".join(pieces)},
     )
 
 

@@ -15,9 +15,9 @@ import msgspec
 from router.types import Confidence
 
 from ...catalog.artifact import Artifact
-from ...chat.prompter import PromptRenderer
+from ...chat.template import PromptRenderer
 from ...evaluate.greedy import Answer, GreedyModel
-from ...function_calls.call import parse, score
+from ...function_calls.call import parse_call, score_answer
 from ...function_calls.dataset import Row
 from ...function_calls.grammar import ANSWER_TOKENS, call_grammar
 from ...function_calls.intents import OUT_OF_SCOPE
@@ -68,14 +68,14 @@ def answer_rows(
 
 def is_right(answer: Answer, row: Row) -> bool:
     """Whether the device should have been left alone with this row."""
-    return not refuses(answer) and row.split != "question" and score(answer.text, row).exact
+    return not refuses(answer) and row.split != "question" and score_answer(answer.text, row).exact
 
 
 def refuses(answer: Answer) -> bool:
     """Its first token is the refusal; the engine ends such an answer there, and the handoff is decided on it."""
     if answer.refuse > 0.5:
         return True
-    call = parse(answer.text)
+    call = parse_call(answer.text)
     return call is not None and call.name == OUT_OF_SCOPE
 
 

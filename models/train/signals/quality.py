@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...evaluate.assistant import auroc
-from ...function_calls.dataset import held_back
+from ...function_calls.dataset import is_held_out
 from ...signals.quality import BUCKETS, QualityEstimator, features
 from .adam import Adam, Reals
 from .graded_answers import GradedAnswer
@@ -45,8 +45,8 @@ class QualityMetrics(msgspec.Struct, frozen=True):
 
 def halves(held: Sequence[GradedAnswer]) -> tuple[list[GradedAnswer], list[GradedAnswer]]:
     """Held-back prompts to calibrate on, and to measure on. A hash of the text decides: doubles stay together."""
-    first = [one for one in held if held_back(one.text, HALVES, 0.5)]
-    return first, [one for one in held if not held_back(one.text, HALVES, 0.5)]
+    first = [one for one in held if is_held_out(one.text, HALVES, 0.5)]
+    return first, [one for one in held if not is_held_out(one.text, HALVES, 0.5)]
 
 
 def train_quality(

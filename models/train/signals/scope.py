@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from router.types import Confidence
 
 from ...evaluate.assistant import auroc
-from ...function_calls.dataset import Row, held_back
+from ...function_calls.dataset import Row, is_held_out
 from ...signals.calibration import LinearLogit, log_odds
 from ...signals.encoder import SentenceEncoder
-from ...signals.scope import ALONE, JOINED, ScopeEstimator, joined_inputs
+from ...signals.scope import ALONE_KEY, JOINED_KEY, ScopeEstimator, joined_inputs
 from .logistic import fit_line
 from .quality import HALVES
 from .scope_graph import write_scope
@@ -68,7 +68,7 @@ def train_scope(
     names = {name: number for number, name in enumerate(sorted({row.intent for row in taught}))}
     intents = np.array([names[row.intent] for row in taught])
     views = TextFeatures.of(encoder, [row.text for row in taught])
-    kept = np.array([held_back(row.text, _LINE, KEPT) for row in taught])
+    kept = np.array([is_held_out(row.text, _LINE, KEPT) for row in taught])
     first, known = (
         IntentHeads(views.part(~kept), intents[~kept], seed, epochs),
         IntentExamples.of(views.part(~kept), intents[~kept]),
@@ -78,12 +78,12 @@ def train_scope(
     truth = np.array([False] * int(kept.sum()) + [True] * len(outside))
     seen = np.concatenate([told(first, known, part) for part in (views.part(kept), TextFeatures.of(encoder, outside))])
     weights = np.where(truth, 0.5 / truth.mean(), 0.5 / (1 - truth.mean()))
-    lines = {ALONE: fit_line(seen, truth, weights)}
+    lines = {ALONE_KEY: fit_line(seen, truth, weights)}
     heads = IntentHeads(views, intents, seed, epochs)
     say("scope: the heads are taught again, on everything")
     everything = IntentExamples.of(views, intents)
-    write_scope(heads, everything, {**lines, JOINED: lines[ALONE]}, target)
-    lines[JOINED] = _joined(ScopeEstimator(target, encoder), held, ask)
+    write_scope(heads, everything, {**lines, JOINED_KEY: lines[ALONE_KEY]}, target)
+    lines[JOINED_KEY] = _joined(ScopeEstimator(target, encoder), held, ask)
     write_scope(heads, everything, lines, target)
     scope = ScopeEstimator(target, encoder)
     right = [scope.intent(row.text) == names.get(row.intent) for row in held if row.intent != "oos"]
@@ -93,7 +93,7 @@ def train_scope(
 
 def measure(scope: ScopeEstimator, rows: Sequence[Row], ask: Ask) -> ScopeMetrics:
     """`intent` is left at 0: a file does not say in which order the heads know the intents."""
-    half = [row for row in rows if not held_back(row.text, HALVES, 0.5)]
+    half = [row for row in rows if not is_held_out(row.text, HALVES, 0.5)]
     return ScopeMetrics(
         auroc=_area([scope(row.text) for row in rows], rows),
         half_auroc=_area([scope(row.text) for row in half], half),
@@ -118,7 +118,7 @@ def _joined(scope: ScopeEstimator, held: Sequence[Row], ask: Ask) -> LinearLogit
     the ridge that does best on rows that a line has not seen: few rows are out of scope, and a model that turns away
     much that is in scope may add nothing.
     """
-    half = [row for row in held if held_back(row.text, HALVES, 0.5)]
+    half = [row for row in held if is_held_out(row.text, HALVES, 0.5)]
     sure = ask([row.text for row in half])
     seen = np.array([(log_odds(scope(row.text)), *joined_inputs(one)) for row, one in zip(half, sure, strict=True)])
     truth = np.array([row.intent == "oos" for row in half])

@@ -26,7 +26,7 @@ class TextFeatures(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, encoder: SentenceEncoder, texts: Sequence[str]) -> TextFeatures:
-        return cls(encoder.all(texts), ([words(text) for text in texts], [letters(text) for text in texts]))
+        return cls(encoder.encode_all(texts), ([words(text) for text in texts], [letters(text) for text in texts]))
 
     def __len__(self) -> int:
         return len(self.vectors)

@@ -10,7 +10,7 @@ import pytest
 
 from models.catalog.artifact import ArtifactError, find_artifact
 from models.signals.calibration import (
-    INPUTS,
+    INPUT_COUNT,
     CalibrationParameters,
     CalibrationStage,
     ConfidenceCalibrator,
@@ -23,7 +23,7 @@ from router.types import Confidence
 
 def stage(tokens: int, bias: float = 0.0) -> CalibrationStage:
     """Only the score counts, and `edge.quality` as much."""
-    rest = (0.0,) * (INPUTS - 1)
+    rest = (0.0,) * (INPUT_COUNT - 1)
     return CalibrationStage(tokens, LinearLogit((1.0, *rest), bias), LinearLogit((1.0, *rest, 1.0), bias))
 
 
@@ -110,4 +110,4 @@ def test_a_calibrator_judges_one_version_only() -> None:
         other, manifest=msgspec.structs.replace(other.manifest, judges_sha256=model.manifest.sha256)
     )
     with pytest.raises(ArtifactError, match="another version"):
-        ConfidenceCalibrator.beside(signal, other)
+        ConfidenceCalibrator.for_model(signal, other)

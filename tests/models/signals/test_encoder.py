@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 from models.catalog.artifact import ArtifactError, ArtifactNotFound, load_artifact, verify_artifact
 from models.cli.commands import main
 from models.signals.encoder import TOKENS, SentenceEncoder, WordPieces
-from models.signals.lookup import find_judged, find_signal
+from models.signals.lookup import find_judged_artifact, find_signal
 from models.train.signals.bert_to_onnx import convert
 from models.train.signals.encoder import distill
 from models.train.signals.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
@@ -231,9 +231,9 @@ def test_a_transformer_that_is_added_goes_before_the_table_that_ships(published:
     found = find_signal("embedding", None, (tmp_path / "mine",))
     assert found.name == "large-encoder"
     assert SentenceEncoder(found.path)("turn on the lights").shape == (WIDTH,)
-    assert find_judged(find_signal("scope"), (tmp_path / "mine",)) == find_signal("embedding")
+    assert find_judged_artifact(find_signal("scope"), (tmp_path / "mine",)) == find_signal("embedding")
     with pytest.raises(ArtifactNotFound, match="not here"):
-        find_judged(found, (tmp_path / "mine",))
+        find_judged_artifact(found, (tmp_path / "mine",))
 
 
 def test_what_is_no_encoder_is_refused(published: Path, tmp_path: Path) -> None:

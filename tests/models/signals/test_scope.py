@@ -74,7 +74,7 @@ def test_the_graph_computes_what_the_heads_say(encoder: SentenceEncoder, tmp_pat
     heads = IntentHeads(views, intents, 1, 5)
     for text in ("turn on the light", "who wrote it", texts[3]):
         wanted = told(heads, IntentExamples(views.vectors, intents), TextFeatures.of(encoder, [text]))[0]
-        assert scope.told(text) == pytest.approx(tuple(wanted), abs=0.03)
+        assert scope.novelty(text) == pytest.approx(tuple(wanted), abs=0.03)
 
 
 def test_features_are_bounded_whatever_the_text() -> None:
@@ -95,7 +95,7 @@ def test_figures_without_an_outside_are_none(encoder: SentenceEncoder, tmp_path:
 
 def test_what_is_no_estimate_is_refused(encoder: SentenceEncoder) -> None:
     """Another graph of ours is told apart by what it says of itself."""
-    with pytest.raises(ArtifactError, match="no estimate"):
+    with pytest.raises(ArtifactError, match="not an out-of-scope estimator"):
         ScopeEstimator(encoder.path, encoder)
 
 
@@ -103,7 +103,7 @@ def test_the_estimate_that_ships_belongs_to_the_encoder_that_ships() -> None:
     """It verifies, and puts a question of the assistant's below one that nothing answers."""
     shipped = find_signal("scope")
     verify_artifact(shipped)
-    scope = ScopeEstimator.beside(shipped, find_signal("embedding"))
+    scope = ScopeEstimator.for_encoder(shipped, find_signal("embedding"))
     assert scope("what is the exchange rate between dollars and euros") < scope("why do cats purr at their owners")
     with pytest.raises(ArtifactError, match="another version"):
-        ScopeEstimator.beside(shipped, shipped)
+        ScopeEstimator.for_encoder(shipped, shipped)

@@ -12,7 +12,7 @@ need_training_packages()
 
 import torch  # noqa: E402
 
-from models.function_calls.call import expected  # noqa: E402
+from models.function_calls.call import expected_call  # noqa: E402
 from models.function_calls.dataset import Row  # noqa: E402
 from models.train.assistant.mixture import Example  # noqa: E402
 from models.train.assistant.trainer import AuxiliaryOutputs, Trainer, TrainingPlan, answer_logits, looked  # noqa: E402
@@ -34,7 +34,7 @@ def vocabulary() -> AssistantTokenizer:
 
 
 def example(row: Row, vocabulary: AssistantTokenizer) -> Example:
-    target = vocabulary.call(expected(row))
+    target = vocabulary.call(expected_call(row))
     prompt = vocabulary.prompt(vocabulary.texts([row.text])[0])
     return Example(prompt, target, row.source, looks=sources(row, target, vocabulary))
 

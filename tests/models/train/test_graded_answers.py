@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("llama_cpp")
 
 from models.catalog.artifact import find_artifact
-from models.chat.prompter import PromptRenderer
+from models.chat.template import PromptRenderer
 from models.evaluate.greedy import Answer, GreedyModel
 from models.function_calls.dataset import Row
 from models.llama_cpp.engine import Engine

@@ -17,10 +17,10 @@ from click.testing import CliRunner, Result  # noqa: E402
 
 from models.catalog.artifact import ArtifactError  # noqa: E402
 from models.catalog.gguf import read_gguf  # noqa: E402
-from models.chat.prompter import PromptRenderer  # noqa: E402
+from models.chat.template import PromptRenderer  # noqa: E402
 from models.cli.commands import main  # noqa: E402
 from models.evaluate.greedy import GreedyModel  # noqa: E402
-from models.function_calls.call import FunctionCall, expected, spans  # noqa: E402
+from models.function_calls.call import FunctionCall, expected_call, slot_spans  # noqa: E402
 from models.function_calls.dataset import Row  # noqa: E402
 from models.train.assistant.mixture import Corpus, Mixture  # noqa: E402
 from models.train.assistant.trainer import CHECKPOINT, batches, load_network, right_answers  # noqa: E402
@@ -106,8 +106,8 @@ def test_variants_keep_their_labels_true() -> None:
         changed += variant.text != row.text
         assert variant.intent == row.intent
         assert [slot for slot, _ in variant.slots] == [slot for slot, _ in row.slots]
-        assert spans(variant) is not None
-        assert list(expected(variant).arguments.values()) == [value for _, value in variant.slots]
+        assert slot_spans(variant) is not None
+        assert list(expected_call(variant).arguments.values()) == [value for _, value in variant.slots]
     assert changed > 100
 
 
@@ -273,7 +273,7 @@ def test_a_network_learns_a_handful_of_rows(data: Path, vocabulary: AssistantTok
 
     prompts = vocabulary.texts([row.text for row in rows()])
     examples = [
-        Example(vocabulary.prompt(ids), vocabulary.call(expected(row)), row.source)
+        Example(vocabulary.prompt(ids), vocabulary.call(expected_call(row)), row.source)
         for ids, row in zip(prompts, rows(), strict=True)
     ]
     network = Llama(LlamaConfig(vocabulary=vocabulary.size, width=64, layers=2, heads=1, hidden=128))
