@@ -128,7 +128,7 @@ def _run_with_store(place: tuple[Path | None, str | None], work: Callable[[JobSt
         settings = with_shared_redis(config.jobs, config.redis)
         if not settings.redis:
             raise ConfigError("which Redis? Give --redis, or a --config that names it", where="redis")
-        database = RedisClient(settings.redis, settings.prefix, SCRIPTS)
+        database = RedisClient(settings.redis, settings.key_prefix, SCRIPTS)
         try:
             return await work(JobStore(database, settings))
         finally:

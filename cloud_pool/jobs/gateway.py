@@ -57,10 +57,12 @@ class JobsGateway:
     ) -> None:
         """Raises ConfigError."""
         self._config = config
-        self._database = RedisClient(config.redis, config.prefix, SCRIPTS)
+        self._database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
         store = self._store = JobStore(self._database, config, clock=clock)
         self._metrics = JobMetrics(registry)
-        intake = SubmissionParser(config, tiers, parse_networks(config.webhooks.allow, "jobs.webhooks.allow"))
+        intake = SubmissionParser(
+            config, tiers, parse_networks(config.webhooks.allowed_networks, "jobs.webhooks.allowed_networks")
+        )
         hooks = WebhookOutbox(self._database, config.webhooks, clock=clock)
         files = FileStore(self._database, config.batches, clock=clock)
         batches = BatchStore(self._database, config.batches, clock=clock)
@@ -74,7 +76,7 @@ class JobsGateway:
         while True:
             try:
                 await self._durability.ensure()
-                self._metrics.depths(await self._store.depths(), self._store.now_ms)
+                self._metrics.set_depths(await self._store.depths(), self._store.now_ms)
                 said = ""
             except JobStoreUnavailable as error:
                 if error.message != said:
@@ -108,10 +110,10 @@ class WorkerRuntime:
     ) -> None:
         """Raises ConfigError."""
         self._config = config
-        self._database = RedisClient(config.redis, config.prefix, SCRIPTS)
+        self._database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
         store = JobStore(self._database, config, clock=clock)
         metrics = JobMetrics(registry)
-        allowed = parse_networks(config.webhooks.allow, "jobs.webhooks.allow")
+        allowed = parse_networks(config.webhooks.allowed_networks, "jobs.webhooks.allowed_networks")
         hooks = WebhookOutbox(self._database, config.webhooks, clock=clock)
         self._worker = Worker(store, runner, places, config, metrics, trace=trace, rng=rng)
         self._deliverer = WebhookSender(

@@ -1,4 +1,4 @@
-"""What jobs count, for Prometheus. No label holds anything that a caller can invent."""
+"""Prometheus metrics of jobs. No label value comes from a caller."""
 
 from __future__ import annotations
 
@@ -11,34 +11,48 @@ _QUEUE = ("tier", "priority")
 
 class JobMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._attempts = Counter(
-            "causeway_jobs_attempts",
-            "Runs by what became of them: succeeded, failed, expired, later, again, dead, lost, released.",
+        self._runs = Counter(
+            "causeway_jobs_runs",
+            "Finished job runs, by outcome: succeeded, failed, expired, postponed (not started, retried later without"
+            " losing an attempt), retried (failed, one attempt used), superseded (another worker owns the job now or"
+            " the job was cancelled), released (returned to the queue by a draining worker).",
             ("tier", "outcome"),
             registry=registry,
         )
-        self._webhooks = Counter(
-            "causeway_jobs_webhooks", "Deliveries: delivered, again, failed, disabled.", ("outcome",), registry=registry
+        self._deliveries = Counter(
+            "causeway_jobs_webhook_deliveries",
+            "Webhook deliveries attempted, by outcome: delivered, retried, failed (given up), disabled (410 Gone).",
+            ("outcome",),
+            registry=registry,
         )
-        self._queued = Gauge("causeway_jobs_queued", "Jobs that no worker has.", _QUEUE, registry=registry)
-        self._running = Gauge("causeway_jobs_running", "Jobs that a worker has.", _QUEUE, registry=registry)
-        self._oldest = Gauge("causeway_jobs_oldest_seconds", "Age of the oldest queued job.", _QUEUE, registry=registry)
-        self._waiting = Gauge("causeway_jobs_waiting", "Jobs between two attempts.", registry=registry)
-        self._dead = Gauge("causeway_jobs_dead_letters", "Dead letters kept.", registry=registry)
-        self._hooks = Gauge("causeway_jobs_webhooks_due", "Deliveries that are still to be made.", registry=registry)
+        self._queued = Gauge("causeway_jobs_queued", "Jobs in the queue.", _QUEUE, registry=registry)
+        self._running = Gauge("causeway_jobs_running", "Jobs claimed by a worker.", _QUEUE, registry=registry)
+        self._oldest = Gauge(
+            "causeway_jobs_oldest_queued_seconds", "Age of the oldest queued job.", _QUEUE, registry=registry
+        )
+        self._awaiting_retry = Gauge(
+            "causeway_jobs_awaiting_retry", "Jobs that wait for their next attempt.", registry=registry
+        )
+        self._dead = Gauge("causeway_jobs_dead_letters", "Dead letters.", registry=registry)
+        self._pending = Gauge(
+            "causeway_jobs_webhook_deliveries_pending",
+            "Webhook deliveries that have not succeeded or failed for good yet.",
+            registry=registry,
+        )
 
-    def attempt(self, tier: str, outcome: str) -> None:
-        self._attempts.labels(tier, outcome).inc()
+    def count_run(self, tier: str, outcome: str) -> None:
+        self._runs.labels(tier, outcome).inc()
 
-    def webhook(self, outcome: str) -> None:
-        self._webhooks.labels(outcome).inc()
+    def count_delivery(self, outcome: str) -> None:
+        self._deliveries.labels(outcome).inc()
 
-    def depths(self, depths: QueueDepths, now_ms: int) -> None:
+    def set_depths(self, depths: QueueDepths, now_ms: int) -> None:
+        """Set all gauges. `now_ms` is unix time."""
         for queue in depths.queues:
             self._queued.labels(queue.tier, queue.priority).set(queue.queued)
             self._running.labels(queue.tier, queue.priority).set(queue.running)
             age_s = max(0.0, (now_ms - queue.oldest_ms) / 1000.0) if queue.oldest_ms else 0.0
             self._oldest.labels(queue.tier, queue.priority).set(age_s)
-        self._waiting.set(depths.waiting)
+        self._awaiting_retry.set(depths.waiting)
         self._dead.set(depths.dead)
-        self._hooks.set(depths.hooks)
+        self._pending.set(depths.pending_deliveries)

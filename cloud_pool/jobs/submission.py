@@ -95,7 +95,7 @@ class SubmissionParser:
 
     def _time_ms(self, deadline_ms: int | None) -> int:
         if deadline_ms is None:
-            return int(self._config.deadline_s * 1000)
+            return int(self._config.default_deadline_s * 1000)
         return min(deadline_ms, int(self._config.max_deadline_s * 1000))
 
 

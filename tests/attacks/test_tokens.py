@@ -92,7 +92,7 @@ async def test_a_revoked_token(issuer: Issuer, empty_redis: RedisServer) -> None
     """Once the gateway has read the list it is a 401 at each path; another token of the same device still works."""
     token = token_of(issuer)
     claims = jwt.decode(token, options={"verify_signature": False})
-    async with serving(issuer, empty_redis, revocations_every_s=0.05) as gateway:
+    async with serving(issuer, empty_redis, revocations_refresh_s=0.05) as gateway:
         asker = gateway.holder(token)
         assert (await asker.ask("GET", "/v1/models"))[0] == 200
         async with redis.asyncio.Redis.from_url(empty_redis.url) as client:

@@ -118,11 +118,11 @@ class Bed:
         jobs = {
             "lease_s": 2,
             "backoff_s": 0.1,
-            "backoff_cap_s": 1,
-            "idle_s": 0.2,
+            "backoff_max_s": 1,
+            "reclaim_interval_s": 0.2,
             "drain_s": 1,
-            "attempts": 1000,
-            "webhooks": {"allow": ["127.0.0.0/8"], "allow_http": True, "timeout_s": 3},
+            "max_attempts": 1000,
+            "webhooks": {"allowed_networks": ["127.0.0.0/8"], "allow_http": True, "timeout_s": 3},
         }
         identity = {"key_file": "keys.json"}
         plain = {"server": server, "tiers": tiers, "redis": self.redis.url, "identity": identity, "jobs": jobs}

@@ -38,7 +38,7 @@ def main() -> list[Row]:
         header = f"Bearer {token}"
         seen, unseen = (
             Authenticator(StaticTokens(), TokenVerifier(config, KeySet(keys)), RevocationList(config, None))
-            for config in (IdentityConfig(), IdentityConfig(cached=0))
+            for config in (IdentityConfig(), IdentityConfig(token_cache_size=0))
         )
         known, fresh = [], []
         for _ in range(ROUNDS):  # in turn, so that a machine that is busy elsewhere is busy for both

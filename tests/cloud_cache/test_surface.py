@@ -53,7 +53,7 @@ def whole_config(issuer: Issuer, redis_server: RedisServer, config: CacheConfig,
         identity=issuer.config,
         redis=redis_server.url,
         cache=config,
-        tenants=TenantsConfig(prices=prices, flush_s=0.05),
+        tenants=TenantsConfig(prices=prices, usage_flush_s=0.05),
         audit=str(tmp_path / "audit.jsonl"),
     )
 

@@ -65,13 +65,18 @@ def clock() -> Clock:
 @pytest.fixture
 def config(redis_server: RedisServer) -> JobsConfig:
     return JobsConfig(
-        redis=redis_server.url, prefix=f"{{t{next(_prefixes)}}}", poll_s=0.02, idle_s=0.02, lease_s=5.0, backoff_s=0.001
+        redis=redis_server.url,
+        key_prefix=f"{{t{next(_prefixes)}}}",
+        lease_check_s=0.02,
+        reclaim_interval_s=0.02,
+        lease_s=5.0,
+        backoff_s=0.001,
     )
 
 
 @pytest_asyncio.fixture
 async def database(config: JobsConfig) -> AsyncIterator[RedisClient]:
-    database = RedisClient(config.redis, config.prefix, SCRIPTS)
+    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
     yield database
     await database.close()
 

@@ -71,4 +71,4 @@ class Shift:
 
     def count(self, outcome: str) -> float:
         labels = {"tier": "large", "outcome": outcome}
-        return self.registry.get_sample_value("causeway_jobs_attempts_total", labels) or 0.0
+        return self.registry.get_sample_value("causeway_jobs_runs_total", labels) or 0.0

@@ -44,7 +44,7 @@ MakeOffer = Callable[..., NewJob]
 
 async def dead_job(store: JobStore, offer: MakeOffer, config: JobsConfig) -> str:
     job = (await store.accept(offer())).id
-    for _ in range(config.attempts):
+    for _ in range(config.max_attempts):
         (record,) = (await store.claim("w", "large", ["standard"])).records
         await store.postpone(job, record.fence, CloudFailed("broken"), store.now_ms, counts=True)
         await store.tick()
@@ -55,7 +55,7 @@ async def dead_job(store: JobStore, offer: MakeOffer, config: JobsConfig) -> str
 def called(config: JobsConfig, tmp_path: Path) -> Callable[..., tuple[int, str]]:
     """`causeway-cloud dlq …` on this test's keys. It has an event loop of its own: call it on a thread."""
     path = tmp_path / "gateway.yaml"
-    path.write_text(f'jobs: {{prefix: "{config.prefix}"}}\n')
+    path.write_text(f'jobs: {{key_prefix: "{config.key_prefix}"}}\n')
 
     def call(*arguments: str) -> tuple[int, str]:
         found = CliRunner().invoke(main, ["dlq", "--config", str(path), "--redis", config.redis, *arguments])
@@ -77,7 +77,7 @@ async def test_dead_letters_are_listed_retried_and_purged(
     status, text = await asyncio.to_thread(called, "list")
     assert status == 0
     assert [row.split("\t")[1:] for row in text.splitlines()] == [
-        [job, "kiosk", "large", str(config.attempts), "cloud_failed"] for job in (second, first)
+        [job, "kiosk", "large", str(config.max_attempts), "cloud_failed"] for job in (second, first)
     ]
     assert "secret" not in text
     assert await asyncio.to_thread(called, "retry", first) == (0, f"{first}\tqueued again\n")
@@ -107,11 +107,11 @@ async def test_depths_are_exported(store: JobStore, offer: MakeOffer, clock: Clo
     registry = CollectorRegistry()
     depths = await store.depths()
     oldest = next(one.oldest_ms for one in depths.queues if one.priority == "bulk")
-    JobMetrics(registry).depths(depths, oldest + 7000)
+    JobMetrics(registry).set_depths(depths, oldest + 7000)
     bulk = {"tier": "large", "priority": "bulk"}
     assert registry.get_sample_value("causeway_jobs_queued", bulk) == 2
     assert registry.get_sample_value("causeway_jobs_running", bulk) == 1
-    assert registry.get_sample_value("causeway_jobs_oldest_seconds", bulk) == 7
+    assert registry.get_sample_value("causeway_jobs_oldest_queued_seconds", bulk) == 7
     assert registry.get_sample_value("causeway_jobs_dead_letters") == 1
 
 
@@ -180,7 +180,7 @@ async def outcome(runner: MeteredRunner, one: JobRun) -> type[CausewayError] | N
 async def test_runs_are_accounted_for(tmp_path: Path) -> None:
     """A tenant's rate and caps hold for its jobs, its longest answer too, and each run leaves one record of tokens."""
     limits = TenantConfig(name="acme", requests_per_s=0.001, burst=2, max_tokens=9)
-    books = Books(tmp_path, TenantsConfig(named=(limits,)))
+    books = Books(tmp_path, TenantsConfig(overrides=(limits,)))
     books.audit.start()
     scripted = Scripted(answers)
     runner = MeteredRunner(scripted, books.ledger)

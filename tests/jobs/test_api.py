@@ -36,7 +36,7 @@ CHAT = {"model": "big", "messages": [{"role": "user", "content": "a secret quest
 async def http(
     config: JobsConfig, database: RedisClient, store: JobStore, clock: Clock
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    config = msgspec.structs.replace(config, max_body_bytes=5000, max_streams=1)
+    config = msgspec.structs.replace(config, max_body_bytes=5000, max_event_streams=1)
     durability = DurabilityCheck(database, "require")
 
     def limits(asker: Principal) -> TenantLimits:

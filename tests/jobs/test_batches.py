@@ -47,7 +47,7 @@ def line(custom_id: str, **changes: object) -> str:
 
 @pytest.fixture
 def config(config: JobsConfig) -> JobsConfig:
-    batches = BatchConfig(max_file_bytes=20_000, max_files=3, max_lines=20, max_line_bytes=2000, feed=3)
+    batches = BatchConfig(max_file_bytes=20_000, max_files=3, max_lines=20, max_line_bytes=2000, lines_per_step=3)
     return msgspec.structs.replace(config, batches=batches, drain_s=0.0)
 
 
@@ -237,7 +237,7 @@ async def test_a_full_queue_holds_a_batch_up(
     client: openai.AsyncOpenAI, database: RedisClient, config: JobsConfig, clock: Clock
 ) -> None:
     """Lines wait in the file, not in Redis's memory twice, and go on when there is room."""
-    config = msgspec.structs.replace(config, max_queue=1)
+    config = msgspec.structs.replace(config, max_queued=1)
     store = JobStore(database, config, clock=clock)
     batches = BatchStore(database, config.batches, clock=clock)
     feeder = BatchProcessor(

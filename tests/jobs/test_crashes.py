@@ -66,7 +66,7 @@ async def test_a_killed_workers_job_is_done_by_another(
 ) -> None:
     """kill -9 in the middle of two jobs: another worker claims both when the lease ends, and each ends once."""
     jobs = [(await store.accept(offer())).id for _ in range(2)]
-    command = [sys.executable, "-m", "tests.jobs.worker_process", config.redis, config.prefix]
+    command = [sys.executable, "-m", "tests.jobs.worker_process", config.redis, config.key_prefix]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None
     begun = {(await process.stdout.readline()).decode().strip() for _ in jobs}
@@ -88,7 +88,7 @@ async def test_nothing_accepted_is_lost_with_redis(
 ) -> None:
     """kill -9 of Redis while jobs are being accepted: each that was acknowledged is there after the restart."""
     config = msgspec.structs.replace(config, redis=own_redis.url)
-    database = RedisClient(config.redis, config.prefix, SCRIPTS)
+    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
     store = JobStore(database, config, clock=clock)
     accepted: list[str] = []
 
@@ -119,7 +119,7 @@ async def test_nothing_accepted_is_lost_with_redis(
 async def test_work_survives_redis(own_redis: RedisServer, config: JobsConfig, clock: Clock, offer: MakeOffer) -> None:
     """kill -9 of Redis while jobs run: their results are kept until it is back, and each job ends once."""
     config = msgspec.structs.replace(config, redis=own_redis.url)
-    database = RedisClient(config.redis, config.prefix, SCRIPTS)
+    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
     store = JobStore(database, config, clock=clock)
     jobs = [(await store.accept(offer())).id for _ in range(12)]
     go = anyio.Event()
@@ -155,7 +155,7 @@ async def test_work_survives_redis(own_redis: RedisServer, config: JobsConfig, c
 async def test_a_key_outlives_redis(own_redis: RedisServer, config: JobsConfig, clock: Clock, offer: MakeOffer) -> None:
     """A caller that got no answer because Redis died sends the same again, and there is one job."""
     config = msgspec.structs.replace(config, redis=own_redis.url)
-    database = RedisClient(config.redis, config.prefix, SCRIPTS)
+    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
     store = JobStore(database, config, clock=clock)
     first = await store.accept(offer(idempotency="k", digest="d"))
     own_redis.kill()
@@ -185,7 +185,7 @@ async def test_a_redis_that_forgets_is_refused(database: RedisClient) -> None:
 def test_a_url_that_is_none_is_said(config: JobsConfig) -> None:
     """An error of the configuration, not a trace."""
     with pytest.raises(ConfigError):
-        RedisClient("nonsense://", config.prefix, SCRIPTS)
+        RedisClient("nonsense://", config.key_prefix, SCRIPTS)
 
 
 async def test_a_full_redis_takes_nothing_and_lets_jobs_end(
@@ -193,7 +193,7 @@ async def test_a_full_redis_takes_nothing_and_lets_jobs_end(
 ) -> None:
     """Without memory a job is refused whole, and those that run can still be reported, cancelled and retried."""
     config = msgspec.structs.replace(config, redis=own_redis.url)
-    database = RedisClient(config.redis, config.prefix, SCRIPTS)
+    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
     store = JobStore(database, config, clock=clock)
     for _ in range(3):
         await store.accept(offer())

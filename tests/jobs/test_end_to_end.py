@@ -25,7 +25,7 @@ from .redis_server import RedisServer
 ROOT = Path(__file__).parents[2]
 CONFIG = """
 server: {port: 0, token_file: tokens}
-jobs: {lease_s: 1.0, backoff_s: 0.1, idle_s: 0.1, drain_s: 1.0, attempts: 50}
+jobs: {lease_s: 1.0, backoff_s: 0.1, reclaim_interval_s: 0.1, drain_s: 1.0, max_attempts: 50}
 """
 CHAT = {"model": "assistant-large", "messages": [{"role": "user", "content": "Say something long."}], "max_tokens": 200}
 
@@ -128,7 +128,7 @@ async def test_accepted_jobs_survive_every_kill(bed: Bed) -> None:
         assert ends.count(b"succeeded") == 1
     async with aiohttp.ClientSession() as http, http.get(metrics) as response:
         text = await response.text()
-    assert 'causeway_jobs_attempts_total{outcome="succeeded",tier="assistant-large"}' in text
+    assert 'causeway_jobs_runs_total{outcome="succeeded",tier="assistant-large"}' in text
     for command in bed.commands:
         assert "Say something" not in "".join(command.log)
     await database.close()

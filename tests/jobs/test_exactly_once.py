@@ -26,7 +26,9 @@ async def test_stolen_jobs_have_one_effect(
 ) -> None:
     """Three workers that never renew take each other's jobs: runs overlap and fail, yet each job ends once, with one
     webhook."""
-    config = msgspec.structs.replace(config, lease_s=0.01, poll_s=60.0, attempts=1000, drain_s=1.0, backoff_cap_s=0.01)
+    config = msgspec.structs.replace(
+        config, lease_s=0.01, lease_check_s=60.0, max_attempts=1000, drain_s=1.0, backoff_max_s=0.01
+    )
 
     def tick() -> float:
         clock.now += 0.01

@@ -181,14 +181,14 @@ def test_a_usual_url_is_taken() -> None:
     [
         (CloudFailed("x"), True, "expired"),
         (ContextLengthExceeded("x"), False, "failed"),
-        (QueueFull("x"), False, "later"),
-        (EngineUnavailable("x"), False, "later"),
-        (CloudUnreachable("x", phase="connect"), False, "later"),
-        (CloudUnreachable("x", phase="first_token"), False, "again"),
-        (StubProcessDied("x", phase="first_token"), False, "again"),
-        (StreamBroken("x", phase="stream"), False, "again"),
-        (DeadlineExceeded("x"), False, "again"),
-        (CausewayError("x"), False, "again"),
+        (QueueFull("x"), False, "postponed"),
+        (EngineUnavailable("x"), False, "postponed"),
+        (CloudUnreachable("x", phase="connect"), False, "postponed"),
+        (CloudUnreachable("x", phase="first_token"), False, "retried"),
+        (StubProcessDied("x", phase="first_token"), False, "retried"),
+        (StreamBroken("x", phase="stream"), False, "retried"),
+        (DeadlineExceeded("x"), False, "retried"),
+        (CausewayError("x"), False, "retried"),
     ],
 )
 def test_verdicts(error: CausewayError, late: bool, expected: str) -> None:

@@ -76,7 +76,7 @@ async def test_queues_and_owners_are_bounded(
     database: RedisClient, config: JobsConfig, clock: Clock, offer: MakeOffer
 ) -> None:
     """Beyond the bounds a job is refused and leaves nothing behind."""
-    store = JobStore(database, msgspec.structs.replace(config, max_queue=1, max_open=2), clock=clock)
+    store = JobStore(database, msgspec.structs.replace(config, max_queued=1, max_unfinished=2), clock=clock)
     await store.accept(offer())
     with pytest.raises(QueueFull):
         await store.accept(offer(id="job_refused"))
@@ -134,18 +134,18 @@ async def test_a_renewed_lease_is_kept(
 async def test_attempts_end_in_a_dead_letter(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """After its last attempt a job is dead and listed; retried it runs again, purged it is gone."""
     await store.accept(offer())
-    for _ in range(config.attempts):
+    for _ in range(config.max_attempts):
         (record,) = (await store.claim("w", "large", ["standard"])).records
         assert await store.postpone(record.id, record.fence, FAULT, store.now_ms, counts=True)
         await store.tick()
     assert (await store.get(record.id, "kiosk")).state is JobState.DEAD
     assert (await store.get(record.id, "kiosk")).body == BODY  # for the retry
     (letter,) = await store.dead_letters()
-    assert (letter.id, letter.attempts, letter.code) == (record.id, config.attempts, "cloud_failed")
+    assert (letter.id, letter.attempts, letter.code) == (record.id, config.max_attempts, "cloud_failed")
     assert await store.retry(record.id)
     assert await store.dead_letters() == []
     (again,) = (await store.claim("w", "large", ["standard"])).records
-    assert (again.id, again.attempts, again.fence) == (record.id, 1, config.attempts + 1)
+    assert (again.id, again.attempts, again.fence) == (record.id, 1, config.max_attempts + 1)
     assert await store.succeed(again.id, again.fence, b"{}")
     assert not await store.retry(record.id)
     assert not await store.purge(record.id)
@@ -155,7 +155,7 @@ async def test_a_purged_letter_is_gone(
     database: RedisClient, config: JobsConfig, clock: Clock, offer: MakeOffer
 ) -> None:
     """Purging removes the letter, its record and what the caller asked."""
-    store = JobStore(database, msgspec.structs.replace(config, attempts=1), clock=clock)
+    store = JobStore(database, msgspec.structs.replace(config, max_attempts=1), clock=clock)
     await store.accept(offer(idempotency="k", digest="d"))
     (record,) = (await store.claim("w", "large", ["standard"])).records
     await store.postpone(record.id, record.fence, FAULT, 0, counts=True)
@@ -169,7 +169,7 @@ async def test_a_job_that_kills_its_workers_dies(
     database: RedisClient, config: JobsConfig, clock: Clock, offer: MakeOffer
 ) -> None:
     """Nobody reported on any attempt: the claim after the last one buries the job."""
-    store = JobStore(database, msgspec.structs.replace(config, attempts=2, lease_s=0.001), clock=clock)
+    store = JobStore(database, msgspec.structs.replace(config, max_attempts=2, lease_s=0.001), clock=clock)
     await store.accept(offer())
     claims: list[str] = []
 
@@ -184,7 +184,7 @@ async def test_a_job_that_kills_its_workers_dies(
 async def test_what_was_not_its_fault_does_not_count(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """A job that could not be run for want of a Triton is postponed as often as it takes."""
     await store.accept(offer())
-    for _ in range(config.attempts + 3):
+    for _ in range(config.max_attempts + 3):
         (record,) = (await store.claim("w", "large", ["standard"])).records
         await store.postpone(record.id, record.fence, FAULT, store.now_ms, counts=False)
         await store.tick()
@@ -306,7 +306,7 @@ async def test_events_tell_the_life_of_a_job(store: JobStore, database: RedisCli
 
 async def test_an_unreachable_redis_is_a_503(config: JobsConfig, clock: Clock, offer: MakeOffer) -> None:
     """Nothing is said to be accepted, and the message holds nothing of the caller's."""
-    database = RedisClient("unix:///nonexistent/redis.sock", config.prefix, SCRIPTS)
+    database = RedisClient("unix:///nonexistent/redis.sock", config.key_prefix, SCRIPTS)
     with pytest.raises(JobStoreUnavailable) as caught:
         await JobStore(database, config, clock=clock).accept(offer())
     assert caught.value.status == 503

@@ -27,7 +27,7 @@ from .conftest import Clock
 from .webhook_receiver import Receiver, receiving
 
 MakeOffer = Callable[..., NewJob]
-LOOPBACK = WebhookConfig(allow=("127.0.0.0/8",), allow_http=True, timeout_s=5.0)
+LOOPBACK = WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True, timeout_s=5.0)
 
 
 class Names(AbstractResolver):
@@ -158,7 +158,7 @@ async def test_a_delivery_is_given_up(post: Post, receiver: Receiver) -> None:
 
 async def test_410_disables_the_address(post: Post, receiver: Receiver) -> None:
     """The owner's address gets nothing more, for this job or the next, until the time is over."""
-    deliverer = post.deliverer(msgspec.structs.replace(LOOPBACK, disabled_s=3600.0))
+    deliverer = post.deliverer(msgspec.structs.replace(LOOPBACK, disable_after_410_s=3600.0))
     receiver.answers = [410]
     first = await post.ended_job(url(receiver))
     second = await post.ended_job(url(receiver))
@@ -233,4 +233,4 @@ async def test_a_dead_receiver_is_tried_again(post: Post, receiver: Receiver) ->
 
 def test_the_config_that_is_shipped_allows_nothing() -> None:
     """By default only https to public addresses."""
-    assert (JobsConfig().webhooks.allow, JobsConfig().webhooks.allow_http) == ((), False)
+    assert (JobsConfig().webhooks.allowed_networks, JobsConfig().webhooks.allow_http) == ((), False)

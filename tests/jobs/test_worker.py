@@ -60,7 +60,7 @@ def ticking(config: JobsConfig, database, clock: Clock) -> JobStore:  # type: ig
         clock.now += 1.0
         return clock.now
 
-    return JobStore(database, msgspec.structs.replace(config, deadline_s=1e6), clock=tick)
+    return JobStore(database, msgspec.structs.replace(config, default_deadline_s=1e6), clock=tick)
 
 
 async def test_a_job_is_answered(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
@@ -112,7 +112,7 @@ async def test_a_fault_is_tried_again(
     async with Shift(ticking, Scripted(fails(error, times=1)), config) as shift:
         await until(reached(ticking, job, JobState.SUCCEEDED))
     assert (await ticking.get(job, "kiosk")).attempts == 2
-    assert (shift.count("again"), shift.count("succeeded")) == (1, 1)
+    assert (shift.count("retried"), shift.count("succeeded")) == (1, 1)
     assert "secret" not in caplog.text
 
 
@@ -124,7 +124,7 @@ async def test_what_always_breaks_ends_in_the_dead_letters(
     runner = Scripted(fails(CloudFailed("broken")))
     async with Shift(ticking, runner, config):
         await until(reached(ticking, job, JobState.DEAD))
-    assert len(runner.asked) == config.attempts
+    assert len(runner.asked) == config.max_attempts
     assert json.loads((await ticking.get(job, "kiosk")).error)["code"] == "cloud_failed"
     assert [letter.id for letter in await ticking.dead_letters()] == [job]
 
@@ -142,7 +142,7 @@ async def test_a_request_at_fault_is_not_repeated(store: JobStore, offer: MakeOf
 async def test_a_full_tier_costs_no_attempt(ticking: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
     """However often it was full, the job is answered in its first attempt."""
     job = (await ticking.accept(offer(deadline_ms=10**15))).id
-    runner = Scripted(fails(QueueFull("full"), times=config.attempts + 2))
+    runner = Scripted(fails(QueueFull("full"), times=config.max_attempts + 2))
     async with Shift(ticking, runner, config):
         await until(reached(ticking, job, JobState.SUCCEEDED))
     assert (await ticking.get(job, "kiosk")).attempts == 1
@@ -179,7 +179,7 @@ async def test_a_cancelled_job_is_stopped(store: JobStore, offer: MakeOffer, con
         await until(stopped)
         second = (await store.accept(offer())).id
         await until(reached(store, second, JobState.RUNNING))
-    assert shift.count("lost") == 1
+    assert shift.count("superseded") == 1
     assert (await store.get(job, "kiosk")).state is JobState.CANCELLED
     assert await store.result(job) == b""
 
@@ -231,14 +231,14 @@ async def test_a_late_job_is_stopped(store: JobStore, offer: MakeOffer, config: 
 
 
 async def test_a_run_has_its_own_limit(ticking: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """A run that hangs is ended after `attempt_s`, as one attempt of several."""
+    """A run that hangs is ended after `attempt_timeout_s`, as one attempt of several."""
     job = (await ticking.accept(offer(deadline_ms=10**15))).id
 
     async def hangs_once(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
         async for chunk in hangs(at, job_run) if at == 0 else answers(at, job_run):
             yield chunk
 
-    async with Shift(ticking, Scripted(hangs_once), msgspec.structs.replace(config, attempt_s=0.05)):
+    async with Shift(ticking, Scripted(hangs_once), msgspec.structs.replace(config, attempt_timeout_s=0.05)):
         await until(reached(ticking, job, JobState.SUCCEEDED))
     assert (await ticking.get(job, "kiosk")).attempts == 2
 

@@ -31,7 +31,7 @@ async def says_and_hangs(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, Non
 
 
 async def main(url: str, prefix: str) -> None:
-    config = JobsConfig(redis=url, prefix=prefix)
+    config = JobsConfig(redis=url, key_prefix=prefix)
     store = JobStore(RedisClient(url, prefix, SCRIPTS), config, clock=lambda: 1_800_000_000.0)
     worker = Worker(store, Scripted(says_and_hangs), {"large": 2}, config, JobMetrics(CollectorRegistry()))
     await worker.run(anyio.Event())

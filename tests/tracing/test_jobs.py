@@ -107,7 +107,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest_asyncio.fixture
 async def bed(config: JobsConfig, clock: Clock, receiver: Receiver, tmp_path: Path) -> AsyncIterator[Bed]:
-    hooks = WebhookConfig(allow=("127.0.0.0/8",), allow_http=True)
+    hooks = WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
     config = msgspec.structs.replace(config, webhooks=hooks)
     settings = CacheConfig(enabled=True, prefix=f"t{next(_prefixes)}", timeout_s=5.0, lease_s=0.06)
     books = Books(tmp_path, TenantsConfig())

@@ -9,14 +9,17 @@ from msgspec import Meta
 
 MAX_TOKEN_LIFETIME_S = 366 * 86400.0
 """No gateway can be told to take a token that lives longer: then its revocation may be forgotten."""
-WhenRevocationsStale = Literal["open", "closed"]
+WhenRevocationsStale = Literal["allow", "deny"]
 
 
 class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`when_unknown`: what a signed token gets while the list of revocations is older than `revocations_max_age_s`.
+    """Signed tokens that the gateway accepts.
 
-    open     the last copy goes on being used, and that is counted: a Redis that is away does not cut off every device
-    closed   503 identity_unavailable: nothing revoked gets in, at the price of nothing getting in
+    `when_revocations_stale`: what a signed token gets while the copy of the revocations is older than
+    `revocations_max_age_s`.
+
+    allow   The last copy stays in use, and each such token is counted: an unavailable Redis does not lock out devices.
+    deny    503 identity_unavailable: no revoked token is accepted, but no other signed token is either.
     """
 
     key_file: str = ""  # JWKS; "": no signed tokens
@@ -27,8 +30,8 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         90 * 86400.0
     )  # a token that would live longer is refused
     max_token_bytes: Annotated[int, Meta(ge=256, le=16384)] = 4096
-    cached: Annotated[int, Meta(ge=0)] = 10000  # verified tokens that are remembered
-    revocations_every_s: Annotated[float, Meta(gt=0)] = 2.0  # how often Redis is asked
+    token_cache_size: Annotated[int, Meta(ge=0)] = 10000  # verified tokens that are remembered
+    revocations_refresh_s: Annotated[float, Meta(gt=0)] = 2.0  # how often Redis is asked
     revocations_max_age_s: Annotated[float, Meta(gt=0)] = 60.0
     revocations_file: str = ""  # the copy on disk, for a start while Redis is away; "": none
-    when_unknown: WhenRevocationsStale = "open"
+    when_revocations_stale: WhenRevocationsStale = "allow"

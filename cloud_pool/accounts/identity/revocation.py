@@ -4,8 +4,9 @@
     causeway:revoked:tokens    sorted set: `jti` by the time when the token expires anyway, and may be forgotten
     causeway:revoked:devices   hash: `tenant/device` → unix time; its tokens issued until then are refused
 
-The copy is as old as `revocations_every_s`. A Redis that is away leaves the copy as it is (settings.IdentityConfig says
-what then happens); one that comes back without its data does not un-revoke anything: what was read before stays.
+The copy is read again every `revocations_refresh_s`. While Redis is unavailable the copy stays as it is (see
+`IdentityConfig.when_revocations_stale`). A Redis that comes back without its data revokes nothing less: revocations
+that were read before stay in force.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ class RevocationList:
         self.fault = ""
 
     def check(self, claims: Claims) -> None:
-        """Raises AuthenticationFailed, or IdentityUnavailable (`when_unknown: closed`)."""
+        """Raises AuthenticationFailed, or IdentityUnavailable (`when_revocations_stale: deny`)."""
         if self._clock() - self._read_at > self._config.revocations_max_age_s:
-            if self._config.when_unknown == "closed":
+            if self._config.when_revocations_stale == "deny":
                 raise IdentityUnavailable("the list of revoked tokens cannot be read", retry_after_s=5.0)
             self.stale_accepts += 1
         self.current.check(claims)
@@ -93,7 +94,7 @@ class RevocationList:
         """Until cancelled: the copy follows Redis."""
         while self._redis is not None:
             await self.refresh()
-            await anyio.sleep(self._config.revocations_every_s)
+            await anyio.sleep(self._config.revocations_refresh_s)
 
     async def refresh(self) -> None:
         """Faults are kept in `fault`, never raised."""

@@ -74,7 +74,7 @@ class TokenVerifier:
         claims = self._read(token, now)
         check(claims, self._config, now_unix)
         self._verified[digest] = claims
-        while len(self._verified) > self._config.cached:
+        while len(self._verified) > self._config.token_cache_size:
             self._verified.popitem(last=False)
         return claims
 

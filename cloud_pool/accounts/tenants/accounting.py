@@ -39,7 +39,7 @@ class TenantAccounting:
     async def watch(self) -> None:
         """Until cancelled."""
         while True:
-            await anyio.sleep(self._config.flush_s)
+            await anyio.sleep(self._config.usage_flush_s)
             await self.flush()
 
     async def flush(self) -> None:

@@ -65,20 +65,23 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default: TenantLimits = TenantLimits()  # of a tenant that is not named
-    named: tuple[TenantConfig, ...] = ()
+    overrides: tuple[TenantConfig, ...] = ()
     prices: tuple[Price, ...] = ()
-    share: Annotated[float, Meta(gt=0, le=1)] = 0.5  # of each rate, for this gateway alone, while Redis is away
+    local_share: Annotated[float, Meta(gt=0, le=1)] = 0.5  # of each rate, for this gateway alone, while Redis is away
     redis_timeout_s: Annotated[float, Meta(gt=0)] = 0.1  # then the share applies
-    redis_retry_s: Annotated[float, Meta(gt=0)] = 1.0
-    flush_s: Annotated[float, Meta(gt=0)] = 1.0  # how often what was used is written to Redis
-    keep_days: Annotated[int, Meta(ge=1)] = 40
+    redis_retry_after_s: Annotated[float, Meta(gt=0)] = 1.0
+    usage_flush_s: Annotated[float, Meta(gt=0)] = 1.0  # how often what was used is written to Redis
+    usage_retention_days: Annotated[int, Meta(ge=1)] = 40
 
     def limits(self, tenant: str) -> TenantLimits:
-        return next((each for each in self.named if each.name == tenant), self.default)
+        return next((each for each in self.overrides if each.name == tenant), self.default)
 
     def check(self) -> None:
         """Raises ConfigError."""
-        for where, names in (("named", [t.name for t in self.named]), ("prices", [p.tier for p in self.prices])):
+        for where, names in (
+            ("overrides", [t.name for t in self.overrides]),
+            ("prices", [p.tier for p in self.prices]),
+        ):
             for at, name in enumerate(names):
                 if name in names[:at]:
                     raise ConfigError(f"{name!r} is there twice", where=f"tenants.{where}[{at}]")

@@ -43,13 +43,13 @@ class TenantMetrics:
         """Read at each scrape."""
         for name, text, read in (
             (
-                "causeway_cloud_unshared_checks",
+                "causeway_cloud_local_rate_checks",
                 "Rate checks made without Redis, on this gateway's share.",
                 local_checks,
             ),
-            ("causeway_cloud_unchecked_tokens", "Tokens let in on an old list of revocations.", stale_accepts),
-            ("causeway_cloud_usage_lost", "Requests missing in the tenants' usage.", usage_lost),
-            ("causeway_cloud_audit_lost", "Audit records that were not written.", audit_lost),
-            ("causeway_cloud_keys_stale", "1: the key file's last change is not in use.", keys_stale),
+            ("causeway_cloud_stale_revocation_accepts", "Tokens let in on an old list of revocations.", stale_accepts),
+            ("causeway_cloud_usage_records_lost", "Requests missing in the tenants' usage.", usage_lost),
+            ("causeway_cloud_audit_records_lost", "Audit records that were not written.", audit_lost),
+            ("causeway_cloud_key_file_stale", "1: the key file's last change is not in use.", keys_stale),
         ):
             Gauge(name, text, registry=self._registry).set_function(read)

@@ -1,8 +1,9 @@
-"""Whether a tenant may begin one more request now. Shared by all gateways through Redis.
+"""Rates and daily budgets of tenants, shared by all gateways through Redis.
 
-1. Redis answers: its buckets and its count of the day's cost decide
-2. it does not, within `redis_timeout_s`, or did not within the last `redis_retry_s`: buckets here, of `share` of each
-   rate, and the cost that this gateway has seen itself against `share` of the budget. Counted in `unshared`.
+1. Redis answers: its token buckets and its usage of the day decide.
+2. Redis does not answer within `redis_timeout_s`, or did not within the last `redis_retry_after_s`: local buckets with
+   `local_share` of each rate decide, and the cost that this gateway has seen against `local_share` of the budget.
+   `local_checks` counts these requests.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class TenantRateLimiter:
         self._now_s = now_s
         self._take = client.register_script(TAKE_SCRIPT) if client is not None else None
         self._settle = client.register_script(SETTLE_SCRIPT) if client is not None else None
-        self._share = config.share if client is not None else 1.0
+        self._share = config.local_share if client is not None else 1.0
         self._retry_at = float("-inf")
         self._local_buckets: OrderedDict[str, _LocalBuckets] = OrderedDict()
         self._unsettled: dict[str, int] = {}
@@ -112,7 +113,7 @@ class TenantRateLimiter:
                     return await self._check_in_redis(tenant, limits, tokens)  # (1)
             except (RedisError, OSError, TimeoutError) as error:
                 _log.warning("tenants' rates are this gateway's own for now: %s", str(error) or type(error).__name__)
-                self._retry_at = self._clock() + self._config.redis_retry_s
+                self._retry_at = self._clock() + self._config.redis_retry_after_s
         if self._redis is not None:
             self.local_checks += 1
         return self._check_locally(tenant, limits, tokens)  # (2)

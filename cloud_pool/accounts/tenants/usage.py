@@ -96,7 +96,7 @@ class UsageRecorder:
             if sums
         ]
         self._sums = {}
-        keep_s = self._config.keep_days * 86400
+        keep_s = self._config.usage_retention_days * 86400
         try:
             while self._sending:
                 batch = self._sending[0]

@@ -84,7 +84,7 @@ class BatchStore:
     ) -> Batch:
         """Raises NotFound for a file that is not the owner's input, or IdempotencyConflict."""
         now = self.now_ms
-        expires = now + int(self._config.window_s * 1000)
+        expires = now + int(self._config.completion_window_s * 1000)
         plain = ("endpoint", endpoint, "metadata", metadata, "expires", expires)
         fields = (*plain, "tags", ",".join(tags), "traceparent", traceparent)
         verdict = text(await self._db.run("batch_create", now, name, owner, file, digest, *fields))

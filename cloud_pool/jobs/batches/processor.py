@@ -110,7 +110,7 @@ class BatchProcessor:
             self._parsed = batch.id, (await anyio.to_thread.run_sync(self._read, batch, content))[0]
         lines, fed = self._parsed[1], batch.submitted
         try:
-            for line in lines[fed : fed + self._config.batches.feed]:
+            for line in lines[fed : fed + self._config.batches.lines_per_step]:
                 await self._store.accept(self._offer(batch, line, fed + 1))
                 fed += 1
         except JobAlreadyEnded:
@@ -134,11 +134,13 @@ class BatchProcessor:
             batch=batch.id,
             tags=tuple(batch.tags.split(",")) if batch.tags else (),
             traceparent=batch.traceparent,
-            ttl_ms=int((self._config.batches.file_ttl_s + self._config.batches.window_s) * 1000),
+            ttl_ms=int((self._config.batches.file_ttl_s + self._config.batches.completion_window_s) * 1000),
         )
 
     async def _cancel(self, batch: Batch) -> None:
-        for at in range(1, batch.submitted + self._config.batches.feed + 1):  # a feeder may have died before it said so
+        for at in range(
+            1, batch.submitted + self._config.batches.lines_per_step + 1
+        ):  # a feeder may have died before it said so
             with suppress(JobAlreadyEnded, NotFound):
                 await self._store.cancel(line_job_id(batch, at), batch.owner)
         await self._publish(batch, "cancelled")

@@ -149,7 +149,7 @@ class JobApi:
     async def _events(self, http: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
         last = read_last_id(http.headers.get("last-event-id", ""))
         await self._store.get(job, principal.owner)
-        if self._streams >= self._config.max_streams:
+        if self._streams >= self._config.max_event_streams:
             raise QueueFull("Too many clients follow events here. Ask for the job itself.", retry_after_s=5.0)
         self._streams += 1
         try:

@@ -53,7 +53,7 @@ class QueueDepths(msgspec.Struct, frozen=True):
     queues: tuple[QueueDepth, ...]
     dead: int
     waiting: int
-    hooks: int
+    pending_deliveries: int
 
 
 class JobStore:
@@ -74,13 +74,13 @@ class JobStore:
 
     @property
     def _dead_ttl(self) -> int:
-        return int(self._config.dead_ttl_s * 1000)
+        return int(self._config.dead_letter_ttl_s * 1000)
 
     @property
     def _forgotten(self) -> int:
         """No record is kept for longer, ms after its acceptance."""
         config = self._config
-        longest_s = config.max_deadline_s + config.result_ttl_s + config.dead_ttl_s + config.batches.file_ttl_s
+        longest_s = config.max_deadline_s + config.result_ttl_s + config.dead_letter_ttl_s + config.batches.file_ttl_s
         return int(longest_s * 1000)
 
     # --- callers ---------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class JobStore:
             "traceparent": offer.traceparent,
         }
         fields: list[str | bytes | int] = ["endpoint", offer.endpoint, "body", offer.body]
-        fields += ["max_attempts", self._config.attempts]
+        fields += ["max_attempts", self._config.max_attempts]
         for name, value in optional.items():
             fields += [name, value] if value else []
         reply = await self._db.run(
@@ -108,8 +108,8 @@ class JobStore:
             offer.deadline_ms,
             offer.idempotency,
             offer.digest,
-            self._config.max_queue,
-            self._config.max_open,
+            self._config.max_queued,
+            self._config.max_unfinished,
             self.now_ms - self._forgotten,
             *fields,
         )
@@ -123,7 +123,9 @@ class JobStore:
         if verdict == "queue_full":
             raise QueueFull(f"The queue of {offer.tier}, {offer.priority}, is full.", retry_after_s=_RETRY_S)
         if verdict == "owner_full":
-            raise RateLimited(f"You have {self._config.max_open} unfinished jobs: no more.", retry_after_s=_RETRY_S)
+            raise RateLimited(
+                f"You have {self._config.max_unfinished} unfinished jobs: no more.", retry_after_s=_RETRY_S
+            )
         return AcceptedJob(found, verdict == "known")
 
     async def get(self, job: str, owner: str) -> JobRecord:
@@ -187,7 +189,7 @@ class JobStore:
                 int(self._config.lease_s * 1000),
                 self._ttl,
                 self._dead_ttl,
-                self._config.max_dead,
+                self._config.max_dead_letters,
                 *turns,
             )
         )
@@ -195,9 +197,9 @@ class JobStore:
         return ClaimedJobs(records, tuple(text(entry) for entry in items(reply[1])))
 
     async def wait(self, tier: str, seen: tuple[str, ...]) -> None:
-        """Until a job is queued behind `seen`, or `idle_s` is over."""
+        """Until a job is queued behind `seen`, or `reclaim_interval_s` is over."""
         queues = [self._db.key("queue", tier, priority) for priority in ("interactive", "standard", "bulk")]
-        block = max(1, int(min(self._config.idle_s, _LONGEST_WAIT_S) * 1000))
+        block = max(1, int(min(self._config.reclaim_interval_s, _LONGEST_WAIT_S) * 1000))
         await self._db.command("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *queues, *seen)
 
     async def keep(self, consumer: str, held: Iterable[tuple[str, int]], *, renew: bool) -> set[str]:
@@ -229,7 +231,7 @@ class JobStore:
             encode_error(error),
             error.code,
             self._dead_ttl,
-            self._config.max_dead,
+            self._config.max_dead_letters,
         )
         return number(done) > 0
 
@@ -261,15 +263,15 @@ class JobStore:
 
     async def retry(self, job: str) -> bool:
         """With all its attempts and a new deadline. False: it is no dead letter, or its batch has counted it."""
-        deadline = self.now_ms + int(self._config.deadline_s * 1000)
+        deadline = self.now_ms + int(self._config.default_deadline_s * 1000)
         return number(await self._db.run("revive", self.now_ms, job, deadline)) > 0
 
     async def purge(self, job: str) -> bool:
         return number(await self._db.run("purge", job)) > 0
 
     async def depths(self) -> QueueDepths:
-        queues, dead, waiting, hooks = items(await self._db.run("depths"))
-        return QueueDepths(tuple(_depth(row) for row in items(queues)), number(dead), number(waiting), number(hooks))
+        queues, dead, waiting, pending = items(await self._db.run("depths"))
+        return QueueDepths(tuple(_depth(row) for row in items(queues)), number(dead), number(waiting), number(pending))
 
 
 def job_not_found(job: str) -> NotFound:

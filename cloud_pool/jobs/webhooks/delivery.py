@@ -1,7 +1,7 @@
 """Webhooks go out: one POST each, to an address that is checked when it is connected to.
 
 1. 2xx                                  delivered
-2. 410                                  the address gets nothing more for a while (`disabled_s`)
+2. 410                                  the address gets nothing more for a while (`disable_after_410_s`)
 3. anything else, a redirect included   again, later, for hours
 4. a forbidden address                  like (3): no socket is opened, and its name may be mended
 """
@@ -68,7 +68,7 @@ class WebhookSender:
         rng: Callable[[], float] = random.random,
     ) -> None:
         """`tls`: whom to trust; None: the system's authorities. Raises ConfigError for an allow-list that is none."""
-        self._allowed = parse_networks(config.allow, "jobs.webhooks.allow")
+        self._allowed = parse_networks(config.allowed_networks, "jobs.webhooks.allowed_networks")
         self._hooks = hooks
         self._config = config
         self._metrics = metrics
@@ -111,7 +111,7 @@ class WebhookSender:
         except JobStoreUnavailable as error:
             _log.warning("%s: the delivery will be made again: %s", delivery.id, error.message)
             return
-        self._metrics.webhook(outcome)
+        self._metrics.count_delivery(outcome)
 
     async def _post(self, delivery: WebhookDelivery, keys: tuple[str, ...]) -> DeliveryResult:
         body, host = webhook_payload(delivery), urlsplit(delivery.url).hostname or ""

@@ -109,7 +109,7 @@ class WebhookOutbox:
     async def end(self, delivery: WebhookDelivery, outcome: str, pause_s: float = 0.0) -> bool:
         """`outcome`: delivered, failed, disabled, or retried after `pause_s`. False: it was another's by now."""
         due = self._now_ms + int(pause_s * 1000)
-        gone_ms = int(self._config.disabled_s * 1000)
+        gone_ms = int(self._config.disable_after_410_s * 1000)
         return number(await self._db.run("webhook_finish", delivery.id, delivery.fence, outcome, due, gone_ms)) > 0
 
     async def keys(self, owner: str, *, rotate: bool = False) -> tuple[str, ...]:

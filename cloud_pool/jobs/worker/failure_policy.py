@@ -32,7 +32,7 @@ from router.errors import (
 
 from ...upstreams.triton.errors import StubProcessDied
 
-FailureAction = Literal["expired", "failed", "later", "again"]
+FailureAction = Literal["expired", "failed", "postponed", "retried"]
 _NOT_NOW = (QueueFull, Shed, RateLimited, Draining, CloudSaturated, BreakerOpen, EngineUnavailable, NoRoute)
 
 
@@ -43,8 +43,8 @@ def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
     if isinstance(error, (InvalidRequest, PermissionDenied)) and not isinstance(error, RequestTimeout):
         return "failed"  # (2)
     if was_not_started(error):
-        return "later"  # (3)
-    return "again"  # (4)
+        return "postponed"  # (3)
+    return "retried"  # (4)
 
 
 def is_tier_unavailable(error: CausewayError) -> bool:

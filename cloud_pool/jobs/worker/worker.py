@@ -2,7 +2,7 @@
 
 1. a place is free → claim for it, priorities by weight; nothing there → wait for the queue to grow
 2. the tier is away → claim nothing more for it until a real request is answered
-3. every `poll_s` ask which jobs are still ours: one that was cancelled, expired or taken over is stopped
+3. every `lease_check_s` ask which jobs are still ours: one that was cancelled, expired or taken over is stopped
 4. a third of a lease has passed → renew it
 5. stop → no more claims; what runs may end within `drain_s`; the rest is given back, and costs no attempt
 """
@@ -179,7 +179,7 @@ class Worker:
             if held.release_on_exit:
                 await self._release(held.record)
             elif held.scope.cancelled_caught:
-                self._metrics.attempt(slots.tier, "lost")
+                self._metrics.count_run(slots.tier, "superseded")
         finally:
             if self._held.get(held.record.id) is held:
                 del self._held[held.record.id]
@@ -188,7 +188,7 @@ class Worker:
                 self._idle.set()
 
     async def _run(self, slots: WorkerSlots, record: JobRecord) -> None:
-        left_s = min(self._config.attempt_s, (record.deadline - self._store.now_ms) / 1000.0)
+        left_s = min(self._config.attempt_timeout_s, (record.deadline - self._store.now_ms) / 1000.0)
 
         async def note(progress: bytes) -> None:
             with contextlib.suppress(JobStoreUnavailable):  # a courtesy; the report is not
@@ -206,7 +206,7 @@ class Worker:
         if isinstance(found, CausewayError) and is_tier_unavailable(found):
             slots.unavailable = True
         outcome = await self._report_with_retry(record, found)
-        self._metrics.attempt(record.tier, outcome)
+        self._metrics.count_run(record.tier, outcome)
         _log.info("%s: %s, attempt %d", record.id, outcome, record.attempts)
 
     async def _report_with_retry(self, record: JobRecord, found: JobResult | CausewayError) -> str:
@@ -222,25 +222,25 @@ class Worker:
         """What became of it. Repeatable. Raises StoreUnavailable."""
         job, fence = record.id, record.fence
         if isinstance(found, JobResult):
-            return "succeeded" if await self._store.succeed(job, fence, found.body, found.cache) else "lost"
+            return "succeeded" if await self._store.succeed(job, fence, found.body, found.cache) else "superseded"
         became = classify_failure(found, late=self._store.now_ms >= record.deadline)
         if became in ("expired", "failed"):
             done = await self._store.fail(job, fence, found, expired=became == "expired")
         else:
-            tried = record.attempts if became == "again" else record.postponed + 1
+            tried = record.attempts if became == "retried" else record.postponed + 1
             pause_s = job_retry_delay_s(
-                tried, self._rng(), base_s=self._config.backoff_s, cap_s=self._config.backoff_cap_s
+                tried, self._rng(), base_s=self._config.backoff_s, cap_s=self._config.backoff_max_s
             )
             due = self._store.now_ms + int(pause_s * 1000)
-            done = await self._store.postpone(job, fence, found, due, counts=became == "again")
-        return became if done else "lost"
+            done = await self._store.postpone(job, fence, found, due, counts=became == "retried")
+        return became if done else "superseded"
 
     # --- (3), (4), (5) ---------------------------------------------------------------------------------------------
 
     async def _renew_leases(self) -> None:
         renewed_at = self._clock()
         while True:
-            await anyio.sleep(self._config.poll_s)
+            await anyio.sleep(self._config.lease_check_s)
             renew = self._clock() - renewed_at >= self._config.lease_s / 3.0
             with contextlib.suppress(JobStoreUnavailable):
                 await self._check_leases(renew=renew)
@@ -258,11 +258,11 @@ class Worker:
         while True:
             try:
                 moved = await self._store.tick()
-                self._metrics.depths(await self._store.depths(), self._store.now_ms)
+                self._metrics.set_depths(await self._store.depths(), self._store.now_ms)
             except JobStoreUnavailable:
                 moved = 0
             if not moved:
-                await anyio.sleep(self._config.idle_s)
+                await anyio.sleep(self._config.reclaim_interval_s)
 
     async def _drain(self) -> None:
         with anyio.move_on_after(self._config.drain_s):
@@ -277,6 +277,6 @@ class Worker:
         try:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_RELEASE_S):
                 await self._store.release(record.id, record.fence)
-            self._metrics.attempt(record.tier, "released")
+            self._metrics.count_run(record.tier, "released")
         except JobStoreUnavailable as error:
             _log.warning("%s: not given back, its lease will end: %s", record.id, error.message)

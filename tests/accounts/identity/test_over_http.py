@@ -134,8 +134,8 @@ async def test_revoked(issuer: Issuer, empty_redis: RedisServer) -> None:
 
 
 async def test_closed_while_nobody_can_be_told_apart(issuer: Issuer) -> None:
-    """With `when_unknown: closed` and no Redis, 503 with a time to come back; static tokens are not concerned."""
-    identity = IdentityConfig(key_file=str(issuer.key_file), when_unknown="closed")
+    """With `when_revocations_stale: deny` and no Redis: 503 with Retry-After; static tokens still work."""
+    identity = IdentityConfig(key_file=str(issuer.key_file), when_revocations_stale="deny")
     async with running(config(issuer, identity=identity, redis="redis://127.0.0.1:1/0")) as gateway:
         status, body = await gateway.post(token(issuer))
         assert (status, body["error"]["code"]) == (503, "identity_unavailable")
@@ -143,7 +143,7 @@ async def test_closed_while_nobody_can_be_told_apart(issuer: Issuer) -> None:
 
 async def test_tenants_caps(issuer: Issuer) -> None:
     """A tenant's longest answer and largest body are its own; what it does not name is bounded for it."""
-    tenants = TenantsConfig(named=(TenantConfig(name="acme", max_tokens=64, max_body_bytes=300),))
+    tenants = TenantsConfig(overrides=(TenantConfig(name="acme", max_tokens=64, max_body_bytes=300),))
     async with running(config(issuer, tenants=tenants)) as gateway:
         good = token(issuer)
         status, body = await gateway.post(good, {**ASK, "max_tokens": 65})
@@ -183,7 +183,7 @@ async def test_what_is_kept(issuer: Issuer, empty_redis: RedisServer, tmp_path: 
     labels = 'route="chat",tenant="acme",tier="assistant-large"'
     assert f"causeway_cloud_tenant_usd_total{{{labels}}} 0.04" in text
     assert 'causeway_cloud_tenant_tokens_total{tenant="acme",tier="assistant-large",type="prompt"} 40.0' in text
-    assert "causeway_cloud_audit_lost 0.0" in text
+    assert "causeway_cloud_audit_records_lost 0.0" in text
     chat, completion, refused, nowhere = audited(path)
     assert (chat["id"], chat["tenant"], chat["device"], chat["policy"]) == ("r1", "acme", "kiosk-17", "retail@9f2c")
     assert (chat["tier"], chat["outcome"], chat["prompt_tokens"], chat["completion_tokens"], chat["micro_usd"]) == (
@@ -243,8 +243,8 @@ async def test_a_client_that_leaves_is_kept_once(issuer: Issuer, tmp_path: Path)
         ("redis: http://x", "redis"),
         ("identity: {key_file: nowhere.json}", "nowhere.json"),
         ("identity: {clock_skew_s: 3600}", "clock_skew_s"),
-        ("identity: {when_unknown: maybe}", "when_unknown"),
-        ("tenants: {named: [{name: a}, {name: a}]}", "named[1]"),
+        ("identity: {when_revocations_stale: maybe}", "when_revocations_stale"),
+        ("tenants: {overrides: [{name: a}, {name: a}]}", "overrides[1]"),
         ("tenants: {prices: [{tier: nowhere}]}", "prices[0]"),
         ("tenants: {default: {requests_per_s: -1}}", "requests_per_s"),
     ],

@@ -94,11 +94,11 @@ async def test_a_redis_without_its_data(empty_redis: RedisServer) -> None:
 
 
 async def test_while_redis_is_away(empty_redis: RedisServer) -> None:
-    """The last copy is used: open lets the rest in and counts it, closed answers 503 with a time to come back."""
+    """The last copy is used: allow accepts the rest and counts it, deny answers 503 with a time to come back."""
     clock = Clock()
-    for when in ("open", "closed"):
+    for when in ("allow", "deny"):
         clock.now = 0.0
-        config = msgspec.convert({"when_unknown": when, "revocations_max_age_s": 60.0}, IdentityConfig)
+        config = msgspec.convert({"when_revocations_stale": when, "revocations_max_age_s": 60.0}, IdentityConfig)
         empty_redis.flush()
         async with redis.asyncio.Redis.from_url(empty_redis.url, retry=None) as client:
             revoked = RevocationList(config, client, clock=clock, wall_clock=lambda: NOW)
@@ -111,7 +111,7 @@ async def test_while_redis_is_away(empty_redis: RedisServer) -> None:
                 clock.now = 60.0
                 revoked.check(claims())
                 clock.now = 60.1
-                if when == "open":
+                if when == "allow":
                     revoked.check(claims())
                     assert revoked.stale_accepts == 1
                     with pytest.raises(AuthenticationFailed):
@@ -130,7 +130,7 @@ async def test_while_redis_is_away(empty_redis: RedisServer) -> None:
 
 async def test_a_start_without_redis(tmp_path: Path) -> None:
     """Without a first look, closed refuses; a copy on disk is in force at once, a broken one is passed over."""
-    closed = RevocationList(IdentityConfig(when_unknown="closed"), gone())
+    closed = RevocationList(IdentityConfig(when_revocations_stale="deny"), gone())
     await closed.refresh()
     with pytest.raises(IdentityUnavailable):
         closed.check(claims())
@@ -156,6 +156,6 @@ async def test_the_copy_on_disk_follows(empty_redis: RedisServer, tmp_path: Path
 
 def test_without_redis_nothing_is_revoked_and_nothing_is_unknown() -> None:
     """A gateway without a Redis has no list: tokens live until they expire."""
-    revoked = RevocationList(IdentityConfig(when_unknown="closed"), None)
+    revoked = RevocationList(IdentityConfig(when_revocations_stale="deny"), None)
     revoked.check(claims())
     assert revoked.stale_accepts == 0

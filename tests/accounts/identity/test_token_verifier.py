@@ -234,7 +234,7 @@ def test_refused_tokens_are_not_remembered(issuer: Issuer) -> None:
 
 def test_memory_is_bounded(issuer: Issuer) -> None:
     """The least recently used token makes room."""
-    issuer.config = msgspec.structs.replace(issuer.config, cached=2)
+    issuer.config = msgspec.structs.replace(issuer.config, token_cache_size=2)
     verifier = issuer.verifier()
     for number in range(5):
         verifier.verify(issuer.sign({"jti": f"t{number}"}), now=0.0, now_unix=NOW)

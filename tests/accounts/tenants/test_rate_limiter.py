@@ -42,7 +42,7 @@ def budgets(
     limits: TenantLimits, client: redis.asyncio.Redis | None, clock: Clock, share: float = 0.5
 ) -> TenantRateLimiter:
     # Under load a real Redis may take long: the time after which the share applies is not what is tested here.
-    config = TenantsConfig(default=limits, share=share, redis_timeout_s=20.0)
+    config = TenantsConfig(default=limits, local_share=share, redis_timeout_s=20.0)
     return TenantRateLimiter(config, client, clock=clock, wall_clock=clock, now_s=clock)
 
 
@@ -217,7 +217,7 @@ async def test_a_cancelled_ask_takes_its_connection_with_it(client: redis.asynci
 
 def test_tenants_by_name() -> None:
     """A named tenant has its own limits, another the default ones; twice the same name is refused."""
-    config = TenantsConfig(default=TenantLimits(max_tokens=1), named=(TenantConfig(name="acme", max_tokens=7),))
+    config = TenantsConfig(default=TenantLimits(max_tokens=1), overrides=(TenantConfig(name="acme", max_tokens=7),))
     assert (config.limits("acme").max_tokens, config.limits("other").max_tokens) == (7, 1)
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"named": [{"name": "a b"}]}, TenantsConfig)
+        msgspec.convert({"overrides": [{"name": "a b"}]}, TenantsConfig)

@@ -151,7 +151,7 @@ def test_caps() -> None:
 def test_the_same_name_twice() -> None:
     """A tenant or a price that is there twice is refused with its place."""
     for config in (
-        TenantsConfig(named=(TenantConfig(name="a"), TenantConfig(name="a"))),
+        TenantsConfig(overrides=(TenantConfig(name="a"), TenantConfig(name="a"))),
         TenantsConfig(prices=(Price(tier="a"), Price(tier="a"))),
     ):
         with pytest.raises(ConfigError, match=r"\[1\]"):
