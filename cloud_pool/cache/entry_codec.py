@@ -18,8 +18,7 @@ from hashlib import blake2b
 import msgspec
 
 from router.errors import StreamBroken
-from router.openai import decode_chunks, encode_chunks
-from router.openai.merge import coalesce
+from router.openai import coalesce, decode_chunks, encode_chunks
 from router.types import Chunk
 
 from ..serving.request_context import AnswerHead

@@ -21,8 +21,8 @@ import msgspec
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from models.chat.template import MARK
+from router.decision.cache_key import fingerprint
 from router.errors import ConfigError, InvalidRequest, PermissionDenied
-from router.fingerprint import fingerprint
 from router.types import Request
 
 from ..config.tiers import Tier, escape_special_tokens

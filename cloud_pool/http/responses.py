@@ -9,7 +9,7 @@ import anyio
 from aiohttp import web
 
 from router.errors import AuthenticationFailed, CausewayError, ClientGone
-from router.openai import AnswerEncoder, encode_error, error_event
+from router.openai import AnswerEncoder, coalesce, encode_error, error_event
 from router.types import Chunk
 
 JSON = "application/json"
@@ -45,7 +45,7 @@ async def whole(
     async for chunk in chunks:
         seen(chunk)
         found.append(chunk)
-    return web.Response(body=encoder.whole(found), content_type=JSON, headers=headers)
+    return web.Response(body=encoder.whole(*coalesce(found)), content_type=JSON, headers=headers)
 
 
 async def streamed(

@@ -24,7 +24,7 @@ from typing import Protocol
 import msgspec
 
 from router.errors import CausewayError, InvalidRequest, UnsupportedFeature
-from router.tool_calls.parser import tool_schema
+from router.tool_calls.schema import tool_schema
 from router.types import Chunk, Request
 
 from ..admission import AdmissionController

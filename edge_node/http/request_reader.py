@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
+from router.decision.cache_key import CachePlanMemo
 from router.errors import (
     AuthenticationFailed,
     BodyTooLarge,
@@ -33,7 +34,6 @@ from router.openai import parse_chat, parse_completion, parse_embedding
 from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig
-from ..serving.cache_plan import PlanMemo
 
 _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
     "chat": partial(parse_chat, resumes=True),
@@ -62,7 +62,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """A parsed ask, and what was planned for it lately."""
 
     request: Request
-    memo: PlanMemo
+    memo: CachePlanMemo
 
 
 class ApiKeys:
@@ -110,7 +110,7 @@ class RequestReader:
         key = (kind, body, hints)
         known = self._known.get(key)
         if known is None:
-            known = ParsedRequest(_PARSERS[kind or _kind_of(body)](body, hints), PlanMemo())
+            known = ParsedRequest(_PARSERS[kind or _kind_of(body)](body, hints), CachePlanMemo())
             if len(body) <= _SHORT_BYTES:
                 self._known[key] = known
                 if len(self._known) > _KNOWN:

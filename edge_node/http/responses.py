@@ -7,7 +7,7 @@ import asyncio
 from aiohttp import web
 
 from router.errors import AuthenticationFailed, CausewayError, ClientGone
-from router.openai import AnswerEncoder, CachedAnswer, encode_embeddings, encode_error, error_event
+from router.openai import AnswerEncoder, CachedAnswer, coalesce, encode_embeddings, encode_error, error_event
 from router.types import Embeddings, Request
 
 from ..serving.reply import AnswerHead, Piece
@@ -106,7 +106,7 @@ class HttpReplyWriter:
         if isinstance(first, Embeddings):
             return encode_embeddings(self._request, first, head.model)
         chunks = [piece for piece in self._pieces if not isinstance(piece, Embeddings)]
-        return AnswerEncoder(self._request, self._answer_id, head.model, self._created).whole(chunks)
+        return AnswerEncoder(self._request, self._answer_id, head.model, self._created).whole(*coalesce(chunks))
 
     async def _write(self, stream: web.StreamResponse, data: bytes) -> None:
         """Raises ClientGone when nobody takes the bytes."""

@@ -21,8 +21,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import anyio
 import msgspec
 
-from router.decision.attempt import Attempt, AttemptState
-from router.decision.sequence import no_route
+from router.decision.attempts import Attempt, AttemptState, no_route
 from router.errors import (
     BackendError,
     CausewayError,
@@ -75,7 +74,7 @@ class AttemptRunner:
         """Returns when `sink` has the whole answer. Raises what the client is to be told."""
         assert work.course is not None
         assert work.decision is not None
-        while (attempt := work.course.begin()) is not None:
+        while (attempt := work.course.next_attempt()) is not None:
             try:
                 await self._try(work, attempt, sink)
                 return
@@ -86,7 +85,7 @@ class AttemptRunner:
                 error = _known(failure, attempt.plan.target)
                 _fail(attempt, error)
                 if work.course.next_step(error) == "raise":
-                    raise work.course.failure(error) from failure
+                    raise work.course.final_error(error) from failure
         raise no_route(work.decision)
 
     async def _try(self, work: Generation, attempt: Attempt, sink: Sink) -> None:
@@ -132,7 +131,7 @@ class AttemptRunner:
                     if waiting:
                         waiting = False
                         bound.reschedule(call.deadline + _GRACE_S)
-                    await _deliver(work, attempt.offer(self._weighed(work, call, chunk), _now()), sink)
+                    await _deliver(work, attempt.receive(self._weighed(work, call, chunk), _now()), sink)
                 ended = True
                 await _deliver(work, attempt.finish(_now()), sink)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.decision.sequence import AttemptSequence
+from router.decision.attempts import AttemptSequence
 from router.errors import CausewayError, CloudFailed, InvalidRequest
 from router.policy.compiled import Policy
 from router.types import AttemptRecord, CachePlan, Decision, Estimates, Request, Snapshot, Target, Usage

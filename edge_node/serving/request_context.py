@@ -10,13 +10,13 @@ from typing import Literal
 
 import msgspec
 
+from router.decision.cache_key import CachePlanMemo
 from router.errors import CausewayError, ClientGone, Draining
 from router.openai import CachedAnswer
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
 from ..observability.tracing import RequestTrace
 from ..storage.cache import StoredAnswer
-from .cache_plan import PlanMemo
 from .generation import Generation, policy_label
 from .reply import AnswerHead, Piece, Reply
 
@@ -30,7 +30,7 @@ class Arrival(msgspec.Struct, frozen=True):
     arrived: float
     traceparent: str = ""
     trace: RequestTrace | None = None
-    memo: PlanMemo = msgspec.field(default_factory=PlanMemo)  # of the request
+    memo: CachePlanMemo = msgspec.field(default_factory=CachePlanMemo)  # of the request
 
 
 class RequestContext:

@@ -18,8 +18,9 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from router.decision.attempts import AttemptSequence
+from router.decision.cache_key import CachePlanMemo, CachePlanner, is_cacheable
 from router.decision.decide import decide
-from router.decision.sequence import AttemptSequence
 from router.errors import AllAttemptsFailed, BackendError, CausewayError, ClientGone, DeadlineExceeded, QueueFull
 from router.openai import CachedAnswer
 from router.policy.compiled import Policy
@@ -34,7 +35,6 @@ from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore
 from .admission import Admission
 from .attempts import AttemptRunner, where
-from .cache_plan import CachePlanner, PlanMemo, is_cacheable
 from .generation import Generation
 from .reply import Piece, Reply, Sink
 from .request_context import Arrival, RequestContext
@@ -122,7 +122,7 @@ class Service:
         """What would happen, without doing it."""
         work = self._begin(request, Arrival(id="", arrived=self._clock.monotonic()))
         self._admission.admit(request.hints.client, work.arrived)
-        found = await self._find(work, PlanMemo())
+        found = await self._find(work, CachePlanMemo())
         work.plan = self._plans.plan(work.policy, request, work.snapshot, work.estimates).plan
         work.snapshot = self._signals.snapshot(work.policy)
         await self._decide(work)
@@ -160,7 +160,7 @@ class Service:
 
     # --- the hops ----------------------------------------------------------------------------------------------------
 
-    async def _hops(self, story: RequestContext, memo: PlanMemo) -> None:
+    async def _hops(self, story: RequestContext, memo: CachePlanMemo) -> None:
         self._admission.admit(story.request.hints.client, story.arrived)
         found = await self._find(story.work, memo)
         if found is not None and _is_fresh(found, story.work.plan):
@@ -176,7 +176,7 @@ class Service:
                 raise
             await story.replay(found.answer, stale=error)
 
-    async def _find(self, work: Generation, memo: PlanMemo) -> CacheHit | None:
+    async def _find(self, work: Generation, memo: CachePlanMemo) -> CacheHit | None:
         """Cache: the policy's rule for this request, and what is known under its key, however old."""
         policy, request = work.policy, work.request
         if not is_cacheable(policy, request):
@@ -185,7 +185,7 @@ class Service:
             await self._estimate(work, policy.cache_needs.signals)
             planned = self._plans.plan(policy, request, work.snapshot, work.estimates)
         else:
-            planned = self._plans.remembered(policy, request, work.snapshot, memo)
+            planned = self._plans.plan_memoized(policy, request, work.snapshot, memo)
         work.plan, work.key = planned.plan, planned.key
         if work.key is None:
             return None

@@ -9,7 +9,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from router.policy.json_schema import policy_schema
+from router.policy.file import policy_schema
 
 from .output import lint_report, print_lint, print_problems, print_run
 from .policy_repository import CASES, case_files, check_file, policy_files, run_file

@@ -1,12 +1,14 @@
 """Request + signals + policy → an ordered list of attempts, with reasons. Pure: the same input, the same decision.
 
-`decide` goes:
-1. constraints: each that holds binds the request to the device; one that cannot be told binds as well (fail closed);
-2. the candidates: the target that an answer is to be continued by, the targets that the caller named, or those of the
-   first route that holds;
-3. cut: by constraint, by the caller's wish, by what a target can do. Each cut is a reason;
-4. order: the caller's preference moves targets forward within what the route lists; targets that are down go last;
-5. plans: with the handoff where somebody can take over, and never for a request that stays on the device.
+`decide` works in five steps:
+
+1. Constraints: each one that holds binds the request to the device. A constraint that cannot be evaluated binds too
+   (fail closed).
+2. Candidates: the target that an answer is continued by, the targets that the client named, or the targets of the
+   first route that holds.
+3. Exclusion: by constraint, by the client's preference, by the abilities of a target. Each exclusion is a reason.
+4. Order: the client's preference moves targets forward within what the route lists; targets that are down go last.
+5. Plans: with the handoff where a later target can take over, and never for a request that stays on the device.
 """
 
 from __future__ import annotations
@@ -14,14 +16,12 @@ from __future__ import annotations
 from typing import TypeVar
 
 from ..errors import InvalidRequest, ModelNotFound
-from ..policy.compiled import CacheRule, Constraint, Policy, Route, Rule, attempt_plans
-from ..policy.expression import EvaluationFailure, SignalValues
-from ..policy.signals import is_sampled, modalities, wants_json, wants_tools
+from ..policy.compiled import Constraint, Policy, Route, Rule
+from ..policy.signals import EvaluationFailure, SignalValues, modalities, wants_json, wants_tools
 from ..types import (
     AUTO,
     Ability,
     AttemptPlan,
-    CachePlan,
     Decision,
     Estimates,
     Location,
@@ -31,32 +31,38 @@ from ..types import (
     Snapshot,
     Target,
 )
-from .continuation import PARAM, target_of
+from .continue_token import PARAM, split_token
+from .handoff import plan_handoff
 
 _ONLY: dict[Prefer | None, Location] = {"only_on_device": "edge", "only_cloud": "cloud"}
 _FIRST: dict[Prefer | None, Location] = {"prefer_on_device": "edge", "prefer_cloud": "cloud"}
 _MODALITIES: dict[str, Ability] = {"image": "image", "audio": "audio", "file": "file"}
 _R = TypeVar("_R", bound=Rule)
-_NONE: tuple[tuple[AttemptPlan, ...], str] = ((), "")
+_NO_ATTEMPTS: tuple[tuple[AttemptPlan, ...], str] = ((), "")
 _NO_ROUTE_HOLDS = Reason("no_route", detail="no route holds")
 
 
 def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> Decision:
-    """What shall be tried, in order, and why. Raises ModelNotFound, or InvalidRequest for a continuation of nobody."""
+    """Return the attempts for a request, in order, and why.
+
+    Raises:
+        ModelNotFound: no target has the name, or serves the model, that the client asked for.
+        InvalidRequest: the continue token belongs to no target of this policy.
+    """
     named = () if request.model == AUTO else _named(policy, request.model)
     if request.resume:
-        named = (_continued(policy, request, named),)
+        named = (_continuing_target(policy, request, named),)
     reasons: list[Reason] = []
-    facts = (policy.constraint_needs if named else policy.route_needs).read(request, snapshot, estimates)
-    bound = _binding(policy.constraints, facts, reasons)  # (1)
+    values = (policy.constraint_needs if named else policy.route_needs).read(request, snapshot, estimates)
+    bound = binding_constraints(policy.constraints, values, reasons)  # (1)
     route = None
     if named:  # (2)
         reasons.append(
             Reason("continued", target=named[0].name) if request.resume else Reason("model_named", detail=request.model)
         )
     else:
-        route = _first(policy.routes, facts, reasons)
-    attempts, skipped_target = _NONE
+        route = first_match(policy.routes, values, reasons)
+    attempts, skipped_target = _NO_ATTEMPTS
     if named or route is not None:
         attempts, skipped_target = _attempts(request, snapshot, bound, named, route, reasons)
     else:
@@ -73,77 +79,66 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
     )
 
 
-def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> CachePlan:
-    """What the policy's first cache rule that holds allows. No rule, no caching. Never raises."""
-    reasons: list[Reason] = []
-    facts = policy.cache_needs.read(request, snapshot, estimates)
-    private = bool(_binding(policy.constraints, facts, reasons))
-    rule = _first(policy.cache, facts, reasons)
-    if rule is None or rule.exact is None:
-        return CachePlan(rule="" if rule is None else rule.name, reasons=tuple(reasons), private=private)
-    refusal = _cache_refusal(rule, request)
-    if refusal:
-        reasons.append(Reason("cache_refused", rule=rule.name, detail=refusal))
-        return CachePlan(rule=rule.name, reasons=tuple(reasons), private=private)
-    return CachePlan(exact=rule.exact, rule=rule.name, reasons=tuple(reasons), private=private)
-
-
 def model_names(policy: Policy) -> tuple[str, ...]:
-    """What a caller may put into `model`: auto, and the targets' names."""
+    """Return the values that a client may send as `model`: auto, and the names of the targets."""
     return (AUTO, *(target.name for target in policy.targets))
 
 
-def _binding(constraints: tuple[Constraint, ...], facts: SignalValues, reasons: list[Reason]) -> tuple[Constraint, ...]:
-    """The constraints that bind. Nobody knows is a yes."""
+def binding_constraints(
+    constraints: tuple[Constraint, ...], values: SignalValues, reasons: list[Reason]
+) -> tuple[Constraint, ...]:
+    """Return the constraints that apply. One that cannot be evaluated applies (fail closed). Appends to `reasons`."""
     bound: list[Constraint] = []
     for constraint in constraints:
-        answer = True if constraint.when is None else constraint.when.evaluate(facts)
-        if answer is False:
+        result = True if constraint.when is None else constraint.when.evaluate(values)
+        if result is False:
             reasons.append(constraint.not_held)
             continue
-        if isinstance(answer, EvaluationFailure):
-            reasons.append(_fault(constraint, answer))
-            reasons.append(Reason("constraint_held", rule=constraint.name, detail="cannot be told: it binds"))
+        if isinstance(result, EvaluationFailure):
+            reasons.append(_failure_reason(constraint, result))
+            reasons.append(Reason("constraint_held", rule=constraint.name, detail="cannot be evaluated: it binds"))
         else:
             reasons.append(constraint.held)
         bound.append(constraint)
     return tuple(bound)
 
 
-def _first(rules: tuple[_R, ...], facts: SignalValues, reasons: list[Reason]) -> _R | None:
-    """The first rule that holds. A rule that cannot be told does not hold, and the reasons say what it lacks."""
+def first_match(rules: tuple[_R, ...], values: SignalValues, reasons: list[Reason]) -> _R | None:
+    """Return the first rule that holds; one that cannot be evaluated does not hold. Appends to `reasons`."""
     for rule in rules:
-        answer = True if rule.when is None else rule.when.evaluate(facts)
-        if answer is True:
+        result = True if rule.when is None else rule.when.evaluate(values)
+        if result is True:
             reasons.append(rule.held)
             return rule
-        reasons.append(rule.not_held if answer is False else _fault(rule, answer))
+        reasons.append(rule.not_held if result is False else _failure_reason(rule, result))
     return None
 
 
-def _fault(rule: Rule, fault: EvaluationFailure) -> Reason:
-    if fault.absent:
-        return Reason("signal_absent", rule=rule.name, detail=fault.absent)
-    return Reason("rule_failed", rule=rule.name, detail=fault.message)
+def _failure_reason(rule: Rule, failure: EvaluationFailure) -> Reason:
+    if failure.absent:
+        return Reason("signal_absent", rule=rule.name, detail=failure.absent)
+    return Reason("rule_failed", rule=rule.name, detail=failure.message)
 
 
 def _named(policy: Policy, model: str) -> tuple[Target, ...]:
-    """The target of that name; else all targets that serve the model of that name, in the policy's order."""
+    """Return the target of that name, else all targets that serve the model of that name, in the policy's order."""
     found = tuple(t for t in policy.targets if t.name == model) or tuple(t for t in policy.targets if t.model == model)
     if not found:
         names = ", ".join(model_names(policy))
-        raise ModelNotFound(f"the model `{model[:100]}` does not exist here; there are: {names}", param="model")
+        raise ModelNotFound(f"the model `{model[:100]}` does not exist here; available: {names}", param="model")
     return found
 
 
-def _continued(policy: Policy, request: Request, named: tuple[Target, ...]) -> Target:
-    """Whoever cut the answer: nobody else has its start. Raises InvalidRequest."""
-    name = target_of(request.resume)
+def _continuing_target(policy: Policy, request: Request, named: tuple[Target, ...]) -> Target:
+    """Return the target that cut the answer short: no other target has its start. Raises InvalidRequest."""
+    name, _ = split_token(request.resume)
     for target in policy.targets:
         if target.name == name and target.at == "cloud" and (not named or target in named):
             return target
-    told = f"`{PARAM}` belongs to no target of the policy in force, or to another model. Ask the question anew."
-    raise InvalidRequest(told, param=PARAM)
+    raise InvalidRequest(
+        f"`{PARAM}` belongs to no target of the active policy, or to another model. Send the question without it.",
+        param=PARAM,
+    )
 
 
 def _attempts(
@@ -154,43 +149,40 @@ def _attempts(
     route: Route | None,
     reasons: list[Reason],
 ) -> tuple[tuple[AttemptPlan, ...], str]:
-    """The plans, and the target that would come first if it were not down."""
+    """Return the plans, and the name of the target that would come first if it were not down ("" for none)."""
     targets = route.targets if route is not None else named
-    wanted = _wanted(request)
-    left = _cut(targets, request.hints.prefer, bound, wanted, reasons)  # (3)
-    if not left:
+    allowed = _exclude(targets, request.hints.prefer, bound, _required_abilities(request), reasons)  # (3)
+    if not allowed:
         reasons.append(Reason("no_route", rule="" if route is None else route.name, detail="every target was cut"))
-        return _NONE
-    liked = _prefer(left, request.hints.prefer, reasons)  # (4)
-    ordered = _down_last(liked, snapshot.down, reasons)
-    skipped_target = "" if ordered[0] is liked[0] else liked[0].name
-    if route is None:
-        return attempt_plans(ordered, None), skipped_target
+        return _NO_ATTEMPTS
+    preferred = _prefer(allowed, request.hints.prefer, reasons)  # (4)
+    ordered = _move_down_targets_last(preferred, snapshot.down, reasons)
+    skipped_target = "" if ordered[0] is preferred[0] else preferred[0].name
     on_device = bool(bound) or request.hints.prefer == "only_on_device"
-    if ordered == route.targets and not snapshot.down and not on_device:
-        return route.plans, skipped_target
-    return attempt_plans(ordered, None if on_device else route.handoff, snapshot.down), skipped_target  # (5)
+    if route is None or route.handoff is None or on_device:  # (5)
+        return tuple([AttemptPlan(target) for target in ordered]), skipped_target
+    return plan_handoff(ordered, route.handoff, snapshot.down), skipped_target
 
 
-def _cut(
+def _exclude(
     targets: tuple[Target, ...],
     prefer: Prefer | None,
     bound: tuple[Constraint, ...],
-    wanted: tuple[Ability, ...],
+    required: tuple[Ability, ...],
     reasons: list[Reason],
 ) -> tuple[Target, ...]:
-    left: list[Target] = []
+    allowed: list[Target] = []
     only = _ONLY.get(prefer)
     for target in targets:
         if bound and target.at != "edge":
             reasons.append(Reason("constraint_cut", rule=bound[0].name, target=target.name))
         elif only is not None and target.at != only:
             reasons.append(Reason("wish_cut", rule=prefer or "", target=target.name))
-        elif missing := [ability for ability in wanted if ability not in target.can]:
+        elif missing := [ability for ability in required if ability not in target.can]:
             reasons.append(Reason("target_unable", target=target.name, detail=", ".join(missing)))
         else:
-            left.append(target)
-    return tuple(left)
+            allowed.append(target)
+    return tuple(allowed)
 
 
 def _prefer(targets: tuple[Target, ...], prefer: Prefer | None, reasons: list[Reason]) -> tuple[Target, ...]:
@@ -206,29 +198,23 @@ def _prefer(targets: tuple[Target, ...], prefer: Prefer | None, reasons: list[Re
     return moved
 
 
-def _down_last(targets: tuple[Target, ...], down: frozenset[str], reasons: list[Reason]) -> tuple[Target, ...]:
+def _move_down_targets_last(
+    targets: tuple[Target, ...], down: frozenset[str], reasons: list[Reason]
+) -> tuple[Target, ...]:
     if not down:
         return targets
     reasons += [Reason("target_down", target=target.name) for target in targets if target.name in down]
     return tuple(sorted(targets, key=lambda target: target.name in down))
 
 
-def _wanted(request: Request) -> tuple[Ability, ...]:
-    """What a target must be able to do for this request."""
-    wanted: list[Ability] = [request.kind]
+def _required_abilities(request: Request) -> tuple[Ability, ...]:
+    """Return what a target must be able to do for this request."""
+    required: list[Ability] = [request.kind]
     if wants_tools(request):
-        wanted.append("tools")
+        required.append("tools")
     if wants_json(request):
-        wanted.append("json")
+        required.append("json")
     if request.logprobs is not None:
-        wanted.append("logprobs")
-    wanted += [_MODALITIES[modality] for modality in modalities(request) if modality != "text"]
-    return tuple(wanted)
-
-
-def _cache_refusal(rule: CacheRule, request: Request) -> str:
-    if request.resume:
-        return "the rest of another answer"
-    if is_sampled(request) and not rule.allow_sampled:
-        return "sampled: another run may answer otherwise"
-    return "the request offers tools" if request.tools and not rule.allow_tools else ""
+        required.append("logprobs")
+    required += [_MODALITIES[modality] for modality in modalities(request) if modality != "text"]
+    return tuple(required)

@@ -7,13 +7,13 @@ what was expected. The same struct makes the JSON schema, so that editors and th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import TypeVar
 
 import msgspec
 from msgspec import inspect as shapes
 
-from .spelling import did_you_mean
 from .strict_yaml import Mapping, Problem, Scalar, Sequence, SourceLocation, Tree, YamlError, read_yaml
 
 T = TypeVar("T")
@@ -215,3 +215,9 @@ def _words(kind: shapes.Type) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``, did you mean `x`?`` to end a message with, or "" if no known word is similar."""
+    near = get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
+    return f", did you mean `{near[0]}`?" if near else ""

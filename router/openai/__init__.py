@@ -1,22 +1,24 @@
 """OpenAI's HTTP dialect ↔ the vocabulary of `router.types`. Pure: bytes and values in, bytes and values out.
 
-    bytes → Request          parse        faults (what a bad body gets), wire (its types), messages
-    Request → upstream bytes upstream     no routing field ever
-    upstream bytes → Chunks  decode       whole and streamed
-    Chunks → bytes           answer       whole and streamed; frames (the two shapes), coalesce
-    Chunks ↔ cache           cached       stored bytes, and an answer that is given again with a new id and time
-    vectors ↔ bytes          embeddings
+    bytes → Request           request_body (JSON, faults, shared fields), wire (the body's types), then one module per
+                              kind: chat, completions, embeddings (which also encodes and decodes vectors)
+    Request → upstream bytes  upstream        no routing field ever
+    upstream bytes → Chunks   decode          whole and streamed
+    Chunks → bytes            answer          whole and streamed; error_body, model_list
+    Chunks ↔ cache            cached_answer   merged chunks, stored bytes, and an answer that is delivered again
 
 Unknown fields of a body travel in `Request.extra`; unknown fields inside messages, parts and tools are dropped. A key
-given twice in one object is refused at any depth.
+that appears twice in one object is refused at any depth.
 """
 
-from .answer import AnswerEncoder, encode_error, encode_model, encode_models, error_event
+from .answer import AnswerEncoder
+from .cached_answer import CachedAnswer, coalesce, decode_chunks, encode_chunks
+from .chat import parse_chat
+from .completions import parse_completion
 from .decode import StreamDecoder, decode_answer
-from .embeddings import decode_embeddings, encode_embeddings
-from .merge import coalesce
-from .parse import parse_chat, parse_completion, parse_embedding
-from .stored import CachedAnswer, decode_chunks, encode_chunks
+from .embeddings import decode_embeddings, encode_embeddings, parse_embedding
+from .error_body import encode_error, error_event
+from .model_list import encode_model, encode_models
 from .upstream import encode_request
 
 __all__ = [

@@ -1,57 +1,65 @@
-"""Chunks → OpenAI's answers, whole or as server-sent events, and the error object that every fault becomes."""
+"""Chunks → OpenAI's answers, whole or as server-sent events, for chat completions and legacy completions.
+
+An answer consists of a head (id, created, model), the choices, and the usage. Only id and created differ between two
+deliveries of the same answer, so a cached answer keeps the rest encoded (`cached_answer.py`).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from ..errors import CausewayError, StreamBroken
-from ..types import Chunk, Request, Usage
-from .merge import coalesce
-from .shapes import ChatShape, CompletionShape, Shape, usage_json
+from ..errors import StreamBroken
+from ..types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+from .error_body import error_event
 
-_ENCODER = msgspec.json.Encoder()
+_encode = msgspec.json.Encoder().encode
 DONE: Final = b"data: [DONE]\n\n"
 EVENT_END: Final = b"}\n\n"
+LOWEST_LOGPROB: Final = -9999.0
+"""What OpenAI writes for a token that is all but impossible; JSON has no infinity."""
 
 
 class AnswerEncoder:
-    """One answer to one request: either `whole`, or `start`, then `chunk` for each, then `end`.
+    """Encodes one answer to one request: either `whole`, or `start`, then `chunk` for each chunk, then `end`.
 
-    `created` is unix time, s. Both forms refuse to call an answer finished that is not: `whole` raises StreamBroken,
-    and `end` gives an error event, without ``[DONE]``.
+    An answer that is not finished is never encoded as finished: `coalesce`, which prepares `whole`, raises
+    StreamBroken, and `end` returns an error event without ``[DONE]``.
+
+    Args:
+        created: Unix time in seconds.
     """
 
     def __init__(
         self, request: Request, answer_id: str, model: str, created: int, *, system_fingerprint: str | None = None
     ) -> None:
-        self._shape = shape_of(request.kind, request.logprobs)
+        self._format = format_of(request.kind, request.logprobs)
         self._identity = identity(answer_id, created)
         self._model = model_json(model, system_fingerprint)
         self._choices = request.n * max(1, len(request.prompts))
-        # Each event ends with the answer's usage or with the promise of it, as the caller asked.
+        # With include_usage each event carries `usage`: null, until the last one brings the numbers.
         self._tail = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
         self._include_usage = request.include_usage
-        self._head = event_head(self._shape, *self._identity, self._model)
+        self._head = event_head(self._format, *self._identity, self._model)
         self._offsets: dict[int, int] = {}  # choice → characters sent so far
         self._unfinished: set[int] = set()
         self._tokens = 0
         self._usage: Usage | None = None
 
-    def whole(self, chunks: Iterable[Chunk]) -> bytes:
-        """The whole answer as one JSON object. Raises StreamBroken if a choice has no end."""
-        choices, usage = coalesce(chunks)
-        return whole_head(self._shape, *self._identity) + whole_rest(self._shape, self._model, choices, usage)
+    def whole(self, choices: Sequence[Chunk], usage: Usage) -> bytes:
+        """Encode the whole answer as one JSON object, from what `coalesce` returns."""
+        return whole_head(self._format, *self._identity) + whole_rest(self._format, self._model, choices, usage)
 
     def start(self) -> bytes:
-        """The events before the first token: each choice's role."""
-        pieces = [self._shape.opening(index) for index in range(self._choices)]
-        return b"".join([self._head + piece + self._tail for piece in pieces if piece])
+        """Encode the events before the first token: each choice's role."""
+        deltas = [self._format.opening(index) for index in range(self._choices)]
+        return b"".join([self._head + delta + self._tail for delta in deltas if delta])
 
     def chunk(self, chunk: Chunk) -> bytes:
-        """The event for one chunk; empty when it has nothing for the client (usage alone, half a character)."""
+        """Encode the event for one chunk; empty if it has nothing for the client (only usage, half a character)."""
         self._tokens += chunk.tokens
         if chunk.usage is not None:
             self._usage = chunk.usage
@@ -64,16 +72,17 @@ class AnswerEncoder:
             self._unfinished.add(index)
         else:
             self._unfinished.discard(index)
-        event = self._head + self._shape.piece(chunk, offset) + self._tail
+        event = self._head + self._format.delta(chunk, offset) + self._tail
         return with_resume(event, chunk.resume, EVENT_END) if chunk.resume else event
 
     def end(self) -> bytes:
-        """The usage if it was asked for, and ``[DONE]``; an error event if a choice was left without its end."""
+        """Encode the usage, if requested, and ``[DONE]``; an error event if a choice has no end."""
         if self._unfinished or not self._offsets:
-            return error_event(unfinished())
+            broken = StreamBroken("The answer stopped before its end. Send the request again.", phase="stream")
+            return error_event(broken)
         if not self._include_usage:
             return DONE
-        # A target that reports no usage leaves us with our own count of what was streamed.
+        # Without a reported usage, our own count of the streamed tokens is used.
         usage = self._usage or Usage(completion_tokens=self._tokens)
         return self._head + b'],"usage":' + usage_json(usage) + b"}\n\n" + DONE
 
@@ -82,90 +91,232 @@ def has_content(chunk: Chunk) -> bool:
     return bool(chunk.text or chunk.finish_reason or chunk.tool_calls or chunk.logprobs or chunk.refusal is not None)
 
 
-def unfinished() -> StreamBroken:
-    return StreamBroken("The answer stopped before its end. Ask again.", phase="stream")
-
-
-def shape_of(kind: str, logprobs: int | None) -> Shape:
-    return ChatShape(logprobs=logprobs) if kind == "chat" else CompletionShape(logprobs=logprobs)
-
-
 def identity(answer_id: str, created: int) -> tuple[bytes, bytes]:
-    """An answer's own part of its head: id and unix time (s) as JSON."""
-    return _ENCODER.encode(answer_id), b"%d" % created
+    """Encode the id and the Unix time (s) of an answer as JSON."""
+    return _encode(answer_id), b"%d" % created
 
 
 def model_json(model: str, system_fingerprint: str | None = None) -> bytes:
-    fingerprint = b"" if system_fingerprint is None else b',"system_fingerprint":' + _ENCODER.encode(system_fingerprint)
-    return b',"model":' + _ENCODER.encode(model) + fingerprint + b',"choices":['
+    fingerprint = b"" if system_fingerprint is None else b',"system_fingerprint":' + _encode(system_fingerprint)
+    return b',"model":' + _encode(model) + fingerprint + b',"choices":['
 
 
-def event_head(shape: Shape, answer_id: bytes, created: bytes, model: bytes) -> bytes:
-    return b'data: {"id":%b,"object":"%b","created":%b%b' % (answer_id, shape.chunk_object, created, model)
+def event_head(form: ChoiceFormat, answer_id: bytes, created: bytes, model: bytes) -> bytes:
+    return b'data: {"id":%b,"object":"%b","created":%b%b' % (answer_id, form.chunk_object, created, model)
 
 
-def whole_head(shape: Shape, answer_id: bytes, created: bytes) -> bytes:
-    return b'{"id":%b,"object":"%b","created":%b' % (answer_id, shape.whole_object, created)
+def whole_head(form: ChoiceFormat, answer_id: bytes, created: bytes) -> bytes:
+    return b'{"id":%b,"object":"%b","created":%b' % (answer_id, form.whole_object, created)
 
 
-def whole_rest(shape: Shape, model: bytes, choices: Sequence[Chunk], usage: Usage) -> bytes:
-    """All of a whole answer that does not depend on its id and time."""
-    body = model + b",".join([shape.choice(choice) for choice in choices]) + b'],"usage":' + usage_json(usage) + b"}"
+def whole_rest(form: ChoiceFormat, model: bytes, choices: Sequence[Chunk], usage: Usage) -> bytes:
+    """Encode all of a whole answer that does not depend on its id and time."""
+    body = model + b",".join([form.choice(choice) for choice in choices]) + b'],"usage":' + usage_json(usage) + b"}"
     resume = next((choice.resume for choice in choices if choice.resume), "")
     return with_resume(body, resume, b"}") if resume else body
 
 
 def with_resume(data: bytes, token: str, end: bytes) -> bytes:
-    """An object that closes with `end`, and in it our own field: how to ask for the rest of an answer cut short."""
-    return data.removesuffix(end) + b',"causeway":{"continue":%b}' % _ENCODER.encode(token) + end
+    """Add our own field, the continue token of an answer that was cut short, to an object that closes with `end`."""
+    return data.removesuffix(end) + b',"causeway":{"continue":%b}' % _encode(token) + end
 
 
-class _Error(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str
+# --- the usage and the two formats of a choice -----------------------------------------------------------------------
 
 
-class _Envelope(msgspec.Struct):
-    error: _Error
+class _PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
 
 
-def encode_error(error: CausewayError) -> bytes:
-    """OpenAI's error object. Characters that no JSON text can hold (lone surrogates) are replaced."""
-    try:
-        return _ENCODER.encode(_Envelope(_Error(error.message, error.type, error.param, error.code)))
-    except UnicodeEncodeError:
-        param = None if error.param is None else _clean(error.param)
-        return _ENCODER.encode(_Envelope(_Error(_clean(error.message), error.type, param, error.code)))
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: _PromptTokensDetails
 
 
-def error_event(error: CausewayError) -> bytes:
-    """A fault after the first byte went out: the stream's last event. No ``[DONE]`` may follow it."""
-    return b"data: " + encode_error(error) + b"\n\n"
+def usage_json(usage: Usage) -> bytes:
+    total = usage.prompt_tokens + usage.completion_tokens
+    details = _PromptTokensDetails(usage.cached_tokens)
+    return _encode(_Usage(usage.prompt_tokens, usage.completion_tokens, total, details))
 
 
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
+class ChoiceFormat(Protocol):
+    """How one element of ``choices`` is written: `delta` streamed, `choice` whole, both as JSON."""
+
+    whole_object: bytes
+    chunk_object: bytes
+
+    def opening(self, index: int) -> bytes:
+        """Encode the first streamed delta of choice `index`; empty if this format has none."""
+        ...
+
+    def delta(self, chunk: Chunk, offset: int) -> bytes:
+        """Encode a chunk. `offset` counts the characters of this choice's text that were sent before."""
+        ...
+
+    def choice(self, chunk: Chunk) -> bytes: ...
 
 
-class _Model(msgspec.Struct):
+def format_of(kind: str, logprobs: int | None) -> ChoiceFormat:
+    return ChatChoiceFormat(logprobs=logprobs) if kind == "chat" else CompletionChoiceFormat(logprobs=logprobs)
+
+
+class _Alternative(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+
+
+class _Token(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+    top_logprobs: list[_Alternative]
+
+
+class _FunctionDelta(msgspec.Struct, omit_defaults=True):
+    arguments: str
+    name: str | None = None
+
+
+class _CallDelta(msgspec.Struct, omit_defaults=True):
+    index: int
+    function: _FunctionDelta
+    id: str | None = None
+    type: str | None = None
+
+
+class _Call(msgspec.Struct):
     id: str
-    owned_by: str
-    created: int
-    object: str = "model"
+    function: _FunctionDelta
+    type: str = "function"
 
 
-class _Models(msgspec.Struct):
-    data: list[_Model]
-    object: str = "list"
+class _CompletionLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
 
 
-def encode_models(models: Iterable[tuple[str, str, int]]) -> bytes:
-    """`GET /v1/models`. Each model is (id, owned_by, created: unix s)."""
-    return _ENCODER.encode(_Models([_Model(name, owner, created) for name, owner, created in models]))
+class ChatChoiceFormat:
+    whole_object = b"chat.completion"
+    chunk_object = b"chat.completion.chunk"
+
+    def __init__(self, *, logprobs: int | None) -> None:
+        self._logprobs = logprobs is not None
+
+    def opening(self, index: int) -> bytes:
+        return b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
+
+    def delta(self, chunk: Chunk, offset: int) -> bytes:
+        if chunk.tool_calls or chunk.refusal is not None:
+            delta = _chat_delta(chunk)
+        else:
+            delta = b'"content":' + _encode(chunk.text) if chunk.text else b""
+        logprobs = _chat_logprobs(chunk.logprobs) if self._logprobs and chunk.logprobs else b"null"
+        return b'{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":%b}' % (
+            chunk.index,
+            delta,
+            logprobs,
+            _finish_reason(chunk),
+        )
+
+    def choice(self, chunk: Chunk) -> bytes:
+        content = b"null" if not chunk.text and (chunk.tool_calls or chunk.refusal) else _encode(chunk.text)
+        refusal = _encode(chunk.refusal)
+        calls = b',"tool_calls":' + _encode([_call(call) for call in chunk.tool_calls]) if chunk.tool_calls else b""
+        logprobs = _chat_logprobs(chunk.logprobs) if self._logprobs and chunk.logprobs else b"null"
+        message = b'"role":"assistant","content":%b,"refusal":%b%b' % (content, refusal, calls)
+        return b'{"index":%d,"message":{%b},"logprobs":%b,"finish_reason":%b}' % (
+            chunk.index,
+            message,
+            logprobs,
+            _finish_reason(chunk),
+        )
 
 
-def encode_model(name: str, owned_by: str, created: int) -> bytes:
-    """`GET /v1/models/{id}`."""
-    return _ENCODER.encode(_Model(name, owned_by, created))
+class CompletionChoiceFormat:
+    whole_object = b"text_completion"
+    chunk_object = b"text_completion"
+
+    def __init__(self, *, logprobs: int | None) -> None:
+        self._logprobs = logprobs
+
+    def opening(self, index: int) -> bytes:
+        return b""
+
+    def delta(self, chunk: Chunk, offset: int) -> bytes:
+        logprobs = b"null"
+        if self._logprobs is not None and chunk.logprobs:
+            logprobs = _completion_logprobs(chunk.logprobs, self._logprobs, offset)
+        return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (
+            chunk.index,
+            _encode(chunk.text),
+            logprobs,
+            _finish_reason(chunk),
+        )
+
+    def choice(self, chunk: Chunk) -> bytes:
+        return self.delta(chunk, 0)
+
+
+def _finish_reason(chunk: Chunk) -> bytes:
+    return b"null" if chunk.finish_reason is None else b'"' + chunk.finish_reason.encode() + b'"'
+
+
+def _chat_delta(chunk: Chunk) -> bytes:
+    parts = []
+    if chunk.text:
+        parts.append(b'"content":' + _encode(chunk.text))
+    if chunk.refusal is not None:
+        parts.append(b'"refusal":' + _encode(chunk.refusal))
+    if chunk.tool_calls:
+        parts.append(b'"tool_calls":' + _encode([_call_delta(call) for call in chunk.tool_calls]))
+    return b",".join(parts)
+
+
+def _call_delta(call: ToolCallDelta) -> _CallDelta:
+    function = _FunctionDelta(call.arguments, call.name)
+    return _CallDelta(call.index, function, call.id, None if call.id is None else "function")
+
+
+def _call(call: ToolCallDelta) -> _Call:
+    return _Call(call.id or "", _FunctionDelta(call.arguments, call.name or ""))
+
+
+def _chat_logprobs(tokens: Iterable[TokenLogprob]) -> bytes:
+    content = [_Token(t.token, finite(t.logprob), t.bytes, [_alternative(top) for top in t.top]) for t in tokens]
+    return b'{"content":%b,"refusal":null}' % _encode(content)
+
+
+def _alternative(top: TokenAlternative) -> _Alternative:
+    return _Alternative(top.token, finite(top.logprob), top.bytes)
+
+
+def _completion_logprobs(tokens: tuple[TokenLogprob, ...], k: int, offset: int) -> bytes:
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.token)
+    return _encode(
+        _CompletionLogprobs(
+            [token.token for token in tokens],
+            [finite(token.logprob) for token in tokens],
+            [_alternatives(token) for token in tokens] if k else None,
+            offsets,
+        )
+    )
+
+
+def _alternatives(token: TokenLogprob) -> dict[str, float]:
+    """As OpenAI writes it, the chosen token is always included, so there may be one more than requested."""
+    best = {top.token: finite(top.logprob) for top in token.top}
+    best[token.token] = finite(token.logprob)
+    return best
+
+
+def finite(logprob: float) -> float:
+    """Replace an infinity. NaN stays: it means that no logprob exists (first token of an echo); it becomes null."""
+    return LOWEST_LOGPROB if math.isinf(logprob) else logprob

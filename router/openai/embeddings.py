@@ -1,71 +1,99 @@
-"""Embedding vectors on the wire: numbers, or base64 of little-endian float32 (what OpenAI's own client asks for)."""
+"""`POST /v1/embeddings`: its body → `Request`, and vectors ↔ bytes.
+
+On the wire a vector is a list of numbers, or base64 of little-endian float32 (what OpenAI's own client requests).
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import struct
+from typing import Final
 
 import msgspec
 
 from ..errors import CloudFailed
-from ..types import Embeddings, Request, Usage
+from ..types import Embeddings, Request, RoutingHints, Usage
+from .completions import prompts_of
+from .request_body import extra_of, load, merge_hints, resume_of, too_deep, validate
+from .wire import WireEmbedding
 
 _ENCODER = msgspec.json.Encoder()
+_FIELDS: Final = frozenset(WireEmbedding.__struct_fields__)
 
 
-class _Vector(msgspec.Struct):
+def parse_embedding(body: bytes, hints: RoutingHints) -> Request:
+    """Parse and validate an embedding request. Raises InvalidRequest, which names the key that is wrong."""
+    try:
+        document = load(body)
+        wire = validate(document, WireEmbedding)
+        return Request(
+            kind="embedding",
+            model=wire.model,
+            prompts=prompts_of(wire.input, "input", empty_text=False),
+            dimensions=wire.dimensions,
+            encoding_format=wire.encoding_format or "float",
+            user=wire.user,
+            extra=extra_of(document, _FIELDS),
+            hints=merge_hints(hints, wire.causeway),
+            resume=resume_of(wire.causeway, accepted=False),
+        )
+    except RecursionError:
+        raise too_deep() from None
+
+
+class _EncodedVector(msgspec.Struct):
     index: int
     embedding: tuple[float, ...] | str
     object: str = "embedding"
 
 
-class _EmbeddingUsage(msgspec.Struct):
+class _EncodedUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
 
 
-class _List(msgspec.Struct):
-    data: list[_Vector]
+class _EncodedList(msgspec.Struct):
+    data: list[_EncodedVector]
     model: str
-    usage: _EmbeddingUsage
+    usage: _EncodedUsage
     object: str = "list"
 
 
-class _InVector(msgspec.Struct):
+class _ReceivedVector(msgspec.Struct):
     embedding: tuple[float, ...] | str
     index: int | None = None
 
 
-class _InUsage(msgspec.Struct):
+class _ReceivedUsage(msgspec.Struct):
     prompt_tokens: int | None = None
 
 
-class _In(msgspec.Struct):
-    data: list[_InVector]
-    usage: _InUsage | None = None
+class _ReceivedList(msgspec.Struct):
+    data: list[_ReceivedVector]
+    usage: _ReceivedUsage | None = None
 
 
-_DECODER = msgspec.json.Decoder(_In)
+_DECODER = msgspec.json.Decoder(_ReceivedList)
 
 
 def encode_embeddings(request: Request, embeddings: Embeddings, model: str) -> bytes:
-    """The answer to `POST /v1/embeddings`, in the encoding that the request asked for."""
+    """Encode the answer to `POST /v1/embeddings`, in the encoding that the request asks for."""
     base64_wanted = request.encoding_format == "base64"
     data = [
-        _Vector(index, _to_base64(vector) if base64_wanted else vector)
+        _EncodedVector(index, _to_base64(vector) if base64_wanted else vector)
         for index, vector in enumerate(embeddings.vectors)
     ]
     tokens = embeddings.usage.prompt_tokens
-    return _ENCODER.encode(_List(data, model, _EmbeddingUsage(tokens, tokens)))
+    return _ENCODER.encode(_EncodedList(data, model, _EncodedUsage(tokens, tokens)))
 
 
 def decode_embeddings(body: bytes) -> Embeddings:
-    """A target's answer, its vectors in the order of the inputs. Raises CloudFailed."""
+    """Decode a target's answer, its vectors in the order of the inputs. Raises CloudFailed."""
     try:
         answer = _DECODER.decode(body)
         data = [(at if item.index is None else item.index, item) for at, item in enumerate(answer.data)]
-        vectors = tuple([_vector(item.embedding) for _, item in sorted(data, key=lambda pair: pair[0])])
+        vectors = tuple([_to_floats(item.embedding) for _, item in sorted(data, key=lambda pair: pair[0])])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, struct.error, binascii.Error) as error:
         raise CloudFailed(f"The target's embeddings are malformed: {error}.") from None
     if not vectors or len({len(vector) for vector in vectors}) != 1 or not vectors[0]:
@@ -78,7 +106,7 @@ def _to_base64(vector: tuple[float, ...]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
-def _vector(wire: tuple[float, ...] | str) -> tuple[float, ...]:
+def _to_floats(wire: tuple[float, ...] | str) -> tuple[float, ...]:
     if not isinstance(wire, str):
         return wire
     raw = base64.b64decode(wire, validate=True)

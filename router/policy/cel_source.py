@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from ..documents.spelling import did_you_mean
+from ..documents.reader import did_you_mean
 from .signals import GROUPS, SIGNALS, SignalSpec
 
 MAX_NESTING = 24

@@ -15,11 +15,12 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem
 from ..errors import PolicyError
-from ..types import AttemptPlan, ExactCache, Handoff, Reason, ReasonCode, Target
+from ..types import ExactCache, Handoff, Reason, ReasonCode, Target
 from .cel_source import ExpressionError
-from .expression import Expression, RequiredSignals, compile_expression
+from .expression import compile_expression
 from .file import CacheDoc, PolicyDoc, RouteDoc, TargetDoc, rules, seconds
 from .lint import Conditions, check_meaning
+from .signals import Expression, RequiredSignals
 
 NAME = "policy.yaml"
 
@@ -52,7 +53,6 @@ class Constraint(Rule):
 class Route(Rule):
     targets: tuple[Target, ...]
     handoff: Handoff | None
-    plans: tuple[AttemptPlan, ...]  # when nothing is cut, moved or down
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,29 +113,6 @@ def check_policy(text: str, file: str = NAME) -> tuple[Policy | None, tuple[Prob
     found.sort(key=lambda problem: (problem.place.line, problem.place.column))
     broken = any(problem.severity == "error" for problem in found)
     return None if broken else _build(doc, conditions), tuple(found)
-
-
-def attempt_plans(
-    targets: tuple[Target, ...], handoff: Handoff | None, down: frozenset[str] = frozenset()
-) -> tuple[AttemptPlan, ...]:
-    """The targets as plans, with the handoff where it helps.
-
-    1. only the device's own engine tells its confidence, so only an edge target hands off;
-    2. it does so only if a later target, not known to be down, can take over;
-    3. it is then also the last resort, without handoff: if those after it fail, an unsure answer is better than none.
-    """
-    if handoff is None:
-        return tuple(AttemptPlan(target) for target in targets)
-    plans: list[AttemptPlan] = []
-    last_resort: list[AttemptPlan] = []
-    for index, target in enumerate(targets):
-        alive = any(later.name not in down for later in targets[index + 1 :])
-        if target.at == "edge" and alive:  # (1) (2)
-            plans.append(AttemptPlan(target, handoff))
-            last_resort.append(AttemptPlan(target))  # (3)
-        else:
-            plans.append(AttemptPlan(target))
-    return tuple(plans + last_resort)
 
 
 def _compile(doc: PolicyDoc, document: KeyLocations, problems: list[Problem]) -> Conditions:
@@ -202,7 +179,7 @@ def _route(doc: RouteDoc, when: Expression | None, targets: dict[str, Target]) -
     handoff = None
     if not isinstance(doc.handoff, UnsetType):
         handoff = Handoff(after_tokens=doc.handoff.after_tokens, below=doc.handoff.below)
-    return Route(doc.name, when, used, handoff, attempt_plans(used, handoff))
+    return Route(doc.name, when, used, handoff)
 
 
 def _cache_rule(doc: CacheDoc, index: int, when: Expression | None) -> CacheRule:

@@ -10,90 +10,12 @@ answer hangs on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import cel
-import msgspec
 
-from ..types import Estimates, Request, Snapshot
 from .cel_source import ExpressionError, Token, conditions, rewrite, scan
-from .signals import SIGNALS, SignalSpec, Value
+from .signals import SIGNALS, Expression, SignalSpec, SignalValues, Value
 
 MAX_LENGTH = 2000
-
-
-class SignalValues:
-    """The values of one request's signals, as CEL wants them, and the names of those that are absent."""
-
-    __slots__ = ("absent", "context")
-
-    def __init__(self, values: dict[str, Value], absent: tuple[str, ...] = ()) -> None:
-        self.context = cel.Context(values)
-        self.absent = absent
-
-
-_ESTIMATED = frozenset({"request.prompt_tokens"})
-
-
-class RequiredSignals:
-    """The signals that some expressions name, and how to read them: nothing else is computed."""
-
-    __slots__ = ("_known", "_readers", "of_request", "signals")
-
-    def __init__(self, expressions: Iterable[Expression]) -> None:
-        used = list(expressions)
-        self.signals: frozenset[str] = frozenset().union(*(one.signals for one in used))
-        self._readers = tuple((name, SIGNALS[name].variable, SIGNALS[name].read) for name in sorted(self.signals))
-        self._known = tuple(
-            (name, SIGNALS[name].known_variable) for name in sorted(frozenset().union(*(one.presences for one in used)))
-        )
-
-        # Whether nothing but the request decides: neither the box, nor what is estimated, nor the time.
-        asked = self.signals.union(*(one.presences for one in used))
-        self.of_request = all(name.startswith("request.") and name not in _ESTIMATED for name in asked)
-
-    def read(self, request: Request, snapshot: Snapshot, estimates: Estimates) -> SignalValues:
-        values: dict[str, Value] = {}
-        absent: list[str] = []
-        for name, variable, reader in self._readers:
-            value = reader(request, snapshot, estimates)
-            if value is None:
-                absent.append(name)
-            else:
-                values[variable] = value
-        for name, variable in self._known:
-            values[variable] = name not in absent
-        return SignalValues(values, tuple(absent))
-
-
-class EvaluationFailure(msgspec.Struct, frozen=True):
-    """A condition gave no answer: `absent` names the signals that it lacked ("" if it broke otherwise)."""
-
-    absent: str
-    message: str
-
-
-class Expression:
-    """A compiled condition. Made by `compile_expression`; never changes."""
-
-    __slots__ = ("_program", "presences", "signals", "source")
-
-    def __init__(self, source: str, program: cel.Program, signals: frozenset[str], presences: frozenset[str]) -> None:
-        self.source = source
-        self.signals = signals  # named in the source, `has()` included
-        self.presences = presences  # those in `has()`
-        self._program = program
-
-    def evaluate(self, facts: SignalValues) -> bool | EvaluationFailure:
-        """Whether the condition holds, or why nobody can tell. Never raises."""
-        try:
-            result = self._program.execute(facts.context)
-        except Exception as error:  # the binding raises KeyError, TypeError, RuntimeError, ... by no documented tree
-            missing = ", ".join(name for name in facts.absent if name in self.signals)
-            return EvaluationFailure(missing, str(error).partition("\n")[0][:200])
-        if result is True or result is False:
-            return result
-        return EvaluationFailure("", f"the result is {result!r}, not true or false")
 
 
 def compile_expression(source: str) -> Expression:

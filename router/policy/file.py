@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 from ..types import Ability
 
 MAX_EXPRESSION = 2000
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)")
 
@@ -139,3 +140,12 @@ def seconds(duration: str | UnsetType) -> float | None:
     if match is None:
         raise ValueError(f"not a duration: {duration!r}")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def policy_schema() -> bytes:
+    """Return the JSON schema of policy files, for editors: indented JSON text that ends in a newline.
+
+    It is made from the structs above. The daemon refuses all that the schema refuses, and checks more.
+    """
+    schema = {"$schema": _DIALECT, "title": "Causeway policy", **msgspec.json.schema(PolicyDoc)}
+    return msgspec.json.format(msgspec.json.encode(schema, order="deterministic"), indent=2) + b"\n"

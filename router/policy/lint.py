@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import UnsetType
 
-from ..documents.reader import KeyLocations
-from ..documents.spelling import did_you_mean
+from ..documents.reader import KeyLocations, did_you_mean
 from ..documents.strict_yaml import Problem
 from ..types import AUTO
-from .expression import Expression, is_constant
+from .expression import is_constant
 from .file import PolicyDoc, RouteDoc, TargetDoc, rules, seconds
+from .signals import Expression
 
 Conditions = Mapping[str, Expression]
 """The compiled conditions by path: ``routes[0].when``."""

@@ -1,14 +1,18 @@
-"""The signals that a policy can name: one table, from which come the readers, the checks of expressions and the README.
+"""The signals that a policy can name (`SIGNALS`), reading them for a request, and evaluating conditions.
 
-A signal is `group.name`. A reader returns None where this box, or this request, has no such value: it is absent then.
+The table is also the source for the checks of expressions and for the documentation. A signal is `group.name`. A reader
+returns None if this box, or this request, has no such value: the signal is then absent.
+
+Conditions are compiled by `expression.py`. Only the signals that a policy names are read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
+import cel
 import msgspec
 
 from ..types import Estimates, FilePart, ImagePart, Request, Snapshot, TextPart
@@ -155,3 +159,77 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
 )  # fmt: skip
 
 GROUPS: frozenset[str] = frozenset(name.partition(".")[0] for name in SIGNALS)
+
+
+class SignalValues:
+    """The signal values of one request, as a CEL context, and the names of absent signals."""
+
+    __slots__ = ("absent", "context")
+
+    def __init__(self, values: dict[str, Value], absent: tuple[str, ...] = ()) -> None:
+        self.context = cel.Context(values)
+        self.absent = absent
+
+
+class EvaluationFailure(msgspec.Struct, frozen=True):
+    """A condition that has no result: `absent` names the signals that it lacks ("" if it failed otherwise)."""
+
+    absent: str
+    message: str
+
+
+class Expression:
+    """A compiled condition. Made by `compile_expression`; immutable."""
+
+    __slots__ = ("_program", "presences", "signals", "source")
+
+    def __init__(self, source: str, program: cel.Program, signals: frozenset[str], presences: frozenset[str]) -> None:
+        self.source = source
+        self.signals = signals  # named in the source, `has()` included
+        self.presences = presences  # those in `has()`
+        self._program = program
+
+    def evaluate(self, values: SignalValues) -> bool | EvaluationFailure:
+        """Return whether the condition holds, or why it cannot be evaluated. Never raises."""
+        try:
+            result = self._program.execute(values.context)
+        except Exception as error:  # the binding raises KeyError, TypeError, RuntimeError and others, undocumented
+            missing = ", ".join(name for name in values.absent if name in self.signals)
+            return EvaluationFailure(missing, str(error).partition("\n")[0][:200])
+        if result is True or result is False:
+            return result
+        return EvaluationFailure("", f"the result is {result!r}, not true or false")
+
+
+_ESTIMATED = frozenset({"request.prompt_tokens"})
+
+
+class RequiredSignals:
+    """The signals that a set of expressions names, and how to read them. No other signal is computed."""
+
+    __slots__ = ("_presences", "_readers", "request_only", "signals")
+
+    def __init__(self, expressions: Iterable[Expression]) -> None:
+        expressions = list(expressions)
+        self.signals: frozenset[str] = frozenset().union(*(expression.signals for expression in expressions))
+        presences: frozenset[str] = frozenset().union(*(expression.presences for expression in expressions))
+        self._readers = tuple((name, SIGNALS[name].variable, SIGNALS[name].read) for name in sorted(self.signals))
+        self._presences = tuple((name, SIGNALS[name].known_variable) for name in sorted(presences))
+
+        # Whether the request alone decides: not the box, an estimate or the time.
+        self.request_only = all(
+            name.startswith("request.") and name not in _ESTIMATED for name in self.signals | presences
+        )
+
+    def read(self, request: Request, snapshot: Snapshot, estimates: Estimates) -> SignalValues:
+        values: dict[str, Value] = {}
+        absent: list[str] = []
+        for name, variable, reader in self._readers:
+            value = reader(request, snapshot, estimates)
+            if value is None:
+                absent.append(name)
+            else:
+                values[variable] = value
+        for name, variable in self._presences:
+            values[variable] = name not in absent
+        return SignalValues(values, tuple(absent))

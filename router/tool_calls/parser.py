@@ -17,9 +17,6 @@ from typing import Final
 import msgspec
 
 from ..types import Request, ToolCallDelta
-from .schema import tool_schema
-
-__all__ = ["ToolCallParser", "tool_schema"]
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"

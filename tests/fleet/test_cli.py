@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fleet.cli.commands import main
-from router.policy.json_schema import policy_schema
+from router.policy.file import policy_schema
 
 POLICIES = Path(__file__).parents[2] / "policies"
 

@@ -12,7 +12,7 @@ import yaml
 from fleet.cli.policy_repository import case_files, check_file, policy_files, run_file
 from router.checks.cases import read_cases, run_cases
 from router.policy.compiled import Policy
-from router.policy.json_schema import policy_schema
+from router.policy.file import policy_schema
 from router.policy.signals import SIGNALS
 
 POLICIES = Path(__file__).parents[2] / "policies"

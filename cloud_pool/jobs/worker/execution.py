@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from router.errors import CausewayError, DeadlineExceeded
-from router.openai import AnswerEncoder, parse_chat, parse_completion
+from router.openai import AnswerEncoder, coalesce, parse_chat, parse_completion
 from router.types import Chunk, Request, RoutingHints
 
 from ...cache.single_flight.reply import STATUS
@@ -103,7 +103,7 @@ def _encoded(
 ) -> bytes | CausewayError:
     prefix = "chatcmpl" if request.kind == "chat" else "cmpl"
     try:
-        body = AnswerEncoder(request, f"{prefix}-{record.id}", record.tier, created).whole(chunks)
+        body = AnswerEncoder(request, f"{prefix}-{record.id}", record.tier, created).whole(*coalesce(chunks))
     except CausewayError as error:
         return error
     if len(body) > max_bytes:

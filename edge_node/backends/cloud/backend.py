@@ -22,7 +22,7 @@ import msgspec
 from yarl import URL
 
 from router.decision.breaker import Breaker
-from router.decision.continuation import marked, token_of
+from router.decision.continue_token import join_token, split_token
 from router.decision.latency import Ewma
 from router.errors import (
     BreakerOpen,
@@ -104,17 +104,19 @@ class CloudBackend:
 
     async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
         streams = call.request.stream or call.confidence_tokens > 0
-        body = encode_request(call.request, call.target.model, stream=streams, resume=token_of(call.request.resume))
+        body = encode_request(
+            call.request, call.target.model, stream=streams, resume=split_token(call.request.resume)[1]
+        )
         with self._judged(call, streams=streams):
             if not streams:
                 for chunk in decode_answer(await self._fetch(call, body)):
-                    yield _marked(chunk, call)
+                    yield _with_target(chunk, call)
                 return
             until = min(call.deadline, call.first_token_by)
             response = await self._ask(call, body, until)
             try:
                 async for chunk in read_stream(response, call, until):
-                    yield _marked(chunk, call)
+                    yield _with_target(chunk, call)
             finally:
                 response.release()  # read to its end, the connection is used again; else it is closed: the work stops
 
@@ -233,9 +235,9 @@ class CloudBackend:
         return self._reachable is True
 
 
-def _marked(chunk: Chunk, call: BackendRequest) -> Chunk:
+def _with_target(chunk: Chunk, call: BackendRequest) -> Chunk:
     """What asks for the rest of a cut answer names this target."""
-    return msgspec.structs.replace(chunk, resume=marked(call.target.name, chunk.resume)) if chunk.resume else chunk
+    return msgspec.structs.replace(chunk, resume=join_token(call.target.name, chunk.resume)) if chunk.resume else chunk
 
 
 def _is_ill(error: CausewayError, took_s: float, granted_s: float) -> bool:

@@ -14,7 +14,8 @@ from models.llama_cpp.process.parent import EngineProcess
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
 from router import errors
 from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, UnsupportedFeature
-from router.tool_calls.parser import ToolCallParser, tool_schema
+from router.tool_calls.parser import ToolCallParser
+from router.tool_calls.schema import tool_schema
 from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, ToolCallDelta, Usage
 
 from ...config.schema import EngineConfig

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision.attempt import TABLE, Attempt, AttemptEvent, AttemptState, HandoffGate, IllegalTransition
+from router.decision.attempts import TABLE, Attempt, AttemptEvent, AttemptState, IllegalTransition
+from router.decision.handoff import HandoffGate
 from router.errors import ClientGone, CloudTimeout, DeadlineExceeded, EngineCrashed, LowConfidence, StreamBroken
 from router.types import AttemptPlan, Chunk, Handoff, Target, ToolCallDelta, Usage
 from tests.router.sample_requests import last, piece, sure
@@ -70,7 +71,7 @@ def test_a_missing_key_is_an_illegal_transition(state: AttemptState, event: Atte
     one = attempt(started=False)
     one.state = state
     with pytest.raises(IllegalTransition, match=f"{event.value} in state {state.value}"):
-        one.on(event, 101.0)
+        one.transition(event, 101.0)
     assert one.state is state
 
 
@@ -82,10 +83,10 @@ def test_a_stream_is_passed_on_piece_by_piece() -> None:
     one = attempt()
     first, second = piece("a"), piece("b")
     assert one.state is AttemptState.WAITING
-    assert one.offer(first, 101.0) == (first,)
+    assert one.receive(first, 101.0) == (first,)
     assert one.state is AttemptState.COMMITTED
-    assert one.offer(second, 102.0) == (second,)
-    assert one.offer(last(), 102.5) == (last(),)
+    assert one.receive(second, 102.0) == (second,)
+    assert one.receive(last(), 102.5) == (last(),)
     assert one.finish(103.0) == ()
     assert one.state is AttemptState.DONE
     record = one.record(104.0)
@@ -96,7 +97,7 @@ def test_a_stream_is_passed_on_piece_by_piece() -> None:
 def test_a_stream_that_stops_before_its_end_is_broken() -> None:
     """Half an answer is no answer: the attempt fails after commit and can never be called done."""
     one = attempt()
-    one.offer(piece(), 101.0)
+    one.receive(piece(), 101.0)
     with pytest.raises(StreamBroken) as caught:
         one.finish(102.0)
     one.fail(caught.value, 102.0)
@@ -108,11 +109,11 @@ def test_a_stream_that_stops_before_its_end_is_broken() -> None:
 def test_every_choice_must_have_its_end() -> None:
     """With n = 2, one finished choice is half an answer."""
     one = attempt(choices=2)
-    one.offer(piece(index=1), 101.0)
-    one.offer(last(index=1), 101.0)
+    one.receive(piece(index=1), 101.0)
+    one.receive(last(index=1), 101.0)
     with pytest.raises(StreamBroken):
         one.finish(102.0)
-    one.offer(last(index=0), 102.0)
+    one.receive(last(index=0), 102.0)
     one.finish(102.0)
     assert one.state is AttemptState.DONE
 
@@ -131,13 +132,13 @@ def test_each_fault_ends_an_attempt_at_each_moment(error: Exception, state: Atte
     """The fault decides the last state, the moment decides whether the client has bytes; held text is let go."""
     one = attempt(UNSURE if moment == "holding" else None, stream=moment != "collecting", started=moment != "pending")
     if moment in ("holding", "collecting", "committed"):
-        one.offer(piece(), 101.0)
+        one.receive(piece(), 101.0)
     assert one.state.value == moment
     one.fail(error, 102.0)  # type: ignore[arg-type]
     assert one.state is state
     assert one.committed == (moment == "committed")
     assert one.record(103.0).error == error.code  # type: ignore[attr-defined]
-    assert one._kept == []
+    assert one.held == ()
 
 
 # --- the whole answer at once ----------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def test_a_whole_answer_is_collected_and_released_at_its_end() -> None:
     one = attempt(stream=False)
     pieces = (piece("a"), piece("b"), last(), Chunk(usage=Usage(3, 2)))
     for one_piece in pieces:
-        assert one.offer(one_piece, 101.0) == ()
+        assert one.receive(one_piece, 101.0) == ()
         assert not one.committed
     assert one.state is AttemptState.COLLECTING
     assert one.finish(102.0) == pieces
@@ -159,7 +160,7 @@ def test_a_whole_answer_is_collected_and_released_at_its_end() -> None:
 def test_an_answer_of_nothing_but_its_end_is_an_answer() -> None:
     """A model may stop at once: the end is released and the attempt is done."""
     one = attempt()
-    assert one.offer(last(), 101.0) == (last(),)
+    assert one.receive(last(), 101.0) == (last(),)
     one.finish(101.0)
     assert one.state is AttemptState.DONE
     assert one.record(102.0).ttft_ms is None
@@ -175,8 +176,8 @@ def test_one_value_is_complete_at_once() -> None:
 def test_a_tool_call_counts_as_the_first_token() -> None:
     """Time to the first token is told for answers without text as well."""
     one = attempt()
-    one.offer(Chunk(), 101.0)
-    one.offer(Chunk(tool_calls=(ToolCallDelta(0, id="c", name="f"),)), 102.0)
+    one.receive(Chunk(), 101.0)
+    one.receive(Chunk(tool_calls=(ToolCallDelta(0, id="c", name="f"),)), 102.0)
     assert one.record(103.0).ttft_ms == 1500.0
 
 
@@ -187,23 +188,23 @@ def test_first_tokens_are_held_until_they_are_sure_enough() -> None:
     """Nothing is released before `after_tokens`; then all of it is, and the rest passes."""
     one = attempt(UNSURE)
     held = [piece("a", score=0.1), piece("b", score=0.3)]
-    assert [one.offer(p, 101.0) for p in held] == [(), ()]
+    assert [one.receive(p, 101.0) for p in held] == [(), ()]
     assert one.state is AttemptState.HOLDING
     third = piece("c", score=0.9)
-    assert one.offer(third, 102.0) == (*held, third)
+    assert one.receive(third, 102.0) == (*held, third)
     assert one.state is AttemptState.COMMITTED
     later = piece("d", score=0.0)
-    assert one.offer(later, 103.0) == (later,)
+    assert one.receive(later, 103.0) == (later,)
     assert one.record(104.0).tokens == 4
 
 
 def test_unsure_first_tokens_are_handed_off_and_never_released() -> None:
     """Under the bound the attempt ends before commit; the record has the confidence and says why."""
     one = attempt(UNSURE)
-    one.offer(piece("a", score=0.9), 101.0)
-    one.offer(piece("b", score=0.9), 101.0)
+    one.receive(piece("a", score=0.9), 101.0)
+    one.receive(piece("b", score=0.9), 101.0)
     with pytest.raises(LowConfidence) as caught:
-        one.offer(piece("c", score=0.49), 102.0)
+        one.receive(piece("c", score=0.49), 102.0)
     assert one.state is AttemptState.HANDED_OFF
     one.fail(caught.value, 102.0)  # what a service does with every error
     record = one.record(103.0)
@@ -211,13 +212,13 @@ def test_unsure_first_tokens_are_handed_off_and_never_released() -> None:
     assert record.detail == "confidence 0.490 below 0.5"
     assert record.confidence == sure(0.49, 1)
     assert not one.committed
-    assert one._kept == []
+    assert one.held == ()
 
 
 def test_the_bound_itself_is_sure_enough() -> None:
     """`below` means below."""
     one = attempt(UNSURE)
-    assert one.offer(piece("abc", tokens=3, score=0.5), 101.0) != ()
+    assert one.receive(piece("abc", tokens=3, score=0.5), 101.0) != ()
 
 
 @pytest.mark.parametrize(("score", "released"), [(0.9, True), (0.1, False)])
@@ -225,14 +226,14 @@ def test_an_answer_that_ends_early_is_decided_at_its_end(score: float, released:
     """Fewer tokens than `after_tokens`, and the answer is over: what is known then decides."""
     one = attempt(UNSURE)
     first = piece("a", score=score)
-    one.offer(first, 101.0)
+    one.receive(first, 101.0)
     if released:
-        assert one.offer(last(), 102.0) == (first, last())
+        assert one.receive(last(), 102.0) == (first, last())
         one.finish(102.0)
         assert one.state is AttemptState.DONE
     else:
         with pytest.raises(LowConfidence):
-            one.offer(last(), 102.0)
+            one.receive(last(), 102.0)
         assert one.state is AttemptState.HANDED_OFF
 
 
@@ -240,7 +241,7 @@ def test_without_any_confidence_the_answer_is_kept_and_the_record_says_so() -> N
     """A target that does not tell how sure it is cannot be doubted by it."""
     one = attempt(UNSURE)
     for text in "abc":
-        one.offer(piece(text), 101.0)
+        one.receive(piece(text), 101.0)
     assert one.state is AttemptState.COMMITTED
     assert one.record(102.0).detail == "no confidence reported: kept"
 
@@ -250,17 +251,17 @@ def test_only_the_first_choice_decides_and_all_are_held() -> None:
     one = attempt(UNSURE, choices=2)
     others = tuple(piece("z", index=1) for _ in range(5))
     for other in others:
-        assert one.offer(other, 101.0) == ()
+        assert one.receive(other, 101.0) == ()
     mine = piece("abc", tokens=3, score=0.9)
-    assert one.offer(mine, 102.0) == (*others, mine)
+    assert one.receive(mine, 102.0) == (*others, mine)
 
 
 def test_a_sure_answer_for_a_client_that_does_not_stream_is_collected() -> None:
     """Held, then sure: still nothing is released before the end."""
     one = attempt(UNSURE, stream=False)
-    assert one.offer(piece("abc", tokens=3, score=0.9), 101.0) == ()
+    assert one.receive(piece("abc", tokens=3, score=0.9), 101.0) == ()
     assert one.state is AttemptState.COLLECTING
-    one.offer(last(), 102.0)
+    one.receive(last(), 102.0)
     assert len(one.finish(103.0)) == 2
 
 
@@ -273,14 +274,14 @@ def test_a_hold_decides_exactly_once_and_by_the_latest_confidence(
     steps: list[tuple[int, float | None]], after: int, below: float
 ) -> None:
     """It waits exactly until enough tokens came, and its word follows the latest confidence."""
-    hold = HandoffGate(Handoff(after, below))
+    gate = HandoffGate(Handoff(after, below))
     tokens, latest = 0, None
     for count, score in steps:
         tokens += count
         latest = latest if score is None else score
-        verdict = hold.offer(piece(tokens=count, score=score))
+        verdict = gate.observe(piece(tokens=count, score=score))
         if tokens < after:
             assert verdict == "wait"
             continue
-        assert verdict == ("unsure" if latest is not None and latest < below else "sure")
+        assert verdict == ("hand_off" if latest is not None and latest < below else "commit")
         break

@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.decision.attempt import AttemptState
+from router.decision.attempts import AttemptSequence, AttemptState, next_step, no_route
 from router.decision.decide import decide
-from router.decision.sequence import AttemptSequence, next_step, no_route
 from router.errors import (
     AllAttemptsFailed,
     BackendError,
@@ -40,7 +39,7 @@ def course(*plans: AttemptPlan, stream: bool = True) -> AttemptSequence:
 
 
 def fail(one: AttemptSequence, error: CausewayError) -> str:
-    attempt = one.begin()
+    attempt = one.next_attempt()
     assert attempt is not None
     attempt.start(1.0)
     attempt.fail(error, 2.0)
@@ -48,21 +47,21 @@ def fail(one: AttemptSequence, error: CausewayError) -> str:
 
 
 def hand_off(one: AttemptSequence) -> str:
-    attempt = one.begin()
+    attempt = one.next_attempt()
     assert attempt is not None
     attempt.start(1.0)
     with pytest.raises(LowConfidence) as caught:
-        attempt.offer(piece(score=0.1), 2.0)
+        attempt.receive(piece(score=0.1), 2.0)
     attempt.fail(caught.value, 2.0)
     return one.next_step(caught.value)
 
 
 def answer(one: AttemptSequence) -> None:
-    attempt = one.begin()
+    attempt = one.next_attempt()
     assert attempt is not None
     attempt.start(1.0)
-    attempt.offer(piece(score=0.9), 2.0)
-    attempt.offer(last(), 2.0)
+    attempt.receive(piece(score=0.9), 2.0)
+    attempt.receive(last(), 2.0)
     attempt.finish(3.0)
 
 
@@ -100,7 +99,7 @@ def test_the_attempts_come_in_the_decisions_order() -> None:
     one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
     assert fail(one, EngineCrashed("x")) == "next"
     answer(one)
-    assert one.begin() is None
+    assert one.next_attempt() is None
     assert [a.plan.target.name for a in one.attempts] == ["small", "large"]
     assert one.degraded
     assert [r.state for r in one.records(5.0)] == ["failed", "done"]
@@ -144,30 +143,30 @@ def test_a_target_that_failed_is_not_asked_again_as_last_resort() -> None:
     assert fail(one, EngineCrashed("x")) == "next"
     error = CloudUnreachable("y")
     assert fail(one, error) == "raise"
-    assert one.begin() is None
-    assert isinstance(one.failure(error), AllAttemptsFailed)
+    assert one.next_attempt() is None
+    assert isinstance(one.final_error(error), AllAttemptsFailed)
 
 
 def test_a_committed_attempt_is_the_last_one() -> None:
     """After the first byte an error is the answer's end, whoever is left."""
     one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
-    attempt = one.begin()
+    attempt = one.next_attempt()
     assert attempt is not None
     attempt.start(1.0)
-    attempt.offer(piece(), 2.0)
+    attempt.receive(piece(), 2.0)
     error = EngineCrashed("x", phase="stream")
     attempt.fail(error, 3.0)
     assert one.next_step(error) == "raise"
-    assert one.failure(error) is error
+    assert one.final_error(error) is error
 
 
 def test_a_whole_answer_that_breaks_is_made_by_the_next_target() -> None:
     """A client that does not stream has no bytes yet, however far the first target came."""
     one = course(AttemptPlan(LARGE), AttemptPlan(SMALL), stream=False)
-    attempt = one.begin()
+    attempt = one.next_attempt()
     assert attempt is not None
     attempt.start(1.0)
-    attempt.offer(piece(), 2.0)
+    attempt.receive(piece(), 2.0)
     error = CloudTimeout("x", phase="stream")
     attempt.fail(error, 3.0)
     assert one.next_step(error) == "next"
@@ -179,7 +178,7 @@ def test_the_last_error_has_every_attempts_reason() -> None:
     fail(one, CloudSaturated("busy", retry_after_s=7.0))
     error = EngineCrashed("killed", retry_after_s=2.0)
     fail(one, error)
-    told = one.failure(error)
+    told = one.final_error(error)
     assert isinstance(told, AllAttemptsFailed)
     assert told.message == "every attempt failed: large: cloud_saturated (busy); small: engine_crashed (killed)"
     assert told.retry_after_s == 2.0
@@ -191,7 +190,7 @@ def test_saturation_everywhere_is_429_with_a_wait() -> None:
     fail(one, CloudSaturated("busy"))
     error = QueueFull("full", retry_after_s=3.0)
     fail(one, error)
-    told = one.failure(error)
+    told = one.final_error(error)
     assert (told.status, told.retry_after_s) == (429, 3.0)
 
 
@@ -201,7 +200,7 @@ def test_an_ask_too_long_for_all_is_400() -> None:
     assert fail(one, ContextLengthExceeded("9000 > 2048")) == "next"
     error = ContextLengthExceeded("9000 > 4096")
     assert fail(one, error) == "raise"
-    assert one.failure(error) is error
+    assert one.final_error(error) is error
 
 
 def test_an_ask_too_long_for_the_device_is_no_degradation() -> None:
@@ -218,14 +217,14 @@ def test_a_deadline_is_told_as_a_deadline() -> None:
     fail(one, EngineCrashed("x"))
     error = DeadlineExceeded("late")
     assert fail(one, error) == "raise"
-    assert one.failure(error) is error
+    assert one.final_error(error) is error
     assert one.attempts[-1].state is AttemptState.TIMED_OUT
 
 
 def test_a_decision_without_attempts_has_nothing_to_begin() -> None:
     """No route: the error names what cut each target."""
     decision = decide(kiosk(), chat(tags=("private",), prefer="only_cloud"), Snapshot(), Estimates(prompt_tokens=5))
-    assert AttemptSequence(decision, stream=True, arrived=0.0).begin() is None
+    assert AttemptSequence(decision, stream=True, arrived=0.0).next_attempt() is None
     error = no_route(decision)
     assert error.status == 503
     assert "small (wish_cut: only_cloud)" in error.message

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.decision.decide import decide, model_names, plan_cache
+from router.decision.cache_key import plan_cache
+from router.decision.decide import decide, model_names
 from router.errors import InvalidRequest, ModelNotFound
 from router.policy.compiled import Policy, parse_policy
 from router.types import (
@@ -168,7 +169,7 @@ def test_a_constraint_that_cannot_be_told_binds(when: str) -> None:
     assert targets(decision) == ["small"]
     assert decision.private
     assert decision.reasons[0].code in ("signal_absent", "rule_failed")
-    assert decision.reasons[1] == Reason("constraint_held", rule="c", detail="cannot be told: it binds")
+    assert decision.reasons[1] == Reason("constraint_held", rule="c", detail="cannot be evaluated: it binds")
 
 
 def test_a_constraint_without_condition_always_binds() -> None:
@@ -281,7 +282,7 @@ def test_all_targets_of_a_named_model_are_tried() -> None:
 
 def test_a_model_that_does_not_exist_is_a_404_that_lists_those_that_do() -> None:
     """The error names the field and every name that works."""
-    with pytest.raises(ModelNotFound, match="there are: auto, small, large, medium") as caught:
+    with pytest.raises(ModelNotFound, match="available: auto, small, large, medium") as caught:
         decide(kiosk(), chat(model="gpt-4o"), COOL, SHORT)
     assert (caught.value.status, caught.value.param) == (404, "model")
     assert model_names(kiosk()) == (AUTO, "small", "large", "medium")

@@ -14,7 +14,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from router.errors import EngineCrashed, InvalidRequest, StreamBroken
-from router.openai import AnswerEncoder, CachedAnswer, encode_error, encode_model, encode_models, error_event
+from router.openai import AnswerEncoder, CachedAnswer, coalesce, encode_error, encode_model, encode_models, error_event
 from router.sse import SSEParser
 from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 
@@ -29,7 +29,7 @@ def encoder(request: Request) -> AnswerEncoder:
 
 
 def whole(request: Request, chunks: list[Chunk]) -> bytes:
-    return encoder(request).whole(chunks)
+    return encoder(request).whole(*coalesce(chunks))
 
 
 def streamed(request: Request, chunks: list[Chunk]) -> list[bytes]:
@@ -281,7 +281,7 @@ def test_an_answer_that_was_cut_says_how_to_go_on(kept: bool) -> None:
         entry = CachedAnswer(request, "m", chunks)
         whole, stream = entry.whole("x", 5), entry.stream("x", 5)
     else:
-        whole = encoder.whole(chunks)
+        whole = encoder.whole(*coalesce(chunks))
         stream = encoder.start() + b"".join(encoder.chunk(chunk) for chunk in chunks) + encoder.end()
     assert json.loads(whole)["causeway"] == {"continue": 't"1'}
     *events, last = _events(stream)

@@ -216,7 +216,7 @@ def test_what_we_send_reads_back(data, n) -> None:  # type: ignore[no-untyped-de
     encoder = AnswerEncoder(request, "id", "m", 1)
     sent = encoder.start() + b"".join([encoder.chunk(chunk) for chunk in chunks]) + encoder.end()
     streamed = read(*[event.data for event in SSEParser().feed(sent)])
-    for received in (streamed, decode_answer(encoder.whole(chunks))):
+    for received in (streamed, decode_answer(encoder.whole(*coalesce(chunks)))):
         choices, received_usage = coalesce(received)
         assert received_usage == usage
         assert [(c.index, c.text, c.tool_calls, c.finish_reason, c.refusal or None) for c in choices] == [

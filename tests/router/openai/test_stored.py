@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from router.errors import StreamBroken
 from router.openai import AnswerEncoder, CachedAnswer, coalesce, decode_chunks, encode_chunks
-from router.openai.stored import VERSION, _Row
+from router.openai.cached_answer import VERSION, StoredChunk
 from router.sse import SSEParser
 from router.types import Chunk, Confidence, Request, TokenLogprob, Usage
 
@@ -62,8 +62,8 @@ def test_another_version_is_refused() -> None:
 
 def test_the_stored_row_is_a_chunk() -> None:
     """Whoever changes Chunk changes the row and raises the version."""
-    assert _Row.__struct_fields__ == Chunk.__struct_fields__
-    assert typing.get_type_hints(_Row) == typing.get_type_hints(Chunk)
+    assert StoredChunk.__struct_fields__ == Chunk.__struct_fields__
+    assert typing.get_type_hints(StoredChunk) == typing.get_type_hints(Chunk)
     assert (VERSION, Chunk.__struct_fields__, TokenLogprob.__struct_fields__, Usage.__struct_fields__) == (
         2,
         (
@@ -90,7 +90,7 @@ def test_a_kept_answer_is_the_answer(data, n, logprobs) -> None:  # type: ignore
     request = msgspec.structs.replace(CHAT, n=n, logprobs=logprobs)
     chunks = data.draw(answers(n))
     kept = CachedAnswer(request, "small", chunks)
-    assert kept.whole("chatcmpl-9", 77) == AnswerEncoder(request, "chatcmpl-9", "small", 77).whole(chunks)
+    assert kept.whole("chatcmpl-9", 77) == AnswerEncoder(request, "chatcmpl-9", "small", 77).whole(*coalesce(chunks))
     answer = ChatCompletion.model_validate_json(kept.whole('id"\n', 77), strict=True)
     assert (answer.id, answer.created) == ('id"\n', 77)
 

@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.policy.cel_source import ExpressionError, conditions, scan
-from router.policy.expression import (
-    EvaluationFailure,
-    Expression,
-    RequiredSignals,
-    SignalValues,
-    compile_expression,
-    is_constant,
-)
-from router.policy.signals import GROUPS, SIGNALS
+from router.policy.expression import compile_expression, is_constant
+from router.policy.signals import GROUPS, SIGNALS, EvaluationFailure, Expression, RequiredSignals, SignalValues
 from router.types import (
     CloudSignals,
     DeviceSignals,

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from router.errors import InvalidGrammar
-from router.tool_calls.parser import tool_schema
+from router.tool_calls.schema import tool_schema
 from router.types import Request, ResponseFormat, Tool, ToolChoice
 
 LAMP = Tool("lamp", parameters='{"type":"object","properties":{"on":{"type":"boolean"}}}')

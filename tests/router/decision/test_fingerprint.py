@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fingerprint import IGNORED, SIZE_BYTES, fingerprint
+from router.decision.cache_key import KEY_BYTES, UNKEYED_FIELDS, fingerprint
 from router.types import (
     ImagePart,
     Message,
@@ -20,8 +20,7 @@ from router.types import (
     ToolCall,
     ToolChoice,
 )
-
-from .openai.values import chat_requests, completion_requests
+from tests.router.openai.values import chat_requests, completion_requests
 
 BASE = Request(
     kind="chat",
@@ -91,14 +90,14 @@ CHANGES: dict[str, list[object]] = {
 def test_the_table_is_exhaustive() -> None:
     """Every field of Request is decided on, and every exception has its reason."""
     assert set(CHANGES) == set(Request.__struct_fields__)
-    assert all(IGNORED.values())
+    assert all(UNKEYED_FIELDS.values())
 
 
 @pytest.mark.parametrize("field", Request.__struct_fields__)
 def test_each_field_alone(field: str) -> None:
     """A covered field, changed alone, changes the key, and each value to another one; an ignored one never does."""
     keys = {fingerprint(msgspec.structs.replace(BASE, **{field: value}), b"") for value in CHANGES[field]}
-    if field in IGNORED:
+    if field in UNKEYED_FIELDS:
         assert keys == {fingerprint(BASE, b"")}
     else:
         assert len(keys - {fingerprint(BASE, b"")}) == len(CHANGES[field])
@@ -115,7 +114,7 @@ def test_the_preference_is_covered() -> None:
 def test_scopes_are_apart() -> None:
     """The same request under another policy, or for another client, is another entry."""
     assert len({fingerprint(BASE, scope) for scope in (b"", b"a", b"b", b"ab")}) == 4
-    assert len(fingerprint(BASE, b"")) == SIZE_BYTES == 16
+    assert len(fingerprint(BASE, b"")) == KEY_BYTES == 16
 
 
 _ANY = chat_requests() | completion_requests()
@@ -139,7 +138,7 @@ def test_two_requests_share_a_key_only_if_they_ask_the_same(one: Request, other:
 def test_one_field_of_another_request(one: Request, data: st.DataObject) -> None:
     """Taking over any one covered field that differs makes another key."""
     other = data.draw(_ANY)
-    field = data.draw(st.sampled_from([name for name in Request.__struct_fields__ if name not in IGNORED]))
+    field = data.draw(st.sampled_from([name for name in Request.__struct_fields__ if name not in UNKEYED_FIELDS]))
     mixed = msgspec.structs.replace(one, **{field: getattr(other, field)})
     same = repr(getattr(one, field)) == repr(getattr(other, field))
     assert (fingerprint(one, b"x") == fingerprint(mixed, b"x")) is same

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_node.serving.cache_plan import CachePlanner, PlanMemo
+from router.decision.cache_key import CachePlanMemo, CachePlanner
 from router.policy.compiled import Policy, parse_policy
 from router.types import DeviceSignals, Message, Request, Sampling, Snapshot
 
@@ -25,8 +25,8 @@ cache: [{{when: '{when}', exact: {{ttl: 30s}}}}]
 
 def test_a_rule_about_the_device_is_asked_again_when_the_device_changed() -> None:
     """Cacheable while cool, not while hot, cacheable again."""
-    plans, memo, rules = CachePlanner(), PlanMemo(), policy("device.temperature_c < 80")
-    planned = [plans.remembered(rules, ASK, now, memo) for now in (COOL, COOL, HOT, COOL)]
+    plans, memo, rules = CachePlanner(), CachePlanMemo(), policy("device.temperature_c < 80")
+    planned = [plans.plan_memoized(rules, ASK, now, memo) for now in (COOL, COOL, HOT, COOL)]
     assert [one.key is not None for one in planned] == [True, True, False, True]
     assert planned[0] is planned[1]
 
@@ -34,20 +34,20 @@ def test_a_rule_about_the_device_is_asked_again_when_the_device_changed() -> Non
 @pytest.mark.parametrize("when", ["request.temperature == 0", '!("private" in request.tags)'])
 def test_a_rule_about_the_request_alone_is_asked_once(when: str) -> None:
     """The box may change as it likes."""
-    plans, memo, rules = CachePlanner(), PlanMemo(), policy(when)
-    assert plans.remembered(rules, ASK, COOL, memo) is plans.remembered(rules, ASK, HOT, memo)
+    plans, memo, rules = CachePlanner(), CachePlanMemo(), policy(when)
+    assert plans.plan_memoized(rules, ASK, COOL, memo) is plans.plan_memoized(rules, ASK, HOT, memo)
 
 
 def test_the_length_of_a_prompt_is_an_estimate_and_not_the_requests_own() -> None:
     """It comes and goes with the engine that counts."""
-    assert not policy("request.prompt_tokens < 9").cache_needs.of_request
-    assert not policy("has(request.prompt_tokens)").cache_needs.of_request
+    assert not policy("request.prompt_tokens < 9").cache_needs.request_only
+    assert not policy("has(request.prompt_tokens)").cache_needs.request_only
 
 
 def test_another_policy_plans_anew() -> None:
     """Also under the same snapshot: the old one's plan says nothing about the new one's rules."""
-    plans, memo = CachePlanner(), PlanMemo()
-    kept = plans.remembered(policy("request.temperature == 0"), ASK, COOL, memo)
-    dropped = plans.remembered(policy("request.temperature > 0"), ASK, COOL, memo)
+    plans, memo = CachePlanner(), CachePlanMemo()
+    kept = plans.plan_memoized(policy("request.temperature == 0"), ASK, COOL, memo)
+    dropped = plans.plan_memoized(policy("request.temperature > 0"), ASK, COOL, memo)
     assert kept.key is not None
     assert dropped.key is None

@@ -1,10 +1,36 @@
-"""Chat messages, tools and formats: from the wire's shapes to the vocabulary, with the rules that types cannot say."""
+"""The body of `POST /v1/chat/completions` → `Request`, with the rules that types cannot express."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..errors import InvalidRequest, MissingField, UnsupportedFeature
-from ..types import AudioPart, FilePart, ImagePart, Message, Part, ResponseFormat, TextPart, Tool, ToolCall, ToolChoice
-from .validation import canonical
+from ..types import (
+    AudioPart,
+    FilePart,
+    ImagePart,
+    Message,
+    Part,
+    Request,
+    ResponseFormat,
+    RoutingHints,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from .request_body import (
+    canonical_json,
+    extra_of,
+    includes_usage,
+    load,
+    merge_hints,
+    resume_of,
+    sampling_of,
+    stop_of,
+    too_deep,
+    validate,
+)
 from .wire import (
     WireChat,
     WireChoice,
@@ -18,9 +44,65 @@ from .wire import (
     WireTool,
 )
 
+_FIELDS: Final = frozenset(WireChat.__struct_fields__)
 
-def messages_of(wire: list[WireMessage]) -> tuple[Message, ...]:
-    return tuple([_message(message, at) for at, message in enumerate(wire)])
+
+def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Request:
+    """Parse and validate a chat request.
+
+    Args:
+        hints: the routing hints from the request's headers.
+        resumes: whether this server can continue an answer that was cut short; if not, `causeway.continue` is refused.
+
+    Raises:
+        InvalidRequest: names the key that is wrong.
+    """
+    try:
+        document = load(body)
+        wire = validate(document, WireChat)
+        _refuse_legacy(wire)
+        tools = _tools(wire.tools) if wire.tools else ()
+        return Request(
+            kind="chat",
+            model=wire.model,
+            messages=tuple([_message(message, at) for at, message in enumerate(wire.messages)]),
+            max_tokens=_token_limit(wire),
+            limit_name="max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens",
+            sampling=sampling_of(wire),
+            stop=stop_of(wire.stop),
+            n=wire.n or 1,
+            stream=wire.stream is True,
+            include_usage=includes_usage(wire),
+            tools=tools,
+            # Without tools nothing can be called, and "none" means the same as no choice.
+            tool_choice=ToolChoice() if wire.tool_choice is None else _tool_choice(wire.tool_choice, tools),
+            parallel_tool_calls=wire.parallel_tool_calls is not False,
+            response_format=None if wire.response_format is None else _response_format(wire.response_format),
+            logprobs=_logprobs(wire),
+            user=wire.user,
+            extra=extra_of(document, _FIELDS),
+            hints=merge_hints(hints, wire.causeway),
+            resume=resume_of(wire.causeway, accepted=resumes),
+        )
+    except RecursionError:
+        raise too_deep() from None
+
+
+def _token_limit(wire: WireChat) -> int | None:
+    new, old = wire.max_completion_tokens, wire.max_tokens
+    if new is not None and old is not None and new != old:
+        raise InvalidRequest(
+            "`max_tokens` and `max_completion_tokens` differ. Send one of them.", param="max_completion_tokens"
+        )
+    return old if new is None else new
+
+
+def _logprobs(wire: WireChat) -> int | None:
+    if wire.logprobs:
+        return wire.top_logprobs or 0
+    if wire.top_logprobs:
+        raise InvalidRequest("`top_logprobs` needs `logprobs` to be true. Send both.", param="top_logprobs")
+    return None
 
 
 def _message(wire: WireMessage, at: int) -> Message:
@@ -30,7 +112,7 @@ def _message(wire: WireMessage, at: int) -> Message:
     path = f"messages[{at}]"
     _check(wire, path)
     if content is None and wire.refusal is not None:
-        content = wire.refusal  # an assistant turn that was a refusal reads as its text
+        content = wire.refusal  # an assistant's refusal is read as its text
     parts = tuple([_part(part) for part in content]) if isinstance(content, list) else content
     calls = tuple([ToolCall(call.id, call.function.name, call.function.arguments) for call in wire.tool_calls or ()])
     return Message(role, parts, wire.name, calls, wire.tool_call_id)
@@ -65,11 +147,11 @@ def _part(wire: WirePart) -> Part:
         return ImagePart(wire.image_url.url, wire.image_url.detail or "auto")
     if isinstance(wire, WireInputAudio):
         return AudioPart(wire.input_audio.data, wire.input_audio.format)
-    return FilePart(canonical(wire.file))
+    return FilePart(canonical_json(wire.file))
 
 
-def refuse_legacy(wire: WireChat) -> None:
-    """Functions, the form before tools, and spoken answers: a client that asks for them could not read our answer."""
+def _refuse_legacy(wire: WireChat) -> None:
+    """Refuse `functions`, which tools replaced, and audio answers: such a client could not read our answer."""
     if wire.functions is not None:
         raise _legacy("functions", "tools", "functions")
     if wire.function_call is not None:
@@ -83,8 +165,8 @@ def _legacy(old: str, new: str, param: str) -> InvalidRequest:
     return UnsupportedFeature(f"`{param}`: OpenAI replaced `{old}` by `{new}`. Use `{new}`.", param=param)
 
 
-def tools_of(wire: list[WireTool]) -> tuple[Tool, ...]:
-    """Raises InvalidRequest when two tools share a name: a call could not say which it means."""
+def _tools(wire: list[WireTool]) -> tuple[Tool, ...]:
+    """Raises InvalidRequest if two tools share a name: a call would be ambiguous."""
     seen: set[str] = set()
     for at, tool in enumerate(wire):
         if tool.function.name in seen:
@@ -96,11 +178,11 @@ def tools_of(wire: list[WireTool]) -> tuple[Tool, ...]:
 
 def _tool(wire: WireTool) -> Tool:
     function = wire.function
-    parameters = "{}" if function.parameters is None else canonical(function.parameters)
+    parameters = "{}" if function.parameters is None else canonical_json(function.parameters)
     return Tool(function.name, function.description or "", parameters, function.strict is True)
 
 
-def choice_of(wire: str | WireChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+def _tool_choice(wire: str | WireChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
     if wire is None or wire == "auto":
         return ToolChoice()
     if wire == "none":
@@ -120,7 +202,7 @@ def choice_of(wire: str | WireChoice | None, tools: tuple[Tool, ...]) -> ToolCho
     return ToolChoice("function", name)
 
 
-def format_of(wire: WireFormat) -> ResponseFormat:
+def _response_format(wire: WireFormat) -> ResponseFormat:
     if wire.type != "json_schema":
         return ResponseFormat(wire.type)
     schema = wire.json_schema
@@ -128,5 +210,5 @@ def format_of(wire: WireFormat) -> ResponseFormat:
         param = "response_format.json_schema"
         raise MissingField(f"`{param}` is missing. Send an object with `name` and `schema`.", param=param)
     return ResponseFormat(
-        "json_schema", schema.name, canonical(schema.schema), schema.strict is True, schema.description or ""
+        "json_schema", schema.name, canonical_json(schema.schema), schema.strict is True, schema.description or ""
     )

@@ -1,0 +1,376 @@
+"""The attempts of one decision: each one a state machine (`TABLE`), and their order (`AttemptSequence`).
+
+The caller feeds events and does the I/O. Everything else is decided here: holding back first tokens, releasing them,
+whether the next target may take over, and the error that the client gets in the end.
+
+    sequence = AttemptSequence(decision, stream=request.stream, choices=request.n, arrived=now)
+    while (attempt := sequence.next_attempt()) is not None:
+        try:
+            attempt.start(now)
+            async for chunk in backend.generate(...):
+                for released in attempt.receive(chunk, now):   # may raise LowConfidence: a handoff
+                    await send(released)
+            for released in attempt.finish(now):               # may raise StreamBroken: the answer has no end
+                await send(released)
+            break
+        except CausewayError as error:
+            attempt.fail(error, now)
+            if sequence.next_step(error) == "raise":
+                raise sequence.final_error(error) from error
+
+`now` is always monotonic time in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Literal
+
+from ..errors import (
+    AllAttemptsFailed,
+    CausewayError,
+    ClientGone,
+    CloudSaturated,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidGrammar,
+    InvalidRequest,
+    LowConfidence,
+    NoRoute,
+    QueueFull,
+    StreamBroken,
+    UnsupportedFeature,
+)
+from ..types import AttemptPlan, AttemptRecord, Chunk, Confidence, Decision
+from .handoff import HandoffGate
+
+
+class AttemptState(str, Enum):
+    PENDING = "pending"  # planned; no request was sent to the target
+    WAITING = "waiting"  # request sent; no chunk has arrived
+    HOLDING = "holding"  # first tokens are held back until their confidence is known
+    COLLECTING = "collecting"  # confident enough, but the client does not stream: nothing was sent yet
+    COMMITTED = "committed"  # the first byte was released to the client
+    DONE = "done"
+    FAILED = "failed"
+    HANDED_OFF = "handed_off"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+
+
+class AttemptEvent(str, Enum):
+    START = "start"  # the request goes to the target
+    HOLD = "hold"  # the first chunk arrived, and the plan has a handoff
+    COLLECT = "collect"  # a chunk arrived that may be kept, and the client does not stream
+    COMMIT = "commit"  # chunks are released to the client
+    LOW_CONFIDENCE = "low_confidence"  # the confidence of the held tokens is below the handoff's threshold
+    LAST_CHUNK = "last_chunk"  # the end of the answer is released to the client
+    ERROR = "error"
+    CANCEL = "cancel"  # the client disconnected, or the daemon stops
+    DEADLINE = "deadline"
+
+
+# An error, a client that disconnects, and the deadline can come at any moment before the end.
+_INTERRUPTS: Mapping[AttemptEvent, AttemptState] = {
+    AttemptEvent.ERROR: AttemptState.FAILED,
+    AttemptEvent.CANCEL: AttemptState.CANCELLED,
+    AttemptEvent.DEADLINE: AttemptState.TIMED_OUT,
+}
+
+# A missing key is an illegal transition: a bug of the caller, never of the target.
+TABLE: Mapping[AttemptState, Mapping[AttemptEvent, AttemptState]] = {
+    # ERROR before START: the breaker is open, or there is no engine.
+    AttemptState.PENDING: {AttemptEvent.START: AttemptState.WAITING, **_INTERRUPTS},
+    # Three ways on: hold back for confidence, collect for a client that does not stream, or straight to the client.
+    AttemptState.WAITING: {
+        AttemptEvent.HOLD: AttemptState.HOLDING,
+        AttemptEvent.COLLECT: AttemptState.COLLECTING,
+        AttemptEvent.COMMIT: AttemptState.COMMITTED,
+        **_INTERRUPTS,
+    },
+    # The only state that may hand off: nothing has reached the client, and another target can answer.
+    AttemptState.HOLDING: {
+        AttemptEvent.LOW_CONFIDENCE: AttemptState.HANDED_OFF,
+        AttemptEvent.COLLECT: AttemptState.COLLECTING,
+        AttemptEvent.COMMIT: AttemptState.COMMITTED,
+        **_INTERRUPTS,
+    },
+    # If an answer breaks while it is collected, the next target may still answer.
+    AttemptState.COLLECTING: {AttemptEvent.COMMIT: AttemptState.COMMITTED, **_INTERRUPTS},
+    # Bytes have reached the client: an error ends the answer, it never switches target. No LOW_CONFIDENCE here.
+    AttemptState.COMMITTED: {AttemptEvent.LAST_CHUNK: AttemptState.DONE, **_INTERRUPTS},
+    AttemptState.DONE: {},
+    AttemptState.FAILED: {},
+    AttemptState.HANDED_OFF: {},
+    AttemptState.CANCELLED: {},
+    AttemptState.TIMED_OUT: {},
+}
+
+
+class IllegalTransition(RuntimeError):
+    """The caller fed an event that `TABLE` does not allow in this state."""
+
+
+class Attempt:
+    """One plan being tried. Owns its state, its times, and the chunks that are not released yet."""
+
+    def __init__(self, plan: AttemptPlan, *, stream: bool, choices: int, arrived: float) -> None:
+        self.plan = plan
+        self.state = AttemptState.PENDING
+        self.tokens = 0
+        self.confidence: Confidence | None = None
+        self.error: CausewayError | None = None
+        self.detail = ""
+        self._arrived = arrived
+        self._stream = stream
+        self._unfinished = set(range(choices))
+        self._gate = None if plan.handoff is None else HandoffGate(plan.handoff)
+        self._held: list[Chunk] = []
+        self._started: float | None = None
+        self._first_token: float | None = None
+        self._ended: float | None = None
+        self._sent = False
+
+    def transition(self, event: AttemptEvent, now: float) -> AttemptState:
+        """Move to the next state by `TABLE`. Raises IllegalTransition for a pair that it lacks."""
+        following = TABLE[self.state].get(event)
+        if following is None:
+            raise IllegalTransition(f"{event.value} in state {self.state.value} of {self.plan.target.name}")
+        if event is AttemptEvent.START:
+            self._started = now
+        if not TABLE[following]:
+            self._ended = now
+            self._held = []  # an attempt that has ended keeps no text
+        self.state = following
+        return following
+
+    def start(self, now: float) -> None:
+        self.transition(AttemptEvent.START, now)
+
+    def receive(self, chunk: Chunk, now: float) -> tuple[Chunk, ...]:
+        """Accept a chunk from the target and return the chunks to send now.
+
+        Raises:
+            LowConfidence: the confidence of the held tokens is below the threshold; the state is then HANDED_OFF.
+        """
+        self._measure(chunk, now)
+        if self.state is AttemptState.COMMITTED:
+            return (chunk,)
+        self._held.append(chunk)
+        if self._gate is not None and not self._passes(self._gate, chunk, now):
+            return ()
+        if not self._stream:
+            if self.state is not AttemptState.COLLECTING:
+                self.transition(AttemptEvent.COLLECT, now)
+            return ()
+        return self._release(now)
+
+    def finish(self, now: float) -> tuple[Chunk, ...]:
+        """End the answer after the target's last chunk and return the chunks that are still to be sent.
+
+        Raises:
+            StreamBroken: a choice has no finish_reason (phase `stream`). The state does not change; call `fail`.
+        """
+        if self._unfinished:
+            raise StreamBroken(f"{self.plan.target.name} stopped before the end of its answer", phase="stream")
+        released = () if self.state is AttemptState.COMMITTED else self._release(now)
+        self.transition(AttemptEvent.LAST_CHUNK, now)
+        return released
+
+    def complete(self, now: float) -> None:
+        """End an answer that is one value instead of chunks (embeddings) and goes to the client now."""
+        self._first_token = now
+        self.transition(AttemptEvent.COMMIT, now)
+        self._sent = True
+        self.transition(AttemptEvent.LAST_CHUNK, now)
+
+    def fail(self, error: CausewayError, now: float) -> None:
+        """End the attempt with `error`. After a handoff the state stays HANDED_OFF, and only the error is kept."""
+        self.error = error
+        if self.state is AttemptState.HANDED_OFF:
+            return
+        event = AttemptEvent.ERROR
+        if isinstance(error, DeadlineExceeded):
+            event = AttemptEvent.DEADLINE
+        elif isinstance(error, ClientGone):
+            event = AttemptEvent.CANCEL
+        self.transition(event, now)
+
+    @property
+    def committed(self) -> bool:
+        """Whether the client has bytes of this attempt. Stays true if the attempt fails later."""
+        return self._sent
+
+    @property
+    def ended(self) -> bool:
+        return not TABLE[self.state]
+
+    @property
+    def held(self) -> tuple[Chunk, ...]:
+        """The chunks that are not released yet."""
+        return tuple(self._held)
+
+    def record(self, now: float) -> AttemptRecord:
+        started = self._started if self._started is not None else (self._ended if self._ended is not None else now)
+        ended = self._ended if self._ended is not None else now
+        return AttemptRecord(
+            target=self.plan.target.name,
+            at=self.plan.target.at,
+            state=self.state.value,
+            started_ms=_milliseconds(started - self._arrived),
+            ttft_ms=None if self._first_token is None else _milliseconds(self._first_token - started),
+            duration_ms=_milliseconds(ended - started),
+            tokens=self.tokens,
+            confidence=self.confidence,
+            error="" if self.error is None else self.error.code,
+            detail=self.detail or ("" if self.error is None else self.error.message),
+        )
+
+    def _measure(self, chunk: Chunk, now: float) -> None:
+        if self._first_token is None and (chunk.text or chunk.tokens or chunk.tool_calls):
+            self._first_token = now
+        self.tokens += chunk.tokens
+        self.confidence = chunk.confidence or self.confidence
+        if chunk.finish_reason is not None:
+            self._unfinished.discard(chunk.index)
+
+    def _passes(self, gate: HandoffGate, chunk: Chunk, now: float) -> bool:
+        """Whether the held chunks may be released. Raises LowConfidence."""
+        if self.state is AttemptState.WAITING:
+            self.transition(AttemptEvent.HOLD, now)
+        verdict = gate.observe(chunk)
+        if verdict == "wait":
+            return False
+        self._gate = None  # decided once; later chunks pass
+        self.detail = gate.detail
+        if verdict == "hand_off":
+            raise self._hand_off(gate, now)
+        return True
+
+    def _hand_off(self, gate: HandoffGate, now: float) -> LowConfidence:
+        self.transition(AttemptEvent.LOW_CONFIDENCE, now)
+        assert gate.confidence is not None
+        assert self.plan.handoff is not None
+        self.detail = f"confidence {gate.confidence.score:.3f} below {self.plan.handoff.below:g}"
+        return LowConfidence(f"{self.plan.target.name}: {self.detail}", phase="first_token")
+
+    def _release(self, now: float) -> tuple[Chunk, ...]:
+        self.transition(AttemptEvent.COMMIT, now)
+        self._sent = True
+        released, self._held = tuple(self._held), []
+        return released
+
+
+# Another target may have a longer context or the missing feature, or accept the schema: another attempt can succeed.
+_TARGET_SPECIFIC = (ContextLengthExceeded, UnsupportedFeature, InvalidGrammar)
+
+
+def next_step(error: CausewayError, *, committed: bool, remaining: int) -> Literal["next", "raise"]:
+    """Whether another attempt may follow this error.
+
+    1. The client has bytes: no.
+    2. No plan is left: no.
+    3. The target failed or handed off (retryable), or only this target cannot serve the request: yes.
+    4. Anything else (the request is invalid, the deadline passed, the client disconnected): no.
+    """
+    if committed or remaining == 0:  # (1) (2)
+        return "raise"
+    if error.retryable or isinstance(error, _TARGET_SPECIFIC):  # (3)
+        return "next"
+    return "raise"  # (4)
+
+
+class AttemptSequence:
+    """The attempts of one decision, in order: which comes next, and the client's error when none is left."""
+
+    def __init__(self, decision: Decision, *, stream: bool, choices: int = 1, arrived: float) -> None:
+        self.decision = decision
+        self.attempts: list[Attempt] = []
+        self._plans = list(decision.attempts)
+        self._stream = stream
+        self._choices = choices
+        self._arrived = arrived
+
+    def next_attempt(self) -> Attempt | None:
+        """Return the next attempt (PENDING), or None when no plan is left."""
+        self._drop_failed_targets()
+        if not self._plans:
+            return None
+        plan = self._plans.pop(0)
+        attempt = Attempt(plan, stream=self._stream, choices=self._choices, arrived=self._arrived)
+        self.attempts.append(attempt)
+        return attempt
+
+    def next_step(self, error: CausewayError) -> Literal["next", "raise"]:
+        self._drop_failed_targets()
+        committed = bool(self.attempts) and self.attempts[-1].committed
+        return next_step(error, committed=committed, remaining=len(self._plans))
+
+    def final_error(self, error: CausewayError) -> CausewayError:
+        """Return the client's error after `error` ended the sequence.
+
+        1. The request is invalid, late or abandoned, or the client has bytes and no status can change: `error` itself.
+        2. Every target refused the request: the last refusal (400).
+        3. Every target is saturated: 429 with the shortest Retry-After.
+        4. Anything else: 503 with the reason of every attempt.
+        """
+        last = self.attempts[-1] if self.attempts else None
+        if last is None or last.committed or next_step(error, committed=False, remaining=1) == "raise":  # (1)
+            return error
+        errors = [a.error for a in self.attempts if a.error is not None and not isinstance(a.error, LowConfidence)]
+        if errors and all(isinstance(e, InvalidRequest) for e in errors):  # (2)
+            return errors[-1]
+        reasons = "; ".join(f"{a.plan.target.name}: {_failure_reason(a)}" for a in self.attempts)
+        waits = [e.retry_after_s for e in errors if e.retry_after_s is not None]
+        retry_after_s = min(waits) if waits else None
+        if errors and all(isinstance(e, QueueFull | CloudSaturated) for e in errors):  # (3)
+            return QueueFull(f"every target is saturated: {reasons}", retry_after_s=retry_after_s or 1.0)
+        return AllAttemptsFailed(f"every attempt failed: {reasons}", retry_after_s=retry_after_s)  # (4)
+
+    @property
+    def degraded(self) -> bool:
+        """Whether a failure moved the answer away from the policy's first choice.
+
+        1. The first choice is down and was skipped, and another target answered.
+        2. An earlier attempt failed. A handoff, and a request that a target cannot serve, do not count.
+        """
+        if not self.attempts:
+            return False
+        if self.decision.skipped_target not in ("", self.attempts[-1].plan.target.name):  # (1)
+            return True
+        return any(  # (2)
+            a.state in (AttemptState.FAILED, AttemptState.TIMED_OUT) and not isinstance(a.error, InvalidRequest)
+            for a in self.attempts[:-1]
+        )
+
+    def records(self, now: float) -> tuple[AttemptRecord, ...]:
+        return tuple(attempt.record(now) for attempt in self.attempts)
+
+    def _drop_failed_targets(self) -> None:
+        # A target that appears twice is the last resort after a handoff. The second try, without handoff, makes sense
+        # only if the first one handed off: a target that failed is not tried again.
+        while self._plans and any(
+            a.plan.target.name == self._plans[0].target.name and a.state is not AttemptState.HANDED_OFF
+            for a in self.attempts
+        ):
+            self._plans.pop(0)
+
+
+def no_route(decision: Decision) -> NoRoute:
+    """Build the error for a decision without attempts. It names what excluded each target, in the policy's words."""
+    exclusions = [
+        f"{reason.target or 'no target'} ({reason.code}{': ' + reason.rule if reason.rule else ''})"
+        for reason in decision.reasons
+        if reason.code in ("constraint_cut", "wish_cut", "target_unable")
+    ]
+    detail = ", ".join(exclusions) or "no route of the policy holds"
+    return NoRoute(f"policy {decision.policy}@{decision.revision} leaves no target: {detail}")
+
+
+def _failure_reason(attempt: Attempt) -> str:
+    return attempt.state.value if attempt.error is None else f"{attempt.error.code} ({attempt.error.message})"
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000.0, 3)

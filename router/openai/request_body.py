@@ -1,0 +1,254 @@
+"""A request's body: bytes → JSON object → checked struct, and the fields that the kinds of request share.
+
+Whatever the bytes are, only `InvalidRequest` and its subclasses leave this module; each message says what is wrong,
+where, and what to send instead. `chat.py`, `completions.py` and `embeddings.py` build the `Request`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final, TypeVar
+
+import msgspec
+
+from ..errors import InvalidJSON, InvalidRequest, MissingField, UnknownField, UnsupportedFeature
+from ..types import Prefer, RoutingHints, Sampling
+from .wire import WireGeneration, WireRoutingHints
+
+JSONObject = dict[str, object]
+T = TypeVar("T")
+
+_DECODER = msgspec.json.Decoder()
+_ENCODER = msgspec.json.Encoder()
+
+# msgspec says "<reason> - at `$.messages[0].content`", or "- at `key` in `$.logit_bias`" when a mapping's key is wrong.
+_VALIDATION = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
+_FIELD = re.compile(r"^Object (?P<fault>missing required|contains unknown) field `(?P<name>.*)`$")
+_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+_ADVICE = {
+    "model": "Send a model's name, or `auto` to let the policy choose.",
+    "messages": "Send a list with at least one message.",
+    "role": "Use system, developer, user, assistant, tool or function.",
+    "content": "Send a string or a non-empty list of content parts.",
+    "type": "Content parts are text, image_url, input_audio, file or refusal; tools are of type function.",
+    "prompt": "Send a string, a list of strings, a list of token ids, or a list of such lists.",
+    "input": "Send a string, a list of strings, a list of token ids, or a list of such lists.",
+    "temperature": "Send a number from 0 to 2.",
+    "top_p": "Send a number from 0 to 1.",
+    "min_p": "Send a number from 0 to 1.",
+    "top_k": "Send a whole number; -1 or 0 means no limit.",
+    "presence_penalty": "Send a number from -2 to 2.",
+    "frequency_penalty": "Send a number from -2 to 2.",
+    "n": "Send a whole number from 1 to 16.",
+    "max_tokens": "Send a whole number of at least 1.",
+    "max_completion_tokens": "Send a whole number of at least 1.",
+    "top_logprobs": "Send a whole number from 0 to 20, with `logprobs` true.",
+    "logprobs": "Chat takes true or false; completions take a whole number from 0 to 20.",
+    "stop": "Send a string or a list of up to 16 strings, none of them empty.",
+    "seed": "Send a whole number of 64 bits.",
+    "logit_bias": "Send an object of token ids and numbers from -100 to 100.",
+    "stream": "Send true or false.",
+    "tool_choice": "Send none, auto, required, or an object that names one function.",
+    "prefer": "Use prefer_on_device, only_on_device, prefer_cloud or only_cloud.",
+    "tags": "Send a list of up to 32 short strings.",
+    "deadline_ms": "Send the time left as a whole number of milliseconds, at least 1.",
+    "encoding_format": "Use float or base64.",
+}
+
+# Two preferences in one request: the narrower applies. Pairs that are not here contradict each other.
+_NARROWER: Final[dict[frozenset[Prefer], Prefer]] = {
+    frozenset({"prefer_on_device", "only_on_device"}): "only_on_device",
+    frozenset({"prefer_cloud", "only_cloud"}): "only_cloud",
+}
+
+
+def load(body: bytes) -> JSONObject:
+    """Decode the body. Raises InvalidJSON, or InvalidRequest if it is JSON but not an object."""
+    if not body.strip():
+        raise InvalidJSON("The body is empty. Send a JSON object.")
+    try:
+        document = _DECODER.decode(body)
+        if type(document) is not dict:
+            raise InvalidRequest(f"The body is {_json_type(document)}. Send a JSON object.")
+        _refuse_repeated_keys(body, document)
+    except RecursionError:
+        raise too_deep() from None
+    except UnicodeDecodeError as error:
+        raise InvalidJSON(f"The body is not UTF-8: {error.reason}. Send JSON encoded as UTF-8.") from None
+    except ValueError as error:  # msgspec's, or the standard library's where it is stricter
+        raise InvalidJSON(f"The body is not valid JSON: {error}{_surrogate_note(body)}. Send a JSON object.") from None
+    return document
+
+
+def validate(document: JSONObject, kind: type[T]) -> T:
+    """Convert the document to the struct `kind`. Raises InvalidRequest with `param` as OpenAI writes it."""
+    try:
+        return msgspec.convert(document, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _translate(str(error), document) from None
+
+
+def canonical_json(value: object, *, sort: bool = False) -> str:
+    """Encode as compact JSON. Keys keep their order unless `sort`: in a schema it is the order a model answers in."""
+    return msgspec.json.encode(value, order="sorted" if sort else None).decode()
+
+
+def too_deep() -> InvalidJSON:
+    return InvalidJSON("The body is nested too deeply. Send fewer levels of arrays and objects.")
+
+
+# --- fields that the kinds of request share --------------------------------------------------------------------------
+
+
+def sampling_of(wire: WireGeneration) -> Sampling:
+    penalty, alias = wire.repeat_penalty, wire.repetition_penalty
+    if penalty is not None and alias is not None and penalty != alias:
+        raise InvalidRequest(
+            "`repeat_penalty` and `repetition_penalty` differ. Send one of them.", param="repetition_penalty"
+        )
+    return Sampling(
+        wire.temperature,
+        wire.top_p,
+        wire.top_k,
+        wire.min_p,
+        wire.presence_penalty,
+        wire.frequency_penalty,
+        alias if penalty is None else penalty,
+        wire.seed,
+        tuple(sorted(wire.logit_bias.items())) if wire.logit_bias else (),
+    )
+
+
+def stop_of(wire: str | list[str] | None) -> tuple[str, ...]:
+    if not wire:
+        return ()
+    return (wire,) if isinstance(wire, str) else tuple(wire)
+
+
+def includes_usage(wire: WireGeneration) -> bool:
+    return wire.stream_options is not None and wire.stream_options.include_usage is True
+
+
+def merge_hints(header: RoutingHints, body: WireRoutingHints | None) -> RoutingHints:
+    """Combine the hints of headers and body: tags add up, the shorter deadline and the narrower preference apply.
+
+    Raises:
+        InvalidRequest: the preferences contradict each other, so applying either would widen the other.
+    """
+    if body is None:
+        return header
+    deadlines = [ms for ms in (header.deadline_ms, body.deadline_ms) if ms is not None]
+    return RoutingHints(
+        prefer=_narrower(header.prefer, body.prefer),
+        tags=tuple(sorted({*header.tags, *(body.tags or ())})),
+        client=header.client,
+        deadline_ms=min(deadlines, default=None),
+    )
+
+
+def _narrower(header: Prefer | None, body: Prefer | None) -> Prefer | None:
+    if header is None or body is None or header == body:
+        return header or body
+    narrower = _NARROWER.get(frozenset({header, body}))
+    if narrower is None:
+        raise InvalidRequest(
+            f"`causeway.prefer` is {body}, but the request's header says {header}. Send one of them.",
+            param="causeway.prefer",
+        )
+    return narrower
+
+
+def resume_of(wire: WireRoutingHints | None, *, accepted: bool) -> str:
+    """Return the continue token, "" for none.
+
+    Args:
+        accepted: whether this server can continue an answer that was cut short. If it cannot, a token is refused: the
+            answer would start anew, and the client would not notice.
+    """
+    if wire is None or not wire.resume:
+        return ""
+    if not accepted:
+        raise UnsupportedFeature(
+            "`causeway.continue` is only valid at the cloud gateway that cut the answer short. Send it there.",
+            param="causeway.continue",
+        )
+    return wire.resume
+
+
+def extra_of(document: JSONObject, known: frozenset[str]) -> str:
+    """Return the fields that we do not interpret, as canonical JSON, "" for none.
+
+    A misspelt routing field is refused: it would be sent to the target, and the routing would not happen.
+    """
+    if document.keys() <= known:
+        return ""
+    unknown = {key: value for key, value in document.items() if key not in known}
+    for key in unknown:
+        if key.lower().replace("_", "-").startswith(("causeway", "x-causeway")):
+            raise UnknownField(
+                f"`{key[:64]}` is not a known field. Put routing hints into the object `causeway`.", param=key[:64]
+            )
+    return canonical_json(unknown, sort=True)
+
+
+# --- faults, in words ------------------------------------------------------------------------------------------------
+
+
+def _json_type(value: object) -> str:
+    """The JSON type of a value in words; never its content, which may be private."""
+    if value is None or isinstance(value, bool | int | float):
+        return json.dumps(value)[:32]
+    return "a string" if isinstance(value, str) else "an array" if isinstance(value, list) else "an object"
+
+
+def _refuse_repeated_keys(body: bytes, document: JSONObject) -> None:
+    # Decoding drops a repeated key, so what we would encode again is shorter than what arrived. Equal lengths, the
+    # usual case, cost a microsecond; other spellings (1e2, \u00e9) also differ and take the exact check.
+    if len(msgspec.json.format(body, indent=-1)) != len(_ENCODER.encode(document)):
+        json.loads(body, object_pairs_hook=_check_unique, parse_int=len, parse_float=len)  # numbers are not converted
+
+
+def _check_unique(pairs: list[tuple[str, object]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise InvalidJSON(f"The key `{key[:64]}` appears twice in one object. Send it once.", param=key[:64])
+        seen.add(key)
+
+
+def _surrogate_note(body: bytes) -> str:
+    return " (or a \\ud800-\\udfff escape without its pair)" if b"\\ud" in body.lower() else ""
+
+
+def _translate(text: str, document: JSONObject) -> InvalidRequest:
+    match = _VALIDATION.match(text)
+    reason, path = (match["reason"], match["path"] or "") if match else (text, "")
+    path = path.removeprefix(".").replace("[...]", "")
+    field = _FIELD.match(reason)
+    if field is not None:
+        return _field_error(field["fault"], f"{path}.{field['name']}" if path else field["name"])
+    steps = _STEP.findall(path)
+    advice = _ADVICE.get(next((name for _, name in reversed(steps) if name), ""), "")
+    got = "" if "got" in reason else f", got {_type_at(document, path)}"
+    return InvalidRequest(f"`{path}`: {reason[:1].lower()}{reason[1:200]}{got}. {advice}".rstrip(), param=path or None)
+
+
+def _field_error(fault: str, path: str) -> InvalidRequest:
+    advice = _ADVICE.get(path.rpartition(".")[2], "")
+    if fault == "missing required":
+        return MissingField(f"`{path}` is missing. {advice or 'Send it.'}", param=path)
+    return UnknownField(f"`{path}` is not a known field. Remove it or correct its name.", param=path)
+
+
+def _type_at(document: JSONObject, path: str) -> str:
+    value: object = document
+    for index, name in _STEP.findall(path):
+        if isinstance(value, list) and index and int(index) < len(value):
+            value = value[int(index)]
+        elif isinstance(value, dict) and name in value:
+            value = value[name]
+        else:
+            return "another value"
+    return _json_type(value)
