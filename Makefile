@@ -5,7 +5,7 @@ BIN = .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check lint bench train-setup lock clean
+.PHONY: help setup run test quick check lint fuzz bench docs train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ test: ## Set up, then check and run every test (ARGS='-k name' narrows)
 	@$(MAKE) --no-print-directory lint
 	@exec $(BIN)/python -m pytest $(ARGS)
 
+quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)
+	@$(PREPARE) quick
+	@exec $(BIN)/python -m pytest -q -n auto -m 'not (triton or redis or engine or slow)' $(ARGS)
+
 check: ## Lint, format, types, import directions
 	@$(PREPARE) check
 	@$(MAKE) --no-print-directory lint
@@ -32,8 +36,15 @@ lint:
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+fuzz: ## Draw new random cases until Ctrl-C
+	@$(PREPARE) check
+	@while $(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=fuzz $(ARGS); do :; done
+
 bench: ## Set up, then measure against the parts themselves
 	@$(PREPARE) bench && exec $(BIN)/python -m tests.bench $(ARGS)
+
+docs: ## Write the pages' reference tables anew from the code
+	@$(PREPARE) check && $(BIN)/python -m tests.docs
 
 train-setup: ## Add torch, for making models anew (CAUSEWAY_TORCH names the build)
 	@$(PREPARE) train

@@ -23,9 +23,10 @@ from models.signals.quality import QualityEstimator
 from models.signals.scope import ScopeEstimator
 from router.types import Confidence, Message, Sampling
 
-from .rows import Row
+from .rows import Row, scaled
 
-ENCODER_US, QUALITY_US, FIRST_MS, LEAST_TOKENS_S = 100.0, 60.0, 15.0, 300.0
+# Limits, in yardsticks.
+ENCODER, QUALITY, FIRST_TOKEN, TOKEN = 10.0, 8.0, 1500.0, 150.0
 ROUNDS, CALLS, ANSWERS, ANSWER_TOKENS = 9, 400, 15, 64
 TEXTS = (
     "turn off the lights in the kitchen please",
@@ -51,10 +52,10 @@ def _signal_rows() -> list[Row]:
     model = find_artifact("assistant")
     rows = []
     encoder = SentenceEncoder(find_signal("embedding").path)
-    rows.append(_row("encoder, tokens and vector", encoder, ENCODER_US))
+    rows.append(_row("encoder, tokens and vector", encoder, ENCODER))
     try:
         quality = QualityEstimator.for_model(find_signal("edge.quality", model), model)
-        rows.append(_row("edge.quality", quality, QUALITY_US))
+        rows.append(_row("edge.quality", quality, QUALITY))
         calibrator = ConfidenceCalibrator.for_model(find_signal("confidence", model), model)
         sure = Confidence(8, 0.8, -0.2, 0.7, 0.4, 0.01)
         rows.append(_row("calibrator", lambda _: calibrator(sure, 8, 0.7, ended=False), None))
@@ -65,10 +66,10 @@ def _signal_rows() -> list[Row]:
     return rows
 
 
-def _row(name: str, tell: Told, limit_us: float | None) -> Row:
+def _row(name: str, tell: Told, limit: float | None) -> Row:
     rounds = sorted(_mean_us(tell) for _ in range(ROUNDS))
     note = f"{CALLS} calls a round, {rounds[0]:.1f} to {rounds[-1]:.1f} us"
-    return Row(f"(signals) {name}", statistics.median(rounds), "us", limit_us, note=note)
+    return scaled(f"(signals) {name}, in yardsticks", statistics.median(rounds), limit, note)
 
 
 def _mean_us(tell: Told) -> float:
@@ -104,10 +105,15 @@ def _model_rows(model: Artifact) -> list[Row]:
     held_first = statistics.median(one[0] for one in held) * 1e3
     held_rate = statistics.median(one[1] for one in held)
     return [
-        Row("(signals) device's model, first token of a call", held_first, "ms", FIRST_MS, note=calls),
-        Row("(signals) device's model, one stream of calls", held_rate, "tokens/s", LEAST_TOKENS_S, "higher", calls),
-        Row("(signals) device's model, first token", first, "ms", FIRST_MS, note=f"{told}; slowest {_slowest(firsts)}"),
-        Row("(signals) device's model, one stream", rate, "tokens/s", LEAST_TOKENS_S, "higher", told),
+        scaled("(signals) device's model, first token of a call, in yardsticks", held_first * 1e3, FIRST_TOKEN, calls),
+        scaled("(signals) device's model, a token of a call, in yardsticks", 1e6 / held_rate, TOKEN, calls),
+        scaled(
+            "(signals) device's model, first token, in yardsticks",
+            first * 1e3,
+            FIRST_TOKEN,
+            f"{told}; slowest {_slowest(firsts)}",
+        ),
+        scaled("(signals) device's model, a token, in yardsticks", 1e6 / rate, TOKEN, told),
     ]
 
 

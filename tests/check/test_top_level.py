@@ -11,7 +11,7 @@ import pytest
 from .sources import PACKAGES, ROOT
 
 FOLDERS = {*PACKAGES, "policies", "tests", ".ci"}
-FILES = {"pyproject.toml", "README.md", "Makefile", "CHANGELOG.md", "LICENSE"}
+FILES = {"pyproject.toml", "README.md", "Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md", "LICENSE"}
 # Pieced together, so that this file is no hit itself.
 REGISTRIES = [
     "".join(parts) for parts in (("pypi", ".org"), ("python", "hosted.org"), ("npm", "js.org"), ("nvcr", ".io"))

@@ -1,0 +1,283 @@
+"""The reference tables of the pages, each generated from the code that it describes."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tokenize
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import TypeGuard, get_args, get_type_hints
+
+import click
+import msgspec
+
+import cloud_pool.cli.main
+import cloud_pool.config.schema
+import edge_node.cli.main
+import fleet.cli.commands
+import models.cli.commands
+from edge_node.config.layers import leaves_of
+from edge_node.config.schema import MEANING, Config, config_keys
+from fleet.cli.commands import policy_schema
+from router import errors
+from router.policy.signals import SIGNALS
+
+ROOT = Path(__file__).parents[2]
+Rows = Iterable[Sequence[str]]
+
+
+def table(head: Sequence[str], rows: Rows) -> str:
+    """A Markdown table; `|` inside a cell is escaped."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+# --- configuration ---------------------------------------------------------------------------------------------------
+
+
+def edge_config() -> str:
+    defaults = _leaf_values(Config())
+    assert set(defaults) == set(leaves_of(Config))
+    return table(
+        ("key", "default", "meaning"), [(f"`{key}`", _shown(defaults[key]), MEANING[key]) for key in config_keys()]
+    )
+
+
+def gateway_config() -> str:
+    """Each key of the gateway's configuration. The meaning is the comment beside the field in its struct."""
+    return table(("key", "default", "meaning"), _gateway_rows(cloud_pool.config.schema.Config, ""))
+
+
+def _gateway_rows(struct: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, str, str]]:
+    hints, comments = get_type_hints(struct), _comments_of(struct)
+    fields = {field.name: field for field in msgspec.structs.fields(struct)}
+    for name, field in fields.items():
+        inner, repeated = _struct_in(hints[name])
+        key = f"{prefix}{name}" + ("[]" if repeated else "")
+        if inner is not None:
+            yield from _gateway_rows(inner, f"{key}.")
+            continue
+        default = field.default if field.default is not msgspec.NODEFAULT else None
+        yield f"`{key}`", "" if field.required else _shown(default), comments.get(name, "")
+
+
+def _struct_in(hint: object) -> tuple[type[msgspec.Struct] | None, bool]:
+    """The struct that a field holds, and whether it holds several."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint, False
+    found = [
+        argument for argument in get_args(hint) if isinstance(argument, type) and issubclass(argument, msgspec.Struct)
+    ]
+    return (found[0], True) if found else (None, False)
+
+
+def _comments_of(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """The comment of each field: behind it on its line, or on the lines directly above it."""
+    source = (ROOT / (struct.__module__.replace(".", "/") + ".py")).read_text(encoding="utf-8")
+    body = next(
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == struct.__name__
+    )
+    by_line = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(StringIO(source).readline)
+        if token.type == tokenize.COMMENT and not token.string.startswith("# ---")
+    }
+    lines = source.splitlines()
+    found: dict[str, str] = {}
+    for node in body.body:
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            continue
+        texts = [by_line[line] for line in range(node.lineno, (node.end_lineno or node.lineno) + 1) if line in by_line]
+        above = node.lineno - 1
+        while not texts and above in by_line and lines[above - 1].lstrip().startswith("#"):
+            above -= 1
+        texts = texts or [by_line[line] for line in range(above + 1, node.lineno)]
+        found[node.target.id] = " ".join(texts)
+    return found
+
+
+def _leaf_values(struct: msgspec.Struct, prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name in struct.__struct_fields__:
+        value = getattr(struct, name)
+        if isinstance(value, msgspec.Struct):
+            found |= _leaf_values(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _shown(value: object) -> str:
+    if value is None or value == "" or value == ():
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0:
+        return f"`{value >> 20}MiB`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def _commands(program: str, group: click.Command) -> str:
+    return table(("command", "what it does", "options"), _command_rows(program, group))
+
+
+def _command_rows(path: str, command: click.Command) -> Iterator[tuple[str, str, str]]:
+    if isinstance(command, click.Group):
+        for name, child in sorted(command.commands.items()):
+            yield from _command_rows(f"{path} {name}", child)
+        return
+    arguments = [one.make_metavar(click.Context(command)) for one in command.params if isinstance(one, click.Argument)]
+    options = [f"`{one.opts[0]}`" for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    text = " ".join((command.help or "").replace("\b", "").split("\n\n")[0].split())
+    yield " ".join(["`" + path, *arguments]) + "`", text, " ".join(options)
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+_METRIC = re.compile(r"(?:causeway_(?:edge|cloud|jobs)|gen_ai_(?:server|client))_[a-z_]+")
+
+
+def _metrics(package: str) -> str:
+    """Calls in the package whose first two arguments are a metric's name and its help text."""
+    found: dict[str, str] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        constants = {
+            target.id: node.value.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or len(node.args) < 2:
+                continue
+            name, text = (_text(argument, constants) for argument in node.args[:2])
+            if name is not None and text is not None and _METRIC.fullmatch(name):
+                found[name] = text
+    return table(("metric", "meaning"), [(f"`{name}`", text) for name, text in sorted(found.items())])
+
+
+def _text(node: ast.expr, constants: Mapping[str, object]) -> str | None:
+    value = constants.get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
+    return value if isinstance(value, str) else None
+
+
+def metric_names(package: str) -> set[str]:
+    """Every metric's name that stands as a string in the package."""
+    names = set()
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _METRIC.fullmatch(node.value):
+                names.add(node.value)
+    return names
+
+
+# --- errors, signals, policies ---------------------------------------------------------------------------------------
+
+
+def error_table() -> str:
+    rows = [
+        (
+            f"`{kind.code}`",
+            str(kind.status),
+            f"`{kind.type}`",
+            "yes" if kind.retryable else "",
+            kind.__name__,
+            _summary(kind),
+        )
+        for kind in _tree(errors.CausewayError)
+    ]
+    return table(("code", "HTTP status", "type", "next target may answer", "class", "meaning"), rows)
+
+
+def _tree(kind: type[errors.CausewayError]) -> Iterator[type[errors.CausewayError]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        if narrower.__module__ == errors.__name__:
+            yield from _tree(narrower)
+
+
+def _summary(kind: type) -> str:
+    return " ".join((kind.__dict__.get("__doc__") or "").split("\n\n")[0].split())
+
+
+def signal_table() -> str:
+    rows = []
+    for name, spec in SIGNALS.items():
+        values = f" ({', '.join(value or '``' for value in spec.values)})" if spec.values else ""
+        kind = f"{spec.type}, {spec.unit}" if spec.unit else spec.type
+        rows.append((f"`{name}`", kind, spec.meaning + values, spec.absent or "never"))
+    return table(("signal", "type", "meaning", "absent when"), rows)
+
+
+def policy_keys() -> str:
+    schema = msgspec.json.decode(policy_schema())
+    return table(("key", "required", "default", "meaning"), _schema_rows(schema, schema, ""))
+
+
+def _schema_rows(node: Mapping[str, object], schema: Mapping[str, object], prefix: str) -> Iterator[Sequence[str]]:
+    resolved = _resolve(node, schema)
+    required = resolved.get("required", [])
+    properties = resolved.get("properties", {})
+    assert isinstance(required, list)
+    assert isinstance(properties, dict)
+    for name, value in properties.items():
+        inner = _resolve(value, schema)
+        meaning = str(value.get("description") or inner.get("description") or inner.get("title") or "")
+        shown = _shown_default(inner.get("default"))
+            "" if default in (None, [], {}) else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        )
+        key, items = prefix + name, inner.get("items")
+        values = inner.get("additionalProperties")
+        yield f"`{key}`", "yes" if name in required else "", shown, meaning
+        if "properties" in inner:
+            yield from _schema_rows(inner, schema, f"{key}.")
+        elif isinstance(items, dict) and "properties" in _resolve(items, schema):
+            yield from _schema_rows(items, schema, f"{key}[].")
+        elif isinstance(values, dict) and "properties" in _resolve(values, schema):
+            yield from _schema_rows(values, schema, f"{key}.NAME.")
+
+
+def _shown_default(value: object) -> str:
+    if value in (None, [], {}):
+        return ""
+    return f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"
+
+
+def _resolve(node: Mapping[str, object], schema: Mapping[str, object]) -> dict[str, object]:
+    """A node of the JSON schema with its reference followed; of `anyOf` the part that is not null."""
+    found = dict(node)
+    for part in found.get("anyOf", []) or []:  # type: ignore[attr-defined]
+        if part.get("type") != "null":
+            found |= part
+    reference = found.get("$ref")
+    if isinstance(reference, str):
+        at: object = schema
+        for step in reference.removeprefix("#/").split("/"):
+            assert isinstance(at, dict)
+            at = at[step]
+        assert isinstance(at, dict)
+        found = {**_resolve(at, schema), **{key: value for key, value in found.items() if key != "$ref"}}
+    return found
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "edge-config": edge_config,
+    "edge-commands": lambda: _commands("causeway-edge", edge_node.cli.main.main),
+    "edge-metrics": lambda: _metrics("edge_node"),
+    "gateway-config": gateway_config,
+    "cloud-commands": lambda: _commands("causeway-cloud", cloud_pool.cli.main.main),
+    "cloud-metrics": lambda: _metrics("cloud_pool"),
+    "models-commands": lambda: _commands("causeway-models", models.cli.commands.main),
+    "fleet-commands": lambda: _commands("causeway-fleet", fleet.cli.commands.main),
+    "errors": error_table,
+    "signals": signal_table,
+    "policy-keys": policy_keys,
+}
