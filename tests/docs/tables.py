@@ -8,7 +8,7 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import TypeGuard, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import click
 import msgspec
@@ -232,8 +232,6 @@ def _schema_rows(node: Mapping[str, object], schema: Mapping[str, object], prefi
         inner = _resolve(value, schema)
         meaning = str(value.get("description") or inner.get("description") or inner.get("title") or "")
         shown = _shown_default(inner.get("default"))
-            "" if default in (None, [], {}) else f"`{str(default).lower() if isinstance(default, bool) else default}`"
-        )
         key, items = prefix + name, inner.get("items")
         values = inner.get("additionalProperties")
         yield f"`{key}`", "yes" if name in required else "", shown, meaning
