@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts
 from router.policy.compiled import Policy
@@ -29,17 +30,19 @@ from .daemon.systemd import SystemdNotifier
 from .http.api import Api
 from .http.request_reader import RequestReader
 from .observability.metrics import Metrics
-from .observability.tracing import RequestTracer
 from .serving.admission import Admission, AdmissionLimits
 from .serving.attempts import AttemptRunner, Timeouts
 from .serving.service import Service
 from .serving.shared_generation import SharedGenerations
 from .signals.collector import SignalCollector
 from .signals.estimators import LearnedEstimators
-from .signals.probes import Probes
+from .signals.probes.device import DeviceProbes
 from .storage.cache import AnswerCache
 from .storage.decisions import DecisionStore
 from .storage.policies import DEFAULT_POLICY, PolicyStore
+
+if TYPE_CHECKING:
+    from .observability.tracing import RequestTracer
 
 __all__ = ["App", "build"]
 
@@ -57,7 +60,7 @@ def build(
     engines = EnginePool(make_engine or _engine_maker(config.engine)) if config.engine.enabled else None
     cloud = CloudBackend(config.cloud) if config.cloud.url else None
     learned = LearnedEstimators([Path(folder) for folder in config.engine.model_dirs])
-    signals = SignalCollector(clock, edge=engines, cloud=cloud, read_device=Probes().read, state_dir=state_dir)
+    signals = SignalCollector(clock, edge=engines, cloud=cloud, read_device=DeviceProbes().read, state_dir=state_dir)
     admission = Admission(AdmissionLimits())
     metrics = Metrics(lambda: read_gauges(parts))
 
@@ -67,7 +70,7 @@ def build(
         metrics.set_targets(target.name for target in policy.targets)
         if engines is not None:
             engines.use(policy)
-            learned.use(policy)
+            learned.activate(policy)
 
     policies = PolicyStore(
         Path(config.policy) if config.policy else DEFAULT_POLICY,
@@ -83,7 +86,7 @@ def build(
         clock=clock,
     )
     decisions = DecisionStore(
-        memory_count=config.decisions.memory_count,
+        memory_records=config.decisions.memory_records,
         max_age_s=config.decisions.max_age_s,
         directory=state_dir,
         clock=clock,
@@ -94,7 +97,7 @@ def build(
         admission=admission,
         cache=cache,
         flights=flights,
-        attempts=AttemptRunner(_backends(engines, cloud), {"cloud": _cloud_patience(config)}, learned.weighed),
+        attempts=AttemptRunner(_backends(engines, cloud), {"cloud": _cloud_patience(config)}, learned.calibrate),
         signals=signals,
         decisions=decisions,
         metrics=metrics,
@@ -146,9 +149,9 @@ def _tracing(config: Config) -> RequestTracer | None:
     if not config.tracing.endpoint:
         return None
     # Not before it is wanted: OpenTelemetry is a tenth of a second and some megabytes.
-    from .observability.otel import OtelTracer
+    from .observability.tracing import RequestTracer
 
-    return OtelTracer(config.tracing)
+    return RequestTracer(config.tracing)
 
 
 def _cloud_patience(config: Config) -> Timeouts:
@@ -163,7 +166,7 @@ def _models(config: EngineConfig) -> bytes:
         known = list_artifacts([Path(folder) for folder in config.model_dirs])
     except ArtifactError:
         return b""  # the engine will say so
-    held = "calls" if config.call_grammar else ""
+    held = "calls" if config.restrict_tool_arguments else ""
     return "\n".join(
         f"{artifact.name} {artifact.manifest.sha256} {held if artifact.manifest.answers == 'calls' else ''}"
         for artifact in known

@@ -1,6 +1,6 @@
-"""The daemon's configuration: frozen, checked at start, unknown keys refused. File < environment < flag.
+"""The daemon's configuration: frozen, validated at start, unknown keys rejected. File < environment < flag.
 
-A key ``server.port`` is `port:` under `server:` in the file, ``CAUSEWAY_SERVER__PORT`` in the environment and
+The key ``server.port`` is `port:` under `server:` in the file, ``CAUSEWAY_SERVER__PORT`` in the environment and
 ``--set server.port=…`` on the command line. Durations may be written ``500ms``, ``30s``, ``10m``, ``7d``; sizes
 ``64MiB``, ``1GB``. A relative path in the file is relative to the file, elsewhere to the working directory.
 """
@@ -21,19 +21,22 @@ from .layers import Layer, build, leaves_of, read_environ, read_flags, read_yaml
 from .values import Setting
 
 PREFIX = "CAUSEWAY_"
+_MAX_FILE_BYTES = 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-TokenCounter = Annotated[int, Meta(ge=0)]
+NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
-Pause = Annotated[float, Meta(ge=0)]
+NonNegativeSeconds = Annotated[float, Meta(ge=0)]
 
 
 class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One API key of the daemon."""
+
     name: str
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # of the key, hex: the key itself is never stored
-    tags: tuple[str, ...] = ()  # added to every request of this key
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256 of the key, hex: the key itself is never stored
+    tags: tuple[str, ...] = ()  # added to every request that uses this key
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +45,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     socket: str = ""
     max_body_bytes: Positive = 8 * 1024 * 1024
     read_timeout_s: Seconds = 20.0
-    drain_s: Pause = 20.0
+    drain_s: NonNegativeSeconds = 20.0
     keys: tuple[KeyConfig, ...] = ()
     default_deadline_s: Seconds = 120.0
 
@@ -51,10 +54,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_dirs: tuple[str, ...] = ()
     sequences: Annotated[int, Meta(ge=1, le=256)] = 16
     batch_tokens: Positive = 512
-    context_tokens: TokenCounter = 0
-    threads: TokenCounter = 0
+    context_tokens: NonNegative = 0
+    threads: NonNegative = 0
     gpu_layers: Annotated[int, Meta(ge=-1)] = 0
-    call_grammar: bool = True
+    restrict_tool_arguments: bool = True
     enabled: bool = True
 
 
@@ -65,27 +68,29 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connect_timeout_s: Seconds = 2.0
     first_token_timeout_s: Seconds = 10.0
     timeout_s: Seconds = 60.0
-    connections: Positive = 100
+    max_connections: Positive = 100
     probe_interval_s: Seconds = 5.0
     ca_file: str = ""
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    memory_bytes: TokenCounter = 32 * 1024 * 1024
-    disk_bytes: TokenCounter = 256 * 1024 * 1024
+    memory_bytes: NonNegative = 32 * 1024 * 1024
+    disk_bytes: NonNegative = 256 * 1024 * 1024
 
 
 class DecisionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    memory_count: Positive = 2000
+    memory_records: Positive = 2000
     max_age_s: Seconds = 7 * 86400.0
 
 
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str = ""
-    share: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All settings of one daemon. `MEANING` describes each key."""
+
     policy: str = ""
     state_dir: str = ""
     server: ServerConfig = ServerConfig()
@@ -99,62 +104,73 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 MEANING: Mapping[str, str] = {
-    "policy": "path of the policy; empty: the default policy that ships",
-    "state_dir": "folder of cache and decisions; empty: $STATE_DIRECTORY, else ~/.local/state/causeway",
-    "server.host": "address to listen on; anything but loopback should have `server.keys`",
-    "server.port": "TCP port; 0: any free one",
+    "policy": "path of the policy file; empty: the default policy that ships",
+    "state_dir": "folder of the cache, decision records, spending and last good policy; "
+    "empty: `$STATE_DIRECTORY`, else `~/.local/state/causeway`",
+    "server.host": "address to listen on; set `server.keys` for any address other than loopback",
+    "server.port": "TCP port; 0: any free port",
     "server.socket": "path of a Unix socket to listen on as well; empty: none",
-    "server.max_body_bytes": "a larger request body is refused with 413",
-    "server.read_timeout_s": "a whole request must have arrived by then",
-    "server.drain_s": "on SIGTERM, how long running requests may still take",
-    "server.keys": "API keys: a list of {name, sha256 of the key in hex, tags}; empty: no key is asked for",
-    "server.default_deadline_s": "a request's whole time where the caller names none",
-    "engine.model_dirs": "folders searched for models before the ones that ship",
-    "engine.sequences": "requests decoded together; more wait",
-    "engine.batch_tokens": "tokens of one decode step, prompt pieces included",
-    "engine.context_tokens": "one request's prompt and answer; 0: the model's own limit, bounded by memory",
-    "engine.threads": "0: the cores that are free at start",
-    "engine.gpu_layers": "layers on the GPU; -1: all",
-    "engine.call_grammar": "hold calls to the words of what was said, where the model answers so; false: they are free",
-    "engine.enabled": "false: this box has no engine and everything goes to the cloud",
-    "cloud.url": "an OpenAI-compatible server, usually ending in /v1; empty: edge only",
-    "cloud.api_key": "bearer token for the cloud; better in a file",
-    "cloud.api_key_file": "file with the bearer token, read at start",
-    "cloud.connect_timeout_s": "time to connect",
-    "cloud.first_token_timeout_s": "time to the first token, where the policy's target says nothing",
-    "cloud.timeout_s": "time for a whole answer, where the policy's target says nothing",
-    "cloud.connections": "connections kept to the cloud at most",
-    "cloud.probe_interval_s": "how often an idle box asks whether the cloud is there",
-    "cloud.ca_file": "PEM file of the authority that signed the cloud's certificate; empty: the system's",
-    "cache.memory_bytes": "bound of the cache in memory",
-    "cache.disk_bytes": "bound of the cache on disk; 0: memory only",
-    "decisions.memory_count": "decision records kept, the newest",
-    "decisions.max_age_s": "older records are dropped",
-    "tracing.endpoint": "OpenTelemetry collector that takes OTLP over HTTP, as `http://host:4318`; empty: no traces",
-    "tracing.share": "of the requests without a trace of their caller's, how many are traced, 0 to 1",
-    "log": "debug, info, warning or error",
-    "log_format": "text or json; prompts and answers are in neither",
+    "server.max_body_bytes": "maximum request body; a larger one is rejected with 413",
+    "server.read_timeout_s": "maximum time to receive a whole request",
+    "server.drain_s": "on SIGTERM, maximum time for running requests to finish",
+    "server.keys": "API keys: a list of `{name, sha256, tags}`, `sha256` in hex; empty: requests need no key",
+    "server.default_deadline_s": "deadline of a request that sets none",
+    "engine.model_dirs": "folders searched for models before the models that ship",
+    "engine.sequences": "requests decoded together (continuous batching); further requests wait",
+    "engine.batch_tokens": "maximum tokens of one decode step, prefill chunks included",
+    "engine.context_tokens": "maximum tokens of one request, prompt and answer; "
+    "0: the model's own limit, bounded by memory",
+    "engine.threads": "CPU threads; 0: the cores that are free at start",
+    "engine.gpu_layers": "layers offloaded to the GPU; -1: all",
+    "engine.restrict_tool_arguments": "restrict tool-call arguments to words of the user's message, "
+    "for models whose manifest says `answers: calls`",
+    "engine.enabled": "run a model on this box; false: every request goes to the cloud",
+    "cloud.url": "base URL of an OpenAI-compatible server, usually ending in `/v1`; empty: no cloud",
+    "cloud.api_key": "bearer token for the cloud; prefer `cloud.api_key_file`",
+    "cloud.api_key_file": "file with the bearer token on one line, read at start",
+    "cloud.connect_timeout_s": "maximum time to connect",
+    "cloud.first_token_timeout_s": "maximum time to the first token, for targets whose policy sets none",
+    "cloud.timeout_s": "maximum time of a whole answer, for targets whose policy sets none",
+    "cloud.max_connections": "maximum open connections to the cloud",
+    "cloud.probe_interval_s": "interval of reachability probes while no requests go to the cloud",
+    "cloud.ca_file": "PEM file of the CA that signed the cloud's certificate; empty: the system's CAs",
+    "cache.memory_bytes": "maximum size of the response cache in memory",
+    "cache.disk_bytes": "maximum size of the response cache on disk; 0: memory only",
+    "decisions.memory_records": "decision records kept in memory, newest first",
+    "decisions.max_age_s": "maximum age of decision records on disk",
+    "tracing.endpoint": "OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces",
+    "tracing.sample_ratio": "share of requests without an incoming trace context that are traced, 0 to 1",
+    "log": "log level: debug, info, warning or error",
+    "log_format": "text or json; prompts and answers are never logged",
 }
-"""What each key is for: the README's table and `causeway-edge config` are made from it."""
+"""The description of each key, for `causeway-edge config --keys` and the reference in ``edge_node/README.md``."""
 
 _PATHS = ("policy", "state_dir", "server.socket", "cloud.api_key_file", "cloud.ca_file")
 
 
 def config_keys() -> list[str]:
-    """Every key, dotted, in the order of the structs."""
+    """Return every dotted key, in the order of the structs."""
     return list(leaves_of(Config))
 
 
 def config_variable(key: str) -> str:
-    """The environment variable of a key: ``server.port`` is ``CAUSEWAY_SERVER__PORT``."""
+    """Return the environment variable of a key: ``server.port`` is ``CAUSEWAY_SERVER__PORT``."""
     return variable_of(key, PREFIX)
 
 
 def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Config:
-    """The configuration from a file (or none), the environment and flags (by dotted key; None: not given).
+    """Load the configuration from a file, the environment and command-line flags, later ones taking precedence.
 
-    `state_dir` and other paths come out absolute and `cloud.api_key` holds the token of `cloud.api_key_file`.
-    Raises ConfigError naming the file and line, the variable or the flag, and the key.
+    Args:
+        path: The YAML file, or None.
+        environ: The environment variables.
+        flags: Values by dotted key; None means that the flag was not set.
+
+    Returns:
+        The configuration with absolute paths; `cloud.api_key` holds the token read from `cloud.api_key_file`.
+
+    Raises:
+        ConfigError: Names the file and line, the variable or the flag, and the key.
     """
     leaves = leaves_of(Config)
     layers: list[Layer] = [
@@ -162,7 +178,7 @@ def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[st
         read_environ(environ, PREFIX, leaves),
         read_flags(flags, leaves),
     ]
-    merged = _later_secret_wins([_resolve_paths(layer) for layer in layers])
+    merged = _merge_secrets([_resolve_paths(layer) for layer in layers])
     _check_url(merged.get("cloud.url"))
     config = build(Config, [merged])
     return msgspec.structs.replace(
@@ -172,18 +188,18 @@ def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[st
     )
 
 
-def _read(path: Path, what: str) -> str:
+def _read(path: Path, description: str) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(1 << 20).decode()
+            return file.read(_MAX_FILE_BYTES).decode()
     except OSError as error:
-        raise ConfigError(f"cannot read the {what}: {error.strerror}", where=str(path)) from error
+        raise ConfigError(f"cannot read the {description}: {error.strerror}", where=str(path)) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the {what} is not UTF-8 text", where=str(path)) from error
+        raise ConfigError(f"the {description} is not UTF-8 text", where=str(path)) from error
 
 
 def _resolve_paths(layer: Layer) -> dict[str, Setting]:
-    """Paths made absolute, against the folder of the file that says them."""
+    """Make paths absolute, relative to the folder of the file that sets them."""
     resolved = dict(layer)
     for key in _PATHS:
         setting = layer.get(key)
@@ -203,17 +219,17 @@ def _absolute(path: str, base: Path) -> str:
     return str((base / Path(path).expanduser()).absolute())
 
 
-def _later_secret_wins(layers: list[dict[str, Setting]]) -> dict[str, Setting]:
-    """One layer out of several. A token in the environment wins over a token *file* in the file, and vice versa."""
+def _merge_secrets(layers: list[dict[str, Setting]]) -> dict[str, Setting]:
+    """Merge the layers. A token in a later layer replaces a token file of an earlier one, and the reverse."""
     merged: dict[str, Setting] = {}
     for layer in layers:
-        given = {key for key in ("cloud.api_key", "cloud.api_key_file") if key in layer and layer[key].value}
-        if len(given) == 2:
+        present = {key for key in ("cloud.api_key", "cloud.api_key_file") if key in layer and layer[key].value}
+        if len(present) == 2:
             where = f"{layer['cloud.api_key'].where}: cloud.api_key"
-            raise ConfigError("give either this or cloud.api_key_file, not both", where=where)
-        if "cloud.api_key" in given:
+            raise ConfigError("set either this or cloud.api_key_file, not both", where=where)
+        if "cloud.api_key" in present:
             merged.pop("cloud.api_key_file", None)
-        if "cloud.api_key_file" in given:
+        if "cloud.api_key_file" in present:
             merged.pop("cloud.api_key", None)
         merged |= layer
     return merged
@@ -224,8 +240,8 @@ def _check_url(setting: Setting | None) -> None:
         return
     parts = urlsplit(setting.value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        told = f"must be a URL like https://cloud.example/v1, not {setting.value!r}"
-        raise ConfigError(told, where=f"{setting.where}: cloud.url")
+        message = f"must be a URL like https://cloud.example/v1, not {setting.value!r}"
+        raise ConfigError(message, where=f"{setting.where}: cloud.url")
 
 
 def _with_secret(cloud: CloudConfig) -> CloudConfig:
@@ -235,15 +251,15 @@ def _with_secret(cloud: CloudConfig) -> CloudConfig:
     secret = _read(Path(cloud.api_key_file), "key file").strip()
     if not secret or len(secret) > _MAX_SECRET_BYTES or "\n" in secret:
         raise ConfigError(
-            "the key file must hold one line, the token", where=f"{cloud.api_key_file}: cloud.api_key_file"
+            "the key file must hold the token on one line", where=f"{cloud.api_key_file}: cloud.api_key_file"
         )
     return msgspec.structs.replace(cloud, url=url, api_key=secret)
 
 
 def _default_state_dir(environ: Mapping[str, str]) -> str:
-    # systemd's StateDirectory= may name several, separated by colons; the first is ours.
-    if given := environ.get("STATE_DIRECTORY", "").split(":")[0]:
-        return given
+    # systemd's StateDirectory= may name several folders, separated by colons; the first is the daemon's.
+    if state_dir := environ.get("STATE_DIRECTORY", "").split(":")[0]:
+        return state_dir
     state_home = environ.get("XDG_STATE_HOME") or str(
         Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
     )

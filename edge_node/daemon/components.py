@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..backends.cloud.backend import CloudBackend
 from ..backends.engine.pool import EnginePool
 from ..clock import Clock
 from ..http.api import Readiness
 from ..observability.metrics import Gauge, Metrics
-from ..observability.tracing import RequestTracer
 from ..serving.admission import Admission
 from ..serving.service import Service
 from ..serving.shared_generation import SharedGenerations
@@ -19,6 +19,9 @@ from ..storage.background_sqlite import SqliteStats
 from ..storage.cache import AnswerCache
 from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore
+
+if TYPE_CHECKING:
+    from ..observability.tracing import RequestTracer
 
 
 @dataclass(frozen=True)
@@ -60,51 +63,73 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
     yield from _places(parts)
     report = parts.policies.report
     labels = (("name", report.name), ("revision", report.revision))
-    yield Gauge("causeway_edge_policy_info", "The policy in force.", 1.0, labels)
+    yield Gauge("causeway_edge_policy_info", "The active policy; always 1.", 1.0, labels)
     refused = float(bool(report.refused))
-    yield Gauge("causeway_edge_policy_refused", "1: the newest policy file is not in force.", refused)
+    yield Gauge("causeway_edge_policy_rejected", "1: the newest policy file was rejected.", refused)
 
 
 def _load(parts: Components) -> Iterator[Gauge]:
     stats = parts.admission.stats()
-    yield Gauge("causeway_edge_working", "Requests at work.", stats.working)
-    yield Gauge("causeway_edge_waiting", "Requests that wait for their turn.", stats.waiting)
-    yield Gauge("causeway_edge_flights", "Answers being made that others may share.", len(parts.flights))
+    yield Gauge("causeway_edge_running_requests", "Requests being generated now.", stats.working)
+    yield Gauge("causeway_edge_waiting_requests", "Requests waiting for admission.", stats.waiting)
+    yield Gauge(
+        "causeway_edge_shared_generations",
+        "Generations in progress that identical requests may share.",
+        len(parts.flights),
+    )
 
 
 def _stores(parts: Components) -> Iterator[Gauge]:
     cache = parts.cache.stats()
-    yield Gauge("causeway_edge_cache_entries", "Answers in memory.", cache.entries)
-    yield Gauge("causeway_edge_cache_bytes", "Memory that the cache takes.", cache.memory_bytes)
+    yield Gauge("causeway_edge_cache_entries", "Cache entries in memory.", cache.entries)
+    yield Gauge("causeway_edge_cache_bytes", "Bytes of the cache in memory.", cache.memory_bytes)
     for store, stats in (("cache", cache.disk), ("decisions", parts.decisions.stats())):
-        yield from _journal(store, stats or SqliteStats(lost=0, set_aside=0, storing=False))
+        yield from _journal(store, stats or SqliteStats(lost_writes=0, corrupt_files=0, available=False))
     lost = (("store", "spend"),)
-    yield Gauge("causeway_edge_lost_writes", _LOST, parts.signals.lost, lost, counts=True)
+    yield Gauge("causeway_edge_store_lost_writes", _LOST, parts.signals.lost_spend_writes, lost, is_counter=True)
 
 
 def _journal(store: str, stats: SqliteStats) -> Iterator[Gauge]:
     labels = (("store", store),)
-    yield Gauge("causeway_edge_lost_writes", _LOST, stats.lost, labels, counts=True)
+    yield Gauge("causeway_edge_store_lost_writes", _LOST, stats.lost_writes, labels, is_counter=True)
     yield Gauge(
-        "causeway_edge_files_set_aside", "Damaged files that were replaced.", stats.set_aside, labels, counts=True
+        "causeway_edge_store_corrupt_files",
+        "Corrupt database files that were set aside and replaced.",
+        stats.corrupt_files,
+        labels,
+        is_counter=True,
     )
-    yield Gauge("causeway_edge_storing", "1: the store's file is in use.", float(stats.storing), labels)
+    yield Gauge(
+        "causeway_edge_store_available", "1: the store writes to disk; 0: memory only.", float(stats.available), labels
+    )
 
 
 def _places(parts: Components) -> Iterator[Gauge]:
     edge = parts.engines.signals() if parts.engines is not None else None
     cloud = parts.cloud.signals() if parts.cloud is not None else None
     if edge is not None:
-        yield Gauge("causeway_edge_engine_loaded", "1: the model is in memory.", float(bool(edge.loaded)))
+        yield Gauge("causeway_edge_engine_loaded", "1: the edge model is loaded.", float(bool(edge.loaded)))
         if edge.queue is not None:
-            yield Gauge("causeway_edge_engine_queue", "Requests that wait for the engine.", edge.queue)
+            yield Gauge("causeway_edge_engine_waiting_requests", "Requests waiting in the engine.", edge.queue)
     if parts.engines is not None:
         for model, restarts in parts.engines.restarts():
             labels = (("model", model),)
-            yield Gauge("causeway_edge_engine_restarts", "Children that were replaced.", restarts, labels, counts=True)
+            yield Gauge(
+                "causeway_edge_engine_restarts",
+                "Engine processes that were restarted, by model.",
+                restarts,
+                labels,
+                is_counter=True,
+            )
     if cloud is not None:
-        yield Gauge("causeway_edge_cloud_reachable", "1: the cloud answered last time.", float(bool(cloud.reachable)))
-        yield Gauge("causeway_edge_cloud_breaker_open", "1: the cloud is left alone.", float(cloud.breaker == "open"))
+        yield Gauge(
+            "causeway_edge_cloud_reachable", "1: the last probe of the cloud succeeded.", float(bool(cloud.reachable))
+        )
+        yield Gauge(
+            "causeway_edge_cloud_breaker_open",
+            "1: the circuit breaker of the cloud is open.",
+            float(cloud.breaker == "open"),
+        )
 
 
-_LOST = "Writes that a disk did not take."
+_LOST = "Writes that were dropped because the disk was full, slow or failing."

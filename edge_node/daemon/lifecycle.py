@@ -55,7 +55,7 @@ class App:
         parts = self._parts
         _raise_file_limit()
         parts.policies.load()
-        parts.signals.sample()
+        parts.signals.sample_device()
         parts.cache.start()
         parts.decisions.start()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,7 +94,7 @@ class App:
     def _put_away(self) -> None:
         self._parts.cache.close()
         self._parts.decisions.close()
-        self._parts.signals.save()
+        self._parts.signals.save_spend()
         if self._parts.tracing is not None:
             self._parts.tracing.close()
 
@@ -137,10 +137,10 @@ class App:
                 parts.engines.run(tasks)
             if parts.cloud is not None:
                 tasks.start_soon(_every, 0.0, parts.cloud.watch)
-            tasks.start_soon(_every, _SAMPLE_S, _sync(parts.signals.sample))
+            tasks.start_soon(_every, _SAMPLE_S, _sync(parts.signals.sample_device))
             tasks.start_soon(_every, _POLL_S, parts.policies.poll)
             tasks.start_soon(_every, 0.0, self._reload)
-            tasks.start_soon(_every, _SAVE_S, lambda: asyncio.to_thread(parts.signals.save))
+            tasks.start_soon(_every, _SAVE_S, lambda: asyncio.to_thread(parts.signals.save_spend))
             if self._notifier.watchdog_s is not None:
                 tasks.start_soon(_every, self._notifier.watchdog_s, self._tell_watchdog)
             started.set_result(None)

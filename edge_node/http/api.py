@@ -14,6 +14,7 @@ import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -25,7 +26,6 @@ from router.types import AUTO, Kind, Request
 
 from ..clock import Clock
 from ..observability.metrics import CONTENT_TYPE, Metrics
-from ..observability.tracing import RequestTrace, RequestTracer
 from ..serving.attempts import where
 from ..serving.generation import policy_label
 from ..serving.request_context import Arrival
@@ -35,6 +35,9 @@ from ..storage.policies import PolicyReport, PolicyStore
 from .prebuilt_response import SERVER
 from .request_reader import RequestReader, traceparent_of
 from .responses import JSON, HttpReplyWriter, error_response
+
+if TYPE_CHECKING:
+    from ..observability.tracing import RequestTrace, RequestTracer
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +105,7 @@ class Api:
         except ClientGone:
             raise asyncio.CancelledError from None  # nobody is there to read a response
         except CausewayError as error:
-            self._metrics.refused(error.code)
+            self._metrics.request_rejected(error.code)
             return error_response(error)
         except Exception as failure:
             log.error("%s failed unexpectedly: %s", http.path, where(failure))

@@ -1,7 +1,8 @@
-"""Prometheus metrics: `causeway_edge_*` for the daemon, and OpenTelemetry's GenAI names (semantic conventions 1.37,
-status Development) for what models did. Every label is bounded: targets are the policy's, codes the error tree's.
+"""Prometheus metrics: `causeway_edge_*` for the daemon, OpenTelemetry's GenAI names for the models.
 
-Counting costs an addition: the values are plain numbers here, and prometheus_client writes them out at a scrape.
+The GenAI names follow semantic conventions 1.37 (status Development). The values of every label are bounded: targets
+come from the policy, error codes from the error tree. Counting costs one addition, because the values are plain
+numbers; prometheus_client only encodes them at a scrape.
 """
 
 from __future__ import annotations
@@ -27,20 +28,30 @@ _GEN_AI_ERROR = (*_GEN_AI, "error_type")
 
 
 class Gauge(msgspec.Struct, frozen=True):
-    """One number that is read when somebody scrapes. `labels` is ``((name, value), …)``."""
+    """One number that is read at a scrape. `labels` is ``((name, value), …)``."""
 
     name: str
     help: str
     value: float
     labels: tuple[tuple[str, str], ...] = ()
-    counts: bool = False  # it only grows
+    is_counter: bool = False
 
 
 class FinishedGeneration(msgspec.Struct, frozen=True):
-    """What the making of one answer came to; counted once, however many requests shared it. `target`: who answered."""
+    """The result of one generation, counted once, however many requests shared it.
+
+    Attributes:
+        kind: The kind of request.
+        requested: The model name in the request.
+        attempts: All attempts, in order.
+        target: The target that answered; None if none did.
+        usage: The tokens of the answer.
+        usd: The cost of all attempts, US dollars.
+        degraded: Whether the answer is a fallback.
+    """
 
     kind: Kind
-    requested: str  # the model that was asked for
+    requested: str
     attempts: tuple[AttemptRecord, ...]
     target: Target | None = None
     usage: Usage = Usage()
@@ -49,63 +60,85 @@ class FinishedGeneration(msgspec.Struct, frozen=True):
 
 
 class Metrics:
-    """`read` is asked at each scrape for the state of the parts."""
+    """All metrics of one daemon. `read_gauges` is called at each scrape."""
 
-    def __init__(self, read: Callable[[], Iterable[Gauge]] = tuple) -> None:
+    def __init__(self, read_gauges: Callable[[], Iterable[Gauge]] = tuple) -> None:
         self.registry = CollectorRegistry()
-        make = _Maker(self.registry)
-        self._requests = make.counter("causeway_edge_requests", "Requests by what became of them.", _REQUEST)
-        self._seconds = make.histogram("causeway_edge_request_seconds", "Arrival to last byte.", ("route",), _SECONDS)
-        self._refused = make.counter("causeway_edge_refused", "Asks that never became a request.", ("code",))
-        self._attempts = make.counter("causeway_edge_attempts", "Attempts by how they ended.", _ATTEMPT)
-        self._handoffs = make.counter("causeway_edge_handoffs", "Answers given up for low confidence.", _TARGET)
-        self._fallbacks = make.counter("causeway_edge_fallbacks", "Answers by a later attempt than the first.", _TARGET)
-        self._tokens = make.counter("causeway_edge_tokens", "Tokens by target.", ("target", "type"))
-        self._spent = make.counter("causeway_edge_spent_usd", "Cost of the cloud's answers, US dollars.", _TARGET)
-        self._policy = make.counter("causeway_edge_policy_loads", "Policy files read.", ("result",))
-        self._ttft = make.histogram("gen_ai_server_time_to_first_token", "Seconds.", _GEN_AI, _SECONDS)
-        self._tpot = make.histogram("gen_ai_server_time_per_output_token", "Seconds.", _GEN_AI, _SECONDS)
-        self._duration = make.histogram("gen_ai_server_request_duration", "Seconds.", _GEN_AI_ERROR, _SECONDS)
-        self._usage = make.histogram("gen_ai_client_token_usage", "Tokens.", (*_GEN_AI, "gen_ai_token_type"), _TOKENS)
-        self.registry.register(_State(read))
+        make = _MetricFactory(self.registry)
+        self._requests = make.counter("causeway_edge_requests", "Requests, by route and result.", _REQUEST)
+        self._request_s = make.histogram(
+            "causeway_edge_request_seconds", "Seconds from arrival to the last byte.", ("route",), _SECONDS
+        )
+        self._rejected = make.counter(
+            "causeway_edge_rejected_requests", "HTTP requests rejected before routing, by error code.", ("code",)
+        )
+        self._attempts = make.counter("causeway_edge_attempts", "Attempts, by target and result.", _ATTEMPT)
+        self._handoffs = make.counter(
+            "causeway_edge_handoffs", "Attempts handed off for low confidence, by target.", _TARGET
+        )
+        self._fallbacks = make.counter(
+            "causeway_edge_fallbacks", "Answers from a fallback attempt, by the target that answered.", _TARGET
+        )
+        self._tokens = make.counter("causeway_edge_tokens", "Tokens, by target and type.", ("target", "type"))
+        self._cost = make.counter("causeway_edge_cost_usd", "Cost of answers in US dollars, by target.", _TARGET)
+        self._policy_loads = make.counter(
+            "causeway_edge_policy_loads", "Policy files read, by result (activated, refused).", ("result",)
+        )
+        self._ttft = make.histogram(
+            "gen_ai_server_time_to_first_token", "Seconds to the first token.", _GEN_AI, _SECONDS
+        )
+        self._tpot = make.histogram(
+            "gen_ai_server_time_per_output_token", "Seconds per token after the first.", _GEN_AI, _SECONDS
+        )
+        self._duration = make.histogram(
+            "gen_ai_server_request_duration", "Seconds of the attempt that answered.", _GEN_AI_ERROR, _SECONDS
+        )
+        self._usage = make.histogram(
+            "gen_ai_client_token_usage", "Tokens per request.", (*_GEN_AI, "gen_ai_token_type"), _TOKENS
+        )
+        self.registry.register(_GaugeCollector(read_gauges))
         self._models: frozenset[str] = frozenset({AUTO})
 
     def set_targets(self, names: Iterable[str]) -> None:
-        """The only model names that become label values; a caller can invent others."""
+        """Set the target names. Other model names become the label value "other", since clients can invent any."""
         self._models = frozenset({AUTO, *names})
 
     def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def refused(self, code: str) -> None:
-        self._refused.add((code,))
+    def request_rejected(self, code: str) -> None:
+        """Count an HTTP request that was rejected before routing. `code`: the error's code."""
+        self._rejected.add((code,))
 
-    def policy_loaded(self, good: bool) -> None:
-        self._policy.add(("activated" if good else "refused",))
+    def policy_loaded(self, activated: bool) -> None:
+        """Count a policy file that was read, and whether it was activated."""
+        self._policy_loads.add(("activated" if activated else "refused",))
 
     def request_finished(self, outcome: Outcome) -> None:
-        """One request is over."""
+        """Count a request when its outcome is known."""
         self._requests.add((outcome.route, outcome.target, outcome.status, outcome.cache))
-        self._seconds.observe((outcome.route,), outcome.total_ms / 1000.0)
+        self._request_s.observe((outcome.route,), outcome.total_ms / 1000.0)
 
-    def generation_finished(self, work: FinishedGeneration) -> None:
-        """One work is over, whoever listened."""
-        for attempt in work.attempts:
+    def generation_finished(self, generation: FinishedGeneration) -> None:
+        """Count a generation and its attempts, once for all requests that shared it."""
+        for attempt in generation.attempts:
             self._attempts.add((attempt.target, attempt.state, attempt.error))
             if attempt.state == "handed_off":
                 self._handoffs.add((attempt.target,))
-        if work.target is None:
+        if generation.target is None:
             return
-        if work.degraded:
-            self._fallbacks.add((work.target.name,))
-        if work.usd > 0.0:
-            self._spent.add((work.target.name,), work.usd)
-        self._record_model(work, work.target, work.attempts[-1])
+        if generation.degraded:
+            self._fallbacks.add((generation.target.name,))
+        if generation.usd > 0.0:
+            self._cost.add((generation.target.name,), generation.usd)
+        self._record_model(generation, generation.target, generation.attempts[-1])
 
-    def _record_model(self, work: FinishedGeneration, target: Target, attempt: AttemptRecord) -> None:
-        model = work.requested if work.requested in self._models else "other"
-        labels = (_OPERATIONS[work.kind], model, target.model)
-        for kind, count in (("input", work.usage.prompt_tokens), ("output", work.usage.completion_tokens)):
+    def _record_model(self, generation: FinishedGeneration, target: Target, attempt: AttemptRecord) -> None:
+        model = generation.requested if generation.requested in self._models else "other"
+        labels = (_OPERATIONS[generation.kind], model, target.model)
+        usage = generation.usage
+        for kind, count in (("input", usage.prompt_tokens), ("output", usage.completion_tokens)):
             self._tokens.add((target.name, kind), count)
             self._usage.observe((*labels, kind), count)
         duration_s = (attempt.duration_ms or 0.0) / 1000.0
@@ -123,18 +156,18 @@ _TARGET = ("target",)
 
 
 class _Counter(Collector):
-    """Sums by labels. One thread writes, the scrape reads: no locks, which is most of what a count costs elsewhere."""
+    """Sums by label values. Only the event loop's thread writes and scrapes, so that no lock is needed."""
 
-    def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
-        self._what = (name, text, labels)
+    def __init__(self, name: str, help_text: str, labels: tuple[str, ...]) -> None:
+        self._description = (name, help_text, labels)
         self._sums: dict[tuple[str, ...], float] = {}
 
     def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
         self._sums[labels] = self._sums.get(labels, 0.0) + amount
 
     def _family(self) -> CounterMetricFamily:
-        name, text, labels = self._what
-        return CounterMetricFamily(name, text, labels=labels)
+        name, help_text, labels = self._description
+        return CounterMetricFamily(name, help_text, labels=labels)
 
     def describe(self) -> Iterable[Metric]:
         return (self._family(),)
@@ -147,21 +180,21 @@ class _Counter(Collector):
 
 
 class _Histogram(Collector):
-    def __init__(self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
-        self._what = (name, text, labels)
+    def __init__(self, name: str, help_text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
+        self._description = (name, help_text, labels)
         self._bounds = bounds
-        self._tallies: dict[tuple[str, ...], list[float]] = {}  # labels → the buckets' counts, then the sum
+        self._series: dict[tuple[str, ...], list[float]] = {}  # label values → bucket counts, then the sum
 
     def observe(self, labels: tuple[str, ...], value: float) -> None:
-        tally = self._tallies.get(labels)
-        if tally is None:
-            tally = self._tallies[labels] = [0] * (len(self._bounds) + 2)
-        tally[bisect_left(self._bounds, value)] += 1
-        tally[-1] += value
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = [0] * (len(self._bounds) + 2)
+        series[bisect_left(self._bounds, value)] += 1
+        series[-1] += value
 
     def _family(self) -> HistogramMetricFamily:
-        name, text, labels = self._what
-        return HistogramMetricFamily(name, text, labels=labels)
+        name, help_text, labels = self._description
+        return HistogramMetricFamily(name, help_text, labels=labels)
 
     def describe(self) -> Iterable[Metric]:
         return (self._family(),)
@@ -169,28 +202,28 @@ class _Histogram(Collector):
     def collect(self) -> Iterable[Metric]:
         family = self._family()
         names = [*map(str, self._bounds), "+Inf"]
-        for labels, tally in self._tallies.items():
-            family.add_metric(labels, list(zip(names, accumulate(tally[:-1]), strict=True)), tally[-1])
+        for labels, series in self._series.items():
+            family.add_metric(labels, list(zip(names, accumulate(series[:-1]), strict=True)), series[-1])
         return (family,)
 
 
-class _Maker:
+class _MetricFactory:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
-    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> _Counter:
-        counter = _Counter(name, text, labels)
+    def counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> _Counter:
+        counter = _Counter(name, help_text, labels)
         self._registry.register(counter)
         return counter
 
-    def histogram(self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> _Histogram:
-        histogram = _Histogram(name, text, labels, bounds)
+    def histogram(self, name: str, help_text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> _Histogram:
+        histogram = _Histogram(name, help_text, labels, bounds)
         self._registry.register(histogram)
         return histogram
 
 
-class _State(Collector):
-    """The numbers that have an owner elsewhere, read at the scrape."""
+class _GaugeCollector(Collector):
+    """Numbers that other components own, read at the scrape."""
 
     def __init__(self, read: Callable[[], Iterable[Gauge]]) -> None:
         self._read = read
@@ -200,11 +233,11 @@ class _State(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        for reading in self._read():
-            names, values = [name for name, _ in reading.labels], [value for _, value in reading.labels]
-            family = families.get(reading.name)
+        for gauge in self._read():
+            names, values = [name for name, _ in gauge.labels], [value for _, value in gauge.labels]
+            family = families.get(gauge.name)
             if family is None:
-                kind = CounterMetricFamily if reading.counts else GaugeMetricFamily
-                family = families[reading.name] = kind(reading.name, reading.help, labels=names)
-            family.add_metric(values, reading.value)
+                kind = CounterMetricFamily if gauge.is_counter else GaugeMetricFamily
+                family = families[gauge.name] = kind(gauge.name, gauge.help, labels=names)
+            family.add_metric(values, gauge.value)
         return families.values()

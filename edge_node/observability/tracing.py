@@ -1,29 +1,154 @@
-"""What the daemon needs of tracing: without a collector nothing of OpenTelemetry is loaded."""
+"""Traces to an OpenTelemetry collector: one span per request and one per attempt.
+
+Spans are created after the request has ended, from its decision record, so that no request waits for them. Only the
+span ids exist earlier, because the cloud needs one as the parent of its own spans. A request that is bound to the
+device produces no spans.
+
+Importing this module loads OpenTelemetry (0.1 s and several megabytes): import it lazily, or for type checking only.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import random
+import threading
 
-from router.types import DecisionRecord, Request
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from router.telemetry import asked, outcome_attributes, span_name, tried
+from router.types import AttemptRecord, DecisionRecord, Request
+
+from ..config.schema import TracingConfig
+
+_SERVICE = "causeway-edge"
+_FLUSH_S = 2.0
+_PROPAGATOR = TraceContextTextMapPropagator()
 
 
-class RequestTrace(Protocol):
-    """One request's spans (`tracing.Trace`)."""
+class _SpanIds(RandomIdGenerator):
+    """Generate random span ids, except when the next span's id was already sent to the cloud as a parent."""
 
-    def attempt(self, number: int) -> str:
-        """The `traceparent` that attempt `number` (0 is the first) hands on."""
-        ...
+    def __init__(self) -> None:
+        self.reserved: int | None = None
 
-    def end(self, record: DecisionRecord, *, shared: RequestTrace | None = None) -> None:
-        """`shared`: the trace of the request whose work answered this one, too."""
-        ...
+    def generate_span_id(self) -> int:
+        reserved, self.reserved = self.reserved, None
+        return super().generate_span_id() if reserved is None else reserved
 
 
-class RequestTracer(Protocol):
+class RequestTracer:
+    """Create the spans of requests and export them.
+
+    Args:
+        config: The collector's address and the sample ratio.
+        exporter: The span exporter. None: OTLP over HTTP to `config.endpoint`; headers and certificates come from the
+            ``OTEL_EXPORTER_OTLP_*`` variables.
+    """
+
+    def __init__(self, config: TracingConfig, exporter: SpanExporter | None = None) -> None:
+        self._ids = _SpanIds()
+        self._provider = TracerProvider(
+            sampler=ParentBasedTraceIdRatio(config.sample_ratio),
+            resource=Resource.create({"service.name": _SERVICE}),
+            id_generator=self._ids,
+            shutdown_on_exit=False,
+        )
+        self._exporter = exporter or OTLPSpanExporter(endpoint=f"{config.endpoint.rstrip('/')}/v1/traces")
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        self._tracer = self._provider.get_tracer("causeway.edge")
+
     def begin(self, request: Request, traceparent: str, now: float) -> RequestTrace:
-        """`now`: Unix s, when it arrived. `traceparent`: the caller's, "" for none."""
-        ...
+        """Start a request's trace.
+
+        Args:
+            request: The request.
+            traceparent: The client's trace context; "" if it sent none.
+            now: Arrival time, Unix seconds.
+        """
+        parent = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else Context()
+        span = self._tracer.start_span(
+            span_name(request.kind, request.model), parent, SpanKind.SERVER, asked(request), start_time=_ns(now)
+        )
+        return RequestTrace(self._tracer, self._ids, span)
 
     def close(self) -> None:
-        """Blocks until what is left is sent, a few seconds at most where nobody takes it."""
-        ...
+        """Export the remaining spans. Blocks, for a few seconds at most when the collector is unreachable."""
+        # The provider waits for its exporter, and the exporter retries until it is shut down.
+        timer = threading.Timer(_FLUSH_S, self._exporter.shutdown)
+        timer.start()
+        self._provider.shutdown()
+        timer.cancel()
+
+
+class RequestTrace:
+    """The spans of one request."""
+
+    def __init__(self, tracer: trace.Tracer, ids: _SpanIds, span: trace.Span) -> None:
+        self._tracer = tracer
+        self._ids = ids
+        self._span = span
+        self._attempt_span_ids: list[int] = []
+
+    @property
+    def context(self) -> SpanContext:
+        return self._span.get_span_context()
+
+    def attempt(self, number: int) -> str:
+        """Return the `traceparent` header that attempt `number` (counted from 0) sends upstream."""
+        context = self.context
+        if not context.trace_flags.sampled:
+            return _traceparent(context.trace_id, context.span_id, sampled=False)
+        while len(self._attempt_span_ids) <= number:
+            self._attempt_span_ids.append(random.getrandbits(64) or 1)
+        return _traceparent(context.trace_id, self._attempt_span_ids[number], sampled=True)
+
+    def end(self, record: DecisionRecord, *, shared: RequestTrace | None = None) -> None:
+        """Create the attempts' spans and end the request's span.
+
+        Args:
+            record: The decision record of the request.
+            shared: The trace of the request whose generation also answered this one. Its attempts are linked instead
+                of repeated.
+        """
+        if not self._span.is_recording():
+            return
+        outcome, started_at = record.outcome, record.created - record.outcome.total_ms / 1000.0
+        self._span.set_attributes({"causeway.decision": record.id, **outcome_attributes(outcome)})
+        if outcome.status == "error":
+            self._span.set_status(Status(StatusCode.ERROR, outcome.error))
+        if shared is not None:
+            self._span.add_link(shared.context)
+        else:
+            for number, attempt in enumerate(outcome.attempts):
+                self._record_attempt(number, attempt, started_at)
+        self._span.end(_ns(record.created))
+
+    def _record_attempt(self, number: int, attempt: AttemptRecord, request_started_at: float) -> None:
+        parent = trace.set_span_in_context(self._span)
+        kind = SpanKind.CLIENT if attempt.at == "cloud" else SpanKind.INTERNAL
+        started_at = request_started_at + attempt.started_ms / 1000.0
+        self._ids.reserved = self._attempt_span_ids[number] if number < len(self._attempt_span_ids) else None
+        span = self._tracer.start_span(
+            f"attempt {attempt.target}", parent, kind, tried(attempt), start_time=_ns(started_at)
+        )
+        if attempt.ttft_ms is not None:
+            span.add_event("first token", timestamp=_ns(started_at + attempt.ttft_ms / 1000.0))
+        if attempt.error:
+            span.set_status(Status(StatusCode.ERROR, attempt.error))
+        span.end(_ns(started_at + (attempt.duration_ms or 0.0) / 1000.0))
+
+
+def _traceparent(trace_id: int, span_id: int, *, sampled: bool) -> str:
+    return f"00-{trace_id:032x}-{span_id:016x}-{'01' if sampled else '00'}"
+
+
+def _ns(unix_s: float) -> int:
+    return int(unix_s * 1e9)

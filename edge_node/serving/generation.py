@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from router.decision.attempts import AttemptSequence
@@ -10,8 +12,10 @@ from router.policy.compiled import Policy
 from router.types import AttemptRecord, CachePlan, Decision, Estimates, Request, Snapshot, Target, Usage
 
 from ..backends.backend import UpstreamInfo
-from ..observability.tracing import RequestTrace
 from .reply import AnswerHead
+
+if TYPE_CHECKING:
+    from ..observability.tracing import RequestTrace
 
 _FALLBACK = "fallback"
 _HANDOFF = "handoff"

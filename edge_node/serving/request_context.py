@@ -6,7 +6,7 @@ names, never content.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -15,10 +15,12 @@ from router.errors import CausewayError, ClientGone, Draining
 from router.openai import CachedAnswer
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
-from ..observability.tracing import RequestTrace
 from ..storage.cache import StoredAnswer
 from .generation import Generation, policy_label
 from .reply import AnswerHead, Piece, Reply
+
+if TYPE_CHECKING:
+    from ..observability.tracing import RequestTrace
 
 Status = Literal["ok", "error", "cancelled", "rejected"]
 

@@ -151,7 +151,7 @@ class Service:
             ask.id,
             request,
             policy,
-            self._signals.recent(policy),
+            self._signals.recent_snapshot(policy),
             arrived=ask.arrived,
             deadline=ask.arrived + left_s,
             traceparent=ask.traceparent,
@@ -189,9 +189,9 @@ class Service:
         work.plan, work.key = planned.plan, planned.key
         if work.key is None:
             return None
-        found = self._cache.recall(work.key)
+        found = self._cache.lookup_memory(work.key)
         if found is None and not work.on_device:
-            found = await self._cache.fetch(work.key, work.request)
+            found = await self._cache.lookup_disk(work.key, work.request)
         return found
 
     async def _share(self, story: RequestContext, key: bytes) -> None:
@@ -256,7 +256,7 @@ class Service:
     def _account(self, work: Generation, ended: float) -> None:
         """Once per work, however many listened."""
         usd = work.usd()
-        self._signals.spent(usd)
+        self._signals.add_cost(usd)
         self._metrics.generation_finished(
             FinishedGeneration(
                 kind=work.request.kind,

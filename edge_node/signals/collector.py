@@ -64,21 +64,21 @@ class SignalCollector:
         return self._device
 
     @property
-    def lost(self) -> int:
+    def lost_spend_writes(self) -> int:
         """How often the money spent could not be written down."""
         return self._spend_lost
 
-    def sample(self) -> None:
+    def sample_device(self) -> None:
         """Read the device; cheap, about a millisecond."""
         self._device = self._read_device(self._clock.monotonic())
 
-    def spent(self, usd: float) -> None:
+    def add_cost(self, usd: float) -> None:
         if usd > 0.0:
             self._spend.add(usd, self._clock.unix())
             self._spend_changed = True
             self._spent = (0, SpendSignals())
 
-    def save(self) -> None:
+    def save_spend(self) -> None:
         """Write down what was spent, by rename. Blocks; a disk that refuses is counted, and asked again next time."""
         if self._path is None or not self._spend_changed:
             return
@@ -91,7 +91,7 @@ class SignalCollector:
         except OSError:
             self._spend_lost += 1
 
-    def recent(self, policy: Policy) -> Snapshot:
+    def recent_snapshot(self, policy: Policy) -> Snapshot:
         """A snapshot that may be `_RECENT_S` old: good enough to look into the cache, not to decide by."""
         now = self._clock.monotonic()
         if now - self._recent[0] > _RECENT_S or policy is not self._policy:

@@ -38,7 +38,7 @@ class LearnedEstimators:
         self._qualities: dict[str, QualityEstimator] = {}  # by the model that they judge
         self._calibrators: dict[str, ConfidenceCalibrator] = {}
 
-    def use(self, policy: Policy) -> None:
+    def activate(self, policy: Policy) -> None:
         """From now on what this policy names. Takes milliseconds; never raises."""
         edge = list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
         judged = edge[:1] if QUALITY in policy.needs else []
@@ -53,7 +53,7 @@ class LearnedEstimators:
         text = _asked(request)
         return None if quality is None or text is None else quality(text)
 
-    def weighed(self, call: BackendRequest, chunk: Chunk, quality: float | None) -> Chunk:
+    def calibrate(self, call: BackendRequest, chunk: Chunk, quality: float | None) -> Chunk:
         """The same chunk with its confidence's score as a probability, if a calibrator belongs to the call's model."""
         calibrator = self._calibrators.get(call.target.model)
         if calibrator is None or chunk.confidence is None:
@@ -64,7 +64,7 @@ class LearnedEstimators:
 
     def _quality(self, model: str) -> QualityEstimator | None:
         try:
-            return load_quality(model, self._dirs)
+            return load_quality_estimator(model, self._dirs)
         except (ArtifactError, ImportError) as error:
             log.warning("the policy names %s, which is absent here: %s", QUALITY, error)
             return None
@@ -79,7 +79,7 @@ class LearnedEstimators:
             return None
 
 
-def load_quality(model: str, extra_dirs: Sequence[Path]) -> QualityEstimator:
+def load_quality_estimator(model: str, extra_dirs: Sequence[Path]) -> QualityEstimator:
     """Raises ArtifactError when none judges this model, ImportError when ONNX Runtime is not installed."""
     # Not before a policy wants it: ONNX Runtime takes memory, and a box need not have it.
     from models.signals.quality import QualityEstimator

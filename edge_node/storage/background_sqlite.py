@@ -53,9 +53,9 @@ class _Read(msgspec.Struct, frozen=True):
 
 
 class SqliteStats(msgspec.Struct, frozen=True):
-    lost: int  # writes that were dropped
-    set_aside: int  # damaged files
-    storing: bool  # False: memory only, for now
+    lost_writes: int  # writes that were dropped
+    corrupt_files: int  # damaged files
+    available: bool  # False: memory only, for now
 
 
 class BackgroundSqlite:
@@ -101,7 +101,7 @@ class BackgroundSqlite:
         self._thread.start()
 
     def stats(self) -> SqliteStats:
-        return SqliteStats(lost=self._lost, set_aside=self._set_aside, storing=self._database is not None)
+        return SqliteStats(lost_writes=self._lost, corrupt_files=self._set_aside, available=self._database is not None)
 
     def write(self, write: Write) -> bool:
         """Queue one write; False when it was dropped because too much waits already."""

@@ -113,7 +113,7 @@ class AnswerCache:
 
     # --- lookup ------------------------------------------------------------------------------------------------------
 
-    def recall(self, key: bytes) -> CacheHit | None:
+    def lookup_memory(self, key: bytes) -> CacheHit | None:
         """From memory, at once."""
         entry = self._memory.get(key)
         if entry is None:
@@ -121,7 +121,7 @@ class AnswerCache:
         self._memory.move_to_end(key)
         return CacheHit(entry[0], self._clock.monotonic() - entry[1])
 
-    async def fetch(self, key: bytes, request: Request) -> CacheHit | None:
+    async def lookup_disk(self, key: bytes, request: Request) -> CacheHit | None:
         """From disk, after `recall` found nothing; what is found is in memory from now on."""
         if self._journal is None or self._clock.monotonic() < self._slow_until:
             return None

@@ -50,8 +50,8 @@ _decoder = msgspec.msgpack.Decoder(DecisionRecord)
 class DecisionStore:
     """`directory` None: memory only. Bounded by count in memory, by age and bytes on disk."""
 
-    def __init__(self, *, memory_count: int, max_age_s: float, directory: Path | None, clock: Clock) -> None:
-        self._memory_count = memory_count
+    def __init__(self, *, memory_records: int, max_age_s: float, directory: Path | None, clock: Clock) -> None:
+        self._memory_records = memory_records
         self._max_age_s = max_age_s
         self._clock = clock
         self._memory: OrderedDict[str, DecisionRecord] = OrderedDict()
@@ -72,7 +72,7 @@ class DecisionStore:
 
     def add(self, record: DecisionRecord) -> None:
         self._memory[record.id] = record
-        if len(self._memory) > self._memory_count:
+        if len(self._memory) > self._memory_records:
             self._memory.popitem(last=False)
         if self._journal is not None and record.outcome.cache != "hit":
             self._journal.write(Write(_PUT, functools.partial(_row, record), _RECORD_BYTES))

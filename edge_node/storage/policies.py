@@ -38,7 +38,7 @@ class PolicyReport(msgspec.Struct, frozen=True):
     last_good: bool = False  # the file was unusable at start: this is the copy of the last good one
     refused: str = ""  # why the newest file is not in force: file, line, key
     refused_at: float | None = None
-    not_persisted: str = ""  # why a restart could not fall back to this policy
+    persist_error: str = ""  # why a restart could not fall back to this policy
 
 
 class _Loaded(msgspec.Struct, frozen=True):
@@ -166,7 +166,7 @@ class PolicyStore:
             partial.replace(self._last_good)
         except OSError as error:
             log.warning("the policy could not be kept in %s: %s", self._last_good, error.strerror)
-            self._report = msgspec.structs.replace(self.report, not_persisted=error.strerror or "unwritable")
+            self._report = msgspec.structs.replace(self.report, persist_error=error.strerror or "unwritable")
 
 
 def _stamp(path: Path) -> Stamp | None:

@@ -119,7 +119,7 @@ async def test_a_refused_policy_is_seen(tmp_path: Path) -> None:
         assert "policy.yaml:3" in policy["refused"]  # type: ignore[index]
         assert "colour" in policy["refused"]  # type: ignore[index]
         metrics = numbers((await box.get("/metrics")).body)
-        assert metrics["causeway_edge_policy_refused", ()] == 1.0
+        assert metrics["causeway_edge_policy_rejected", ()] == 1.0
         assert metrics["causeway_edge_policy_loads_total", (("result", "refused"),)] == 1.0
         assert (await box.ask()).status == 200
 
@@ -149,15 +149,15 @@ async def test_metrics_tell_the_story_in_bounded_labels(box: Box) -> None:
     assert metrics[request, (("cache", "hit"), ("route", "cache"), ("status", "ok"), ("target", "small"))] == 1
     assert metrics[request, (("cache", "bypass"), ("route", "cloud"), ("status", "ok"), ("target", "large"))] == 2
     assert metrics["causeway_edge_fallbacks_total", (("target", "large"),)] == 1
-    assert metrics["causeway_edge_refused_total", (("code", "invalid_json"),)] == 1
+    assert metrics["causeway_edge_rejected_requests_total", (("code", "invalid_json"),)] == 1
     attempt = (("error", "engine_unavailable"), ("state", "failed"), ("target", "small"))
     assert metrics["causeway_edge_attempts_total", attempt] == 1
     assert metrics["causeway_edge_tokens_total", (("target", "large"), ("type", "input"))] == 14
-    assert metrics["causeway_edge_spent_usd_total", (("target", "large"),)] == pytest.approx(0.02)
+    assert metrics["causeway_edge_cost_usd_total", (("target", "large"),)] == pytest.approx(0.02)
     genai = (("gen_ai_operation_name", "chat"), ("gen_ai_request_model", "other"), ("gen_ai_response_model", "m-large"))
     assert metrics["gen_ai_server_time_to_first_token_count", genai] == 1
-    assert metrics["causeway_edge_working", ()] == 0
-    assert metrics["causeway_edge_lost_writes_total", (("store", "cache"),)] == 0
+    assert metrics["causeway_edge_running_requests", ()] == 0
+    assert metrics["causeway_edge_store_lost_writes_total", (("store", "cache"),)] == 0
     assert metrics["causeway_edge_engine_restarts_total", (("model", "m-small"),)] == 0
 
 

@@ -69,12 +69,12 @@ async def test_what_was_put_is_found_with_its_age(tmp_path: Path) -> None:
     async with opened(tmp_path, hands) as cache:
         cache.put(key(1), answer())
         hands.monotonic_s += 7.0
-        found = cache.recall(key(1))
+        found = cache.lookup_memory(key(1))
         assert found is not None
         assert found.age_s == 7.0
         assert isinstance(found.answer.body, CachedAnswer)
         assert b'"content":"hello"' in found.answer.body.whole("chatcmpl-1", 5)
-        assert cache.recall(key(2)) is None
+        assert cache.lookup_memory(key(2)) is None
 
 
 async def test_the_wall_clock_has_no_say_in_memory(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ async def test_the_wall_clock_has_no_say_in_memory(tmp_path: Path) -> None:
         hands.monotonic_s += 1.0
         for jump in (-900_000.0, 5_000_000.0):
             hands.unix_s += jump
-            found = cache.recall(key(1))
+            found = cache.lookup_memory(key(1))
             assert found is not None
             assert found.age_s == 1.0
 
@@ -98,13 +98,13 @@ async def test_an_answer_survives_a_restart_with_its_age(tmp_path: Path) -> None
     hands.monotonic_s += 20.0
     hands.unix_s -= 500_000.0
     async with opened(tmp_path, hands) as cache:
-        assert cache.recall(key(1)) is None
-        found = await cache.fetch(key(1), REQUEST)
+        assert cache.lookup_memory(key(1)) is None
+        found = await cache.lookup_disk(key(1), REQUEST)
         assert found is not None
         assert found.age_s == pytest.approx(20.0)
         assert isinstance(found.answer.body, CachedAnswer)
         assert b"hello" in found.answer.body.whole("x", 1)
-        assert cache.recall(key(1)) is not None, "it is in memory from now on"
+        assert cache.lookup_memory(key(1)) is not None, "it is in memory from now on"
 
 
 @pytest.mark.parametrize(("jump", "age"), [(3600.0, 3600.0), (-3600.0, None)], ids=["ahead", "back"])
@@ -116,7 +116,7 @@ async def test_after_a_reboot_the_wall_clock_is_all_there_is(tmp_path: Path, jum
     hands.monotonic_s = 3.0
     hands.unix_s += jump
     async with opened(tmp_path, hands) as cache:
-        found = await cache.fetch(key(1), REQUEST)
+        found = await cache.lookup_disk(key(1), REQUEST)
         assert (found and found.age_s) == age
 
 
@@ -124,7 +124,7 @@ async def test_private_answers_never_reach_the_disk(tmp_path: Path) -> None:
     """What may not be kept beyond memory is gone with the process, and in no file."""
     async with opened(tmp_path, Hands()) as cache:
         cache.put(key(1), answer("a secret of mine"), durable=False)
-        assert cache.recall(key(1)) is not None
+        assert cache.lookup_memory(key(1)) is not None
     assert stored(tmp_path) == 0
     assert b"a secret of mine" not in every_byte(tmp_path)
 
@@ -136,10 +136,10 @@ async def test_memory_is_bounded_and_the_least_used_goes_first() -> None:
         cache.put(key(0), answer("first"))
         for number in range(1, 400):
             cache.put(key(number), answer("x" * 100))
-            assert cache.recall(key(0)) is not None
+            assert cache.lookup_memory(key(0)) is not None
             assert cache.stats().memory_bytes <= 64 * 1024
-        assert cache.recall(key(1)) is None
-        assert cache.recall(key(399)) is not None
+        assert cache.lookup_memory(key(1)) is None
+        assert cache.lookup_memory(key(399)) is not None
 
 
 async def test_an_answer_too_large_for_the_memory_is_not_kept() -> None:
@@ -147,8 +147,8 @@ async def test_an_answer_too_large_for_the_memory_is_not_kept() -> None:
     async with opened(None, Hands(), memory=64 * 1024) as cache:
         cache.put(key(1), answer("small"))
         cache.put(key(2), answer("x" * 60_000))
-        assert cache.recall(key(2)) is None
-        assert cache.recall(key(1)) is not None
+        assert cache.lookup_memory(key(2)) is None
+        assert cache.lookup_memory(key(1)) is not None
 
 
 async def test_the_disk_is_bounded(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_the_disk_is_bounded(tmp_path: Path) -> None:
             cache.put(key(number), answer("y" * 2000))
     assert (tmp_path / FILE).stat().st_size <= limit + 1024 * 1024
     async with opened(tmp_path, Hands(), disk=limit) as cache:
-        assert await cache.fetch(key(599), REQUEST) is not None
+        assert await cache.lookup_disk(key(599), REQUEST) is not None
 
 
 async def test_embeddings_are_kept_too(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ async def test_embeddings_are_kept_too(tmp_path: Path) -> None:
     async with opened(tmp_path, Hands()) as cache:
         cache.put(key(1), StoredAnswer("small", "m", vectors))
     async with opened(tmp_path, Hands()) as cache:
-        found = await cache.fetch(key(1), msgspec.structs.replace(REQUEST, kind="embedding"))
+        found = await cache.lookup_disk(key(1), msgspec.structs.replace(REQUEST, kind="embedding"))
         assert found is not None
         assert found.answer.body == vectors
 
@@ -193,7 +193,7 @@ async def test_an_unreadable_file_is_set_aside_and_a_fresh_one_used(
         await until(lambda: stored(tmp_path) == 1)
         disk = cache.stats().disk
         assert disk is not None
-        assert (disk.set_aside, disk.lost, disk.storing) == (1, 0, True)
+        assert (disk.corrupt_files, disk.lost_writes, disk.available) == (1, 0, True)
     assert (tmp_path / f"{FILE}.bad").exists()
 
 
@@ -207,12 +207,12 @@ async def test_a_file_that_is_damaged_while_in_use_is_replaced(tmp_path: Path) -
     data[4096:] = b"\xff" * (len(data) - 4096)
     (tmp_path / FILE).write_bytes(bytes(data))
     async with opened(tmp_path, Hands()) as cache:
-        assert await cache.fetch(key(7), REQUEST) is None
+        assert await cache.lookup_disk(key(7), REQUEST) is None
         cache.put(key(7), answer())
         await until(lambda: stored(tmp_path) == 1)
         disk = cache.stats().disk
         assert disk is not None
-        assert disk.set_aside == 1
+        assert disk.corrupt_files == 1
 
 
 async def test_a_full_disk_is_counted_survived_and_tried_again(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ async def test_a_full_disk_is_counted_survived_and_tried_again(tmp_path: Path) -
             for number in range(2, 40):
                 cache.put(key(number), answer("w" * 4000))
             await until(lambda: lost(cache) > 0)
-            assert cache.recall(key(39)) is not None
+            assert cache.lookup_memory(key(39)) is not None
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         before = stored(tmp_path)
@@ -241,8 +241,8 @@ async def test_a_disk_that_cannot_be_used_at_all_leaves_the_memory(tmp_path: Pat
     (tmp_path / "state").write_text("not a folder")
     async with opened(tmp_path / "state", Hands(), retry_s=60.0) as cache:
         cache.put(key(1), answer())
-        assert cache.recall(key(1)) is not None
-        assert await cache.fetch(key(2), REQUEST) is None
+        assert cache.lookup_memory(key(1)) is not None
+        assert await cache.lookup_disk(key(2), REQUEST) is None
         await until(lambda: lost(cache) == 1)
 
 
@@ -253,7 +253,7 @@ async def test_what_another_version_wrote_is_no_answer(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
         database.execute("UPDATE answers SET value = x'01020304'")
     async with opened(tmp_path, Hands()) as cache:
-        assert await cache.fetch(key(1), REQUEST) is None
+        assert await cache.lookup_disk(key(1), REQUEST) is None
 
 
 def every_byte(directory: Path) -> bytes:
@@ -270,16 +270,16 @@ async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> 
         assert cache._journal is not None
         cache._journal.write(Write("SELECT ?", lambda: (float(stuck.wait(20.0)),)))
         await until(lambda: not cache._journal._writes)  # type: ignore[union-attr]
-        assert await cache.fetch(key(1), REQUEST) is None
+        assert await cache.lookup_disk(key(1), REQUEST) is None
         stuck.set()
         await until(lambda: not cache._journal._reads)  # type: ignore[union-attr]
-        assert await cache.fetch(key(1), REQUEST) is None, "not yet: it was slow a moment ago"
+        assert await cache.lookup_disk(key(1), REQUEST) is None, "not yet: it was slow a moment ago"
         hands.monotonic_s += 10.0
-        found = await cache.fetch(key(1), REQUEST)
+        found = await cache.lookup_disk(key(1), REQUEST)
         assert found is not None
         assert found.age_s == pytest.approx(10.0)
 
 
 def lost(cache: AnswerCache) -> int:
     disk = cache.stats().disk
-    return 0 if disk is None else disk.lost
+    return 0 if disk is None else disk.lost_writes

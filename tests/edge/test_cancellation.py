@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_node.backends.engine.supervisor import Supervisor
-from edge_node.cli.child_process import ChildProcess
+from edge_node.cli.up.child_process import ChildProcess
 from edge_node.storage.background_sqlite import BackgroundSqlite, Write
 from models.llama_cpp.protocol import EngineOptions
 

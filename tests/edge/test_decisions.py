@@ -43,7 +43,9 @@ def record(
 def store(
     directory: Path | None, hands: Hands | None = None, count: int = 5, max_age_s: float = 86400.0
 ) -> DecisionStore:
-    opened = DecisionStore(memory_count=count, max_age_s=max_age_s, directory=directory, clock=(hands or Hands()).clock)
+    opened = DecisionStore(
+        memory_records=count, max_age_s=max_age_s, directory=directory, clock=(hands or Hands()).clock
+    )
     opened.start()
     return opened
 
@@ -103,6 +105,6 @@ async def test_old_records_leave_the_disk(tmp_path: Path) -> None:
         assert await decisions.get("d1") is not None
         decisions.add(record(2, created=hands.unix_s))
     with closing(store(tmp_path, hands)) as decisions:
-        await until(lambda: (stats := decisions.stats()) is not None and stats.storing)
+        await until(lambda: (stats := decisions.stats()) is not None and stats.available)
         assert await decisions.get("d1") is None
         assert await decisions.get("d2") is not None

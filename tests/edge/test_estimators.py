@@ -101,7 +101,7 @@ def test_an_estimator_of_other_weights_is_not_used(tmp_path: Path, caplog: pytes
     """The log says so once, when the policy comes into force."""
     policy = parse_policy(NAMED)
     learned = LearnedEstimators((other_weights(tmp_path),))
-    learned.use(policy)
+    learned.activate(policy)
     assert learned.quality(policy, chat(COMMAND)) is None
     assert "another version" in caplog.text
 
@@ -113,10 +113,10 @@ def test_a_broken_estimator_is_absent_and_no_failure(tmp_path: Path, caplog: pyt
         next((tmp_path / name).glob("model.*")).write_bytes(b"junk")
     policy = parse_policy(NAMED)
     learned = LearnedEstimators((tmp_path,))
-    learned.use(policy)
+    learned.activate(policy)
     assert learned.quality(policy, chat(COMMAND)) is None
     chunk = Chunk(text="x", confidence=Confidence(8, 0.5, -0.1, 0.5, 0.2))
-    assert learned.weighed(handoff(), chunk, None) is chunk
+    assert learned.calibrate(handoff(), chunk, None) is chunk
     assert caplog.text.count("WARNING") == 2
 
 
@@ -124,7 +124,7 @@ def test_the_last_words_of_the_user_are_judged() -> None:
     """Whatever was said before, in parts or whole; an embedding has no answer to judge, nor have token ids."""
     policy = parse_policy(NAMED)
     learned = LearnedEstimators()
-    learned.use(policy)
+    learned.activate(policy)
     alone = learned.quality(policy, chat(COMMAND))
     assert alone is not None
     assert learned.quality(policy, chat(FACT, COMMAND)) == alone
@@ -159,22 +159,22 @@ async def test_a_handoff_compares_a_probability(tmp_path: Path) -> None:
 def test_a_model_without_a_calibrator_keeps_its_own_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Other weights of the same name: the chunk passes as it is, and nobody needs to be warned."""
     learned = LearnedEstimators((other_weights(tmp_path),))
-    learned.use(parse_policy(POLICY.replace("m-small", "assistant")))
+    learned.activate(parse_policy(POLICY.replace("m-small", "assistant")))
     chunk = Chunk(text="x", confidence=Confidence(8, 0.5, -0.1, 0.5, 0.2))
-    assert learned.weighed(handoff(), chunk, None) is chunk
+    assert learned.calibrate(handoff(), chunk, None) is chunk
     assert "WARNING" not in caplog.text
 
 
 def test_quality_and_confidence_meet_in_the_probability() -> None:
     """The same first tokens are worth more where the prompt promises a right answer; a chunk without them passes."""
     learned = LearnedEstimators()
-    learned.use(parse_policy(NAMED))
+    learned.activate(parse_policy(NAMED))
     chunk = Chunk(text="x", confidence=Confidence(8, 0.9, -0.1, 0.9, 0.2))
     scores = []
     for quality in (0.05, 0.95):
-        confidence = learned.weighed(handoff(), chunk, quality).confidence
+        confidence = learned.calibrate(handoff(), chunk, quality).confidence
         assert confidence is not None
         scores.append(confidence.score)
     assert scores[0] < scores[1]
     bare = Chunk(text="x")
-    assert learned.weighed(handoff(), bare, 0.5) is bare
+    assert learned.calibrate(handoff(), bare, 0.5) is bare

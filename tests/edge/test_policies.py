@@ -140,4 +140,4 @@ def test_a_state_directory_that_cannot_be_written_changes_only_the_report(tmp_pa
     policies = store(write(tmp_path / "p.yaml", GOOD), tmp_path / "state")
     policies.load()
     assert policies.active.name == "good"
-    assert policies.report.not_persisted
+    assert policies.report.persist_error

@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.cli.doctor import Finding, examine, network, packages, parts, signals, worst
+from edge_node.cli.doctor import host, network, packages, policy_and_models
+from edge_node.cli.doctor.finding import Finding, worst
+from edge_node.cli.doctor.report import examine
 from edge_node.config.schema import CacheConfig, CloudConfig, Config, EngineConfig, KeyConfig, ServerConfig
 from models.catalog.artifact import SHIPPED, find_artifact, save_manifest
 from models.catalog.fit import estimate_memory
@@ -69,7 +71,7 @@ def test_a_missing_or_old_package_is_named(site: Path, tmp_path_factory: pytest.
     installed = packages.read_installed([str(bare)])
     old, missing = packages.check_requirements(installed, needs_engine=True)
     assert (old.level, missing.level) == ("fail", "fail")
-    assert old.found == "aiohttp is 3.8, needed is >=3.11"
+    assert old.found == "aiohttp is 3.8, required is >=3.11"
     assert "pip install 'llama-cpp-python==0.3.36'" in missing.advice
     assert len(list(packages.check_requirements(installed, needs_engine=False))) == 1
 
@@ -126,7 +128,7 @@ def python_that(tmp_path: Path, script: str) -> str:
     ("script", "level", "told"),
     [
         ("printf 0.3.36", "ok", "llama-cpp-python 0.3.36 loads"),
-        ("kill -ILL $$", "fail", "an instruction that this processor does not have"),
+        ("kill -ILL $$", "fail", "illegal instruction"),
         ("kill -SEGV $$", "fail", "ended with SIGSEGV"),
         ("echo \"ModuleNotFoundError: No module named 'llama_cpp'\" >&2; exit 1", "fail", "No module named"),
         ("exit 3", "fail", "no message"),
@@ -159,15 +161,15 @@ def test_an_old_python_is_refused() -> None:
 
 def test_the_shipped_policy_and_models_are_well() -> None:
     """What ships passes: the policy parses, the model is there with the right hash and fits."""
-    policy, finding = parts.read_policy(POLICY)
+    policy, finding = policy_and_models.read_policy(POLICY)
     assert finding.level == "ok"
     assert policy is not None
-    artifacts, findings = parts.check_models(policy, EngineConfig())
+    artifacts, findings = policy_and_models.check_models(policy, EngineConfig())
     assert levels(findings) == [("model", "ok")]
-    assert levels(parts.check_memory(artifacts, EngineConfig(), DeviceSignals(memory_free_mb=4000))) == [
+    assert levels(policy_and_models.check_memory(artifacts, EngineConfig(), DeviceSignals(memory_free_mb=4000))) == [
         ("memory", "ok")
     ]
-    assert levels(parts.check_targets(policy, EngineConfig(), "http://c/v1")) == []
+    assert levels(policy_and_models.check_targets(policy, EngineConfig(), "http://c/v1")) == []
 
 
 @pytest.mark.parametrize("content", [None, b"\xff", b"version: 1\nname: x\nroutes: nonsense\n"])
@@ -176,7 +178,7 @@ def test_a_bad_policy_is_a_failure(tmp_path: Path, content: bytes | None) -> Non
     path = tmp_path / "p.yaml"
     if content is not None:
         path.write_bytes(content)
-    policy, finding = parts.read_policy(path)
+    policy, finding = policy_and_models.read_policy(path)
     assert policy is None
     assert finding.level == "fail"
     assert str(path) in finding.found
@@ -184,19 +186,19 @@ def test_a_bad_policy_is_a_failure(tmp_path: Path, content: bytes | None) -> Non
 
 def test_a_missing_and_an_altered_model_are_failures(tmp_path: Path) -> None:
     """Nowhere to be found, and found with other bytes than its manifest says."""
-    policy, _ = parts.read_policy(POLICY)
+    policy, _ = policy_and_models.read_policy(POLICY)
     assert policy is not None
     real = find_artifact("assistant")
     folder = tmp_path / "assistant"
     folder.mkdir()
     (folder / "manifest.json").write_bytes((real.folder / "manifest.json").read_bytes())
     engine = EngineConfig(model_dirs=(str(tmp_path),))
-    _, (gone,) = parts.check_models(policy, engine)
+    _, (gone,) = policy_and_models.check_models(policy, engine)
     (folder / real.manifest.file).write_bytes(real.path.read_bytes()[:-1] + b"!")
-    _, (altered,) = parts.check_models(policy, engine)
+    _, (altered,) = policy_and_models.check_models(policy, engine)
     assert (gone.level, altered.level) == ("fail", "fail")
     assert "sha256" in altered.found
-    assert parts.check_models(policy, EngineConfig(enabled=False)) == ([], [])
+    assert policy_and_models.check_models(policy, EngineConfig(enabled=False)) == ([], [])
 
 
 QUALITY = POLICY.read_text().replace("request.prompt_tokens < 48", "edge.quality > 0.6")
@@ -205,28 +207,28 @@ QUALITY = POLICY.read_text().replace("request.prompt_tokens < 48", "edge.quality
 def test_signals_are_looked_at_where_the_policy_uses_them() -> None:
     """A handoff has its calibrator, a rule on edge.quality its estimator; who has no engine needs neither."""
     plain, named = parse_policy(POLICY.read_text()), parse_policy(QUALITY)
-    assert levels(signals.check_signals(plain, EngineConfig())) == [("signals", "ok")]
-    assert levels(signals.check_signals(named, EngineConfig())) == [("signals", "ok"), ("signals", "ok")]
-    assert list(signals.check_signals(named, EngineConfig(enabled=False))) == []
+    assert levels(policy_and_models.check_signals(plain, EngineConfig())) == [("signals", "ok")]
+    assert levels(policy_and_models.check_signals(named, EngineConfig())) == [("signals", "ok"), ("signals", "ok")]
+    assert list(policy_and_models.check_signals(named, EngineConfig(enabled=False))) == []
 
 
 def test_signals_of_another_version_and_altered_ones_are_warned_of(tmp_path: Path) -> None:
-    """Other weights of that name have no estimator and hand off by the engine's own score; other bytes are said."""
+    """Other weights of that name have no estimator and hand off by the engine's raw score; other bytes are said."""
     policy = parse_policy(QUALITY)
     real = find_artifact("assistant")
     manifest = msgspec.structs.replace(real.manifest, sha256="0" * 64)
     (tmp_path / "assistant").mkdir()
     (tmp_path / "assistant" / manifest.file).write_bytes(b"other weights")
     save_manifest(manifest, tmp_path / "assistant")
-    quality, calibrator = signals.check_signals(policy, EngineConfig(model_dirs=(str(tmp_path),)))
+    quality, calibrator = policy_and_models.check_signals(policy, EngineConfig(model_dirs=(str(tmp_path),)))
     assert (quality.level, calibrator.level) == ("warn", "ok")
     assert "another version" in quality.found
-    assert "own score" in calibrator.found
+    assert "raw score" in calibrator.found
     for name in ("edge-quality", "calibrator"):
         shutil.copytree(SHIPPED / name, tmp_path / "altered" / name)
         path = next((tmp_path / "altered" / name).glob("model.*"))
         path.write_bytes(path.read_bytes()[:-1] + b"!")
-    altered = list(signals.check_signals(policy, EngineConfig(model_dirs=(str(tmp_path / "altered"),))))
+    altered = list(policy_and_models.check_signals(policy, EngineConfig(model_dirs=(str(tmp_path / "altered"),))))
     assert [finding.level for finding in altered] == ["warn", "warn"]
     assert all("sha256" in finding.found for finding in altered)
 
@@ -237,13 +239,13 @@ def test_memory_is_held_against_what_the_model_needs(share: float | None, level:
     artifact = find_artifact("assistant")
     need_mb = estimate_memory(read_gguf(artifact.path), context=256, batch=1).total_bytes / MIB
     device = DeviceSignals(memory_free_mb=None if share is None else share * need_mb)
-    assert levels(parts.check_memory([artifact], EngineConfig(), device)) == [("memory", level)]
+    assert levels(policy_and_models.check_memory([artifact], EngineConfig(), device)) == [("memory", level)]
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
     """A file where the folder should be, whoever we are."""
     (tmp_path / "state").write_text("a file")
-    (finding,) = parts.check_state_dir(tmp_path / "state" / "causeway", CacheConfig())
+    (finding,) = host.check_state_dir(tmp_path / "state" / "causeway", CacheConfig())
     assert finding.level == "fail"
     assert "state_dir" in finding.advice
 
@@ -251,36 +253,36 @@ def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("free", "level"), [(10 * MIB, "fail"), (200 * MIB, "warn"), (2000 * MIB, "ok")])
 def test_a_full_disk_is_seen_before_it_hurts(tmp_path: Path, free: int, level: str) -> None:
     """Room for the cache and a little more; nothing is made by looking."""
-    findings = parts.check_state_dir(tmp_path / "a" / "b", CacheConfig(), usage=lambda _: free)
+    findings = host.check_state_dir(tmp_path / "a" / "b", CacheConfig(), free_bytes_of=lambda _: free)
     assert levels(findings) == [("state folder", level)]
     assert not (tmp_path / "a").exists()
-    assert levels(parts.check_state_dir(tmp_path, CacheConfig(disk_bytes=0))) == [("state folder", "ok")]
+    assert levels(host.check_state_dir(tmp_path, CacheConfig(disk_bytes=0))) == [("state folder", "ok")]
 
 
 def test_more_threads_than_cores_is_a_warning() -> None:
     """A barrier waits for the slowest."""
-    assert parts.check_threads(EngineConfig(threads=8), cores=2).level == "warn"
-    assert parts.check_threads(EngineConfig(threads=2), cores=2).level == "ok"
-    assert parts.check_threads(EngineConfig()).level == "ok"
+    assert host.check_threads(EngineConfig(threads=8), cores=2).level == "warn"
+    assert host.check_threads(EngineConfig(threads=2), cores=2).level == "ok"
+    assert host.check_threads(EngineConfig()).level == "ok"
 
 
 def test_only_missing_sensors_that_the_policy_needs_are_warned_of() -> None:
     """An absent battery is no concern of a policy that does not name it."""
-    policy, _ = parts.read_policy(POLICY)
+    policy, _ = policy_and_models.read_policy(POLICY)
     assert policy is not None
-    blind = levels(parts.check_sensors(policy, DeviceSignals(memory_free_mb=1.0)))
+    blind = levels(host.check_sensors(policy, DeviceSignals(memory_free_mb=1.0)))
     assert set(blind) == {("sensors", "warn")}
     assert len(blind) == len({"device.temperature_c", "device.throttled"} & policy.needs)
     seeing = DeviceSignals(temperature_c=50.0, throttled=False, memory_free_mb=1.0, power_w=5.0, battery=None)
-    assert levels(parts.check_sensors(policy, seeing)) == [("sensors", "ok")]
-    assert levels(parts.check_sensors(None, DeviceSignals())) == [("sensors", "ok")]
+    assert levels(host.check_sensors(policy, seeing)) == [("sensors", "ok")]
+    assert levels(host.check_sensors(None, DeviceSignals())) == [("sensors", "ok")]
 
 
 def test_targets_out_of_reach_are_warned_of() -> None:
     """A cloud target without a cloud, a device target without an engine."""
-    policy, _ = parts.read_policy(POLICY)
+    policy, _ = policy_and_models.read_policy(POLICY)
     assert policy is not None
-    assert levels(parts.check_targets(policy, EngineConfig(enabled=False), "")) == [
+    assert levels(policy_and_models.check_targets(policy, EngineConfig(enabled=False), "")) == [
         ("engine", "warn"),
         ("cloud", "warn"),
     ]
@@ -344,7 +346,7 @@ def test_a_port_of_our_own_daemon_is_well(served: tuple[dict[str, Answer], int])
     answers, port = served
     answers["/readyz"] = Answer(503, b'{"ready":false,"waiting_for":["engine"],"policy":{"name":"default"}}')
     assert network.check_port(ServerConfig(port=port)) == Finding(
-        "port", "ok", f"127.0.0.1:{port} is taken by a Causeway daemon that runs already"
+        "port", "ok", f"127.0.0.1:{port} is taken by a running Causeway daemon"
     )
     for stranger in (b"hello", b"[]", b"{}", b"\xff"):
         answers["/readyz"] = Answer(body=stranger)
@@ -368,7 +370,7 @@ def test_the_socket_is_looked_at(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(tmp_path / "stale"))
     (stale_finding,) = network.check_socket(str(tmp_path / "stale"))
-    assert "takes it over" in stale_finding.found
+    assert "the next one replaces it" in stale_finding.found
 
 
 def test_listening_everywhere_without_a_key_is_a_warning() -> None:
@@ -381,7 +383,7 @@ def test_listening_everywhere_without_a_key_is_a_warning() -> None:
 
 @pytest.mark.parametrize(
     ("status", "level", "told"),
-    [(200, "ok", "answers in"), (401, "fail", "refuses our token"), (404, "warn", "ends in /v1"), (500, "warn", "500")],
+    [(200, "ok", "answers in"), (401, "fail", "rejects the token"), (404, "warn", "ends in /v1"), (500, "warn", "500")],
 )
 def test_the_cloud_is_asked(served: tuple[dict[str, Answer], int], status: int, level: str, told: str) -> None:
     """By its models, with our token."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_node.signals.probes import RESCAN_S, CpuTimes, Probes
+from edge_node.signals.probes.device import RESCAN_S, CpuTimes, DeviceProbes
 from edge_node.signals.probes.sysfs import read_number
 from router.types import DeviceSignals
 
@@ -17,8 +17,8 @@ from . import boxes
 MIB = 2**20
 
 
-def probes(root: Path, available: int = 2000 * MIB) -> Probes:
-    return Probes(root, cpu_times=lambda: CpuTimes(0.0, 0.0), available_bytes=lambda: available)
+def probes(root: Path, available: int = 2000 * MIB) -> DeviceProbes:
+    return DeviceProbes(root, cpu_times=lambda: CpuTimes(0.0, 0.0), available_bytes=lambda: available)
 
 
 def test_orin_nano_tells_heat_throttling_and_the_whole_modules_power(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_cpu_is_the_share_since_the_read_before(tmp_path: Path) -> None:
     """Absent at first, then busy over all; too short an interval keeps the last value."""
     times = [CpuTimes(10, 100), CpuTimes(13, 104), CpuTimes(13.01, 104.02), CpuTimes(17, 108), CpuTimes(16, 112)]
     reads = iter(times)
-    sensors = Probes(tmp_path, cpu_times=lambda: next(reads), available_bytes=lambda: 0)
+    sensors = DeviceProbes(tmp_path, cpu_times=lambda: next(reads), available_bytes=lambda: 0)
     shares = [sensors.read(float(second)).cpu for second in range(len(times))]
     assert shares == [None, 0.75, 0.75, 1.0, 0.0]
 
@@ -238,11 +238,11 @@ def test_a_failing_source_is_absent(tmp_path: Path) -> None:
     def broken_times() -> CpuTimes:
         raise OSError("no /proc")
 
-    assert Probes(tmp_path, cpu_times=broken_times, available_bytes=broken).read(0.0) == DeviceSignals()
+    assert DeviceProbes(tmp_path, cpu_times=broken_times, available_bytes=broken).read(0.0) == DeviceSignals()
 
 
 def test_this_machine_is_read_without_an_error() -> None:
     """The real sources, whatever this machine has: memory at least."""
-    signals = Probes().read(0.0)
+    signals = DeviceProbes().read(0.0)
     assert signals.memory_free_mb is not None
     assert signals.memory_free_mb > 0

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from edge_node.cli.tour import TOUR, Row, table_of
+from edge_node.cli.up.tour import TOUR, Row, render_table
 from edge_node.sdk.client import Decision
 
 ROWS = [
@@ -21,7 +21,7 @@ ROWS = [
 def test_every_width_shows_route_target_reason_and_times(width: int) -> None:
     """Questions and answers are cut; route, target, reason and times never are."""
     console = Console(width=width, file=io.StringIO())
-    console.print(table_of(ROWS, width))
+    console.print(render_table(ROWS, width))
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     for told in ("edge", "small", "fast-path", "12.3", "45.6", "cloud (degraded)", "large", "otherwise", "1234.5", "–"):
         assert told in printed

@@ -17,8 +17,9 @@ import msgspec
 import psutil
 import pytest
 
-from edge_node.cli.tour import TOUR
-from edge_node.cli.up import UpOptions, find_programs
+from edge_node.cli.up.resources import find_programs
+from edge_node.cli.up.session import UpOptions
+from edge_node.cli.up.tour import TOUR
 from edge_node.config.schema import Config, ServerConfig, load_config
 
 FAKE = Path(__file__).parent / "programs.py"
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 MAIN = """
 import sys, msgspec
 from pathlib import Path
-from edge_node.cli.up import UpOptions, run
+from edge_node.cli.up.session import UpOptions, run
 sys.exit(run(msgspec.json.decode(sys.argv[1], type=UpOptions, dec_hook=lambda kind, value: kind(value))))
 """
 
@@ -174,8 +175,8 @@ def test_a_program_that_cannot_start_is_named_with_its_words(start: Start, name:
 def test_the_edge_goes_on_without_a_cloud_that_died(start: Start, name: str) -> None:
     """It is told which one died, with its log's end; Ctrl-C still ends the rest in order."""
     up = start(f"{name}-dies")
-    up.until("the edge goes on without it")
-    assert f"{name} ended unasked" in up.printed
+    up.until("the edge continues without it")
+    assert f"{name} ended unexpectedly" in up.printed
     assert f"{name}: out of luck" in up.printed
     assert up.end(signal.SIGINT) == 0
     assert "edge ends" in up.events
@@ -185,7 +186,7 @@ def test_a_dead_edge_ends_it_all(start: Start) -> None:
     """Nobody is there to ask: exit code 1, and the cloud side is ended too."""
     up = start("edge-dies")
     assert up.end() == 1
-    assert "edge ended unasked" in up.printed
+    assert "edge ended unexpectedly" in up.printed
     assert up.events[-2:] == ["gateway ends", "triton ends"]
 
 
@@ -238,10 +239,10 @@ def test_the_questions_wait_for_the_engine(start: Start) -> None:
 
 
 def test_an_engine_that_failed_is_said_and_not_waited_for(start: Start) -> None:
-    """With the log to look into; the questions are asked all the same."""
+    """With the log to see; the questions are asked all the same."""
     up = start("engine-fails", cloud=False, once=True)
     assert up.end() == 0
-    assert "the device's engine is failed: look into" in up.printed
+    assert "the device's engine is failed: see" in up.printed
 
 
 def test_a_taken_port_makes_it_take_the_next(start: Start) -> None:

@@ -490,7 +490,7 @@ async def test_calls_are_held_to_what_was_said(make_backend: MakeBackend) -> Non
     wish = drawn_to("Q", artifact.path)
     ask = chat("wake me up at six am", sampling=wish, max_tokens=200)
     bound = make_backend(artifact.path, answers=artifact.manifest.answers)
-    anything = make_backend(artifact.path, EngineConfig(threads=1, call_grammar=False), answers="calls")
+    anything = make_backend(artifact.path, EngineConfig(threads=1, restrict_tool_arguments=False), answers="calls")
     for one in (bound, anything):
         await one.start()
         await one.ready(now() + PATIENCE_S)

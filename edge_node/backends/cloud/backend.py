@@ -73,7 +73,7 @@ class CloudBackend:
         verify: ssl.SSLContext | bool = True
         if self._config.ca_file:
             verify = ssl.create_default_context(cafile=self._config.ca_file)
-        connector = aiohttp.TCPConnector(limit=self._config.connections, keepalive_timeout=_IDLE_S, ssl=verify)
+        connector = aiohttp.TCPConnector(limit=self._config.max_connections, keepalive_timeout=_IDLE_S, ssl=verify)
         headers = {"Accept-Encoding": "identity", "User-Agent": "causeway-edge"}
         if self._config.api_key:
             headers["Authorization"] = f"Bearer {self._config.api_key}"

@@ -56,7 +56,7 @@ class EngineBackend:
             temperature=temperature,
             answer_tokens=answer_tokens,
         )
-        self._copies = answers == "calls" and config.call_grammar
+        self._copies = answers == "calls" and config.restrict_tool_arguments
         self._sequences = options.sequences
         self._supervisor = Supervisor(options, name or model_path.stem, stuck_s=stuck_s)
         self._ids = itertools.count(1)

@@ -1,4 +1,4 @@
-"""One thing that was looked at, how it is, and what to do about it."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`warn`: the daemon works, with less than it could. `fail`: it would not start, or not answer."""
+    """`warn`: the daemon works, with reduced function. `fail`: it would not start, or could not answer."""
 
     check: str
     level: Level
     found: str
-    advice: str = ""  # what to do; "" only where nothing is to be done
+    advice: str = ""  # how to fix it; empty if the level is ok
 
 
 def ok(check: str, found: str) -> Finding:
@@ -32,5 +32,6 @@ def fail(check: str, found: str, advice: str) -> Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Level:
+    """Return the most severe level; ok for no findings."""
     levels = {finding.level for finding in findings}
     return "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"

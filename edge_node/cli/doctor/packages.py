@@ -1,4 +1,4 @@
-"""Is everything installed, in the right version, once, and does llama.cpp load on this processor?"""
+"""Check the installed packages: present, in the required version, not shadowed, and llama.cpp loads on this CPU."""
 
 from __future__ import annotations
 
@@ -16,53 +16,59 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from .finding import Finding, fail, ok, warn
 
-OURS = ("cloud_pool", "edge_node", "fleet", "models", "router")
+OUR_PACKAGES = ("cloud_pool", "edge_node", "fleet", "models", "router")
 OLDEST_PYTHON = (3, 10)
 _DISTRIBUTION = "causeway"
 _LOAD_TIMEOUT_S = 60.0
-# One import name, several distributions that bring it: whichever was installed last has overwritten the others.
-_RIVALS = ("onnxruntime", "llama_cpp")
+# Import names that several distributions provide: the one installed last has overwritten the others.
+_SHARED_IMPORTS = ("onnxruntime", "llama_cpp")
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """What an environment holds: versions by distribution, distributions by top-level import name."""
+    """The contents of an environment.
+
+    Attributes:
+        versions: Version by distribution.
+        owners: Distributions by top-level import name.
+        requires: The requirements in causeway's metadata; empty if it is not installed as a distribution.
+    """
 
     versions: Mapping[str, str]
     owners: Mapping[str, frozenset[str]]
-    requires: tuple[str, ...]  # of ours, as in its metadata; empty where it is not installed as a distribution
+    requires: tuple[str, ...]
 
 
 def read_installed(path: Sequence[str] | None = None) -> Installed:
-    """The environment at `path` (None: the one that runs)."""
+    """Read the environment at `path`; None: the running one."""
     versions: dict[str, str] = {}
     owners: dict[str, set[str]] = {}
     requires: tuple[str, ...] = ()
-    for found in distributions(path=list(sys.path if path is None else path)):
-        name = _normal(found.metadata["Name"] or "")
+    for distribution in distributions(path=list(sys.path if path is None else path)):
+        name = _normalise(distribution.metadata["Name"] or "")
         if not name or name in versions:
             continue  # the first on the path is the one that is imported
-        versions[name] = found.version
-        for top in _top_level(found):
+        versions[name] = distribution.version
+        for top in _top_level(distribution):
             owners.setdefault(top, set()).add(name)
         if name == _DISTRIBUTION:
-            requires = tuple(found.requires or ())
+            requires = tuple(distribution.requires or ())
     return Installed(versions, {top: frozenset(names) for top, names in owners.items()}, requires)
 
 
-def _normal(name: str) -> str:
+def _normalise(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _top_level(found: Distribution) -> set[str]:
-    declared = found.read_text("top_level.txt")
+def _top_level(distribution: Distribution) -> set[str]:
+    declared = distribution.read_text("top_level.txt")
     if declared is not None:
         return set(declared.split())
-    parts = {file.parts[0].removesuffix(".py") for file in found.files or () if file.suffix in (".py", ".so")}
-    return {part for part in parts if part.isidentifier()}
+    names = {file.parts[0].removesuffix(".py") for file in distribution.files or () if file.suffix in (".py", ".so")}
+    return {name for name in names if name.isidentifier()}
 
 
 def locate(name: str) -> Path | None:
-    """The folder that ``import name`` would find."""
+    """Return the folder that ``import name`` would load."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -78,91 +84,91 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
 
 
 def check_requirements(installed: Installed, *, needs_engine: bool) -> Iterator[Finding]:
-    """Every requirement of ours that holds on this machine, the engine's among them where there is an engine."""
+    """Check causeway's requirements that apply to this machine, those of the `engine` extra if there is an engine."""
     if not installed.requires:
         advice = "run `make setup`, or `pip install causeway[engine,cpu]`"
         yield fail("packages", "causeway is not installed as a distribution in this environment", advice)
         return
-    wrong = [finding for text in installed.requires if (finding := _unmet(text, installed, needs_engine))]
-    yield from wrong
-    if not wrong:
-        yield ok("packages", f"causeway {installed.versions[_DISTRIBUTION]} and all it requires")
+    unmet = [finding for text in installed.requires if (finding := _check_one(text, installed, needs_engine))]
+    yield from unmet
+    if not unmet:
+        yield ok("packages", f"causeway {installed.versions[_DISTRIBUTION]} and all its requirements")
 
 
-def _unmet(text: str, installed: Installed, needs_engine: bool) -> Finding | None:
+def _check_one(text: str, installed: Installed, needs_engine: bool) -> Finding | None:
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
-        return warn("packages", f"causeway's metadata has {text!r}", "install causeway again")
+        return warn("packages", f"causeway's metadata has the invalid requirement {text!r}", "reinstall causeway")
     extras = ("", "engine") if needs_engine else ("",)
     if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
         return None
-    version = installed.versions.get(_normal(requirement.name))
+    version = installed.versions.get(_normalise(requirement.name))
     command = f"pip install '{requirement.name}{requirement.specifier}'"
     if version is None:
         return fail("packages", f"{requirement.name} is missing", f"run `make setup`, or `{command}`")
     if not requirement.specifier.contains(version, prereleases=True):
-        found = f"{requirement.name} is {version}, needed is {requirement.specifier}"
+        found = f"{requirement.name} is {version}, required is {requirement.specifier}"
         return fail("packages", found, f"run `make setup`, or `{command}`")
     return None
 
 
 def check_owners(installed: Installed, locate: Callable[[str], Path | None] = locate) -> Iterator[Finding]:
-    """(1) two distributions that bring one import name, (2) another package in our place."""
+    """Check for (1) two distributions with one import name, (2) another package that shadows one of ours."""
     clean = True
-    for name in (*OURS, *_RIVALS):
-        others = installed.owners.get(name, frozenset()) - ({_DISTRIBUTION} if name in OURS else set())
-        if (name in OURS and others) or len(others) > 1:  # (1)
+    for name in (*OUR_PACKAGES, *_SHARED_IMPORTS):
+        others = installed.owners.get(name, frozenset()) - ({_DISTRIBUTION} if name in OUR_PACKAGES else set())
+        if (name in OUR_PACKAGES and others) or len(others) > 1:  # (1)
             clean = False
-            yield _two_owners(name, sorted(others))
+            yield _conflict(name, sorted(others))
     home = locate("edge_node")
-    for name in OURS if home else ():
-        place = locate(name)
-        if place is not None and home is not None and place.parent != home.parent:  # (2)
+    for name in OUR_PACKAGES if home else ():
+        folder = locate(name)
+        if folder is not None and home is not None and folder.parent != home.parent:  # (2)
             clean = False
             yield fail(
                 "import names",
-                f"`import {name}` finds {place}, not ours beside {home}",
-                f"start from another folder, or rename {place}",
+                f"`import {name}` loads {folder}, not the package beside {home}",
+                f"start from another folder, or rename {folder}",
             )
     if clean:
-        yield ok("import names", "each import name has one owner")
+        yield ok("import names", "each import name belongs to one distribution")
 
 
-def _two_owners(name: str, others: list[str]) -> Finding:
-    if name in OURS:
+def _conflict(name: str, others: list[str]) -> Finding:
+    if name in OUR_PACKAGES:
         return fail(
             "import names",
             f"`{name}` also belongs to {', '.join(others)}",
-            f"give causeway an environment of its own, or `pip uninstall {' '.join(others)}` and install it again",
+            f"give causeway its own environment, or `pip uninstall {' '.join(others)}` and reinstall causeway",
         )
     keep = next((other for other in others if other.endswith("gpu")), others[0])
     return fail(
         "import names",
         f"`{name}` belongs to {' and '.join(others)}: the last one installed has overwritten the other",
-        f"`pip uninstall -y {' '.join(others)} && pip install {keep}` (or the other of them)",
+        f"`pip uninstall -y {' '.join(others)} && pip install {keep}` (or the other one)",
     )
 
 
 def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S) -> Finding:
-    """Load the engine's library in a process of its own: on the wrong processor it ends with a signal."""
+    """Load llama.cpp in a child process: on a CPU that it was not built for, the process ends with a signal."""
     script = "import llama_cpp; print(llama_cpp.__version__, end='')"
     try:
-        done = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=timeout_s, check=False)
+        process = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return fail("llama.cpp", f"did not load within {timeout_s:g} s", "look at the disk and the memory, then again")
+        return fail("llama.cpp", f"did not load within {timeout_s:g} s", "check the disk and the memory, then retry")
     except OSError as error:
-        return fail("llama.cpp", f"{python}: {error.strerror}", "install causeway again")
-    if done.returncode == 0:
-        return ok("llama.cpp", f"llama-cpp-python {done.stdout} loads")
-    if done.returncode == -signal.SIGILL:
+        return fail("llama.cpp", f"{python}: {error.strerror}", "reinstall causeway")
+    if process.returncode == 0:
+        return ok("llama.cpp", f"llama-cpp-python {process.stdout} loads")
+    if process.returncode == -signal.SIGILL:
         return fail(
             "llama.cpp",
-            "an instruction that this processor does not have: it was compiled for another one",
+            "illegal instruction: it was compiled for another CPU",
             "remove ~/.cache/causeway/llama and run `make setup`, or `pip install --no-binary :all: llama-cpp-python`",
         )
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
         return fail("llama.cpp", f"loading it ended with {name}", "run `make setup` again")
-    last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+    last = process.stderr.strip().splitlines()[-1:] or ["no message"]
     return fail("llama.cpp", last[0], "run `make setup`, or `pip install 'causeway[engine]'`")

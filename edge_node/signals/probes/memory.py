@@ -1,4 +1,4 @@
-"""How much memory a cgroup still lets us have. A container's limit is not in the system's own figures."""
+"""The memory that cgroup limits leave to this process. A container's limit is not part of the system's figures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class _Group(msgspec.Struct, frozen=True):
     limits: tuple[Path, ...]
     usage: Path
     stat: Path
-    reclaimable: str  # the line of `stat` with page cache that the kernel would give up first
+    reclaimable: str  # the line of `stat` with the page cache that the kernel reclaims first
 
 
 class MemoryLimits:
-    """The cgroups that we are in, from our own up to the root; each of them may limit us."""
+    """The cgroups of this process, from its own up to the root; each of them may have a limit."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -29,9 +29,9 @@ class MemoryLimits:
         self._groups = [group for group in self._find() if any(_limit(path) is not None for path in group.limits)]
 
     def headroom_bytes(self) -> int | None:
-        """The smallest rest of all limits, page cache not counted as used; None where nothing limits us."""
-        known = [rest for group in self._groups if (rest := _rest(group)) is not None]
-        return min(known) if known else None
+        """Return the smallest remainder of all limits, not counting page cache as used; None without a limit."""
+        headrooms = [rest for group in self._groups if (rest := _headroom(group)) is not None]
+        return min(headrooms) if headrooms else None
 
     def _find(self) -> list[_Group]:
         mount = self._root / "sys" / "fs" / "cgroup"
@@ -47,7 +47,10 @@ class MemoryLimits:
 
 
 def _upwards(mount: Path, path: str) -> list[Path]:
-    """The folders from `path` up to the mount. In a container the path may be the host's: then the mount is our own."""
+    """Return the folders from `path` up to the mount.
+
+    In a container the path may be the host's; the mount itself is then the process's own cgroup.
+    """
     relative = PurePosixPath(path).relative_to("/") if path.startswith("/") else PurePosixPath(path)
     if ".." in relative.parts or not (mount / relative).is_dir():
         return [mount]
@@ -73,11 +76,11 @@ def _version_1(folder: Path) -> _Group:
 
 
 def _limit(path: Path) -> int | None:
-    value = read_number(path)  # "max" in version 2 is no number
+    value = read_number(path)  # "max" in version 2 is not a number
     return int(value) if value is not None and 0 <= value < _UNLIMITED_BYTES else None
 
 
-def _rest(group: _Group) -> int | None:
+def _headroom(group: _Group) -> int | None:
     limits = [limit for path in group.limits if (limit := _limit(path)) is not None]
     usage = read_number(group.usage)
     if not limits or usage is None:

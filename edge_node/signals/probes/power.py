@@ -1,9 +1,9 @@
-"""What the box draws, and what its battery still holds.
+"""The box's power draw and its battery charge.
 
 Jetson: Texas Instruments INA3221 monitors on I2C, three rails each, ``in<N>_label``, ``in<N>_input`` in mV and
 ``curr<N>_input`` in mA (kernel driver ina3221; JetPack 4's own driver: ``rail_name_<N>``, ``in_power<N>_input`` in mW).
-Orin Nano and NX have a rail for the whole module, VDD_IN. AGX Orin has none: there the rails are added, which is an
-upper bound, since one may feed another. Thor measures its input with an INA238 (``power1_input`` in µW).
+Orin Nano and NX have a rail for the whole module, VDD_IN. AGX Orin has none: its rails are added, which is an upper
+bound, since one rail may feed another. Thor measures its input with an INA238 (``power1_input`` in µW).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .sysfs import list_dir, read_number, read_text
 
 _WHOLE_BOX = ("VDD_IN", "POM_5V_IN", "5V_IN", "VIN")
 _CHANNELS = (1, 2, 3)  # of an INA3221; in4..in7 are shunt voltages and their sum
-_MOST_W = 1_000.0  # of a box at the edge; more is a broken sensor
+_MAX_W = 1_000.0  # a higher reading is a broken sensor
 
 
 class _Rail(msgspec.Struct, frozen=True):
-    """Power is the product of what the files hold, times `scale`, in watts."""
+    """A power rail: watts are the product of the files' values and `scale`."""
 
     label: str
     factors: tuple[Path, ...]
@@ -37,7 +37,7 @@ class _Rail(msgspec.Struct, frozen=True):
 
 
 class PowerSensors:
-    """`scan` finds the sensors, the other methods read them; None where there is nothing to read."""
+    """`scan` finds the sensors, the other methods read them; None if there is no sensor."""
 
     def __init__(self, root: Path) -> None:
         self._sys = root / "sys"
@@ -56,21 +56,21 @@ class PowerSensors:
         ]
 
     def power_w(self) -> float | None:
-        """Watts of the whole box (or of its module); on a laptop, what its battery gives while it discharges."""
+        """Return the watts of the whole box or module; on a laptop, of its discharging batteries."""
         if self._rails:
             return _sum_of([rail.watts() for rail in self._rails])
         discharging = [path for path in self._batteries if read_text(path / "status") == "Discharging"]
         return _sum_of([_discharge_w(path) for path in discharging])
 
     def battery(self) -> float | None:
-        """Charge in 0..1, the mean of several."""
+        """Return the charge, 0 to 1; the mean if there are several batteries."""
         levels = [level / 100 for path in self._batteries if (level := read_number(path / "capacity")) is not None]
         levels = [level for level in levels if 0 <= level <= 1]
         return sum(levels) / len(levels) if levels else None
 
 
 def _sum_of(watts: list[float | None]) -> float | None:
-    """The sum, or None when one is missing: half the power is no power reading."""
+    """Return the sum, or None if a rail is missing: part of the power is not a power reading."""
     known = [value for value in watts if value is not None]
     return sum(known) if known and len(known) == len(watts) else None
 
@@ -84,7 +84,7 @@ def _discharge_w(battery: Path) -> float | None:
 
 
 def _plausible(watts: float) -> float | None:
-    return watts if 0 <= watts <= _MOST_W else None
+    return watts if 0 <= watts <= _MAX_W else None
 
 
 def _hwmon_rails(sys: Path) -> list[_Rail]:
@@ -114,7 +114,7 @@ def _channel(folder: Path, number: int) -> _Rail | None:
 
 
 def _iio_rails(sys: Path) -> list[_Rail]:
-    """JetPack 4: the vendor's driver under ``ina3221x``."""
+    """Return the rails of JetPack 4, whose own driver is ``ina3221x``."""
     names = list_dir(sys / "bus" / "i2c" / "drivers" / "ina3221x", "*/iio:device*/rail_name_*")
     return [
         _Rail(label, (path.with_name(f"in_power{path.name.removeprefix('rail_name_')}_input"),), 1e-3)  # mW

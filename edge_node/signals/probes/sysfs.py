@@ -1,4 +1,4 @@
-"""One small file of sysfs or procfs, read without trust: a sensor may be gone, powered down or talking nonsense."""
+"""Tolerant reads of sysfs and procfs files: a sensor may be gone, powered down or return garbage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _READ_BYTES = 16 * 1024
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text without the newline, or None where it cannot be read."""
+    """Return the file's text without the newline, or None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_READ_BYTES).decode("ascii", "replace").strip("\x00 \t\r\n")
@@ -18,7 +18,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_number(path: Path) -> float | None:
-    """The finite number in the file, or None."""
+    """Return the finite number in the file, or None."""
     text = read_text(path)
     try:
         number = float(text) if text else None
@@ -28,7 +28,7 @@ def read_number(path: Path) -> float | None:
 
 
 def list_dir(path: Path, pattern: str) -> list[Path]:
-    """What matches below `path`, sorted; nothing where it cannot be listed."""
+    """Return the sorted matches of `pattern` below `path`; an empty list if it cannot be listed."""
     try:
         return sorted(path.glob(pattern))
     except OSError:

@@ -1,4 +1,4 @@
-"""How hot the box is, and whether it is slowing itself down for it."""
+"""The processor's temperature, and whether it is throttled."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import msgspec
 
 from .sysfs import list_dir, read_number, read_text
 
-# Zones that tell nothing about the processor: constants (Jetson's PMIC-Die says 100 °C for ever), radios, batteries.
-_FOREIGN_ZONES = ("pmic", "thermal-fan-est", "iwlwifi", "int3400", "battery", "bat")
-# hwmon chips that are processors: where the thermal zones leave them out (AMD laptops), and where there are no zones.
+# Zones that do not measure the processor: constants (Jetson's PMIC-Die always reads 100 °C), radios, batteries.
+_IGNORED_ZONES = ("pmic", "thermal-fan-est", "iwlwifi", "int3400", "battery", "bat")
+# hwmon chips of processors, for boxes whose thermal zones omit them (AMD laptops) or that have no zones.
 _CPU_CHIPS = frozenset({"coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "scpi_sensors"})
 _FREQUENCY_CAPS = ("processor", "cpufreq", "thermal-cpufreq", "thermal-devfreq", "devfreq")
 _PLAUSIBLE_C = (-40.0, 150.0)
-_LOWEST_TRIP_C = 40.0  # a passive trip below is a placeholder of the firmware
+_LOWEST_TRIP_C = 40.0  # a lower passive trip point is a placeholder of the firmware
 _PI_NOW = 0b1111  # get_throttled: under-voltage, frequency capped, throttled, soft limit; the high bits are history
 
 
 class _Zone(msgspec.Struct, frozen=True):
     temperature: Path
-    passive_c: float | None  # the lowest trip point at which the kernel slows the box down
+    passive_c: float | None  # the lowest trip point at which the kernel throttles
 
 
 class ThermalSensors:
-    """`scan` finds the sensors, the other methods read them. Values: °C; None where there is nothing to read."""
+    """`scan` finds the sensors, the other methods read them. Temperatures are °C; None if there is no sensor."""
 
     def __init__(self, root: Path) -> None:
         self._sys = root / "sys"
@@ -33,7 +33,7 @@ class ThermalSensors:
         self._alerts: list[Path] = []
         self._caps: list[Path] = []
         self._counters: list[Path] = []
-        self._counts: dict[Path, float] = {}  # as last read: a rise means throttled in between
+        self._counts: dict[Path, float] = {}  # the last readings: a rise means that the box was throttled in between
 
     def scan(self) -> None:
         thermal = self._sys / "class" / "thermal"
@@ -47,7 +47,7 @@ class ThermalSensors:
         self._alerts, self._caps = [], []
         for device in list_dir(thermal, "cooling_device*"):
             kind = (read_text(device / "type") or "").lower()
-            # Jetson: set while the software throttles for heat. "hot-surface-alert" only warns fingers.
+            # Jetson: set while the software throttles for heat. "hot-surface-alert" does not throttle.
             if kind.endswith("-throttle-alert"):
                 self._alerts.append(device / "cur_state")
             elif kind.startswith(_FREQUENCY_CAPS):
@@ -59,20 +59,20 @@ class ThermalSensors:
         ]
 
     def temperature_c(self) -> float | None:
-        """The hottest plausible sensor of the processor."""
+        """Return the highest plausible reading of the processor's sensors."""
         low, high = _PLAUSIBLE_C
         paths = [*(zone.temperature for zone in self._zones), *self._chips]
         readings = [value / 1000 for path in paths if (value := read_number(path)) is not None]
         return max((value for value in readings if low < value < high), default=None)
 
     def throttled(self) -> bool | None:
-        """Whether the box is slower than it could be, for heat or for want of power.
+        """Return whether heat or lack of power slows the processor down.
 
-        1. Jetson's throttle alerts; 2. without them, frequency caps held by the thermal framework; 3. without either,
-        a zone at its passive trip point; and in any case 4. throttle counters that rose since the last call,
+        1. Jetson's throttle alerts; 2. without them, frequency caps set by the thermal framework; 3. without either,
+        a zone at its passive trip point; and always 4. throttle counters that rose since the last call,
         5. a Raspberry Pi's firmware.
         """
-        told = [
+        sources = [
             _any_set(self._alerts)  # (1)
             if self._alerts
             else _any_set(self._caps)  # (2)
@@ -81,7 +81,7 @@ class ThermalSensors:
             self._counters_rose(),  # (4)
             self._raspberry_pi(),  # (5)
         ]
-        known = [answer for answer in told if answer is not None]
+        known = [throttled for throttled in sources if throttled is not None]
         return any(known) if known else None
 
     def _at_passive_trip(self) -> bool | None:
@@ -108,7 +108,7 @@ class ThermalSensors:
 
 def _zone_at(path: Path) -> _Zone | None:
     kind = (read_text(path / "type") or "").lower()
-    if kind.startswith(_FOREIGN_ZONES):
+    if kind.startswith(_IGNORED_ZONES):
         return None
     trips = [
         value / 1000

@@ -1,4 +1,4 @@
-"""The few questions that `up` asks, one for each way an answer can go, and the table of what became of them."""
+"""The demo questions of `up`, one for each way a request can be answered, and the table of their results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from ..sdk.client import AsyncCauseway, CausewayAPIError, CausewayError, Decision
+from ...sdk.client import AsyncCauseway, CausewayAPIError, CausewayError, Decision
 
 _LONG = (
     "I went to a cash machine near the station yesterday evening to take out some money for the weekend, and after I "
@@ -17,22 +17,24 @@ _LONG = (
 
 
 class Question(msgspec.Struct, frozen=True):
+    """A demo question. `purpose` says which route it is meant to demonstrate."""
+
     text: str
-    shows: str  # which way it is meant to go
+    purpose: str
     tags: tuple[str, ...] = ()
 
 
 TOUR = (
-    Question("wake me up at six am", "short, the device's business"),
-    Question(_LONG, "long: to the cloud"),
-    Question(_LONG, "the same once more: from the cache"),
-    Question("why was my card payment declined", "short, but not the device's business: handed off"),
+    Question("wake me up at six am", "short and in the device model's domain: answered on the device"),
+    Question(_LONG, "long: answered in the cloud"),
+    Question(_LONG, "repeated: answered from the cache"),
+    Question("why was my card payment declined", "short but outside the device model's domain: handed off"),
     Question("put milk on my shopping list", "private: never leaves the device", ("private",)),
 )
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What became of one question. `error` is empty when it was answered."""
+    """The result of one question. `error` is empty if it was answered."""
 
     question: Question
     decision: Decision
@@ -42,7 +44,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 async def ask_all(causeway: AsyncCauseway, questions: tuple[Question, ...] = TOUR) -> AsyncIterator[Row]:
-    """One after the other, as streams, so that the first token is seen. Greedy: only such answers are cached."""
+    """Ask the questions one after the other.
+
+    Answers are streamed, to measure the first token, and use temperature 0, because sampled answers are not cached.
+    """
     for question in questions:
         yield await _ask(causeway, question)
 
@@ -60,43 +65,45 @@ async def _ask(causeway: AsyncCauseway, question: Question) -> Row:
     return Row(question, answer.decision, answer.text, answer.total_ms)
 
 
-def table_of(rows: list[Row], width: int) -> Table:
-    """For a terminal of `width` columns. Question and answer are cut to fit; a narrow one gets no answers."""
+def render_table(rows: list[Row], width: int) -> Table:
+    """Lay out the rows for a terminal of `width` columns.
+
+    Questions and answers are truncated to fit; a narrow terminal shows no answers.
+    """
     cells = [_cells(row) for row in rows]
-    between = [max(len(heading), *(len(row[at]) for row in cells)) for at, heading in enumerate(_BETWEEN, start=1)]
-    rest = width - sum(between) - _GAP * (len(between) + 1)
-    question = max(12, min(34, rest // 2 if rest >= _ROOM_FOR_ANSWERS else rest))
+    fixed = [max(len(heading), *(len(row[at]) for row in cells)) for at, heading in enumerate(_FIXED_COLUMNS, start=1)]
+    rest = width - sum(fixed) - _GAP * (len(fixed) + 1)
+    question = max(12, min(34, rest // 2 if rest >= _ANSWER_WIDTH else rest))
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     table.add_column("question", no_wrap=True, width=question)
-    for heading, size in zip(_BETWEEN, between, strict=True):
+    for heading, size in zip(_FIXED_COLUMNS, fixed, strict=True):
         table.add_column(heading, no_wrap=True, width=size, justify="right" if "ms" in heading else "left")
-    if rest >= _ROOM_FOR_ANSWERS:
+    if rest >= _ANSWER_WIDTH:
         table.add_column("answer", no_wrap=True, width=min(60, rest - question))
     for row in cells:
         table.add_row(*row[: len(table.columns)])
     return table
 
 
-_BETWEEN = ("route", "target", "reason", "first ms", "total ms")
+_FIXED_COLUMNS = ("route", "target", "reason", "first ms", "total ms")  # never truncated
 _GAP = 2
-_ROOM_FOR_ANSWERS = 36  # columns for question and answer together
+_ANSWER_WIDTH = 36  # columns that question and answer need together, else no answers are shown
+_ROUTE_STYLES = {"edge": "green", "cloud": "blue", "cache": "yellow"}
 
 
 def _cells(row: Row) -> list[Text]:
     decision = row.decision
+    route = decision.route + (" (degraded)" if decision.degraded else "")
     return [
         Text(row.question.text),
-        Text(decision.route + (" (degraded)" if decision.degraded else ""), style=_STYLES.get(decision.route, "")),
+        Text(route, style=_ROUTE_STYLES.get(decision.route, "")),
         Text(decision.target),
         Text(decision.reason),
-        Text(_ms(decision.first_token_ms)),
-        Text(_ms(row.total_ms or None)),
+        Text(_milliseconds(decision.first_token_ms)),
+        Text(_milliseconds(row.total_ms or None)),
         Text("failed, see below", style="red") if row.error else Text(" ".join(row.answer.split())),
     ]
 
 
-_STYLES = {"edge": "green", "cloud": "blue", "cache": "yellow"}
-
-
-def _ms(value: float | None) -> str:
+def _milliseconds(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"

@@ -1,7 +1,7 @@
-"""Programs that `up` starts beside itself: their log, the line that says they are ready, and their end.
+"""A program that `up` runs: its log, its ready line, its readiness over HTTP, and its end.
 
-Each runs in a session of its own, so that Ctrl-C reaches `up` alone, which then ends them in order; and the kernel
-sends them SIGTERM should `up` itself be killed.
+Each program runs in a session of its own, so that Ctrl-C reaches only `up`, which then stops the programs in order. If
+`up` is killed, the kernel sends SIGTERM to each of them.
 """
 
 from __future__ import annotations
@@ -13,23 +13,35 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import httpx
 import psutil
 
 READY = "ready "
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 16 * 1024
 _LINE_BYTES = 1 << 20
+_POLL_S = 0.05
+
+ReadinessDocument = dict[str, object]
+"""The JSON body of a ``/readyz`` response."""
 
 
 class ChildProcessEnded(Exception):
-    """A child ended before it was ready, or was not ready in time. The message has its last words."""
+    """A program ended before it was ready, or was not ready in time. The message includes the end of its log."""
 
 
 class ChildProcess:
-    """One program. `log` gets all that it prints; a line ``ready key=value …`` on its stdout says that it works."""
+    """One program.
+
+    Args:
+        name: The name in messages.
+        argv: The command line.
+        log: The file that receives stdout and stderr.
+        environ: The environment variables.
+    """
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
         self.name = name
@@ -62,16 +74,40 @@ class ChildProcess:
         self._reader = asyncio.create_task(self._read())
 
     async def ready(self, timeout_s: float) -> dict[str, str]:
-        """The words of the ready line. Raises ChildEnded."""
+        """Wait for the line ``ready key=value …`` on stdout and return its pairs.
+
+        Raises:
+            ChildProcessEnded: The program ended, or the line did not come within `timeout_s`.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(self._ready)
         except TimeoutError:
-            raise ChildProcessEnded(f"{self.name} was not ready within {timeout_s:g} s{self.last_words()}") from None
+            raise ChildProcessEnded(f"{self.name} was not ready within {timeout_s:g} s{self.log_excerpt()}") from None
+
+    async def ready_at(
+        self, url: str, timeout_s: float, *, accept: Callable[[ReadinessDocument], bool] = lambda _: True
+    ) -> ReadinessDocument:
+        """Poll `url` until it answers 200 with a document that `accept` returns True for, and return the document.
+
+        Raises:
+            ChildProcessEnded: The program ended, or `timeout_s` passed.
+        """
+        until = time.monotonic() + timeout_s
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                with contextlib.suppress(httpx.HTTPError, ValueError):
+                    response = await client.get(url, timeout=timeout_s)
+                    document = response.json()
+                    if response.status_code == 200 and isinstance(document, dict) and accept(document):
+                        return document
+                if self.ended or time.monotonic() > until:
+                    raise ChildProcessEnded(f"{self.name} does not become ready{self.log_excerpt()}")
+                await asyncio.sleep(_POLL_S)
 
     @property
-    def age_s(self) -> float:
-        """Since its start."""
+    def uptime_s(self) -> float:
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     @property
@@ -79,12 +115,16 @@ class ChildProcess:
         return self._process is not None and self._process.returncode is not None
 
     async def wait(self) -> int:
-        """Its exit status, once it has ended."""
+        """Wait for the end and return the exit status."""
         assert self._process is not None
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> bool:
-        """SIGTERM, then after `grace_s` SIGKILL for it and all that it started. Whether it ended by itself."""
+        """Send SIGTERM, and after `grace_s` SIGKILL to the program and its descendants.
+
+        Returns:
+            Whether the program ended without SIGKILL.
+        """
         process = self._process
         if process is None:
             return True
@@ -104,18 +144,18 @@ class ChildProcess:
         return graceful
 
     def kill(self) -> None:
-        """At once, with all that it started: its children may lead sessions of their own."""
+        """Kill the program and its descendants at once; some of them lead sessions of their own."""
         if self._process is None or self._process.returncode is not None:
             return
         with contextlib.suppress(psutil.Error):
-            family = psutil.Process(self._process.pid).children(recursive=True)
+            descendants = psutil.Process(self._process.pid).children(recursive=True)
             self._process.kill()
-            for one in family:
+            for descendant in descendants:
                 with contextlib.suppress(psutil.Error):
-                    one.kill()
+                    descendant.kill()
 
     def tail(self, lines: int = 12) -> list[str]:
-        """The last lines of its log."""
+        """Return the last lines of the log."""
         try:
             with self.log.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -123,15 +163,20 @@ class ChildProcess:
         except OSError:
             return []
 
+    def log_excerpt(self) -> str:
+        """Return the end of the log, indented, to append to an error message."""
+        tail = self.tail()
+        return ":\n" + "\n".join(f"    {line}" for line in tail) if tail else ""
+
     async def _read(self) -> None:
-        """Until its stdout closes: into the log, and the ready line to whoever waits for it."""
+        """Copy stdout to the log until it closes, and resolve the ready future."""
         assert self._process is not None
         assert self._process.stdout is not None
         with self.log.open("ab", buffering=0) as log:
             while True:
                 try:
                     line = await self._process.stdout.readline()
-                except ValueError:  # a line longer than the buffer, which is dropped
+                except ValueError:  # a line longer than the buffer is dropped
                     continue
                 if not line:
                     break
@@ -141,23 +186,20 @@ class ChildProcess:
                     self._ready.set_result(dict(_pairs(text.removeprefix(READY))))
         code = await self._process.wait()
         if not self._ready.done():
-            self._ready.set_exception(ChildProcessEnded(f"{self.name} ended ({_told(code)}){self.last_words()}"))
-            self._ready.exception()  # whoever waits is told; when nobody does, that is no fault
-
-    def last_words(self) -> str:
-        """The end of its log, indented, to be put behind what happened."""
-        tail = self.tail()
-        return ":\n" + "\n".join(f"    {line}" for line in tail) if tail else ""
+            self._ready.set_exception(
+                ChildProcessEnded(f"{self.name} ended ({_exit_status(code)}){self.log_excerpt()}")
+            )
+            self._ready.exception()  # marks it as retrieved: without a waiter the failure is not an error
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    return [(key, value) for word in text.split() for key, found, value in [word.partition("=")] if found]
+    return [(key, value) for word in text.split() for key, separator, value in [word.partition("=")] if separator]
 
 
-def _told(code: int) -> str:
+def _exit_status(code: int) -> str:
     return f"status {code}" if code >= 0 else signal.Signals(-code).name
 
 
 def _end_with_parent() -> None:
-    """In the child before exec: SIGTERM when `up` dies, even by kill -9 (Linux, prctl(2))."""
+    """Run in the child before exec: request SIGTERM when `up` dies, even from kill -9 (Linux, prctl(2))."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

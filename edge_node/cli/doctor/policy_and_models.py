@@ -1,0 +1,131 @@
+"""Check the policy, the models of its device targets, and the learned signals that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact, verify_artifact
+from models.catalog.fit import estimate_memory
+from models.catalog.gguf import read_gguf
+from models.signals.lookup import find_signal
+from router.errors import PolicyError
+from router.policy.compiled import Policy, parse_policy
+from router.types import DeviceSignals
+
+from ...config.schema import EngineConfig
+from ...signals.estimators import QUALITY, load_calibrator, load_quality_estimator
+from .finding import Finding, fail, ok, warn
+
+_MIB = 2**20
+_MIN_CONTEXT_TOKENS = 256  # the engine does not start with less
+
+
+def read_policy(path: Path) -> tuple[Policy | None, Finding]:
+    """Parse the policy file. Returns None for the policy if it is invalid."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        policy = parse_policy(text, str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        return None, fail("policy", f"{path}: {error}", "name a readable policy with `policy:` or --policy")
+    except PolicyError as error:
+        return None, fail("policy", str(error), f"fix the file; `causeway-fleet lint {path}` lists every problem")
+    targets = ", ".join(f"{target.name} ({target.at}: {target.model})" for target in policy.targets)
+    return policy, ok("policy", f"{policy.name}@{policy.revision} from {path}: {targets}")
+
+
+def check_targets(policy: Policy, engine: EngineConfig, cloud_url: str) -> Iterator[Finding]:
+    """Warn of targets that this configuration can never reach."""
+    for target in policy.targets:
+        if target.at == "cloud" and not cloud_url:
+            advice = "set cloud.url, or remove the target from the policy"
+            yield warn("cloud", f"target {target.name} of the policy is in the cloud, and cloud.url is not set", advice)
+        if target.at == "edge" and not engine.enabled:
+            advice = "set engine.enabled: true, or remove the target from the policy"
+            yield warn("engine", f"target {target.name} of the policy is on the device, and the engine is off", advice)
+
+
+def check_models(policy: Policy, engine: EngineConfig) -> tuple[list[Artifact], list[Finding]]:
+    """Find the models of the policy's device targets and verify their SHA-256."""
+    artifacts: list[Artifact] = []
+    findings: list[Finding] = []
+    for name in _edge_models(policy) if engine.enabled else ():
+        try:
+            artifact = find_artifact(name, _model_dirs(engine))
+            verify_artifact(artifact)
+        except ArtifactError as error:
+            advice = "`causeway-models list` shows the known models; engine.model_dirs sets where to search"
+            findings.append(fail("model", str(error), advice))
+            continue
+        artifacts.append(artifact)
+        size = f"{artifact.manifest.size_bytes / _MIB:.1f} MiB {artifact.manifest.quantisation}"
+        findings.append(ok("model", f"{name}: {size}, SHA-256 matches ({artifact.path})"))
+    return artifacts, findings
+
+
+def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: DeviceSignals) -> Iterator[Finding]:
+    """Check that each model with the smallest useful context fits into the free memory."""
+    if device.memory_free_mb is None:
+        yield warn("memory", "free memory cannot be read", "rules on device.memory_free_mb will not hold on this box")
+        return
+    for artifact in artifacts:
+        context = min(engine.context_tokens or _MIN_CONTEXT_TOKENS, artifact.manifest.context_length)
+        try:
+            need_mb = estimate_memory(read_gguf(artifact.path), context=context, batch=1).total_bytes / _MIB
+        except ArtifactError as error:
+            yield fail("model", str(error), "download or copy the model again")
+            continue
+        found = f"{artifact.name} needs {need_mb:.0f} MiB, {device.memory_free_mb:.0f} MiB are free"
+        if need_mb > device.memory_free_mb:
+            yield fail("memory", found, "free some memory, or use a smaller model or engine.context_tokens")
+        elif need_mb > 0.8 * device.memory_free_mb:
+            yield warn("memory", found, "little memory remains for the response cache and other programs")
+        else:
+            yield ok("memory", found)
+
+
+def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
+    """Check the learned signals: (1) `edge.quality` if a rule names it; (2) the calibrators if a route hands off."""
+    models = _edge_models(policy)
+    if not engine.enabled or not models:
+        return
+    if QUALITY in policy.needs:
+        yield _check_quality(models[0], _model_dirs(engine))  # (1)
+    if any(route.handoff is not None for route in policy.routes):
+        for model in models:
+            yield from _check_calibrator(model, _model_dirs(engine))  # (2)
+
+
+def _check_quality(model: str, folders: list[Path]) -> Finding:
+    advice = f"rules on {QUALITY} do not hold on this box; "
+    try:
+        verify_artifact(find_signal("edge.quality", find_artifact(model, folders), folders))
+        load_quality_estimator(model, folders)("are you there")
+    except ImportError as error:
+        found = f"the policy names {QUALITY}, and ONNX Runtime is not installed ({error})"
+        return warn("signals", found, advice + "`pip install 'causeway[cpu]'` (or gpu)")
+    except ArtifactError as error:
+        found = f"the policy names {QUALITY}, and its estimator cannot be used: {error}"
+        return warn("signals", found, advice + "train the estimator again with `causeway-models quality`")
+    return ok("signals", f"{QUALITY} was trained for the installed version of {model}, SHA-256 matches")
+
+
+def _check_calibrator(model: str, folders: list[Path]) -> Iterator[Finding]:
+    try:
+        verify_artifact(find_signal("confidence", find_artifact(model, folders), folders))
+        load_calibrator(model, folders)
+    except ArtifactNotFound as error:
+        yield ok("signals", f"a handoff from {model} compares the engine's raw score ({error})")
+    except ArtifactError as error:
+        advice = "handoffs compare the engine's raw score; train the calibrator again with `causeway-models quality`"
+        yield warn("signals", f"the confidence of {model} is not calibrated: {error}", advice)
+    else:
+        yield ok("signals", f"a handoff from {model} compares a calibrated probability")
+
+
+def _edge_models(policy: Policy) -> list[str]:
+    return list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
+
+
+def _model_dirs(engine: EngineConfig) -> list[Path]:
+    return [Path(folder) for folder in engine.model_dirs]

@@ -1,0 +1,126 @@
+"""Flags that several commands share, and how they become a `Config` or the arguments of a request."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, get_args
+
+import click
+
+from router.errors import ConfigError
+
+from ..config.schema import Config, load_config
+from ..sdk.client import Asked, Prefer
+
+F = TypeVar("F", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
+_CONFIG_VARIABLE = "CAUSEWAY_CONFIG"
+_KEYS = {
+    "host": "server.host",
+    "port": "server.port",
+    "socket": "server.socket",
+    "policy": "policy",
+    "state_dir": "state_dir",
+    "cloud_url": "cloud.url",
+    "cloud_key_file": "cloud.api_key_file",
+    "log": "log",
+    "log_format": "log_format",
+}
+
+
+def config_options(command: F) -> F:
+    """Add the flags of every command that loads the configuration."""
+    options = [
+        click.option(
+            "--config", "config_path", type=PATH, envvar=_CONFIG_VARIABLE, help=f"YAML file. [${_CONFIG_VARIABLE}]"
+        ),
+        click.option("--host", help="Address to listen on. [server.host]"),
+        click.option("--port", help="TCP port; 0: any free port. [server.port]"),
+        click.option("--socket", help="Unix socket to listen on as well. [server.socket]"),
+        click.option("--policy", help="Policy file. [policy]"),
+        click.option("--state-dir", help="Folder of the cache and the decision records. [state_dir]"),
+        click.option("--cloud-url", help="OpenAI-compatible server, usually ending in /v1. [cloud.url]"),
+        click.option("--cloud-key-file", help="File with the bearer token for the cloud. [cloud.api_key_file]"),
+        click.option("--log", help="debug, info, warning or error. [log]"),
+        click.option("--log-format", help="text or json. [log_format]"),
+        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any configuration key."),
+    ]
+    return _with_options(command, options)
+
+
+def load_config_or_exit(config_path: Path | None, settings: tuple[str, ...], flags: Mapping[str, str | None]) -> Config:
+    """Load the configuration; on an error print it and exit with status 2."""
+    by_key: dict[str, object] = {}
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if not separator:
+            usage_error(f"--set {setting}: write KEY=VALUE")
+        by_key[key.strip()] = value
+    by_key |= {_KEYS[name]: value for name, value in flags.items() if value is not None}
+    try:
+        return load_config(config_path, os.environ, by_key)
+    except ConfigError as error:
+        usage_error(str(error))
+
+
+def command_line(config_path: Path | None, settings: tuple[str, ...], flags: Mapping[str, str | None]) -> list[str]:
+    """Return the flags as arguments for another `causeway-edge` command."""
+    arguments = [
+        part for name, value in flags.items() if value is not None for part in (f"--{name.replace('_', '-')}", value)
+    ]
+    arguments += [part for setting in settings for part in ("--set", setting)]
+    return arguments + (["--config", str(config_path)] if config_path else [])
+
+
+def request_options(command: F) -> F:
+    """Add the flags of the commands that send one request to a running daemon."""
+    options = [
+        click.argument("text"),
+        click.option(
+            "--model", default="auto", show_default=True, help="auto: the policy decides; or the name of a target."
+        ),
+        click.option("--prefer", type=click.Choice(get_args(Prefer)), help="Narrows the policy, never widens it."),
+        click.option("--tag", "tags", multiple=True, help="Tag for the policy's rules, such as `private`; repeatable."),
+        click.option("--temperature", type=float, default=0.0, show_default=True),
+        click.option("--max-tokens", type=click.IntRange(min=1)),
+        click.option("--deadline", "deadline_s", type=click.FloatRange(min=0, min_open=True), help="Seconds."),
+        click.option("--url", default="", help="The daemon; unix:///path for its Unix socket. [$CAUSEWAY_URL]"),
+        click.option("--api-key", default="", help="API key, if the daemon requires one. [$CAUSEWAY_API_KEY]"),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    ]
+    return _with_options(command, options)
+
+
+def request_arguments(flags: Mapping[str, Any]) -> Asked:
+    """Return the SDK's arguments for the flags of `request_options`."""
+    arguments = Asked(
+        model=flags["model"], prefer=flags["prefer"], tags=flags["tags"], temperature=flags["temperature"]
+    )
+    if flags["max_tokens"] is not None:
+        arguments["max_tokens"] = flags["max_tokens"]
+    if flags["deadline_s"] is not None:
+        arguments["deadline_s"] = flags["deadline_s"]
+    return arguments
+
+
+def read_prompt(text: str) -> str:
+    """Return the prompt; `-` reads it from stdin. Exits with status 2 if it is blank."""
+    text = sys.stdin.read() if text == "-" else text
+    if not text.strip():
+        usage_error("the prompt is empty")
+    return text
+
+
+def usage_error(message: str) -> NoReturn:
+    """Print the message and exit with status 2."""
+    click.echo(f"causeway-edge: {message}", err=True)
+    sys.exit(2)
+
+
+def _with_options(command: F, options: Sequence[Callable[[F], F]]) -> F:
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,228 @@
+"""`causeway-edge up`: Triton, the gateway and the edge daemon on this machine, as one command.
+
+    triton ◂─gRPC─ gateway ◂─HTTP─ edge ◂─HTTP─ client
+
+Each program is a child process with its own log. Triton and the gateway start together, the edge once they can answer.
+Then `up` asks the demo questions, prints a table of the routes, and serves until Ctrl-C. The programs stop in order:
+the edge drains first, then the gateway, then Triton. No process, shared memory or token is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from ...config.schema import Config
+from ...sdk.client import AsyncCauseway
+from .child_process import ChildProcess, ChildProcessEnded
+from .resources import clear_shared_memory, free_port, make_run_folder, next_free_port, write_secret
+from .tour import Row, ask_all, render_table
+
+READY_TIMEOUT_S = 120.0  # a slow box loads a large model from a slow disk
+_FILE_WIDTH = 140  # of the table, if stdout is not a terminal
+_DEVICE = "this-device"
+_TRITON_GRACE_S = 20.0
+_GATEWAY_GRACE_S = 30.0
+_EDGE_EXTRA_S = 10.0  # beyond the edge's own drain time
+_LOADING = ("idle", "starting")  # engine states before ready
+_OK, _FAILED, _INTERRUPTED = 0, 1, 130
+
+
+class UpOptions(msgspec.Struct, frozen=True):
+    """Options of one run.
+
+    Attributes:
+        config: The edge's configuration.
+        serve_flags: The command-line flags to pass on to `causeway-edge serve`.
+        runs: The folder that holds one folder per run.
+        programs: The commands `causeway-edge` and `causeway-cloud`, see `find_programs`.
+        cloud: Start Triton and the gateway too.
+        once: Stop after the demo questions.
+    """
+
+    config: Config
+    serve_flags: tuple[str, ...]
+    runs: Path
+    programs: Mapping[str, Sequence[str]]
+    cloud: bool = True
+    once: bool = False
+
+
+def run(options: UpOptions) -> int:
+    """Run until Ctrl-C, or until the demo questions are answered, and return the exit code."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _FILE_WIDTH
+    return asyncio.run(_UpSession(options, console).run())
+
+
+class _UpSession:
+    def __init__(self, options: UpOptions, console: Console) -> None:
+        self._options = options
+        self._console = console
+        self._children: list[ChildProcess] = []  # in start order; they stop in reverse order
+        self._stop = asyncio.Event()
+        self._serving = False
+        self._folder = make_run_folder(options.runs)
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        self._print(f"logs in {self._folder}")
+        working = asyncio.create_task(self._start_and_serve())
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                working.cancel()
+            return await working
+        except asyncio.CancelledError:
+            return _OK if self._serving else _INTERRUPTED
+        except ChildProcessEnded as error:
+            self._console.print(Text(str(error), style="red"))
+            if self._options.cloud:
+                self._print("Run `make setup` to install what is missing, or start the edge alone with --no-cloud.")
+            return _FAILED
+        finally:
+            stopping.cancel()
+            await self._stop_children()
+
+    def _interrupt(self) -> None:
+        """Stop in order on the first Ctrl-C; kill everything on the second."""
+        if self._stop.is_set():
+            for child in self._children:
+                child.kill()
+        self._stop.set()
+
+    # --- start -------------------------------------------------------------------------------------------------------
+
+    async def _start_and_serve(self) -> int:
+        cloud_flags = await self._start_cloud() if self._options.cloud else []
+        url = await self._start_edge(cloud_flags)
+        rows = await self._ask_demo_questions(url)
+        if self._options.once:
+            return _FAILED if any(row.error for row in rows) else _OK
+        self._print_usage(url)
+        self._serving = True
+        return await self._watch_children()
+
+    async def _start_cloud(self) -> list[str]:
+        """Start Triton and the gateway, wait for a real inference, and return the edge's flags for the gateway."""
+        grpc = f"127.0.0.1:{free_port()}"
+        token = secrets.token_urlsafe(24)
+        tokens, key = self._folder / "gateway.tokens", self._folder / "cloud.key"
+        write_secret(tokens, f"{_DEVICE} sha256:{hashlib.sha256(token.encode()).hexdigest()}\n")
+        write_secret(key, f"{token}\n")
+        causeway_cloud = self._options.programs["causeway-cloud"]
+        ports = ("--grpc-port", grpc.rpartition(":")[2], "--http-port", "0", "--metrics-port", "0")
+        triton = await self._start("triton", causeway_cloud, "triton", *ports)
+        gateway_flags = ("--port", "0", "--triton", grpc, "--token-file", str(tokens))
+        gateway = await self._start("gateway", causeway_cloud, "serve", *gateway_flags)
+        with self._console.status("Triton loads its model"):
+            ready = await triton.ready(READY_TIMEOUT_S)
+            self._print_ready(triton, f"grpc {ready.get('grpc', grpc)}")
+            url = (await gateway.ready(READY_TIMEOUT_S))["url"]
+            await gateway.ready_at(f"{url.removesuffix('/v1')}/readyz", READY_TIMEOUT_S)
+        self._print_ready(gateway, url)
+        return ["--cloud-url", url, "--cloud-key-file", str(key)]
+
+    async def _start_edge(self, cloud_flags: Sequence[str]) -> str:
+        server = self._options.config.server
+        port = next_free_port(server.host, server.port)
+        if port != server.port and server.port:
+            self._print(f"port {server.port} is taken: the edge listens on {port}")
+        state = str(self._folder / "state")
+        flags = (*self._options.serve_flags, *cloud_flags, "--port", str(port), "--state-dir", state)
+        edge = await self._start("edge", self._options.programs["causeway-edge"], "serve", *flags)
+        with self._console.status("the edge loads its model"):
+            url = (await edge.ready(READY_TIMEOUT_S))["url"]
+            # /readyz is 200 as soon as any target can answer, even the cloud alone; the demo also needs the device.
+            readiness = await edge.ready_at(
+                f"{url}/readyz", READY_TIMEOUT_S, accept=lambda document: document.get("edge") not in _LOADING
+            )
+        if readiness.get("edge", "") not in ("", "ready"):
+            self._print(f"the device's engine is {readiness['edge']}: see {edge.log}")
+        self._print_ready(edge, url)
+        return url
+
+    async def _start(self, name: str, program: Sequence[str], *arguments: str) -> ChildProcess:
+        child = ChildProcess(name, [*program, *arguments], self._folder / f"{name}.log", os.environ)
+        self._children.append(child)
+        await child.start()
+        return child
+
+    # --- serve -------------------------------------------------------------------------------------------------------
+
+    async def _ask_demo_questions(self, url: str) -> list[Row]:
+        async with AsyncCauseway(url) as causeway:
+            with self._console.status("asking the demo questions"):
+                rows = [row async for row in ask_all(causeway)]
+        self._console.print()
+        self._console.print(render_table(rows, self._console.width))
+        for row in rows:
+            if row.error:
+                self._console.print(Text(f"{row.question.text[:40]}: {row.error}", style="red"))
+        return rows
+
+    def _print_usage(self, url: str) -> None:
+        body = '{"model": "auto", "messages": [{"role": "user", "content": "dim the lights in the kitchen"}]}'
+        self._print(
+            f"\nHTTP:      curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+            f'OpenAI:    OpenAI(base_url="{url}/v1", api_key="none")',
+            f"Terminal:  causeway-edge ask --url {url} 'dim the lights in the kitchen'",
+            "\nCtrl-C drains and stops.",
+        )
+
+    async def _watch_children(self) -> int:
+        """Wait for the edge to end. If Triton or the gateway ends, report it and go on."""
+        ends = {asyncio.create_task(child.wait()): child for child in self._children}
+        try:
+            while True:
+                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    child = ends.pop(task)
+                    self._console.print(Text(f"{child.name} ended unexpectedly{child.log_excerpt()}", style="red"))
+                    if child.name == "edge":
+                        return _FAILED
+                self._print("the edge continues without it")
+        finally:
+            for task in ends:
+                task.cancel()
+
+    # --- stop --------------------------------------------------------------------------------------------------------
+
+    async def _stop_children(self) -> None:
+        if self._children and not self._options.once:
+            self._print("draining")
+        graces = {
+            "edge": self._options.config.server.drain_s + _EDGE_EXTRA_S,
+            "gateway": _GATEWAY_GRACE_S,
+            "triton": _TRITON_GRACE_S,
+        }
+        for child in reversed(self._children):
+            if not await child.stop(graces[child.name]):
+                self._print(f"{child.name} did not stop in time and was killed")
+            if child.name == "triton":
+                clear_shared_memory(child.pid)
+        for name in ("gateway.tokens", "cloud.key"):
+            (self._folder / name).unlink(missing_ok=True)
+
+    # --- output ------------------------------------------------------------------------------------------------------
+
+    def _print(self, *lines: str) -> None:
+        for line in lines:
+            self._console.print(Text(line), soft_wrap=True)
+
+    def _print_ready(self, child: ChildProcess, address: str) -> None:
+        self._print(f"{child.name:8} ready after {child.uptime_s:4.1f} s   {address}")

@@ -1,0 +1,112 @@
+"""Read the device signals from psutil and sysfs. A signal that this box cannot read is None, never an exception.
+
+    probes = DeviceProbes()
+    signals = probes.read(now)    # about once a second; now: monotonic seconds
+
+Sensors are searched at start and again every `RESCAN_S` (a battery may be plugged in), so that a read is only a few
+dozen small file reads. Sources: the kernel's sysfs ABI (``class/thermal``, ``class/hwmon``, ``class/power_supply``),
+its cgroup 1 and 2 documentation, and the thermal and power chapters of NVIDIA's Jetson Linux developer guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from router.types import DeviceSignals
+
+from .memory import MemoryLimits
+from .power import PowerSensors
+from .thermal import ThermalSensors
+
+RESCAN_S = 60.0
+_MIN_CPU_INTERVAL_S = 0.1  # of CPU time: below it, the kernel's 10 ms ticks are only noise
+
+
+class CpuTimes(msgspec.Struct, frozen=True):
+    """CPU seconds since boot, summed over all cores."""
+
+    busy_s: float
+    total_s: float
+
+
+def read_cpu_times() -> CpuTimes:
+    times = psutil.cpu_times()
+    # Linux counts a guest's time in user and nice too. Time spent waiting for a disk (iowait) does not count as busy.
+    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return CpuTimes(busy_s=total - times.idle - getattr(times, "iowait", 0.0), total_s=total)
+
+
+def read_available_bytes() -> int:
+    return int(psutil.virtual_memory().available)
+
+
+class DeviceProbes:
+    """Read `DeviceSignals`.
+
+    Args:
+        root: The folder that contains ``sys`` and ``proc``; another one in tests.
+        cpu_times: Returns the CPU times; a fake in tests.
+        available_bytes: Returns the system's available memory; a fake in tests.
+    """
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        *,
+        cpu_times: Callable[[], CpuTimes] = read_cpu_times,
+        available_bytes: Callable[[], int] = read_available_bytes,
+    ) -> None:
+        self._cpu_times = cpu_times
+        self._available_bytes = available_bytes
+        self._thermal = ThermalSensors(root)
+        self._power = PowerSensors(root)
+        self._limits = MemoryLimits(root)
+        self._scanned_at: float | None = None
+        self._last_cpu: CpuTimes | None = None
+        self._cpu: float | None = None
+
+    def read(self, now: float) -> DeviceSignals:
+        """Return the signals at `now` (monotonic seconds). `cpu` is the busy share since the last read."""
+        if self._scanned_at is None or now - self._scanned_at >= RESCAN_S:
+            self._scan(now)
+        return DeviceSignals(
+            temperature_c=self._thermal.temperature_c(),
+            throttled=self._thermal.throttled(),
+            memory_free_mb=self._read_memory_free_mb(),
+            cpu=self._read_cpu(),
+            power_w=self._power.power_w(),
+            battery=self._power.battery(),
+        )
+
+    def _scan(self, now: float) -> None:
+        self._scanned_at = now
+        self._thermal.scan()
+        self._power.scan()
+        self._limits.scan()
+
+    def _read_cpu(self) -> float | None:
+        try:
+            times = self._cpu_times()
+        except (OSError, RuntimeError, ValueError):
+            return None
+        last = self._last_cpu
+        if last is None:
+            self._last_cpu = times
+        elif times.total_s - last.total_s >= _MIN_CPU_INTERVAL_S:
+            self._last_cpu = times
+            share = (times.busy_s - last.busy_s) / (times.total_s - last.total_s)
+            self._cpu = min(1.0, max(0.0, share))  # iowait may decrease
+        return self._cpu
+
+    def _read_memory_free_mb(self) -> float | None:
+        """Return the memory that this process could still allocate: the system's, or less if a cgroup limits it."""
+        try:
+            available: int | None = self._available_bytes()
+        except (OSError, RuntimeError, ValueError):
+            available = None
+        limits = [value for value in (available, self._limits.headroom_bytes()) if value is not None]
+        return max(0, min(limits)) / 2**20 if limits else None
