@@ -159,13 +159,13 @@ def build(config: Config, tasks: TaskGroup) -> App:
     desk = build_accounts(config, metrics)
     repairs = RepairListeners(metrics.repaired)
     pools = build_pools(config, tiers, metrics, tasks, repairs)
-    doors = {tier.name: tier.config.door for tier in tiers}
+    doors = {tier.name: tier.config.admission_settings for tier in tiers}
     cache = build_cache(config, by_name(tiers), metrics)
     stale = nothing_stale if cache is None else cache.stale
     lanes = build_serving(config, tiers, pools.by_tier, doors, metrics, stale=stale, client=desk.client)
     caching_service = CachingService(cache, lanes.service.answer)
     repairs.listeners.append(lanes.warmer.loaded)
-    readiness = Readiness(pools.by_tier, config.server.probe_ttl_s)
+    readiness = Readiness(pools.by_tier, config.server.readiness_cache_s)
     tracing = build_tracing(config, "causeway-gateway")
     jobs = build_jobs(config, by_name(tiers), desk, metrics, tracing)
     server = Server(
@@ -177,7 +177,7 @@ def build(config: Config, tasks: TaskGroup) -> App:
         desk.ledger,
         metrics,
         caching_service=caching_service,
-        critical_tenants=config.ladder.critical_tenants,
+        critical_tenants=config.degradation.critical_tenants,
         jobs=(lambda _: None) if jobs is None else jobs.handler,
         tracing=tracing,
     )
@@ -239,7 +239,7 @@ def build_accounts(config: Config, metrics: Metrics) -> Accounts:
     revocations = RevocationList(config.identity, client)
     book = UsageRecorder(config.tenants, client)
     accounts = TenantAccounting(config.tenants, TenantRateLimiter(config.tenants, client), book)
-    audit = AuditLog(config.audit)
+    audit = AuditLog(config.audit_file)
     tenants = TenantMetrics(metrics.registry)
     tenants.watch(
         local_checks=lambda: accounts.budgets.local_checks,

@@ -11,8 +11,8 @@ Share = Annotated[float, Meta(ge=0, le=0.5)]
 
 
 class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    reserve: Share = 0.08  # of the places, kept for who is urgent and asks little, while there is such
-    preempt: Share = 0.1  # of the requests, may make one that has no token yet give its place back; 0: none
+    reserved_share: Share = 0.08  # of the places, kept for who is urgent and asks little, while there is such
+    preemption_share: Share = 0.1  # of the requests, may make one that has no token yet give its place back; 0: none
     standard_share: Share = 0.05  # of the places that come free while interactive work waits as well
     bulk_share: Share = 0.02  # the same, while anything else waits
 

@@ -22,14 +22,16 @@ class AdmissionMetrics:
             "causeway_cloud_queue_seconds", "Arrival to a place in the tier.", _OF, buckets=_SECONDS, registry=to
         )
         self._sheds = Counter(
-            "causeway_cloud_sheds", "Requests turned away from a tier.", (*_OF, "reason"), registry=to
+            "causeway_cloud_requests_shed", "Requests turned away from a tier.", (*_OF, "reason"), registry=to
         )
         self._preemptions = Counter(
             "causeway_cloud_preemptions", "Requests that gave their place back before a first token.", _OF, registry=to
         )
-        self._limit = Gauge("causeway_cloud_limit", "Requests that may be in Triton now.", _TIER, registry=to)
-        self._running = Gauge("causeway_cloud_running", "Requests in Triton.", _TIER, registry=to)
-        self._waiting = Gauge("causeway_cloud_waiting", "Requests that wait for a place.", _OF, registry=to)
+        self._limit = Gauge(
+            "causeway_cloud_concurrency_limit", "Requests that may be in Triton now.", _TIER, registry=to
+        )
+        self._running = Gauge("causeway_cloud_requests_running", "Requests in Triton.", _TIER, registry=to)
+        self._waiting = Gauge("causeway_cloud_requests_queued", "Requests that wait for a place.", _OF, registry=to)
 
     def waited(self, tier: str) -> Callable[[Priority, float], None]:
         return lambda priority, seconds: self._queue.labels(tier, priority).observe(seconds)

@@ -57,7 +57,7 @@ class PermitAllocator:
         self._weights = 0.0
         self._urgent_at = self._other_at = -math.inf
         self._crowded_at = -math.inf
-        self._saved = float(config.preempt > 0.0)
+        self._saved = float(config.preemption_share > 0.0)
         self.running = 0
 
     @property
@@ -107,7 +107,7 @@ class PermitAllocator:
         self.running += 1
         self._pending[ticket] = None
         self._hold(ticket, 1)
-        self._saved = min(_SAVED, self._saved + self._config.preempt)
+        self._saved = min(_SAVED, self._saved + self._config.preemption_share)
 
     def spoke(self, ticket: Ticket) -> None:
         ticket.state = TicketState.RUNNING
@@ -141,7 +141,7 @@ class PermitAllocator:
 
     def _kept(self, limit: int) -> int:
         """One at least, where there are some: a limit that was cut is when it matters."""
-        share = self._config.reserve
+        share = self._config.reserved_share
         return max(int(limit * share + 0.5), int(share > 0.0 and limit >= _FEWEST))
 
     def may_take_last(self, ticket: Ticket, limit: int, now: float) -> bool:

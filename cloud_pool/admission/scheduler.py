@@ -31,7 +31,7 @@ from .permits import PermitAllocator
 from .release_rate import ReleaseRate
 from .ticket import RANK, Priority, Ticket, TicketState
 
-Reason = Literal["overload", "deadline", "queue_full", "gave_way"]
+Reason = Literal["overload", "deadline", "queue_full", "displaced"]
 RETRY_S = 1.0
 """Where nothing is known yet."""
 _MOST_S = 60.0
@@ -231,7 +231,7 @@ class AdmissionScheduler:
 
     def _give_way(self, ticket: Ticket) -> None:
         self._remove(ticket)
-        self._shed(ticket.priority, "gave_way")
+        self._shed(ticket.priority, "displaced")
 
     # --- places ------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from .config import PoolConfig
+from .config import LoadBalancingConfig
 from .load import load, ramp
 from .prefix_affinity import RingShare, preferred_endpoint
 from .slowness import SLOW, late_s, median_ttft_s, slowness
@@ -22,7 +22,7 @@ from .state import Endpoint, PoolState
 
 def choose(
     state: PoolState,
-    settings: PoolConfig,
+    settings: LoadBalancingConfig,
     *,
     now: float,
     draw: float,
@@ -38,7 +38,7 @@ def choose(
     slow = {one.address: slowness(one, median_s, late, now, settings) for one in open_to}
     loads = {one.address: load(one, slow[one.address], now, settings) for one in open_to}
     if zone:
-        near = [one for one in open_to if one.zone == zone and loads[one.address] <= settings.spill_at]
+        near = [one for one in open_to if one.zone == zone and loads[one.address] <= settings.zone_spill_requests]
         open_to = near or open_to  # (2)
     tried = next((one for one in open_to if one.trust == "tried" and not one.waiting), None)
     if tried is not None and not excluding:
@@ -64,7 +64,9 @@ def draw_two(among: Sequence[Endpoint], draw: float) -> tuple[Endpoint, Endpoint
     return among[at], among[second + (second >= at)]
 
 
-def _warm(state: PoolState, among: Sequence[Endpoint], key: bytes, now: float, settings: PoolConfig) -> Endpoint | None:
+def _warm(
+    state: PoolState, among: Sequence[Endpoint], key: bytes, now: float, settings: LoadBalancingConfig
+) -> Endpoint | None:
     shares = {one.address: RingShare(one.outstanding, ramp(one, now, settings)) for one in among}
     address = preferred_endpoint((one.address for one in state.members), shares, key, settings.load_factor)
     return next((one for one in among if one.address == address), None)

@@ -28,14 +28,14 @@ from router.errors import (
 )
 
 from . import slowness
-from .config import PoolConfig, pause_s, relapse_s
+from .config import LoadBalancingConfig, pause_s, relapse_s
 from .state import Endpoint, PoolState, state_of
 
 FaultKind = Literal["none", "fault", "broken", "gone", "late"]
 ProbeResult = Literal["well", "dead", "busy"]
 Changed = tuple[PoolState, tuple[str, ...]]
 """The new state, and the addresses that are to be asked by a real request, now."""
-_DOUBT = 0.25  # of `stuck_s`, then a call that ended without a word is worth a question
+_DOUBT = 0.25  # of `silent_before_probe_s`, then a call that ended without a word is worth a question
 _replace = msgspec.structs.replace
 
 
@@ -61,19 +61,19 @@ def probe_result_of(error: CausewayError | None, heard: bool) -> ProbeResult:
 
 
 def failed(
-    state: PoolState, address: str, error: CausewayError, now: float, settings: PoolConfig, *, silent_s: float
+    state: PoolState, address: str, error: CausewayError, now: float, settings: LoadBalancingConfig, *, silent_s: float
 ) -> Changed:
     """A call on `address` failed. `silent_s`: how long nothing at all came from the endpoint until then."""
     one, blame = state.get(address), fault_kind_of(error)
     if one is None or blame == "none":
         return state, ()
-    if blame == "late" and silent_s < settings.stuck_s:
+    if blame == "late" and silent_s < settings.silent_before_probe_s:
         return left_waiting(state, address, settings, silent_s=silent_s)
     one = _replace(one, faults=one.faults + 1, fault=error.code)
     state = state.put(one)
     if one.phase != "in":
         return state, ()
-    if blame in ("gone", "late") or one.faults >= settings.faults:
+    if blame in ("gone", "late") or one.faults >= settings.consecutive_failures:
         return _suspected(state, one, now, settings)
     return _ask(state, address) if blame == "broken" else (state, ())
 
@@ -85,10 +85,10 @@ def succeeded(state: PoolState, address: str) -> PoolState:
     return state.put(_replace(one, faults=0, fault=""))
 
 
-def left_waiting(state: PoolState, address: str, settings: PoolConfig, *, silent_s: float) -> Changed:
+def left_waiting(state: PoolState, address: str, settings: LoadBalancingConfig, *, silent_s: float) -> Changed:
     """A caller left, or another endpoint was quicker, before anything came: no fault, but reason enough to ask."""
     one = state.get(address)
-    if one is None or one.phase != "in" or silent_s < settings.stuck_s * _DOUBT:
+    if one is None or one.phase != "in" or silent_s < settings.silent_before_probe_s * _DOUBT:
         return state, ()
     return _ask(state, address)
 
@@ -99,7 +99,7 @@ def probed(
     probe_result: ProbeResult,
     code: str,
     now: float,
-    settings: PoolConfig,
+    settings: LoadBalancingConfig,
     *,
     took_s: float = 0.0,
 ) -> PoolState:
@@ -127,31 +127,36 @@ def probe_abandoned(state: PoolState, address: str) -> PoolState:
     return state if one is None else state.put(_replace(one, asked=False))
 
 
-def due_probes(state: PoolState, now: float, settings: PoolConfig, last_received_at: Callable[[str], float]) -> Changed:
+def due_probes(
+    state: PoolState, now: float, settings: LoadBalancingConfig, last_received_at: Callable[[str], float]
+) -> Changed:
     """Who is to be asked: the ejected and the slow whose time is over, and the silent that have work."""
     found = list(slowness.slow_ones(state, now, settings))
     for one in state.endpoints:
         if one.phase == "ejected":
             is_due = now >= _until(state, one, settings)
         else:
-            is_due = bool(one.open) and now - max(one.open[0], last_received_at(one.address)) >= settings.stuck_s
+            is_due = (
+                bool(one.open)
+                and now - max(one.open[0], last_received_at(one.address)) >= settings.silent_before_probe_s
+            )
         if is_due:
             found.append(one.address)
     return _ask(state, *found)
 
 
 def hung(
-    state: PoolState, now: float, settings: PoolConfig, last_received_at: Callable[[str], float]
+    state: PoolState, now: float, settings: LoadBalancingConfig, last_received_at: Callable[[str], float]
 ) -> tuple[str, ...]:
-    """Whose calls are all to be ended: ejected, and silent for `hung_s`. They would wait until their deadline."""
-    return _silent(state, settings.hung_s, now, last_received_at)
+    """Whose calls are all to be ended: ejected, and silent for `hung_after_s`. They would wait until their deadline."""
+    return _silent(state, settings.hung_after_s, now, last_received_at)
 
 
 def stranded(
-    state: PoolState, now: float, settings: PoolConfig, last_received_at: Callable[[str], float]
+    state: PoolState, now: float, settings: LoadBalancingConfig, last_received_at: Callable[[str], float]
 ) -> tuple[str, ...]:
     """Whose calls that did not begin are to be ended: they lose nothing, and others can take them."""
-    return _silent(state, 2.0 * settings.stuck_s, now, last_received_at) if state.healthy else ()
+    return _silent(state, 2.0 * settings.silent_before_probe_s, now, last_received_at) if state.healthy else ()
 
 
 def _silent(state: PoolState, for_s: float, now: float, last_received_at: Callable[[str], float]) -> tuple[str, ...]:
@@ -194,16 +199,16 @@ def _kept(one: Endpoint, zones: Mapping[str, str], now: float) -> Endpoint:
     return one
 
 
-def _suspected(state: PoolState, one: Endpoint, now: float, settings: PoolConfig) -> Changed:
+def _suspected(state: PoolState, one: Endpoint, now: float, settings: LoadBalancingConfig) -> Changed:
     away = sum(other.phase == "ejected" for other in state.members)
-    if away + 1 > math.floor(settings.max_ejected * len(state.members)):
+    if away + 1 > math.floor(settings.max_ejected_share * len(state.members)):
         return _ask(state, one.address)
     return state.put(_ejected(one, now, settings)), ()
 
 
-def _ejected(one: Endpoint, now: float, settings: PoolConfig) -> Endpoint:
+def _ejected(one: Endpoint, now: float, settings: LoadBalancingConfig) -> Endpoint:
     # One that did well for long begins anew.
-    fresh = one.phase == "in" and now - one.since >= settings.max_eject_s
+    fresh = one.phase == "in" and now - one.since >= settings.max_ejection_s
     times = 0 if fresh else one.ejections
     until = now + relapse_s(times, settings)
     return _replace(
@@ -211,16 +216,16 @@ def _ejected(one: Endpoint, now: float, settings: PoolConfig) -> Endpoint:
     )
 
 
-def _back(one: Endpoint, now: float, settings: PoolConfig, *, slow_s: float) -> Endpoint:
+def _back(one: Endpoint, now: float, settings: LoadBalancingConfig, *, slow_s: float) -> Endpoint:
     """`slow_s`: what its answer took, where that was too long to give it anybody's request; 0: it was not."""
     one = _replace(one, phase="in", since=now, faults=0, fault="", silences=0, ttft_s=slow_s, ttft_at=now)
-    return _replace(one, trust="slow", lates=slowness.LATES, until=now + settings.eject_s) if slow_s else one
+    return _replace(one, trust="slow", lates=slowness.LATES, until=now + settings.base_ejection_s) if slow_s else one
 
 
-def _until(state: PoolState, one: Endpoint, settings: PoolConfig) -> float:
+def _until(state: PoolState, one: Endpoint, settings: LoadBalancingConfig) -> float:
     # With less than half of the pool left there is little to protect: who is back must be found soon.
     is_short = 2 * state.healthy < len(state.members)
-    return min(one.until, one.since + settings.eject_s) if is_short else one.until
+    return min(one.until, one.since + settings.base_ejection_s) if is_short else one.until
 
 
 def _ask(state: PoolState, *addresses: str) -> Changed:

@@ -9,18 +9,18 @@ ramp       from a tenth to 1 after its return: a cold cache does not get a full 
 
 from __future__ import annotations
 
-from .config import PoolConfig
+from .config import LoadBalancingConfig
 from .state import Endpoint
 
 _FIRST_RAMP = 0.1
 
 
-def ramp(endpoint: Endpoint, now: float, settings: PoolConfig) -> float:
+def ramp(endpoint: Endpoint, now: float, settings: LoadBalancingConfig) -> float:
     if settings.slow_start_s <= 0.0:
         return 1.0
     return min(1.0, max(_FIRST_RAMP, (now - endpoint.since) / settings.slow_start_s))
 
 
-def load(endpoint: Endpoint, slow: float, now: float, settings: PoolConfig) -> float:
+def load(endpoint: Endpoint, slow: float, now: float, settings: LoadBalancingConfig) -> float:
     """`slow` is its slowness."""
     return (endpoint.outstanding + 1) * slow**2 / ramp(endpoint, now, settings)

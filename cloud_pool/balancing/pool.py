@@ -22,7 +22,7 @@ from router.errors import (
 
 from ..upstreams.triton.client import TritonClient
 from . import health, slowness
-from .config import Balance, PoolConfig, relapse_s
+from .config import LoadBalancing, LoadBalancingConfig, relapse_s
 from .discovery.endpoint_address import EndpointAddress
 from .endpoint_selection import choose
 from .lease import Lease as Lease
@@ -60,8 +60,8 @@ class Pool:
         places: Sequence[EndpointAddress],
         client: Callable[[str], TritonClient],
         *,
-        settings: PoolConfig = PoolConfig(),  # noqa: B008  (frozen)
-        balance: Balance = "least",
+        settings: LoadBalancingConfig = LoadBalancingConfig(),  # noqa: B008  (frozen)
+        load_balancing: LoadBalancing = "least_loaded",
         zone: str = "",
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -71,7 +71,7 @@ class Pool:
         self.model = model
         self._client = client
         self._settings = settings
-        self._balance = balance
+        self._balance = load_balancing
         self._zone = zone
         self._clock = clock
         self._chance = chance
@@ -108,7 +108,7 @@ class Pool:
         CloudUnreachable or EngineUnavailable, with the time after which to ask again.
         """
         now = self._clock()
-        key = key if self._balance == "prefix" else b""
+        key = key if self._balance == "prefix_affinity" else b""
         chosen = choose(
             self._state,
             self._settings,
@@ -219,7 +219,7 @@ class Pool:
         began, triton = self._clock(), self._client(address)
         error: CausewayError | None = None
         try:
-            await triton.probe(self.model, self._settings.probe_s)
+            await triton.probe(self.model, self._settings.probe_timeout_s)
         except CausewayError as raised:
             error = raised
         finally:

@@ -59,18 +59,18 @@ class Pools:
     ) -> None:
         self._clients = clients
         self._moved = asyncio.Event()
-        self._dns_s = config.pool.dns_s
+        self._dns_s = config.load_balancing.dns_refresh_s
         self._names: dict[str, EndpointDiscovery] = {}
         self._pools: dict[str, Pool] = {}
         for tier in tiers:
-            self._names[tier.name] = EndpointDiscovery(tier.config.places, resolve)
+            self._names[tier.name] = EndpointDiscovery(tier.config.endpoint_addresses, resolve)
             self._pools[tier.name] = Pool(
                 tier.name,
                 tier.model,
-                [place for place in tier.config.places if not place.is_dns],
+                [place for place in tier.config.endpoint_addresses if not place.is_dns],
                 clients.at,
-                settings=config.pool,
-                balance=tier.config.balance,
+                settings=config.load_balancing,
+                load_balancing=tier.config.load_balancing,
                 zone=config.server.zone,
                 clock=clock,
                 chance=chance,
@@ -101,7 +101,7 @@ class Pools:
         """The endpoints of a configuration that was read again, from the next moment of `watch` on."""
         for tier in tiers:
             if tier.name in self._names:
-                self._names[tier.name].move(tier.places)
+                self._names[tier.name].move(tier.endpoint_addresses)
         self._moved.set()
 
     async def close(self) -> None:

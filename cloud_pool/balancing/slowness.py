@@ -22,7 +22,7 @@ import math
 
 import msgspec
 
-from .config import PoolConfig, pause_s, relapse_s
+from .config import LoadBalancingConfig, pause_s, relapse_s
 from .state import Endpoint, PoolState
 
 SLOW = 2.0  # times 1.5 times the usual
@@ -53,13 +53,13 @@ def late_s(state: PoolState, now: float) -> float:
     return max(_LATE * median_s, median_s + _DEVIATIONS * spreads[(len(spreads) - 1) // 2])
 
 
-def slowness(endpoint: Endpoint, median_s: float, late: float, now: float, settings: PoolConfig) -> float:
+def slowness(endpoint: Endpoint, median_s: float, late: float, now: float, settings: LoadBalancingConfig) -> float:
     """From 1 to 7; SLOW and more is left alone while others have room."""
     if median_s <= 0.0:
         return 1.0
     measured = endpoint.ttft_s
     if measured > median_s and not (endpoint.waiting or endpoint.slow):
-        measured = median_s + (measured - median_s) * math.exp((endpoint.ttft_at - now) / settings.forget_s)
+        measured = median_s + (measured - median_s) * math.exp((endpoint.ttft_at - now) / settings.slowness_decay_s)
     waited = _waited_s(endpoint, now)
     times = max(
         1.0,
@@ -70,11 +70,11 @@ def slowness(endpoint: Endpoint, median_s: float, late: float, now: float, setti
     return min(times, _SLOWEST)
 
 
-def is_slow(state: PoolState, endpoint: Endpoint, now: float, settings: PoolConfig) -> bool:
+def is_slow(state: PoolState, endpoint: Endpoint, now: float, settings: LoadBalancingConfig) -> bool:
     return slowness(endpoint, median_ttft_s(state, now), late_s(state, now), now, settings) >= SLOW
 
 
-def measured(state: PoolState, address: str, seconds: float, now: float, settings: PoolConfig) -> PoolState:
+def measured(state: PoolState, address: str, seconds: float, now: float, settings: LoadBalancingConfig) -> PoolState:
     """With one more time to the first token."""
     one = state.get(address)
     if one is None:
@@ -87,7 +87,7 @@ def measured(state: PoolState, address: str, seconds: float, now: float, setting
     return state.put(one if one.slow else _replace(one, lates=0))
 
 
-def given_up(state: PoolState, address: str, waited: float, now: float, settings: PoolConfig) -> PoolState:
+def given_up(state: PoolState, address: str, waited: float, now: float, settings: LoadBalancingConfig) -> PoolState:
     """A call ended after `waited` seconds without a first token. Before it was late that says nothing."""
     one = state.get(address)
     if one is None or waited < late_s(state, now):
@@ -95,14 +95,14 @@ def given_up(state: PoolState, address: str, waited: float, now: float, settings
     return _marked(state, _with(one, max(one.ttft_s, 2.0 * waited), now), one.lates + 1, now, settings)
 
 
-def slow_ones(state: PoolState, now: float, settings: PoolConfig) -> tuple[str, ...]:
+def slow_ones(state: PoolState, now: float, settings: LoadBalancingConfig) -> tuple[str, ...]:
     """Who is to be asked how it is: the slow whose pause is over, and who is one late answer away from it."""
     there = [one for one in state.endpoints if one.phase == "in" and one.trust != "tried"]
     doubtful = [one for one in there if (one.slow or one.lates >= LATES - 1) and now >= one.until]
     return tuple(one.address for one in doubtful if is_slow(state, one, now, settings))
 
 
-def probed(state: PoolState, address: str, seconds: float, now: float, settings: PoolConfig) -> PoolState:
+def probed(state: PoolState, address: str, seconds: float, now: float, settings: LoadBalancingConfig) -> PoolState:
     """A slow one, or one that seems so, answered a probe after `seconds`."""
     one = state.get(address)
     median_s = median_ttft_s(state, now)
@@ -114,7 +114,7 @@ def probed(state: PoolState, address: str, seconds: float, now: float, settings:
     if now < one.until:
         return state  # It was asked for another reason, and is to stay out for longer.
     if not one.slow:
-        return state.put(_replace(_with(one, seconds, now), until=now + settings.eject_s))
+        return state.put(_replace(_with(one, seconds, now), until=now + settings.base_ejection_s))
     return state.put(_replace(one, trust="tried", until=now))
 
 
@@ -136,12 +136,12 @@ def _with(one: Endpoint, seconds: float, now: float) -> Endpoint:
     )
 
 
-def _marked(state: PoolState, one: Endpoint, lates: int, now: float, settings: PoolConfig) -> PoolState:
+def _marked(state: PoolState, one: Endpoint, lates: int, now: float, settings: LoadBalancingConfig) -> PoolState:
     """With so many late ones in a row."""
     is_new = one.trust == "whole" and one.phase == "in" and lates >= LATES
     one = _replace(one, lates=lates)
     if one.trust == "tried" or (is_new and one.ttft_s >= SLOW * _USUAL * median_ttft_s(state, now)):
-        times = 0 if now - one.until >= settings.max_eject_s else one.ejections
+        times = 0 if now - one.until >= settings.max_ejection_s else one.ejections
         until = now + relapse_s(times - 1, settings) if times else now
         one = _replace(one, trust="slow", ejections=times + 1, until=max(one.until, until))
     return state.put(one)

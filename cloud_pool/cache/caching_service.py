@@ -39,7 +39,7 @@ _FOUND: Mapping[type, str] = {
     CachedAnswer: "hit",
     LeaderLease: "lead",
     RemoteLeader: "follow",
-    FollowLimitReached: "crowded",
+    FollowLimitReached: "follow_limit",
 }
 """What a trace says of a lookup."""
 _log = logging.getLogger("causeway.cloud.cache")
@@ -144,7 +144,7 @@ class CachingService:
             raise Draining("this gateway has not started")
         generation = self._flights.get(slot)
         if generation is None or not generation.joinable:
-            generation = self._flights[slot] = SharedGeneration(slot, cache.config.buffer_bytes)
+            generation = self._flights[slot] = SharedGeneration(slot, cache.config.max_buffer_bytes)
             subscriber = generation.join(call)
             self._flying += 1
             self._tasks.start_soon(self._fly, cache, generation)
@@ -199,21 +199,21 @@ class CachingService:
         if isinstance(found, RemoteLeader):
             return await self._follow(cache, generation, found)
         if isinstance(found, FollowLimitReached):
-            cache.metrics.fault("crowded")
+            cache.metrics.fault("follow_limit")
             return await self._lead(cache, generation, None)
         if found.took_over:
-            cache.metrics.fault("took_over")
+            cache.metrics.fault("leader_takeover")
         return await self._lead(cache, generation, found)
 
     async def _look_up(
         self, cache: SharedCache, generation: SharedGeneration
     ) -> CachedAnswer | LeaderLease | RemoteLeader | FollowLimitReached | None:
         """None: Redis is away."""
-        step, outcome = generation.traced("lookup"), "away"
+        step, outcome = generation.traced("lookup"), "redis_unavailable"
         try:
             # Whoever leaves now must not leave a lease behind that nobody knows of.
             with anyio.CancelScope(shield=True):
-                found = await cache.store.enter(generation.slot, may_follow=self._following < cache.config.follows)
+                found = await cache.store.enter(generation.slot, may_follow=self._following < cache.config.max_followed)
             outcome = _FOUND[type(found)]
             return found
         except RedisUnavailable:

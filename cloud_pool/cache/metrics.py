@@ -1,4 +1,4 @@
-"""What the cache counts. `fault` is one of `Fault`: nothing here is a caller's word."""
+"""Prometheus metrics of the shared cache. No label holds a value that a caller can choose."""
 
 from __future__ import annotations
 
@@ -8,22 +8,35 @@ from prometheus_client import CollectorRegistry, Counter
 
 from .cached_answer import CacheStatus
 
-Fault = Literal["away", "corrupt", "deaf", "lost_lease", "took_over", "not_kept", "crowded"]
+Fault = Literal[
+    "redis_unavailable", "corrupt", "wakeups_unavailable", "lost_lease", "leader_takeover", "not_stored", "follow_limit"
+]
 
 
 class CacheMetrics:
-    """`away`: a call that Redis did not answer, or was not asked; `deaf`: no word from other gateways comes through.
+    """Faults:
 
-    `lost_lease`: a leader was taken for dead; `took_over`: a follower went on for a dead one; `not_kept`: an answer too
-    large or not whole; `crowded`: too many answers are followed at once, so one more was made.
+    redis_unavailable    a call that Redis did not answer, or that was skipped after a failure
+    wakeups_unavailable  the subscription for other gateways' wake-ups is down
+    lost_lease           another gateway took a living leader for dead
+    leader_takeover      a follower continued the answer of a dead leader
+    not_stored           the answer was too large or incomplete
+    follow_limit         too many answers were followed at once, so one more was generated
+    corrupt              an entry could not be read
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
-            "causeway_cloud_cache", "Requests by what the shared cache did.", ("outcome",), registry=registry
+            "causeway_cloud_cache_requests",
+            "Requests by outcome in the shared cache: hit, stale, miss, coalesced, bypass.",
+            ("outcome",),
+            registry=registry,
         )
         self._faults = Counter(
-            "causeway_cloud_cache_faults", "What went wrong in the shared cache.", ("fault",), registry=registry
+            "causeway_cloud_cache_faults",
+            "Faults of the shared cache by kind; requests go on without it.",
+            ("fault",),
+            registry=registry,
         )
 
     def answered(self, status: CacheStatus) -> None:

@@ -34,9 +34,9 @@ def refusal(request: Request, tier: Tier, config: CacheConfig) -> str:
         return "echo"
     if request.resume:
         return "rest of an answer"
-    if request.tools and not config.tools:
+    if request.tools and not config.include_tools:
         return "tools"
-    if is_sampled(_resolved(request, tier)) and not (config.seeded and request.sampling.seed is not None):
+    if is_sampled(_resolved(request, tier)) and not (config.include_seeded and request.sampling.seed is not None):
         return "sampled"
     return ""
 

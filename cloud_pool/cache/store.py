@@ -93,7 +93,7 @@ class AnswerStore:
         self._now_ms = now_ms
         self._retry_at = float("-inf")
         self._redis = _client(url, _CONNECTIONS)
-        self._following = _client(url, config.follows + 1)  # a follower holds a connection; one is for `listen`
+        self._following = _client(url, config.max_followed + 1)  # a follower holds a connection; one is for `listen`
         self._scripts = {name: self._redis.register_script(text) for name, text in SCRIPTS.items()}
 
     async def close(self) -> None:
@@ -110,7 +110,7 @@ class AnswerStore:
         waits_ms = self._interest_ms if may_follow else 0
         arguments = (_ms(config.lease_s), _ms(config.ttl_s), self._home, waits_ms, secrets.token_hex(4))
         while True:
-            what, value, more = _three(await self._run("enter", slot, *arguments, timeout_s=config.timeout_s))
+            what, value, more = _three(await self._run("enter", slot, *arguments, timeout_s=config.redis_timeout_s))
             if what == b"hit":
                 try:
                     return self._codec.unpack(slot.key, value, int(more) / 1000.0)
@@ -124,7 +124,7 @@ class AnswerStore:
     async def stale(self, key: str, most_s: float) -> CachedAnswer | None:
         """The entry, if it is no older than `most_s`. Raises Away."""
         slot = GenerationKey(key, "")
-        reply = await self._run("stale", slot, _ms(most_s), timeout_s=self._config.timeout_s)
+        reply = await self._run("stale", slot, _ms(most_s), timeout_s=self._config.redis_timeout_s)
         if not isinstance(reply, list) or len(reply) != 2:
             return None
         value, age = _bytes(reply[0]), _bytes(reply[1])
@@ -137,7 +137,7 @@ class AnswerStore:
     async def _drop(self, slot: GenerationKey, value: bytes, fault: CorruptEntry) -> None:
         _log.warning("an entry was no answer and is gone: %s", fault)
         self._metrics.fault("corrupt")
-        await self._run("drop", slot, value, timeout_s=self._config.timeout_s)
+        await self._run("drop", slot, value, timeout_s=self._config.redis_timeout_s)
 
     # --- leading -----------------------------------------------------------------------------------------------------
 
@@ -198,8 +198,8 @@ class AnswerStore:
                         if base.startswith(start) and base.endswith(end):
                             told(GenerationKey(base[len(start) : -1].decode(), rank.decode()))
             except (RedisError, OSError, UnicodeDecodeError):
-                self._metrics.fault("deaf")  # renewals still say who waits, later
-            await anyio.sleep(self._config.retry_s)
+                self._metrics.fault("wakeups_unavailable")  # renewals still say who waits, later
+            await anyio.sleep(self._config.redis_retry_s)
 
     async def _connect(self) -> None:
         """Connections that are there when the first requests come: these have no time to wait for one that is far."""
@@ -235,7 +235,7 @@ class AnswerStore:
 
     def _check_open(self) -> None:
         if self._clock() < self._retry_at:
-            self._metrics.fault("away")
+            self._metrics.fault("redis_unavailable")
             raise RedisUnavailable
 
     def _away(self, error: Exception) -> NoReturn:
@@ -243,8 +243,8 @@ class AnswerStore:
         if self._clock() >= self._retry_at:  # the first of many at once
             code = str(error).partition(" ")[0][:32]
             _log.warning("answers are not shared for now: %s %s", type(error).__name__, code)
-        self._metrics.fault("away")
-        self._retry_at = self._clock() + self._config.retry_s
+        self._metrics.fault("redis_unavailable")
+        self._retry_at = self._clock() + self._config.redis_retry_s
         raise RedisUnavailable from error
 
 

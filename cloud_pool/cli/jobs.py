@@ -12,7 +12,7 @@ import click
 
 from router.errors import CausewayError, ConfigError
 
-from ..config.schema import Flags, load_config
+from ..config.loader import Flags, load_config
 from ..jobs.config import with_shared_redis
 from ..jobs.lua.scripts import SCRIPTS
 from ..jobs.store.job_store import JobStore

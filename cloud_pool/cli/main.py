@@ -19,7 +19,8 @@ from models.catalog.artifact import ArtifactError, find_artifact
 from models.llama_cpp.protocol import EngineOptions
 from router.errors import ConfigError
 
-from ..config.schema import DEFAULT_TIER, Flags, load_config
+from ..config.loader import Flags, load_config
+from ..config.schema import DEFAULT_TIER
 from ..observability.logs import start_log
 from ..triton_server.environment import find_environment
 from ..triton_server.launcher import Launcher, Ports, choose_ports, clear_orphans, command, memory_prefix

@@ -25,7 +25,8 @@ from router.decision.cache_key import fingerprint
 from router.errors import ConfigError, InvalidRequest, PermissionDenied
 from router.types import Request
 
-from ..config.tiers import Tier, escape_special_tokens
+from ..config.chat_format import escape_special_tokens
+from ..config.tiers import Tier
 
 PARAM = "causeway.continue"
 _SCOPE = b"continue"
@@ -87,7 +88,7 @@ def load_continue_tokens(
     """None without a file. Raises ConfigError."""
     if not key_file:
         return None
-    where = "ladder.continue_key_file"
+    where = "degradation.continue_key_file"
     try:
         lines = Path(key_file).read_text(encoding="ascii").split()
         keys = [Fernet(line) for line in lines]

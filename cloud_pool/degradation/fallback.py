@@ -92,7 +92,7 @@ class TierFallback:
         names = (asked.tier,) if asked.stays else self._below[asked.tier]
         views = [self._seen(name, priority, now) for name in names]
         tier_healths = self._footings[priority]
-        made = plan(asked, views, tier_healths, self.config.pace, now)
+        made = plan(asked, views, tier_healths, self.config.share_ramp, now)
         tier_healths.update(made.tier_healths)
         return made.fallback_steps
 
@@ -113,7 +113,7 @@ class TierFallback:
         if fallback_step.last or not objective_s:
             return left_s
         # Of a short deadline the next rung keeps its half.
-        return min(_PATIENCE[priority] * self.config.patience * objective_s, left_s / 2.0)
+        return min(_PATIENCE[priority] * self.config.first_token_timeout_factor * objective_s, left_s / 2.0)
 
     # --- what became of a rung ---------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class TierFallback:
             return "saturated"
         if self.is_late(tier, seconds) and found.warm:
             found.ttft.add(seconds, now)
-        own = self.is_late(tier, seconds / self.config.patience)
+        own = self.is_late(tier, seconds / self.config.first_token_timeout_factor)
         (found.breaker.failure if own else found.breaker.cancelled)(now)
         return "slow"
 
@@ -191,7 +191,7 @@ class TierFallback:
             below = next((one for one in reversed(self._others(name, priority, now, below=True))), None)
             if below is not None:
                 moved = next_tier_health(
-                    self.tier_health(name, below), stress, view, self.config.pace, now, gives_way=True
+                    self.tier_health(name, below), stress, view, self.config.share_ramp, now, gives_way=True
                 )
                 self._footings[below][name] = moved
                 return msgspec.structs.replace(view, saturated=False, ttft_s=None, waits=True)
@@ -202,7 +202,7 @@ class TierFallback:
     def _others(self, name: str, priority: Priority, now: float, *, below: bool) -> list[Priority]:
         """Priorities of which somebody asks these days: those below that could still move, or those above that have
         not come back yet."""
-        asked_at, rank, floor = self._tiers[name].asked_at, RANK[priority], self.config.pace.floor
+        asked_at, rank, floor = self._tiers[name].asked_at, RANK[priority], self.config.share_ramp.min_share
         there = [one for one in RANK if now - asked_at[one] < _THESE_DAYS_S]
         if below:
             return [one for one in there if RANK[one] > rank and self.tier_health(name, one).share > floor]
@@ -217,7 +217,8 @@ class TierFallback:
             broken=sense.health.healthy == 0 or tier.breaker.state(now) == "open",
             saturated=_is_saturated(sense, priority, queue_s),
             queue_s=queue_s,
-            first_token_timeout_s=_PATIENCE[priority] * self.config.patience * sense.objective_s or math.inf,
+            first_token_timeout_s=_PATIENCE[priority] * self.config.first_token_timeout_factor * sense.objective_s
+            or math.inf,
             busy=sense.pressure.running / max(1, sense.pressure.limit),
             fits=fits(
                 tier.asked[priority].per_s(now), sense.pressure.held_s, sense.pressure.running, sense.pressure.limit

@@ -16,7 +16,7 @@ import msgspec
 from .config import ShareRamp
 from .tier_health import FULL_SHARE, Stress, TierHealth, TierSnapshot, next_tier_health, offered, stress_of
 
-ASKED = "asked"
+REQUESTED = "requested"
 
 
 class FallbackRequest(msgspec.Struct, frozen=True):
@@ -36,12 +36,12 @@ class FallbackStep(msgspec.Struct, frozen=True):
 
     def why(self, failed: Mapping[str, Stress]) -> str:
         """`asked`, or who was passed over and what for: "large=slow; medium=saturated". `failed`: found out since."""
-        return "; ".join(f"{name}={failed.get(name) or ill or 'saturated'}" for name, ill in self.above) or ASKED
+        return "; ".join(f"{name}={failed.get(name) or ill or 'saturated'}" for name, ill in self.above) or REQUESTED
 
     def nearest(self, failed: Mapping[str, Stress]) -> str:
         """What was wrong with the tier right above it; `asked` for the one asked for."""
         if not self.above:
-            return ASKED
+            return REQUESTED
         name, ill = self.above[-1]
         return failed.get(name) or ill or "saturated"
 

@@ -18,11 +18,14 @@ class DegradationMetrics:
         self._answers = Counter(
             "causeway_cloud_tier_answers",
             "Answers by the tier asked for, the one that gave them, and what was wrong with the one above it.",
-            ("asked", "tier", "why"),
+            ("requested", "tier", "reason"),
             registry=registry,
         )
         self._degraded = Counter(
-            "causeway_cloud_degraded", "Answers of second choice, and those that went on.", ("kind",), registry=registry
+            "causeway_cloud_degraded_answers",
+            "Answers of second choice, and those that went on.",
+            ("kind",),
+            registry=registry,
         )
         self._share = Gauge(
             "causeway_cloud_tier_share",

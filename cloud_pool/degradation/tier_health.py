@@ -1,15 +1,15 @@
 """One tier's standing: which share of the work that may go elsewhere it is offered, and why not all of it.
 
-Pure: a footing, what is seen and `now` give the next footing. A tier under stress loses its share step by step, so that
-an overload settles near what the tier can do, where on and off would make it flap. It comes back only after a time of
-being well (`dwell_s`), and then step by step as well, as far as there is room for it: a load that swings faster than
-that never moves it up. A share that it had to give up again right after it came back is its ceiling: it goes back to
-the share before. The next time it comes half as near to the ceiling, and that after twice as long, up to `longest_s`,
-unless there is room for twice the work that would come back.
+Pure: a footing, what is seen and `now` give the next footing. A tier under stress loses its share step by step, so
+that an overload settles near what the tier can do, where on and off would make it flap. It comes back only after a
+time of being well (`stable_for_s`), and then step by step as well, as far as there is room for it: a load that swings
+faster than that never moves it up. A share that it had to give up again right after it came back is its ceiling: it
+goes back to the share before. The next time it comes half as near to the ceiling, and that after twice as long, up to
+`max_backoff_s`, unless there is room for twice the work that would come back.
 
-A share is of the requests, but who gets it is told by the caller: each has a place in a line that is the same at every
-gateway, and those before the share's end stay. So a caller sees another tier only when the share moves across its
-place, and not with every request. Where callers ask for more or less than an even part, the end moves until the
+A share is of the requests, but who gets it is told by the caller: each has a place in a line that is the same at
+every gateway, and those before the share's end stay. So a caller sees another tier only when the share moves across
+its place, and not with every request. Where callers ask for more or less than an even part, the end moves until the
 requests are the share (`credit`); a caller that is most of the load is then spread evenly, for it stands there alone.
 """
 
@@ -86,29 +86,31 @@ def next_tier_health(
     if view.waits:
         return tier_health
     if stress:
-        settles_s = max(2.0 * pace.dwell_s, pace.step_s)  # by then a queue has shown what the last step did
-        return _lowered(tier_health, stress, view.queue_s, pace.step_s if gives_way else settles_s, pace, now)
+        settles_s = max(
+            2.0 * pace.stable_for_s, pace.step_interval_s
+        )  # by then a queue has shown what the last step did
+        return _lowered(tier_health, stress, view.queue_s, pace.step_interval_s if gives_way else settles_s, pace, now)
     if tier_health.share >= 1.0:
         return tier_health
-    if view.busy < BUSY and view.fits >= min(pace.grow, 1.0 - tier_health.share):
+    if view.busy < BUSY and view.fits >= min(pace.increase_step, 1.0 - tier_health.share):
         return _raised(tier_health, view, pace, now)
     return _probed(tier_health, pace, now)
 
 
 def _lowered(
-    tier_health: TierHealth, stress: Stress, queue_s: float, step_s: float, pace: ShareRamp, now: float
+    tier_health: TierHealth, stress: Stress, queue_s: float, step_interval_s: float, pace: ShareRamp, now: float
 ) -> TierHealth:
-    if now - max(tier_health.stressed_at, tier_health.stepped_at) > pace.longest_s:
+    if now - max(tier_health.stressed_at, tier_health.stepped_at) > pace.max_backoff_s:
         tier_health = msgspec.structs.replace(tier_health, ceiling=math.inf, relapses=0)  # That is a new story.
     lower = msgspec.structs.replace(tier_health, why=stress, stressed_at=now)
     relapsed = tier_health.stepped_at > tier_health.stressed_at  # the last step was one up
-    if not relapsed and now - tier_health.stepped_at < step_s:
+    if not relapsed and now - tier_health.stepped_at < step_interval_s:
         return lower
     share = tier_health.share
     if relapsed or queue_s >= _SHORTER * tier_health.queue_s:
         # One step, however long nobody looked: the stress is known for this moment only.
         least = tier_health.before if relapsed else 0.0
-        share = min(share, max(pace.floor, share * pace.back_off, least))
+        share = min(share, max(pace.min_share, share * pace.decrease_factor, least))
     lower = msgspec.structs.replace(lower, share=share, stepped_at=now, queue_s=queue_s)
     if relapsed:
         lower = msgspec.structs.replace(lower, ceiling=tier_health.share, relapses=tier_health.relapses + 1)
@@ -116,21 +118,21 @@ def _lowered(
 
 
 def _raised(tier_health: TierHealth, view: TierSnapshot, pace: ShareRamp, now: float) -> TierHealth:
-    since = max(tier_health.stressed_at + pace.dwell_s, tier_health.stepped_at)
+    since = max(tier_health.stressed_at + pace.stable_for_s, tier_health.stepped_at)
     # The steps of all the time that nobody looked: a tier that nobody asked for a minute is not taken for ill.
-    steps = math.floor(min((now - since) / pace.step_s + 1e-9, 1.0 / pace.grow + 1.0))
-    share = tier_health.share + min(steps * pace.grow, view.fits)
+    steps = math.floor(min((now - since) / pace.step_interval_s + 1e-9, 1.0 / pace.increase_step + 1.0))
+    share = tier_health.share + min(steps * pace.increase_step, view.fits)
     if view.fits < 2.0 * (1.0 - tier_health.share) and now < tier_health.stressed_at + _longer(
-        pace.dwell_s, tier_health, pace
+        pace.stable_for_s, tier_health, pace
     ):
-        share = min(share, tier_health.ceiling * pace.back_off)
+        share = min(share, tier_health.ceiling * pace.decrease_factor)
     if steps < 1 or share <= tier_health.share:
         return tier_health
-    return _up(tier_health, share, since + steps * pace.step_s, now)
+    return _up(tier_health, share, since + steps * pace.step_interval_s, now)
 
 
 def _probed(tier_health: TierHealth, pace: ShareRamp, now: float) -> TierHealth:
-    share, pause_s = max(tier_health.share, pace.floor) / pace.back_off, pace.probe_s
+    share, pause_s = max(tier_health.share, pace.min_share) / pace.decrease_factor, pace.busy_step_interval_s
     if share > _NEARLY * tier_health.ceiling:
         pause_s = _longer(pause_s, tier_health, pace)
         if tier_health.share < _NEARLY * tier_health.ceiling:
@@ -142,7 +144,7 @@ def _probed(tier_health: TierHealth, pace: ShareRamp, now: float) -> TierHealth:
 
 
 def _longer(seconds: float, tier_health: TierHealth, pace: ShareRamp) -> float:
-    return float(min(max(seconds, pace.longest_s), seconds * 2.0 ** min(tier_health.relapses, 30)))
+    return float(min(max(seconds, pace.max_backoff_s), seconds * 2.0 ** min(tier_health.relapses, 30)))
 
 
 def _up(tier_health: TierHealth, share: float, stepped_at: float, now: float) -> TierHealth:

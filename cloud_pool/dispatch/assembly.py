@@ -14,7 +14,7 @@ class TierDispatchConfig(Protocol):
     """Of `config.TierConfig`."""
 
     @property
-    def tries(self) -> int: ...
+    def max_attempts(self) -> int: ...
 
     @property
     def retry_budget(self) -> RetryBudgetConfig: ...
@@ -25,7 +25,7 @@ class TierDispatchConfig(Protocol):
 
 def build_dispatch(tier: str, keys: TierDispatchConfig, pool: EndpointSource, metrics: DispatchMetrics) -> Dispatcher:
     """`metrics` are the gateway's, one for all tiers."""
-    settings = DispatchSettings(tries=keys.tries, retry_budget=keys.retry_budget, hedge=keys.hedge)
+    settings = DispatchSettings(max_attempts=keys.max_attempts, retry_budget=keys.retry_budget, hedge=keys.hedge)
     dispatch = Dispatcher(pool, settings, counts=metrics.of(tier))
     metrics.watch(tier, lambda: dispatch.retries_left)
     return dispatch

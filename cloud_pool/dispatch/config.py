@@ -1,4 +1,4 @@
-"""A tier's keys `tries`, `retry_budget` and `hedge` of the gateway's configuration."""
+"""A tier's keys `max_attempts`, `retry_budget` and `hedge` of the gateway's configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RetryBudgetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Of tries beyond the first: retries and hedges together."""
 
     share: Share = 0.2  # of the requests of the last 10 s
-    floor_per_s: Annotated[float, Meta(ge=0)] = 0.5  # where that is more: a quiet gateway may retry too
+    min_retries_per_s: Annotated[float, Meta(ge=0)] = 0.5  # where that is more: a quiet gateway may retry too
 
 
 class HedgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,10 +22,10 @@ class HedgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     enabled: bool = True
     max_share: Share = 0.02  # of requests
-    after: Share = 0.95  # the quantile of an endpoint's recent times to first token, after which one is late
+    after_quantile: Share = 0.95  # the quantile of an endpoint's recent times to first token, after which one is late
 
 
 class DispatchSettings(msgspec.Struct, frozen=True):
-    tries: int = 3  # endpoints that one request may be given to; 1: no retry
+    max_attempts: int = 3  # endpoints that one request may be given to; 1: no retry
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()
     hedge: HedgeConfig = HedgeConfig()

@@ -52,9 +52,9 @@ class Dispatcher:
         self._clock = clock
         self._chance = chance
         self._sleep = sleep
-        self._budget = RetryBudget(self._settings.retry_budget.share, self._settings.retry_budget.floor_per_s)
+        self._budget = RetryBudget(self._settings.retry_budget.share, self._settings.retry_budget.min_retries_per_s)
         self._share = HedgeBudget(self._settings.hedge.max_share)
-        self._pace = FirstTokenLatency(self._settings.hedge.after)
+        self._pace = FirstTokenLatency(self._settings.hedge.after_quantile)
 
     @property
     def retries_left(self) -> float:
@@ -78,7 +78,7 @@ class Dispatcher:
 
     async def _begun(self, ask: InferenceRequest, key: bytes, hedged: bool) -> EndpointAttempt:
         """The try that has its first delta. Raises CausewayError: of the last try, or that there could be none."""
-        retry_state = RetryState(self._settings.tries)
+        retry_state = RetryState(self._settings.max_attempts)
         lease = self._lease(ask, key, retry_state)  # (1)
         while True:
             errors = await self._round(lease, ask, key, retry_state, hedged)

@@ -24,7 +24,7 @@ class DispatchMetrics:
             registry=registry,
         )
         self._budget = Gauge(
-            "causeway_cloud_retry_budget", "Extra tries that may be made now.", ("tier",), registry=registry
+            "causeway_cloud_retry_budget_remaining", "Extra tries that may be made now.", ("tier",), registry=registry
         )
 
     def of(self, tier: str) -> TierCounts:

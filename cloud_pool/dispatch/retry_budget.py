@@ -14,11 +14,11 @@ _ROUNDING = 1e-9  # fifty times 0.02 is a little less than 1
 
 
 class RetryBudget:
-    """At most `share` of the requests of the last `window_s`, or `floor_per_s` where that is more."""
+    """At most `share` of the requests of the last `window_s`, or `min_retries_per_s` where that is more."""
 
-    def __init__(self, share: float = 0.2, floor_per_s: float = 0.5, window_s: float = 10.0) -> None:
+    def __init__(self, share: float = 0.2, min_retries_per_s: float = 0.5, window_s: float = 10.0) -> None:
         self._share = share
-        self._floor = floor_per_s * window_s
+        self._floor = min_retries_per_s * window_s
         self._slot_s = window_s / _SLOTS
         self._slots: deque[_Slot] = deque()  # oldest first; only those in which something happened
         self._requests = 0

@@ -20,7 +20,9 @@ class Metrics:
         self._requests = Counter(
             "causeway_cloud_requests", "Requests by outcome: ok or an error's code.", ("tier", "outcome"), registry=to
         )
-        self._refused = Counter("causeway_cloud_refused", "Asks that never became a request.", ("code",), registry=to)
+        self._refused = Counter(
+            "causeway_cloud_requests_rejected", "Asks that never became a request.", ("code",), registry=to
+        )
         self._ttft = Histogram(
             "causeway_cloud_ttft_seconds", "Arrival to first token.", _TIER, buckets=_SECONDS, registry=to
         )
@@ -36,7 +38,7 @@ class Metrics:
         )
         self._tokens = Counter("causeway_cloud_tokens", "Tokens.", ("tier", "type"), registry=to)
         self._repairs = Counter(
-            "causeway_cloud_repairs", "Models loaded again after their process died.", ("model",), registry=to
+            "causeway_cloud_model_reloads", "Models loaded again after their process died.", ("model",), registry=to
         )
         self.admission = AdmissionMetrics(to)
 

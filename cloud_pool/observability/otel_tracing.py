@@ -39,7 +39,7 @@ class OtelTracing:
 
     def __init__(self, config: TracingConfig, service: str) -> None:
         self._provider = TracerProvider(
-            sampler=ParentBasedTraceIdRatio(config.share),
+            sampler=ParentBasedTraceIdRatio(config.sample_ratio),
             resource=Resource.create({"service.name": service}),
             shutdown_on_exit=False,
         )

@@ -77,10 +77,10 @@ def build_serving(
         name: TierSignals(pools[name], lane.admission, lane.tier.config.ttft_objective_s)
         for name, lane in lanes.items()
     }
-    ladder = TierFallback(config.ladder, senses)
+    ladder = TierFallback(config.degradation, senses)
     counts = DegradationMetrics(metrics.registry)
     counts.watch(ladder)
-    continue_tokens = load_continue_tokens(config.ladder.continue_key_file, config.ladder.continue_ttl_s)
+    continue_tokens = load_continue_tokens(config.degradation.continue_key_file, config.degradation.continue_ttl_s)
     service = Service(lanes, ladder, continue_tokens=continue_tokens, stale=stale, metrics=counts)
     models = {tier.name: tier.model for tier in tiers}
     shared = [
@@ -89,4 +89,6 @@ def build_serving(
         if doors[name].min_places
     ]
     heartbeat = PeerHeartbeat(client, shared) if client is not None else None
-    return ServingRuntime(service, TierWarmer(ladder, pools, models, config.ladder.warm_after_s), lag, heartbeat)
+    return ServingRuntime(
+        service, TierWarmer(ladder, pools, models, config.degradation.warm_up_after_idle_s), lag, heartbeat
+    )

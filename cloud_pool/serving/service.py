@@ -159,7 +159,7 @@ class Service:
         self, call: RequestContext, fallback_step: FallbackStep, tier: Tier, before: PartialAnswer | None
     ) -> Truncator | None:
         """None: the answer may be as long as was asked for."""
-        limit = self._ladder.config.partial_tokens
+        limit = self._ladder.config.truncate_to_tokens
         if not fallback_step.cut or self._continuing is None or _left_tokens(call.request, tier, before) <= limit:
             return None
         return Truncator(self._continuing, call.tenant, _question(call), tier.name, limit, before)
@@ -172,7 +172,7 @@ class Service:
             call.request,
             max_tokens=tier.max_tokens,
             schema=tool_schema(call.request),
-            guided_key=tier.config.guided,
+            guided_key=tier.config.guided_key,
             temperature=tier.chat_format.temperature,
             copy_source=tier.copy_source(call.request),
             said="" if before is None else before.text,
@@ -216,7 +216,7 @@ class Service:
             )
             self._metrics.degraded(*(kind for kind, holds in kinds if holds))
         if truncator is not None:
-            why += "; cut"
+            why += "; truncated"
         return answer_head(fallback_step.tier, why, degraded=tier_failure or truncator is not None, keep=before is None)
 
     def _old(self, call: RequestContext, kept: StaleAnswer, failed: Mapping[str, Stress]) -> AnswerHead:

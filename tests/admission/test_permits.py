@@ -11,7 +11,7 @@ class Seats:
     """Ten places, of which one is kept; a credit of four requests, and `rate` places that come free a second."""
 
     def __init__(self, rate: float = 0.0) -> None:
-        self.places = PermitAllocator(AdmissionConfig(reserve=0.1), 4.0)
+        self.places = PermitAllocator(AdmissionConfig(reserved_share=0.1), 4.0)
         self.rate = rate
 
     def come(self, tenant: str, now: float = 0.0, priority: Priority = "interactive", weight: float = 1.0) -> Ticket:
@@ -148,7 +148,7 @@ def test_of_few_places_one_is_kept_as_well() -> None:
     seats.come("one")
     seats.come("two")
     assert [seats.places.reserve(limit, 0.0) for limit in (3, 4, 7, 14, 15, 30)] == [0, 1, 1, 1, 2, 3]
-    none = PermitAllocator(AdmissionConfig(reserve=0.0), 4.0)
+    none = PermitAllocator(AdmissionConfig(reserved_share=0.0), 4.0)
     for tenant in ("one", "two"):
         none.came(Ticket("interactive", tenant, 1.0, 1.0, 0.0, 60.0), 0.0, 0.0)
     assert none.reserve(10, 0.0) == 0

@@ -19,7 +19,7 @@ class Door:
 
     def __init__(self, places: int, queue: int = 8, **config: float) -> None:
         self.sheds: Counter[tuple[Priority, Reason]] = Counter()
-        config = {"reserve": 0.0, "preempt": 0.0, "standard_share": 0.2, "bulk_share": 0.05, **config}
+        config = {"reserved_share": 0.0, "preemption_share": 0.0, "standard_share": 0.2, "bulk_share": 0.05, **config}
         self.scheduler = AdmissionScheduler(settings(places, queue, least=0, **config), 0.0, self._shed)
         self.now = 0.0
 
@@ -102,7 +102,7 @@ def test_the_urgent_pushes_out_the_youngest_bulk() -> None:
     with pytest.raises(QueueFull):
         door.come("standard")
     assert door.scheduler.waiting == 3
-    assert door.sheds["bulk", "gave_way"] == 2
+    assert door.sheds["bulk", "displaced"] == 2
 
 
 def test_a_tenant_that_fills_the_queue_makes_room_for_another() -> None:
@@ -279,7 +279,7 @@ def flooded(places: int = 16, **config: float) -> tuple[Door, list[Ticket]]:
 
 def test_the_last_places_are_for_who_asks_little() -> None:
     """While work is mixed, a flood leaves some places; bulk does not get them, whoever's it is."""
-    door, floods = flooded(reserve=0.125)
+    door, floods = flooded(reserved_share=0.125)
     assert sum(ticket.has_permit for ticket in floods) == 13
     assert [len(door.go(ticket)) for ticket in floods[:4]] == [1, 1, 1, 1]
     assert door.come("bulk", "quiet").state is TicketState.WAITING
@@ -291,7 +291,7 @@ def test_the_last_places_are_for_who_asks_little() -> None:
 
 def test_nothing_is_kept_where_nobody_is_different() -> None:
     """One tenant with one kind of work uses every place."""
-    door = Door(16, reserve=0.5)
+    door = Door(16, reserved_share=0.5)
     assert all(door.come().has_permit for _ in range(16))
 
 
@@ -318,7 +318,7 @@ def test_who_ran_out_of_time_in_the_queue_gets_no_place() -> None:
 
 def test_a_grown_limit_lets_waiters_in() -> None:
     """Where first tokens come at once, the limit grows, and who waits goes in before anybody has left."""
-    door = AdmissionScheduler(settings(8, queue=64, least=1, reserve=0.0), 0.0)
+    door = AdmissionScheduler(settings(8, queue=64, least=1, reserved_share=0.0), 0.0)
     came = [Ticket("standard", "one", 1.0, 1.0, 0.0, 1e9) for _ in range(60)]
     for ticket in came:
         door.arrive(ticket, 0.0)
@@ -339,7 +339,7 @@ def test_a_grown_limit_lets_waiters_in() -> None:
 
 def full(places: int = 4, *floods: Priority, **config: float) -> tuple[Door, list[Ticket]]:
     """A door whose places one tenant has, none of them with a token yet, while others were here of late."""
-    door = Door(places, queue=4, preempt=0.5, **config)
+    door = Door(places, queue=4, preemption_share=0.5, **config)
     for tenant in ("quiet", "other"):
         door.go(door.come("interactive", tenant))
     return door, [door.come(each, "flood") for each in floods or ("interactive",) * places]
@@ -412,7 +412,7 @@ def test_nobody_gives_back_again_and_again() -> None:
 
 def test_few_give_back() -> None:
     """A share of the requests: what their servers had begun for them is lost."""
-    door = Door(8, queue=1000, preempt=0.1)
+    door = Door(8, queue=1000, preemption_share=0.1)
     taken = 0
     for at in range(400):
         door.come("interactive", "flood", left_s=1e6)
@@ -440,7 +440,7 @@ def test_a_full_queue_holds_who_gave_back() -> None:
 def test_more_and_fewer_places() -> None:
     """What other gateways leave: who waits goes in at once, who has a place keeps it."""
     door = Door(4)
-    scheduler = AdmissionScheduler(settings(8, queue=8, least=1, reserve=0.0), 0.0)
+    scheduler = AdmissionScheduler(settings(8, queue=8, least=1, reserved_share=0.0), 0.0)
     scheduler.bound(4, 0.0)
     came = [Ticket("standard", "one", 1.0, 1.0, door.now, 1e9) for _ in range(8)]
     for ticket in came:

@@ -122,10 +122,10 @@ async def test_refusals_and_waits_are_counted() -> None:
     with pytest.raises(QueueFull):
         await hold(admission, "bulk")
     text = generate_latest(registry).decode()
-    assert 'causeway_cloud_waiting{priority="interactive",tier="large"} 1.0' in text
-    assert 'causeway_cloud_running{tier="large"} 1.0' in text
-    assert 'causeway_cloud_limit{tier="large"} 1.0' in text
-    assert 'causeway_cloud_sheds_total{priority="bulk",reason="queue_full",tier="large"} 1.0' in text
+    assert 'causeway_cloud_requests_queued{priority="interactive",tier="large"} 1.0' in text
+    assert 'causeway_cloud_requests_running{tier="large"} 1.0' in text
+    assert 'causeway_cloud_concurrency_limit{tier="large"} 1.0' in text
+    assert 'causeway_cloud_requests_shed_total{priority="bulk",reason="queue_full",tier="large"} 1.0' in text
     clock.now += 0.3
     await end(held)
     await settle()

@@ -7,7 +7,7 @@ from typing import cast
 
 import anyio
 
-from cloud_pool.balancing.config import Balance, PoolConfig
+from cloud_pool.balancing.config import LoadBalancing, LoadBalancingConfig
 from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
@@ -60,7 +60,11 @@ class Bed:
     """A pool over scripted endpoints; by default its chance always draws the first two, in order."""
 
     def __init__(
-        self, *endpoints: str, settings: PoolConfig | None = None, zone: str = "", balance: Balance = "least"
+        self,
+        *endpoints: str,
+        settings: LoadBalancingConfig | None = None,
+        zone: str = "",
+        load_balancing: LoadBalancing = "least_loaded",
     ) -> None:
         self.clock = Clock()
         self.tritons: dict[str, Endpoint] = {}
@@ -70,8 +74,8 @@ class Bed:
             "m",
             [parse_endpoint_address(text) for text in endpoints],
             lambda address: cast("TritonClient", self.at(address)),
-            settings=settings or PoolConfig(),
-            balance=balance,
+            settings=settings or LoadBalancingConfig(),
+            load_balancing=load_balancing,
             zone=zone,
             clock=self.clock,
             chance=lambda: 0.0,

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import cloud_pool
-from cloud_pool.balancing.config import PoolConfig
-from cloud_pool.config.schema import Flags, TierConfig, load_config
+from cloud_pool.balancing.config import LoadBalancingConfig
+from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config.schema import TierConfig
 from router.errors import ConfigError
 
 
@@ -20,16 +21,17 @@ def write(folder: Path, text: str) -> Path:
 
 def test_many_endpoints_or_one(tmp_path: Path) -> None:
     """`triton` is the short way to write one endpoint; the flag takes the place of both."""
-    text = "tiers:\n  - {name: a, endpoints: ['x:1@eu', 'dns:y:2'], balance: prefix}\n  - {name: b, triton: 'z:3'}\n"
+    first = "{name: a, endpoints: ['x:1@eu', 'dns:y:2'], load_balancing: prefix_affinity}"
+    text = f"tiers:\n  - {first}\n  - {{name: b, triton: 'z:3'}}\n"
     many, one = load_config(write(tmp_path, text), Flags()).tiers
-    assert [(place.address, place.zone, place.is_dns) for place in many.places] == [
+    assert [(place.address, place.zone, place.is_dns) for place in many.endpoint_addresses] == [
         ("x:1", "eu", False),
         ("y:2", "", True),
     ]
-    assert [place.address for place in one.places] == ["z:3"]
-    assert [place.address for place in TierConfig().places] == ["127.0.0.1:8001"]
+    assert [place.address for place in one.endpoint_addresses] == ["z:3"]
+    assert [place.address for place in TierConfig().endpoint_addresses] == ["127.0.0.1:8001"]
     for tier in load_config(write(tmp_path, text), Flags(triton="t:9")).tiers:
-        assert [place.address for place in tier.places] == ["t:9"]
+        assert [place.address for place in tier.endpoint_addresses] == ["t:9"]
 
 
 @pytest.mark.parametrize(
@@ -39,10 +41,10 @@ def test_many_endpoints_or_one(tmp_path: Path) -> None:
         ("tiers:\n  - name: a\n    endpoints: ['x:1', 'y:2', 'x:1@eu']", "gateway.yaml:3:31: tiers[0].endpoints[2]"),
         ("tiers:\n  - name: a\n    triton: y:1\n    endpoints: ['x:1']", "gateway.yaml:4:5: tiers[0].endpoints"),
         ("tiers:\n  - {name: a, triton: nowhere}", "gateway.yaml:2:15: tiers[0].triton"),
-        ("tiers:\n  - {name: a, balance: random}", "gateway.yaml:2:15: tiers[0].balance"),
-        ("pool: {max_ejected: 2}", "gateway.yaml:1:8: pool.max_ejected"),
-        ("pool: {load_factor: 1}", "gateway.yaml:1:8: pool.load_factor"),
-        ("pool:\n  fault: 2", "gateway.yaml:2:3: pool.fault"),
+        ("tiers:\n  - {name: a, load_balancing: random}", "gateway.yaml:2:15: tiers[0].load_balancing"),
+        ("load_balancing: {max_ejected_share: 2}", "gateway.yaml:1:18: load_balancing.max_ejected_share"),
+        ("load_balancing: {load_factor: 1}", "gateway.yaml:1:18: load_balancing.load_factor"),
+        ("load_balancing:\n  fault: 2", "gateway.yaml:2:3: load_balancing.fault"),
     ],
 )
 def test_a_mistake_is_refused_where_it_stands(tmp_path: Path, text: str, where: str) -> None:
@@ -61,6 +63,6 @@ def test_a_mistake_of_the_flag_is_the_flags(tmp_path: Path) -> None:
 def test_the_example_shows_every_key_of_the_pool() -> None:
     """With its default."""
     path = Path(cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
-    assert load_config(path, Flags()).pool == PoolConfig()
+    assert load_config(path, Flags()).load_balancing == LoadBalancingConfig()
     text = path.read_text()
-    assert all(f"  {name}:" in text for name in PoolConfig.__struct_fields__)
+    assert all(f"  {name}:" in text for name in LoadBalancingConfig.__struct_fields__)

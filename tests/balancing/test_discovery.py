@@ -11,13 +11,14 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.balancing.config import PoolConfig
+from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.discovery.dns import EndpointDiscovery, resolve_dns
 from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
 from cloud_pool.balancing.discovery.reload import take
 from cloud_pool.balancing.pools import Pools, TritonClients
+from cloud_pool.config.chat_format import ChatFormat
 from cloud_pool.config.schema import Config, ServerConfig, TierConfig
-from cloud_pool.config.tiers import ChatFormat, Tier
+from cloud_pool.config.tiers import Tier
 from router.errors import ConfigError
 
 
@@ -102,9 +103,11 @@ async def test_the_systems_resolver() -> None:
 # --- all tiers together ----------------------------------------------------------------------------------------------
 
 
-def config(*endpoints: str, dns_s: float = 0.02) -> Config:
+def config(*endpoints: str, dns_refresh_s: float = 0.02) -> Config:
     return Config(
-        server=ServerConfig(port=0), tiers=(TierConfig(name="t", endpoints=endpoints),), pool=PoolConfig(dns_s=dns_s)
+        server=ServerConfig(port=0),
+        tiers=(TierConfig(name="t", endpoints=endpoints),),
+        load_balancing=LoadBalancingConfig(dns_refresh_s=dns_refresh_s),
     )
 
 
@@ -171,10 +174,10 @@ async def test_a_resolver_that_hangs_delays_nothing_else() -> None:
 async def test_endpoints_are_read_again() -> None:
     """What SIGHUP does: who is new joins, who is out drains; names that are new are resolved before anybody goes."""
     resolver = Resolver(pool=["127.0.0.9"])
-    start = config("127.0.0.1:1", "127.0.0.2:1", dns_s=60.0)
+    start = config("127.0.0.1:1", "127.0.0.2:1", dns_refresh_s=60.0)
     async with running(start, resolver) as (pools, _):
         with pools.by_tier["t"].lease(excluding={"127.0.0.2:1"}):
-            take(pools, start, lambda: config("127.0.0.2:1", "dns:pool:1", dns_s=60.0))
+            take(pools, start, lambda: config("127.0.0.2:1", "dns:pool:1", dns_refresh_s=60.0))
             await until(lambda: len(addresses(pools)) == 3)
             assert addresses(pools) == {"127.0.0.1:1": "draining", "127.0.0.2:1": "in", "127.0.0.9:1": "ejected"}
         assert set(addresses(pools)) == {"127.0.0.2:1", "127.0.0.9:1"}

@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_pool.balancing.config import PoolConfig
+from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.endpoint_selection import choose, draw_two
 from cloud_pool.balancing.prefix_affinity import prefix_key
 from cloud_pool.balancing.state import Endpoint, PoolState
@@ -19,7 +19,7 @@ from router.types import Message, Request
 
 DRAWS = st.floats(0.0, 1.0, exclude_max=True)
 LOADS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
-CONFIG = PoolConfig()
+CONFIG = LoadBalancingConfig()
 NOW = 1000.0
 
 
@@ -177,7 +177,7 @@ def test_the_own_zone_goes_first(endpoints: list[tuple[int, str]], draw: float) 
     """Another zone helps only when each endpoint of the own one is saturated, or when there is none."""
     state = pool(*(load for load, _ in endpoints), zones=[zone for _, zone in endpoints])
     chosen = choose(state, CONFIG, now=NOW, draw=draw, zone="a")
-    roomy = [one for one in state.endpoints if one.zone == "a" and one.outstanding < CONFIG.spill_at]
+    roomy = [one for one in state.endpoints if one.zone == "a" and one.outstanding < CONFIG.zone_spill_requests]
     assert chosen is not None
     if roomy:
         assert chosen in roomy

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.balancing import health
-from cloud_pool.balancing.config import PoolConfig
+from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.state import Endpoint, PoolState
 from cloud_pool.upstreams.triton.errors import StubProcessDied
 from router.errors import (
@@ -27,7 +27,7 @@ from router.errors import (
     StreamBroken,
 )
 
-CONFIG = PoolConfig()
+CONFIG = LoadBalancingConfig()
 REFUSED = CloudUnreachable("no", phase="connect")
 RAISED = CloudFailed("no")
 LATE = DeadlineExceeded("no")
@@ -90,7 +90,7 @@ def test_what_is_not_the_endpoints_fault_is_not_held_against_it(error: CausewayE
 @pytest.mark.parametrize("error", [LATE, CloudTimeout("no")])
 def test_a_stuck_deadline_ejects(error: CausewayError) -> None:
     """Nothing came from the endpoint until the deadline, to nobody: it hangs."""
-    state, _ = failed(pool(2), error, silent_s=CONFIG.stuck_s)
+    state, _ = failed(pool(2), error, silent_s=CONFIG.silent_before_probe_s)
     assert state.endpoints[0].phase == "ejected"
 
 
@@ -128,7 +128,7 @@ def test_who_may_not_be_ejected_is_asked_and_the_proof_ejects() -> None:
     state, ask = failed(pool(1), REFUSED)
     assert (state.healthy, ask) == (1, ("t0",))
     state = health.probed(state, "t0", "dead", "cloud_unreachable", 1.0, CONFIG)
-    assert (state.healthy, state.endpoints[0].until) == (0, 1.0 + CONFIG.eject_s)
+    assert (state.healthy, state.endpoints[0].until) == (0, 1.0 + CONFIG.base_ejection_s)
 
 
 # --- active ----------------------------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ def test_a_relapse_keeps_it_out_for_longer() -> None:
         now = state.endpoints[0].until
         state = health.probed(state, "t0", "well", "", now, CONFIG)
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    recovered, _ = failed(state, REFUSED, now=now + CONFIG.max_eject_s)
-    assert recovered.endpoints[0].until == now + CONFIG.max_eject_s + CONFIG.eject_s
+    recovered, _ = failed(state, REFUSED, now=now + CONFIG.max_ejection_s)
+    assert recovered.endpoints[0].until == now + CONFIG.max_ejection_s + CONFIG.base_ejection_s
 
 
 def relapsing(state: PoolState, address: str, times: int) -> PoolState:
@@ -209,11 +209,11 @@ def test_when_others_fall_too_each_is_asked_soon() -> None:
     and its strength is wanted."""
     state = relapsing(pool(3), "t0", 9)
     assert state.endpoints[0].until == 130.0
-    assert health.due_probes(state, 100.0 + CONFIG.eject_s, CONFIG, never)[1] == ()
+    assert health.due_probes(state, 100.0 + CONFIG.base_ejection_s, CONFIG, never)[1] == ()
     state = health.probed(state, "t1", "dead", "deadline_exceeded", 100.0, CONFIG)
-    assert "t0" in health.due_probes(state, 100.0 + CONFIG.eject_s, CONFIG, never)[1]
+    assert "t0" in health.due_probes(state, 100.0 + CONFIG.base_ejection_s, CONFIG, never)[1]
     alone = health.probed(pool(1), "t0", "dead", "cloud_unreachable", 100.0, CONFIG)
-    assert health.due_probes(alone, 100.0 + CONFIG.eject_s, CONFIG, never)[1] == ("t0",)
+    assert health.due_probes(alone, 100.0 + CONFIG.base_ejection_s, CONFIG, never)[1] == ("t0",)
 
 
 def test_the_silent_that_have_work_are_asked() -> None:
@@ -231,7 +231,7 @@ def test_a_hung_replica_is_out_within_two_seconds_of_its_first_stuck_deadline() 
     state, ask = failed(pool(1), LATE, now=0.3, silent_s=0.3)
     assert ask == ("t0",)
     state = health.probed(
-        state, "t0", health.probe_result_of(LATE, heard=False), LATE.code, 0.3 + CONFIG.probe_s, CONFIG
+        state, "t0", health.probe_result_of(LATE, heard=False), LATE.code, 0.3 + CONFIG.probe_timeout_s, CONFIG
     )
     assert state.healthy == 0
     assert state.endpoints[0].since - 0.3 < 2.0

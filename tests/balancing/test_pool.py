@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from cloud_pool.balancing.config import PoolConfig
+from cloud_pool.balancing.config import LoadBalancingConfig
 from router.errors import (
     CausewayError,
     CloudFailed,
@@ -95,8 +95,8 @@ def test_what_is_measured_steers() -> None:
 
 
 def test_a_conversation_keeps_its_endpoint() -> None:
-    """With `balance: prefix` the key decides, without it chance does."""
-    bed = Bed("a:1", "b:1", "c:1", balance="prefix")
+    """With `load_balancing: prefix_affinity` the key decides, without it chance does."""
+    bed = Bed("a:1", "b:1", "c:1", load_balancing="prefix_affinity")
     homes = set()
     for _ in range(10):
         with bed.pool.lease(key=b"k") as lease:
@@ -160,7 +160,7 @@ async def test_a_pool_of_one_refuses_until_it_is_back() -> None:
 async def test_a_hung_endpoint_is_found_while_calls_wait() -> None:
     """Nobody's deadline has come yet: silence with work makes ask, and no answer ejects. What has not begun is ended
     there at once, to be made elsewhere, and what has begun later."""
-    bed = Bed("a:1", "b:1", settings=PoolConfig(probe_s=0.05))
+    bed = Bed("a:1", "b:1", settings=LoadBalancingConfig(probe_timeout_s=0.05))
     bed.at("a:1").hangs = True
     async with watching(bed):
         with bed.pool.lease() as lease:
@@ -178,7 +178,7 @@ async def test_a_hung_endpoint_is_found_while_calls_wait() -> None:
 
 async def test_a_busy_endpoint_is_not_taken_for_hung() -> None:
     """The question waits behind others that are answered: it stays in."""
-    bed = Bed("a:1", settings=PoolConfig(probe_s=0.05))
+    bed = Bed("a:1", settings=LoadBalancingConfig(probe_timeout_s=0.05))
     bed.at("a:1").hangs = True
     async with watching(bed):
         with bed.pool.lease() as lease:
@@ -215,7 +215,7 @@ async def test_check_asks_each() -> None:
 
 async def test_an_end_in_the_middle_of_a_question_leaves_no_trace() -> None:
     """A probe that is cancelled may be asked again."""
-    bed = Bed("a:1", "b:1", settings=PoolConfig(probe_s=30.0))
+    bed = Bed("a:1", "b:1", settings=LoadBalancingConfig(probe_timeout_s=30.0))
     bed.at("a:1").hangs = True
     async with watching(bed):
         with bed.pool.lease() as lease:

@@ -10,7 +10,7 @@ import anyio
 import grpc
 import pytest
 
-from cloud_pool.balancing.config import PoolConfig
+from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
@@ -20,7 +20,7 @@ from router.errors import CausewayError, EngineUnavailable, StreamBroken
 
 from ..cloud.test_triton_client import FakeTriton, Reply, Script, ask, bed, collect, hang_after_one, two_pieces
 
-QUICK = PoolConfig(stuck_s=0.2, probe_s=0.3, eject_s=0.05, hung_s=0.6)
+QUICK = LoadBalancingConfig(silent_before_probe_s=0.2, probe_timeout_s=0.3, base_ejection_s=0.05, hung_after_s=0.6)
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import anyio
 import psutil
 import pytest
 
-from cloud_pool.balancing.config import PoolConfig
+from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.balancing.pools import TritonClients
@@ -31,7 +31,7 @@ from ..cloud.conftest import triton_environment as triton_environment
 pytestmark = [pytest.mark.triton, pytest.mark.engine]
 
 MODEL = "assistant-large"
-QUICK = PoolConfig(slow_start_s=0.5, forget_s=1.0)
+QUICK = LoadBalancingConfig(slow_start_s=0.5, slowness_decay_s=1.0)
 
 
 @pytest.fixture(scope="module")

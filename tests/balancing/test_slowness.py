@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.balancing import health, slowness
-from cloud_pool.balancing.config import PoolConfig
+from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.endpoint_selection import choose
 from cloud_pool.balancing.slowness import LATES, SLOW
 from cloud_pool.balancing.state import Endpoint, PoolState
 
-CONFIG = PoolConfig()
+CONFIG = LoadBalancingConfig()
 NOW = 1000.0
 USUAL_S = 0.2
 
@@ -191,7 +191,7 @@ def test_a_relapse_keeps_it_away_for_longer() -> None:
         state = slowness.measured(state, "t0", 2.0, now, CONFIG)
     assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
     state = slowness.measured(probed(state, USUAL_S, of(state).until), "t0", USUAL_S, of(state).until, CONFIG)
-    later = of(state).until + CONFIG.max_eject_s
+    later = of(state).until + CONFIG.max_ejection_s
     assert of(slowed(state, now=later)).until == later
 
 

@@ -114,7 +114,7 @@ class Bed:
             if len(addresses) > 1:
                 where = {"endpoints": addresses}
             tiers.append({"name": name, **where, **tier})
-        server = {"drain_s": 2, "probe_ttl_s": 0.2} | more.pop("server", {})
+        server = {"drain_s": 2, "readiness_cache_s": 0.2} | more.pop("server", {})
         jobs = {
             "lease_s": 2,
             "backoff_s": 0.1,
@@ -237,7 +237,7 @@ def has_endpoints() -> bool:
 
 def laddered(*tiers: str) -> dict[str, Any]:
     """Of the configuration, where there is a ladder: work falls from each tier to the next."""
-    return {"ladder": {"tiers": tiers}} if "ladder" in Config.__struct_fields__ else {}
+    return {"degradation": {"tiers": tiers}} if "degradation" in Config.__struct_fields__ else {}
 
 
 def _one(parent: int, name: str) -> psutil.Process | None:

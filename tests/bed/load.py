@@ -139,7 +139,7 @@ class Gauges:
                 self._seen[name.removeprefix("causeway_cloud_") + labels].append(float(value))
 
 
-GAUGES = ("causeway_cloud_waiting", "causeway_cloud_running", "causeway_cloud_limit")
+GAUGES = ("causeway_cloud_requests_queued", "causeway_cloud_requests_running", "causeway_cloud_concurrency_limit")
 
 
 def good(told: list[Told]) -> list[Told]:

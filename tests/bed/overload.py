@@ -186,10 +186,10 @@ def main() -> int:
     parser.add_argument("--times", type=float, default=3.0)
     parser.add_argument("--ladder", action=argparse.BooleanOptionalAction, default=True, help="work may fall a tier")
     told = parser.parse_args()
-    tier: dict[str, float] = {"concurrency": 16, "queue": 64}
+    tier: dict[str, float] = {"concurrency": 16, "max_queued": 64}
     if "ttft_objective_s" in TierConfig.__struct_fields__:
         tier["ttft_objective_s"] = 2 * PACE.prefill_s
-    more = {"ladder": {"tiers": TIERS}} if told.ladder and "ladder" in Config.__struct_fields__ else {}
+    more = {"degradation": {"tiers": TIERS}} if told.ladder and "degradation" in Config.__struct_fields__ else {}
     with standing(TIERS, pace=PACE, tier=tier, config=more, workers=0) as bed:
         wrong = asyncio.run(measured(bed, told.seconds, told.times))
     for what in wrong:

@@ -160,7 +160,7 @@ def main() -> int:
     if not has_endpoints():
         print("a tier has one replica only: there is nothing to measure")
         return 2
-    tier = {"concurrency": 24, "queue": 64}
+    tier = {"concurrency": 24, "max_queued": 64}
     with standing(("assistant-large",) * 3, pace=PACE, tier=tier, workers=0) as bed:
         wrong = asyncio.run(measured(bed, told.seconds, told.load))
     for what in wrong:

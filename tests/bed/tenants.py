@@ -94,7 +94,7 @@ def main() -> int:
         "--fixed", action="store_true", help="each gateway half of the slots, and no search for a limit"
     )
     told = parser.parse_args()
-    tier = {"concurrency": PACE.slots, "queue": 64}
+    tier = {"concurrency": PACE.slots, "max_queued": 64}
     if told.fixed:
         tier |= {"concurrency": PACE.slots // 2, "min_concurrency": 0}
     with standing(("assistant-large", "assistant"), pace=PACE, tier=tier, workers=0) as bed:

@@ -26,7 +26,7 @@ async def test_a_burst_has_one_outcome_each() -> None:
     """Of a burst some are answered whole, the others are told when to come back, and the tier is free at the end."""
     if not (Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)) / "triton.json").is_file():
         pytest.skip("no Triton environment: `make setup` makes it")
-    tier = {"concurrency": 4, "queue": 8}
+    tier = {"concurrency": 4, "max_queued": 8}
     with standing(("assistant-large",), pace=PACE, tier=tier, workers=0) as bed:
         token = bed.token("acme")
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

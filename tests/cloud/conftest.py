@@ -24,7 +24,7 @@ TOKEN = "kiosk-secret"
 PATIENCE_S = 60.0
 
 CONFIG = """
-server: {port: 0, token_file: tokens, probe_ttl_s: 0, max_body_bytes: 200000}
+server: {port: 0, token_file: tokens, readiness_cache_s: 0, max_body_bytes: 200000}
 tiers:
   - {name: assistant-large, aliases: [large]}
   - {name: tight, model: assistant-large, artifact: assistant-large, concurrency: 1, queue: 0}

@@ -10,8 +10,10 @@ import cloud_pool
 from cloud_pool.accounts.identity.static_tokens import load_tokens
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.rules import CacheKeys
-from cloud_pool.config.schema import Config, Flags, ServerConfig, TierConfig, load_config
-from cloud_pool.config.tiers import escape_special_tokens, load_tiers
+from cloud_pool.config.chat_format import escape_special_tokens
+from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config.schema import Config, ServerConfig, TierConfig
+from cloud_pool.config.tiers import load_tiers
 from models.chat.template import MARK
 from router.errors import AuthenticationFailed, ConfigError
 from router.types import Message, Request
@@ -23,7 +25,7 @@ tiers:
   - name: stock
     template_file: chat.jinja
     special_tokens: ["<|end|>"]
-    guided: structured_outputs
+    guided_key: structured_outputs
 log: debug
 """
 
@@ -42,7 +44,7 @@ def test_file_then_flags(tmp_path: Path) -> None:
     assert config.server.token_file == str(tmp_path / "tokens.txt")
     assert [tier.triton for tier in config.tiers] == ["127.0.0.1:1", "127.0.0.1:1"]
     assert config.tiers[1].template_file == str(tmp_path / "chat.jinja")
-    assert config.tiers[1].guided == "structured_outputs"
+    assert config.tiers[1].guided_key == "structured_outputs"
 
 
 def test_no_file_is_a_config(tmp_path: Path) -> None:

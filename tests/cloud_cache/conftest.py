@@ -36,5 +36,10 @@ def clock() -> Clock:
 def config() -> CacheConfig:
     """Followers look often, and a busy machine is no slow Redis."""
     return CacheConfig(
-        enabled=True, prefix=f"t{next(_prefixes)}", timeout_s=5.0, lease_s=0.06, ttl_s=60.0, stale_if_error_s=600.0
+        enabled=True,
+        prefix=f"t{next(_prefixes)}",
+        redis_timeout_s=5.0,
+        lease_s=0.06,
+        ttl_s=60.0,
+        stale_if_error_s=600.0,
     )

@@ -16,8 +16,9 @@ from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.shared_cache import SharedCache
 from cloud_pool.cache.single_flight.reply import Reply
+from cloud_pool.config.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
-from cloud_pool.config.tiers import ChatFormat, Tier
+from cloud_pool.config.tiers import Tier
 from cloud_pool.observability.tracing import Trace
 from cloud_pool.serving.request_context import AnswerHead, Piece, RequestContext
 from router.errors import CausewayError
@@ -111,7 +112,7 @@ class Gateway:
         self._scope.cancel()
 
     def outcome(self, name: str) -> float:
-        return self.registry.get_sample_value("causeway_cloud_cache_total", {"outcome": name}) or 0.0
+        return self.registry.get_sample_value("causeway_cloud_cache_requests_total", {"outcome": name}) or 0.0
 
     def fault(self, name: str) -> float:
         return self.registry.get_sample_value("causeway_cloud_cache_faults_total", {"fault": name}) or 0.0

@@ -20,7 +20,8 @@ import msgspec
 from cloud_pool.app import build_accounts
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.cache.shared_cache import SharedCache, read_secret
-from cloud_pool.config.schema import Config, Flags, load_config
+from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config.schema import Config
 from cloud_pool.config.tiers import by_name, load_tiers
 from cloud_pool.http.listener import Listener
 from cloud_pool.http.readiness import Readiness

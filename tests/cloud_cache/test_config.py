@@ -9,7 +9,7 @@ import pytest
 
 from cloud_pool.app import build
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.config.schema import Flags, load_config
+from cloud_pool.config.loader import Flags, load_config
 from router.errors import ConfigError
 
 
@@ -61,10 +61,10 @@ async def test_a_whole_gateway_starts_with_a_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeout_s", "lease_s", "patient_s"), [(0.05, 3.0, 0.5), (0.05, 1.0, 0.25), (0.7, 3.0, 0.7), (0.2, 0.8, 0.2)]
+    ("redis_timeout_s", "lease_s", "patient_s"), [(0.05, 3.0, 0.5), (0.05, 1.0, 0.25), (0.7, 3.0, 0.7), (0.2, 0.8, 0.2)]
 )
-def test_what_can_wait_gives_redis_more_time(timeout_s: float, lease_s: float, patient_s: float) -> None:
+def test_what_can_wait_gives_redis_more_time(redis_timeout_s: float, lease_s: float, patient_s: float) -> None:
     """Jobs do not miss a kept answer over milliseconds; and never less time than was configured."""
-    patient = CacheConfig(enabled=True, timeout_s=timeout_s, lease_s=lease_s).patient()
-    assert patient.timeout_s == patient_s
+    patient = CacheConfig(enabled=True, redis_timeout_s=redis_timeout_s, lease_s=lease_s).patient()
+    assert patient.redis_timeout_s == patient_s
     patient.check("redis://x")

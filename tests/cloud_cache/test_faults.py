@@ -33,7 +33,7 @@ def own_redis(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisServer
 
 @pytest.fixture
 def hasty(config: CacheConfig) -> CacheConfig:
-    return msgspec.structs.replace(config, timeout_s=0.5, retry_s=0.05)
+    return msgspec.structs.replace(config, redis_timeout_s=0.5, redis_retry_s=0.05)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def test_without_redis_requests_go_on(two: Two, own_redis: RedisServer) ->
     assert [(await each.end()).text for each in asked] == ["one two three"] * 2
     assert [each.reply.status for each in asked] == ["miss", "coalesced"]
     assert len(one.script.asked) == 1
-    assert one.fault("away") > 0
+    assert one.fault("redis_unavailable") > 0
     assert await one.cache.stale(ask(), "acme") is None
     own_redis.start()
     await asyncio.sleep(0.1)
@@ -63,13 +63,13 @@ async def test_without_redis_requests_go_on(two: Two, own_redis: RedisServer) ->
 
 
 async def test_a_redis_that_hangs_costs_its_timeout_once(two: Two, own_redis: RedisServer) -> None:
-    """A Redis that does not answer is waited for as long as `timeout_s`, and then left alone for a moment."""
+    """A Redis that does not answer is waited for as long as `redis_timeout_s`, and then left alone for a moment."""
     one, _ = two
     assert own_redis._process is not None
     one.script.permit(99)
     await one.ask(ask("warm")).end()
     await until(lambda: not one.caching_service._flights)
-    one.cache.store._config = msgspec.structs.replace(one.cache.config, retry_s=3600.0)
+    one.cache.store._config = msgspec.structs.replace(one.cache.config, redis_retry_s=3600.0)
     os.kill(own_redis._process.pid, signal.SIGSTOP)
     try:
         asked = [await one.ask(ask(str(at))).end() for at in range(20)]
@@ -77,7 +77,7 @@ async def test_a_redis_that_hangs_costs_its_timeout_once(two: Two, own_redis: Re
         os.kill(own_redis._process.pid, signal.SIGCONT)
     assert {each.text for each in asked} == {"one two three"}
     # The first call waited; of each of the others' calls (enter, renewals of none, keep) none was made.
-    assert one.fault("away") >= 20
+    assert one.fault("redis_unavailable") >= 20
     assert one.cache.store._retry_at > 0
 
 
@@ -95,7 +95,7 @@ async def test_redis_dies_under_a_follower(two: Two, own_redis: RedisServer) -> 
     assert (await follower.end()).text == "one two three"
     assert (await leader.end()).text == "one two three"
     assert follower.error is None
-    assert other.fault("away") > 0
+    assert other.fault("redis_unavailable") > 0
 
 
 async def test_redis_forgets_while_an_answer_is_made(two: Two, own_redis: RedisServer) -> None:
@@ -121,7 +121,7 @@ async def test_a_full_redis(two: Two, own_redis: RedisServer) -> None:
         one.script.permit(9)
         assert (await one.ask(ask()).end()).text == "one two three"
         client.config_set("maxmemory", "0")
-    assert one.fault("away") > 0
+    assert one.fault("redis_unavailable") > 0
 
 
 def entry_of(client: redis.Redis, config: CacheConfig) -> bytes:
@@ -208,4 +208,4 @@ async def test_word_that_does_not_come_through(two: Two, own_redis: RedisServer)
     one.script.permit(9)
     assert (await follower.end()).text == "one two three"
     await leader.end()
-    assert one.fault("deaf") > 0
+    assert one.fault("wakeups_unavailable") > 0

@@ -45,7 +45,7 @@ class Leases(RuleBasedStateMachine):
             lease_s=LEASE_S,
             ttl_s=TTL_S,
             stale_if_error_s=STALE_S,
-            timeout_s=0.7,
+            redis_timeout_s=0.7,
         )
         self.codec = EntryCodec(b"", compress_above_bytes=1000, max_entry_bytes=1000)
         self.metrics = CacheMetrics(CollectorRegistry())

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.rules import CacheKeys, refusal
 from cloud_pool.cache.single_flight.resume import EmittedPrefix, ResumeFilter
+from cloud_pool.config.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
-from cloud_pool.config.tiers import ChatFormat, Tier
+from cloud_pool.config.tiers import Tier
 from router.errors import ConfigError, StreamBroken
 from router.types import Chunk, Request, RoutingHints, Sampling, Tool, ToolCallDelta, Usage
 
@@ -34,10 +35,10 @@ TOOL = (Tool("lamp"),)
         (ask(temperature=0.2), COOL, ON, "sampled"),
         (ask(n=2), TIER, ON, "sampled"),
         (ask(sampling=Sampling(0.7, seed=1)), TIER, ON, "sampled"),
-        (ask(sampling=Sampling(0.7, seed=1)), TIER, CacheConfig(enabled=True, seeded=True), ""),
-        (ask(temperature=0.7), TIER, CacheConfig(enabled=True, seeded=True), "sampled"),
+        (ask(sampling=Sampling(0.7, seed=1)), TIER, CacheConfig(enabled=True, include_seeded=True), ""),
+        (ask(temperature=0.7), TIER, CacheConfig(enabled=True, include_seeded=True), "sampled"),
         (ask(tools=TOOL), TIER, ON, "tools"),
-        (ask(tools=TOOL), TIER, CacheConfig(enabled=True, tools=True), ""),
+        (ask(tools=TOOL), TIER, CacheConfig(enabled=True, include_tools=True), ""),
         (ask(echo=True), TIER, ON, "echo"),
         (ask(resume="token"), TIER, ON, "rest of an answer"),
         (ask(hints=RoutingHints(tags=("private",))), TIER, ON, "private"),

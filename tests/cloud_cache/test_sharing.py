@@ -502,12 +502,12 @@ async def test_too_large_is_not_kept(redis_server: RedisServer, config: CacheCon
         for count in (1, 2):
             assert (await one.ask(ask()).end()).reply.status == "miss"
             await until(lambda: not one.caching_service._flights)
-            assert one.fault("not_kept") == count
+            assert one.fault("not_stored") == count
 
 
 async def test_a_long_answer_is_bounded_in_memory(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> None:
     """Past the buffer an answer is shared with nobody new and not kept, and those who listen get all of it."""
-    config = msgspec.structs.replace(config, buffer_bytes=2000)
+    config = msgspec.structs.replace(config, max_buffer_bytes=2000)
     script = Script(*["word "] * 100)
     async with (
         gateway(redis_server.url, config, clock, script) as one,
@@ -526,8 +526,8 @@ async def test_a_long_answer_is_bounded_in_memory(redis_server: RedisServer, con
 
 
 async def test_too_many_followed_at_once(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> None:
-    """Beyond `follows` a gateway makes an answer itself rather than hold one more connection."""
-    config = msgspec.structs.replace(config, follows=1)
+    """Beyond `max_followed` a gateway makes an answer itself rather than hold one more connection."""
+    config = msgspec.structs.replace(config, max_followed=1)
     async with gateway(redis_server.url, config, clock) as one, gateway(redis_server.url, config, clock) as other:
         leaders = [one.ask(ask("a")), one.ask(ask("b"))]
         await until(lambda: len(one.script.asked) == 2)
@@ -535,7 +535,7 @@ async def test_too_many_followed_at_once(redis_server: RedisServer, config: Cach
         await until(lambda: other.caching_service._following == 1)
         other.script.permit(9)
         assert (await other.ask(ask("b")).end()).reply.status == "miss"
-        assert other.fault("crowded") == 1
+        assert other.fault("follow_limit") == 1
         one.script.permit(99)
         for each in (*leaders, *followers):
             assert (await each.end()).text == "one two three"

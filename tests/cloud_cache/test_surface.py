@@ -54,7 +54,7 @@ def whole_config(issuer: Issuer, redis_server: RedisServer, config: CacheConfig,
         redis=redis_server.url,
         cache=config,
         tenants=TenantsConfig(prices=prices, usage_flush_s=0.05),
-        audit=str(tmp_path / "audit.jsonl"),
+        audit_file=str(tmp_path / "audit.jsonl"),
     )
 
 
@@ -72,7 +72,7 @@ async def audited(config: Config, count: int) -> list[dict[str, Any]]:
     """The records, once there are so many; by outcome of the cache."""
     ends = time.monotonic() + 20.0
     while True:
-        lines = lines_of(config.audit)
+        lines = lines_of(config.audit_file)
         if len(lines) >= count:
             return sorted((json.loads(line) for line in lines), key=lambda record: record["cache"])
         assert time.monotonic() < ends, lines
@@ -91,13 +91,16 @@ async def test_a_whole_answer_streams_from_the_cache(two: Two, issuer: Issuer, c
     async with one.post(token(issuer)) as made:
         first = ChatCompletion.model_validate(await made.json())
     assert (made.headers["x-causeway-cache"], "age" in made.headers) == ("miss", False)
-    await until(lambda: bool(one.metric("causeway_cloud_cache_total", outcome="miss")))
+    await until(lambda: bool(one.metric("causeway_cloud_cache_requests_total", outcome="miss")))
     clock.move(3.0)
     async with other.post(token(issuer), stream=True, stream_options={"include_usage": True}) as found:
         text = await found.text()
     assert found.headers["content-type"].startswith("text/event-stream")
     assert (found.headers["x-causeway-cache"], found.headers["age"]) == ("hit", "3")
-    assert (found.headers["x-causeway-tier"], found.headers["x-causeway-tier-reason"]) == ("assistant-large", "asked")
+    assert (found.headers["x-causeway-tier"], found.headers["x-causeway-tier-reason"]) == (
+        "assistant-large",
+        "requested",
+    )
     *said, done = events(text)
     assert done == "[DONE]"
     chunks = [ChatCompletionChunk.model_validate_json(event) for event in said]
@@ -153,7 +156,7 @@ async def test_what_was_not_made_costs_nothing(two: Two, issuer: Issuer, whole_c
             one.script.permit(9)
             assert "three" in await following.text()
         await leading.text()
-    await until(lambda: bool(one.metric("causeway_cloud_cache_total", outcome="miss")))
+    await until(lambda: bool(one.metric("causeway_cloud_cache_requests_total", outcome="miss")))
     async with other.post(token(issuer)) as hit:
         assert hit.headers["x-causeway-cache"] == "hit"
     coalesced, kept, paid = await audited(whole_config, 3)
@@ -186,7 +189,7 @@ async def test_who_began_pays_for_what_others_get(
     async with following as follower:
         await follower.content.readuntil(b"one ")
         await session.close()
-        await until(lambda: bool(one.metric("causeway_cloud_cache_total", outcome="miss")))
+        await until(lambda: bool(one.metric("causeway_cloud_cache_requests_total", outcome="miss")))
         one.script.permit(9)
         assert "three" in await follower.text()
     coalesced, left = await audited(whole_config, 2)
@@ -227,7 +230,7 @@ async def test_tenants_over_http(two: Two, issuer: Issuer) -> None:
     one.script.permit(9)
     async with one.post(token(issuer, "acme", "kiosk-1")) as made:
         await made.read()
-    await until(lambda: bool(one.metric("causeway_cloud_cache_total", outcome="miss")))
+    await until(lambda: bool(one.metric("causeway_cloud_cache_requests_total", outcome="miss")))
     async with other.post(token(issuer, "acme", "kiosk-2")) as found:
         assert found.headers["x-causeway-cache"] == "hit"
     other.script.permit(9)
@@ -343,7 +346,7 @@ async def test_the_prompt_never_reaches_redis(two: Two, issuer: Issuer, redis_se
                 one.script.permit(9)
                 await following.text()
             await leading.text()
-        await until(lambda: bool(one.metric("causeway_cloud_cache_total", outcome="miss")))
+        await until(lambda: bool(one.metric("causeway_cloud_cache_requests_total", outcome="miss")))
         async with other.post(token(issuer)) as hit:
             assert hit.headers["x-causeway-cache"] == "hit"
     text = "\n".join(heard)

@@ -10,8 +10,9 @@ import anyio
 from cryptography.fernet import Fernet, MultiFernet
 
 from cloud_pool.admission import AdmissionController, Priority
+from cloud_pool.config.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
-from cloud_pool.config.tiers import ChatFormat, Tier
+from cloud_pool.config.tiers import Tier
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.continue_token import ContinueTokens
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
@@ -90,7 +91,7 @@ class Bed:
         places: int = 4,
         queue: int = 0,
         objective_s: float = 0.0,
-        partial_tokens: int = 2,
+        truncate_to_tokens: int = 2,
         answers: Answers = "text",
         stale: Callable[[Request, str], Awaitable[StaleAnswer | None]] | None = None,
     ) -> None:
@@ -103,7 +104,7 @@ class Bed:
         self.doors = {name: AdmissionController(places, queue) for name in names}
         self.health = {name: EndpointAvailability() for name in names}
         self.pressure = {name: QueuePressure() for name in names}
-        config = DegradationConfig(tiers=names, patience=1.0, partial_tokens=partial_tokens)
+        config = DegradationConfig(tiers=names, first_token_timeout_factor=1.0, truncate_to_tokens=truncate_to_tokens)
         senses = {name: TierSignals(self.health[name], self.pressure[name], objective_s) for name in names}
         self.now = 1000.0  # of the ladder; deadlines are real
         self.ladder = TierFallback(config, senses, clock=lambda: self.now)

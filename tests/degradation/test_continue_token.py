@@ -10,8 +10,9 @@ from cryptography.fernet import Fernet, MultiFernet
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud_pool.config.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
-from cloud_pool.config.tiers import ChatFormat, Tier
+from cloud_pool.config.tiers import Tier
 from cloud_pool.degradation.continue_token import (
     ContinueTokens,
     PartialAnswer,
@@ -111,7 +112,7 @@ def test_the_key_file(tmp_path: Path) -> None:
     assert load_continue_tokens("", 60.0) is None
     for bad in ("", "secret\n", "é"):
         path.write_text(bad)
-        with pytest.raises(ConfigError, match=r"ladder\.continue_key_file"):
+        with pytest.raises(ConfigError, match=r"degradation\.continue_key_file"):
             load_continue_tokens(str(path), 60.0)
     path.write_bytes(KEY + b"\n" + Fernet.generate_key() + b"\n")
     made = load_continue_tokens(str(path), 60.0)

@@ -39,11 +39,11 @@ class Bed:
     def order(self, asked: FallbackRequest = ASKED) -> list[str]:
         return [fallback_step.tier for fallback_step in self.ladder.fallback_steps(asked, "standard")]
 
-    def firsts(self, count: int = 20, step_s: float = 0.0) -> list[str]:
+    def firsts(self, count: int = 20, step_interval_s: float = 0.0) -> list[str]:
         found = []
         for _ in range(count):
             found.append(self.order()[0])
-            self.now += step_s
+            self.now += step_interval_s
         return found
 
 
@@ -205,7 +205,7 @@ def test_what_errors_say_of_a_tier(error: CausewayError, stress: str) -> None:
 
 def test_the_order_is_checked() -> None:
     """A tier that does not exist, or twice, is an error at start that names its place."""
-    with pytest.raises(ConfigError, match=r"ladder\.tiers\[1\]"):
+    with pytest.raises(ConfigError, match=r"degradation\.tiers\[1\]"):
         DegradationConfig(tiers=("a", "b")).check(["a"])
     with pytest.raises(ConfigError, match="twice"):
         DegradationConfig(tiers=("a", "a")).check(["a"])
@@ -289,7 +289,7 @@ async def test_a_warm_up_that_fails_is_tried_again() -> None:
 
 
 async def test_no_warm_ups_where_none_are_wanted() -> None:
-    """`warm_after_s: 0`: nothing is asked, and times count from the first."""
+    """`warm_up_after_idle_s: 0`: nothing is asked, and times count from the first."""
     bed = Warm("", idle_s=0.0)
     await bed.warmer.watch()
     assert bed.pool.checks == 0

@@ -32,7 +32,7 @@ def test_the_tier_asked_for_comes_first() -> None:
     """All well: it, then those below, should it fail."""
     found = made(LARGE, MEDIUM, SMALL)
     assert [fallback_step.tier for fallback_step in found.fallback_steps] == ["large", "medium", "small"]
-    assert found.fallback_steps[0].why({}) == "asked"
+    assert found.fallback_steps[0].why({}) == "requested"
     assert [fallback_step.last for fallback_step in found.fallback_steps] == [False, False, True]
     assert not any(fallback_step.cut or fallback_step.forced for fallback_step in found.fallback_steps)
 
@@ -43,7 +43,7 @@ def test_a_tier_that_stands_alone_is_tried_whatever_its_state() -> None:
         (fallback_step,) = made(with_(LARGE, **bad)).fallback_steps
         assert (fallback_step.tier, fallback_step.why({}), fallback_step.last, fallback_step.forced) == (
             "large",
-            "asked",
+            "requested",
             True,
             True,
         )
@@ -57,8 +57,8 @@ def test_a_broken_tier_is_left_out() -> None:
 
 def test_a_slow_or_saturated_tier_gives_work_away() -> None:
     """The next tier first; the ill one only if that refuses."""
-    assert told(made(with_(LARGE, ttft_s=1.5), MEDIUM)) == [("medium", "large=slow"), ("large", "asked")]
-    assert told(made(with_(LARGE, saturated=True), MEDIUM)) == [("medium", "large=saturated"), ("large", "asked")]
+    assert told(made(with_(LARGE, ttft_s=1.5), MEDIUM)) == [("medium", "large=slow"), ("large", "requested")]
+    assert told(made(with_(LARGE, saturated=True), MEDIUM)) == [("medium", "large=saturated"), ("large", "requested")]
 
 
 def test_what_waits_too_long_for_this_request_is_left_out() -> None:
@@ -99,7 +99,7 @@ def test_who_stays_has_one_rung() -> None:
     """Its tier or none, uncut, and it takes nothing from the share of others."""
     for bad in BAD:
         found = made(with_(LARGE, **bad), MEDIUM, stays=True, resumable=True)
-        assert told(found) == [("large", "asked")]
+        assert told(found) == [("large", "requested")]
         assert not found.fallback_steps[0].cut
 
 
@@ -127,7 +127,7 @@ def test_a_tier_on_its_way_back_gets_its_share() -> None:
         tier_healths = dict(found.tier_healths)
         firsts.append(found.fallback_steps[0])
     assert [fallback_step.tier for fallback_step in firsts].count("large") == 4
-    assert {fallback_step.why({}) for fallback_step in firsts} == {"asked", "large=slow"}
+    assert {fallback_step.why({}) for fallback_step in firsts} == {"requested", "large=slow"}
 
 
 views = st.builds(

@@ -25,23 +25,23 @@ pytestmark = [pytest.mark.triton, pytest.mark.engine]
 
 MODEL = "assistant-large"
 CONFIG = """
-server: {{port: 0, token_file: tokens, probe_ttl_s: 0}}
+server: {{port: 0, token_file: tokens, readiness_cache_s: 0}}
 tiers:
   - {{name: large, model: assistant-large, artifact: assistant-large, triton: "{large}"}}
-  - {{name: tight, model: assistant-large, artifact: assistant-large, triton: "{large}", concurrency: 1, queue: 0}}
+  - {{name: tight, model: assistant-large, artifact: assistant-large, triton: "{large}", concurrency: 1, max_queued: 0}}
   - {{name: medium, model: assistant-large, artifact: assistant-large, triton: "{medium}"}}
   # No server is as quick as that: each first token is late.
   - {{name: late, model: assistant-large, artifact: assistant-large, triton: "{medium}",
      concurrency: 4, min_concurrency: 0, ttft_objective_s: 0.00001}}
-ladder:
+degradation:
   tiers: [large, tight, medium]
   continue_key_file: keys
-  partial_tokens: 2
-  warm_after_s: 0.5
-audit: audit.log
+  truncate_to_tokens: 2
+  warm_up_after_idle_s: 0.5
+audit_file: audit.log
 """
 OLD = """
-server: {{port: 0, probe_ttl_s: 0}}
+server: {{port: 0, readiness_cache_s: 0}}
 tiers: [{{name: large, model: assistant-large, artifact: assistant-large, triton: "{large}"}}]
 redis: {redis}
 cache: {{enabled: true, ttl_s: 0.5}}
@@ -170,7 +170,12 @@ async def control(pool: Pool, *, load: bool) -> None:
 async def test_the_tier_asked_for_answers_when_it_can(bed: Bed, stream: bool) -> None:
     """And says so in its headers and its body."""
     found = await bed.ask("large", stream=stream)
-    assert (found.status, found.model, found.headers["x-causeway-tier"], found.why) == (200, "large", "large", "asked")
+    assert (found.status, found.model, found.headers["x-causeway-tier"], found.why) == (
+        200,
+        "large",
+        "large",
+        "requested",
+    )
     assert not found.is_degraded
 
 
@@ -203,7 +208,7 @@ async def test_an_unloaded_model_hands_on_until_it_is_loaded(bed: Bed) -> None:
         assert found.is_degraded
     assert (await bed.ask("large", critical="true")).status == 503
     await control(bed.large, load=True)
-    found = await bed.until_answered("large", "asked")
+    found = await bed.until_answered("large", "requested")
     assert found.model == "large"
 
 
@@ -213,14 +218,14 @@ async def test_a_killed_triton_hands_on_until_it_is_back(bed: Bed) -> None:
     found = await bed.ask("large")
     assert (found.status, found.model) == (200, "medium")
     bed.large.wait_ready()
-    assert (await bed.until_answered("large", "asked")).model == "large"
+    assert (await bed.until_answered("large", "requested")).model == "large"
     await until(lambda: bed.large.is_idle() and bed.medium.is_idle())
 
 
 async def test_what_was_done_says_which_tier_did_it(bed: Bed) -> None:
     """Audit records and metrics name the tier that answered, not the one asked for."""
     text = await bed.metrics()
-    assert 'causeway_cloud_tier_answers_total{asked="large",tier="medium",why="broken"}' in text
+    assert 'causeway_cloud_tier_answers_total{reason="broken",requested="large",tier="medium"}' in text
     assert 'causeway_cloud_requests_total{outcome="ok",tier="medium"}' in text
     assert 'causeway_cloud_tier_share{priority="standard",tier="large"}' in text
 
@@ -233,7 +238,7 @@ async def test_what_was_done_says_which_tier_did_it(bed: Bed) -> None:
     await control(bed.large, load=True)
     await until(lambda: len(records()) > before)
     assert records()[before]["tier"] == "medium"
-    await bed.until_answered("large", "asked")
+    await bed.until_answered("large", "requested")
 
 
 # --- shortened answers ------------------------------------------------------------------------------------------------
@@ -308,7 +313,7 @@ async def test_before_a_refusal_comes_an_old_answer(
             refused = [await bed.ask("large", critical="true"), await bed.ask("large", text="something else")]
             assert [(one.status, one.error) for one in refused] == [(503, refused[0].error)] * 2
             await control(large, load=True)
-            await bed.until_answered("large", "asked")
+            await bed.until_answered("large", "requested")
         assert command.stop() == 0
     finally:
         command.process.kill()

@@ -36,7 +36,7 @@ async def test_the_tier_asked_for_answers() -> None:
     """Its name and `asked` are said before anything else; nobody else is asked; the answer may be kept."""
     bed = two()
     head, chunks = await bed.ask()
-    assert head == answer_head("large", "asked")
+    assert head == answer_head("large", "requested")
     assert head.keep
     assert text_of(chunks) == ALL
     assert end_of(chunks).finish_reason == "stop"
@@ -240,7 +240,7 @@ async def test_under_pressure_everywhere_answers_are_cut() -> None:
     assert text_of(chunks) == "one two "
     assert end.finish_reason == "length"
     assert end.resume
-    assert dict(head.headers)["x-causeway-tier-reason"].endswith("; cut")
+    assert dict(head.headers)["x-causeway-tier-reason"].endswith("; truncated")
     assert dict(head.headers)["x-causeway-degraded"] == "true"
     assert not head.keep
     assert sum(len(triton.asked) for triton in bed.tritons.values()) == 1
@@ -296,7 +296,7 @@ async def test_the_rest_is_as_long_as_was_asked_for() -> None:
 
 async def test_an_answer_that_ends_by_itself_is_whole() -> None:
     """Within the shortened length nothing was cut."""
-    bed = pressed(partial_tokens=50)
+    bed = pressed(truncate_to_tokens=50)
     _, chunks = await bed.ask()
     assert (text_of(chunks), end_of(chunks).finish_reason, end_of(chunks).resume) == (ALL, "stop", "")
 
@@ -351,7 +351,7 @@ async def old(request: Request, tenant: str) -> CachedAnswer | None:
     if tenant != "acme":
         return None
     return CachedAnswer(
-        answer_head("large", "asked"), (Chunk("old", finish_reason="stop"), Chunk(usage=Usage(1, 1))), 12.0
+        answer_head("large", "requested"), (Chunk("old", finish_reason="stop"), Chunk(usage=Usage(1, 1))), 12.0
     )
 
 

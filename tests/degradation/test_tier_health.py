@@ -20,7 +20,7 @@ from cloud_pool.degradation.tier_health import (
     stress_of,
 )
 
-PACE = ShareRamp(dwell_s=1.0, step_s=0.25, back_off=0.7, grow=0.2, floor=0.05)
+PACE = ShareRamp(stable_for_s=1.0, step_interval_s=0.25, decrease_factor=0.7, increase_step=0.2, min_share=0.05)
 IDLE, BUSY = TierSnapshot("a"), TierSnapshot("a", busy=0.9)
 STRESSES: list[Stress] = ["", "broken", "saturated", "slow"]
 
@@ -42,10 +42,10 @@ def test_a_well_tier_keeps_its_share() -> None:
 
 def test_under_stress_it_loses_its_share_step_by_step() -> None:
     """One factor every two seconds, however often it is looked at, and never all of it while it lives."""
-    assert after(FULL_SHARE, "saturated", [0.0]).share == PACE.back_off
-    assert after(FULL_SHARE, "saturated", every(0.0, 1.9)).share == PACE.back_off
-    assert after(FULL_SHARE, "slow", [0.0, 2.0]).share == PACE.back_off**2
-    assert after(FULL_SHARE, "slow", every(0.0, 60.0)).share == PACE.floor
+    assert after(FULL_SHARE, "saturated", [0.0]).share == PACE.decrease_factor
+    assert after(FULL_SHARE, "saturated", every(0.0, 1.9)).share == PACE.decrease_factor
+    assert after(FULL_SHARE, "slow", [0.0, 2.0]).share == PACE.decrease_factor**2
+    assert after(FULL_SHARE, "slow", every(0.0, 60.0)).share == PACE.min_share
 
 
 def test_a_broken_tier_gets_nothing_at_once() -> None:
@@ -55,7 +55,7 @@ def test_a_broken_tier_gets_nothing_at_once() -> None:
 
 
 def test_it_comes_back_gradually_after_a_time_of_being_well() -> None:
-    """Nothing for `dwell_s`, then `grow` a step, up to all of it; within 2.5 s it is whole again."""
+    """Nothing for `stable_for_s`, then `grow` a step, up to all of it; within 2.5 s it is whole again."""
     down = after(FULL_SHARE, "broken", [0.0])
     shares = [round(after(down, "", every(0.01, end)).share, 6) for end in (0.99, 1.2, 1.26, 1.51, 1.76, 2.01, 2.26)]
     assert shares == [0.0, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -67,15 +67,15 @@ def test_work_that_gives_way_does_so_at_once() -> None:
     queue, tier_health = TierSnapshot("a", queue_s=1.5), FULL_SHARE
     for now in every(0.0, 0.55):
         tier_health = next_tier_health(tier_health, "saturated", queue, PACE, now, gives_way=True)
-    assert tier_health.share == PACE.back_off**3
+    assert tier_health.share == PACE.decrease_factor**3
 
 
 def test_a_tier_that_is_well_and_busy_comes_back_slowly() -> None:
-    """A load that goes on would push it down again: one step each `probe_s`, as long as nothing happens."""
+    """A lasting load would push it down again: one step each `busy_step_interval_s`, as long as nothing happens."""
     down = after(FULL_SHARE, "saturated", every(0.0, 10.0))
     assert after(down, "", every(10.01, 12.9), BUSY).share == down.share
-    assert after(down, "", every(10.01, 13.1), BUSY).share == down.share / PACE.back_off
-    assert after(down, "", every(10.01, 16.2), BUSY).share == down.share / PACE.back_off**2
+    assert after(down, "", every(10.01, 13.1), BUSY).share == down.share / PACE.decrease_factor
+    assert after(down, "", every(10.01, 16.2), BUSY).share == down.share / PACE.decrease_factor**2
     assert after(down, "", every(10.01, 80.0), BUSY).share == 1.0
     assert after(down, "", every(10.01, 13.1), IDLE).share == 1.0
 
@@ -86,7 +86,7 @@ def test_time_that_nobody_looked_counts() -> None:
 
 
 def test_a_relapse_begins_the_dwell_anew() -> None:
-    """What was regained is cut by one step, and nothing comes back before it was well for `dwell_s` again."""
+    """What was regained is cut by one step, and nothing comes back before it was well for `stable_for_s` again."""
     half = after(after(FULL_SHARE, "broken", [0.0]), "", every(0.01, 1.76))
     relapsed = after(half, "saturated", [2.0])
     assert relapsed.share < half.share
@@ -100,7 +100,7 @@ def test_an_oscillating_load_does_not_make_it_flap() -> None:
         tier_health = next_tier_health(tier_health, "saturated" if now % 1.0 < 0.5 else "", IDLE, PACE, now)
         shares.append(tier_health.share)
     assert all(later <= earlier for earlier, later in itertools.pairwise(shares))
-    assert shares[-1] == PACE.floor
+    assert shares[-1] == PACE.min_share
 
 
 def test_a_slow_swing_turns_it_once_each_way() -> None:
@@ -117,13 +117,15 @@ def test_a_slow_swing_turns_it_once_each_way() -> None:
 def test_it_comes_back_as_far_as_there_is_room() -> None:
     """Half of the work would fit: that much at once, and the rest is tried slowly."""
     down = after(FULL_SHARE, "broken", [0.0])
-    assert after(down, "", every(0.01, 4.0), TierSnapshot("a", fits=0.0)).share < PACE.floor / PACE.back_off**2
+    assert (
+        after(down, "", every(0.01, 4.0), TierSnapshot("a", fits=0.0)).share < PACE.min_share / PACE.decrease_factor**2
+    )
     roomy = after(down, "", [2.01], TierSnapshot("a", fits=0.5))
     assert roomy.share == 0.5
 
 
 def test_who_relapses_stays_down_longer_each_time() -> None:
-    """A load that just does not fit: after each try that failed the next comes twice as late, up to `longest_s`."""
+    """A load that just does not fit: after each try that failed the next comes twice as late, up to `max_backoff_s`."""
     tier_health, tight, tries = after(FULL_SHARE, "saturated", every(0.0, 6.0)), TierSnapshot("a", busy=0.9), []
     for now in every(6.0, 400.0, 0.25):
         was = tier_health.share
@@ -133,22 +135,22 @@ def test_who_relapses_stays_down_longer_each_time() -> None:
             tier_health = next_tier_health(tier_health, "saturated", tight, PACE, now + 0.2)
     pauses = [later - sooner for sooner, later in itertools.pairwise(tries)]
     assert all(later >= sooner - 0.3 for sooner, later in itertools.pairwise(pauses))
-    assert pauses[0] < 2 * 2 * PACE.probe_s
-    assert PACE.longest_s <= pauses[-1] <= PACE.longest_s + 1.0
+    assert pauses[0] < 2 * 2 * PACE.busy_step_interval_s
+    assert PACE.max_backoff_s <= pauses[-1] <= PACE.max_backoff_s + 1.0
 
 
 def test_what_relapsed_comes_back_soon_where_there_is_room_again() -> None:
     """The load is over: nothing is held against the tier."""
     tier_health = TierHealth(share=0.2, why="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=0.5, relapses=6)
     assert after(tier_health, "", every(0.05, 2.5), TierSnapshot("a", fits=9.0)).share == 1.0
-    assert after(tier_health, "", every(0.05, 50.0), TierSnapshot("a", fits=1.0)).share == 0.5 * PACE.back_off
+    assert after(tier_health, "", every(0.05, 50.0), TierSnapshot("a", fits=1.0)).share == 0.5 * PACE.decrease_factor
 
 
 def test_what_is_not_too_much_is_tried_soon() -> None:
     """Only the share that was too much has to wait; below it the tier comes back as fast as ever."""
     tier_health = TierHealth(share=0.3, why="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=1.0, relapses=6)
-    assert after(tier_health, "", every(0.05, 3.1), BUSY).share == 0.3 / PACE.back_off
-    assert after(tier_health, "", every(0.05, 6.2), BUSY).share == pytest.approx(0.3 / PACE.back_off**2)
+    assert after(tier_health, "", every(0.05, 3.1), BUSY).share == 0.3 / PACE.decrease_factor
+    assert after(tier_health, "", every(0.05, 6.2), BUSY).share == pytest.approx(0.3 / PACE.decrease_factor**2)
     assert after(tier_health, "", every(0.05, 55.0), BUSY).share < 1.0
 
 
@@ -158,13 +160,13 @@ def test_a_queue_that_becomes_shorter_is_left_to_it() -> None:
     tier_health = FULL_SHARE
     for at, queue_s in enumerate(queue):
         tier_health = next_tier_health(tier_health, "saturated", TierSnapshot("a", queue_s=queue_s), PACE, at * 2.0)
-    assert tier_health.share == PACE.back_off
+    assert tier_health.share == PACE.decrease_factor
     standing = after(FULL_SHARE, "saturated", [0.0, 2.0, 4.0], TierSnapshot("a", queue_s=3.0))
-    assert standing.share == PACE.back_off**3
+    assert standing.share == PACE.decrease_factor**3
 
 
 def test_relapses_are_forgiven() -> None:
-    """After `longest_s` without stress it is a new story."""
+    """After `max_backoff_s` without stress it is a new story."""
     tier_health = TierHealth(stressed_at=0.0, stepped_at=1.0, relapses=6)
     assert next_tier_health(tier_health, "saturated", BUSY, PACE, 30.0).relapses == 7
     assert next_tier_health(tier_health, "saturated", BUSY, PACE, 90.0).relapses == 1
@@ -181,9 +183,9 @@ def test_the_share_is_a_share_and_rises_only_when_well(steps: list[tuple[float, 
         if stress == "broken":
             assert tier_health.share == 0.0
         elif stress:
-            assert min(was.share, PACE.floor) <= tier_health.share <= was.share
+            assert min(was.share, PACE.min_share) <= tier_health.share <= was.share
         elif tier_health.share > was.share:
-            assert now - stressed_at >= PACE.dwell_s
+            assert now - stressed_at >= PACE.stable_for_s
         if stress:
             stressed_at = now
 

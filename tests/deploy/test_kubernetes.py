@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.cli.main import main
-from cloud_pool.config.schema import Flags, load_config
+from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.observability.metrics import Metrics
@@ -276,7 +276,7 @@ def test_autoscalers(manifests: list[Manifest]) -> None:
 def test_metrics_that_we_export() -> None:
     """Whatever an autoscaler, a rule of the adapter or a KEDA query names is a series that we or Triton export."""
     known = exported() | TRITONS_OWN
-    assert {"causeway_cloud_waiting", "causeway_jobs_queued"} <= exported()
+    assert {"causeway_cloud_requests_queued", "causeway_jobs_queued"} <= exported()
     assert set(metric_names(ALL)) <= known
     assert set(metric_names(ALL)) > TRITONS_OWN
     series = re.compile(r"\b(?:causeway|nv)_[a-z_]+")
@@ -335,7 +335,7 @@ def test_configurations_load(manifests: list[Manifest], tmp_path: Path) -> None:
             (tmp_path / name).write_text(text)
             config = load_config(tmp_path / name, Flags())
             for tier in config.tiers:
-                for place in tier.places:
+                for place in tier.endpoint_addresses:
                     assert (place.is_dns and place.address in services) or place.address == "127.0.0.1:8001"
             loaded += 1
     assert loaded >= 2

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cloud_pool.config.schema import Config, Flags, TierConfig, load_config
+from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config.schema import Config, TierConfig
 from cloud_pool.dispatch.assembly import build_dispatch
 from cloud_pool.dispatch.config import HedgeConfig, RetryBudgetConfig
 from cloud_pool.dispatch.metrics import DispatchMetrics
@@ -42,7 +43,7 @@ async def test_retries_are_counted_by_tier_and_code() -> None:
     registry = CollectorRegistry()
     metrics = DispatchMetrics(registry)
     dispatch = build_dispatch("large", TierConfig(), pool(), metrics)
-    budget = 'causeway_cloud_retry_budget{tier="large"}'
+    budget = 'causeway_cloud_retry_budget_remaining{tier="large"}'
     assert metrics_line(registry, budget) == 5.0
     assert [delta.texts[0] async for delta in dispatch.generate(ask())] == ["good"]
     assert metrics_line(registry, 'causeway_cloud_retries_total{code="cloud_unreachable",tier="large"}') == 1.0
@@ -50,8 +51,8 @@ async def test_retries_are_counted_by_tier_and_code() -> None:
 
 
 async def test_the_number_of_tries_is_the_tiers() -> None:
-    """`tries: 1` means that the first error is the last."""
-    dispatch = build_dispatch("large", TierConfig(tries=1), pool(), DispatchMetrics(CollectorRegistry()))
+    """`max_attempts: 1` means that the first error is the last."""
+    dispatch = build_dispatch("large", TierConfig(max_attempts=1), pool(), DispatchMetrics(CollectorRegistry()))
     with pytest.raises(CloudUnreachable):
         await anext(dispatch.generate(ask()))
 
@@ -75,20 +76,21 @@ def test_hedges_show_by_outcome() -> None:
 
 def test_the_keys_are_read(tmp_path: Path) -> None:
     """All of them, each in its place."""
-    keys = "tries: 2, retry_budget: {share: 0.1, floor_per_s: 0}, hedge: {enabled: false, max_share: 0.01, after: 0.99}"
+    hedge = "hedge: {enabled: false, max_share: 0.01, after_quantile: 0.99}"
+    keys = f"max_attempts: 2, retry_budget: {{share: 0.1, min_retries_per_s: 0}}, {hedge}"
     tier = config_of(tmp_path, keys).tiers[0]
-    assert tier.tries == 2
-    assert tier.retry_budget == RetryBudgetConfig(share=0.1, floor_per_s=0.0)
-    assert tier.hedge == HedgeConfig(enabled=False, max_share=0.01, after=0.99)
+    assert tier.max_attempts == 2
+    assert tier.retry_budget == RetryBudgetConfig(share=0.1, min_retries_per_s=0.0)
+    assert tier.hedge == HedgeConfig(enabled=False, max_share=0.01, after_quantile=0.99)
 
 
 @pytest.mark.parametrize(
     ("keys", "where"),
     [
-        ("tries: 0", "tries"),
+        ("max_attempts: 0", "max_attempts"),
         ("retry_budget: {share: 1.5}", "share"),
-        ("retry_budget: {floor_per_s: -1}", "floor_per_s"),
-        ("hedge: {after: 95}", "after"),
+        ("retry_budget: {min_retries_per_s: -1}", "min_retries_per_s"),
+        ("hedge: {after_quantile: 95}", "after_quantile"),
         ("hedge: {afterwards: 0.9}", "afterwards"),
     ],
 )

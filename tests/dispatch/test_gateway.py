@@ -17,8 +17,8 @@ __all__ = ["pool", "triton_environment"]
 pytestmark = [pytest.mark.triton, pytest.mark.engine]
 
 CONFIG = """
-server: {{port: 0, probe_ttl_s: 0}}
-ladder: {{warm_after_s: 0}}  # a warm-up would find the dead endpoint first
+server: {{port: 0, readiness_cache_s: 0}}
+degradation: {{warm_up_after_idle_s: 0}}  # a warm-up would find the dead endpoint first
 tiers:
   - {{name: large, artifact: assistant-large, model: assistant-large, endpoints: ["127.0.0.1:{dead}", "{live}"]}}
   - {{name: gone, artifact: assistant-large, model: assistant-large, endpoints: ["127.0.0.1:{dead}"]}}

@@ -93,7 +93,7 @@ async def test_when_no_hedge_is_made(why: str) -> None:
     """Bulk work, hedging off, the share or the retry budget used up, nobody else, nothing known yet: one is asked."""
     off = DispatchSettings(hedge=HedgeConfig(enabled=False, max_share=1.0))
     poor = DispatchSettings(
-        hedge=HedgeConfig(max_share=1.0), retry_budget=RetryBudgetConfig(share=0.0, floor_per_s=0.0)
+        hedge=HedgeConfig(max_share=1.0), retry_budget=RetryBudgetConfig(share=0.0, min_retries_per_s=0.0)
     )
     settings = {"off": off, "no share": DispatchSettings(hedge=HedgeConfig(max_share=0.0)), "no budget": poor}.get(
         why, FAST

@@ -140,7 +140,7 @@ async def test_an_error_that_is_not_ours_is_not_hidden() -> None:
 
 async def test_an_empty_budget_ends_retries() -> None:
     """With nothing left the first error is the caller's."""
-    settings = DispatchSettings(retry_budget=RetryBudgetConfig(share=0.0, floor_per_s=0.0))
+    settings = DispatchSettings(retry_budget=RetryBudgetConfig(share=0.0, min_retries_per_s=0.0))
     async with bed([[REFUSED]], [GOOD], settings=settings) as it:
         with pytest.raises(CloudUnreachable):
             await it.text()

@@ -20,7 +20,7 @@ ROUNDING = 1e-6
 @given(EVENTS, SHARES)
 def test_without_a_floor_extras_never_exceed_their_share(events: list[tuple[str, float]], share: float) -> None:
     """At every moment, over the whole past: extra tries ≤ share × requests."""
-    budget = RetryBudget(share, floor_per_s=0.0)
+    budget = RetryBudget(share, min_retries_per_s=0.0)
     now, requests, extras = 1000.0, 0, 0
     for what, pause in events:
         now += pause
@@ -37,7 +37,7 @@ def test_without_a_floor_extras_never_exceed_their_share(events: list[tuple[str,
 def test_a_busy_tier_is_never_above_its_share(rate: int, wanted: int) -> None:
     """At any steady rate from floor / share on, with each request wanting more tries, amplification stays ≤ 1.2
     (plus what the floor had lent before the first requests came)."""
-    budget = RetryBudget(0.2, floor_per_s=0.5, window_s=10.0)
+    budget = RetryBudget(0.2, min_retries_per_s=0.5, window_s=10.0)
     extras, requests = 0, 25 * rate
     for number in range(requests):
         now = number / rate
@@ -50,7 +50,7 @@ def test_a_busy_tier_is_never_above_its_share(rate: int, wanted: int) -> None:
 @given(EVENTS)
 def test_within_a_window_extras_stay_below_share_or_floor(events: list[tuple[str, float]]) -> None:
     """In the slots of any window: extra tries ≤ the larger of share × requests and the floor."""
-    budget = RetryBudget(0.2, floor_per_s=0.5, window_s=10.0)
+    budget = RetryBudget(0.2, min_retries_per_s=0.5, window_s=10.0)
     asked: list[float] = []
     taken: list[float] = []
     now = 0.0
@@ -68,7 +68,7 @@ def test_within_a_window_extras_stay_below_share_or_floor(events: list[tuple[str
 
 def test_the_budget_comes_back() -> None:
     """A budget used up is whole again when its window has passed; meanwhile `left` says how it stands."""
-    budget = RetryBudget(0.2, floor_per_s=0.5, window_s=10.0)
+    budget = RetryBudget(0.2, min_retries_per_s=0.5, window_s=10.0)
     assert [budget.take(0.5) for _ in range(7)] == [True] * 5 + [False] * 2
     assert budget.left(0.5) == 0.0
     assert not budget.take(9.9)
@@ -78,7 +78,7 @@ def test_the_budget_comes_back() -> None:
 
 def test_a_clock_that_stands_still_or_jumps() -> None:
     """Neither a moment that lasts nor a jump far ahead breaks the count."""
-    budget = RetryBudget(0.5, floor_per_s=0.0, window_s=10.0)
+    budget = RetryBudget(0.5, min_retries_per_s=0.0, window_s=10.0)
     for _ in range(10):
         budget.asked(7.0)
     assert sum(budget.take(7.0) for _ in range(10)) == 5

@@ -11,7 +11,7 @@ from .box import Box, running
 from .scripted import CLOUD_WORDS
 
 CLOUD = "".join(CLOUD_WORDS)
-CUT = {"x-causeway-tier": "m-large", "x-causeway-tier-reason": "asked; cut", "x-causeway-degraded": "true"}
+CUT = {"x-causeway-tier": "m-large", "x-causeway-tier-reason": "requested; truncated", "x-causeway-degraded": "true"}
 TOKEN = "gAAAAAtoken=="
 
 

@@ -13,8 +13,9 @@ import pytest_asyncio
 
 from cloud_pool.accounts.identity.principal import Principal
 from cloud_pool.accounts.tenants.config import TenantLimits
+from cloud_pool.config.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
-from cloud_pool.config.tiers import ChatFormat, Tier
+from cloud_pool.config.tiers import Tier
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobApi
 from cloud_pool.jobs.store.durability import DurabilityCheck

@@ -48,7 +48,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) 
     config = folder / "gateway.yaml"
     config.write_text(
         f"tracing: {{endpoint: '{url}'}}\nlog_format: json\nlog: debug\nredis: {redis_server.url}\n"
-        "cache: {enabled: true, timeout_s: 0.5}\n"
+        "cache: {enabled: true, redis_timeout_s: 0.5}\n"
     )
     try:
         stack.start_triton("--trace-endpoint", url).ready()

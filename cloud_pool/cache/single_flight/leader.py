@@ -117,7 +117,7 @@ class GenerationLeader:
             if error is not None or not self._flight.whole:
                 await self._store.release(lease)
                 return
-            step, outcome = None if trace is None else trace.cache("keep"), "away"
+            step, outcome = None if trace is None else trace.cache("keep"), "redis_unavailable"
             try:
                 outcome = await self._keep(lease)
             finally:
@@ -131,11 +131,11 @@ class GenerationLeader:
         head, chunks = self._flight.head or AnswerHead(), self._flight.chunks()
         value = self._codec.pack(lease.slot.key, head, chunks) if head.keep else None
         if value is None:
-            self._metrics.fault("not_kept")
+            self._metrics.fault("not_stored")
         if not await self._store.keep(lease, value or b"", self._unsaid() if self._waited_for else b""):
             self._metrics.fault("lost_lease")
             return "lost_lease"
-        return "not_kept" if value is None else "kept"
+        return "not_stored" if value is None else "kept"
 
     # --- beside the work ---------------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.accounts.identity.revocation import revoke_token
 from cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.usage import read_usage
-from cloud_pool.config.schema import Config, Flags, ServerConfig, load_config
+from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config.schema import Config, ServerConfig
 from router.errors import CloudFailed, ConfigError
 from tests.redis_server import RedisServer
 
@@ -172,7 +173,7 @@ async def test_rates_over_two_gateways(issuer: Issuer, empty_redis: RedisServer)
 async def test_what_is_kept(issuer: Issuer, empty_redis: RedisServer, tmp_path: Path) -> None:
     """Usage and cost by tenant, tier and route; one audit record each, refused ones too; and content nowhere."""
     path = tmp_path / "audit.jsonl"
-    kept = config(issuer, redis=empty_redis.url, tenants=TenantsConfig(prices=PRICES), audit=str(path))
+    kept = config(issuer, redis=empty_redis.url, tenants=TenantsConfig(prices=PRICES), audit_file=str(path))
     async with running(kept) as gateway:
         good = token(issuer)
         await gateway.post(good, **{"x-request-id": "r1", "x-causeway-policy": "retail@9f2c"})
@@ -203,7 +204,7 @@ async def test_what_is_kept(issuer: Issuer, empty_redis: RedisServer, tmp_path: 
 async def test_a_broken_answer_is_kept_once(issuer: Issuer, tmp_path: Path) -> None:
     """An answer that breaks leaves one record with its error and what was made until then."""
     path = tmp_path / "audit.jsonl"
-    async with running(config(issuer, audit=str(path))) as gateway:
+    async with running(config(issuer, audit_file=str(path))) as gateway:
         gateway.service.fault = CloudFailed("the model failed")
         assert (await gateway.post(token(issuer)))[0] == 502
     (record,) = audited(path)
@@ -215,7 +216,7 @@ async def test_a_client_that_leaves_is_kept_once(issuer: Issuer, tmp_path: Path)
     """A client that leaves in mid-answer leaves one record, and pays for what was made and, about, for its prompt."""
     path = tmp_path / "audit.jsonl"
     tenants = TenantsConfig(default=TenantLimits(tokens_per_minute=600), prices=PRICES)
-    async with running(config(issuer, audit=str(path), tenants=tenants)) as gateway:
+    async with running(config(issuer, audit_file=str(path), tenants=tenants)) as gateway:
         gateway.service.held = anyio.Event()
         good = token(issuer)
         asking = asyncio.ensure_future(gateway.post(good, {**ASK, "stream": True, "max_tokens": 500}))
@@ -261,7 +262,7 @@ async def test_wrong_settings(tmp_path: Path, text: str, where: str) -> None:
 def test_keys_are_enough_off_loopback(issuer: Issuer, tmp_path: Path) -> None:
     """Signed tokens alone protect a gateway that is not on loopback; paths are relative to the file."""
     path = tmp_path / "gateway.yaml"
-    path.write_text("server: {host: 0.0.0.0}\nidentity: {key_file: keys.json}\naudit: '-'")
+    path.write_text("server: {host: 0.0.0.0}\nidentity: {key_file: keys.json}\naudit_file: '-'")
     found = load_config(path, Flags(redis="redis://r:1/0"))
     assert (found.identity.key_file, found.audit, found.redis) == (str(issuer.key_file), "-", "redis://r:1/0")
 

@@ -1,0 +1,79 @@
+"""A model's chat template and control tokens, and how a caller's text is kept from spelling a control token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import msgspec
+
+from models.catalog.artifact import Answers
+from models.chat.template import MARK
+from router.errors import ConfigError
+
+_GUARDED = (2, 3)  # tokenizer.ggml.token_type of the tokens that a caller's text must not spell: unknown, control
+
+
+class ChatFormat(msgspec.Struct, frozen=True):
+    """A model's chat template, the tokens around it and its defaults.
+
+    `special` are the control tokens as text. Where a caller's text spells one, it is broken up: with a MARK if the
+    engine is ours (`reads_marks`; it drops the MARK again), with a space otherwise.
+    """
+
+    template: str
+    bos: str = ""
+    eos: str = ""
+    special: tuple[str, ...] = ()
+    context_tokens: int = 0
+    reads_marks: bool = False
+    temperature: float = 1.0  # default where the request has none
+    answer_tokens: int = 0  # default `max_tokens` where the request has none; 0: no such default
+    answers: Answers = "text"  # calls: tool-call arguments are restricted to words of the user's message
+    weights: str = ""  # SHA-256 of the artifact, part of the cache key; "": no artifact
+
+
+def escape_special_tokens(text: str, special: tuple[str, ...]) -> str:
+    """Remove the marks from `text` and put a space into each special token that a caller's text spells."""
+    parts = text.split(MARK)
+    plain, at, pieces = "".join(parts), 0, []
+    for part in parts[:-1]:
+        at += len(part)
+        # The mark stands behind the first letter of a possible special token.
+        pieces.append(f"{part} " if part and plain.startswith(special, at - 1) else part)
+    return "".join([*pieces, parts[-1]])
+
+
+def read_chat_format(path: Path) -> ChatFormat:
+    """Read the chat format from a GGUF file's metadata, without reading the weights. Raises ConfigError."""
+    try:
+        reader = gguf.GGUFReader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items() if _is_wanted(name)}
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise ConfigError(f"not a readable GGUF file ({error})", where=str(path)) from error
+    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    kinds = metadata.get("tokenizer.ggml.token_type", [])
+
+    def token(name: str) -> str:
+        index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return str(tokens[index]) if isinstance(index, int) and index < len(tokens) else ""
+
+    context = next((value for name, value in metadata.items() if name.endswith(".context_length")), 0)
+    return ChatFormat(
+        template=str(metadata.get("tokenizer.chat_template", "")),
+        bos=token("bos"),
+        eos=token("eos"),
+        special=tuple(str(text) for text, kind in zip(tokens, kinds, strict=False) if kind in _GUARDED),
+        context_tokens=int(context),
+        reads_marks=True,
+    )
+
+
+def _is_wanted(name: str) -> bool:
+    return name.endswith(".context_length") or name in {
+        "tokenizer.chat_template",
+        "tokenizer.ggml.tokens",
+        "tokenizer.ggml.token_type",
+        "tokenizer.ggml.bos_token_id",
+        "tokenizer.ggml.eos_token_id",
+    }

@@ -1,0 +1,182 @@
+"""Read the gateway's configuration file and command-line flags into a checked `Config`.
+
+Flags override the file. Unknown keys, wrong types and impossible combinations are refused with file, line and key.
+A relative path in the file is relative to the file. Without a file there is one tier, `assistant-large`, on a Triton
+at its usual port on this machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from router.documents import strict_yaml
+from router.errors import ConfigError
+
+from ..balancing.discovery.endpoint_address import parse_endpoint_address
+from .schema import DEFAULT_TRITON, Config, TierConfig
+
+
+class Flags(msgspec.Struct, frozen=True, kw_only=True):
+    """Command-line flags. None: the flag was not given."""
+
+    host: str | None = None
+    port: int | None = None
+    token_file: str | None = None
+    triton: str | None = None  # for every tier
+    tiers: tuple[str, ...] = ()  # names, instead of the file's
+    model_dirs: tuple[str, ...] = ()
+    redis: str | None = None
+    log: Literal["debug", "info", "warning", "error"] | None = None
+
+
+def load_config(path: Path | None, flags: Flags) -> Config:
+    """Read, merge and check the configuration.
+
+    Raises:
+        ConfigError: names the file and line, or the flag, and the key.
+    """
+    positions: dict[str, str] = {}
+    config = Config() if path is None else _with_absolute_paths(_read(path, positions), path.parent)
+    tiers = tuple(TierConfig(name=name) for name in flags.tiers) or config.tiers
+    if flags.triton is not None:
+        parse_endpoint_address(flags.triton, where="--triton")
+        tiers = tuple(msgspec.structs.replace(tier, triton=flags.triton, endpoints=()) for tier in tiers)
+    server = {name: getattr(flags, name) for name in ("host", "port", "token_file") if getattr(flags, name) is not None}
+    config = msgspec.structs.replace(
+        config,
+        server=msgspec.structs.replace(config.server, **server),
+        tiers=tiers,
+        model_dirs=(*flags.model_dirs, *config.model_dirs),
+        redis=config.redis if flags.redis is None else flags.redis,
+        log=flags.log or config.log,
+    )
+    try:
+        _check(config)
+    except ConfigError as error:
+        reason = error.message.removeprefix(f"{error.where}: ")
+        raise ConfigError(reason, where=positions.get(error.where, error.where)) from None
+    return config
+
+
+def _read(path: Path, positions: dict[str, str]) -> Config:
+    """`positions` collects each key's file and line."""
+    try:
+        tree = strict_yaml.read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(error), where=str(path)) from error
+    except strict_yaml.YamlError as fault:
+        raise ConfigError(fault.problem.message, where=str(fault.problem.place)) from fault
+    document = _plain(tree, positions)
+    try:
+        return msgspec.convert(document, Config)
+    except msgspec.ValidationError as error:
+        reason, _, key = str(error).partition(" - at `$")
+        unknown = re.search(r"unknown field `(.*)`", reason)
+        key = key.rstrip("`").lstrip(".") + (f".{unknown[1]}" if unknown else "")
+        raise ConfigError(reason, where=positions.get(key.lstrip("."), f"{path}: {key}")) from error
+
+
+def _plain(tree: strict_yaml.Tree, positions: dict[str, str]) -> object:
+    """Convert a YAML tree to plain values; `positions` collects each key's file and line."""
+    positions[tree.place.path] = str(tree.place)
+    if isinstance(tree, strict_yaml.Mapping):
+        pairs = zip(tree.keys, tree.values, strict=True)
+        found = {}
+        for key, value in pairs:
+            found[key.text] = _plain(value, positions)
+            positions[key.place.path] = str(key.place)
+        return found
+    if isinstance(tree, strict_yaml.Sequence):
+        return [_plain(item, positions) for item in tree.items]
+    return _scalar(tree)
+
+
+def _scalar(scalar: strict_yaml.Scalar) -> object:
+    """Convert a scalar. Raises ConfigError for YAML types without an equivalent here (dates, octal numbers)."""
+    text, kind = scalar.text, scalar.kind
+    try:
+        if kind == "int":
+            return int(text.replace("_", ""))
+        if kind == "float":
+            return float(text.replace("_", ""))
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not a plain number", where=str(scalar.place)) from error
+    if kind == "bool":
+        return text.lower() in ("true", "yes", "on")
+    if kind == "null":
+        return None
+    if kind == "other":
+        raise ConfigError(f"{text!r} is a YAML date or binary; quote it if text is meant", where=str(scalar.place))
+    return text
+
+
+def _with_absolute_paths(config: Config, folder: Path) -> Config:
+    def absolute(path: str) -> str:
+        return str((folder / path).absolute()) if path else ""
+
+    return msgspec.structs.replace(
+        config,
+        server=msgspec.structs.replace(config.server, token_file=absolute(config.server.token_file)),
+        tiers=tuple(msgspec.structs.replace(tier, template_file=absolute(tier.template_file)) for tier in config.tiers),
+        model_dirs=tuple(absolute(path) for path in config.model_dirs),
+        identity=msgspec.structs.replace(
+            config.identity,
+            key_file=absolute(config.identity.key_file),
+            revocations_file=absolute(config.identity.revocations_file),
+        ),
+        degradation=msgspec.structs.replace(
+            config.degradation, continue_key_file=absolute(config.degradation.continue_key_file)
+        ),
+        cache=msgspec.structs.replace(config.cache, secret_file=absolute(config.cache.secret_file)),
+        audit_file=config.audit_file if config.audit_file == "-" else absolute(config.audit_file),
+    )
+
+
+def _check(config: Config) -> None:
+    if not (config.server.token_file or config.identity.key_file) and not _is_loopback(config.server.host):
+        raise ConfigError(
+            f"listening on {config.server.host} needs bearer tokens: set this key or identity.key_file",
+            where="server.token_file",
+        )
+    if config.redis and not config.redis.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError("write redis://host:port/0, rediss:// or unix://", where="redis")
+    config.tenants.check()
+    config.cache.check(config.redis)
+    config.degradation.check([tier.name for tier in config.tiers])
+    for index, price in enumerate(config.tenants.prices):
+        if price.tier not in {tier.name for tier in config.tiers}:
+            raise ConfigError(f"there is no tier {price.tier!r}", where=f"tenants.prices[{index}].tier")
+    seen: dict[str, str] = {}
+    for index, tier in enumerate(config.tiers):
+        where = f"tiers[{index}]"
+        _check_endpoints(tier, where)
+        for name in (tier.name, *tier.aliases):
+            if name in seen:
+                raise ConfigError(f"{name!r} is already {seen[name]}", where=where)
+            seen[name] = where
+
+
+def _check_endpoints(tier: TierConfig, where: str) -> None:
+    if not tier.endpoints:
+        parse_endpoint_address(tier.triton, where=f"{where}.triton")
+        return
+    if tier.triton != DEFAULT_TRITON:
+        raise ConfigError("set either `triton` or `endpoints`, not both", where=f"{where}.endpoints")
+    seen = set()
+    for index, text in enumerate(tier.endpoints):
+        address = parse_endpoint_address(text, where=f"{where}.endpoints[{index}]")
+        if (address.is_dns, address.address) in seen:
+            raise ConfigError(f"{address.address} is listed twice", where=f"{where}.endpoints[{index}]")
+        seen.add((address.is_dns, address.address))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
