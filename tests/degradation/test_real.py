@@ -195,7 +195,7 @@ async def test_a_full_tier_hands_on(bed: Bed, stream: bool) -> None:
         assert int(refused.headers["retry-after"]) >= 1
         held.close()
     await until(lambda: bed.large.is_idle() and bed.medium.is_idle())
-    found = await bed.until_answered("tight", "asked", critical="true")
+    found = await bed.until_answered("tight", "requested", critical="true")
     assert found.model == "tight"
 
 
@@ -258,7 +258,7 @@ async def cut(ask: Callable[[], Awaitable[T]], is_cut: Callable[[T], bool]) -> T
 async def cut_short(bed: Bed, token: str = "", *, stream: bool) -> Answer:
     def is_cut(found: Answer) -> bool:
         assert found.status == 200, found.error
-        return found.why.endswith("; cut")
+        return found.why.endswith("; truncated")
 
     return await cut(lambda: bed.ask("late", token, stream=stream), is_cut)
 
