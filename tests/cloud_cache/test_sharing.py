@@ -211,7 +211,7 @@ async def test_nobody_left_stops_the_work(two: Two) -> None:
     await until(lambda: not one.caching_service._flights)
     other.script.permit(9)
     assert (await other.ask(ask()).end()).reply.status == "miss"
-    assert other.fault("took_over") == 0
+    assert other.fault("leader_takeover") == 0
 
 
 async def test_the_last_follower_leaves_after_the_leaders_client(two: Two, clock: Clock, config: CacheConfig) -> None:
@@ -238,7 +238,7 @@ async def test_who_leaves_while_redis_is_asked_leaves_no_lease(two: Two) -> None
         await gone.leave()
         other.script.permit(9)
         assert (await other.ask(ask(str(turns))).end()).reply.status == "miss"
-    assert other.fault("took_over") == 0
+    assert other.fault("leader_takeover") == 0
 
 
 async def test_who_comes_as_the_last_one_goes(two: Two) -> None:
@@ -470,7 +470,7 @@ async def test_a_dead_leader_is_followed_by_another(two: Two, clock: Clock, conf
     assert not follower.done, "its lease has not run out by Redis's clock"
     clock.move(config.lease_s + 0.001)
     assert (await follower.end()).text == "one two three"
-    assert other.fault("took_over") == 1
+    assert other.fault("leader_takeover") == 1
     await leader.end()
 
 
