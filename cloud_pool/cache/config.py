@@ -27,14 +27,14 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret_file: str = (
         ""  # shared by the gateways; without it a prompt can be guessed from its key, and an entry forged
     )
-    prefix: Annotated[str, Meta(pattern=r"^[^{}\s]+\Z")] = "causeway:cache"
+    key_prefix: Annotated[str, Meta(pattern=r"^[^{}\s]+\Z")] = "causeway:cache"
     max_entry_bytes: Positive = 262_144  # a larger answer is not kept
     compress_above_bytes: Count = 1024
     max_buffer_bytes: Positive = 1 << 20  # of an answer in the making; a longer one is shared with nobody new
     lease_s: Annotated[float, Meta(gt=0, le=30)] = 3.0  # a leader that is silent for so long has died
     max_followed: Positive = 64  # answers of other gateways that this one reads at once
     redis_timeout_s: Seconds = 0.05  # Redis's time before a request goes on without it
-    redis_retry_s: Seconds = 1.0  # how long Redis is left alone after a fault
+    redis_retry_after_s: Seconds = 1.0  # how long Redis is left alone after a fault
 
     def patient(self) -> CacheConfig:
         """For work that nobody waits for: Redis has up to `_PATIENT_S`, and a lease still outlives a few calls."""

@@ -88,7 +88,7 @@ class AnswerStore:
         self._config = config
         self._codec = codec
         self._metrics = metrics
-        self._home = f"{config.prefix}:home:{home}"
+        self._home = f"{config.key_prefix}:home:{home}"
         self._clock = clock
         self._now_ms = now_ms
         self._retry_at = float("-inf")
@@ -187,7 +187,7 @@ class AnswerStore:
 
     async def listen(self, told: Callable[[GenerationKey], None]) -> None:
         """Until cancelled: calls `told` when somebody on another gateway waits for what this one makes."""
-        start, end = f"{self._config.prefix}:{{".encode(), b"}"
+        start, end = f"{self._config.key_prefix}:{{".encode(), b"}"
         await self._connect()
         while True:
             try:
@@ -199,7 +199,7 @@ class AnswerStore:
                             told(GenerationKey(base[len(start) : -1].decode(), rank.decode()))
             except (RedisError, OSError, UnicodeDecodeError):
                 self._metrics.fault("wakeups_unavailable")  # renewals still say who waits, later
-            await anyio.sleep(self._config.redis_retry_s)
+            await anyio.sleep(self._config.redis_retry_after_s)
 
     async def _connect(self) -> None:
         """Connections that are there when the first requests come: these have no time to wait for one that is far."""
@@ -219,7 +219,7 @@ class AnswerStore:
         return _ms(2 * self._config.lease_s)
 
     def _base(self, slot: GenerationKey) -> str:
-        return f"{self._config.prefix}:{{{slot.key}}}"
+        return f"{self._config.key_prefix}:{{{slot.key}}}"
 
     async def _run(
         self, script: str, slot: GenerationKey, *arguments: Argument, timeout_s: float = _BACKGROUND_S
@@ -244,7 +244,7 @@ class AnswerStore:
             code = str(error).partition(" ")[0][:32]
             _log.warning("answers are not shared for now: %s %s", type(error).__name__, code)
         self._metrics.fault("redis_unavailable")
-        self._retry_at = self._clock() + self._config.redis_retry_s
+        self._retry_at = self._clock() + self._config.redis_retry_after_s
         raise RedisUnavailable from error
 
 

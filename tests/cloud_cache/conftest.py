@@ -37,7 +37,7 @@ def config() -> CacheConfig:
     """Followers look often, and a busy machine is no slow Redis."""
     return CacheConfig(
         enabled=True,
-        prefix=f"t{next(_prefixes)}",
+        key_prefix=f"t{next(_prefixes)}",
         redis_timeout_s=5.0,
         lease_s=0.06,
         ttl_s=60.0,

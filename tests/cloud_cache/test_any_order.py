@@ -104,7 +104,7 @@ def test_any_order(redis_server: RedisServer, actions: list[tuple[str, int | Non
 
     async def run() -> None:
         clock = Clock()
-        config = CacheConfig(enabled=True, prefix=f"o{next(_runs)}", redis_timeout_s=5.0, lease_s=LEASE_S)
+        config = CacheConfig(enabled=True, key_prefix=f"o{next(_runs)}", redis_timeout_s=5.0, lease_s=LEASE_S)
         async with AsyncExitStack() as stack:
             made = [await stack.enter_async_context(gateway(redis_server.url, config, clock)) for _ in range(2)]
             bed = Bed((made[0], made[1]), clock)

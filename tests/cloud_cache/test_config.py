@@ -21,7 +21,7 @@ from router.errors import ConfigError
         ("cache: {ttl_s: 0}", "cache.ttl_s"),
         ("cache: {lease_s: 60}", "cache.lease_s"),
         ("cache: {time_to_live: 5}", "cache.time_to_live"),
-        ("cache: {prefix: 'a{b}'}", "cache.prefix"),
+        ("cache: {key_prefix: 'a{b}'}", "cache.key_prefix"),
     ],
 )
 def test_faulty_settings_are_refused(tmp_path: Path, text: str, where: str) -> None:

@@ -33,7 +33,7 @@ def own_redis(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisServer
 
 @pytest.fixture
 def hasty(config: CacheConfig) -> CacheConfig:
-    return msgspec.structs.replace(config, redis_timeout_s=0.5, redis_retry_s=0.05)
+    return msgspec.structs.replace(config, redis_timeout_s=0.5, redis_retry_after_s=0.05)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def test_a_redis_that_hangs_costs_its_timeout_once(two: Two, own_redis: Re
     one.script.permit(99)
     await one.ask(ask("warm")).end()
     await until(lambda: not one.caching_service._flights)
-    one.cache.store._config = msgspec.structs.replace(one.cache.config, redis_retry_s=3600.0)
+    one.cache.store._config = msgspec.structs.replace(one.cache.config, redis_retry_after_s=3600.0)
     os.kill(own_redis._process.pid, signal.SIGSTOP)
     try:
         asked = [await one.ask(ask(str(at))).end() for at in range(20)]
@@ -125,7 +125,7 @@ async def test_a_full_redis(two: Two, own_redis: RedisServer) -> None:
 
 
 def entry_of(client: redis.Redis, config: CacheConfig) -> bytes:
-    (key,) = client.keys(f"{config.prefix}:*:entry")
+    (key,) = client.keys(f"{config.key_prefix}:*:entry")
     return bytes(key)
 
 
@@ -183,7 +183,7 @@ async def test_rubbish_among_the_pieces(two: Two, own_redis: RedisServer, hasty:
     follower = other.ask(ask(stream=True))
     await until(lambda: follower.text == "one ")
     with redis.Redis.from_url(own_redis.url) as client:
-        (flow,) = client.keys(f"{hasty.prefix}:*:flow:*")
+        (flow,) = client.keys(f"{hasty.key_prefix}:*:flow:*")
         client.xadd(flow, {"kind": "chunks", "data": b"rubbish"})
     await until(lambda: other.fault("corrupt") >= 1)
     one.script.permit(9)

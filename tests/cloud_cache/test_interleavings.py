@@ -41,7 +41,7 @@ class Leases(RuleBasedStateMachine):
         self.clock = Clock()
         config = CacheConfig(
             enabled=True,
-            prefix=f"m{next(_machines)}",
+            key_prefix=f"m{next(_machines)}",
             lease_s=LEASE_S,
             ttl_s=TTL_S,
             stale_if_error_s=STALE_S,

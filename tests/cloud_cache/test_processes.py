@@ -21,7 +21,7 @@ LEASE_S = 1.0
 CONFIG = """
 server: {{port: 0}}
 redis: {url}
-cache: {{enabled: true, prefix: {prefix}, lease_s: {lease}, redis_timeout_s: 0.25}}
+cache: {{enabled: true, key_prefix: {prefix}, lease_s: {lease}, redis_timeout_s: 0.25}}
 """
 
 

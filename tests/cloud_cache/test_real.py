@@ -22,7 +22,7 @@ TTL_S = 2.0
 CONFIG = """
 server: {{port: 0}}
 redis: {url}
-cache: {{enabled: true, prefix: {prefix}, ttl_s: {ttl}, redis_timeout_s: 0.5}}
+cache: {{enabled: true, key_prefix: {prefix}, ttl_s: {ttl}, redis_timeout_s: 0.5}}
 """
 Two = tuple[str, str]
 

@@ -144,7 +144,7 @@ async def test_pieces_cross_redis_only_where_somebody_waits(
     await one.ask(ask(stream=True)).end()
     await until(lambda: not one.caching_service._flights)
     with redis.Redis.from_url(redis_server.url) as client:
-        keys = [key.decode() for key in client.keys(f"{config.prefix}:*")]
+        keys = [key.decode() for key in client.keys(f"{config.key_prefix}:*")]
         ttls = [client.pttl(key) for key in keys]
     assert sorted(key.rpartition("}:")[2] for key in keys) == ["entry", "lease:standard"]
     assert all(ttl > 0 for ttl in ttls)
@@ -331,7 +331,7 @@ async def test_what_is_kept_out_stays_out(
     assert len(one.script.asked) == 2
     assert await one.cache.stale(request_, "acme") is None
     with redis.Redis.from_url(redis_server.url) as client:
-        assert not client.keys(f"{config.prefix}:*")
+        assert not client.keys(f"{config.key_prefix}:*")
 
 
 async def test_second_choice_is_shared_and_not_kept(two: Two) -> None:

@@ -77,7 +77,7 @@ class Bed:
 
 @pytest_asyncio.fixture
 async def bed(config: JobsConfig, store: JobStore, tmp_path: Path) -> AsyncIterator[Bed]:
-    settings = CacheConfig(enabled=True, prefix=f"j{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
+    settings = CacheConfig(enabled=True, key_prefix=f"j{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
     books = Books(tmp_path, TenantsConfig())
     books.audit.start()
     async with (

@@ -109,7 +109,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 async def bed(config: JobsConfig, clock: Clock, receiver: Receiver, tmp_path: Path) -> AsyncIterator[Bed]:
     hooks = WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
     config = msgspec.structs.replace(config, webhooks=hooks)
-    settings = CacheConfig(enabled=True, prefix=f"t{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
+    settings = CacheConfig(enabled=True, key_prefix=f"t{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
     books = Books(tmp_path, TenantsConfig())
     async with gateway(config.redis, settings, lambda: -1, Script()) as worker:
         worker.script.permit(1000)
@@ -205,7 +205,7 @@ async def test_who_joins_an_answer_is_linked_to_it(config: JobsConfig) -> None:
     """Of two requests for one answer, the second's span is linked to the first's, which has the steps in the cache."""
     collector = await Collector().start()
     tracing = OtelTracing(TracingConfig(endpoint=collector.url), "causeway-gateway")
-    settings = CacheConfig(enabled=True, prefix=f"t{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
+    settings = CacheConfig(enabled=True, key_prefix=f"t{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
     async with gateway(config.redis, settings, lambda: -1) as here:
         traces = [tracing.begin(ask(), name, "") for name in ("one", "two")]
         asked: list[Asked] = []
