@@ -32,7 +32,7 @@ from cloud_pool.serving.service import Service
 
 from .gateways import Script
 
-HEAD = answer_head("assistant-large", "asked")
+HEAD = answer_head("assistant-large", "requested")
 
 ASK = {"model": "assistant-large", "messages": [{"role": "user", "content": "my secret question"}]}
 

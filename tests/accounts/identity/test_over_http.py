@@ -264,7 +264,7 @@ def test_keys_are_enough_off_loopback(issuer: Issuer, tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("server: {host: 0.0.0.0}\nidentity: {key_file: keys.json}\naudit_file: '-'")
     found = load_config(path, Flags(redis="redis://r:1/0"))
-    assert (found.identity.key_file, found.audit, found.redis) == (str(issuer.key_file), "-", "redis://r:1/0")
+    assert (found.identity.key_file, found.audit_file, found.redis) == (str(issuer.key_file), "-", "redis://r:1/0")
 
 
 def test_the_example_says_the_defaults() -> None:
@@ -273,7 +273,7 @@ def test_the_example_says_the_defaults() -> None:
 
     path = Path(cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
     found = load_config(path, Flags())
-    assert (found.identity, found.tenants, found.audit, found.redis) == (IdentityConfig(), TenantsConfig(), "", "")
+    assert (found.identity, found.tenants, found.audit_file, found.redis) == (IdentityConfig(), TenantsConfig(), "", "")
     text = path.read_text()
     names = (*IdentityConfig.__struct_fields__, *TenantsConfig.__struct_fields__, *TenantLimits.__struct_fields__)
     assert [name for name in names if f"{name}:" not in text] == []
