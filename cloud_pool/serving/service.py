@@ -175,7 +175,7 @@ class Service:
             guided_key=tier.config.guided_key,
             temperature=tier.chat_format.temperature,
             copy_source=tier.copy_source(call.request),
-            said="" if before is None else before.text,
+            answer_prefix="" if before is None else before.text,
         )
         prompts: Sequence[str] = tier.prompts(call.request)
         if before is not None:

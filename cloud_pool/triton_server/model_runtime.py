@@ -285,7 +285,7 @@ def jobs_of(ask: ModelRequest, ids: itertools.count[int]) -> list[Job]:
             grammar=guided.grammar,
             json_schema=guided.schema,
             copy_source=guided.copy_source,
-            said=guided.said,
+            answer_prefix=guided.answer_prefix,
             logprobs=_logprobs(ask),
             ignore_eos=parameters.ignore_eos,
             deadline_s=ask.deadline_s,

@@ -140,10 +140,10 @@ class Engine:
         if gbnf or job.copy_source is None or job.ignore_eos:  # (1), (3)
             return held_to(gbnf) if gbnf or not plain(sampling) else None
         try:  # (2)
-            return held_to(call_grammar(job.copy_source), refusable=True, said=job.said)
+            return held_to(call_grammar(job.copy_source), refusable=True, answer_prefix=job.answer_prefix)
         except InvalidGrammar:
             _log.warning("llama.cpp cannot read the grammar of an utterance of %d characters", len(job.copy_source))
-            return held_to(ANY_CALL, refusable=True, said=job.said)
+            return held_to(ANY_CALL, refusable=True, answer_prefix=job.answer_prefix)
 
     def _sampling(self, job: Job) -> Sampling:
         """The job's, with the model's own temperature where it names none."""

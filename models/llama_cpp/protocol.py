@@ -62,7 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Where neither says what the answer is: a call whose arguments hold only words of this text (`call_grammar`), or a
     # refusal first. None: the answer is free; so is one that `ignore_eos` keeps from ending.
     copy_source: str | None = None
-    said: str = ""  # how such an answer has begun already: the prompt ends in it
+    answer_prefix: str = ""  # the answer so far, where a truncated answer continues: the prompt ends in it
     logprobs: int | None = None
     confidence_tokens: int = 0  # report Confidence while fewer tokens than this were made; 0: never
     ignore_eos: bool = False

@@ -111,9 +111,9 @@ def test_the_models_own_temperature_holds_where_the_caller_names_none() -> None:
 def test_what_holds_a_call_travels_where_nothing_else_holds_the_answer() -> None:
     """The utterance, and how the answer began; a schema of the caller's comes before them."""
     written = from_request(
-        CHAT, max_tokens=5, schema="", guided_key="guided_decoding", copy_source="at six", said='{"name"'
+        CHAT, max_tokens=5, schema="", guided_key="guided_decoding", copy_source="at six", answer_prefix='{"name"'
     )
-    assert decode(encode(written)).guided == Guided(copy_source="at six", said='{"name"')
+    assert decode(encode(written)).guided == Guided(copy_source="at six", answer_prefix='{"name"')
     written = from_request(CHAT, max_tokens=5, schema="{}", guided_key="guided_decoding", copy_source="at six")
     assert decode(encode(written)).guided == Guided(json_object=True)
     silent = from_request(CHAT, max_tokens=5, schema="", guided_key="guided_decoding", copy_source="")

@@ -221,13 +221,13 @@ def test_the_rest_of_an_answer_is_held_as_its_beginning(rig: Rig, cut: int) -> N
     with GreedyModel(ASSISTANT.path, slots=1, context=64, threads=1) as model:
         prompt = PromptRenderer(model.chat_template).user(ALARM)
     going_on = Prompt(text=prompt + whole[:cut], parse_special=True)
-    rest = rig.ask(going_on, max_tokens=ANSWER_TOKENS, copy_source="at nine pm", said=whole[:cut]).text
+    rest = rig.ask(going_on, max_tokens=ANSWER_TOKENS, copy_source="at nine pm", answer_prefix=whole[:cut]).text
     assert all(value in "at nine pm" for value in values(whole[:cut] + rest))
 
 
 def test_a_beginning_that_is_no_call_is_gone_on_with_freely(rig: Rig) -> None:
     """It came from somebody else: there is no grammar to go back to, and nothing fails."""
-    answer = rig.ask(Prompt(text="Well,"), max_tokens=4, copy_source=ALARM, said="Well,")
+    answer = rig.ask(Prompt(text="Well,"), max_tokens=4, copy_source=ALARM, answer_prefix="Well,")
     assert answer.end.error == ""
     assert answer.end.completion_tokens > 0
 

@@ -26,7 +26,7 @@ class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     grammar: str = ""
     json_object: bool = False
     copy_source: str | None = None  # of our engine alone (models.llama_cpp.protocol.Job), as is:
-    said: str = ""
+    answer_prefix: str = ""
 
     @property
     def schema(self) -> str:
@@ -107,15 +107,19 @@ def from_request(
     guided_key: GuidedKey,
     temperature: float = 1.0,
     copy_source: str | None = None,
-    said: str = "",
+    answer_prefix: str = "",
 ) -> SamplingParameters:
     """What Triton shall do for one prompt of `request`. Raises InvalidRequest.
 
-    `max_tokens` and `temperature` hold where the caller names none. `schema` is JSON, "" for free text. `utterance` and
-    `said` hold a call of our own engine where there is no schema.
+    `max_tokens` and `temperature` hold where the caller names none. `schema` is JSON, "" for free text. `copy_source` and
+    `answer_prefix` hold a call of our own engine where there is no schema.
     """
     wish = request.sampling
-    rules = _guided(schema) if schema or copy_source is None else Guided(copy_source=copy_source, said=said)
+    rules = (
+        _guided(schema)
+        if schema or copy_source is None
+        else Guided(copy_source=copy_source, answer_prefix=answer_prefix)
+    )
     guided = {guided_key: msgspec.json.encode(rules).decode()} if rules != Guided() else {}
     try:
         extra = msgspec.json.decode(request.extra or "{}", type=_Extra)

@@ -80,9 +80,9 @@ class TokenSampler:
         gbnf: str = "",
         *,
         refusable: bool = False,
-        said: str = "",
+        answer_prefix: str = "",
     ) -> None:
-        """`refusable`: the refusal token may come first, before what the grammar asks for. `said`: of the grammar's
+        """`refusable`: the refusal token may come first, before what the grammar asks for. `answer_prefix`: of the grammar's
         text, what stands in the prompt already; if the grammar does not allow it, it holds nothing.
         """
         self._candidates = candidates
@@ -95,13 +95,13 @@ class TokenSampler:
         self._pieces, self._texts = vocabulary.pieces, vocabulary.texts
         self._letters = codecs.getincrementaldecoder("utf-8")()
         self._whole = True  # no character is half said
-        self._first = vocabulary.refuse if refusable and not said else None  # what may come first in any case
-        self._said = vocabulary.encode(said, special=False).tolist() if said else []
+        self._first = vocabulary.refuse if refusable and not answer_prefix else None  # what may come first in any case
+        self._answer_prefix = vocabulary.encode(answer_prefix, special=False).tolist() if answer_prefix else []
         self.adjusts = bool(self._grammar) or self._bias is not None or self._penalties is not None
 
     def choose(self, row: LogitsRow, context: bindings.Pointer, index: int) -> int:
         """The token after batch place `index`, whose logits are `row` (changed in place); NO_TOKEN at a dead end."""
-        if self._said:
+        if self._answer_prefix:
             self._catch_up()
         if self._penalties is not None:
             self._penalties.apply(row)
@@ -132,7 +132,7 @@ class TokenSampler:
 
     def _catch_up(self) -> None:
         """Take the grammar past what was said before."""
-        for token in self._said:
+        for token in self._answer_prefix:
             if not self._pieces[token]:
                 continue  # a beginning-of-sequence token
             if not self._candidates.allows(self._grammar, token):
@@ -140,7 +140,7 @@ class TokenSampler:
                 self._grammar = 0
                 break
             bindings.accept(self._grammar, token)
-        self._said = []
+        self._answer_prefix = []
 
     def _spells(self, token: int) -> bool:
         """Whether the token's bytes go on with UTF-8."""
