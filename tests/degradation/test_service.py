@@ -271,7 +271,7 @@ async def test_the_rest_of_a_call_is_held_as_its_beginning_was() -> None:
     _, chunks = await bed.ask()
     _, chunks = await bed.ask(bed.call(msgspec.structs.replace(CHAT, resume=end_of(chunks).resume)))
     told = [ask.parameters.guided for triton in bed.tritons.values() for ask in triton.asked]
-    assert told == [Guided(copy_source="tell me"), Guided(copy_source="tell me", said="one two ")]
+    assert told == [Guided(copy_source="tell me"), Guided(copy_source="tell me", answer_prefix="one two ")]
 
 
 async def test_the_rest_may_be_asked_for_under_another_name_of_the_tier() -> None:

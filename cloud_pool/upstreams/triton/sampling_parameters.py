@@ -1,8 +1,8 @@
 """The `sampling_parameters` tensor of Triton's vLLM backend: JSON that the gateway writes and our CPU model reads.
 
-Names and defaults are vLLM's `SamplingParams`; a stock vLLM deployment reads what the gateway writes. Grammars
-travel as that backend takes them: a JSON document inside a string, under `guided_decoding` (up to release 25.08) or
-`structured_outputs`.
+Names and defaults are those of vLLM's `SamplingParams`, so a stock vLLM deployment accepts what the gateway writes.
+Grammars travel in that backend's form: a JSON document inside a string, under `guided_decoding` (up to release 25.08)
+or `structured_outputs`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ from router.types import Request, Sampling
 
 GuidedKey = Literal["guided_decoding", "structured_outputs"]
 ANY_OBJECT = "{}"
-"""The schema that every JSON object obeys (models.llama_cpp.protocol)."""
+"""The JSON schema of any object (models.llama_cpp.protocol)."""
 
 
 class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the output must obey. `grammar` is GBNF here and EBNF in vLLM, so the gateway sends schemas only."""
+    """Constrained decoding. `grammar` is GBNF here and EBNF in vLLM, so the gateway only ever sends schemas.
 
-    json: dict[str, object] | str | None = None  # a schema, or a text that holds one
+    `copy_source` and `answer_prefix` are understood by our engine alone (models.llama_cpp.protocol.Job).
+    """
+
+    json: dict[str, object] | str | None = None  # a schema, or a string that contains one
     grammar: str = ""
     json_object: bool = False
-    copy_source: str | None = None  # of our engine alone (models.llama_cpp.protocol.Job), as is:
+    copy_source: str | None = None
     answer_prefix: str = ""
 
     @property
     def schema(self) -> str:
-        """The JSON schema as text, "" for none. Raises InvalidRequest when it is no object."""
+        """The JSON schema as text, "" for none. Raises InvalidRequest if it is not a JSON object."""
         if self.json is None:
             return ANY_OBJECT if self.json_object else ""
         if isinstance(self.json, str):
@@ -39,12 +42,12 @@ class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
             except msgspec.DecodeError as error:
                 raise InvalidRequest(f"the JSON schema is not an object: {error}") from error
             return self.json
-        # The order of keys stays: it is the order in which the model answers.
+        # Keep the order of keys: the model answers in this order.
         return msgspec.json.encode(self.json).decode()
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """vLLM's parameters as far as our engine has them; a name outside this list is refused."""
+    """The subset of vLLM's parameters that our engine supports; other names are refused."""
 
     n: int = 1
     max_tokens: int | None = 16
@@ -69,17 +72,17 @@ class SamplingParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid
 
     @property
     def guided(self) -> Guided:
-        """Raises InvalidRequest when the document inside the string is not what `Guided` says."""
-        found = self.guided_decoding or self.structured_outputs
-        if not isinstance(found, str):
-            return found or Guided()
+        """The constraints, decoded. Raises InvalidRequest if the string inside is not a valid `Guided` document."""
+        document = self.guided_decoding or self.structured_outputs
+        if not isinstance(document, str):
+            return document or Guided()
         try:
-            return msgspec.json.decode(found, type=Guided)
+            return msgspec.json.decode(document, type=Guided)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"sampling_parameters.guided_decoding: {error}") from error
 
     def sampling(self, index: int) -> Sampling:
-        """For sequence `index` of n: each has a seed of its own, or all would say the same."""
+        """Return the sampling of sequence `index` of n; each gets a seed of its own, or all n would be identical."""
         return Sampling(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -93,8 +96,8 @@ class SamplingParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid
         )
 
 
-class _Extra(msgspec.Struct, frozen=True):
-    """Of the fields that OpenAI does not know, those that vLLM's own server takes and our engine has."""
+class _VllmExtensions(msgspec.Struct, frozen=True):
+    """Request fields outside OpenAI's API that vLLM's server accepts and our engine supports."""
 
     ignore_eos: bool = False
 
@@ -109,12 +112,21 @@ def from_request(
     copy_source: str | None = None,
     answer_prefix: str = "",
 ) -> SamplingParameters:
-    """What Triton shall do for one prompt of `request`. Raises InvalidRequest.
+    """Translate `request` into the parameters for one of its prompts.
 
-    `max_tokens` and `temperature` hold where the caller names none. `schema` is JSON, "" for free text. `copy_source` and
-    `answer_prefix` hold a call of our own engine where there is no schema.
+    Args:
+        request: the client's request.
+        max_tokens: the answer's limit where the request has none.
+        schema: JSON schema of the answer, "" for free text.
+        guided_key: the field under which the tier's vLLM release reads grammars.
+        temperature: used where the request has none.
+        copy_source: without a schema, the text that tool-call arguments must be copied from (our engine only).
+        answer_prefix: the part of such an answer that was already generated.
+
+    Raises:
+        InvalidRequest: a field outside OpenAI's API has the wrong type.
     """
-    wish = request.sampling
+    sampling = request.sampling
     rules = (
         _guided(schema)
         if schema or copy_source is None
@@ -122,22 +134,22 @@ def from_request(
     )
     guided = {guided_key: msgspec.json.encode(rules).decode()} if rules != Guided() else {}
     try:
-        extra = msgspec.json.decode(request.extra or "{}", type=_Extra)
+        extra = msgspec.json.decode(request.extra or "{}", type=_VllmExtensions)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from error
     return SamplingParameters(
         n=request.n,
         max_tokens=request.max_tokens or max_tokens,
-        temperature=_or(wish.temperature, temperature),
-        top_p=_or(wish.top_p, 1.0),
-        top_k=wish.top_k or 0,
-        min_p=_or(wish.min_p, 0.0),
-        presence_penalty=_or(wish.presence_penalty, 0.0),
-        frequency_penalty=_or(wish.frequency_penalty, 0.0),
-        repetition_penalty=_or(wish.repeat_penalty, 1.0),
-        seed=wish.seed,
+        temperature=_or(sampling.temperature, temperature),
+        top_p=_or(sampling.top_p, 1.0),
+        top_k=sampling.top_k or 0,
+        min_p=_or(sampling.min_p, 0.0),
+        presence_penalty=_or(sampling.presence_penalty, 0.0),
+        frequency_penalty=_or(sampling.frequency_penalty, 0.0),
+        repetition_penalty=_or(sampling.repeat_penalty, 1.0),
+        seed=sampling.seed,
         stop=request.stop,
-        logit_bias={str(token): bias for token, bias in wish.logit_bias},
+        logit_bias={str(token): bias for token, bias in sampling.logit_bias},
         logprobs=request.logprobs,
         ignore_eos=extra.ignore_eos,
         **guided,
@@ -151,23 +163,23 @@ def _guided(schema: str) -> Guided:
 
 
 def encode(parameters: SamplingParameters) -> bytes:
-    """`max_tokens` is always written out: the backend's own default of 16 is never meant."""
+    """Encode for the tensor; `max_tokens` is always written, because the backend's default of 16 is never intended."""
     document = msgspec.to_builtins(parameters)
     return msgspec.json.encode({**document, "max_tokens": parameters.max_tokens})
 
 
 def decode(document: bytes | str) -> SamplingParameters:
-    """Numbers may come as strings, as in the backend's own examples. Raises InvalidRequest, naming the key."""
+    """Decode the tensor; numbers may be strings, as in the backend's examples. Raises InvalidRequest naming the key."""
     try:
-        found = msgspec.json.decode(document, type=SamplingParameters, strict=False)
-        bad_tokens = [token for token in found.logit_bias if not token.isascii() or not token.isdigit()]
+        parameters = msgspec.json.decode(document, type=SamplingParameters, strict=False)
+        bad_tokens = [token for token in parameters.logit_bias if not token.isascii() or not token.isdigit()]
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"sampling_parameters: {error}") from error
     if bad_tokens:
         raise InvalidRequest(f"sampling_parameters.logit_bias: {bad_tokens[0]!r} is not a token id")
-    if not 1 <= found.n <= 128:
-        raise InvalidRequest(f"sampling_parameters.n: {found.n} is not between 1 and 128")
-    return found
+    if not 1 <= parameters.n <= 128:
+        raise InvalidRequest(f"sampling_parameters.n: {parameters.n} is not between 1 and 128")
+    return parameters
 
 
 def _or(value: float | None, default: float) -> float:

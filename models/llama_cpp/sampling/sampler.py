@@ -82,8 +82,8 @@ class TokenSampler:
         refusable: bool = False,
         answer_prefix: str = "",
     ) -> None:
-        """`refusable`: the refusal token may come first, before what the grammar asks for. `answer_prefix`: of the grammar's
-        text, what stands in the prompt already; if the grammar does not allow it, it holds nothing.
+        """`refusable`: the refusal token may come first, before what the grammar asks for. `answer_prefix`: the part of
+        the grammar's text that the prompt already holds; if the grammar does not allow it, the grammar is not applied.
         """
         self._candidates = candidates
         self._bias = _bias(sampling, vocabulary)
