@@ -68,7 +68,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Without `grammar` and `json_schema`: constrain the answer to a function call whose arguments are copied from this
     # text (`call_grammar`); the refusal token may come first. None: unconstrained, and so is a job with `ignore_eos`.
     copy_source: str | None = None
-    answer_prefix: str = ""  # beginning of such an answer that stands at the end of the prompt already
+    answer_prefix: str = ""  # the answer so far, where a truncated answer continues: the prompt ends in it
     logprobs: int | None = None
     confidence_tokens: int = 0  # report Confidence for this many first tokens; 0: never
     ignore_eos: bool = False
