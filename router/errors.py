@@ -1,7 +1,7 @@
-"""One error tree. Each class owns its HTTP status and its OpenAI `type` and `code`; nothing else picks a status.
+"""The error tree. Each class owns its HTTP status and its OpenAI `type` and `code`; nothing else chooses a status.
 
-Foreign exceptions are translated into these once, at the adapter that meets them. `phase` says where an attempt broke,
-`retryable` whether another attempt may be made before the first byte reached the client.
+Foreign exceptions are translated to these once, at the adapter that catches them. `phase` says how far an attempt got,
+`retryable` whether another attempt may follow while the client has no byte of the answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ Phase = Literal["connect", "send", "first_token", "stream"]
 
 
 class CausewayError(Exception):
-    """Base. `message` is for people: what, where, what to do. `param` is the path of the offending key, if any."""
+    """The base of all errors that a client can see.
+
+    Args:
+        message: for people: what is wrong, where, what to do.
+        param: the path of the offending key in the request, if any.
+        retry_after_s: the value of `Retry-After`, in seconds, if known.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
@@ -26,96 +32,124 @@ class CausewayError(Exception):
         self.retry_after_s = retry_after_s
 
 
-# --- the request is wrong: nothing was tried -------------------------------------------------------------------------
+# --- the request is invalid: no target was tried ---------------------------------------------------------------------
 
 
 class InvalidRequest(CausewayError):
+    """A value in the request is invalid."""
+
     status = 400
     type = "invalid_request_error"
     code = "invalid_value"
 
 
 class InvalidJSON(InvalidRequest):
+    """The body is not valid JSON."""
+
     code = "invalid_json"
 
 
 class MissingField(InvalidRequest):
+    """A required field is missing."""
+
     code = "missing_required_parameter"
 
 
 class UnknownField(InvalidRequest):
+    """A field is unknown where unknown fields are refused."""
+
     code = "unknown_parameter"
 
 
 class UnsupportedFeature(InvalidRequest):
-    """Valid OpenAI, but no target that may answer can do it."""
+    """The request is valid, but no target that may answer supports it."""
 
     code = "unsupported_feature"
 
 
 class ContextLengthExceeded(InvalidRequest):
+    """The prompt does not fit into the model's context."""
+
     code = "context_length_exceeded"
 
 
 class InvalidGrammar(InvalidRequest):
-    """A JSON schema that cannot be turned into a grammar."""
+    """A JSON schema cannot be converted to a grammar."""
 
     code = "invalid_schema"
 
 
 class BodyTooLarge(InvalidRequest):
+    """The body is larger than the server accepts."""
+
     status = 413
     code = "body_too_large"
 
 
 class RequestTimeout(InvalidRequest):
-    """The request itself did not arrive in time: a slow sender."""
+    """The request did not arrive completely in time."""
 
     status = 408
     code = "request_timeout"
 
 
 class UnsupportedMediaType(InvalidRequest):
+    """The Content-Type or Content-Encoding is not supported."""
+
     status = 415
     code = "unsupported_media_type"
 
 
 class NotFound(InvalidRequest):
+    """The path or the object does not exist."""
+
     status = 404
     code = "not_found"
 
 
 class ModelNotFound(NotFound):
+    """The model does not exist. The message lists the models that do."""
+
     code = "model_not_found"
 
 
 class MethodNotAllowed(InvalidRequest):
+    """The path exists, but not with this HTTP method."""
+
     status = 405
     code = "method_not_allowed"
 
 
 class AuthenticationFailed(CausewayError):
+    """The API key or token is missing or invalid."""
+
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
 
 
 class PermissionDenied(CausewayError):
+    """The client is known, but may not do this."""
+
     status = 403
     type = "permission_error"
     code = "permission_denied"
 
 
-# --- not now ---------------------------------------------------------------------------------------------------------
+# --- the request is valid, but cannot be served now ------------------------------------------------------------------
 
 
 class RateLimited(CausewayError):
+    """The client sends more requests, or uses more tokens, than it may."""
+
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
 
 
 class QueueFull(CausewayError):
+    """The queue is full, or every target is saturated."""
+
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
@@ -123,7 +157,7 @@ class QueueFull(CausewayError):
 
 
 class Shed(CausewayError):
-    """There is more to do than can be done, and this could not be done in its time, or matters less than the rest."""
+    """Overload: the request could not be served in time, or has less priority than the others."""
 
     status = 503
     code = "overloaded"
@@ -131,26 +165,30 @@ class Shed(CausewayError):
 
 
 class Draining(CausewayError):
+    """The server is shutting down and accepts no new requests."""
+
     status = 503
     type = "server_error"
     code = "draining"
 
 
 class IdentityUnavailable(CausewayError):
-    """Who asks cannot be established now: what tells revoked tokens from others is out of reach."""
+    """The client's identity cannot be verified now: the list of revoked tokens is unreachable."""
 
     status = 503
     code = "identity_unavailable"
 
 
 class DeadlineExceeded(CausewayError):
+    """The request's deadline passed before the answer was complete."""
+
     status = 504
     type = "timeout_error"
     code = "deadline_exceeded"
 
 
 class NoRoute(CausewayError):
-    """Constraints, wishes or abilities left no target: fail closed. The message names what cut each one."""
+    """Constraints, preferences or abilities exclude every target. The message says what excludes each one."""
 
     status = 503
     type = "routing_error"
@@ -158,7 +196,7 @@ class NoRoute(CausewayError):
 
 
 class AllAttemptsFailed(CausewayError):
-    """Every attempt's reason is in the message."""
+    """Every attempt failed. The message has the reason of each."""
 
     status = 503
     type = "routing_error"
@@ -166,17 +204,17 @@ class AllAttemptsFailed(CausewayError):
 
 
 class ClientGone(CausewayError):
-    """The caller left; nobody reads this, the record does."""
+    """The client disconnected. The error is recorded, not sent."""
 
     status = 499
     code = "client_gone"
 
 
-# --- an attempt broke ------------------------------------------------------------------------------------------------
+# --- an attempt failed -----------------------------------------------------------------------------------------------
 
 
 class BackendError(CausewayError):
-    """A target failed. `phase` says how far it got."""
+    """A target failed. `phase` says how far the attempt got."""
 
     status = 502
     type = "backend_error"
@@ -196,66 +234,68 @@ class BackendError(CausewayError):
 
 
 class EngineUnavailable(BackendError):
-    """The engine is starting, backing off after a crash, or has no model."""
+    """The engine is starting, waits before a restart after a crash, or has no model."""
 
     status = 503
     code = "engine_unavailable"
 
 
 class EngineCrashed(BackendError):
+    """The engine process died while it worked on the request."""
+
     code = "engine_crashed"
 
 
 class EngineOutOfMemory(BackendError):
-    """No KV space left, even after idle prefixes were evicted."""
+    """The KV cache is full, even after idle prefixes were evicted."""
 
     status = 503
     code = "engine_out_of_memory"
 
 
 class EngineTimeout(BackendError):
-    """No first token, or no whole answer, in the target's time."""
+    """The first token, or the whole answer, did not arrive within the target's time."""
 
     status = 504
     code = "engine_timeout"
 
 
 class CloudUnreachable(BackendError):
-    """Refused, no route, DNS, TLS."""
+    """The connection failed: refused, no network route, DNS, TLS."""
 
     status = 503
     code = "cloud_unreachable"
 
 
 class CloudTimeout(BackendError):
-    """No first token, or no whole answer, in the target's time."""
+    """The first token, or the whole answer, did not arrive within the target's time."""
 
     status = 504
     code = "cloud_timeout"
 
 
 class CloudSaturated(BackendError):
-    """The cloud said 429 or 503."""
+    """The cloud answered 429 or 503."""
 
     status = 503
     code = "cloud_saturated"
 
 
 class CloudUnavailable(BackendError):
-    """The cloud answers, and says that nothing behind it can: no replica lives, say. The way to it is well."""
+    """The cloud is reachable, but reports that no server behind it can answer."""
 
     status = 503
     code = "cloud_unavailable"
 
 
 class CloudRejected(BackendError):
-    """The cloud said 4xx: our credentials, or a body that it refuses."""
+    """The cloud answered 4xx: it refuses our credentials or the body."""
 
     code = "cloud_rejected"
 
 
 class CloudFailed(BackendError):
-    """The cloud said 5xx, or broke the protocol."""
+    """The cloud answered 5xx or violated the protocol."""
 
     code = "cloud_failed"
 
@@ -267,21 +307,23 @@ class StreamBroken(BackendError):
 
 
 class LowConfidence(BackendError):
-    """Not a fault: the first tokens were not sure enough, the next attempt answers (a handoff)."""
+    """Not a fault: the confidence of the first tokens was too low, so the next target answers (a handoff)."""
 
     code = "low_confidence"
 
 
 class BreakerOpen(BackendError):
+    """The circuit breaker of the target is open: no request was sent."""
+
     status = 503
     code = "breaker_open"
 
 
-# --- files of the operator -------------------------------------------------------------------------------------------
+# --- the operator's files --------------------------------------------------------------------------------------------
 
 
 class ConfigError(CausewayError):
-    """A config or policy file is wrong. `where` is ``file:line: key.path`` as far as each is known."""
+    """A configuration file is invalid. `where` is ``file:line: key.path``, as far as each is known."""
 
     code = "invalid_config"
 
@@ -291,4 +333,6 @@ class ConfigError(CausewayError):
 
 
 class PolicyError(ConfigError):
+    """A policy file is invalid."""
+
     code = "invalid_policy"

@@ -234,9 +234,9 @@ ReasonCode = Literal[
     "signal_absent",  # the rule needs a signal that this box cannot read: it does not hold
     "rule_failed",  # the expression raised (a type mismatch at run time): it does not hold
     "constraint_held",
-    "constraint_cut",  # a constraint removed a target
-    "wish_cut",  # the caller's wish removed a target
-    "wish_ordered",  # the caller's wish moved a target forward
+    "constraint_excluded",  # a constraint removed a target
+    "preference_excluded",  # the caller's wish removed a target
+    "preference_ordered",  # the caller's wish moved a target forward
     "model_named",  # the caller named a target instead of `auto`
     "continued",  # the rest of an answer comes from where its start came from
     "target_unable",  # the target cannot do what was asked (an image, embeddings, tools)

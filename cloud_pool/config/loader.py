@@ -70,7 +70,7 @@ def _read(path: Path, positions: dict[str, str]) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(error), where=str(path)) from error
     except strict_yaml.YamlError as fault:
-        raise ConfigError(fault.problem.message, where=str(fault.problem.place)) from fault
+        raise ConfigError(fault.problem.message, where=str(fault.problem.location)) from fault
     document = _plain(tree, positions)
     try:
         return msgspec.convert(document, Config)
@@ -83,13 +83,13 @@ def _read(path: Path, positions: dict[str, str]) -> Config:
 
 def _plain(tree: strict_yaml.Tree, positions: dict[str, str]) -> object:
     """Convert a YAML tree to plain values; `positions` collects each key's file and line."""
-    positions[tree.place.path] = str(tree.place)
+    positions[tree.location.path] = str(tree.location)
     if isinstance(tree, strict_yaml.Mapping):
         pairs = zip(tree.keys, tree.values, strict=True)
         found = {}
         for key, value in pairs:
             found[key.text] = _plain(value, positions)
-            positions[key.place.path] = str(key.place)
+            positions[key.location.path] = str(key.location)
         return found
     if isinstance(tree, strict_yaml.Sequence):
         return [_plain(item, positions) for item in tree.items]
@@ -105,13 +105,13 @@ def _scalar(scalar: strict_yaml.Scalar) -> object:
         if kind == "float":
             return float(text.replace("_", ""))
     except ValueError as error:
-        raise ConfigError(f"{text!r} is not a plain number", where=str(scalar.place)) from error
+        raise ConfigError(f"{text!r} is not a plain number", where=str(scalar.location)) from error
     if kind == "bool":
         return text.lower() in ("true", "yes", "on")
     if kind == "null":
         return None
     if kind == "other":
-        raise ConfigError(f"{text!r} is a YAML date or binary; quote it if text is meant", where=str(scalar.place))
+        raise ConfigError(f"{text!r} is a YAML date or binary; quote it if text is meant", where=str(scalar.location))
     return text
 
 

@@ -22,7 +22,15 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from router.telemetry import PROVIDER, Attributes, asked, failed, messaging_attributes, span_name, used
+from router.telemetry import (
+    PROVIDER,
+    Attributes,
+    error_attributes,
+    messaging_attributes,
+    request_attributes,
+    span_name,
+    usage_attributes,
+)
 from router.types import Request, Usage
 
 from ..config.schema import TracingConfig
@@ -50,7 +58,7 @@ class OtelTracing:
 
     def begin(self, request: Request, id: str, traceparent: str) -> OtelTrace:  # noqa: A002 -- of the request
         parent = _context(traceparent)
-        carried = {"causeway.request": id, **asked(request)}
+        carried = {"causeway.request": id, **request_attributes(request)}
         name = span_name(request.kind, request.model)
         return OtelTrace(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER, carried))
 
@@ -82,7 +90,7 @@ class OtelJobTrace:
         carried = {
             "causeway.request": job,
             "causeway.attempt": attempt,
-            **asked(request),
+            **request_attributes(request),
             **messaging_attributes("process", queue, job),
         }
         span = self._tracer.start_span(f"process {queue}", sent, SpanKind.CONSUMER, carried, _links(sent))
@@ -136,7 +144,9 @@ class OtelTrace:
     def end(self, *, tier: str, outcome: str, usage: Usage, headers: Mapping[str, str]) -> None:
         told = {name.replace(_TOLD, "causeway."): value for name, value in headers.items() if name.startswith(_TOLD)}
         error = "" if outcome == _OK else outcome
-        self._span.set_attributes({"gen_ai.response.model": tier, **told, **used(usage), **failed(error)})
+        self._span.set_attributes(
+            {"gen_ai.response.model": tier, **told, **usage_attributes(usage), **error_attributes(error)}
+        )
         if error:
             self._span.set_status(Status(StatusCode.ERROR, error))
         self._span.end()
@@ -158,7 +168,7 @@ class OtelSpan:
             return
         self._span.set_attributes(said or {})
         if error:
-            self._span.set_attributes(failed(error))
+            self._span.set_attributes(error_attributes(error))
             self._span.set_status(Status(StatusCode.ERROR, error))
         self._span.end()
 

@@ -46,20 +46,20 @@ def read_yaml(text: str, file: str, leaves: Leaves, base: Path = Path()) -> dict
     try:
         tree = strict_yaml.read_yaml(text, file)
     except strict_yaml.YamlError as fault:
-        raise ConfigError(fault.problem.message, where=str(fault.problem.place)) from fault
+        raise ConfigError(fault.problem.message, where=str(fault.problem.location)) from fault
     found: dict[str, Setting] = {}
     _walk(tree, leaves, base, found)
     return found
 
 
 def _walk(tree: strict_yaml.Tree, leaves: Leaves, base: Path, found: dict[str, Setting]) -> None:
-    if isinstance(tree, strict_yaml.Scalar) and tree.kind == "null" and tree.place.path:
+    if isinstance(tree, strict_yaml.Scalar) and tree.kind == "null" and tree.location.path:
         return  # a section whose keys are all commented out
     if not isinstance(tree, strict_yaml.Mapping):
-        raise ConfigError("must be a mapping of keys", where=str(tree.place))
+        raise ConfigError("must be a mapping of keys", where=str(tree.location))
     for name, value in zip(tree.keys, tree.values, strict=True):
-        key = name.place.path
-        where = str(msgspec.structs.replace(name.place, path=""))
+        key = name.location.path
+        where = str(msgspec.structs.replace(name.location, path=""))
         if key in leaves:
             found[key] = Setting(_plain(value), where, base=base)
         elif any(leaf.startswith(f"{key}.") for leaf in leaves):

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from router.telemetry import asked, outcome_attributes, span_name, tried
+from router.telemetry import attempt_attributes, outcome_attributes, request_attributes, span_name
 from router.types import AttemptRecord, DecisionRecord, Request
 
 from ..config.schema import TracingConfig
@@ -75,7 +75,7 @@ class RequestTracer:
         """
         parent = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else Context()
         span = self._tracer.start_span(
-            span_name(request.kind, request.model), parent, SpanKind.SERVER, asked(request), start_time=_ns(now)
+            span_name(request.kind, request.model), parent, SpanKind.SERVER, request_attributes(request), start_time=_ns(now)
         )
         return RequestTrace(self._tracer, self._ids, span)
 
@@ -137,7 +137,7 @@ class RequestTrace:
         started_at = request_started_at + attempt.started_ms / 1000.0
         self._ids.reserved = self._attempt_span_ids[number] if number < len(self._attempt_span_ids) else None
         span = self._tracer.start_span(
-            f"attempt {attempt.target}", parent, kind, tried(attempt), start_time=_ns(started_at)
+            f"attempt {attempt.target}", parent, kind, attempt_attributes(attempt), start_time=_ns(started_at)
         )
         if attempt.ttft_ms is not None:
             span.add_event("first token", timestamp=_ns(started_at + attempt.ttft_ms / 1000.0))

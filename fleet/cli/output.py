@@ -41,10 +41,10 @@ def lint_report(checked: Sequence[CheckedPolicy]) -> LintReport:
         warnings=sum(problem.severity == "warning" for problem in problems),
         problems=tuple(
             ProblemReport(
-                problem.place.file,
-                problem.place.line,
-                problem.place.column,
-                problem.place.path,
+                problem.location.file,
+                problem.location.line,
+                problem.location.column,
+                problem.location.path,
                 problem.severity,
                 problem.message,
             )
@@ -56,9 +56,9 @@ def lint_report(checked: Sequence[CheckedPolicy]) -> LintReport:
 def print_problems(console: Console, problems: Sequence[Problem]) -> None:
     """``file:line:column: error: message [key]``, which editors and CI systems know how to link."""
     for problem in problems:
-        place = msgspec.structs.replace(problem.place, path="")
-        key = f" [{problem.place.path}]" if problem.place.path else ""
-        line = Text.assemble(f"{place}: ", (problem.severity, _STYLE[problem.severity]), f": {problem.message}{key}")
+        location = msgspec.structs.replace(problem.location, path="")
+        key = f" [{problem.location.path}]" if problem.location.path else ""
+        line = Text.assemble(f"{location}: ", (problem.severity, _STYLE[problem.severity]), f": {problem.message}{key}")
         console.print(line, soft_wrap=True)
 
 
@@ -79,10 +79,10 @@ def print_run(console: Console, run: CaseRun) -> None:
     for result in run.results:
         if not result.differences:
             continue
-        place = msgspec.structs.replace(result.place, path="")
-        console.print(Text.assemble(f"{place}: ", ("FAIL", "bold red"), f" {result.name}"), soft_wrap=True)
+        location = msgspec.structs.replace(result.location, path="")
+        console.print(Text.assemble(f"{location}: ", ("FAIL", "bold red"), f" {result.name}"), soft_wrap=True)
         for difference in result.differences:
-            console.print(Text(f"    {difference.what}"))
+            console.print(Text(f"    {difference.key}"))
             console.print(Text(f"      - expected  {difference.expected}", "green"), soft_wrap=True)
             console.print(Text(f"      + found     {difference.found}", "red"), soft_wrap=True)
     if run.results:

@@ -66,15 +66,15 @@ def run_file(path: Path) -> CaseRun:
         text = path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
         return CaseRun(path, "", (), (Problem(SourceLocation(str(path)), error.strerror or str(error)),))
-    cases, document, problems = read_cases(text, str(path))
+    cases, locations, problems = read_cases(text, str(path))
     if cases is None or problems:
         return CaseRun(path, "", (), problems)
     checked = check_file(path.parent / cases.policy)
     if checked.policy is None:
-        broken = Problem(document.place("policy"), f"the policy {cases.policy} is broken or missing")
+        broken = Problem(locations.find("policy"), f"the policy {cases.policy} is broken or missing")
         return CaseRun(path, "", (), (broken, *checked.problems))
     label = f"{checked.policy.name}@{checked.policy.revision}"
-    return CaseRun(path, label, tuple(run_cases(cases, document, checked.policy)), ())
+    return CaseRun(path, label, tuple(run_cases(cases, locations, checked.policy)), ())
 
 
 def _yaml_in(folder: Path) -> list[Path]:

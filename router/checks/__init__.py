@@ -1,0 +1,1 @@
+"""Checks of a policy beyond its own file: `cases` runs test cases against it."""

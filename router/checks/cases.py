@@ -1,6 +1,6 @@
-"""Cases of a policy: a request and the box's signals, and what shall be decided. Read strictly, run purely.
+"""Test cases of a policy: a request, the box's signals, and the expected decision. Strictly parsed, run without I/O.
 
-A case says only what matters to it: what `expect` leaves out is not compared.
+A case states only what matters to it: what `expect` leaves out is not compared.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ..types import (
 
 
 class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The ask, by its signals. `prompt_tokens` left out: the edge model is not there to count."""
+    """The request, by its signals. Without `prompt_tokens` the edge model counts as not running."""
 
     kind: Kind = "chat"
     model: str = AUTO
@@ -80,11 +80,11 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaseEdge(EdgeSignals, frozen=True):
-    quality: float | None = None  # an estimate of the request's own, written where policies name it
+    quality: float | None = None  # an estimate about the request, under the name that policies use
 
 
 class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The box. A signal that is left out is absent."""
+    """The signals of the box. One that is left out is absent."""
 
     device: DeviceSignals = DeviceSignals()
     edge: CaseEdge = CaseEdge()
@@ -99,7 +99,7 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What shall come out. `reasons`: each must be among the decision's, compared in the fields that it has."""
+    """The expected decision. Each of `reasons` must be among the decision's, compared in the fields that it has."""
 
     route: str | UnsetType = UNSET  # the rule that decided; "" for none
     targets: tuple[str, ...] | UnsetType = UNSET  # in order, the last resort after a handoff included
@@ -128,32 +128,33 @@ class CaseFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    what: str  # a key of `expect`
+    key: str  # of `expect`
     expected: str
     found: str
 
 
 class CaseResult(msgspec.Struct, frozen=True):
     name: str
-    place: SourceLocation
+    location: SourceLocation
     differences: tuple[Difference, ...]
 
 
 def read_cases(text: str, file: str) -> tuple[CaseFile | None, KeyLocations, tuple[Problem, ...]]:
     """Parse a case file. `file` is its name in messages; each fault is a problem with its location."""
-    cases, document, problems = read_struct(text, file, CaseFile)
+    cases, locations, problems = read_struct(text, file, CaseFile)
     if cases is not None:
         problems = tuple(
-            Problem(document.place(f"cases[{index}].expect"), "expects nothing: name `targets`, `cache` or `error`")
+            Problem(locations.find(f"cases[{index}].expect"), "expects nothing: add `targets`, `cache` or `error`")
             for index, case in enumerate(cases.cases)
             if case.expect == Expect()
         )
-    return cases, document, problems
+    return cases, locations, problems
 
 
-def run_cases(cases: CaseFile, document: KeyLocations, policy: Policy) -> list[CaseResult]:
+def run_cases(cases: CaseFile, locations: KeyLocations, policy: Policy) -> list[CaseResult]:
+    """Decide each case under `policy` and compare the decision with `expect`."""
     return [
-        CaseResult(case.name, document.place(f"cases[{index}]"), tuple(_compare(case, policy)))
+        CaseResult(case.name, locations.find(f"cases[{index}]"), tuple(_compare(case, policy)))
         for index, case in enumerate(cases.cases)
     ]
 
@@ -170,52 +171,54 @@ def _compare(case: Case, policy: Policy) -> list[Difference]:
     return [
         *_differ("error", expect.error, "none"),
         *_differ("route", expect.route, decision.rule),
-        *_differ("targets", _listed(expect.targets), _listed(tuple(a.target.name for a in decision.attempts))),
+        *_differ(
+            "targets", _target_list(expect.targets), _target_list(tuple(a.target.name for a in decision.attempts))
+        ),
         *_differ("handoff", expect.handoff, any(a.handoff is not None for a in decision.attempts)),
         *_differ("on_device", expect.on_device, decision.on_device),
         *_differ("private", expect.private, decision.private),
-        *_differ("cache", _ttl(expect.cache), _planned(plan)),
+        *_differ("cache", _expected_ttl(expect.cache), _planned_ttl(plan)),
         *_missing("reasons", expect.reasons, decision),
         *_missing("cache_reasons", expect.cache_reasons, plan),
     ]
 
 
-def _differ(what: str, expected: object, found: object) -> list[Difference]:
+def _differ(key: str, expected: object, found: object) -> list[Difference]:
     if isinstance(expected, UnsetType):
-        # A refusal that nobody expected is a difference; the absence of one is not.
-        return [Difference(what, "none", str(found))] if what == "error" and found != "none" else []
-    return [] if expected == found else [Difference(what, str(expected) or "(none)", str(found) or "(none)")]
+        # An unexpected error is a difference; the absence of one is not.
+        return [Difference(key, "none", str(found))] if key == "error" and found != "none" else []
+    return [] if expected == found else [Difference(key, str(expected) or "(none)", str(found) or "(none)")]
 
 
-def _listed(targets: tuple[str, ...] | UnsetType) -> str | UnsetType:
+def _target_list(targets: tuple[str, ...] | UnsetType) -> str | UnsetType:
     return targets if isinstance(targets, UnsetType) else f"[{', '.join(targets)}]"
 
 
-def _ttl(cache: str | UnsetType) -> str | UnsetType:
+def _expected_ttl(cache: str | UnsetType) -> str | UnsetType:
     return cache if isinstance(cache, UnsetType) or cache == "bypass" else f"{seconds(cache):g}s"
 
 
-def _planned(plan: CachePlan) -> str:
+def _planned_ttl(plan: CachePlan) -> str:
     return "bypass" if plan.exact is None else f"{plan.exact.ttl_s:g}s"
 
 
-def _missing(what: str, expected: tuple[Reason, ...], told: Decision | CachePlan) -> list[Difference]:
-    found = "; ".join(_said(reason) for reason in told.reasons) or "(none)"
+def _missing(key: str, expected: tuple[Reason, ...], decided: Decision | CachePlan) -> list[Difference]:
+    found = "; ".join(_text(reason) for reason in decided.reasons) or "(none)"
     return [
-        Difference(what, _said(wanted), found)
-        for wanted in expected
-        if not any(_matches(wanted, reason) for reason in told.reasons)
+        Difference(key, _text(reason), found)
+        for reason in expected
+        if not any(_matches(reason, actual) for actual in decided.reasons)
     ]
 
 
-def _matches(wanted: Reason, reason: Reason) -> bool:
+def _matches(expected: Reason, actual: Reason) -> bool:
     return (
-        wanted.code == reason.code
-        and wanted.rule in ("", reason.rule)
-        and wanted.target in ("", reason.target)
-        and wanted.detail in reason.detail
+        expected.code == actual.code
+        and expected.rule in ("", actual.rule)
+        and expected.target in ("", actual.target)
+        and expected.detail in actual.detail
     )
 
 
-def _said(reason: Reason) -> str:
+def _text(reason: Reason) -> str:
     return " ".join(part for part in (reason.code, reason.rule, reason.target, reason.detail) if part)

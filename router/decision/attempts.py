@@ -362,7 +362,7 @@ def no_route(decision: Decision) -> NoRoute:
     exclusions = [
         f"{reason.target or 'no target'} ({reason.code}{': ' + reason.rule if reason.rule else ''})"
         for reason in decision.reasons
-        if reason.code in ("constraint_cut", "wish_cut", "target_unable")
+        if reason.code in ("constraint_excluded", "preference_excluded", "target_unable")
     ]
     detail = ", ".join(exclusions) or "no route of the policy holds"
     return NoRoute(f"policy {decision.policy}@{decision.revision} leaves no target: {detail}")

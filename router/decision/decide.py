@@ -153,7 +153,7 @@ def _attempts(
     targets = route.targets if route is not None else named
     allowed = _exclude(targets, request.hints.prefer, bound, _required_abilities(request), reasons)  # (3)
     if not allowed:
-        reasons.append(Reason("no_route", rule="" if route is None else route.name, detail="every target was cut"))
+        reasons.append(Reason("no_route", rule="" if route is None else route.name, detail="every target is excluded"))
         return _NO_ATTEMPTS
     preferred = _prefer(allowed, request.hints.prefer, reasons)  # (4)
     ordered = _move_down_targets_last(preferred, snapshot.down, reasons)
@@ -175,9 +175,9 @@ def _exclude(
     only = _ONLY.get(prefer)
     for target in targets:
         if bound and target.at != "edge":
-            reasons.append(Reason("constraint_cut", rule=bound[0].name, target=target.name))
+            reasons.append(Reason("constraint_excluded", rule=bound[0].name, target=target.name))
         elif only is not None and target.at != only:
-            reasons.append(Reason("wish_cut", rule=prefer or "", target=target.name))
+            reasons.append(Reason("preference_excluded", rule=prefer or "", target=target.name))
         elif missing := [ability for ability in required if ability not in target.can]:
             reasons.append(Reason("target_unable", target=target.name, detail=", ".join(missing)))
         else:
@@ -191,7 +191,7 @@ def _prefer(targets: tuple[Target, ...], prefer: Prefer | None, reasons: list[Re
         return targets
     moved = tuple(sorted(targets, key=lambda target: target.at != first))
     reasons += [
-        Reason("wish_ordered", rule=prefer or "", target=target.name)
+        Reason("preference_ordered", rule=prefer or "", target=target.name)
         for target in moved
         if target.at == first and moved.index(target) < targets.index(target)
     ]

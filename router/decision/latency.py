@@ -1,4 +1,4 @@
-"""How fast things are lately: a mean that forgets, quantiles of a window. Explicit monotonic time, bounded memory."""
+"""Recent latency: a mean that decays with time, and quantiles of a window. Explicit monotonic time, bounded memory."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections import deque
 
 
 class Ewma:
-    """A mean in which a sample weighs half as much after each `half_life_s`. Unit: that of the samples.
+    """An exponentially weighted mean: the weight of a sample halves every `half_life_s`. Unit: that of the samples.
 
-    Weights decay with time, not with count: ten samples at once weigh ten times one, and a silent source fades.
-    Source: exponential decay by age, as in https://dimacs.rutgers.edu/~graham/pubs/papers/fwddecay.pdf (section 3).
+    Weights decay with time, not with the number of samples: ten samples at once weigh ten times as much as one, and
+    without new samples the mean expires. Source: exponential decay by age, section 3 of
+    https://dimacs.rutgers.edu/~graham/pubs/papers/fwddecay.pdf.
     """
 
-    def __init__(self, half_life_s: float, *, faded: float = 1 / 64) -> None:
-        """`faded`: below this weight (six half-lives after one sample) the mean says nothing any more."""
+    def __init__(self, half_life_s: float, *, expired: float = 1 / 64) -> None:
+        """`expired`: below this weight (six half-lives after one sample) the mean counts as unknown."""
         self._half_life_s = half_life_s
-        self._faded = faded
+        self._expired = expired
         self._sum = 0.0
         self._weight = 0.0
         self._at = 0.0
@@ -28,8 +29,8 @@ class Ewma:
         self._at = max(self._at, now)
 
     def value(self, now: float) -> float | None:
-        """The mean; None if there was no sample, or only long ago."""
-        if self._weight * self._decay(now) < self._faded:
+        """Return the mean; None without recent samples."""
+        if self._weight * self._decay(now) < self._expired:
             return None
         return self._sum / self._weight
 
@@ -40,7 +41,7 @@ class Ewma:
 
 
 class Window:
-    """The newest `size` samples of the last `window_s`, for quantiles. A read sorts: O(size log size)."""
+    """The newest `size` samples of the last `window_s` seconds. Reading a quantile sorts them: O(size log size)."""
 
     def __init__(self, window_s: float, size: int = 512) -> None:
         self._window_s = window_s
@@ -53,13 +54,13 @@ class Window:
         return len(self._recent(now))
 
     def quantile(self, q: float, now: float) -> float | None:
-        """The smallest sample that at least the share `q` (0..1) does not exceed; None without samples."""
+        """Return the smallest sample that a share `q` (0..1) of the samples does not exceed; None without samples."""
         if not 0.0 <= q <= 1.0:
             raise ValueError(f"not a share: {q!r}")
         values = sorted(self._recent(now))
         if not values:
             return None
-        rank = math.ceil(q * len(values) - 1e-9)  # 0.07 * 100 is a little more than 7
+        rank = math.ceil(q * len(values) - 1e-9)  # 0.07 * 100 is slightly above 7 in floating point
         return values[max(0, rank - 1)]
 
     def _recent(self, now: float) -> list[float]:

@@ -1,7 +1,6 @@
-"""What was spent: the last hour, the local day, the local month. Explicit Unix time, bounded memory, restorable.
+"""Spending in the last hour, the local day and the local month. Explicit Unix time, bounded memory, restorable.
 
-Money must not be forgotten because a clock was wrong: days are kept by their date, so a clock that jumps there and back
-finds its day again.
+Amounts are kept by date, so that a clock that jumps forth and back loses no spending.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ import msgspec
 
 from ..types import SpendSignals
 
-_DAYS = 62  # two months: this one whole, wherever the clock stands
+_DAYS = 62  # two months: the current one is always complete
 _HOUR_MINUTES = 60
 
 
 class SpendState(msgspec.Struct, frozen=True):
-    """What a restart needs. Dates are local, ISO 8601."""
+    """The state to restore after a restart. Dates are local, ISO 8601."""
 
     days: tuple[tuple[str, float], ...] = ()  # (date, USD), oldest first
     minutes: tuple[tuple[int, float], ...] = ()  # (Unix minute, USD)
 
 
 class SpendTracker:
-    """Counts USD. `zone` None is the zone of the system."""
+    """Adds up spending in USD. `zone` None means the time zone of the system."""
 
     def __init__(self, zone: tzinfo | None = None, restored: SpendState | None = None) -> None:
         state = restored or SpendState()
@@ -33,7 +32,7 @@ class SpendTracker:
         self._minutes = dict(state.minutes)
 
     def add(self, usd: float, now_unix: float) -> None:
-        """Raises ValueError for an amount that is negative or no number."""
+        """Add an amount. Raises ValueError if it is negative or not finite."""
         if not 0.0 <= usd < float("inf"):
             raise ValueError(f"not an amount of money: {usd!r}")
         if usd == 0.0:
@@ -41,7 +40,7 @@ class SpendTracker:
         day, minute = self._day(now_unix), int(now_unix // 60)
         self._days[day] = self._days.get(day, 0.0) + usd
         self._minutes[minute] = self._minutes.get(minute, 0.0) + usd
-        self._forget(minute, day)
+        self._drop_distant(minute, day)
 
     def signals(self, now_unix: float) -> SpendSignals:
         minute, day = int(now_unix // 60), self._day(now_unix)
@@ -58,8 +57,8 @@ class SpendTracker:
     def _day(self, now_unix: float) -> str:
         return datetime.fromtimestamp(now_unix, timezone.utc).astimezone(self._zone).date().isoformat()
 
-    def _forget(self, minute: int, day: str) -> None:
-        # Distance and not age: what a clock far in the future left behind must not push out the days that count.
+    def _drop_distant(self, minute: int, day: str) -> None:
+        # By distance, not by age: entries from a clock far in the future must not push out the days that count.
         self._minutes = {when: usd for when, usd in self._minutes.items() if abs(when - minute) < _HOUR_MINUTES}
         if len(self._days) > _DAYS:
             today = date.fromisoformat(day)

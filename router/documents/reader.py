@@ -1,7 +1,7 @@
-"""A YAML tree read into a msgspec struct; every mistake is reported, each with its place, not only the first.
+"""A YAML tree → a msgspec struct. Every mistake is reported with its location, not only the first one.
 
-The struct is the grammar: its fields are the keys, `Meta` gives bounds and patterns, and `Meta(title=…)` the words for
-what was expected. The same struct makes the JSON schema, so that editors and the daemon hold one opinion.
+The struct is the grammar: its fields are the keys, `Meta` gives bounds and patterns, and `Meta(title=…)` describes the
+expected value in messages. The JSON schema is made from the same struct, so editors and the daemon agree.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ _FLOAT = re.compile(r"[-+]?[0-9]{1,17}(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?", r
 
 
 class KeyLocations(msgspec.Struct, frozen=True):
-    """Where each key of the file is, by path (``routes[1].when``)."""
+    """The location of each key of a file, by path (``routes[1].when``)."""
 
     scalars: dict[str, Scalar]
-    places: dict[str, SourceLocation]
+    by_path: dict[str, SourceLocation]
 
-    def place(self, path: str) -> SourceLocation:
-        """The place of a key, or of the nearest key around it if the file does not have it."""
-        while path and path not in self.places:
+    def find(self, path: str) -> SourceLocation:
+        """Return the location of a key, or of the nearest enclosing key if the file does not have it."""
+        while path and path not in self.by_path:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        return self.places[path]
+        return self.by_path[path]
 
 
 def read_struct(text: str, file: str, kind: type[T]) -> tuple[T | None, KeyLocations, tuple[Problem, ...]]:
-    """Reads `text` as `kind`. The value is None exactly if there are problems. Raises nothing."""
+    """Read `text` as `kind`. The value is None exactly if there are problems. Raises nothing."""
     try:
         tree = read_yaml(text, file)
-    except YamlError as fault:
-        return None, KeyLocations({}, {"": SourceLocation(file)}), (fault.problem,)
+    except YamlError as error:
+        return None, KeyLocations({}, {"": SourceLocation(file)}), (error.problem,)
     reader = _Reader()
     plain = reader.read(tree, shapes.type_info(kind), "")
-    document = KeyLocations(reader.scalars, reader.places)
+    locations = KeyLocations(reader.scalars, reader.locations)
     if reader.problems or plain is None:
-        return None, document, tuple(reader.problems)
+        return None, locations, tuple(reader.problems)
     try:
-        return msgspec.convert(plain, kind), document, ()
-    except msgspec.ValidationError as error:  # a bound that the reader below does not know: never seen, never silent
-        return None, document, (Problem(tree.place, str(error)),)
+        return msgspec.convert(plain, kind), locations, ()
+    except msgspec.ValidationError as error:  # a bound that the reader below does not check
+        return None, locations, (Problem(tree.location, str(error)),)
 
 
 class _Reader:
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.scalars: dict[str, Scalar] = {}
-        self.places: dict[str, SourceLocation] = {}
+        self.locations: dict[str, SourceLocation] = {}
 
     def read(self, tree: Tree, kind: shapes.Type, title: str) -> Plain | None:
-        """The plain value, or None after a problem was reported."""
-        self.places.setdefault(tree.place.path, tree.place)
+        """Return the plain value, or None after reporting a problem."""
+        self.locations.setdefault(tree.location.path, tree.location)
         if isinstance(kind, shapes.Metadata):
-            words = (kind.extra_json_schema or {}).get("title", title)
-            return self.read(tree, kind.type, words if isinstance(words, str) else title)
+            own_title = (kind.extra_json_schema or {}).get("title", title)
+            return self.read(tree, kind.type, own_title if isinstance(own_title, str) else title)
         if isinstance(kind, shapes.UnionType):  # only `X | None`: the key may be left out
             inner = next(option for option in kind.types if not isinstance(option, shapes.NoneType))
             return self.read(tree, inner, title)
         if isinstance(tree, Scalar) and tree.kind == "null":
-            return self._wrong(tree, "is empty: give a value or leave the key out")
+            return self._report(tree, "is empty: give a value or leave the key out")
         if isinstance(kind, shapes.StructType):
             return self._struct(tree, kind)
         if isinstance(kind, shapes.DictType):
@@ -80,15 +80,15 @@ class _Reader:
 
     def _struct(self, tree: Tree, kind: shapes.StructType) -> Plain | None:
         if not isinstance(tree, Mapping):
-            return self._wrong(tree, "must be a mapping of keys to values")
+            return self._report(tree, "must be a mapping of keys to values")
         fields = {field.encode_name: field for field in kind.fields}
         values: dict[str, Plain] = {}
         for key, value in zip(tree.keys, tree.values, strict=True):
             field = fields.get(key.text)
-            self.places[key.place.path] = key.place
+            self.locations[key.location.path] = key.location
             if field is None:
                 known = did_you_mean(key.text, fields) or f"; known here: {', '.join(fields)}"
-                self.problems.append(Problem(key.place, f"unknown key{known}"))
+                self.problems.append(Problem(key.location, f"unknown key{known}"))
                 continue
             plain = self.read(value, field.type, "")
             if plain is not None:
@@ -96,17 +96,17 @@ class _Reader:
         present = {key.text for key in tree.keys}
         for name, field in fields.items():
             if field.required and name not in present:
-                self._wrong(tree, f"the key `{name}` is missing")
+                self._report(tree, f"the key `{name}` is missing")
         return values
 
     def _dict(self, tree: Tree, kind: shapes.DictType) -> Plain | None:
         if not isinstance(tree, Mapping):
-            return self._wrong(tree, "must be a mapping of names to values")
+            return self._report(tree, "must be a mapping of names to values")
         if kind.min_length is not None and len(tree.keys) < kind.min_length:
-            return self._wrong(tree, f"needs at least {kind.min_length} entry")
+            return self._report(tree, f"needs at least {kind.min_length} entry")
         values: dict[str, Plain] = {}
         for key, value in zip(tree.keys, tree.values, strict=True):
-            self.places[key.place.path] = key.place
+            self.locations[key.location.path] = key.location
             name = self.read(key, kind.key_type, "")
             plain = self.read(value, kind.value_type, "")
             if isinstance(name, str) and plain is not None:
@@ -115,24 +115,24 @@ class _Reader:
 
     def _list(self, tree: Tree, kind: shapes.VarTupleType | shapes.FrozenSetType) -> Plain | None:
         if not isinstance(tree, Sequence):
-            return self._wrong(tree, "must be a list: [a, b]")
+            return self._report(tree, "must be a list: [a, b]")
         if kind.min_length is not None and len(tree.items) < kind.min_length:
-            return self._wrong(tree, f"needs at least {kind.min_length} entry")
+            return self._report(tree, f"needs at least {kind.min_length} entry")
         values = [self.read(item, kind.item_type, "") for item in tree.items]
         return [value for value in values if value is not None]
 
     def _scalar(self, tree: Tree, kind: shapes.Type, title: str) -> Plain | None:
         if not isinstance(tree, Scalar):
-            return self._wrong(tree, f"must be {title or _words(kind)}, not a {type(tree).__name__.lower()}")
-        self.scalars[tree.place.path] = tree
+            return self._report(tree, f"must be {title or _type_name(kind)}, not a {type(tree).__name__.lower()}")
+        self.scalars[tree.location.path] = tree
         for known, read in _SCALARS:
             if isinstance(kind, known):
                 value, message = read(tree, kind, title)
-                return value if value is not None else self._wrong(tree, message)
-        raise TypeError(f"no reader for {kind}")  # a mistake in a struct of ours, found by its first test
+                return value if value is not None else self._report(tree, message)
+        raise TypeError(f"no reader for {kind}")  # a bug in one of our structs
 
-    def _wrong(self, tree: Tree, message: str) -> Plain | None:
-        self.problems.append(Problem(tree.place, message))
+    def _report(self, tree: Tree, message: str) -> Plain | None:
+        self.problems.append(Problem(tree.location, message))
         return None
 
 
@@ -145,9 +145,9 @@ def _text(scalar: Scalar, kind: shapes.Type, title: str) -> _Read:
     if kind.max_length is not None and len(text) > kind.max_length:
         return None, f"longer than {kind.max_length} characters"
     if kind.pattern is not None and re.fullmatch(kind.pattern, text) is None:
-        return None, f"`{_short(text)}` is not {title or f'of the form {kind.pattern}'}"
+        return None, f"`{_shorten(text)}` is not {title or f'of the form {kind.pattern}'}"
     if scalar.kind != "text":
-        return None, f"`{_short(text)}` is read as {_ARTICLES[scalar.kind]}, not as text: put it in quotes"
+        return None, f"`{_shorten(text)}` is read as {_ARTICLES[scalar.kind]}, not as text: put it in quotes"
     return text, ""
 
 
@@ -157,28 +157,28 @@ def _literal(scalar: Scalar, kind: shapes.Type, title: str) -> _Read:
         if scalar.text == str(value):
             return value, ""
     known = [str(value) for value in kind.values]
-    return None, f"`{_short(scalar.text)}` is not one of {', '.join(known)}{did_you_mean(scalar.text, known)}"
+    return None, f"`{_shorten(scalar.text)}` is not one of {', '.join(known)}{did_you_mean(scalar.text, known)}"
 
 
 def _integer(scalar: Scalar, kind: shapes.Type, title: str) -> _Read:
     assert isinstance(kind, shapes.IntType)
     if scalar.kind != "int" or _INT.fullmatch(scalar.text) is None:
-        return None, f"`{_short(scalar.text)}` is not {title or 'a whole number'}"
+        return None, f"`{_shorten(scalar.text)}` is not {title or 'a whole number'}"
     return _bounded(int(scalar.text), kind)
 
 
 def _number(scalar: Scalar, kind: shapes.Type, title: str) -> _Read:
     assert isinstance(kind, shapes.FloatType)
-    # "1e3" is text to YAML 1.1 (it wants a dot and a sign), and a number to everybody else.
+    # YAML 1.1 reads "1e3" as text (it requires a dot and a sign); all other readers read a number.
     plain = scalar.kind in ("int", "float") or (scalar.kind == "text" and scalar.offset == 0)
     if not plain or _FLOAT.fullmatch(scalar.text) is None:
-        return None, f"`{_short(scalar.text)}` is not {title or 'a number'}"
+        return None, f"`{_shorten(scalar.text)}` is not {title or 'a number'}"
     return _bounded(float(scalar.text), kind)
 
 
 def _boolean(scalar: Scalar, kind: shapes.Type, title: str) -> _Read:
     if scalar.kind != "bool" or scalar.text not in ("true", "false"):
-        return None, f"`{_short(scalar.text)}` is not true or false"
+        return None, f"`{_shorten(scalar.text)}` is not true or false"
     return scalar.text == "true", ""
 
 
@@ -200,7 +200,7 @@ _SCALARS: tuple[tuple[type[shapes.Type], Callable[[Scalar, shapes.Type, str], _R
     (shapes.FloatType, _number),
 )
 _ARTICLES = {"int": "a number", "float": "a number", "bool": "true or false", "null": "nothing", "other": "a date"}
-_WORDS: dict[type[shapes.Type], str] = {
+_TYPE_NAMES: dict[type[shapes.Type], str] = {
     shapes.StrType: "text",
     shapes.BoolType: "true or false",
     shapes.IntType: "a whole number",
@@ -209,11 +209,11 @@ _WORDS: dict[type[shapes.Type], str] = {
 }
 
 
-def _words(kind: shapes.Type) -> str:
-    return _WORDS.get(type(kind), "one value")
+def _type_name(kind: shapes.Type) -> str:
+    return _TYPE_NAMES.get(type(kind), "one value")
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 

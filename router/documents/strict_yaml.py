@@ -1,7 +1,7 @@
-"""Text → a tree of nodes that know their place. A small YAML: mappings, lists and scalars, and nothing clever.
+"""Text → a tree of nodes with source locations. A subset of YAML: mappings, lists and scalars.
 
-Refused, because each has made a config mean something else than it says: anchors and aliases, tags, merge keys,
-duplicate keys, keys that are not text, several documents, more than 256 KB, more than 16 levels.
+Refused, because each of them can make a file mean something else than it seems to say: anchors and aliases, tags, merge
+keys, duplicate keys, keys that are not text, several documents. Also refused: more than 256 KB, more than 16 levels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
-_MAX_ITEMS = 10_000  # nodes of one file: beyond it nobody wrote it by hand
+_MAX_NODES = 10_000  # of one file; no handwritten file has so many
 
 Severity = Literal["error", "warning"]
 ScalarKind = Literal["text", "int", "float", "bool", "null", "other"]
@@ -23,7 +23,7 @@ _KINDS: dict[str, ScalarKind] = {"str": "text", "int": "int", "float": "float", 
 
 
 class SourceLocation(msgspec.Struct, frozen=True):
-    """Line and column count from 1. `path` is the key's: ``routes[1].when``, "" for the file itself."""
+    """A position in a file. Line and column count from 1; `path` is the key (``routes[1].when``), "" for the file."""
 
     file: str
     line: int = 0
@@ -31,36 +31,36 @@ class SourceLocation(msgspec.Struct, frozen=True):
     path: str = ""
 
     def __str__(self) -> str:
-        spot = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        return f"{spot}: {self.path}" if self.path else spot
+        position = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{position}: {self.path}" if self.path else position
 
     def shifted(self, columns: int) -> SourceLocation:
         return msgspec.structs.replace(self, column=self.column + columns)
 
 
 class Problem(msgspec.Struct, frozen=True):
-    place: SourceLocation
+    location: SourceLocation
     message: str
     severity: Severity = "error"
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.message}"
+        return f"{self.location}: {self.message}"
 
 
 class Scalar(msgspec.Struct, frozen=True):
-    place: SourceLocation
+    location: SourceLocation
     text: str  # as written, without quotes
     kind: ScalarKind
-    offset: int | None  # columns from the place to the text's first character; None where the text spans lines
+    offset: int | None  # columns from the location to the text's first character; None if the text spans lines
 
 
 class Sequence(msgspec.Struct, frozen=True):
-    place: SourceLocation
+    location: SourceLocation
     items: tuple[Tree, ...]
 
 
 class Mapping(msgspec.Struct, frozen=True):
-    place: SourceLocation
+    location: SourceLocation
     keys: tuple[Scalar, ...]
     values: tuple[Tree, ...]
 
@@ -69,7 +69,7 @@ Tree = Scalar | Sequence | Mapping
 
 
 class YamlError(Exception):
-    """The text is no YAML of ours. Carries the one problem that stops the reading."""
+    """The text is not YAML, or uses a part of YAML that is refused. Carries the problem that stopped the reading."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
@@ -77,7 +77,7 @@ class YamlError(Exception):
 
 
 def read_yaml(text: str, file: str) -> Tree:
-    """Raises YamlFault, and nothing else, whatever the text is."""
+    """Parse `text`. `file` is its name in messages. Raises YamlError, and nothing else, whatever the text is."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise YamlError(Problem(SourceLocation(file), f"larger than {MAX_BYTES // 1024} KB"))
     try:
@@ -85,10 +85,10 @@ def read_yaml(text: str, file: str) -> Tree:
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = SourceLocation(file) if mark is None else SourceLocation(file, mark.line + 1, mark.column + 1)
-        raise YamlError(Problem(place, f"not valid YAML: {error.problem or error.context}")) from error
+        location = SourceLocation(file) if mark is None else SourceLocation(file, mark.line + 1, mark.column + 1)
+        raise YamlError(Problem(location, f"not valid YAML: {error.problem or error.context}")) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # PyYAML lets ValueError through for escapes beyond Unicode and for absurd version directives.
+        # PyYAML raises ValueError for escapes beyond Unicode and for absurd version directives.
         raise YamlError(Problem(SourceLocation(file), f"not valid YAML: {_first_line(error)}")) from error
     if node is None:
         raise YamlError(Problem(SourceLocation(file, 1, 1), "the file is empty"))
@@ -96,7 +96,7 @@ def read_yaml(text: str, file: str) -> Tree:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes and refuses what is clever about YAML."""
+    """Composes nodes and refuses aliases, anchors, tags, deep nesting and huge files."""
 
     def __init__(self, text: str, file: str) -> None:
         super().__init__(text)
@@ -106,74 +106,75 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         event: NodeEvent = self.peek_event()  # type: ignore[no-untyped-call]
-        self._refuse_clever(event)
+        self._refuse_features(event)
         self._depth += 1
         self._count += 1
-        if self._depth > MAX_DEPTH or self._count > _MAX_ITEMS:
-            what = f"nested deeper than {MAX_DEPTH} levels" if self._depth > MAX_DEPTH else "too many entries"
-            raise self._fault(event, what)
+        if self._depth > MAX_DEPTH or self._count > _MAX_NODES:
+            message = f"nested deeper than {MAX_DEPTH} levels" if self._depth > MAX_DEPTH else "too many entries"
+            raise self._error(event, message)
         node: Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return node
 
-    def _refuse_clever(self, event: NodeEvent) -> None:
+    def _refuse_features(self, event: NodeEvent) -> None:
         if isinstance(event, AliasEvent):
-            raise self._fault(event, f"aliases are not allowed (*{event.anchor}): write the value out")
+            raise self._error(event, f"aliases are not allowed (*{event.anchor}): repeat the value")
         if event.anchor is not None:
-            raise self._fault(event, f"anchors are not allowed (&{event.anchor})")
+            raise self._error(event, f"anchors are not allowed (&{event.anchor})")
         tag = getattr(event, "tag", None)
         if tag is not None:
-            raise self._fault(event, f"tags are not allowed ({tag})")
+            raise self._error(event, f"tags are not allowed ({tag})")
 
-    def _fault(self, event: NodeEvent, message: str) -> YamlError:
+    def _error(self, event: NodeEvent, message: str) -> YamlError:
         mark = event.start_mark
-        place = (
+        location = (
             SourceLocation(self._file) if mark is None else SourceLocation(self._file, mark.line + 1, mark.column + 1)
         )
-        return YamlError(Problem(place, message))
+        return YamlError(Problem(location, message))
 
 
 def _convert(node: Node, file: str, path: str) -> Tree:
-    place = SourceLocation(file, node.start_mark.line + 1, node.start_mark.column + 1, path)
+    location = SourceLocation(file, node.start_mark.line + 1, node.start_mark.column + 1, path)
     if isinstance(node, ScalarNode):
-        return _scalar(node, place)
+        return _scalar(node, location)
     if isinstance(node, SequenceNode):
-        return Sequence(place, tuple(_convert(item, file, f"{path}[{i}]") for i, item in enumerate(node.value)))
+        return Sequence(location, tuple(_convert(item, file, f"{path}[{i}]") for i, item in enumerate(node.value)))
     assert isinstance(node, MappingNode)
-    return _mapping(node, file, place)
+    return _mapping(node, file, location)
 
 
-def _mapping(node: MappingNode, file: str, place: SourceLocation) -> Mapping:
+def _mapping(node: MappingNode, file: str, location: SourceLocation) -> Mapping:
     keys: list[Scalar] = []
     values: list[Tree] = []
     seen: set[str] = set()
     for key_node, value_node in node.value:
-        spot = SourceLocation(file, key_node.start_mark.line + 1, key_node.start_mark.column + 1, place.path)
+        key_location = SourceLocation(file, key_node.start_mark.line + 1, key_node.start_mark.column + 1, location.path)
         if not isinstance(key_node, ScalarNode):
-            raise YamlError(Problem(spot, "a key must be text"))
+            raise YamlError(Problem(key_location, "a key must be text"))
         if key_node.tag.endswith(":merge"):
-            raise YamlError(Problem(spot, "merge keys (<<) are not allowed"))
-        key = _scalar(key_node, spot)
-        path = f"{place.path}.{key.text}" if place.path else key.text
+            raise YamlError(Problem(key_location, "merge keys (<<) are not allowed"))
+        key = _scalar(key_node, key_location)
+        path = f"{location.path}.{key.text}" if location.path else key.text
+        key_location = msgspec.structs.replace(key_location, path=path)
         if key.text in seen:
-            raise YamlError(Problem(msgspec.structs.replace(spot, path=path), "the key is there twice"))
+            raise YamlError(Problem(key_location, "the key appears twice"))
         seen.add(key.text)
-        keys.append(msgspec.structs.replace(key, place=msgspec.structs.replace(spot, path=path)))
+        keys.append(msgspec.structs.replace(key, location=key_location))
         values.append(_convert(value_node, file, path))
-    return Mapping(place, tuple(keys), tuple(values))
+    return Mapping(location, tuple(keys), tuple(values))
 
 
-def _scalar(node: ScalarNode, place: SourceLocation) -> Scalar:
+def _scalar(node: ScalarNode, location: SourceLocation) -> Scalar:
     text: str = node.value
     if any("\ud800" <= char <= "\udfff" for char in text):
-        raise YamlError(Problem(place, "a character that is no Unicode text (a lone surrogate)"))
+        raise YamlError(Problem(location, "a character that is not Unicode text (a lone surrogate)"))
     quoted = node.style in ("'", '"')
     one_line = node.start_mark.line == node.end_mark.line and node.style not in ("|", ">")
-    # Escapes move the columns: only plain text and quotes without escapes keep them.
+    # Escapes shift the columns: only plain text, and quoted text without escapes, keeps them.
     width = node.end_mark.column - node.start_mark.column
     exact = one_line and width == len(text) + (2 if quoted else 0)
     kind = _KINDS.get(node.tag.rpartition(":")[2], "other")
-    return Scalar(place, text, kind, int(quoted) if exact else None)
+    return Scalar(location, text, kind, int(quoted) if exact else None)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,7 +1,8 @@
-"""CEL's source as tokens: what it names, rewritten to flat variables, and its conditions one by one.
+"""The source of a CEL expression as tokens: signal names are rewritten to flat variables, literals are checked, and the
+expression is split into its single conditions.
 
-Only as much of the grammar as is needed to find names: strings, comments, numbers and brackets are told apart, the rest
-is the compiler's. Source of the lexis: https://github.com/google/cel-spec/blob/master/doc/langdef.md#syntax
+The scanner knows only as much of the grammar as it takes to find names: strings, comments, numbers and brackets. The
+rest is the compiler's task. Lexical grammar: https://github.com/google/cel-spec/blob/master/doc/langdef.md#syntax
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _TOKEN = re.compile(
       | (?P<sign>&&|\|\||[=!<>]=|(?s:.))""",
     re.VERBOSE | re.ASCII,
 )
-_WORDS = frozenset({"true", "false", "null", "in"})
+_KEYWORDS = frozenset({"true", "false", "null", "in"})
 _MACROS = frozenset({"exists", "all", "exists_one", "map", "filter"})
 FUNCTIONS = frozenset({"has", "size", "int", "double", "string"})
 METHODS = frozenset({"size", "contains", "startsWith", "endsWith", "matches"}) | _MACROS
 
 
 class ExpressionError(ValueError):
-    """What is wrong with an expression, and where in its source (None: as a whole)."""
+    """An invalid expression. `offset` is the position in its source; None means the expression as a whole."""
 
     def __init__(self, message: str, offset: int | None = None) -> None:
         super().__init__(message)
@@ -47,14 +48,14 @@ class ExpressionError(ValueError):
 class Token(msgspec.Struct, frozen=True):
     kind: Kind
     text: str  # what is compiled
-    offset: int  # in the source, of what was written
+    offset: int  # where the original text starts in the source
     end: int
-    signal: SignalSpec | None = None  # of a signal's flat variable
-    presence: bool = False  # the variable says whether the signal is there
+    signal: SignalSpec | None = None  # set if the token is a signal's flat variable
+    presence: bool = False  # the variable says whether the signal is present
 
 
 def scan(source: str) -> list[Token]:
-    """All tokens, spaces and comments included. Raises ExpressionFault if brackets nest too deep for a safe parse."""
+    """Return all tokens, spaces and comments included. Raises ExpressionError if brackets nest too deep to parse."""
     tokens: list[Token] = []
     depth = 0
     for match in _TOKEN.finditer(source):
@@ -67,9 +68,10 @@ def scan(source: str) -> list[Token]:
 
 
 def rewrite(tokens: list[Token]) -> tuple[list[Token], frozenset[str], frozenset[str]]:
-    """Puts flat variables for signals. Returns the tokens, the signals named, and those named in `has()`.
+    """Replace signals by flat variables. Returns the tokens, the named signals, and those named in `has()`.
 
-    Raises ExpressionFault for a signal, a function or a name that does not exist.
+    Raises:
+        ExpressionError: a signal, a function or a name does not exist.
     """
     return _Rewriter(tokens).run()
 
@@ -90,9 +92,9 @@ class _Rewriter:
         return self.out, named, known
 
     def _step(self, at: int) -> int:
-        """Handles the token at `at`; returns how many it took."""
+        """Handle the token at `at`. Returns the number of tokens consumed."""
         token = self.tokens[at]
-        if token.kind != "name" or token.text in _WORDS:
+        if token.kind != "name" or token.text in _KEYWORDS:
             self.out.append(token)
             return 1
         if self._text(at - 1) == ".":
@@ -114,7 +116,7 @@ class _Rewriter:
 
     def _method(self, token: Token, at: int) -> None:
         if self._text(at + 1) != "(":
-            raise ExpressionError(f"`.{token.text}`: a signal has no fields of its own", token.offset)
+            raise ExpressionError(f"`.{token.text}`: a signal has no fields", token.offset)
         if token.text not in METHODS:
             raise ExpressionError(f"unknown function `{token.text}`{_known(token.text, METHODS)}", token.offset)
         self.out.append(token)
@@ -123,25 +125,27 @@ class _Rewriter:
         spec = self._signal(at + 2)
         if self._text(at + 5) != ")":
             raise ExpressionError("has() takes one signal: has(device.battery)", token.offset)
-        self.out.append(Token("name", spec.known_variable, token.offset, self.tokens[at + 5].end, spec, presence=True))
+        self.out.append(
+            Token("name", spec.presence_variable, token.offset, self.tokens[at + 5].end, spec, presence=True)
+        )
         return 6
 
     def _signal(self, at: int) -> SignalSpec:
-        """The signal at tokens `group . name`."""
-        word, dot, name = self._text(at), self._text(at + 1), self._text(at + 2)
-        path = f"{word}.{name}" if dot == "." else word
+        """Return the signal at tokens `group . name`."""
+        group, dot, name = self._text(at), self._text(at + 1), self._text(at + 2)
+        path = f"{group}.{name}" if dot == "." else group
         spec = SIGNALS.get(path)
         offset = self.tokens[min(at, len(self.tokens) - 1)].offset
         if spec is not None:
             return spec
-        if word in GROUPS and dot != ".":
-            members = ", ".join(known for known in SIGNALS if known.startswith(f"{word}."))
-            raise ExpressionError(f"`{word}` is a group of signals, name one: {members}", offset)
+        if group in GROUPS and dot != ".":
+            members = ", ".join(known for known in SIGNALS if known.startswith(f"{group}."))
+            raise ExpressionError(f"`{group}` is a group of signals, name one: {members}", offset)
         near = did_you_mean(path, SIGNALS) or did_you_mean(path, {known.partition(".")[2] for known in SIGNALS})
         raise ExpressionError(f"unknown signal `{path}`{near}", offset)
 
     def _bound_names(self) -> frozenset[str]:
-        """The variables of macros: the x of `list.exists(x, …)`."""
+        """Return the variables of macros: the x of `list.exists(x, …)`."""
         names: set[str] = set()
         for at, token in enumerate(self.tokens):
             if token.text in _MACROS and self._text(at - 1) == "." and self._text(at + 1) == "(":
@@ -159,13 +163,13 @@ def _known(word: str, names: frozenset[str]) -> str:
     return did_you_mean(word, names) or f"; known: {', '.join(sorted(names))}"
 
 
-# --- comparisons that would be false for ever ------------------------------------------------------------------------
+# --- comparisons that would always be false --------------------------------------------------------------------------
 
 _FAMILY: Mapping[str, str] = {"int": "a number", "double": "a number", "bool": "true or false", "string": "text"}
 
 
 def _check_literals(tokens: list[Token]) -> None:
-    """CEL answers `false` to `==` and `in` between types that never match. A guard that never holds is refused here."""
+    """Refuse `==` and `in` between types that never match: CEL evaluates them to false, so the rule never holds."""
     for at, token in enumerate(tokens):
         if token.signal is None or token.presence:
             continue
@@ -184,7 +188,9 @@ def _check_equal(token: Token, spec: SignalSpec, tokens: list[Token], at: int) -
     other = tokens[at] if 0 <= at < len(tokens) else token
     family = _family(other)
     if other.text == "null":
-        raise ExpressionError(f"{spec.name} is never null; has({spec.name}) tells whether it is known", token.offset)
+        raise ExpressionError(
+            f"{spec.name} is never null; use has({spec.name}) to test whether it is known", token.offset
+        )
     if family is None:
         return
     if spec.type == "list":
@@ -198,9 +204,9 @@ def _check_equal(token: Token, spec: SignalSpec, tokens: list[Token], at: int) -
 
 def _check_member(token: Token, spec: SignalSpec, other: Token) -> None:
     if spec.type != "list":
-        raise ExpressionError(f"{spec.name} is no list: compare with ==", token.offset)
+        raise ExpressionError(f"{spec.name} is not a list: compare with ==", token.offset)
     if _family(other) not in (None, "text"):
-        raise ExpressionError(f"{spec.name} is a list of texts, {other.text} is never in it", token.offset)
+        raise ExpressionError(f"{spec.name} is a list of text, so {other.text} is never in it", token.offset)
     _check_value(spec, other)
 
 
@@ -212,7 +218,7 @@ def _check_value(spec: SignalSpec, literal: Token) -> None:
 
 
 def _family(token: Token) -> str | None:
-    """What a single token stands for; None if that needs more than the token."""
+    """Return the type of a single token in words; None if one token is not enough to tell."""
     if token.signal is not None:
         return "true or false" if token.presence else _FAMILY.get(token.signal.type)
     if token.kind in ("string", "number"):
@@ -228,21 +234,21 @@ def _sign(tokens: list[Token], at: int) -> str:
 
 
 def conditions(tokens: list[Token]) -> list[list[Token]]:
-    """The operands of `&&`, `||` and `?:`, through grouping brackets and negation. Each must be a bool by itself."""
+    """Return the operands of `&&`, `||` and `?:`, through grouping brackets and negation. Each must be a bool."""
     found: list[list[Token]] = []
-    waiting = [tokens]
-    while waiting:
-        part = _unwrap(waiting.pop())
+    pending = [tokens]
+    while pending:
+        part = _unwrap(pending.pop())
         pieces = _split(part, {"?", ":"}) or _split(part, {"||"}) or _split(part, {"&&"})
         if pieces:
-            waiting.extend(reversed(pieces))
+            pending.extend(reversed(pieces))
         else:
             found.append(part)
     return found
 
 
 def _unwrap(tokens: list[Token]) -> list[Token]:
-    """Without the brackets around the whole, and without the `!` before them."""
+    """Remove the brackets around the whole, and the `!` before them."""
     while True:
         bare = tokens
         while bare and bare[0].text == "!":
@@ -262,7 +268,7 @@ def _closing(tokens: list[Token]) -> int:
 
 
 def _split(tokens: list[Token], signs: set[str]) -> list[list[Token]]:
-    """Cut at these signs outside brackets; [] if there is none."""
+    """Split at these signs outside brackets; [] if there is none."""
     pieces: list[list[Token]] = [[]]
     depth = 0
     for token in tokens:

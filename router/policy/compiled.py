@@ -1,6 +1,6 @@
 """A policy: checked, compiled, frozen. From the text of a file to what `decide` reads.
 
-`check_policy` reports every problem with its place; `parse_policy` raises on the first error. Both are pure.
+`check_policy` reports every problem with its location; `parse_policy` raises on the first error. Both are pure.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ NAME = "policy.yaml"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """What constraints, routes and cache rules share: a name, a condition (None: always), the reasons it can give."""
+    """The common part of constraints, routes and cache rules: a name, a condition (None: always), its reasons."""
 
     HELD: ClassVar[ReasonCode] = "rule_held"
     NOT_HELD: ClassVar[ReasonCode] = "rule_not_held"
 
     name: str
     when: Expression | None
-    held: Reason = field(init=False)  # made once: a decision is made of these
+    held: Reason = field(init=False)  # made once, because every decision needs them
     not_held: Reason = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class CacheRule(Rule):
     HELD: ClassVar[ReasonCode] = "cache_rule_held"
     NOT_HELD: ClassVar[ReasonCode] = "cache_rule_not_held"
 
-    exact: ExactCache | None  # None: kept out of the cache
+    exact: ExactCache | None  # None: matching requests are not cached
     allow_sampled: bool
     allow_tools: bool
 
@@ -74,7 +74,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """Compiled and frozen. `needs` names every signal that is used; the rest need not be computed."""
+    """A compiled policy. `needs` names every signal that it uses; no other signal need be computed."""
 
     name: str
     revision: str  # first 12 hex digits of the content's SHA-256; comments and layout do not change it
@@ -83,7 +83,7 @@ class Policy:
     routes: tuple[Route, ...]
     cache: tuple[CacheRule, ...]
     limits: Limits
-    constraint_needs: RequiredSignals
+    constraint_needs: RequiredSignals  # of `decide` with a named model: constraints only
     route_needs: RequiredSignals  # of `decide` with model `auto`: constraints and routes
     cache_needs: RequiredSignals  # of `plan_cache`: constraints and cache rules
 
@@ -93,30 +93,34 @@ class Policy:
 
 
 def parse_policy(text: str, file: str = NAME) -> Policy:
-    """Raises PolicyError: the first error with file, line, column and key; the number of further ones."""
+    """Compile a policy. `file` is its name in messages.
+
+    Raises:
+        PolicyError: the first error with file, line, column and key, and the number of further errors.
+    """
     policy, problems = check_policy(text, file)
     if policy is not None:
         return policy
     first, *rest = [problem for problem in problems if problem.severity == "error"]
     more = f" (and {len(rest)} more)" if rest else ""
-    raise PolicyError(first.message + more, where=str(first.place))
+    raise PolicyError(first.message + more, where=str(first.location))
 
 
 def check_policy(text: str, file: str = NAME) -> tuple[Policy | None, tuple[Problem, ...]]:
-    """The policy, or None if any problem is an error; and all problems, in the file's order. Raises nothing."""
-    doc, document, problems = read_struct(text, file, PolicyDoc)
+    """Return the policy (None if a problem is an error) and all problems in the order of the file. Raises nothing."""
+    doc, locations, problems = read_struct(text, file, PolicyDoc)
     if doc is None:
         return None, problems
     found = list(problems)
-    conditions = _compile(doc, document, found)
-    found += check_meaning(doc, document, conditions)
-    found.sort(key=lambda problem: (problem.place.line, problem.place.column))
+    conditions = _compile(doc, locations, found)
+    found += check_meaning(doc, locations, conditions)
+    found.sort(key=lambda problem: (problem.location.line, problem.location.column))
     broken = any(problem.severity == "error" for problem in found)
     return None if broken else _build(doc, conditions), tuple(found)
 
 
-def _compile(doc: PolicyDoc, document: KeyLocations, problems: list[Problem]) -> Conditions:
-    """Every `when`, by its path. A broken one is reported and left out."""
+def _compile(doc: PolicyDoc, locations: KeyLocations, problems: list[Problem]) -> Conditions:
+    """Compile every `when`, by its path. An invalid one is reported and left out."""
     compiled: dict[str, Expression] = {}
     for part, listed in rules(doc).items():
         for index, rule in enumerate(listed):
@@ -125,12 +129,12 @@ def _compile(doc: PolicyDoc, document: KeyLocations, problems: list[Problem]) ->
                 continue
             try:
                 compiled[path] = compile_expression(rule.when)
-            except ExpressionError as fault:
-                scalar = document.scalars[path]
-                place = scalar.place
-                if fault.offset is not None and scalar.offset is not None:
-                    place = place.shifted(scalar.offset + fault.offset)
-                problems.append(Problem(place, fault.message))
+            except ExpressionError as error:
+                scalar = locations.scalars[path]
+                location = scalar.location
+                if error.offset is not None and scalar.offset is not None:
+                    location = location.shifted(scalar.offset + error.offset)
+                problems.append(Problem(location, error.message))
     return compiled
 
 

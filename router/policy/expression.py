@@ -1,11 +1,12 @@
-"""A condition of a policy: CEL, compiled once, over the signals of router/features.
+"""Compiles a condition of a policy: CEL over the signals of `signals.py`, once, when the policy is activated.
 
-What CEL's binding does not check at compile time is checked here, at activation: that each signal, function and bound
-name exists, that the result is a bool, that types fit (`request.tags == "private"` would be false for ever and say
-nothing), and that a text which is compared can occur. Source of the language: https://github.com/google/cel-spec
+CEL's binding does not check these things at compile time, so they are checked here: each signal, function and bound
+name exists, the result is a bool, types fit (`request.tags == "private"` would silently be false), and a text that is
+compared can occur.
+Language definition: https://github.com/google/cel-spec
 
-`a || b` is true if either side is, also when the other's signal is absent: a condition needs a signal only where its
-answer hangs on it.
+`a || b` is true if either side is true, even if a signal of the other side is absent: a condition needs a signal only
+where its result depends on it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ MAX_LENGTH = 2000
 
 
 def compile_expression(source: str) -> Expression:
-    """Raises ExpressionFault (message, offset in the source where it is known)."""
+    """Compile and check a condition. Raises ExpressionError, with the offset in the source where it is known."""
     if len(source) > MAX_LENGTH:
         raise ExpressionError(f"longer than {MAX_LENGTH} characters")
     tokens = scan(source)
-    _compile(source)  # on the original first: the binding's own message then points into what was written
+    _compile(source)  # the original first, so that the binding's message points into the written text
     flat, signals, presences = rewrite(tokens)
     program = _compile(" ".join(token.text for token in flat))
     for condition in conditions(flat):
@@ -32,11 +33,11 @@ def compile_expression(source: str) -> Expression:
 
 
 def is_constant(expression: Expression) -> bool | None:
-    """The answer of a condition that names no signal; None if it names one."""
+    """Return the result of a condition that names no signal; None if it names one."""
     if expression.signals:
         return None
-    answer = expression.evaluate(SignalValues({}))
-    return answer if isinstance(answer, bool) else None
+    result = expression.evaluate(SignalValues({}))
+    return result if isinstance(result, bool) else None
 
 
 def _compile(source: str) -> cel.Program:
@@ -46,22 +47,22 @@ def _compile(source: str) -> cel.Program:
         lines = str(error).splitlines()
         message = lines[0].partition("ERROR: <input>:")[2] or lines[0]
         line, _, rest = message.partition(":")
-        column, _, words = rest.partition(": ")
-        at = int(column) - 1 if line == "1" and column.isdigit() else None
-        raise ExpressionError(f"not valid CEL: {words or message}", at) from error
+        column, _, explanation = rest.partition(": ")
+        offset = int(column) - 1 if line == "1" and column.isdigit() else None
+        raise ExpressionError(f"not valid CEL: {explanation or message}", offset) from error
 
 
 def _check(condition: list[Token], written: str) -> None:
-    """Runs one operand of `&&`, `||`, `?:` on typical values, so that no short circuit hides a type error."""
+    """Run one operand of `&&`, `||`, `?:` on sample values, so that no short circuit hides a type error."""
     program = _compile(" ".join(token.text for token in condition))
-    for facts in _SAMPLES:
+    for values in _SAMPLES:
         try:
-            result = program.execute(facts.context)
+            result = program.execute(values.context)
         except (IndexError, ZeroDivisionError, OverflowError, KeyError):
-            continue  # hangs on the values, not on the types
+            continue  # depends on the values, not on the types
         except TypeError as error:
             raise ExpressionError(
-                f"`{written}` mixes types: {_types(condition)}CEL never mixes int, double and text in one operation; "
+                f"`{written}` mixes types: {_types(condition)}CEL does not mix int, double and text in one operation; "
                 "write 1.0 for a double, double(x) to convert",
                 condition[0].offset,
             ) from error
@@ -70,7 +71,8 @@ def _check(condition: list[Token], written: str) -> None:
             raise ExpressionError(f"`{written}`: {message}", condition[0].offset) from error
         if not isinstance(result, bool):
             raise ExpressionError(
-                f"`{written}` gives {_kind(result)}, not true or false: compare it with something", condition[0].offset
+                f"`{written}` is {_type_name(result)}, not true or false: compare it with something",
+                condition[0].offset,
             )
 
 
@@ -79,21 +81,21 @@ def _types(condition: list[Token]) -> str:
     return "".join(f"{name} is {_ARTICLES[kind]}, " for name, kind in named.items())
 
 
-def _kind(result: object) -> str:
+def _type_name(result: object) -> str:
     return {int: "a number", float: "a number", str: "text", list: "a list"}.get(type(result), type(result).__name__)
 
 
-_ARTICLES = {"int": "an int", "double": "a double", "bool": "a bool", "string": "text", "list": "a list of texts"}
+_ARTICLES = {"int": "an int", "double": "a double", "bool": "a bool", "string": "text", "list": "a list of text"}
 _LOW: dict[str, Value] = {"int": 1, "double": 0.5, "bool": False, "string": "a", "list": ["a"]}
 _HIGH: dict[str, Value] = {"int": 20000, "double": 2000.5, "bool": True, "string": "zz", "list": ["a", "zz"]}
 
 
-def _sample(values: dict[str, Value]) -> SignalValues:
-    return SignalValues({variable: value for spec in SIGNALS.values() for variable, value in _pair(spec, values)})
+def _sample_values(values: dict[str, Value]) -> SignalValues:
+    return SignalValues({variable: value for spec in SIGNALS.values() for variable, value in _variables(spec, values)})
 
 
-def _pair(spec: SignalSpec, values: dict[str, Value]) -> tuple[tuple[str, Value], ...]:
-    return ((spec.variable, values[spec.type]), (spec.known_variable, True))
+def _variables(spec: SignalSpec, values: dict[str, Value]) -> tuple[tuple[str, Value], ...]:
+    return ((spec.variable, values[spec.type]), (spec.presence_variable, True))
 
 
-_SAMPLES = (_sample(_LOW), _sample(_HIGH))
+_SAMPLES = (_sample_values(_LOW), _sample_values(_HIGH))

@@ -1,6 +1,6 @@
-"""The policy file's grammar: these structs are what may stand in it, for the reader and for the JSON schema.
+"""The grammar of the policy file: these structs define its keys, for the reader and for the JSON schema.
 
-Durations stay text here; router/policy turns a file that holds together into a Policy.
+Durations stay text here; `compiled.py` turns a valid file into a `Policy`.
 """
 
 from __future__ import annotations
@@ -37,103 +37,138 @@ Duration = Annotated[
 ]
 Condition = Annotated[
     str,
-    Meta(max_length=MAX_EXPRESSION, title="a condition in CEL", description="For example: device.temperature_c > 85"),
+    Meta(max_length=MAX_EXPRESSION, title="a condition in CEL", examples=["device.temperature_c > 85"]),
 ]
 
 
 class _Doc(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Every part of the file: unknown keys are refused."""
+    """A part of the file. Unknown keys are refused."""
 
 
 class TargetDoc(_Doc, frozen=True):
-    """A model somewhere: on the device (`edge`) or behind the cloud's URL (`cloud`)."""
+    """A model on the device (`edge`) or behind the cloud's URL (`cloud`)."""
 
-    at: Literal["edge", "cloud"]
-    model: ModelName
-    timeout: Annotated[Duration | UnsetType, Meta(description="For the whole answer.")] = UNSET
-    first_token_timeout: Annotated[Duration | UnsetType, Meta(description="Until the first token.")] = UNSET
-    usd_per_1k_tokens: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
+    at: Annotated[
+        Literal["edge", "cloud"], Meta(description="Where the model runs: on the device, or behind the cloud's URL.")
+    ]
+    model: Annotated[ModelName, Meta(description="Name of the model there.")]
+    timeout: Annotated[
+        Duration | UnsetType, Meta(description="Longest time for the whole answer; then the next target is tried.")
+    ] = UNSET
+    first_token_timeout: Annotated[
+        Duration | UnsetType, Meta(description="Longest time to the first token; then the next target is tried.")
+    ] = UNSET
+    usd_per_1k_tokens: Annotated[
+        float, Meta(ge=0, le=1_000_000, description="Price of 1,000 tokens, prompt and answer. `spend.*` adds it up.")
+    ] = 0.0
     can: Annotated[
         tuple[Ability, ...] | UnsetType,
-        Meta(description="What it can do; replaces the default chat, completion, tools, json, logprobs."),
+        Meta(description="The abilities of the model. Replaces the default: chat, completion, tools, json, logprobs."),
     ] = UNSET
 
 
 class ConstraintDoc(_Doc, frozen=True):
-    """Binds every route, fallback, cache, queue and log. Without `when` it always binds; in doubt it binds."""
+    """Applies to every route, fallback, cache, queue and log; also if its condition cannot be evaluated."""
 
-    name: Name
-    keep: Literal["on_device"]
-    when: Condition | UnsetType = UNSET
+    name: Annotated[Name, Meta(description="Name of the constraint, for reasons and error messages.")]
+    keep: Annotated[
+        Literal["on_device"],
+        Meta(
+            description="on_device: only edge targets may answer, and the content is neither logged nor stored on disk."
+        ),
+    ]
+    when: Annotated[Condition | UnsetType, Meta(description="When the constraint applies. Without `when`: always.")] = (
+        UNSET
+    )
 
 
 class HandoffDoc(_Doc, frozen=True):
-    """The device starts; if it is unsure of its first tokens, the next target answers and nobody sees the start."""
+    """Holds back the device's first tokens. If their confidence is too low, the next target answers instead."""
 
-    after_tokens: Annotated[int, Meta(ge=1, le=64)]
-    below: Annotated[float, Meta(gt=0, le=1, description="Confidence, 0 to 1, under which the next target answers.")]
+    after_tokens: Annotated[int, Meta(ge=1, le=64, description="Number of tokens that are held back.")]
+    below: Annotated[
+        float, Meta(gt=0, le=1, description="Confidence, 0 to 1, below which the next target answers instead.")
+    ]
 
 
 class RouteDoc(_Doc, frozen=True):
-    """The first route that holds decides. `use` is the order of attempts."""
+    """An ordered list of targets. The first route that holds decides."""
 
-    name: Name
-    use: Annotated[tuple[Name, ...], Meta(min_length=1)]
-    when: Condition | UnsetType = UNSET
-    handoff: HandoffDoc | UnsetType = UNSET
+    name: Annotated[Name, Meta(description="Name of the route, for reasons, headers and metrics.")]
+    use: Annotated[
+        tuple[Name, ...], Meta(min_length=1, description="Names of targets, in the order in which they are tried.")
+    ]
+    when: Annotated[Condition | UnsetType, Meta(description="When the route holds. Without `when`: always.")] = UNSET
+    handoff: Annotated[
+        HandoffDoc | UnsetType, Meta(description="When an answer of the device is handed off to the next target.")
+    ] = UNSET
 
 
 class ExactDoc(_Doc, frozen=True):
-    """Same request, same answer."""
+    """Answers equal requests from the cache."""
 
-    ttl: Duration
+    ttl: Annotated[Duration, Meta(description="How long an answer is used.")]
     stale_if_error: Annotated[
-        Duration | UnsetType, Meta(description="Longer life for the day when every target fails.")
+        Duration | UnsetType,
+        Meta(description="How much longer an expired answer may be used if every target fails."),
     ] = UNSET
 
 
 class CacheDoc(_Doc, frozen=True):
-    """The first rule that holds decides; a rule without `exact` keeps its requests out of the cache."""
+    """Says which answers are cached. The first rule that holds decides; without one nothing is cached."""
 
-    name: Name | UnsetType = UNSET
-    when: Condition | UnsetType = UNSET
-    exact: ExactDoc | UnsetType = UNSET
-    allow_sampled: Annotated[bool, Meta(description="Also answers that were drawn (temperature above 0, n > 1).")] = (
-        False
-    )
-    allow_tools: Annotated[bool, Meta(description="Also requests that offer tools.")] = False
+    name: Annotated[Name | UnsetType, Meta(description="Name of the rule, for reasons. Default: its index.")] = UNSET
+    when: Annotated[Condition | UnsetType, Meta(description="When the rule holds. Without `when`: always.")] = UNSET
+    exact: Annotated[
+        ExactDoc | UnsetType,
+        Meta(description="Cache by exact match. A rule without `exact` keeps its requests out of the cache."),
+    ] = UNSET
+    allow_sampled: Annotated[
+        bool, Meta(description="Also cache sampled answers (temperature above 0, or n above 1).")
+    ] = False
+    allow_tools: Annotated[bool, Meta(description="Also cache answers to requests that offer tools.")] = False
 
 
 class LimitsDoc(_Doc, frozen=True):
-    concurrent: Annotated[int, Meta(ge=1, le=100_000, description="Requests at work at once.")] = 16
-    queue: Annotated[int, Meta(ge=0, le=100_000, description="Requests that may wait; more get 429.")] = 64
+    """Limits on admission. Above them a request gets 429 with Retry-After."""
+
+    concurrent: Annotated[int, Meta(ge=1, le=100_000, description="Requests that are served at the same time.")] = 16
+    queue: Annotated[int, Meta(ge=0, le=100_000, description="Requests that may wait; further ones get 429.")] = 64
     per_client_rps: (
-        Annotated[float, Meta(gt=0, le=1_000_000, description="Requests per second of one client.")] | UnsetType
+        Annotated[float, Meta(gt=0, le=1_000_000, description="Requests per second of one client. Default: no limit.")]
+        | UnsetType
     ) = UNSET
 
 
 class PolicyDoc(_Doc, frozen=True):
     """A Causeway policy: where each request is answered, and why."""
 
-    version: Literal[1]
-    name: Name
-    targets: Annotated[dict[Name, TargetDoc], Meta(min_length=1)]
-    routes: Annotated[tuple[RouteDoc, ...], Meta(min_length=1)]
-    constraints: tuple[ConstraintDoc, ...] = ()
-    cache: tuple[CacheDoc, ...] = ()
-    limits: LimitsDoc = LimitsDoc()
+    version: Annotated[Literal[1], Meta(description="Version of this format.")]
+    name: Annotated[Name, Meta(description="Name of the policy. Headers and records show name@revision.")]
+    targets: Annotated[dict[Name, TargetDoc], Meta(min_length=1, description="The models that may answer, by name.")]
+    routes: Annotated[
+        tuple[RouteDoc, ...], Meta(min_length=1, description="Rules for `model: auto`; the first that holds decides.")
+    ]
+    constraints: Annotated[
+        tuple[ConstraintDoc, ...],
+        Meta(description="Restrictions on every request, also if the client names a model."),
+    ] = ()
+    cache: Annotated[
+        tuple[CacheDoc, ...], Meta(description="Rules of the response cache; the first that holds decides.")
+    ] = ()
+    limits: Annotated[LimitsDoc, Meta(description="Limits on admission.")] = LimitsDoc()
 
 
 RuleDoc = ConstraintDoc | RouteDoc | CacheDoc
 
 
 def rules(doc: PolicyDoc) -> dict[str, tuple[RuleDoc, ...]]:
-    """All that has a name and a condition, by the key it stands under."""
+    """Return everything that has a name and a condition, by the key of its list."""
     return {"constraints": doc.constraints, "routes": doc.routes, "cache": doc.cache}
 
 
 def seconds(duration: str | UnsetType) -> float | None:
-    """Seconds of a Duration; None for a key that was left out."""
+    """Convert a Duration to seconds; None for a key that was left out."""
     if isinstance(duration, UnsetType):
         return None
     match = _DURATION.fullmatch(duration)

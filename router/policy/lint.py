@@ -1,6 +1,6 @@
-"""What a policy means: the mistakes that a well-formed file can still have.
+"""Semantic checks of a policy: the mistakes that a well-formed file can still contain.
 
-An error is something that can never do what it says. A warning is something that is allowed and probably not meant.
+An error is a part that can never have an effect. A warning is a part that is allowed but probably not intended.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .file import PolicyDoc, RouteDoc, TargetDoc, rules, seconds
 from .signals import Expression
 
 Conditions = Mapping[str, Expression]
-"""The compiled conditions by path: ``routes[0].when``."""
+"""The compiled conditions by path (``routes[0].when``)."""
 
 
-def check_meaning(doc: PolicyDoc, document: KeyLocations, conditions: Conditions) -> list[Problem]:
-    """All errors and warnings; [] for a policy without fault."""
-    checks = _Checks(doc, document, conditions)
+def check_meaning(doc: PolicyDoc, locations: KeyLocations, conditions: Conditions) -> list[Problem]:
+    """Return all errors and warnings of a policy."""
+    checks = _Checks(doc, locations, conditions)
     return [
         *checks.targets(),
         *checks.uses(),
@@ -36,9 +36,9 @@ def check_meaning(doc: PolicyDoc, document: KeyLocations, conditions: Conditions
 
 
 class _Checks:
-    def __init__(self, doc: PolicyDoc, document: KeyLocations, conditions: Conditions) -> None:
+    def __init__(self, doc: PolicyDoc, locations: KeyLocations, conditions: Conditions) -> None:
         self.doc = doc
-        self.document = document
+        self.locations = locations
         self.conditions = conditions
 
     def targets(self) -> Iterator[Problem]:
@@ -46,11 +46,13 @@ class _Checks:
         for name, target in self.doc.targets.items():
             path = f"targets.{name}"
             if name == AUTO:
-                yield self.error(path, f"`{AUTO}` is the name with which a caller leaves the choice to the policy")
+                yield self.error(path, f"`{AUTO}` is reserved: a client sends it to let the policy choose")
             elif name not in used:
-                yield self.warning(path, "no route uses this target: only a caller who names it reaches it")
+                yield self.warning(path, "no route uses this target: only a client that names it reaches it")
             if target.model in self.doc.targets and target.model != name:
-                yield self.warning(f"{path}.model", f"`{target.model}` is another target's name, which wins")
+                yield self.warning(
+                    f"{path}.model", f"`{target.model}` is also the name of another target, which takes precedence"
+                )
             yield from self._times(path, target)
 
     def _times(self, path: str, target: TargetDoc) -> Iterator[Problem]:
@@ -59,7 +61,7 @@ class _Checks:
             if value == 0.0:
                 yield self.error(f"{path}.{key}", "must be more than 0")
         if whole is not None and first is not None and first > whole:
-            yield self.error(f"{path}.first_token_timeout", "is longer than `timeout`, so it can never pass first")
+            yield self.error(f"{path}.first_token_timeout", "is longer than `timeout`, so it has no effect")
 
     def uses(self) -> Iterator[Problem]:
         for index, route in enumerate(self.doc.routes):
@@ -73,15 +75,15 @@ class _Checks:
 
     def handoffs(self) -> Iterator[Problem]:
         for index, route in enumerate(self.doc.routes):
-            places = self._places(route)
-            if isinstance(route.handoff, UnsetType) or "?" in places:
+            sides = self._sides(route)
+            if isinstance(route.handoff, UnsetType) or "?" in sides:
                 continue
             path = f"routes[{index}].handoff"
-            if "edge" not in places:
-                yield self.error(path, "only an edge target tells its confidence, and `use` has none")
-            elif places.index("edge") == len(places) - 1:
-                name = route.use[places.index("edge")]
-                yield self.error(path, f"nobody can take over from `{name}`: it is the last in `use`")
+            if "edge" not in sides:
+                yield self.error(path, "only an edge target reports its confidence, and `use` has none")
+            elif sides.index("edge") == len(sides) - 1:
+                name = route.use[sides.index("edge")]
+                yield self.error(path, f"no target can take over from `{name}`: it is the last in `use`")
 
     def names(self) -> Iterator[Problem]:
         for part, listed in rules(self.doc).items():
@@ -90,11 +92,11 @@ class _Checks:
                 if isinstance(rule.name, UnsetType):
                     continue
                 if rule.name in seen:
-                    yield self.error(f"{part}[{index}].name", f"the name `{rule.name}` is taken by an earlier rule")
+                    yield self.error(f"{part}[{index}].name", f"the name `{rule.name}` is used by an earlier rule")
                 seen.add(rule.name)
 
     def reach(self) -> Iterator[Problem]:
-        """Rules behind one that always holds, and rules that never hold."""
+        """Find rules after one that always holds, and rules that never hold."""
         for part in ("routes", "cache"):
             always = ""
             for index, rule in enumerate(rules(self.doc)[part]):
@@ -102,22 +104,22 @@ class _Checks:
                 name = path if isinstance(rule.name, UnsetType) else rule.name
                 if always:
                     yield self.error(path, f"is never reached: `{always}` before it always holds")
-                elif self._answer(path) is False:
+                elif self._constant(path) is False:
                     yield self.error(f"{path}.when", "is always false: the rule never holds")
-                if not always and self._answer(path):
+                if not always and self._constant(path):
                     always = name
             if part == "routes" and not always:
-                yield self.warning("routes", "every route has a `when`: where none holds, the answer is an error 503")
+                yield self.warning("routes", "every route has a `when`: if none holds, the answer is an error 503")
 
     def constraints(self) -> Iterator[Problem]:
         for index, constraint in enumerate(self.doc.constraints):
-            answer = self._answer(f"constraints[{index}]")
-            if answer is False:
+            constant = self._constant(f"constraints[{index}]")
+            if constant is False:
                 yield self.error(f"constraints[{index}].when", "is always false: the constraint never binds")
                 continue
             for at, route in enumerate(self.doc.routes):
-                if set(self._places(route)) == {"cloud"}:
-                    bound = "every request" if answer else "a request"
+                if set(self._sides(route)) == {"cloud"}:
+                    bound = "every request" if constant else "a request"
                     yield self.warning(
                         f"routes[{at}].use", f"has no edge target: {bound} bound by `{constraint.name}` fails here"
                     )
@@ -125,30 +127,30 @@ class _Checks:
     def lifetimes(self) -> Iterator[Problem]:
         for index, rule in enumerate(self.doc.cache):
             if not isinstance(rule.exact, UnsetType) and seconds(rule.exact.ttl) == 0.0:
-                yield self.error(f"cache[{index}].exact.ttl", "must be more than 0; without `exact`, nothing is kept")
+                yield self.error(f"cache[{index}].exact.ttl", "must be more than 0; without `exact`, nothing is cached")
 
     def money(self) -> Iterator[Problem]:
         priced = [name for name, target in self.doc.targets.items() if target.usd_per_1k_tokens]
         for name in priced:
             if self.doc.targets[name].at == "edge":
-                yield self.warning(f"targets.{name}.usd_per_1k_tokens", "an edge target costs no money per token")
+                yield self.warning(f"targets.{name}.usd_per_1k_tokens", "an edge target has no price per token")
         for path, expression in self.conditions.items():
             if not priced and any(signal.startswith("spend.") for signal in expression.signals):
                 yield self.warning(path, "spend.* stays 0: no target has `usd_per_1k_tokens`")
 
-    def _answer(self, path: str) -> bool | None:
-        """Of a rule that always or never holds; None if that hangs on signals, or the condition is broken."""
-        if path + ".when" not in self.document.places:
+    def _constant(self, path: str) -> bool | None:
+        """Return whether a rule always or never holds; None if that depends on signals, or the condition is invalid."""
+        if path + ".when" not in self.locations.by_path:
             return True
         expression = self.conditions.get(path + ".when")
         return None if expression is None else is_constant(expression)
 
-    def _places(self, route: RouteDoc) -> list[str]:
-        """`edge` or `cloud` for each target in `use`; ``?`` for an unknown one."""
+    def _sides(self, route: RouteDoc) -> list[str]:
+        """Return `edge` or `cloud` for each target in `use`; ``?`` for an unknown one."""
         return [self.doc.targets[name].at if name in self.doc.targets else "?" for name in route.use]
 
     def error(self, path: str, message: str) -> Problem:
-        return Problem(self.document.place(path), message)
+        return Problem(self.locations.find(path), message)
 
     def warning(self, path: str, message: str) -> Problem:
-        return Problem(self.document.place(path), message, "warning")
+        return Problem(self.locations.find(path), message, "warning")

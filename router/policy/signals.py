@@ -22,7 +22,7 @@ Value = int | float | bool | str | list[str]
 Reader = Callable[[Request, Snapshot, Estimates], Value | None]
 
 DEFAULT_TEMPERATURE = 1.0
-"""OpenAI's default: a request that names no temperature is a sampled one."""
+"""OpenAI's default: a request without a temperature is sampled."""
 _INT64 = 2**63 - 1  # the widest int of CEL
 
 
@@ -33,21 +33,21 @@ class SignalSpec(msgspec.Struct, frozen=True):
     meaning: str
     absent: str  # when the signal is absent; "" for never
     read: Reader
-    values: tuple[str, ...] = ()  # all that a text (or an element of a list) can be, where that is known
+    values: tuple[str, ...] = ()  # all possible values of a text (or of a list's elements), where they are known
 
     @property
     def variable(self) -> str:
-        """Its name inside the compiled expression: a flat one. Nested maps cost CEL's binding 10 times as much."""
+        """The name inside the compiled expression. It is flat: nested maps cost CEL's binding 10 times as much."""
         return self.name.replace(".", "__")
 
     @property
-    def known_variable(self) -> str:
+    def presence_variable(self) -> str:
         """The variable that `has(signal)` becomes."""
         return f"{self.variable}__known"
 
 
 def is_sampled(request: Request) -> bool:
-    """Whether a second run could answer otherwise. Greedy: temperature 0 and one choice. A seed is no promise."""
+    """Whether a second run could give another answer: temperature above 0 or several choices, seed or not."""
     return request.kind != "embedding" and (_temperature(request) != 0.0 or request.n > 1)
 
 
@@ -60,7 +60,7 @@ def wants_json(request: Request) -> bool:
 
 
 def modalities(request: Request) -> list[str]:
-    """What the messages carry: some of text, image, audio, file; in that order."""
+    """Return the kinds of content in the messages: some of text, image, audio, file, in that order."""
     found = {"text"}
     for message in request.messages:
         if message.content is None or isinstance(message.content, str):
@@ -73,13 +73,13 @@ def modalities(request: Request) -> list[str]:
 
 def _temperature(request: Request) -> float:
     if request.kind == "embedding":
-        return 0.0  # nothing is drawn
+        return 0.0  # nothing is sampled
     temperature = request.sampling.temperature
     return DEFAULT_TEMPERATURE if temperature is None else float(temperature)
 
 
 def _double(value: float | None) -> float | None:
-    """A probe may hand over an int or a NaN: the first is a double to CEL, the second is no reading at all."""
+    """Convert a reading for CEL: an int becomes a double; a NaN or an infinity is no reading."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
@@ -88,7 +88,7 @@ def _int(value: int | None) -> int | None:
 
 
 def _text(value: str) -> str:
-    # Header bytes may have become lone surrogates, which CEL's binding refuses.
+    # Header bytes can decode to lone surrogates, which CEL's binding refuses.
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
@@ -98,53 +98,55 @@ def _table(*specs: SignalSpec) -> Mapping[str, SignalSpec]:
 
 _S = SignalSpec
 SIGNALS: Mapping[str, SignalSpec] = _table(
-    _S("request.kind", "string", "", "what is asked for", "", lambda r, s, e: r.kind,
+    _S("request.kind", "string", "", "kind of request", "", lambda r, s, e: r.kind,
        values=("chat", "completion", "embedding")),
-    _S("request.prompt_tokens", "int", "tokens", "length of the prompt, counted by the edge model",
+    _S("request.prompt_tokens", "int", "tokens", "length of the prompt, counted with the edge model's tokenizer",
        "the edge model is not running", lambda r, s, e: _int(e.prompt_tokens)),
-    _S("request.max_tokens", "int", "tokens", "the caller's limit for the answer", "the caller gave none",
+    _S("request.max_tokens", "int", "tokens", "the client's limit for the answer", "the client sets no limit",
        lambda r, s, e: _int(r.max_tokens)),
-    _S("request.temperature", "double", "", "sampling temperature; 1.0 if the caller gave none (OpenAI's default), "
+    _S("request.temperature", "double", "", "sampling temperature; 1.0 (OpenAI's default) if the client sets none, "
        "0.0 for embeddings", "", lambda r, s, e: _temperature(r)),
-    _S("request.n", "int", "", "how many answers", "", lambda r, s, e: _int(r.n)),
-    _S("request.tags", "list", "", "the caller's tags, and those of its API key", "",
+    _S("request.n", "int", "", "number of choices", "", lambda r, s, e: _int(r.n)),
+    _S("request.tags", "list", "", "tags of the request and of the API key", "",
        lambda r, s, e: [_text(tag) for tag in r.hints.tags]),
     _S("request.modalities", "list", "", "kinds of content in the messages", "", lambda r, s, e: modalities(r),
        values=("text", "image", "audio", "file")),
-    _S("request.tools", "bool", "", "tools are offered, and tool_choice is not none", "",
+    _S("request.tools", "bool", "", "the request offers tools, and tool_choice is not none", "",
        lambda r, s, e: wants_tools(r)),
-    _S("request.json", "bool", "", "response_format asks for JSON", "", lambda r, s, e: wants_json(r)),
-    _S("request.stream", "bool", "", "the caller wants a stream", "", lambda r, s, e: r.stream),
-    _S("request.client", "string", "", "who asks: the API key's name or the peer", "",
+    _S("request.json", "bool", "", "response_format requires JSON", "", lambda r, s, e: wants_json(r)),
+    _S("request.stream", "bool", "", "the client requests a stream", "", lambda r, s, e: r.stream),
+    _S("request.client", "string", "", "name of the API key, or address of the peer", "",
        lambda r, s, e: _text(r.hints.client)),
-    _S("request.prefer", "string", "", "the caller's wish; \"\" for none", "", lambda r, s, e: r.hints.prefer or "",
+    _S("request.prefer", "string", "", "the client's routing preference; \"\" for none", "",
+       lambda r, s, e: r.hints.prefer or "",
        values=("", "prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud")),
-    _S("request.deadline_ms", "int", "ms", "time the caller gives", "the caller gave none",
+    _S("request.deadline_ms", "int", "ms", "time limit that the client sets", "the client sets none",
        lambda r, s, e: _int(r.hints.deadline_ms)),
     _S("device.temperature_c", "double", "°C", "hottest thermal zone", "no zone is readable",
        lambda r, s, e: _double(s.device.temperature_c)),
-    _S("device.throttled", "bool", "", "the clock is held down by heat or power", "the box does not say",
+    _S("device.throttled", "bool", "", "the clock is limited by heat or power", "not readable",
        lambda r, s, e: s.device.throttled),
-    _S("device.memory_free_mb", "double", "MB", "memory that can be had without swapping", "not readable",
+    _S("device.memory_free_mb", "double", "MB", "memory available without swapping", "not readable",
        lambda r, s, e: _double(s.device.memory_free_mb)),
-    _S("device.cpu", "double", "0..1", "busy share of all cores", "not readable",
+    _S("device.cpu", "double", "0..1", "busy share of all CPU cores", "not readable",
        lambda r, s, e: _double(s.device.cpu)),
-    _S("device.power_w", "double", "W", "power drawn", "no power rail is readable",
+    _S("device.power_w", "double", "W", "power draw", "no power rail is readable",
        lambda r, s, e: _double(s.device.power_w)),
-    _S("device.battery", "double", "0..1", "charge", "no battery", lambda r, s, e: _double(s.device.battery)),
-    _S("edge.queue", "int", "requests", "waiting for the engine", "no engine", lambda r, s, e: _int(s.edge.queue)),
-    _S("edge.tokens_per_s", "double", "tokens/s", "recent speed of one stream", "nothing was generated yet",
+    _S("device.battery", "double", "0..1", "battery charge", "no battery", lambda r, s, e: _double(s.device.battery)),
+    _S("edge.queue", "int", "requests", "requests that wait for the engine", "no engine",
+       lambda r, s, e: _int(s.edge.queue)),
+    _S("edge.tokens_per_s", "double", "tokens/s", "recent speed of one stream", "nothing generated yet",
        lambda r, s, e: _double(s.edge.tokens_per_s)),
-    _S("edge.quality", "double", "0..1", "probability that the device's answer will be right",
+    _S("edge.quality", "double", "0..1", "probability that the device's answer is right, estimated before it is made",
        "no quality estimator", lambda r, s, e: _double(e.quality)),
     _S("edge.loaded", "bool", "", "the edge model is in memory", "no engine", lambda r, s, e: s.edge.loaded),
-    _S("cloud.reachable", "bool", "", "the last probe was answered", "no cloud, or not probed yet",
+    _S("cloud.reachable", "bool", "", "the last probe of the cloud succeeded", "no cloud, or not probed yet",
        lambda r, s, e: s.cloud.reachable),
-    _S("cloud.rtt_ms", "double", "ms", "recent round trip to the cloud", "not measured",
+    _S("cloud.rtt_ms", "double", "ms", "recent round-trip time to the cloud", "not measured",
        lambda r, s, e: _double(s.cloud.rtt_ms)),
-    _S("cloud.breaker", "string", "", "the cloud's circuit breaker", "no cloud",
+    _S("cloud.breaker", "string", "", "state of the cloud's circuit breaker", "no cloud",
        lambda r, s, e: s.cloud.breaker, values=("closed", "half_open", "open")),
-    _S("cloud.tier", "string", "", "the tier that answered last", "none answered yet",
+    _S("cloud.tier", "string", "", "the tier that answered last", "no tier has answered yet",
        lambda r, s, e: None if s.cloud.tier is None else _text(s.cloud.tier)),
     _S("spend.usd_hour", "double", "USD", "spent in the last 60 minutes", "not counted",
        lambda r, s, e: _double(s.spend.usd_hour)),
@@ -214,7 +216,7 @@ class RequiredSignals:
         self.signals: frozenset[str] = frozenset().union(*(expression.signals for expression in expressions))
         presences: frozenset[str] = frozenset().union(*(expression.presences for expression in expressions))
         self._readers = tuple((name, SIGNALS[name].variable, SIGNALS[name].read) for name in sorted(self.signals))
-        self._presences = tuple((name, SIGNALS[name].known_variable) for name in sorted(presences))
+        self._presences = tuple((name, SIGNALS[name].presence_variable) for name in sorted(presences))
 
         # Whether the request alone decides: not the box, an estimate or the time.
         self.request_only = all(

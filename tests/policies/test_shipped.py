@@ -107,7 +107,7 @@ def test_a_case_can_fail() -> None:
     results = run_cases(cases, document, load(POLICIES / "private.yaml"))
     differing = [result for result in results if result.differences]
     assert len(differing) > len(results) // 2
-    assert {difference.what for result in differing for difference in result.differences} >= {"route", "targets"}
+    assert {difference.key for result in differing for difference in result.differences} >= {"route", "targets"}
 
 
 def test_the_private_policy_has_nowhere_to_leak() -> None:

@@ -227,8 +227,8 @@ def test_a_decision_without_attempts_has_nothing_to_begin() -> None:
     assert AttemptSequence(decision, stream=True, arrived=0.0).next_attempt() is None
     error = no_route(decision)
     assert error.status == 503
-    assert "small (wish_cut: only_cloud)" in error.message
-    assert "large (constraint_cut: private-stays)" in error.message
+    assert "small (preference_excluded: only_cloud)" in error.message
+    assert "large (constraint_excluded: private-stays)" in error.message
 
 
 def test_no_route_that_holds_says_so() -> None:

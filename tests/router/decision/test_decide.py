@@ -158,7 +158,7 @@ def test_a_constraint_cuts_every_cloud_target_of_whatever_route_holds() -> None:
     decision = decide(kiosk(), chat(tags=("private",)), COOL, LONG)
     assert targets(decision) == ["small"]
     assert (decision.on_device, decision.private) == (True, True)
-    assert [r.target for r in decision.reasons if r.code == "constraint_cut"] == ["large", "medium"]
+    assert [r.target for r in decision.reasons if r.code == "constraint_excluded"] == ["large", "medium"]
 
 
 @pytest.mark.parametrize("when", ["device.battery < 0.5", "request.tags[9] == 'x'", "edge.quality > 0.5"])
@@ -185,7 +185,7 @@ def test_naming_a_cloud_target_does_not_lift_a_constraint(model: str) -> None:
     """The caller who names the cloud gets no route, with the constraint's name."""
     decision = decide(kiosk(), chat(tags=("private",), model=model), COOL, SHORT)
     assert decision.attempts == ()
-    assert any(r.code == "constraint_cut" and r.rule == "private-stays" for r in decision.reasons)
+    assert any(r.code == "constraint_excluded" and r.rule == "private-stays" for r in decision.reasons)
     assert decision.reasons[-1].code == "no_route"
 
 
@@ -196,7 +196,7 @@ def test_prefer_cloud_moves_the_cloud_forward_within_the_route() -> None:
     """The route's own targets in another order; the device, now last, does not hand off."""
     decision = decide(kiosk(), chat(prefer="prefer_cloud"), COOL, SHORT)
     assert targets(decision) == ["large", "small"]
-    assert Reason("wish_ordered", rule="prefer_cloud", target="large") in decision.reasons
+    assert Reason("preference_ordered", rule="prefer_cloud", target="large") in decision.reasons
 
 
 def test_prefer_on_device_keeps_the_order_of_the_rest() -> None:
@@ -336,7 +336,7 @@ def test_nobody_able_is_no_route() -> None:
     request = msgspec.structs.replace(chat(), **ABILITIES["image"])
     decision = decide(kiosk(), request, COOL, SHORT)
     assert decision.attempts == ()
-    assert decision.reasons[-1] == Reason("no_route", rule="fast-path", detail="every target was cut")
+    assert decision.reasons[-1] == Reason("no_route", rule="fast-path", detail="every target is excluded")
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------

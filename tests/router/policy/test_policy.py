@@ -62,7 +62,7 @@ MISTAKES = {
     "a name that is a bool": (edit("name: p", "name: off"), (2, 7, "name"), "read as true or false"),
     "a name with spaces": (edit("name: p", "name: a b"), (2, 7, "name"), "`a b` is not a name"),
     "a long name": (edit("name: p", "name: " + "x" * 65), (2, 7, "name"), "is not a name"),
-    "a reserved target": (edit("small: {at", f"{AUTO}: {{at"), (4, 3, "targets.auto"), "leaves the choice"),
+    "a reserved target": (edit("small: {at", f"{AUTO}: {{at"), (4, 3, "targets.auto"), "let the policy choose"),
     "an unknown place": (edit("at: edge", "at: egde"), (4, 15, "targets.small.at"), "did you mean `edge`?"),
     "an unknown ability": (
         edit("model: a", "model: a, can: [chat, tool]"),
@@ -119,7 +119,7 @@ MISTAKES = {
     "a route name twice": (
         routes("{name: r, when: request.stream, use: [small]}", "{name: r, use: [small]}"),
         (8, 6, "routes[1].name"),
-        "the name `r` is taken",
+        "the name `r` is used",
     ),
     "a route behind one that always holds": (
         routes("{name: a, use: [small]}", "{name: b, use: [large]}"),
@@ -149,12 +149,12 @@ MISTAKES = {
     "a handoff to nobody": (
         routes("{name: a, use: [large, small], handoff: {after_tokens: 8, below: 0.5}}"),
         (7, 36, "routes[0].handoff"),
-        "nobody can take over from `small`",
+        "no target can take over from `small`",
     ),
     "a handoff without the device": (
         routes("{name: a, use: [large], handoff: {after_tokens: 8, below: 0.5}}"),
         (7, 29, "routes[0].handoff"),
-        "only an edge target tells its confidence",
+        "only an edge target reports its confidence",
     ),
     "a handoff after nothing": (
         routes("{name: a, use: [small, large], handoff: {after_tokens: 0, below: 0.5}}"),
@@ -194,7 +194,7 @@ MISTAKES = {
     "a condition that is a number": (
         edit("use: [large, small]", "use: [small]\n    when: request.prompt_tokens + 1"),
         (9, 11, "routes[0].when"),
-        "gives a number, not true or false",
+        "is a number, not true or false",
     ),
     "a condition that mixes types": (
         edit("use: [large, small]", 'use: [small]\n    when: request.prompt_tokens > "x"'),
@@ -266,7 +266,7 @@ def test_every_mistake_of_a_file_is_reported_in_its_order() -> None:
     text = GOOD.replace("at: edge", "at: egde").replace("name: p", "name: 5") + "zzz: 1\n"
     policy, problems = check_policy(text, "p.yaml")
     assert policy is None
-    assert [problem.place.path for problem in problems] == ["name", "targets.small.at", "zzz"]
+    assert [problem.location.path for problem in problems] == ["name", "targets.small.at", "zzz"]
     with pytest.raises(PolicyError, match=r"\(and 2 more\)"):
         parse_policy(text, "p.yaml")
 
@@ -360,7 +360,7 @@ WARNINGS = {
     "a price on the device": (
         edit("model: a", "model: a, usd_per_1k_tokens: 1"),
         "targets.small.usd_per_1k_tokens",
-        "costs no money",
+        "has no price",
     ),
     "spend without a price": (
         routes("{name: a, when: spend.usd_today > 1, use: [small]}", "{name: b, use: [large]}"),
@@ -370,7 +370,7 @@ WARNINGS = {
     "a model that is named like a target": (
         edit("model: a", "model: large"),
         "targets.small.model",
-        "is another target's name",
+        "is also the name of another target",
     ),
 }
 
@@ -381,7 +381,7 @@ def test_each_doubt_is_a_warning_and_the_policy_works(doubt: str) -> None:
     text, key, words = WARNINGS[doubt]
     policy, problems = check_policy(text, "p.yaml")
     assert policy is not None
-    assert [(p.severity, p.place.path) for p in problems] == [("warning", key)]
+    assert [(p.severity, p.location.path) for p in problems] == [("warning", key)]
     assert words in problems[0].message
 
 
