@@ -75,7 +75,11 @@ class RequestTracer:
         """
         parent = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else Context()
         span = self._tracer.start_span(
-            span_name(request.kind, request.model), parent, SpanKind.SERVER, request_attributes(request), start_time=_ns(now)
+            span_name(request.kind, request.model),
+            parent,
+            SpanKind.SERVER,
+            request_attributes(request),
+            start_time=_ns(now),
         )
         return RequestTrace(self._tracer, self._ids, span)
 

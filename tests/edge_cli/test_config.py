@@ -113,7 +113,7 @@ REFUSED = [
     ("server: {keys: [{name: a, sha256: plain}]}", "server.keys", "sha256"),
     ("server: 5", "edge.yaml:1", "server: must be a mapping"),
     ("- a\n- b", "edge.yaml:1", "must be a mapping"),
-    ("server: {port: 1}\nserver: {port: 2}", "edge.yaml:2: server", "there twice"),
+    ("server: {port: 1}\nserver: {port: 2}", "edge.yaml:2: server", "appears twice"),
     ("server: &a {port: 1}\ncache: *a", "edge.yaml:1", "anchors"),
     ("server: {port: 1", "edge.yaml", "not valid YAML"),
     ("server: !!python/object:os.system {}", "edge.yaml:1", "tags are not allowed"),
