@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol
-
-from typing_extensions import Self
+from typing import Protocol, Self
 
 from router.errors import CausewayError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,7 +77,7 @@ def dlq(context: click.Context, path: Path | None, redis: str | None) -> None:
 def list_dead_letters(place: tuple[Path | None, str | None], limit: int) -> None:
     """Newest first: when, job, owner, tier, attempts, last fault."""
     for letter in _run_with_store(place, lambda store: store.dead_letters(limit)):
-        at = datetime.fromtimestamp(letter.died / 1000, tz=timezone.utc).isoformat(timespec="seconds")
+        at = datetime.fromtimestamp(letter.died / 1000, tz=UTC).isoformat(timespec="seconds")
         click.echo("\t".join((at, letter.id, letter.owner, letter.tier, str(letter.attempts), letter.code)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import click
 import msgspec
@@ -23,7 +23,7 @@ from ..accounts.tenants.usage import UsageRow, read_usage
 @click.option("--json", "as_json", is_flag=True)
 def usage_command(tenant: str, url: str, day: str | None, as_json: bool) -> None:
     """What a tenant used on a day, and what it costs."""
-    day = day or datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    day = day or datetime.now(UTC).strftime("%Y-%m-%d")
     try:
         rows = asyncio.run(_read(url, tenant, day))
     except (RedisError, OSError, ValueError) as error:

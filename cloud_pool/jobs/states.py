@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Final
 
 
-class JobState(str, Enum):
+class JobState(StrEnum):
     QUEUED = "queued"
     WAITING = "waiting"  # for its next attempt
     RUNNING = "running"
@@ -17,7 +17,7 @@ class JobState(str, Enum):
     EXPIRED = "expired"  # its deadline passed
 
 
-class JobEvent(str, Enum):
+class JobEvent(StrEnum):
     CLAIM = "claim"
     RELEASE = "release"  # a draining worker gives it back
     POSTPONE = "postpone"

@@ -21,7 +21,7 @@ class JsonFormatter(logging.Formatter):
     """``{"time", "level", "logger", "message"}``, ``request`` where there is one, ``exception`` for a failure."""
 
     def format(self, record: logging.LogRecord) -> str:
-        time = dt.datetime.fromtimestamp(record.created, dt.timezone.utc)
+        time = dt.datetime.fromtimestamp(record.created, dt.UTC)
         line = {
             "time": time.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -11,16 +11,17 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from ..sdk.client import (
+from causeway import (
     Answer,
-    Asked,
     Causeway,
     CausewayAPIError,
     CausewayConnectionBroken,
     CausewayError,
     CausewayTimeout,
     CausewayUnreachable,
+    RequestOptions,
 )
+
 from .explain import Explained, render
 
 ANSWERED, REFUSED, UNREACHABLE, TOO_LATE, BROKEN = 0, 1, 3, 4, 5
@@ -30,7 +31,7 @@ ANSWERED, REFUSED, UNREACHABLE, TOO_LATE, BROKEN = 0, 1, 3, 4, 5
 def ask(
     causeway: Causeway,
     text: str,
-    asked: Asked,
+    asked: RequestOptions,
     *,
     stream: bool = True,
     as_json: bool = False,
@@ -51,7 +52,9 @@ def ask(
     return _told(work, console)
 
 
-def route(causeway: Causeway, text: str, asked: Asked, *, as_json: bool = False, out: Console, console: Console) -> int:
+def route(
+    causeway: Causeway, text: str, asked: RequestOptions, *, as_json: bool = False, out: Console, console: Console
+) -> int:
     """What would happen to this question, without running it. Returns the exit code."""
 
     def work() -> None:
@@ -64,7 +67,7 @@ def route(causeway: Causeway, text: str, asked: Asked, *, as_json: bool = False,
     return _told(work, console)
 
 
-def _stream(causeway: Causeway, text: str, asked: Asked, out: TextIO, console: Console) -> None:
+def _stream(causeway: Causeway, text: str, asked: RequestOptions, out: TextIO, console: Console) -> None:
     with causeway.chat(text, stream=True, **asked) as stream:
         try:
             for piece in stream:

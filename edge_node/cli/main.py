@@ -62,7 +62,8 @@ def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **fla
     """
     from rich.console import Console
 
-    from ..sdk.client import Causeway
+    from causeway import Causeway
+
     from .ask import ask as run_ask
 
     prompt = read_prompt(text)
@@ -78,7 +79,8 @@ def route(text: str, url: str, api_key: str, as_json: bool, **flags: Any) -> Non
     """Show how a prompt would be routed, and why, without running it; TEXT `-` reads stdin. Exit codes as for ask."""
     from rich.console import Console
 
-    from ..sdk.client import Causeway
+    from causeway import Causeway
+
     from .ask import route as run_route
 
     prompt = read_prompt(text)

@@ -10,10 +10,10 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 import click
 
+from causeway import Prefer, RequestOptions
 from router.errors import ConfigError
 
 from ..config.schema import Config, load_config
-from ..sdk.client import Asked, Prefer
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -94,9 +94,9 @@ def request_options(command: F) -> F:
     return _with_options(command, options)
 
 
-def request_arguments(flags: Mapping[str, Any]) -> Asked:
+def request_arguments(flags: Mapping[str, Any]) -> RequestOptions:
     """Return the SDK's arguments for the flags of `request_options`."""
-    arguments = Asked(
+    arguments = RequestOptions(
         model=flags["model"], prefer=flags["prefer"], tags=flags["tags"], temperature=flags["temperature"]
     )
     if flags["max_tokens"] is not None:

@@ -18,7 +18,7 @@ class JsonFormatter(logging.Formatter):
     """``{"time", "level", "logger", "message"}`` and, for a failure, its traceback in ``exception``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        time = dt.datetime.fromtimestamp(record.created, dt.timezone.utc)
+        time = dt.datetime.fromtimestamp(record.created, dt.UTC)
         line = {
             "time": time.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

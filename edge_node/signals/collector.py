@@ -1,7 +1,7 @@
-"""Build the snapshot for a decision: device readings, signals of the edge and the cloud, spending, and the time.
+"""The one owner of the Snapshot: the device's readings, both places' own signals, what was spent, and the time.
 
-The device is sampled about once a second; the other signals are read at each decision, because a burst of requests
-changes them. Signals that are expensive to compute (sums of spending) are computed only if the policy names them.
+The device is sampled about once a second (`sample`), the rest is asked at each decision because a burst changes it.
+What costs something (sums over money spent) is computed only when the policy names it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.types import CloudSignals, DeviceSignals, EdgeSignals, Location, Now
 from ..clock import Clock
 
 FILE = "spend.json"
-_MAX_RECENT_AGE_S = 0.05
+_RECENT_S = 0.05
 
 
 class EdgeSource(Protocol):
@@ -32,15 +32,7 @@ class CloudSource(Protocol):
 
 
 class SignalCollector:
-    """The signals of one daemon.
-
-    Args:
-        clock: Monotonic and wall-clock time.
-        edge: The engine's signals; None: this box has no engine, and its edge targets are down.
-        cloud: The cloud's signals; None: no cloud is configured, and its cloud targets are down.
-        read_device: Reads the device signals at a monotonic time.
-        state_dir: Where spending is kept over restarts; None: nowhere.
-    """
+    """`edge` or `cloud` None: this box has none, and its targets are down. `state_dir` None: spending is not kept."""
 
     def __init__(
         self,
@@ -57,39 +49,37 @@ class SignalCollector:
         self._read_device = read_device
         self._path = None if state_dir is None else state_dir / FILE
         self._device = DeviceSignals()
-        self._spend = SpendTracker(restored=_load_spend(self._path))
+        self._spend = SpendTracker(restored=_restored(self._path))
         self._spend_changed = False
-        self._lost_spend_writes = 0
-        self._spend_cache: tuple[int, SpendSignals] = (0, SpendSignals())  # (computed in this Unix second, signals)
-        self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
-        self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at: monotonic s, snapshot)
+        self._spend_lost = 0
+        self._spent: tuple[int, SpendSignals] = (0, SpendSignals())  # (of this second, signals)
+        self._now: tuple[int, NowSignals] = (0, NowSignals())
+        self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at, monotonic s)
         self._policy: Policy | None = None
-        self._needs_spend = False
-        self._targets_at: dict[Location, frozenset[str]] = {}
+        self._wants_spend = False
+        self._at: dict[Location, frozenset[str]] = {}
 
     @property
     def device(self) -> DeviceSignals:
-        """The last device readings."""
         return self._device
 
     @property
     def lost_spend_writes(self) -> int:
-        """Number of times that spending could not be written to disk."""
-        return self._lost_spend_writes
+        """How often the money spent could not be written down."""
+        return self._spend_lost
 
     def sample_device(self) -> None:
-        """Read the device signals; takes about a millisecond."""
+        """Read the device; cheap, about a millisecond."""
         self._device = self._read_device(self._clock.monotonic())
 
     def add_cost(self, usd: float) -> None:
-        """Add the cost of an answer, US dollars, to the spending."""
         if usd > 0.0:
             self._spend.add(usd, self._clock.unix())
             self._spend_changed = True
-            self._spend_cache = (0, SpendSignals())
+            self._spent = (0, SpendSignals())
 
     def save_spend(self) -> None:
-        """Write the spending to disk, by rename. Blocks. A failure is counted and retried at the next call."""
+        """Write down what was spent, by rename. Blocks; a disk that refuses is counted, and asked again next time."""
         if self._path is None or not self._spend_changed:
             return
         try:
@@ -99,19 +89,18 @@ class SignalCollector:
             partial.replace(self._path)
             self._spend_changed = False
         except OSError:
-            self._lost_spend_writes += 1
+            self._spend_lost += 1
 
     def recent_snapshot(self, policy: Policy) -> Snapshot:
-        """Return a snapshot that is up to 50 ms old: recent enough for a cache lookup, not for a decision."""
+        """A snapshot that may be `_RECENT_S` old: good enough to look into the cache, not to decide by."""
         now = self._clock.monotonic()
-        if now - self._recent[0] > _MAX_RECENT_AGE_S or policy is not self._policy:
+        if now - self._recent[0] > _RECENT_S or policy is not self._policy:
             self._recent = (now, self.snapshot(policy))
         return self._recent[1]
 
     def snapshot(self, policy: Policy) -> Snapshot:
-        """Return the signals of this moment for a decision of `policy`."""
         if policy is not self._policy:
-            self._prepare(policy)
+            self._learn(policy)
         edge = EdgeSignals() if self._edge is None else self._edge.signals()
         cloud = CloudSignals() if self._cloud is None else self._cloud.signals()
         second = int(self._clock.unix())
@@ -119,44 +108,43 @@ class SignalCollector:
             device=self._device,
             edge=edge,
             cloud=cloud,
-            spend=self._spend_signals(second) if self._needs_spend else SpendSignals(),
+            spend=self._spend_signals(second) if self._wants_spend else SpendSignals(),
             now=self._now_signals(second),
             down=self._down(edge, cloud),
         )
 
-    def _prepare(self, policy: Policy) -> None:
+    def _learn(self, policy: Policy) -> None:
         self._policy = policy
-        self._needs_spend = any(name.startswith("spend.") for name in policy.needs)
-        for location in ("edge", "cloud"):
-            self._targets_at[location] = frozenset(target.name for target in policy.targets if target.at == location)
+        self._wants_spend = any(name.startswith("spend.") for name in policy.needs)
+        for place in ("edge", "cloud"):
+            self._at[place] = frozenset(target.name for target in policy.targets if target.at == place)
 
     def _down(self, edge: EdgeSignals, cloud: CloudSignals) -> frozenset[str]:
-        """Return the targets that cannot answer now. A cloud that was never probed counts as up."""
+        """Targets that cannot answer now. A cloud that was never probed gets its chance."""
         down: frozenset[str] = frozenset()
         if not edge.loaded:
-            down |= self._targets_at["edge"]
+            down |= self._at["edge"]
         if self._cloud is None or cloud.reachable is False or cloud.breaker == "open":
-            down |= self._targets_at["cloud"]
+            down |= self._at["cloud"]
         if cloud.away and self._policy is not None:
-            targets = self._policy.targets
-            down |= {target.name for target in targets if target.at == "cloud" and target.model in cloud.away}
+            down |= {one.name for one in self._policy.targets if one.at == "cloud" and one.model in cloud.away}
         return down
 
     def _spend_signals(self, second: int) -> SpendSignals:
-        if self._spend_cache[0] != second:
-            self._spend_cache = (second, self._spend.signals(float(second)))
-        return self._spend_cache[1]
+        if self._spent[0] != second:
+            self._spent = (second, self._spend.signals(float(second)))
+        return self._spent[1]
 
     def _now_signals(self, second: int) -> NowSignals:
-        if self._now_cache[0] != second:
+        if self._now[0] != second:
             local = time.localtime(second)
             signals = NowSignals(local.tm_hour, local.tm_wday + 1, local.tm_min, second)
-            self._now_cache = (second, signals)
-        return self._now_cache[1]
+            self._now = (second, signals)
+        return self._now[1]
 
 
-def _load_spend(path: Path | None) -> SpendState | None:
-    """Load the spending. Returns None if the file is missing or unreadable: counting then starts at 0."""
+def _restored(path: Path | None) -> SpendState | None:
+    """None when nothing was kept, or nobody can read it: then counting starts afresh."""
     if path is None:
         return None
     try:

@@ -22,7 +22,7 @@ from ..catalog.artifact import ArtifactError
 from ..llama_cpp.sampling.confidence import ConfidenceMeter
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 _QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 GGML_F32 = 0  # `enum ggml_type`

@@ -24,7 +24,7 @@ whether the next target may take over, and the error that the client gets in the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 from typing import Literal
 
 from ..errors import (
@@ -46,7 +46,7 @@ from ..types import AttemptPlan, AttemptRecord, Chunk, Confidence, Decision
 from .handoff import HandoffGate
 
 
-class AttemptState(str, Enum):
+class AttemptState(StrEnum):
     PENDING = "pending"  # planned; no request was sent to the target
     WAITING = "waiting"  # request sent; no chunk has arrived
     HOLDING = "holding"  # first tokens are held back until their confidence is known
@@ -59,7 +59,7 @@ class AttemptState(str, Enum):
     TIMED_OUT = "timed_out"
 
 
-class AttemptEvent(str, Enum):
+class AttemptEvent(StrEnum):
     START = "start"  # the request goes to the target
     HOLD = "hold"  # the first chunk arrived, and the plan has a handoff
     COLLECT = "collect"  # a chunk arrived that may be kept, and the client does not stream

@@ -5,7 +5,7 @@ Amounts are kept by date, so that a clock that jumps forth and back loses no spe
 
 from __future__ import annotations
 
-from datetime import date, datetime, timezone, tzinfo
+from datetime import UTC, date, datetime, tzinfo
 
 import msgspec
 
@@ -55,7 +55,7 @@ class SpendTracker:
         return SpendState(days=tuple(sorted(self._days.items())), minutes=tuple(sorted(self._minutes.items())))
 
     def _day(self, now_unix: float) -> str:
-        return datetime.fromtimestamp(now_unix, timezone.utc).astimezone(self._zone).date().isoformat()
+        return datetime.fromtimestamp(now_unix, UTC).astimezone(self._zone).date().isoformat()
 
     def _drop_distant(self, minute: int, day: str) -> None:
         # By distance, not by age: entries from a clock far in the future must not push out the days that count.

@@ -33,7 +33,7 @@ def certified(tmp_path: Path) -> Certified:
     """A certificate that signs itself, as a file, and a server's context with it."""
 
     def make(*names: str, valid: dt.timedelta = dt.timedelta(days=1)) -> tuple[Path, ssl.SSLContext]:
-        key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.timezone.utc)
+        key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
         certificate = (
             x509.CertificateBuilder()

@@ -8,11 +8,10 @@ import itertools
 import random
 import re
 import time
-from typing import Literal
+from typing import Literal, Self
 
 import aiohttp
 import msgspec
-from typing_extensions import Self
 
 from .asking import Told, ask
 from .figures import quantile

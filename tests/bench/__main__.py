@@ -10,7 +10,7 @@ import importlib
 import platform
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -57,7 +57,7 @@ def markdown(names: list[str], rows: list[Row], took_s: float) -> str:
     lines = [
         "# Measured figures",
         "",
-        f"Command: `{command}` (`make bench`), {took_s:.0f} s, {datetime.now(timezone.utc):%Y-%m-%d}.",
+        f"Command: `{command}` (`make bench`), {took_s:.0f} s, {datetime.now(UTC):%Y-%m-%d}.",
         f"Machine: {machine()}; load before the run {psutil.getloadavg()[0]:.1f}.",
         "",
         "Each figure is a ratio or difference within one run, of medians over interleaved rounds; the absolute figures",

@@ -138,7 +138,7 @@ async def worker(session: aiohttp.ClientSession, tally: Tally, numbers: Iterator
         ask = random.choices(asks, weights)[0]
         try:
             await ask(session, tally, numbers)
-        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+        except (TimeoutError, aiohttp.ClientError) as error:
             tally.outcomes[f"{ask.__name__}: client saw {type(error).__name__}"] += 1
         await asyncio.sleep(random.uniform(0.0, 0.05))
 

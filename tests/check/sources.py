@@ -10,7 +10,13 @@ PACKAGES = ("router", "models", "edge_node", "cloud_pool", "fleet")
 
 
 def python_files(package: str) -> list[Path]:
-    return sorted(path for path in (ROOT / package).rglob("*.py") if "__pycache__" not in path.parts)
+    """A package's modules; the SDK in `edge_node/sdk` is a distribution of its own."""
+    folder = ROOT / package
+    return sorted(
+        path
+        for path in folder.rglob("*.py")
+        if "__pycache__" not in path.parts and path.relative_to(folder).parts[0] != "sdk"
+    )
 
 
 def absolute_imports(tree: ast.AST) -> list[tuple[int, str]]:

@@ -9,11 +9,11 @@ import select
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
 
 from edge_node.deploy.prepare import checks, llama, plan

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,7 @@ async def test_who_began_pays_for_what_others_get(
     coalesced, left = await audited(whole_config, 2)
     assert (coalesced["outcome"], coalesced["completion_tokens"]) == ("ok", 0)
     assert (left["outcome"], left["prompt_tokens"], left["completion_tokens"]) == ("client_gone", 20, 3)
-    day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
     async with redis.asyncio.Redis.from_url(redis_server.url) as client:
         used: list[int] = []
         while sum(used) < 3:

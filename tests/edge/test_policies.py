@@ -1,4 +1,4 @@
-"""The active policy: an invalid file changes only the report."""
+"""The policy in force: a bad file changes only the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_node.storage.policies import LAST_GOOD, PolicyStore
 from router.errors import PolicyError
 from router.policy.compiled import Policy
 
-from .test_cache import ManualClock
+from .test_cache import Hands
 
 GOOD = """version: 1
 name: good
@@ -34,9 +34,7 @@ MISTAKES = {
 }
 
 
-class Callbacks:
-    """Records the calls of the store's callbacks."""
-
+class UpstreamInfo:
     def __init__(self) -> None:
         self.activated: list[str] = []
         self.loads: list[bool] = []
@@ -45,10 +43,10 @@ class Callbacks:
         self.activated.append(policy.name)
 
 
-def store(path: Path, state: Path | None, callbacks: Callbacks | None = None) -> PolicyStore:
-    callbacks = callbacks or Callbacks()
+def store(path: Path, state: Path | None, heard: UpstreamInfo | None = None) -> PolicyStore:
+    heard = heard or UpstreamInfo()
     return PolicyStore(
-        path, state_dir=state, clock=ManualClock().clock, on_activate=callbacks.activate, on_load=callbacks.loads.append
+        path, state_dir=state, clock=Hands().clock, on_activate=heard.activate, on_load=heard.loads.append
     )
 
 
@@ -57,28 +55,28 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-async def test_a_changed_file_becomes_active(tmp_path: Path) -> None:
-    """Polling finds the change, activates it and keeps a copy for the next start."""
-    callbacks = Callbacks()
+async def test_a_changed_file_comes_into_force(tmp_path: Path) -> None:
+    """Polling sees the change, activates it and keeps it for the next start."""
+    heard = UpstreamInfo()
     path = write(tmp_path / "p.yaml", GOOD)
-    policies = store(path, tmp_path / "state", callbacks)
+    policies = store(path, tmp_path / "state", heard)
     policies.load()
     await policies.poll()
-    assert callbacks.activated == ["good"]
+    assert heard.activated == ["good"]
     write(path, OTHER)
     await policies.poll()
     assert policies.active.name == "other"
-    assert callbacks.activated == ["good", "other"]
+    assert heard.activated == ["good", "other"]
     assert (tmp_path / "state" / LAST_GOOD).read_text() == OTHER
-    assert callbacks.loads == [True, True]
+    assert heard.loads == [True, True]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-async def test_an_invalid_file_is_rejected_and_the_active_policy_stays(tmp_path: Path, mistake: str) -> None:
-    """The report names the file; the copy in the state folder stays too."""
-    callbacks = Callbacks()
+async def test_a_bad_file_is_refused_and_the_last_good_policy_stays(tmp_path: Path, mistake: str) -> None:
+    """Each kind of mistake is reported with the file; what is in force does not change, nor what was kept."""
+    heard = UpstreamInfo()
     path = write(tmp_path / "p.yaml", GOOD)
-    policies = store(path, tmp_path / "state", callbacks)
+    policies = store(path, tmp_path / "state", heard)
     policies.load()
     write(path, MISTAKES[mistake])
     await policies.poll()
@@ -86,15 +84,16 @@ async def test_an_invalid_file_is_rejected_and_the_active_policy_stays(tmp_path:
     assert str(path) in policies.report.refused
     assert policies.report.refused_at is not None
     assert (tmp_path / "state" / LAST_GOOD).read_text() == GOOD
-    assert callbacks.loads == [True, False]
+    assert heard.loads == [True, False]
     await policies.poll()
-    assert callbacks.loads == [True, False], "the same invalid file is not read twice"
+    assert heard.loads == [True, False], "the same bad file is not read again and again"
     write(path, OTHER)
     await policies.poll()
     assert (policies.active.name, policies.report.refused) == ("other", "")
 
 
-async def test_the_report_names_file_line_and_key(tmp_path: Path) -> None:
+async def test_the_report_names_line_and_key(tmp_path: Path) -> None:
+    """Whoever made the mistake is told where it is."""
     path = write(tmp_path / "p.yaml", GOOD)
     policies = store(path, None)
     policies.load()
@@ -105,7 +104,7 @@ async def test_the_report_names_file_line_and_key(tmp_path: Path) -> None:
 
 
 def test_a_restart_with_a_broken_file_starts_with_the_last_good_policy(tmp_path: Path) -> None:
-    """A power cut after a bad roll-out: the report says that the last good policy is active."""
+    """The box still works after a power cut in the middle of a bad roll-out, and says what it runs."""
     path = write(tmp_path / "p.yaml", GOOD)
     store(path, tmp_path / "state").load()
     write(path, "version: [")
@@ -117,15 +116,15 @@ def test_a_restart_with_a_broken_file_starts_with_the_last_good_policy(tmp_path:
 
 
 def test_without_any_good_policy_there_is_no_start(tmp_path: Path) -> None:
-    """A first start with an invalid or missing file fails."""
+    """A first start with a bad file fails loudly; so does one without a file."""
     with pytest.raises(PolicyError, match=r"p\.yaml"):
         store(write(tmp_path / "p.yaml", "version: ["), tmp_path / "state").load()
     with pytest.raises(PolicyError, match="No such file"):
         store(tmp_path / "nowhere.yaml", tmp_path / "state").load()
 
 
-async def test_a_deleted_file_is_an_invalid_file(tmp_path: Path) -> None:
-    """The active policy stays."""
+async def test_a_file_that_vanishes_is_a_bad_file(tmp_path: Path) -> None:
+    """Deleting the policy does not stop the daemon."""
     path = write(tmp_path / "p.yaml", GOOD)
     policies = store(path, None)
     policies.load()
@@ -136,7 +135,7 @@ async def test_a_deleted_file_is_an_invalid_file(tmp_path: Path) -> None:
 
 
 def test_a_state_directory_that_cannot_be_written_changes_only_the_report(tmp_path: Path) -> None:
-    """The policy becomes active all the same."""
+    """The policy is in force all the same."""
     (tmp_path / "state").write_text("a file")
     policies = store(write(tmp_path / "p.yaml", GOOD), tmp_path / "state")
     policies.load()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from causeway import Causeway
 from edge_node.cli.main import main
 from edge_node.config.schema import config_keys, load_config
-from edge_node.sdk.client import Causeway
 
 ROOT = Path(__file__).parents[2]
 

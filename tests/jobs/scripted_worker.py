@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from typing import Self
 
 import anyio
 from prometheus_client import CollectorRegistry
-from typing_extensions import Self
 
 from cloud_pool.cache.single_flight.reply import Reply
 from cloud_pool.jobs.config import JobsConfig

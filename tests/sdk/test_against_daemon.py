@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from causeway import AsyncCauseway, Causeway, CausewayAPIError, Usage
 from edge_node.config.schema import KeyConfig, ServerConfig
-from edge_node.sdk.client import AsyncCauseway, Causeway, CausewayAPIError, Usage
 from tests.edge.box import Box, running
 from tests.edge.scripted import until
 

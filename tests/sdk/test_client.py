@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import runpy
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Protocol
 
 import pytest
 
-import edge_node.sdk.client as sdk
-from edge_node.sdk.client import (
+import causeway as sdk
+from causeway import (
     Answer,
     AsyncCauseway,
     Causeway,
@@ -21,15 +22,17 @@ from edge_node.sdk.client import (
     CausewayTimeout,
     CausewayUnreachable,
     Choice,
+    Chunk,
     Decision,
     Model,
-    Piece,
     ToolCall,
     Usage,
 )
 
 from .box import DONE, Box, Handler, answer_with, delta, event, raw, running, stream_of
 
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "edge_node" / "sdk" / "src").rglob("*.py"))
 DECISION = Decision("dec_1", "edge", "small", "fast-path", "miss", "default@9f2c")
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
@@ -47,7 +50,7 @@ class Caller(Protocol):
 
     async def pieces(
         self, *args: object, stop_after: int = 0, **asked: object
-    ) -> tuple[list[Piece], Answer | None]: ...
+    ) -> tuple[list[Chunk], Answer | None]: ...
 
     async def close(self) -> None: ...
 
@@ -59,8 +62,8 @@ class SyncCaller:
     async def call(self, name: str, *args: object, **asked: object) -> object:
         return await asyncio.to_thread(getattr(self.client, name), *args, **asked)
 
-    async def pieces(self, *args: object, stop_after: int = 0, **asked: object) -> tuple[list[Piece], Answer | None]:
-        def read() -> tuple[list[Piece], Answer | None]:
+    async def pieces(self, *args: object, stop_after: int = 0, **asked: object) -> tuple[list[Chunk], Answer | None]:
+        def read() -> tuple[list[Chunk], Answer | None]:
             found = []
             with self.client.chat(*args, stream=True, **asked) as stream:  # type: ignore[call-overload]
                 for piece in stream:
@@ -82,7 +85,7 @@ class AsyncCaller:
     async def call(self, name: str, *args: object, **asked: object) -> object:
         return await getattr(self.client, name)(*args, **asked)
 
-    async def pieces(self, *args: object, stop_after: int = 0, **asked: object) -> tuple[list[Piece], Answer | None]:
+    async def pieces(self, *args: object, stop_after: int = 0, **asked: object) -> tuple[list[Chunk], Answer | None]:
         found = []
         async with await self.client.chat(*args, stream=True, **asked) as stream:  # type: ignore[call-overload]
             async for piece in stream:
@@ -215,7 +218,7 @@ async def test_the_rest_of_the_surface(box: Box, connect: Connect) -> None:
     assert (answer.text, answer.finish_reason) == (" there", "length")
     box.handler = answer_with({"data": [{"embedding": [1, 0.5]}, {"embedding": [0, 1]}], "model": "e"})
     vectors = await caller.call("embed", ["a", "b"])
-    assert isinstance(vectors, sdk.Vectors)
+    assert isinstance(vectors, sdk.Embeddings)
     assert vectors.vectors == ((1.0, 0.5), (0.0, 1.0))
     box.handler = answer_with({"data": [{"id": "small", "owned_by": "edge"}]})
     assert await caller.call("models") == [Model("small", "edge")]
@@ -376,12 +379,12 @@ async def test_a_drip_ends_at_the_deadline(box: Box, connect: Connect) -> None:
     """Each piece comes in time, all of them together do not."""
     ticks = iter(range(0, 1000, 3))
     box.handler = stream_of(*(delta("x") for _ in range(50)), DONE)
-    with pytest.raises(CausewayTimeout, match="longer than its 5 s"):
+    with pytest.raises(CausewayTimeout, match="longer than its deadline of 5 s"):
         await (await connect(box.url, clock=lambda: float(next(ticks)))).pieces("x", deadline_s=5.0)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "unix:///nonexistent/edge.sock"])
-async def test_nobody_there_is_said_plainly(connect: Connect, url: str) -> None:
+async def test_an_unreachable_device_is_named(connect: Connect, url: str) -> None:
     """The error names the address."""
     with pytest.raises(CausewayUnreachable, match=r"127\.0\.0\.1:9|edge\.sock"):
         await (await connect(url)).call("chat", "x")
@@ -417,7 +420,7 @@ async def test_cancelling_a_task_stops_the_work(box: Box) -> None:
 # --- trying again ----------------------------------------------------------------------------------------------------
 
 
-class Patience:
+class FakeTime:
     """A clock that only `sleep` moves, for both kinds of client."""
 
     def __init__(self, kind: object) -> None:
@@ -437,9 +440,9 @@ class Patience:
 
 
 @pytest.fixture
-def patience(request: pytest.FixtureRequest) -> Patience:
+def time_(request: pytest.FixtureRequest) -> FakeTime:
     kind = request.node.callspec.params["connect"]
-    return Patience(kind)
+    return FakeTime(kind)
 
 
 def busy_then_well(busy: int, status: int = 429, retry_after: str | None = "2") -> Handler:
@@ -453,16 +456,14 @@ def busy_then_well(busy: int, status: int = 429, retry_after: str | None = "2") 
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_retries_wait_as_long_as_the_box_says(
-    box: Box, connect: Connect, patience: Patience, status: int
-) -> None:
-    """Asked for, a busy box is asked again after its Retry-After."""
+async def test_retries_wait_as_long_as_the_box_says(box: Box, connect: Connect, time_: FakeTime, status: int) -> None:
+    """With `retries`, a request is repeated after the Retry-After of a busy device."""
     box.handler = busy_then_well(2, status)
-    caller = await connect(box.url, retries=2, clock=patience.clock, sleep=patience.sleep)
+    caller = await connect(box.url, retries=2, clock=time_.clock, sleep=time_.sleep)
     answer = await caller.call("chat", "x", deadline_s=10.0)
     assert isinstance(answer, Answer)
     assert answer.text == "at last"
-    assert patience.waits == [2.0, 2.0]
+    assert time_.waits == [2.0, 2.0]
     deadlines = [body["causeway"] for body in box.requests]
     assert deadlines == [{"deadline_ms": 10000}, {"deadline_ms": 8000}, {"deadline_ms": 6000}]
 
@@ -483,7 +484,7 @@ async def test_retries_wait_as_long_as_the_box_says(
 async def test_nothing_else_is_tried_again(
     box: Box,
     connect: Connect,
-    patience: Patience,
+    time_: FakeTime,
     busy: int,
     status: int,
     retry_after: str | None,
@@ -493,20 +494,38 @@ async def test_nothing_else_is_tried_again(
 ) -> None:
     """Only 429 and 503, only as often as asked, only when the box said when, and never past the deadline."""
     box.handler = busy_then_well(busy, status, retry_after)
-    caller = await connect(box.url, retries=retries, clock=patience.clock, sleep=patience.sleep)
+    caller = await connect(box.url, retries=retries, clock=time_.clock, sleep=time_.sleep)
     with pytest.raises(CausewayAPIError):
         await caller.call("chat", "x", deadline_s=deadline_s)
-    assert (len(box.requests), len(patience.waits)) == (asked, asked - 1)
+    assert (len(box.requests), len(time_.waits)) == (asked, asked - 1)
 
 
 # --- by itself -------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_stands_alone() -> None:
-    """It imports the standard library and httpx, nothing of ours."""
-    assert sdk.__file__ is not None
-    tree = ast.parse(Path(sdk.__file__).read_text())
+def test_the_sync_client_is_generated_from_the_async_client() -> None:
+    """`python edge_node/sdk/generate_sync.py` writes it anew."""
+    program = ROOT / "edge_node" / "sdk" / "generate_sync.py"
+    generated = runpy.run_path(str(program))["generated"]()
+    assert (ROOT / "edge_node/sdk/src/causeway/_sync/client.py").read_text(encoding="utf-8") == generated
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_it_needs_httpx_alone_and_parses_on_python_39(path: Path) -> None:
+    """The SDK imports the standard library, itself and httpx, and nothing of the other packages."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "." * node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    foreign = {name.split(".")[0] for name in names} - sys.stdlib_module_names
-    assert foreign <= {"httpx", "typing_extensions"}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0}
+    assert {name.split(".")[0] for name in names} - sys.stdlib_module_names <= {"httpx", "typing_extensions"}
+
+
+def test_everything_public_is_documented() -> None:
+    """Each exported name, and each public method of the clients, has a docstring."""
+    public = [getattr(sdk, name) for name in sdk.__all__ if isinstance(getattr(sdk, name), type)]
+    methods = [
+        method
+        for client in (Causeway, AsyncCauseway)
+        for name, method in vars(client).items()
+        if callable(method) and not name.startswith("_")
+    ]
+    assert [one.__qualname__ for one in (*public, *methods) if not one.__doc__] == []

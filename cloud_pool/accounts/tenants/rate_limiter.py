@@ -12,7 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import anyio
@@ -175,10 +175,10 @@ def _rate_limited(exhausted: str, wait_s: float, limits: TenantLimits, now: floa
         message = f"Your limit is {limits.tokens_per_minute} tokens a minute."
     else:
         message = f"Your budget of {limits.usd_per_day:g} USD a day is spent."
-        day = datetime.fromtimestamp(now, timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+        day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         wait_s = (day + timedelta(days=1)).timestamp() - now
     return RateLimited(message, retry_after_s=wait_s)
 
 
 def _day(now: float) -> str:
-    return datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d")
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")

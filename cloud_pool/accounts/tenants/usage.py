@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import anyio
 import msgspec
@@ -68,7 +68,7 @@ class UsageRecorder:
         """One request's use."""
         if self._add is None:
             return
-        day = datetime.fromtimestamp(self._wall_clock(), timezone.utc).strftime("%Y-%m-%d")
+        day = datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y-%m-%d")
         sums = self._sums.setdefault((tenant, day), {})
         at = f"{tier}|{route}"
         amounts = {

@@ -6,7 +6,7 @@ import base64
 import secrets
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import msgspec
@@ -49,7 +49,7 @@ class _Payload(msgspec.Struct):
 
 
 def webhook_payload(delivery: WebhookDelivery) -> str:
-    at = datetime.fromtimestamp(delivery.finished / 1000.0, tz=timezone.utc).isoformat().replace("+00:00", "Z")
+    at = datetime.fromtimestamp(delivery.finished / 1000.0, tz=UTC).isoformat().replace("+00:00", "Z")
     return msgspec.json.encode(
         _Payload(f"job.{delivery.state}", at, _PayloadJob(delivery.job, delivery.state))
     ).decode()
@@ -57,7 +57,7 @@ def webhook_payload(delivery: WebhookDelivery) -> str:
 
 def signed_headers(delivery: WebhookDelivery, body: str, keys: tuple[str, ...], now_s: float) -> dict[str, str]:
     """The headers of the Standard Webhooks specification; one signature for each key that is valid."""
-    at = datetime.fromtimestamp(int(now_s), tz=timezone.utc)
+    at = datetime.fromtimestamp(int(now_s), tz=UTC)
     return {
         "content-type": "application/json",
         "webhook-id": f"msg_{delivery.id}",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 import aiohttp
@@ -112,8 +112,8 @@ def retry_after_s(text: str) -> float | None:
             when = parsedate_to_datetime(text)
         except ValueError:
             return None
-        aware = when if when.tzinfo is not None else when.replace(tzinfo=timezone.utc)
-        seconds = (aware - datetime.now(timezone.utc)).total_seconds()
+        aware = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+        seconds = (aware - datetime.now(UTC)).total_seconds()
     return min(_MAX_RETRY_S, max(0.0, seconds))
 
 

@@ -23,7 +23,7 @@ from ..backend import BackendRequest
 from .supervisor import State, Supervisor
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 DECLINED = "The model on this device declined to answer: the question is outside of what it was made for."
 _SEEDS = 2**31
@@ -254,7 +254,7 @@ class _EmissionQueue:
         self._items += emissions
         self._wake()
 
-    def engine_lost(self, reason: str) -> None:
+    def lost(self, reason: str) -> None:
         self._error = EngineCrashed(reason, phase="stream" if self._seen else "first_token")
         self._wake()
 

@@ -84,9 +84,9 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
 
 
 def check_requirements(installed: Installed, *, needs_engine: bool) -> Iterator[Finding]:
-    """Check causeway's requirements that apply to this machine, those of the `engine` extra if there is an engine."""
+    """Check the requirements of causeway and of its extra `edge`, and of `engine` if there is an engine."""
     if not installed.requires:
-        advice = "run `make setup`, or `pip install causeway[engine,cpu]`"
+        advice = "run `make setup`, or `pip install causeway[edge,engine,cpu]`"
         yield fail("packages", "causeway is not installed as a distribution in this environment", advice)
         return
     unmet = [finding for text in installed.requires if (finding := _check_one(text, installed, needs_engine))]
@@ -100,7 +100,7 @@ def _check_one(text: str, installed: Installed, needs_engine: bool) -> Finding |
         requirement = Requirement(text)
     except InvalidRequirement:
         return warn("packages", f"causeway's metadata has the invalid requirement {text!r}", "reinstall causeway")
-    extras = ("", "engine") if needs_engine else ("",)
+    extras = ("", "edge", "engine") if needs_engine else ("", "edge")
     if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
         return None
     version = installed.versions.get(_normalise(requirement.name))

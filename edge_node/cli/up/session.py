@@ -21,8 +21,9 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from causeway import AsyncCauseway
+
 from ...config.schema import Config
-from ...sdk.client import AsyncCauseway
 from .child_process import ChildProcess, ChildProcessEnded
 from .resources import clear_shared_memory, free_port, make_run_folder, next_free_port, write_secret
 from .tour import Row, ask_all, render_table

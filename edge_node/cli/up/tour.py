@@ -8,7 +8,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from ...sdk.client import AsyncCauseway, CausewayAPIError, CausewayError, Decision
+from causeway import AsyncCauseway, CausewayAPIError, CausewayError, Decision
 
 _LONG = (
     "I went to a cash machine near the station yesterday evening to take out some money for the weekend, and after I "

@@ -1,4 +1,4 @@
-"""Sets a checkout up: `python3 -m edge_node.deploy.prepare run|test|check|bench|train|lock`.
+"""Sets a checkout up: `python3 -m edge_node.deploy.prepare run|test|quick|check|bench|train|lock`.
 
 It runs before anything is installed, on the system's Python, so it uses the standard library only and its grammar
 stays old enough (3.8) to tell an old Python what it needs instead of failing on it.

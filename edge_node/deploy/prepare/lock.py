@@ -11,6 +11,8 @@ from .progress import Progress, StepFailed, run
 
 # What the wheel of llama-cpp-python imports, and what an editable install of ours needs.
 RUN_EXTRAS = ("diskcache", "setuptools>=77", "wheel")
+# The SDK comes from this checkout.
+ROLES = ("--extra=edge", "--extra=cloud", "--extra=cpu", "--no-emit-package=causeway-sdk")
 BUILD = ("cmake>=3.25", "ninja", "scikit-build-core[pyproject]>=0.9.2", "pip")
 LLAMA = ("llama-cpp-python==0.3.36",)
 # The extra `train` without torch, and what a CPU build of torch depends on (see plan.py).
@@ -36,9 +38,9 @@ COMMON_MARKER = (
 def write_locks(places: Places, progress: Progress) -> str:
     edge, cloud = places.edge_deploy, places.cloud_deploy
     project = places.root / "pyproject.toml"
-    _compile(places, progress, edge / "requirements.txt", RUN_EXTRAS, project, "--extra=cpu")
+    _compile(places, progress, edge / "requirements.txt", RUN_EXTRAS, project, *ROLES)
     pins = f"--constraints={edge / 'requirements.txt'}"
-    _compile(places, progress, edge / "requirements-dev.txt", RUN_EXTRAS, project, "--extra=cpu", "--extra=dev", pins)
+    _compile(places, progress, edge / "requirements-dev.txt", RUN_EXTRAS, project, *ROLES, "--extra=dev", pins)
     more_pins = f"--constraints={edge / 'requirements-dev.txt'}"
     _compile(places, progress, edge / "requirements-train.txt", TRAIN, None, more_pins)
     _compile(places, progress, edge / "requirements-build.txt", BUILD)

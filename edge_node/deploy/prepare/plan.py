@@ -21,7 +21,7 @@ TORCH = "torch==2.13.0"
 
 
 def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
-    """The steps for `run`, `test`, `check`, `bench` or `train`, in order; $CAUSEWAY_SKIP names those to leave out."""
+    """The steps of a goal in order, without those that $CAUSEWAY_SKIP names. `quick` never compiles llama.cpp."""
     skipped = set(environ.get("CAUSEWAY_SKIP", "").replace(",", " ").split())
     if not skipped <= set(OPTIONAL):
         raise StepFailed(f"CAUSEWAY_SKIP={environ['CAUSEWAY_SKIP']!r}", f"It may name: {' '.join(OPTIONAL)}")
@@ -30,11 +30,13 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     engine, triton, redis = _engine(places, environ), _triton(places, environ), _redis(places)
     training, torch = _packages(places, "requirements-train.txt"), _torch(places, environ)
     bench = [environment, packages, development, engine, project, triton, redis]
+    compiled = [] if cached_wheel(places, environ) is None else [engine]
     goals = {
         "run": [environment, packages, engine, project, triton],
         "test": [*bench, training, torch],
         "bench": bench,
         "check": [environment, packages, development, project],
+        "quick": [environment, packages, development, *compiled, project],
         "train": [environment, packages, development, engine, project, training, torch],
     }
     optional = {"triton": [triton], "redis": [redis], "torch": [training, torch]}
@@ -86,12 +88,14 @@ def _engine(places: Places, environ: Mapping[str, str]) -> Step:
 
 
 def _project(places: Places) -> Step:
-    """The checkout itself, editable: our console commands, and imports from anywhere."""
+    """The checkout itself and its SDK, editable: our console commands, and imports from anywhere."""
+    folders = (places.root, places.root / "edge_node" / "sdk")
 
     def work(_progress: Progress) -> str:
         flags = ["--no-deps", "--no-build-isolation", "--no-index"]
+        editable = [word for folder in folders for word in ("--editable", str(folder))]
         run(
-            [places.venv_python, "-m", "pip", "install", *flags, "--editable", places.root],
+            [places.venv_python, "-m", "pip", "install", *flags, *editable],
             log=places.logs / "project.log",
             environ=child_environment(os.environ),
             advice="The log says why; pyproject.toml is where to look.",
@@ -101,7 +105,7 @@ def _project(places: Places) -> Step:
     return Step(
         title="causeway itself",
         stamp=_stamp(places, "project"),
-        key=digest(_python_key(places), places.root / "pyproject.toml"),
+        key=digest(_python_key(places), *(folder / "pyproject.toml" for folder in folders)),
         there=(places.venv / "bin" / "causeway-edge").exists,
         work=work,
     )

@@ -1,7 +1,7 @@
-"""Which sequences are in the next batch: jobs join between steps, prompts are prefilled in chunks beside answers.
+"""Who runs in the next step: waiting jobs join between steps, prompts are taken in chunks beside running answers.
 
-A sequence is *waiting* (no slot), *prefilling* (its prompt enters the KV cache chunk by chunk) or *decoding* (one
-token per step). Only the engine's thread uses this.
+A sequence is *waiting* (no cells), *filling* (its prompt goes into the cache, chunk by chunk) or *decoding* (one token
+a step). Only the engine's thread uses this.
 """
 
 from __future__ import annotations
@@ -16,205 +16,194 @@ from .prefix_cache import BLOCK, PrefixCache, SavedPrefix, common_prefix
 from .sequence import Sequence
 from .throughput import Throughput
 
-_GROWTH = 16  # free cells for each running sequence before another one is admitted
+_GROWTH = 16  # free cells for each running answer before another one is let in
 
 
 class PrefixSource(msgspec.Struct, frozen=True):
-    """Where the first `tokens` of a prompt are available without decoding: in a running slot, or saved."""
+    """Where the first `tokens` of a prompt can be had without decoding: from a running line, or from a saved one."""
 
     tokens: int = 0
-    slot: SequenceSlot | None = None
+    line: SequenceSlot | None = None
     saved: SavedPrefix | None = None
 
 
 class Scheduler:
-    """Owns the queue of waiting sequences and the composition of the batch."""
-
     def __init__(
-        self,
-        context: Context,
-        kv_cache: KVCache,
-        prefix_cache: PrefixCache | None,
-        throughput: Throughput,
-        sequences: int,
+        self, context: Context, cells: KVCache, prefixes: PrefixCache | None, pace: Throughput, sequences: int
     ) -> None:
-        """Schedule at most `sequences` sequences together; `prefix_cache` None: this model cannot share prefixes."""
+        """`sequences`: the most that run together. `prefixes` None: the model's cache cannot be shared."""
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []  # in batch order
-        self.last_tokens: list[int] = []  # the token that each decoding sequence feeds next
+        self.last: list[int] = []  # the token that each decoding sequence feeds next
         self._context = context
-        self._kv_cache = kv_cache
-        self._prefix_cache = prefix_cache
-        self._throughput = throughput
-        self._max_running = sequences
-        self._batch_stale = True  # `decoding` changed since its rows were written
-        self._unsynced_steps = 0  # steps since the lengths of the decoding slots were updated
-        self._prefill_chunks: list[tuple[Sequence, int]] = []  # prompt tokens of each sequence in the batch
+        self._cells = cells
+        self._prefixes = prefixes
+        self._pace = pace
+        self._most = sequences
+        self._moved = True  # decoding changed since the batch was laid out
+        self._grown = 0  # steps since the decoding lines' lengths were brought up to date
+        self._portions: list[tuple[Sequence, int]] = []  # of prompts, in the batch
 
     @property
     def running(self) -> int:
         return len(self.prefilling) + len(self.decoding)
 
     def admit(self) -> None:
-        """Admit waiting sequences, oldest first, while there are slots and cells."""
-        deferred: list[Sequence] = []  # another sequence is prefilling the same prefix, which can be shared soon
-        while self.waiting and self.running < self._max_running:
+        """Let waiting sequences in, oldest first, while there are places and cells."""
+        held: list[Sequence] = []  # another one is just filling in their prompt's beginning: soon it can be shared
+        while self.waiting and self.running < self._most:
             sequence = self.waiting[0]
-            source = self._find_prefix(sequence)
-            if self._prefix_in_prefill(sequence) - source.tokens >= 2 * BLOCK:
-                deferred.append(self.waiting.popleft())
-            elif self._allocate(sequence, source):
+            beginning = self._beginning(sequence)
+            if self._soon(sequence) - beginning.tokens >= 2 * BLOCK:
+                held.append(self.waiting.popleft())
+            elif self._open(sequence, beginning):
                 self.prefilling.append(self.waiting.popleft())
             else:
                 break
-        self.waiting.extendleft(reversed(deferred))
+        self.waiting.extendleft(reversed(held))
 
-    def build_batch(self) -> tuple[int, list[tuple[Sequence, int]]]:
-        """Write the next batch into the context.
-
-        Returns:
-            The number of rows, and the sequences whose prompt this batch completes, with the row of their logits.
-        """
+    def lay_out(self) -> tuple[int, list[tuple[Sequence, int]]]:
+        """Write the next batch. Its rows; the sequences that will get their first token, with their batch place."""
         context, running = self._context, len(self.decoding)
-        if self._batch_stale:
-            self._sync_slots()
-            for row, sequence in enumerate(self.decoding):
-                slot = _slot(sequence)
-                context.sequence[row], context.position[row] = slot.id, slot.length
-            context.needs_output[:running] = 1
-            self._batch_stale = False
-        context.token[:running] = self.last_tokens
-        return self._add_prefill(running) if self.prefilling else (running, [])
+        if self._moved:
+            self._settle()
+            for place, sequence in enumerate(self.decoding):
+                line = _line(sequence)
+                context.sequence[place], context.position[place] = line.id, line.length
+            context.wanted[:running] = 1
+            self._moved = False
+        context.token[:running] = self.last
+        return self._lay_prompts(running) if self.prefilling else (running, [])
 
-    def commit_batch(self) -> None:
-        """The batch was decoded: count its tokens as cached."""
+    def advance(self) -> None:
+        """The batch was decoded: what was laid out is in the cache now."""
         running = len(self.decoding)
-        self._unsynced_steps += 1
-        self._kv_cache.used += running
+        self._grown += 1
+        self._cells.used += running
         self._context.position[:running] += 1
-        if self._prefill_chunks:
-            for sequence, tokens in self._prefill_chunks:
-                self._kv_cache.grow(_slot(sequence), tokens)
-            self._prefill_chunks.clear()
+        if self._portions:
+            for sequence, tokens in self._portions:
+                self._cells.grow(_line(sequence), tokens)
+            self._portions.clear()
 
-    def discard_batch(self) -> None:
-        """The batch was not decoded: write the next one from scratch."""
-        self._batch_stale = True
-        self._prefill_chunks.clear()
+    def relay(self) -> None:
+        """The batch was not decoded: the next one is laid out anew."""
+        self._moved = True
+        self._portions.clear()
 
     def start_decoding(self, sequence: Sequence, token: int) -> None:
-        """Move a sequence whose prompt is cached to `decoding`; `token` is its first one."""
-        self._sync_slots()
+        """Its prompt is in the cache and its first token chosen."""
+        self._settle()
         self.prefilling.remove(sequence)
         self.decoding.append(sequence)
-        self.last_tokens.append(token)
-        self._batch_stale = True
+        self.last.append(token)
+        self._moved = True
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a finished sequence in any state; its cells are saved for prompts with the same prefix."""
-        self._sync_slots()
+        """It ended, from whatever state; what its cells hold is kept for prompts that begin the same."""
+        self._settle()
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
-            self._leave_batch(sequence)
-            if self._prefix_cache is not None:
-                self._prefix_cache.save(_slot(sequence), sequence.tokens_in_slot())
-            self._kv_cache.release(_slot(sequence))
-            sequence.slot = None
+            self._stop(sequence)
+            if self._prefixes is not None:
+                self._prefixes.save(_line(sequence), sequence.cells())
+            self._cells.close(_line(sequence))
+            sequence.line = None
         sequence.close()
 
     def preempt(self) -> bool:
-        """Free the cells of the newest running sequence and requeue it first; False when it is the only one."""
+        """Take the cells of the newest running sequence, which starts over later; False when it is the only one."""
         if self.running < 2:
             return False
-        self._sync_slots()
+        self._settle()
         newest = max((*self.prefilling, *self.decoding), key=lambda sequence: sequence.id)
-        self._leave_batch(newest)
-        self._kv_cache.release(_slot(newest))
+        self._stop(newest)
+        self._cells.close(_line(newest))
         newest.restart()
         self.waiting.appendleft(newest)
-        self.discard_batch()
+        self.relay()
         return True
 
-    def _leave_batch(self, sequence: Sequence) -> None:
+    def _stop(self, sequence: Sequence) -> None:
         if sequence in self.prefilling:
             self.prefilling.remove(sequence)
             return
-        index = self.decoding.index(sequence)
-        del self.decoding[index], self.last_tokens[index]
-        self._batch_stale = True
+        place = self.decoding.index(sequence)
+        del self.decoding[place], self.last[place]
+        self._moved = True
 
-    def _sync_slots(self) -> None:
-        """Update the lengths of the decoding slots; doing so in every step would cost more."""
-        if self._unsynced_steps:
+    def _settle(self) -> None:
+        """Bring the decoding lines' lengths up to date; each step alone would cost more than it is worth."""
+        if self._grown:
             for sequence in self.decoding:
-                _slot(sequence).grow(self._unsynced_steps)
-            self._unsynced_steps = 0
+                _line(sequence).grow(self._grown)
+            self._grown = 0
 
-    def _add_prefill(self, row: int) -> tuple[int, list[tuple[Sequence, int]]]:
-        """Give every prefilling sequence an even share of the budget; the oldest get what short prompts leave."""
+    def _lay_prompts(self, row: int) -> tuple[int, list[tuple[Sequence, int]]]:
+        """Every filling sequence gets an even share, what short ones leave goes to the oldest."""
         context, finishing = self._context, list[tuple[Sequence, int]]()
-        self._prefill_chunks.clear()
-        budget = min(self._throughput.prefill_budget(row), context.capacity - row)
-        share = max(1, budget // len(self.prefilling))
-        pending = [(sequence, len(sequence.pending_tokens) - _slot(sequence).length) for sequence in self.prefilling]
-        spare = max(0, budget - sum(min(tokens, share) for _, tokens in pending))
-        for sequence, tokens in pending:
-            extra = min(spare, max(0, tokens - share))
+        self._portions.clear()
+        left = min(self._pace.prompt_tokens(row), context.capacity - row)
+        share = max(1, left // len(self.prefilling))
+        wants = [(sequence, len(sequence.feed) - _line(sequence).length) for sequence in self.prefilling]
+        spare = max(0, left - sum(min(want, share) for _, want in wants))
+        for sequence, want in wants:
+            extra = min(spare, max(0, want - share))
             spare -= extra
-            count = min(tokens, share + extra, context.capacity - row)
+            count = min(want, share + extra, context.capacity - row)
             if count <= 0:
                 break
-            slot = _slot(sequence)
-            start, end = slot.length, row + count
-            context.token[row:end] = sequence.pending_tokens[start : start + count]
+            line = _line(sequence)
+            start, end = line.length, row + count
+            context.token[row:end] = sequence.feed[start : start + count]
             context.position[row:end] = range(start, start + count)
-            context.sequence[row:end] = slot.id
-            context.needs_output[row:end] = 0
-            if start + count == len(sequence.pending_tokens):
-                context.needs_output[end - 1] = 1
+            context.sequence[row:end] = line.id
+            context.wanted[row:end] = 0
+            if start + count == len(sequence.feed):
+                context.wanted[end - 1] = 1
                 finishing.append((sequence, end - 1))
-            self._prefill_chunks.append((sequence, count))
+            self._portions.append((sequence, count))
             row = end
         return row, finishing
 
-    def _find_prefix(self, sequence: Sequence) -> PrefixSource:
-        """Find the longest available prefix of a sequence; its last token is always decoded, for its logits."""
-        if self._prefix_cache is None:
+    def _beginning(self, sequence: Sequence) -> PrefixSource:
+        """The longest known beginning of what it has to feed; the last token is always decoded, for its logits."""
+        if self._prefixes is None:
             return PrefixSource()
-        tokens, limit = sequence.pending_tokens, len(sequence.pending_tokens) - 1
-        saved, saved_tokens = self._prefix_cache.find(tokens)
-        best = PrefixSource(min(saved_tokens, limit), saved=saved)
+        feed, most = sequence.feed, len(sequence.feed) - 1
+        saved, tokens = self._prefixes.find(feed)
+        best = PrefixSource(min(tokens, most), saved=saved)
         for other in (*self.decoding, *self.prefilling):
-            slot = _slot(other)
-            common = min(common_prefix(other.pending_tokens, tokens), slot.length, limit)
+            line = _line(other)
+            common = min(common_prefix(other.feed, feed), line.length, most)
             if common >= max(best.tokens, BLOCK):
-                best = PrefixSource(common, slot=slot)
+                best = PrefixSource(common, line=line)
         return best
 
-    def _prefix_in_prefill(self, sequence: Sequence) -> int:
-        """Return how many of its first tokens another sequence is prefilling."""
-        if self._prefix_cache is None:
+    def _soon(self, sequence: Sequence) -> int:
+        """Tokens of its beginning that another one is filling in."""
+        if self._prefixes is None:
             return 0
-        common = (common_prefix(other.pending_tokens, sequence.pending_tokens) for other in self.prefilling)
-        return min(max(common, default=0), len(sequence.pending_tokens) - 1)
+        soon = max((common_prefix(other.feed, sequence.feed) for other in self.prefilling), default=0)
+        return min(soon, len(sequence.feed) - 1)
 
-    def _allocate(self, sequence: Sequence, source: PrefixSource) -> bool:
-        """Give it a slot, if there are cells for its prompt and some for the running sequences to grow."""
-        needed = len(sequence.pending_tokens) + 1 - (source.tokens if source.slot else 0)
-        reserved = sum(len(other.pending_tokens) - _slot(other).length for other in self.prefilling)
-        if self.running and self._kv_cache.free - reserved < needed + _GROWTH * (self.running + 1):
+    def _open(self, sequence: Sequence, beginning: PrefixSource) -> bool:
+        """Give it a line, if there are cells for its prompt and some for those that run already to grow."""
+        needed = len(sequence.feed) + 1 - (beginning.tokens if beginning.line else 0)
+        promised = sum(len(other.feed) - _line(other).length for other in self.prefilling)
+        if self.running and self._cells.free - promised < needed + _GROWTH * (self.running + 1):
             return False
-        cached = source.tokens
-        sequence.slot = self._kv_cache.allocate(source.slot, cached)
-        if source.saved is not None and self._prefix_cache is not None:
-            cached = self._prefix_cache.restore(source.saved, sequence.slot, cached)
-        if not sequence.generated:
-            sequence.cached_tokens = cached
+        cached = beginning.tokens
+        sequence.line = self._cells.open(beginning.line, cached)
+        if beginning.saved is not None and self._prefixes is not None:
+            cached = self._prefixes.restore(beginning.saved, sequence.line, cached)
+        if not sequence.tokens:
+            sequence.cached = cached
         return True
 
 
-def _slot(sequence: Sequence) -> SequenceSlot:
-    assert sequence.slot is not None
-    return sequence.slot
+def _line(sequence: Sequence) -> SequenceSlot:
+    assert sequence.line is not None
+    return sequence.line

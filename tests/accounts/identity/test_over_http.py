@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,7 @@ async def test_what_is_kept(issuer: Issuer, empty_redis: RedisServer, tmp_path: 
     assert completion["route"] == "completion"
     assert (refused["outcome"], refused["tenant"], refused["policy"]) == ("invalid_api_key", "", "")
     assert (nowhere["outcome"], nowhere["tier"], nowhere["tenant"]) == ("model_not_found", "", "acme")
-    day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
     async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
         rows = await read_usage(client, "acme", day)
         stored = [key async for key in client.scan_iter("*")]

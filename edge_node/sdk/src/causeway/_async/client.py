@@ -1,0 +1,282 @@
+"""The client of a Causeway device. `_sync/client.py` is generated from `_async/client.py`: edit only the latter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, overload
+
+import httpx
+
+from ..answers import Answer, AsyncChunks, Chunk, Decision, Embeddings, Model
+from ..connection import Address, AsyncSleep, Deadline, async_sleep, resolve_address, retry_pause_s
+from ..decoding import (
+    StreamDecoder,
+    decode_answer,
+    decode_embeddings,
+    decode_error,
+    decode_json,
+    decode_models,
+)
+from ..errors import CausewayAPIError, CausewayConnectionBroken
+from ..request import JSON, Messages, Request, RequestOptions, build_chat_request, build_request
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+
+class AsyncStream:
+    """The chunks of one answer as they arrive. Leaving its ``with`` block, or `close`, cancels the request.
+
+    Iterating raises CausewayAPIError (the device ended the answer with an error), CausewayTimeout, or
+    CausewayConnectionBroken (the answer is incomplete).
+    """
+
+    def __init__(self, response: httpx.Response, decoder: StreamDecoder, deadline: Deadline, address: Address) -> None:
+        self._response = response
+        self._decoder = decoder
+        self._deadline = deadline
+        self._address = address
+        self._chunks = self._read()
+
+    @property
+    def decision(self) -> Decision:
+        """Which target answers and why; known before the first chunk. `first_token_ms` follows with the first token."""
+        return self._decoder.decision
+
+    async def answer(self) -> Answer:
+        """Read to the end.
+
+        Returns:
+            All chunks as one answer, those that were iterated over before included.
+        """
+        async for _ in self:
+            pass
+        return self._decoder.answer()
+
+    async def close(self) -> None:
+        """Close the connection; the device and the cloud stop generating."""
+        await self._chunks.aclose()
+        await self._response.aclose()
+
+    async def _read(self) -> AsyncChunks:
+        try:
+            async for received in self._response.aiter_bytes():
+                for chunk in self._decoder.feed(received):
+                    yield chunk
+                self._deadline.check()
+        except httpx.HTTPError as error:
+            raise self._address.translate(error) from error
+        finally:
+            await self._response.aclose()
+        if not self._decoder.done:
+            raise CausewayConnectionBroken("the stream ended before the answer was complete")
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self._chunks
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncCauseway:
+    """A client of one Causeway device. Tasks and threads may share it.
+
+    Every method raises CausewayAPIError (the device refused or failed), CausewayUnreachable (nothing was sent),
+    CausewayTimeout, or CausewayConnectionBroken.
+    """
+
+    def __init__(
+        self,
+        url: str = "",
+        *,
+        api_key: str = "",
+        timeout_s: float = 120.0,
+        connect_timeout_s: float = 5.0,
+        retries: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: AsyncSleep = async_sleep,
+    ) -> None:
+        """Prepare a connection; none is opened before the first request.
+
+        Args:
+            url: ``http://host:port`` or ``unix:///path/to.sock``. Default: $CAUSEWAY_URL, else http://127.0.0.1:8080.
+            api_key: Bearer key of the device. Default: $CAUSEWAY_API_KEY, else none.
+            timeout_s: Seconds to wait for an answer, or for the next chunk, where a request has no `deadline_s`.
+            connect_timeout_s: Seconds to wait for the connection.
+            retries: How often to repeat a request after a 429 or 503 with Retry-After, within its deadline.
+            clock: Monotonic seconds; for tests.
+            sleep: Waits for a number of seconds; for tests.
+        """
+        self._address = resolve_address(url, api_key, connect_timeout_s, timeout_s)
+        self._retries = retries
+        self._clock = clock
+        self._sleep = sleep
+        # Ignore proxies of the environment: requests for this device go to this device.
+        self._client = httpx.AsyncClient(
+            base_url=self._address.url,
+            headers=dict(self._address.headers),
+            transport=httpx.AsyncHTTPTransport(uds=self._address.uds),
+            trust_env=False,
+        )
+
+    @overload
+    async def chat(
+        self, messages: Messages, *, stream: Literal[False] = ..., **options: Unpack[RequestOptions]
+    ) -> Answer: ...
+    @overload
+    async def chat(
+        self, messages: Messages, *, stream: Literal[True], **options: Unpack[RequestOptions]
+    ) -> AsyncStream: ...
+    async def chat(
+        self, messages: Messages, *, stream: bool = False, **options: Unpack[RequestOptions]
+    ) -> Answer | AsyncStream:
+        """Answer a text or a conversation (``POST /v1/chat/completions``).
+
+        Args:
+            messages: A text, or OpenAI's list of messages.
+            stream: Return the chunks as they arrive instead of the complete answer.
+            **options: See `RequestOptions`.
+
+        Returns:
+            The answer, or with `stream` an open stream, to be used as a context manager.
+        """
+        return await self._generate(
+            build_chat_request("/v1/chat/completions", messages, options, stream=stream), stream=stream
+        )
+
+    @overload
+    async def complete(
+        self, prompt: str, *, stream: Literal[False] = ..., **options: Unpack[RequestOptions]
+    ) -> Answer: ...
+    @overload
+    async def complete(
+        self, prompt: str, *, stream: Literal[True], **options: Unpack[RequestOptions]
+    ) -> AsyncStream: ...
+    async def complete(
+        self, prompt: str, *, stream: bool = False, **options: Unpack[RequestOptions]
+    ) -> Answer | AsyncStream:
+        """Continue a text (``POST /v1/completions``).
+
+        Args:
+            prompt: The text to continue.
+            stream: Return the chunks as they arrive instead of the complete answer.
+            **options: See `RequestOptions`.
+
+        Returns:
+            The answer, or with `stream` an open stream, to be used as a context manager.
+        """
+        return await self._generate(
+            build_request("/v1/completions", {"prompt": prompt}, options, stream=stream), stream=stream
+        )
+
+    async def embed(self, texts: str | Sequence[str], **options: Unpack[RequestOptions]) -> Embeddings:
+        """Compute embedding vectors (``POST /v1/embeddings``).
+
+        Args:
+            texts: One text or several.
+            **options: See `RequestOptions`.
+
+        Returns:
+            One vector per text, in the order of the texts.
+        """
+        content = texts if isinstance(texts, str) else list(texts)
+        return decode_embeddings(await self._fetch(build_request("/v1/embeddings", {"input": content}, options)))
+
+    async def route(self, messages: Messages, **options: Unpack[RequestOptions]) -> JSON:
+        """Explain what would happen to a chat request, without running it (``POST /v1/route``).
+
+        Args:
+            messages: A text, or OpenAI's list of messages.
+            **options: See `RequestOptions`.
+
+        Returns:
+            The device's explanation: cache plan, decision with reasons, estimates and the snapshot of signals.
+        """
+        return decode_json((await self._fetch(build_chat_request("/v1/route", messages, options))).content)
+
+    async def decision(self, decision_id: str) -> JSON:
+        """Read the record of a past answer, attempt by attempt (``GET /v1/decisions/{id}``).
+
+        Args:
+            decision_id: `Decision.id` of an answer.
+
+        Returns:
+            The record, without the request's and the answer's content.
+        """
+        return decode_json((await self._fetch(Request(f"/v1/decisions/{decision_id}"))).content)
+
+    async def models(self) -> list[Model]:
+        """List the names that `model=` accepts (``GET /v1/models``).
+
+        Returns:
+            ``auto`` first, then the policy's targets.
+        """
+        return decode_models(await self._fetch(Request("/v1/models")))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _generate(self, request: Request, *, stream: bool) -> Answer | AsyncStream:
+        if stream:
+            response, deadline = await self._open(request)
+            decoder = StreamDecoder(response, deadline.started, self._clock)
+            return AsyncStream(response, decoder, deadline, self._address)
+        started = self._clock()
+        return decode_answer(await self._fetch(request), self._clock() - started)
+
+    async def _fetch(self, request: Request) -> httpx.Response:
+        """The response, its body read."""
+        response, _ = await self._open(request)
+        try:
+            await response.aread()
+        except httpx.HTTPError as error:
+            raise self._address.translate(error) from error
+        finally:
+            await response.aclose()
+        return response
+
+    async def _open(self, request: Request) -> tuple[httpx.Response, Deadline]:
+        """A response with a status below 400, its body not yet read; after retries where the device asks for them."""
+        deadline = Deadline(request.deadline_s, self._clock)
+        attempts = 0
+        while True:
+            try:
+                return await self._send(request, deadline.left_s()), deadline
+            except CausewayAPIError as error:
+                pause_s = retry_pause_s(error, attempts, self._retries, deadline.left_s())
+                if pause_s is None:
+                    raise
+            await self._sleep(pause_s)
+            attempts += 1
+
+    async def _send(self, request: Request, left_s: float | None) -> httpx.Response:
+        wire = self._client.build_request(
+            request.method, request.path, content=request.content(left_s), timeout=self._address.timeout(left_s)
+        )
+        try:
+            response = await self._client.send(wire, stream=True)
+            if response.status_code < 400:
+                return response
+            try:
+                await response.aread()
+            finally:
+                await response.aclose()
+        except httpx.HTTPError as error:
+            raise self._address.translate(error) from error
+        raise decode_error(response)

@@ -1,0 +1,94 @@
+"""Where the device is, how long a request may take, and how errors of the HTTP library are translated."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import httpx
+
+from .errors import (
+    CausewayAPIError,
+    CausewayConnectionBroken,
+    CausewayError,
+    CausewayTimeout,
+    CausewayUnreachable,
+)
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+GRACE_S = 1.0  # past a deadline: the device's own error says more than ours
+_RETRIED_STATUSES = frozenset({429, 503})
+
+Sleep = Callable[[float], None]
+AsyncSleep = Callable[[float], Awaitable[None]]
+sleep_for: Sleep = time.sleep
+async_sleep: AsyncSleep = asyncio.sleep
+
+
+@dataclass(frozen=True)
+class Address:
+    """A device's URL or Unix socket (`uds`), with the headers and timeouts of every request to it."""
+
+    url: str
+    uds: str | None
+    headers: Mapping[str, str]
+    connect_timeout_s: float
+    timeout_s: float
+
+    def timeout(self, left_s: float | None) -> httpx.Timeout:
+        """`left_s`: what is left of the request's deadline; None: the client's own timeout."""
+        wait_s = self.timeout_s if left_s is None else left_s + GRACE_S
+        return httpx.Timeout(wait_s, connect=min(self.connect_timeout_s, wait_s))
+
+    def translate(self, error: httpx.HTTPError) -> CausewayError:
+        where = self.uds or self.url
+        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
+            return CausewayUnreachable(f"cannot reach {where}: {str(error) or 'timed out'}")
+        if isinstance(error, httpx.TimeoutException):
+            return CausewayTimeout(f"{where} did not answer in time")
+        return CausewayConnectionBroken(f"the connection to {where} broke: {str(error) or type(error).__name__}")
+
+
+def resolve_address(url: str, api_key: str, connect_timeout_s: float, timeout_s: float) -> Address:
+    """The address of `url`, else $CAUSEWAY_URL, else the default port of this machine."""
+    url = url or os.environ.get("CAUSEWAY_URL", "") or DEFAULT_URL
+    api_key = api_key or os.environ.get("CAUSEWAY_API_KEY", "")
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    headers["content-type"] = "application/json"
+    uds = None
+    if url.startswith("unix://"):
+        uds, url = url.removeprefix("unix://"), "http://causeway"
+    url = url.rstrip("/").removesuffix("/v1")  # the base_url of an OpenAI client works too
+    return Address(url, uds, headers, connect_timeout_s, timeout_s)
+
+
+class Deadline:
+    """What is left of one request's time. Without a `deadline_s` it never passes."""
+
+    def __init__(self, deadline_s: float | None, clock: Callable[[], float]) -> None:
+        self.started = clock()
+        self._clock = clock
+        self._deadline_s = deadline_s
+
+    def left_s(self) -> float | None:
+        if self._deadline_s is None:
+            return None
+        return max(0.0, self._deadline_s - (self._clock() - self.started))
+
+    def check(self) -> None:
+        """Raises CausewayTimeout once the deadline and its grace period have passed."""
+        if self._deadline_s is not None and self._clock() - self.started > self._deadline_s + GRACE_S:
+            raise CausewayTimeout(f"the answer took longer than its deadline of {self._deadline_s:g} s")
+
+
+def retry_pause_s(error: CausewayAPIError, attempts: int, retries: int, left_s: float | None) -> float | None:
+    """Seconds to wait before the next attempt, or None for no further attempt.
+
+    A request is retried only after a 429 or 503 with Retry-After, and only if the pause fits into the deadline.
+    """
+    if attempts >= retries or error.status not in _RETRIED_STATUSES or error.retry_after_s is None:
+        return None
+    return error.retry_after_s if left_s is None or error.retry_after_s < left_s else None

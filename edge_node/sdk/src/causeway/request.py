@@ -1,0 +1,91 @@
+"""From the arguments of a call to the request's path and body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict, Union
+
+Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
+Messages = Union[str, Sequence[Mapping[str, object]]]
+"""A text (one user message), or OpenAI's list of messages."""
+
+JSON = Mapping[str, object]
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options of a request: our routing hints, OpenAI's fields by their own names, and `extra` for any other field.
+
+    Attributes:
+        model: ``auto`` (the default: the policy decides) or the name of one of the policy's targets.
+        prefer: Narrows the policy: ``prefer_on_device``, ``only_on_device``, ``prefer_cloud`` or ``only_cloud``.
+        tags: Tags for the policy's rules, such as ``private``.
+        deadline_s: Seconds until the answer must be complete. The device and the cloud stop work at the deadline.
+        resume: `Answer.resume` of a shortened answer; the same request then gets the rest.
+        extra: Further fields of the request body, by name.
+    """
+
+    model: str
+    prefer: Prefer | None
+    tags: Sequence[str]
+    deadline_s: float | None
+    resume: str
+    temperature: float
+    top_p: float
+    max_tokens: int
+    stop: str | Sequence[str]
+    seed: int
+    n: int
+    presence_penalty: float
+    frequency_penalty: float
+    logprobs: bool | int
+    top_logprobs: int
+    tools: Sequence[JSON]
+    tool_choice: str | JSON
+    response_format: JSON
+    dimensions: int
+    user: str
+    extra: JSON
+
+
+@dataclass(frozen=True)
+class Request:
+    """`body` None: a GET. `hints` go into the body's ``causeway`` object."""
+
+    path: str
+    body: JSON | None = None
+    hints: JSON = field(default_factory=dict)
+    deadline_s: float | None = None
+
+    @property
+    def method(self) -> str:
+        return "GET" if self.body is None else "POST"
+
+    def content(self, left_s: float | None) -> bytes | None:
+        """The body's bytes. `left_s` is what is left of the deadline, in seconds."""
+        if self.body is None:
+            return None
+        hints = dict(self.hints)
+        if left_s is not None:
+            hints["deadline_ms"] = max(1, int(left_s * 1000))
+        return json.dumps({**self.body, "causeway": hints} if hints else self.body).encode()
+
+
+def build_request(path: str, content: JSON, options: RequestOptions, *, stream: bool = False) -> Request:
+    """A request with `content` (messages, prompt or input) and the options' fields."""
+    fields: dict[str, object] = {"model": "auto", **content, **options}
+    fields |= options.get("extra", {})
+    for name in ("extra", "deadline_s"):
+        fields.pop(name, None)
+    hints = {name: value for name in ("prefer", "tags") if (value := fields.pop(name, None))}
+    if resume := fields.pop("resume", ""):
+        hints["continue"] = resume
+    if stream:
+        fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    return Request(path, fields, hints, options.get("deadline_s"))
+
+
+def build_chat_request(path: str, messages: Messages, options: RequestOptions, *, stream: bool = False) -> Request:
+    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(turn) for turn in messages]
+    return build_request(path, {"messages": turns}, options, stream=stream)
