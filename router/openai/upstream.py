@@ -1,4 +1,4 @@
-"""Request → the body for an OpenAI-compatible server. Wishes never leave: nothing of `Request.wishes` is written here.
+"""Request → the body for an OpenAI-compatible server. Nothing of `Request.hints` is written here: hints never leave.
 
 The sampling extensions go out under vLLM's names. A stream always asks for its usage, whatever the caller asked:
 we count and bill it.

@@ -1,0 +1,76 @@
+"""How the rooms are furnished: a folder's size, one name per class in a package, and words that are out of use."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from .sources import PACKAGES, ROOT, parse, python_files
+
+LARGEST_FOLDER = 14  # Python files
+VAGUE = {"utils", "common", "manager", "base", "helpers", "misc"}
+# Words of an older vocabulary, spelled backwards so that this file is no hit itself.
+OUT_OF_USE = re.compile(r"\b(" + "|".join(word[::-1] for word in (
+    "yrotS", "thgilF", "dnarrE", "werC", "kseD", "elitsnruT", "srossicS", "yteruS", "gnitooF", "sehsiW"
+)) + r")\b")  # fmt: skip
+
+
+def folders() -> list[Path]:
+    return sorted({path.parent for package in PACKAGES for path in python_files(package)})
+
+
+def crowded(sizes: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if size > LARGEST_FOLDER}
+
+
+def doubled(classes: list[tuple[str, str]]) -> dict[str, list[str]]:
+    """Class names that stand in more than one place: (name, file) pairs in, names with their files out."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, file in classes:
+        places[name].append(file)
+    return {name: files for name, files in places.items() if len(files) > 1}
+
+
+def test_no_folder_is_crowded() -> None:
+    assert crowded({str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders()}) == {}
+
+
+def test_a_crowded_folder_is_seen() -> None:
+    assert crowded({"a": 14, "b": 15}) == {"b": 15}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_class_name_stands_once_in_a_package(package: str) -> None:
+    """The SDK is a distribution of its own, with names of its own."""
+    found = [
+        (node.name, str(path.relative_to(ROOT)))
+        for path in python_files(package)
+        if "sdk" not in path.relative_to(ROOT).parts
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert found
+    assert doubled(found) == {}
+
+
+def test_a_doubled_class_is_seen() -> None:
+    assert doubled([("A", "x.py"), ("B", "x.py"), ("A", "y.py")]) == {"A": ["x.py", "y.py"]}
+
+
+def test_names_of_modules_say_what_they_hold() -> None:
+    assert [str(path) for package in PACKAGES for path in python_files(package) if path.stem in VAGUE] == []
+
+
+def test_no_word_of_the_old_vocabulary_is_left() -> None:
+    hits = {}
+    for folder in (*PACKAGES, "policies", "tests"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in {".py", ".md", ".yaml", ".lua"} and "__pycache__" not in path.parts:
+                found = OUT_OF_USE.findall(path.read_text(encoding="utf-8"))
+                if found:
+                    hits[str(path.relative_to(ROOT))] = found
+    assert hits == {}
