@@ -44,7 +44,7 @@ from .jobs.gateway import JobsGateway
 from .observability.event_loop_lag import EventLoopLag
 from .observability.metrics import Metrics
 from .observability.tracing import Tracing
-from .serving.assembly import RepairListeners, build_serving
+from .serving.assembly import ReloadListeners, build_serving
 from .serving.service import nothing_stale
 
 _CONNECTIONS = 64  # to Redis
@@ -157,12 +157,12 @@ def build(config: Config, tasks: TaskGroup) -> App:
     tiers = load_tiers(config)
     metrics = Metrics()
     desk = build_accounts(config, metrics)
-    repairs = RepairListeners(metrics.repaired)
+    repairs = ReloadListeners(metrics.count_reload)
     pools = build_pools(config, tiers, metrics, tasks, repairs)
     doors = {tier.name: tier.config.admission_settings for tier in tiers}
     cache = build_cache(config, by_name(tiers), metrics)
-    stale = nothing_stale if cache is None else cache.stale
-    lanes = build_serving(config, tiers, pools.by_tier, doors, metrics, stale=stale, client=desk.client)
+    find_stale = nothing_stale if cache is None else cache.stale
+    lanes = build_serving(config, tiers, pools.by_tier, doors, metrics, find_stale=find_stale, client=desk.client)
     caching_service = CachingService(cache, lanes.service.answer)
     repairs.listeners.append(lanes.warmer.loaded)
     readiness = Readiness(pools.by_tier, config.server.readiness_cache_s)

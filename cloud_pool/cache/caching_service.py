@@ -22,8 +22,7 @@ from router.errors import Draining
 from router.types import Chunk
 
 from ..observability.tracing import OUTCOME
-from ..serving.request_context import AnswerHead, Piece, RequestContext
-from .cached_answer import CachedAnswer, Generate
+from ..serving.request_context import AnswerHead, CachedAnswer, Generate, Piece, RequestContext
 from .rules import cached
 from .shared_cache import SharedCache
 from .single_flight.follower import GenerationFollower
@@ -282,7 +281,7 @@ async def _listened(
 
 def _slot(key: str, call: RequestContext) -> GenerationKey:
     """The urgent wait for none who are less so, and who takes a tier's whole answer or none for none who take less."""
-    return GenerationKey(key, f"{call.priority}.stays" if call.stays else call.priority)
+    return GenerationKey(key, f"{call.priority}.critical" if call.critical else call.priority)
 
 
 def _cached(chunk: Chunk) -> Chunk:

@@ -21,8 +21,7 @@ from router.errors import StreamBroken
 from router.openai import coalesce, decode_chunks, encode_chunks
 from router.types import Chunk
 
-from ..serving.request_context import AnswerHead
-from .cached_answer import CachedAnswer
+from ..serving.request_context import AnswerHead, CachedAnswer
 
 _PLAIN, _DEFLATED = b"\x01", b"\x02"
 _DIGEST_BYTES = 16

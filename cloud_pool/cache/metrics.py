@@ -6,8 +6,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter
 
-from .cached_answer import CacheStatus
-
+CacheStatus = Literal["hit", "stale", "miss", "coalesced", "bypass"]
 Fault = Literal[
     "redis_unavailable", "corrupt", "wakeups_unavailable", "lost_lease", "leader_takeover", "not_stored", "follow_limit"
 ]

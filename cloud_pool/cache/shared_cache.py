@@ -13,7 +13,7 @@ from router.errors import ConfigError
 from router.types import Request
 
 from ..config.tiers import Tier
-from .cached_answer import CachedAnswer
+from ..serving.request_context import CachedAnswer
 from .config import CacheConfig
 from .entry_codec import EntryCodec
 from .metrics import CacheMetrics

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from router.errors import ConfigError
 
-from .cached_answer import CachedAnswer
+from ..serving.request_context import CachedAnswer
 from .config import CacheConfig
 from .entry_codec import CorruptEntry, EntryCodec
 from .metrics import CacheMetrics

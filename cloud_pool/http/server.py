@@ -129,7 +129,7 @@ class Server:
             call = await self._call(http, parse, arrived, entry)
         except CausewayError as error:
             entry.outcome = error.code
-            self._metrics.refused(error.code)
+            self._metrics.count_rejected(error.code)
             raise
         tally = RequestMetrics(self._metrics, call.tier.name, arrived, self._clock)
         reply, answer = self._front.reply(call, tally.first_token)
@@ -208,7 +208,7 @@ class Server:
             tenant=principal.tenant,
             weight=limits.weight,
             tokens=len(body) / BYTES_PER_TOKEN + (request.max_tokens or tier.max_tokens),
-            stays=inbound.critical or principal.tenant in self._critical_tenants,
+            critical=inbound.critical or principal.tenant in self._critical_tenants,
         )
 
     def _principal(self, http: web.BaseRequest) -> Principal:
@@ -276,7 +276,7 @@ class RequestMetrics:
         """The first time counts."""
         if not self._told:
             self._told, self.tier, self._told_at = True, tier or self.tier, self._clock()
-            self._metrics.first_token(self.tier, self._told_at - self._arrived)
+            self._metrics.observe_first_token(self.tier, self._told_at - self._arrived)
 
     def seen(self, reply: Reply, chunk: Chunk) -> None:
         if chunk.tokens:
@@ -300,5 +300,5 @@ class RequestMetrics:
         """Exactly once. `used`: of the tier, on this request's account."""
         ended = self._clock() if self._ended is None else self._ended
         if self._told and self._made > 1:
-            self._metrics.later_tokens(self.tier, ended - self._told_at, self._made - 1)
-        self._metrics.ended(self.tier, outcome, ended - self._arrived, used.prompt_tokens, used.completion_tokens)
+            self._metrics.observe_later_tokens(self.tier, ended - self._told_at, self._made - 1)
+        self._metrics.observe_end(self.tier, outcome, ended - self._arrived, used.prompt_tokens, used.completion_tokens)

@@ -18,7 +18,7 @@ from router.types import Request
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
 from ..config.tiers import Tier
-from ..serving.service import refuse_unable
+from ..serving.service import check_supported
 from .config import JobsConfig
 from .record import Endpoint, NewJob
 from .webhooks.address import Network
@@ -87,7 +87,7 @@ class SubmissionParser:
         if request.model not in self._tiers:
             known = ", ".join(self._tiers)
             raise ModelNotFound(f"The model {request.model[:64]!r} is no tier here. There are: {known}.", param="model")
-        refuse_unable(request)
+        check_supported(request)
         return request
 
     def tier(self, request: Request) -> str:

@@ -1,10 +1,9 @@
-"""What the gateway counts, for Prometheus. Names are stable; no label holds anything that a caller can invent."""
+"""The gateway's Prometheus metrics: one registry for all rooms. No label holds a value that a caller can choose."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from ..admission import AdmissionController
 from ..admission.metrics import AdmissionMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -15,55 +14,70 @@ _TIER = ("tier",)
 
 class Metrics:
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        to = self.registry
+        self.registry = registry = CollectorRegistry()
+        self.admission = AdmissionMetrics(registry)
         self._requests = Counter(
-            "causeway_cloud_requests", "Requests by outcome: ok or an error's code.", ("tier", "outcome"), registry=to
+            "causeway_cloud_requests",
+            "Requests that reached a tier, by outcome: ok or an error's code.",
+            ("tier", "outcome"),
+            registry=registry,
         )
-        self._refused = Counter(
-            "causeway_cloud_requests_rejected", "Asks that never became a request.", ("code",), registry=to
+        self._rejected = Counter(
+            "causeway_cloud_requests_rejected",
+            "Requests refused before a tier was chosen (authentication, parsing, limits), by the error's code.",
+            ("code",),
+            registry=registry,
         )
         self._ttft = Histogram(
-            "causeway_cloud_ttft_seconds", "Arrival to first token.", _TIER, buckets=_SECONDS, registry=to
+            "causeway_cloud_ttft_seconds",
+            "Time from arrival to first token.",
+            _TIER,
+            buckets=_SECONDS,
+            registry=registry,
         )
         self._tpot = Histogram(
             "causeway_cloud_tpot_seconds",
-            "From one token to the next, the mean of a request.",
+            "Time per output token after the first, a request's mean.",
             _TIER,
             buckets=_TOKEN_SECONDS,
-            registry=to,
+            registry=registry,
         )
         self._seconds = Histogram(
-            "causeway_cloud_request_seconds", "Arrival to end.", _TIER, buckets=_SECONDS, registry=to
+            "causeway_cloud_request_seconds",
+            "Time from arrival to the end of the answer.",
+            _TIER,
+            buckets=_SECONDS,
+            registry=registry,
         )
-        self._tokens = Counter("causeway_cloud_tokens", "Tokens.", ("tier", "type"), registry=to)
-        self._repairs = Counter(
-            "causeway_cloud_model_reloads", "Models loaded again after their process died.", ("model",), registry=to
+        self._tokens = Counter(
+            "causeway_cloud_tokens", "Tokens by type: prompt or completion.", ("tier", "type"), registry=registry
         )
-        self.admission = AdmissionMetrics(to)
+        self._reloads = Counter(
+            "causeway_cloud_model_reloads",
+            "Models that this gateway loaded again after their process in Triton had died.",
+            ("model",),
+            registry=registry,
+        )
 
-    def watch(self, tier: str, admission: AdmissionController) -> None:
-        """Read at each scrape."""
-        self.admission.watch(tier, admission)
+    def count_rejected(self, code: str) -> None:
+        self._rejected.labels(code).inc()
 
-    def refused(self, code: str) -> None:
-        self._refused.labels(code).inc()
+    def count_reload(self, model: str) -> None:
+        self._reloads.labels(model).inc()
 
-    def repaired(self, model: str) -> None:
-        self._repairs.labels(model).inc()
-
-    def first_token(self, tier: str, seconds: float) -> None:
+    def observe_first_token(self, tier: str, seconds: float) -> None:
         self._ttft.labels(tier).observe(seconds)
 
-    def later_tokens(self, tier: str, seconds: float, tokens: int) -> None:
-        """`tokens` after the first, in `seconds` together."""
+    def observe_later_tokens(self, tier: str, seconds: float, tokens: int) -> None:
+        """Record `tokens` after the first, which took `seconds` together."""
         self._tpot.labels(tier).observe(seconds / tokens)
 
-    def ended(self, tier: str, outcome: str, seconds: float, prompt_tokens: int, completion_tokens: int) -> None:
+    def observe_end(self, tier: str, outcome: str, seconds: float, prompt_tokens: int, completion_tokens: int) -> None:
         self._requests.labels(tier, outcome).inc()
         self._seconds.labels(tier).observe(seconds)
         self._tokens.labels(tier, "prompt").inc(prompt_tokens)
         self._tokens.labels(tier, "completion").inc(completion_tokens)
 
     def text(self) -> bytes:
+        """Return the exposition format, for /metrics."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""Deltas → chunks: each choice's text and tool calls, and what was used. Pure."""
+"""Deltas to chunks: each choice's text and tool calls, and the usage. Pure."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from router.types import Chunk, FinishReason, Request, TokenLogprob, Usage
 
 from ..upstreams.triton.tensors import Delta
 
-_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class AnswerBuilder:
-    """The n choices of each of an ask's `prompts`."""
+    """The chunks of one answer: n choices for each of the request's `prompts`."""
 
     def __init__(self, request: Request, prompts: int) -> None:
         self._request = request
-        self._choices = [ChoiceBuilder(request, index) for index in range(prompts * request.n)]
-        self._made = 0
-        self._read = 0
+        self._choices = [_ChoiceBuilder(request, index) for index in range(prompts * request.n)]
+        self._completion_tokens = 0
+        self._prompt_tokens = 0
 
     def echo(self) -> list[Chunk]:
-        """The prompts, where they are asked back."""
+        """Return the prompts as chunks if the request wants them echoed."""
         request = self._request
         if not request.echo:
             return []
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str) for _ in range(request.n)]
-        return [Chunk(text=text, index=at) for at, text in enumerate(texts) if text]
+        return [Chunk(text=text, index=index) for index, text in enumerate(texts) if text]
 
-    def take(self, prompt: int, delta: Delta) -> list[Chunk]:
-        """What this response says about the choices of prompt number `prompt`. Raises CloudFailed."""
-        # The backend says the prompt's length with each response or with the last one only: count it once.
+    def add(self, prompt: int, delta: Delta) -> list[Chunk]:
+        """Return the chunks of one response to prompt number `prompt`. Raises CloudFailed."""
+        # The backend sends the prompt's length with each response or with the last one only: count it once.
         if delta.final:
-            self._read += delta.input_tokens
+            self._prompt_tokens += delta.input_tokens
         if len(delta.texts) == 1:
-            self._made += delta.new_tokens[0]
-            return self._choices[prompt * self._request.n].take(delta, 0)
-        self._made += sum(delta.new_tokens)
+            self._completion_tokens += delta.new_tokens[0]
+            return self._choices[prompt * self._request.n].add(delta, 0)
+        self._completion_tokens += sum(delta.new_tokens)
         first = prompt * self._request.n
-        return [chunk for at in range(len(delta.texts)) for chunk in self._choices[first + at].take(delta, at)]
+        return [chunk for index in range(len(delta.texts)) for chunk in self._choices[first + index].add(delta, index)]
 
     @property
     def tokens(self) -> int:
-        """Of prompts and choices, as far as they were told."""
-        return self._read + self._made
+        """Tokens of prompts and choices so far."""
+        return self._prompt_tokens + self._completion_tokens
 
     def end(self) -> Chunk:
-        """What was used. Raises StreamBroken for an answer that has no end."""
+        """Return the usage chunk. Raises StreamBroken if a choice has no finish reason."""
         if not all(choice.ended for choice in self._choices):
-            raise StreamBroken("the model ended without saying why", phase="stream")
-        return Chunk(usage=Usage(self._read, self._made))
+            raise StreamBroken("the model ended without a finish reason", phase="stream")
+        return Chunk(usage=Usage(self._prompt_tokens, self._completion_tokens))
 
 
-class ChoiceBuilder:
+class _ChoiceBuilder:
     """Choice `index` of the answer: its text becomes text and tool calls."""
 
     def __init__(self, request: Request, index: int) -> None:
@@ -62,29 +62,33 @@ class ChoiceBuilder:
         self._parser = ToolCallParser(request) if request.tools else None
         self.ended = False
 
-    def take(self, delta: Delta, at: int) -> list[Chunk]:
-        """What sequence `at` of this response says. Raises CloudFailed for an end that is none."""
+    def add(self, delta: Delta, sequence: int) -> list[Chunk]:
+        """Return the chunks of this response's sequence. Raises CloudFailed for an unknown finish reason."""
         if self.ended:
             return []
-        text, tokens, logprobs = delta.texts[at], delta.new_tokens[at], delta.logprobs[at]
-        said = delta.finish_reasons[at]
-        reason = None if said is None else _finish_reason(said)
+        text, tokens, logprobs = delta.texts[sequence], delta.new_tokens[sequence], delta.logprobs[sequence]
+        name = delta.finish_reasons[sequence]
+        reason = None if name is None else _finish_reason(name)
         self.ended = reason is not None
         if self._parser is not None:
-            return self._parsed(text, tokens, logprobs, reason)
+            return self._parse(self._parser, text, tokens, logprobs, reason)
         if not (text or reason or tokens or logprobs):
             return []
         return [Chunk(text=text, index=self._index, tokens=tokens, logprobs=logprobs, finish_reason=reason)]
 
-    def _parsed(
-        self, text: str, tokens: int, logprobs: tuple[TokenLogprob, ...], reason: FinishReason | None
+    def _parse(
+        self,
+        parser: ToolCallParser,
+        text: str,
+        tokens: int,
+        logprobs: tuple[TokenLogprob, ...],
+        reason: FinishReason | None,
     ) -> list[Chunk]:
-        assert self._parser is not None
-        text, calls = self._parser.feed(text)
+        text, calls = parser.feed(text)
         if reason is not None:
-            rest, last = self._parser.finish()
+            rest, last = parser.finish()
             text, calls = text + rest, (*calls, *last)
-        if reason == "stop" and self._parser.called:
+        if reason == "stop" and parser.called:
             reason = "tool_calls"
         if not (text or calls or reason or tokens or logprobs):
             return []
@@ -92,8 +96,8 @@ class ChoiceBuilder:
         return [msgspec.structs.replace(chunk, tool_calls=calls) if calls else chunk]
 
 
-def _finish_reason(said: str) -> FinishReason:
-    reason = _REASONS.get(said)
+def _finish_reason(name: str) -> FinishReason:
+    reason = _FINISH_REASONS.get(name)
     if reason is None:
-        raise CloudFailed(f"the model ended the answer with {said!r}", phase="stream")
+        raise CloudFailed(f"the model ended the answer with {name!r}", phase="stream")
     return reason

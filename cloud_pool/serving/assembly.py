@@ -1,4 +1,4 @@
-"""The service and its parts wired: for the gateway, and for a worker with doors of its own."""
+"""Wires the service: for the gateway, and for a worker with admission settings of its own."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..dispatch.assembly import build_dispatch
 from ..dispatch.metrics import DispatchMetrics
 from ..observability.event_loop_lag import EventLoopLag
 from ..observability.metrics import Metrics
-from .service import Service, Stale, TierRuntime, nothing_stale
+from .service import FindStale, Service, TierRuntime, nothing_stale
 
 
-class RepairListeners:
-    """Whoever wants to hear which model was loaded again."""
+class ReloadListeners:
+    """Callbacks that get the name of each model that was loaded again; filled after the pools that call it exist."""
 
     def __init__(self, *listeners: Callable[[str], None]) -> None:
         self.listeners = list(listeners)
@@ -35,60 +35,77 @@ class RepairListeners:
 
 
 class ServingRuntime(msgspec.Struct, frozen=True):
-    """`warmth`, `lag` and `heartbeat` run for as long as the service is used."""
+    """The service; `warmer`, `lag` and `heartbeat` are background tasks that run as long as it is used."""
 
     service: Service
     warmer: TierWarmer
     lag: EventLoopLag
-    heartbeat: PeerHeartbeat | None  # with a Redis
+    heartbeat: PeerHeartbeat | None  # None without a Redis
 
 
 def build_serving(
     config: Config,
     tiers: tuple[Tier, ...],
     pools: Mapping[str, Pool],
-    doors: Mapping[str, AdmissionSettings],
+    admission_settings: Mapping[str, AdmissionSettings],
     metrics: Metrics,
     *,
-    stale: Stale = nothing_stale,
+    find_stale: FindStale = nothing_stale,
     client: redis.asyncio.Redis | None = None,
 ) -> ServingRuntime:
-    """`pools` and `doors` by the tier's name. Through `client` the places of a limit that moves are divided with other
-    gateways. Raises ConfigError."""
-    dispatches = DispatchMetrics(metrics.registry)
+    """Build the service and its background tasks; nothing is started.
+
+    Args:
+        config: the gateway's configuration.
+        tiers: the tiers to serve.
+        pools: endpoints by the tier's name.
+        admission_settings: by the tier's name.
+        metrics: the process's metrics.
+        find_stale: looks up a stale answer when every tier has failed.
+        client: Redis through which gateways divide each tier's concurrency limit; None: they do not.
+
+    Raises:
+        ConfigError: the continue key file is unusable.
+    """
+    dispatch_metrics = DispatchMetrics(metrics.registry)
     lag = EventLoopLag()
-    lanes = {}
+    runtimes = {}
     for tier in tiers:
-        door = doors[tier.name]
+        settings = admission_settings[tier.name]
         admission = AdmissionController(
-            door.places,
-            door.queue,
-            door,
+            settings.places,
+            settings.queue,
+            settings,
             waited=metrics.admission.waited(tier.name),
             shed=metrics.admission.shed(tier.name),
             preempted=metrics.admission.preempted(tier.name),
             lost_s=lag.lost_s,
         )
-        metrics.watch(tier.name, admission)
-        lanes[tier.name] = TierRuntime(
-            tier, admission, build_dispatch(tier.name, tier.config, pools[tier.name], dispatches)
-        )
-    senses = {
-        name: TierSignals(pools[name], lane.admission, lane.tier.config.ttft_objective_s)
-        for name, lane in lanes.items()
+        metrics.admission.watch(tier.name, admission)
+        dispatch = build_dispatch(tier.name, tier.config, pools[tier.name], dispatch_metrics)
+        runtimes[tier.name] = TierRuntime(tier, admission, dispatch)
+    signals = {
+        name: TierSignals(pools[name], runtime.admission, runtime.tier.config.ttft_objective_s)
+        for name, runtime in runtimes.items()
     }
-    ladder = TierFallback(config.degradation, senses)
-    counts = DegradationMetrics(metrics.registry)
-    counts.watch(ladder)
-    continue_tokens = load_continue_tokens(config.degradation.continue_key_file, config.degradation.continue_ttl_s)
-    service = Service(lanes, ladder, continue_tokens=continue_tokens, stale=stale, metrics=counts)
-    models = {tier.name: tier.model for tier in tiers}
+    degradation = config.degradation
+    fallback = TierFallback(degradation, signals)
+    degradation_metrics = DegradationMetrics(metrics.registry)
+    degradation_metrics.watch(fallback)
+    continue_tokens = load_continue_tokens(degradation.continue_key_file, degradation.continue_ttl_s)
+    service = Service(
+        runtimes, fallback, continue_tokens=continue_tokens, find_stale=find_stale, metrics=degradation_metrics
+    )
+    warmer = TierWarmer(fallback, pools, {tier.name: tier.model for tier in tiers}, degradation.warm_up_after_idle_s)
     shared = [
-        SharedTier(name, lane.tier.config.endpoints or (lane.tier.config.triton,), doors[name].places, lane.admission)
-        for name, lane in lanes.items()
-        if doors[name].min_places
+        SharedTier(
+            tier.name,
+            tier.config.endpoints or (tier.config.triton,),
+            admission_settings[tier.name].places,
+            runtimes[tier.name].admission,
+        )
+        for tier in tiers
+        if admission_settings[tier.name].min_places
     ]
     heartbeat = PeerHeartbeat(client, shared) if client is not None else None
-    return ServingRuntime(
-        service, TierWarmer(ladder, pools, models, config.degradation.warm_up_after_idle_s), lag, heartbeat
-    )
+    return ServingRuntime(service, warmer, lag, heartbeat)

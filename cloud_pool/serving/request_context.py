@@ -1,6 +1,8 @@
-"""What goes into the service, and what comes out of it."""
+"""What goes into the service and what comes out of it."""
 
 from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
@@ -10,13 +12,13 @@ from ..admission import Priority
 from ..config.tiers import Tier
 from ..observability.tracing import Trace
 
-TIER = "x-causeway-tier"
-WHY = "x-causeway-tier-reason"
-DEGRADED = "x-causeway-degraded"
+_TIER_HEADER = "x-causeway-tier"
+_REASON_HEADER = "x-causeway-tier-reason"
+_DEGRADED_HEADER = "x-causeway-degraded"
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One caller's ask for one tier."""
+    """One client's request, with the tier that it named."""
 
     id: str
     request: Request
@@ -26,16 +28,16 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""
     trace: Trace | None = None
     tenant: str = ""
-    weight: float = 1.0  # of the tenant's share where many wait
-    tokens: float = 1.0  # what it may cost, prompt and answer together
-    stays: bool = False  # this tier's whole answer or none: the request is critical, or can wait for it
+    weight: float = 1.0  # of the tenant's share among waiting requests
+    tokens: float = 1.0  # estimated cost, prompt and answer together
+    critical: bool = False  # only the named tier's full answer will do: no fallback, no truncation, no stale answer
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
-    """What is known once the first piece is: response headers about the answer, the same for everyone who gets it.
+    """The response headers that describe an answer, known with its first chunk and equal for all its clients.
 
-    `keep` False: an answer of second choice, for those who wait for it and not for later ones. `stale_s`: the age of an
-    old answer that stands in for a refusal.
+    `keep` False: a fallback answer, for the clients that wait for it now and not for the cache. `stale_s`: the age of a
+    stale answer that is used instead of an error.
     """
 
     headers: tuple[tuple[str, str], ...] = ()
@@ -44,16 +46,27 @@ class AnswerHead(msgspec.Struct, frozen=True):
 
     @property
     def tier(self) -> str:
-        """Who answered; "" where nobody said."""
-        return next((value for name, value in self.headers if name == TIER), "")
+        """The tier that answers; "" if the headers do not name it."""
+        return next((value for name, value in self.headers if name == _TIER_HEADER), "")
 
 
 Piece = AnswerHead | Chunk
-"""An answer is a Head and then Chunks."""
+"""An answer is one AnswerHead and then Chunks."""
+Generate = Callable[[RequestContext], AsyncGenerator[Piece, None]]
+"""`Service.answer`. Raises CausewayError; closing the generator stops the work in Triton."""
+
+
+class CachedAnswer(msgspec.Struct, frozen=True):
+    """A stored answer, each choice in one chunk."""
+
+    head: AnswerHead
+    chunks: tuple[Chunk, ...]
+    age_s: float
 
 
 def answer_head(
-    tier: str, why: str, *, degraded: bool = False, keep: bool = True, stale_s: float | None = None
+    tier: str, reason: str, *, degraded: bool = False, keep: bool = True, stale_s: float | None = None
 ) -> AnswerHead:
-    headers = ((TIER, tier), (WHY, why))
-    return AnswerHead((*headers, (DEGRADED, "true")) if degraded else headers, keep and not degraded, stale_s)
+    """Build the head of an answer by `tier`; a degraded answer is never kept."""
+    headers = ((_TIER_HEADER, tier), (_REASON_HEADER, reason))
+    return AnswerHead((*headers, (_DEGRADED_HEADER, "true")) if degraded else headers, keep and not degraded, stale_s)

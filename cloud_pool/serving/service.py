@@ -1,16 +1,16 @@
-"""One request on the ladder of tiers: Request → rungs → prompts → Triton → Chunks. The gateway's hops after parsing:
+"""One request through the tiers: Request → fallback steps → prompts → Triton → Chunks, the hops after parsing:
 
-ladder      which tiers to try, in order, each with its why     ladder.ladder.Ladder
-prompt      the chat template of the tier's model               tiers.Tier.prompts
-admission   a place in the tier, or a bounded wait              admission.Admission
-dispatch    one call for each prompt, n sequences in each       dispatch.dispatch.Dispatch.generate
-Chunks      text → text and tool calls; usage at the end        choices.Answer
+fallback    which tiers to try, in order, each with its reason  degradation.fallback.TierFallback
+prompt      the chat template of the tier's model               config.tiers.Tier.prompts
+admission   a permit for the tier, or a bounded wait            admission.AdmissionController
+dispatch    one call for each prompt, n sequences in each       dispatch.dispatcher.Dispatcher.generate
+Chunks      text → text and tool calls; usage at the end        answer_builder.AnswerBuilder
 
-1. a rung has its first delta: a Head says which tier answers and why, and from here on nothing else is tried
-2. before that it refused, failed or was too slow, for a reason of its own: the next rung, within the same deadline
-3. or for a reason of the request's: that is the answer
-4. no rung is left: an old answer to the same question, if there is one
-5. else the refusal, with the soonest time at which one of the tiers may have room
+1. A tier sends its first delta: the AnswerHead names the tier and the reason, and no other tier is tried any more.
+2. The tier refuses, fails or is too slow for a reason of its own: try the next tier within the same deadline.
+3. It fails for a reason that lies in the request: return that error.
+4. No tier is left: return a stale answer to the same question, if there is one.
+5. Otherwise raise the error with the soonest Retry-After of all tiers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from router.errors import CausewayError, InvalidRequest, UnsupportedFeature
 from router.tool_calls.schema import tool_schema
-from router.types import Chunk, Request
+from router.types import Request
 
 from ..admission import AdmissionController
 from ..balancing.prefix_affinity import prefix_key
@@ -40,194 +39,201 @@ from ..degradation.truncation import Truncator
 from ..upstreams.triton.sampling_parameters import SamplingParameters, from_request
 from ..upstreams.triton.tensors import InferenceRequest
 from .answer_builder import AnswerBuilder
-from .request_context import AnswerHead, Piece, RequestContext, answer_head
+from .request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head
 from .tier_attempt import TierAttempt, TierDispatch, TierFailed
-
-__all__ = ["RequestContext", "Service", "StaleAnswer", "TierRuntime", "refuse_unable"]
 
 
 class TierRuntime(msgspec.Struct, frozen=True):
-    """A tier, its door, and what is behind it."""
+    """A tier with its admission and its dispatcher."""
 
     tier: Tier
     admission: AdmissionController
     dispatch: TierDispatch
 
 
-class StaleAnswer(Protocol):
-    """An old answer: cache.answer.Kept."""
-
-    @property
-    def head(self) -> AnswerHead: ...
-
-    @property
-    def chunks(self) -> tuple[Chunk, ...]: ...
-
-    @property
-    def age_s(self) -> float: ...
+FindStale = Callable[[Request, str], Awaitable[CachedAnswer | None]]
+"""Request and tenant → a stale answer to the same question. Never raises."""
 
 
-Stale = Callable[[Request, str], Awaitable[StaleAnswer | None]]
-
-
-async def nothing_stale(request: Request, tenant: str) -> StaleAnswer | None:
+async def nothing_stale(request: Request, tenant: str) -> CachedAnswer | None:
     return None
 
 
 class Service:
-    """`lanes` by the tier's name. `stale` finds an old answer to a tenant's question; it never raises."""
+    """Answers requests from the tiers.
+
+    Args:
+        runtimes: by the tier's name.
+        fallback: decides which tiers are tried.
+        continue_tokens: issues and reads the tokens of truncated answers; None: no answer is truncated.
+        find_stale: looks up a stale answer when every tier has failed.
+        metrics: counts fallback and degraded answers.
+        clock: monotonic time in seconds.
+    """
 
     def __init__(
         self,
-        lanes: Mapping[str, TierRuntime],
-        ladder: TierFallback,
+        runtimes: Mapping[str, TierRuntime],
+        fallback: TierFallback,
         *,
         continue_tokens: ContinueTokens | None = None,
-        stale: Stale = nothing_stale,
+        find_stale: FindStale = nothing_stale,
         metrics: DegradationMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lanes = lanes
-        self._ladder = ladder
-        self._continuing = continue_tokens
-        self._stale = stale
+        self._runtimes = runtimes
+        self._fallback = fallback
+        self._continue_tokens = continue_tokens
+        self._find_stale = find_stale
         self._metrics = metrics
         self._clock = clock
 
-    async def answer(self, call: RequestContext) -> AsyncGenerator[Piece, None]:
-        """A Head, then the answer piece by piece. Raises CausewayError; closing it stops the work in Triton and frees
-        the place."""
-        refuse_unable(call.request)
-        before = self._before(call)
-        key = prefix_key(call.request)
-        asked = self._asked(call, before, key)
-        failed: dict[str, Stress] = {}
-        tier_failures: list[TierFailed] = []
-        for fallback_step in self._ladder.fallback_steps(asked, call.priority):
-            lane = self._lanes[fallback_step.tier]
-            truncator = self._scissors(call, fallback_step, lane.tier, before)
-            tier_attempt = TierAttempt(self._ladder, fallback_step, lane.admission, lane.dispatch, self._clock)
-            async with AsyncExitStack() as held:
+    async def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
+        """Yield the AnswerHead, then the chunks. Closing the generator stops the work in Triton and frees the permit.
+
+        Raises:
+            CausewayError: no tier answered, or the answer broke.
+        """
+        check_supported(context.request)
+        partial_answer = self._partial_answer(context)
+        key = prefix_key(context.request)
+        fallback_request = self._fallback_request(context, partial_answer, key)
+        stress: dict[str, Stress] = {}
+        failures: list[TierFailed] = []
+        for step in self._fallback.fallback_steps(fallback_request, context.priority):
+            runtime = self._runtimes[step.tier]
+            truncator = self._truncator(context, step, runtime.tier, partial_answer)
+            attempt = TierAttempt(self._fallback, step, runtime.admission, runtime.dispatch, self._clock)
+            async with AsyncExitStack() as resources:
                 try:
-                    asks = partial(self._asks, call, lane.tier, before, truncator)
-                    number, delta = await tier_attempt.begin(held, call, asks, key)
-                except TierFailed as tier_failure:  # (2)
-                    failed[fallback_step.tier] = tier_failure.stress
-                    tier_failures.append(tier_failure)
+                    requests = partial(self._inference_requests, context, runtime.tier, partial_answer, truncator)
+                    prompt, delta = await attempt.begin(resources, context, requests, key)
+                except TierFailed as failure:  # (2)
+                    stress[step.tier] = failure.stress
+                    failures.append(failure)
                     continue
-                yield self._head(call, fallback_step, failed, before, truncator)  # (1)
-                said = AnswerBuilder(call.request, max(1, len(call.request.prompts)))
-                for chunk in said.echo() if before is None else ():
+                yield self._head(context, step, stress, partial_answer, truncator)  # (1)
+                builder = AnswerBuilder(context.request, max(1, len(context.request.prompts)))
+                for chunk in builder.echo() if partial_answer is None else ():
                     yield chunk
-                for chunk in said.take(number, delta):
+                for chunk in builder.add(prompt, delta):
                     yield chunk if truncator is None else truncator.seen(chunk)
-                # Two loops, for one prompt is what nearly everybody sends: nothing is done twice for a token.
-                if tier_attempt.only is not None:
-                    async for delta in tier_attempt.only:
-                        for chunk in said.take(0, delta):
+                # Two loops: nearly every request has one prompt, and each step here is paid once per token.
+                if attempt.stream is not None:
+                    async for delta in attempt.stream:
+                        for chunk in builder.add(0, delta):
                             yield chunk if truncator is None else truncator.seen(chunk)
                 else:
-                    async for number, delta in tier_attempt.many:
-                        for chunk in said.take(number, delta):
+                    async for prompt, delta in attempt.merged:
+                        for chunk in builder.add(prompt, delta):
                             yield chunk
-                tier_attempt.used(said.tokens)
-                yield said.end()
+                attempt.report_tokens(builder.tokens)
+                yield builder.end()
                 return
-        kept = None if call.stays or before else await self._stale(call.request, call.tenant)
-        if kept is None:
-            raise refusal_of(tier_failures)  # (5)
-        yield self._old(call, kept, failed)  # (4)
-        for chunk in kept.chunks:
+        stale = None if context.critical or partial_answer else await self._find_stale(context.request, context.tenant)
+        if stale is None:
+            raise combined_error(failures)  # (5)
+        yield self._stale_head(context, stale, stress)  # (4)
+        for chunk in stale.chunks:
             yield chunk
 
-    def _before(self, call: RequestContext) -> PartialAnswer | None:
-        """What was said before the cut, where the rest of an answer is asked for. Raises CausewayError."""
-        if not call.request.resume:
+    def _partial_answer(self, context: RequestContext) -> PartialAnswer | None:
+        """Read the continue token: the part of the answer that the client already has. Raises CausewayError."""
+        if not context.request.resume:
             return None
-        if self._continuing is None:
+        if self._continue_tokens is None:
             raise InvalidRequest(f"this gateway continues no answers: leave `{PARAM}` away", param=PARAM)
-        return self._continuing.open(call.tenant, _question(call))
+        return self._continue_tokens.open(context.tenant, _question(context))
 
-    def _asked(self, call: RequestContext, before: PartialAnswer | None, key: bytes) -> FallbackRequest:
-        # The rest of an answer is best said by who said its beginning.
-        tier = before.tier if before and before.tier in self._lanes else call.tier.name
-        resumable = self._continuing is not None and is_resumable(call.request)
-        place = caller_position(call.tenant, call.request.hints.client, key)
-        return FallbackRequest(tier, call.deadline - self._clock(), place, call.stays, resumable)
+    def _fallback_request(
+        self, context: RequestContext, partial_answer: PartialAnswer | None, key: bytes
+    ) -> FallbackRequest:
+        # The tier that gave the first part continues it best.
+        tier = partial_answer.tier if partial_answer and partial_answer.tier in self._runtimes else context.tier.name
+        resumable = self._continue_tokens is not None and is_resumable(context.request)
+        position = caller_position(context.tenant, context.request.hints.client, key)
+        return FallbackRequest(tier, context.deadline - self._clock(), position, context.critical, resumable)
 
-    def _scissors(
-        self, call: RequestContext, fallback_step: FallbackStep, tier: Tier, before: PartialAnswer | None
+    def _truncator(
+        self, context: RequestContext, step: FallbackStep, tier: Tier, partial_answer: PartialAnswer | None
     ) -> Truncator | None:
-        """None: the answer may be as long as was asked for."""
-        limit = self._ladder.config.truncate_to_tokens
-        if not fallback_step.cut or self._continuing is None or _left_tokens(call.request, tier, before) <= limit:
+        """None: the answer may have its full length."""
+        limit = self._fallback.config.truncate_to_tokens
+        tokens = self._continue_tokens
+        if not step.cut or tokens is None or _remaining_tokens(context.request, tier, partial_answer) <= limit:
             return None
-        return Truncator(self._continuing, call.tenant, _question(call), tier.name, limit, before)
+        return Truncator(tokens, context.tenant, _question(context), tier.name, limit, partial_answer)
 
-    def _asks(
-        self, call: RequestContext, tier: Tier, before: PartialAnswer | None, truncator: Truncator | None
+    def _inference_requests(
+        self,
+        context: RequestContext,
+        tier: Tier,
+        partial_answer: PartialAnswer | None,
+        truncator: Truncator | None,
     ) -> list[InferenceRequest]:
-        """Raises InvalidRequest."""
+        """Render the request for `tier`, one InferenceRequest per prompt. Raises InvalidRequest."""
+        request = context.request
         parameters = from_request(
-            call.request,
+            request,
             max_tokens=tier.max_tokens,
-            schema=tool_schema(call.request),
+            schema=tool_schema(request),
             guided_key=tier.config.guided_key,
             temperature=tier.chat_format.temperature,
-            copy_source=tier.copy_source(call.request),
-            answer_prefix="" if before is None else before.text,
+            copy_source=tier.copy_source(request),
+            answer_prefix="" if partial_answer is None else partial_answer.text,
         )
-        prompts: Sequence[str] = tier.prompts(call.request)
-        if before is not None:
-            prompts = [continued(tier, prompt, before.text) for prompt in prompts]
-        if before is not None or truncator is not None:
-            limit = truncator.limit if truncator else _left_tokens(call.request, tier, before)
+        prompts: Sequence[str] = tier.prompts(request)
+        if partial_answer is not None:
+            prompts = [continued(tier, prompt, partial_answer.text) for prompt in prompts]
+        if partial_answer is not None or truncator is not None:
+            limit = truncator.limit if truncator else _remaining_tokens(request, tier, partial_answer)
             parameters = msgspec.structs.replace(parameters, max_tokens=limit)
         return [
             InferenceRequest(
                 model=tier.model,
                 prompt=prompt,
-                parameters=_for_prompt(parameters, at * call.request.n),
-                deadline=call.deadline,
-                request_id=call.id,
-                traceparent=call.traceparent,
-                trace=call.trace,
+                parameters=_for_prompt(parameters, index * request.n),
+                deadline=context.deadline,
+                request_id=context.id,
+                traceparent=context.traceparent,
+                trace=context.trace,
             )
-            for at, prompt in enumerate(prompts)
+            for index, prompt in enumerate(prompts)
         ]
 
     def _head(
         self,
-        call: RequestContext,
-        fallback_step: FallbackStep,
-        failed: Mapping[str, Stress],
-        before: PartialAnswer | None,
+        context: RequestContext,
+        step: FallbackStep,
+        stress: Mapping[str, Stress],
+        partial_answer: PartialAnswer | None,
         truncator: Truncator | None,
     ) -> AnswerHead:
-        tier_failure, why = fallback_step.tier != call.tier.name, fallback_step.why(failed)
-        if tier_failure and not fallback_step.above:
-            why = "continued"  # where the first part came from
+        is_fallback, reason = step.tier != context.tier.name, step.why(stress)
+        if is_fallback and not step.above:
+            reason = "continued"  # by the tier that gave the first part
         if self._metrics is not None:
-            self._metrics.answered(call.tier.name, fallback_step.tier, fallback_step.nearest(failed))
+            self._metrics.answered(context.tier.name, step.tier, step.nearest(stress))
             kinds: tuple[tuple[Kind, bool], ...] = (
-                ("tier", tier_failure),
+                ("tier", is_fallback),
                 ("partial", truncator is not None),
-                ("continued", before is not None),
+                ("continued", partial_answer is not None),
             )
             self._metrics.degraded(*(kind for kind, holds in kinds if holds))
         if truncator is not None:
-            why += "; truncated"
-        return answer_head(fallback_step.tier, why, degraded=tier_failure or truncator is not None, keep=before is None)
+            reason += "; truncated"
+        degraded = is_fallback or truncator is not None
+        return answer_head(step.tier, reason, degraded=degraded, keep=partial_answer is None)
 
-    def _old(self, call: RequestContext, kept: StaleAnswer, failed: Mapping[str, Stress]) -> AnswerHead:
+    def _stale_head(self, context: RequestContext, stale: CachedAnswer, stress: Mapping[str, Stress]) -> AnswerHead:
         if self._metrics is not None:
             self._metrics.degraded("stale")
-        why = "; ".join([*(f"{tier}={stress}" for tier, stress in failed.items()), "stale"])
-        return answer_head(kept.head.tier or call.tier.name, why, degraded=True, stale_s=kept.age_s)
+        reason = "; ".join([*(f"{tier}={why}" for tier, why in stress.items()), "stale"])
+        return answer_head(stale.head.tier or context.tier.name, reason, degraded=True, stale_s=stale.age_s)
 
 
-def refuse_unable(request: Request) -> None:
-    """What the tensors cannot say. Raises UnsupportedFeature."""
+def check_supported(request: Request) -> None:
+    """Raise UnsupportedFeature for a request that Triton's tensors cannot express."""
     if request.kind == "embedding":
         raise UnsupportedFeature("tiers generate text; embeddings are made on the device", param="model")
     if request.suffix is not None:
@@ -238,31 +244,27 @@ def refuse_unable(request: Request) -> None:
         )
 
 
-def refusal_of(tier_failures: Sequence[TierFailed]) -> CausewayError:
-    """Of several tiers: that of one that only had no room, if there is one, with the soonest of all their times."""
-    able = [tier_failure for tier_failure in tier_failures if tier_failure.stress != "unable"] or tier_failures
-    found = next((tier_failure for tier_failure in able if tier_failure.stress == "saturated"), able[0]).error
-    waits = [
-        tier_failure.error.retry_after_s
-        for tier_failure in tier_failures
-        if tier_failure.error.retry_after_s is not None
-    ]
-    found.retry_after_s = min(waits, default=None)
-    return found
+def combined_error(failures: Sequence[TierFailed]) -> CausewayError:
+    """Return one error for several tiers: a saturated tier's if there is one, with the soonest of their Retry-After."""
+    able = [failure for failure in failures if failure.stress != "unable"] or failures
+    error = next((failure for failure in able if failure.stress == "saturated"), able[0]).error
+    waits_s = [failure.error.retry_after_s for failure in failures if failure.error.retry_after_s is not None]
+    error.retry_after_s = min(waits_s, default=None)
+    return error
 
 
-def _question(call: RequestContext) -> Request:
-    """By the tier's own name: whoever shares an answer may have asked under another one."""
-    return msgspec.structs.replace(call.request, model=call.tier.name)
+def _question(context: RequestContext) -> Request:
+    """The request under the tier's own name: clients that share an answer may have used different aliases."""
+    return msgspec.structs.replace(context.request, model=context.tier.name)
 
 
-def _left_tokens(request: Request, tier: Tier, before: PartialAnswer | None) -> int:
-    """How many tokens the answer may still have."""
-    return max(1, (request.max_tokens or tier.max_tokens) - (before.tokens if before else 0))
+def _remaining_tokens(request: Request, tier: Tier, partial_answer: PartialAnswer | None) -> int:
+    """How many tokens the rest of the answer may have."""
+    return max(1, (request.max_tokens or tier.max_tokens) - (partial_answer.tokens if partial_answer else 0))
 
 
 def _for_prompt(parameters: SamplingParameters, offset: int) -> SamplingParameters:
-    """Each prompt of a list draws anew, also under one seed."""
+    """Give each prompt of a list seeds of its own."""
     if parameters.seed is None or not offset:
         return parameters
     return msgspec.structs.replace(parameters, seed=parameters.seed + offset)

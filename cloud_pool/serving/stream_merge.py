@@ -1,4 +1,4 @@
-"""Several answers read as one: the prompts of a list run in Triton side by side."""
+"""Several streams read as one: the prompts of one request run in Triton side by side."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ T = TypeVar("T")
 
 
 async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """What the streams say as it comes, each with its stream's number. The first error ends all, closing does too."""
+    """Yield each stream's items as they come, with the stream's index. The first error ends all, as does closing."""
     if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for item in only:
+        async with aclosing(streams[0]) as stream:
+            async for item in stream:
                 yield 0, item
         return
     # At most one item waits for each stream, so a slow reader slows Triton's streams down.
     ready: asyncio.Queue[tuple[int, T] | CausewayError | None] = asyncio.Queue(len(streams))
     failure: CausewayError | None = None
     async with anyio.create_task_group() as tasks:
-        for number, stream in enumerate(streams):
-            tasks.start_soon(_pump, number, stream, ready)
+        for index, stream in enumerate(streams):
+            tasks.start_soon(_pump, index, stream, ready)
         try:
-            left = len(streams)
-            while left and failure is None:
-                found = await ready.get()
-                if isinstance(found, CausewayError):
-                    failure = found  # Raised below: out of a task group it would come wrapped.
-                elif found is None:
-                    left -= 1
+            remaining = len(streams)
+            while remaining and failure is None:
+                entry = await ready.get()
+                if isinstance(entry, CausewayError):
+                    failure = entry  # Raised below: a task group would wrap it.
+                elif entry is None:
+                    remaining -= 1
                 else:
-                    yield found
+                    yield entry
         finally:
             tasks.cancel_scope.cancel()
     if failure is not None:
@@ -44,15 +44,15 @@ async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerato
 
 
 async def _pump(
-    number: int, stream: AsyncGenerator[T, None], ready: asyncio.Queue[tuple[int, T] | CausewayError | None]
+    index: int, stream: AsyncGenerator[T, None], ready: asyncio.Queue[tuple[int, T] | CausewayError | None]
 ) -> None:
     try:
         async with aclosing(stream):
             async for item in stream:
-                await ready.put((number, item))
+                await ready.put((index, item))
     except CausewayError as error:
         await ready.put(error)
-    except Exception as error:  # The reader must hear of it, or it would wait for ever.
+    except Exception as error:  # The reader waits for an entry, so every failure has to reach it.
         await ready.put(CloudFailed(f"an answer failed: {type(error).__name__}", phase="stream"))
     else:
         await ready.put(None)

@@ -1,4 +1,4 @@
-"""One rung's go: a place in its tier, and the first delta of its answer, within the time that the ladder gives it."""
+"""One attempt at a tier: a permit and the first delta of the answer, within the time that the fallback step allows."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ from ..upstreams.triton.tensors import Delta, InferenceRequest
 from .request_context import RequestContext
 from .stream_merge import merge_streams
 
+BuildRequests = Callable[[], Sequence[InferenceRequest]]
+
 
 class TierDispatch(Protocol):
-    """dispatch.dispatch.Dispatch."""
+    """dispatch.dispatcher.Dispatcher."""
 
     def generate(
         self, ask: InferenceRequest, key: bytes = b"", *, hedged: bool = True
@@ -35,7 +37,7 @@ class TierDispatch(Protocol):
 
 
 class TierFailed(Exception):
-    """Nothing came from the rung, for a reason of its own: the next one may be asked."""
+    """The tier failed before its first delta for a reason of its own: another tier may be tried."""
 
     def __init__(self, error: CausewayError, stress: Stress) -> None:
         super().__init__(error.code)
@@ -44,130 +46,144 @@ class TierFailed(Exception):
 
 
 class TierAttempt:
-    """After `begin` the deltas that follow the first are in `only`, or numbered by prompt in `many`."""
+    """After `begin` the later deltas are in `stream`, or, for several prompts, numbered by prompt in `merged`."""
 
     def __init__(
         self,
-        ladder: TierFallback,
-        fallback_step: FallbackStep,
+        fallback: TierFallback,
+        step: FallbackStep,
         admission: AdmissionController,
         dispatch: TierDispatch,
         clock: Callable[[], float],
     ) -> None:
-        self.only: AsyncGenerator[Delta, None] | None = None
-        self.many: AsyncGenerator[tuple[int, Delta], None]
-        self.place: Permit | None = None
-        self._handed: float | None = None  # when Triton got it
-        self._ladder = ladder
-        self._rung = fallback_step
+        self.stream: AsyncGenerator[Delta, None] | None = None
+        self.merged: AsyncGenerator[tuple[int, Delta], None]
+        self._permit: Permit | None = None
+        self._sent_at: float | None = None  # when Triton got the request
+        self._fallback = fallback
+        self._step = step
         self._admission = admission
         self._dispatch = dispatch
         self._clock = clock
 
     async def begin(
-        self, held: AsyncExitStack, call: RequestContext, asks: Callable[[], Sequence[InferenceRequest]], key: bytes
+        self, resources: AsyncExitStack, context: RequestContext, build_requests: BuildRequests, key: bytes
     ) -> tuple[int, Delta]:
-        """The first delta and its prompt's number. `held` gives the place and the work back; `asks` is called with a
-        place only, for it costs something. Raises Fell, or CausewayError where no other rung would do better: what is
-        wrong with a request is for the tier to say that was asked for."""
-        tier, began = self._rung.tier, self._clock()
-        if not self._ladder.may_try(self._rung):
-            wait_s = self._ladder.retry_after_s(tier)
-            raise TierFailed(BreakerOpen(f"{tier} failed repeatedly and is left alone", retry_after_s=wait_s), "broken")
-        left_s = call.deadline - began
-        first_token_timeout_s = self._ladder.first_token_timeout_s(self._rung, call.priority, left_s)
+        """Return the first delta and its prompt's number.
+
+        Args:
+            resources: gives the permit and the running work back when it is closed.
+            context: the client's request.
+            build_requests: renders the prompts; called only once there is a permit, because it is expensive.
+            key: prefix key for load balancing.
+
+        Raises:
+            TierFailed: another tier may do better.
+            CausewayError: no other tier would do better. What is wrong with a request, the requested tier reports.
+        """
+        tier, began = self._step.tier, self._clock()
+        if not self._fallback.may_try(self._step):
+            wait_s = self._fallback.retry_after_s(tier)
+            raise TierFailed(
+                BreakerOpen(f"{tier} failed repeatedly; its breaker is open", retry_after_s=wait_s), "broken"
+            )
+        left_s = context.deadline - began
+        timeout_s = self._fallback.first_token_timeout_s(self._step, context.priority, left_s)
         try:
-            if first_token_timeout_s < left_s:
-                # No cancel scope of anyio's: the generators that begin in here have theirs, and outlive this one.
-                async with asyncio.timeout(first_token_timeout_s):
-                    first = await self._first(held, call, asks, key, left_s)
-            else:
-                first = await self._first(held, call, asks, key, left_s)
+            if timeout_s < left_s:
+                # Not anyio's cancel scope: the generators that begin in here have scopes of their own and outlive it.
+                async with asyncio.timeout(timeout_s):
+                    return await self._first(resources, context, build_requests, key, left_s)
+            return await self._first(resources, context, build_requests, key, left_s)
         except TimeoutError:
-            self._blame_door()
-            stress = self._ladder.overdue(tier, self._in_triton_s)
-            raise TierFailed(self._too_late(call.priority, first_token_timeout_s), stress) from None
+            self._report_overload()
+            stress = self._fallback.overdue(tier, self._in_triton_s)
+            raise TierFailed(self._timeout_error(context.priority, timeout_s), stress) from None
         except CausewayError as error:
             if isinstance(error, (QueueFull, DeadlineExceeded)):
-                self._blame_door(full=isinstance(error, QueueFull))
-            stress = self._ladder.failed(tier, error)
-            if isinstance(error, DeadlineExceeded) and not self._rung.last:
-                stress = "slow" if self._clock() < call.deadline else ""
-            if self._rung.above and isinstance(error, InvalidRequest):
+                self._report_overload(full=isinstance(error, QueueFull))
+            stress = self._fallback.failed(tier, error)
+            if isinstance(error, DeadlineExceeded) and not self._step.last:
+                stress = "slow" if self._clock() < context.deadline else ""
+            if self._step.above and isinstance(error, InvalidRequest):
                 stress = "unable"
             if not stress:
                 raise
             raise TierFailed(error, stress) from error
         except BaseException:
-            self._ladder.left(tier)
+            self._fallback.left(tier)
             raise
-        return first
+
+    def report_tokens(self, tokens: int) -> None:
+        """Report what the whole answer cost, prompt and answer, at its end."""
+        if self._permit is not None:
+            self._permit.used(tokens)
 
     @property
     def _in_triton_s(self) -> float | None:
-        return None if self._handed is None else self._clock() - self._handed
+        return None if self._sent_at is None else self._clock() - self._sent_at
 
-    def _blame_door(self, *, full: bool = False) -> None:
-        """It let in more than the tier can take: Triton says so, or is silent for longer than it should be. Who came in
-        with no time left says nothing about that."""
-        seconds = self._in_triton_s
-        if self.place is not None and seconds is not None and (full or self._ladder.is_late(self._rung.tier, seconds)):
-            self.place.failed()
+    def _report_overload(self, *, full: bool = False) -> None:
+        """Tell admission that the tier has too much to do: Triton's queue is full, or its first token is late.
 
-    def _too_late(self, priority: Priority, seconds: float) -> CausewayError:
-        if self._handed is not None:
-            return CloudTimeout(f"{self._rung.tier} gave no token in {seconds:.1f} s")
+        A request that was admitted with little time left says nothing about the tier's load.
+        """
+        seconds, permit = self._in_triton_s, self._permit
+        if permit is not None and seconds is not None and (full or self._fallback.is_late(self._step.tier, seconds)):
+            permit.failed()
+
+    def _timeout_error(self, priority: Priority, seconds: float) -> CausewayError:
+        if self._sent_at is not None:
+            return CloudTimeout(f"{self._step.tier} gave no token in {seconds:.1f} s")
         wait_s = self._admission.queue_seconds(priority)
-        return QueueFull(f"{self._rung.tier} had no place in {seconds:.1f} s", retry_after_s=wait_s)
-
-    def used(self, tokens: int) -> None:
-        """Prompt and answer, at its end."""
-        if self.place is not None:
-            self.place.used(tokens)
+        return QueueFull(f"{self._step.tier} had no capacity in {seconds:.1f} s", retry_after_s=wait_s)
 
     async def _first(
         self,
-        held: AsyncExitStack,
-        call: RequestContext,
-        asks: Callable[[], Sequence[InferenceRequest]],
+        resources: AsyncExitStack,
+        context: RequestContext,
+        build_requests: BuildRequests,
         key: bytes,
         left_s: float,
     ) -> tuple[int, Delta]:
-        door = self._admission.place(call.priority, left_s, call.tenant, call.weight, call.tokens, preemptible=True)
-        place = self.place = await held.enter_async_context(door)
-        if call.trace is not None:
-            call.trace.admitted()
+        waiting = self._admission.place(
+            context.priority, left_s, context.tenant, context.weight, context.tokens, preemptible=True
+        )
+        permit = self._permit = await resources.enter_async_context(waiting)
+        if context.trace is not None:
+            context.trace.admitted()
         while True:
             try:
                 async with AsyncExitStack() as work:
-                    async with place.held():
-                        first, took_s = await self._handed_over(work, call, asks, key)
-                        place.first_token(took_s)
-                    await held.enter_async_context(work.pop_all())
+                    async with permit.held():
+                        first, took_s = await self._send(work, context, build_requests, key)
+                        permit.first_token(took_s)
+                    await resources.enter_async_context(work.pop_all())
             except Preempted:
-                self._handed = None
-                await place.reacquired()
+                self._sent_at = None
+                await permit.reacquired()
             else:
-                self._ladder.spoke(self._rung.tier, took_s)
+                self._fallback.spoke(self._step.tier, took_s)
                 return first
 
-    async def _handed_over(
-        self, work: AsyncExitStack, call: RequestContext, asks: Callable[[], Sequence[InferenceRequest]], key: bytes
+    async def _send(
+        self, work: AsyncExitStack, context: RequestContext, build_requests: BuildRequests, key: bytes
     ) -> tuple[tuple[int, Delta], float]:
-        """The first delta, and how long it took."""
-        answers = [self._dispatch.generate(ask, key, hedged=call.priority != "bulk") for ask in asks()]
-        handed = self._handed = self._clock()
+        """Send the request; return the first delta with its prompt's number, and the seconds that it took."""
+        hedged = context.priority != "bulk"
+        streams = [self._dispatch.generate(request, key, hedged=hedged) for request in build_requests()]
+        sent_at = self._sent_at = self._clock()
         try:
-            first = await self._next(work, answers)
+            first = await self._first_delta(work, streams)
         except StopAsyncIteration:
-            raise StreamBroken("the model ended without saying anything", phase="first_token") from None
-        return first, self._clock() - handed
+            raise StreamBroken("the model ended without an answer", phase="first_token") from None
+        return first, self._clock() - sent_at
 
-    async def _next(self, held: AsyncExitStack, answers: list[AsyncGenerator[Delta, None]]) -> tuple[int, Delta]:
-        if len(answers) == 1:
-            self.only = answers[0]
-            held.push_async_callback(self.only.aclose)
-            return 0, await anext(self.only)
-        self.many = merge_streams(answers)
-        held.push_async_callback(self.many.aclose)
-        return await anext(self.many)
+    async def _first_delta(self, work: AsyncExitStack, streams: list[AsyncGenerator[Delta, None]]) -> tuple[int, Delta]:
+        if len(streams) == 1:
+            self.stream = streams[0]
+            work.push_async_callback(self.stream.aclose)
+            return 0, await anext(self.stream)
+        self.merged = merge_streams(streams)
+        work.push_async_callback(self.merged.aclose)
+        return await anext(self.merged)

@@ -128,7 +128,7 @@ class Gateway:
         tenant: str = "acme",
         left_s: float = 30.0,
         priority: str = "standard",
-        stays: bool = False,
+        critical: bool = False,
         trace: Trace | None = None,
     ) -> Asked:
         call = RequestContext(
@@ -138,7 +138,7 @@ class Gateway:
             deadline=anyio.current_time() + left_s,
             priority=priority,
             tenant=tenant,
-            stays=stays,
+            critical=critical,
             trace=trace,
         )
         return Asked(*self.caching_service.reply(call))

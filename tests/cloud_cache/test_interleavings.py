@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.cache.cached_answer import CachedAnswer
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.entry_codec import EntryCodec
 from cloud_pool.cache.metrics import CacheMetrics
 from cloud_pool.cache.store import AnswerStore, GenerationKey, LeaderLease, RemoteLeader
-from cloud_pool.serving.request_context import AnswerHead
+from cloud_pool.serving.request_context import AnswerHead, CachedAnswer
 from router.types import Chunk
 from tests.redis_server import RedisServer
 

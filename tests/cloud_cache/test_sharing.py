@@ -296,7 +296,7 @@ async def test_whoever_takes_no_less_waits_for_no_less(two: Two) -> None:
     one, other = two
     humble = one.ask(ask())
     await until(lambda: len(one.script.asked) == 1)
-    proud = other.ask(ask(), stays=True)
+    proud = other.ask(ask(), critical=True)
     await until(lambda: len(other.script.asked) == 1)
     for each in two:
         each.script.permit(9)

@@ -16,8 +16,8 @@ from cloud_pool.config.tiers import Tier
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.continue_token import ContinueTokens
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
-from cloud_pool.serving.request_context import AnswerHead, RequestContext
-from cloud_pool.serving.service import Service, StaleAnswer, TierRuntime
+from cloud_pool.serving.request_context import AnswerHead, CachedAnswer, RequestContext
+from cloud_pool.serving.service import Service, TierRuntime
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from models.catalog.artifact import Answers
 from router.types import Chunk, Message, Request
@@ -93,7 +93,7 @@ class Bed:
         objective_s: float = 0.0,
         truncate_to_tokens: int = 2,
         answers: Answers = "text",
-        stale: Callable[[Request, str], Awaitable[StaleAnswer | None]] | None = None,
+        stale: Callable[[Request, str], Awaitable[CachedAnswer | None]] | None = None,
     ) -> None:
         self.tritons = tritons
         names = tuple(tritons)
@@ -109,7 +109,7 @@ class Bed:
         self.now = 1000.0  # of the ladder; deadlines are real
         self.ladder = TierFallback(config, senses, clock=lambda: self.now)
         self.continue_tokens = ContinueTokens(MultiFernet([Fernet(Fernet.generate_key())]), 60.0)
-        more = {} if stale is None else {"stale": stale}
+        more = {} if stale is None else {"find_stale": stale}
         lanes = {name: TierRuntime(self.tiers[name], self.doors[name], tritons[name]) for name in names}
         self.service = Service(lanes, self.ladder, continue_tokens=self.continue_tokens, **more)
 

@@ -7,8 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from cloud_pool.cache.cached_answer import CachedAnswer
-from cloud_pool.serving.request_context import answer_head
+from cloud_pool.serving.request_context import CachedAnswer, answer_head
 from cloud_pool.upstreams.triton.sampling_parameters import Guided
 from router.errors import (
     CausewayError,
@@ -162,7 +161,7 @@ async def test_a_critical_request_stays() -> None:
     """Its own tier or none, though the next one is well."""
     bed = two(Triton(EngineUnavailable("gone", retry_after_s=2.0)))
     with pytest.raises(EngineUnavailable):
-        await bed.ask(bed.call(stays=True))
+        await bed.ask(bed.call(critical=True))
     assert not bed.tritons["medium"].asked
     assert bed.is_free
 
@@ -323,7 +322,7 @@ async def test_what_could_not_go_on_is_not_cut(fields: dict[str, object]) -> Non
 async def test_critical_requests_are_not_cut() -> None:
     """Their tier's whole answer or none."""
     bed = pressed()
-    head, chunks = await bed.ask(bed.call(stays=True))
+    head, chunks = await bed.ask(bed.call(critical=True))
     assert (head.tier, text_of(chunks)) == ("large", ALL)
 
 
@@ -367,7 +366,7 @@ async def test_before_a_refusal_comes_an_old_answer() -> None:
 async def test_who_stays_or_has_none_is_refused() -> None:
     """An old answer is not for the critical, and another tenant has none."""
     bed = two(Triton(EngineUnavailable("gone")), Triton(EngineUnavailable("gone")), stale=old)
-    for call in (bed.call(stays=True), bed.call(tenant="other")):
+    for call in (bed.call(critical=True), bed.call(tenant="other")):
         with pytest.raises(EngineUnavailable):
             await bed.ask(call)
 

@@ -235,8 +235,8 @@ class Gateway:
                 _, first = await tier_attempt.begin(held, call, lambda: [ask], b"")
                 told.ttft_s = self._clock() - began
                 told.endpoint = first.texts[0]
-                assert tier_attempt.only is not None
-                async for _ in tier_attempt.only:
+                assert tier_attempt.stream is not None
+                async for _ in tier_attempt.stream:
                     pass
         except TierFailed as tier_failure:
             told.error = tier_failure.error.code

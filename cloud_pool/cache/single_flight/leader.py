@@ -11,8 +11,7 @@ import anyio
 from router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequest
 
 from ...observability.tracing import OUTCOME, Trace
-from ...serving.request_context import AnswerHead
-from ..cached_answer import Generate
+from ...serving.request_context import AnswerHead, Generate
 from ..entry_codec import EntryCodec, pack_pieces
 from ..metrics import CacheMetrics
 from ..store import AnswerStore, LeaderLease, RedisUnavailable

@@ -10,7 +10,7 @@ import msgspec
 from router.types import Chunk, Usage
 
 from ...serving.request_context import AnswerHead
-from ..cached_answer import CacheStatus
+from ..metrics import CacheStatus
 from .shared_generation import GenerationUsage, Subscriber
 
 STATUS = "x-causeway-cache"

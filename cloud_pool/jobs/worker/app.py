@@ -28,7 +28,7 @@ from ...cache.caching_service import CachingService
 from ...config.schema import Config
 from ...config.tiers import by_name, load_tiers
 from ...observability.metrics import Metrics
-from ...serving.assembly import RepairListeners, build_serving
+from ...serving.assembly import ReloadListeners, build_serving
 from ..config import with_shared_redis
 from ..gateway import WorkerRuntime
 from .metered_runner import MeteredRunner
@@ -76,7 +76,7 @@ async def _work(
     tiers = load_tiers(config)
     metrics = Metrics()
     desk = build_accounts(config, metrics)
-    repairs = RepairListeners(metrics.repaired)
+    repairs = ReloadListeners(metrics.count_reload)
     pools = build_pools(config, tiers, metrics, tasks, repairs)
     places = {tier.name: settings.concurrency or tier.config.concurrency for tier in tiers}
     # What a worker claims has its place in the worker: the door is as wide as that, and stays so.

@@ -75,7 +75,7 @@ class ServiceBackend:
             trace=job_run.trace,
             tenant=job_run.owner.partition("/")[0],
             tokens=job_run.body_bytes / BYTES_PER_TOKEN + (job_run.request.max_tokens or tier.max_tokens),
-            stays=True,  # It has time: its tier's whole answer is worth the wait.
+            critical=True,  # It has time: its tier's whole answer is worth the wait.
         )
         return self._front.reply(call)
 
