@@ -9,8 +9,8 @@ import msgspec
 
 from models.catalog.artifact import ArtifactError, find_artifact
 from models.chat.template import render
-from models.function_calls.grammar import copy_source_of
 from router.errors import ConfigError, UnsupportedFeature
+from router.tool_calls.schema import copy_source_of
 from router.types import Request
 
 from .chat_format import ChatFormat, escape_special_tokens, read_chat_format

@@ -1,10 +1,10 @@
-"""What a model artifact is: a folder with one weights file and a `manifest.json` that says what it is and where from.
+"""Model artifacts: a folder with one weights file and a `manifest.json` that describes it and its origin.
 
     models/artifacts/<name>/model.gguf      the weights (GGUF, or ONNX for the small signals)
     models/artifacts/<name>/manifest.json   a `Manifest`
     models/artifacts/<name>/README.md       the model card
 
-Nothing is unpickled: an artifact is JSON, Markdown and a weights file with a checked hash.
+Nothing is unpickled: an artifact is JSON, Markdown and a weights file with a verified hash.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Answers = Literal["text", "calls"]
 
 
 class ArtifactError(ValueError):
-    """An artifact is missing, malformed or altered; the message names the file."""
+    """An artifact is missing, malformed or altered; the message has the path."""
 
 
 class ArtifactNotFound(ArtifactError):
-    """No artifact of that name in the folders that were searched."""
+    """No such artifact in the folders that were searched."""
 
 
 class ArtifactCorrupt(ArtifactError):
-    """The weights are not the ones that the manifest describes."""
+    """The weights differ from the ones that the manifest describes."""
 
 
 class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Training data that needs naming beside the weights."""
+    """Training data whose licence requires attribution."""
 
     name: str
     licence: str
@@ -44,14 +44,13 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One artifact's description.
+    """The description of one artifact.
 
-    `metrics` are measured on held-back rows, as shares of 1 unless the key says otherwise
-    (`student/snips/exact_match`).
-    `refuse_token` is the special token whose probability at the first position means "not mine to answer".
-    `answers`: `calls` is one function call as compact JSON, its arguments copied from the utterance
-    (models/function_calls/call.py);
-    the engines then hold each answer to `call_grammar`, unless the caller asks for something else. `text`: anything.
+    `metrics` are measured on held-out rows, as shares of 1 unless the key says otherwise
+    (`student/snips/exact_match`). `refuse_token` is the special token whose probability at the first position is the
+    probability that the model refuses. `answers`: `calls` is one function call as compact JSON with arguments copied
+    from the user's message (models/function_calls/call.py); the engines then constrain each answer by `call_grammar`,
+    unless the request constrains it. `text`: unconstrained.
     """
 
     name: str
@@ -67,21 +66,21 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     metrics: dict[str, float] = {}
     parameters: int = 0
     refuse_token: str | None = None
-    temperature: float | None = None  # where the caller names none; None: OpenAI's 1
-    answer_tokens: int = 0  # the most of an answer where the caller names no limit; 0: the rest of the context
+    temperature: float | None = None  # of a request that names none; None: OpenAI's 1
+    answer_tokens: int = 0  # limit of an answer whose request names none; 0: the rest of the context
     answers: Answers = "text"
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None
     catalog_sha256: str | None = None
-    signal: str = ""  # what it computes, if it is no model that answers: models/signals/lookup.py has the kinds
-    judges_sha256: str | None = None  # of the weights whose answers this signal was trained on
+    signal: str = ""  # the signal that it computes (kinds: models/signals/lookup.py); "" for a model that answers
+    judges_sha256: str | None = None  # of the weights that this signal was trained on
     seed: int | None = None
     command: str = ""
     note: str = ""
 
 
 class Artifact(msgspec.Struct, frozen=True):
-    """A manifest and where its weights are on this machine."""
+    """A manifest, and the path of its weights on this machine."""
 
     path: Path  # the weights file
     manifest: Manifest
@@ -96,7 +95,12 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 def load_artifact(folder: Path) -> Artifact:
-    """The artifact in `folder`. Raises ArtifactError when the manifest is unreadable or points outside the folder."""
+    """Read the artifact in `folder`.
+
+    Raises:
+        ArtifactNotFound: there is no readable manifest.
+        ArtifactError: the manifest is malformed, or names a file outside the folder.
+    """
     path = folder / MANIFEST
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
@@ -110,7 +114,7 @@ def load_artifact(folder: Path) -> Artifact:
 
 
 def save_manifest(manifest: Manifest, folder: Path) -> Artifact:
-    """Write `manifest.json` by rename, so a reader never sees half of it."""
+    """Write `manifest.json` atomically, by rename."""
     partial = folder / f"{MANIFEST}.partial"
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     partial.replace(folder / MANIFEST)
@@ -118,9 +122,7 @@ def save_manifest(manifest: Manifest, folder: Path) -> Artifact:
 
 
 def list_artifacts(extra_dirs: Sequence[Path] = ()) -> tuple[Artifact, ...]:
-    """Every artifact that can be named, sorted by name; a folder in `extra_dirs` hides a shipped one of the same
-    name.
-    """
+    """Return every known artifact, sorted by name; one in `extra_dirs` hides a shipped one of the same name."""
     found: dict[str, Artifact] = {}
     for root in (*extra_dirs, SHIPPED):
         for manifest in sorted(root.glob(f"*/{MANIFEST}")):
@@ -130,9 +132,10 @@ def list_artifacts(extra_dirs: Sequence[Path] = ()) -> tuple[Artifact, ...]:
 
 
 def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
-    """The artifact called `name`, the first found in `extra_dirs` and then in the package.
+    """Find the artifact called `name`, in `extra_dirs` and then in the package.
 
-    Raises ArtifactNotFound, naming what there is and where it looked.
+    Raises:
+        ArtifactNotFound: there is none, or its weights are missing; names the known artifacts and the folders.
     """
     known = list_artifacts(extra_dirs)
     for artifact in known:
@@ -146,6 +149,7 @@ def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
 
 
 def sha256_of(path: Path) -> str:
+    """Hash a file; return hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):
@@ -154,7 +158,12 @@ def sha256_of(path: Path) -> str:
 
 
 def verify_artifact(artifact: Artifact) -> None:
-    """Re-hash the weights. Raises ArtifactCorrupt when size or sha256 differ, ArtifactNotFound when they are gone."""
+    """Hash the weights again and compare.
+
+    Raises:
+        ArtifactCorrupt: the size or the sha256 differs from the manifest.
+        ArtifactNotFound: the weights are missing.
+    """
     expected = artifact.manifest
     try:
         size_bytes = artifact.path.stat().st_size

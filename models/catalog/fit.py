@@ -1,8 +1,7 @@
-"""Whether a model fits a device: weights, KV cache and working buffers, from the GGUF's own metadata.
+"""Whether a model fits a device: weights, KV cache and working buffers, from the GGUF's metadata.
 
-Cache: layers · kv heads · (key width + value width) · 2 bytes (F16) · tokens. Buffers: logits and activations of one
-batch of
-`UBATCH` tokens, as llama.cpp reserves them at start.
+KV cache: layers · KV heads · (key width + value width) · 2 bytes (F16) · tokens. Buffers: logits and activations of one
+batch of `UBATCH` tokens, which llama.cpp reserves at start.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ GIB = 2**30
 
 
 class Device(msgspec.Struct, frozen=True):
-    """A machine by the memory that a model may have there; on Jetson the GPU shares it with everything else."""
+    """A machine, by the memory that a model may take; a Jetson's GPU shares memory with everything else."""
 
     name: str
     total_bytes: int
-    usable_share: float = 0.7  # the rest: system, desktop, camera pipelines, the daemon
+    usable_share: float = 0.7  # the rest is for the system, camera pipelines and the daemon
 
     @property
     def usable_bytes(self) -> int:
@@ -47,6 +46,8 @@ DEVICES = {
 
 
 class MemoryNeed(msgspec.Struct, frozen=True):
+    """Bytes that a model takes, by purpose."""
+
     weights_bytes: int
     cache_bytes: int
     buffers_bytes: int
@@ -58,20 +59,20 @@ class MemoryNeed(msgspec.Struct, frozen=True):
 
 
 def estimate_memory(model: GgufFile, *, context: int, batch: int) -> MemoryNeed:
-    """What `batch` sequences of `context` tokens take."""
+    """Estimate the memory of `batch` sequences of `context` tokens."""
     per_token = model.layers * model.kv_heads * (model.key_width + model.value_width) * CACHE_ELEMENT_BYTES
     rows = min(UBATCH, context * batch)
     logits = rows * model.vocabulary * 4
-    # Flash attention keeps no scores, but a mask of every row against the whole cache (F16).
+    # Flash attention stores no scores, but a mask of every row against the whole cache (F16).
     mask = rows * context * batch * 2
     activations = rows * model.width * 4 * 8
     return MemoryNeed(model.tensors_bytes, per_token * context * batch, logits + mask + activations)
 
 
-def largest_batch(model: GgufFile, device: Device, context: int, most: int = 256) -> int:
-    """The most sequences of `context` tokens that fit, 0 when not even one does."""
+def largest_batch(model: GgufFile, device: Device, context: int, limit: int = 256) -> int:
+    """Return how many sequences of `context` tokens fit, at most `limit`; 0 when not even one does."""
     fitting = 0
-    for batch in range(1, most + 1):
+    for batch in range(1, limit + 1):
         if estimate_memory(model, context=context, batch=batch).total_bytes > device.usable_bytes:
             break
         fitting = batch

@@ -1,4 +1,4 @@
-"""What a GGUF file says about itself, read without loading it (format: github.com/ggml-org/ggml, docs/gguf.md)."""
+"""Metadata of a GGUF file, read without loading the weights (format: github.com/ggml-org/ggml, docs/gguf.md)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .artifact import ArtifactError
 
 
 class GgufFile(msgspec.Struct, frozen=True):
-    """Metadata of a GGUF. Sizes in elements unless named otherwise; absent keys are None or 0."""
+    """Metadata of a GGUF. Sizes in elements unless the name says otherwise; absent keys are None or 0."""
 
     architecture: str
     name: str | None
     licence: str | None
-    quantisation: str  # the kind that holds most of the weights
+    quantisation: str  # the tensor type of most of the weights
     parameters: int
     size_bytes: int
     tensors_bytes: int
@@ -35,11 +35,15 @@ class GgufFile(msgspec.Struct, frozen=True):
     chat_template: str | None
     refuse_token: str | None
     tokenizer_sha256: str | None
-    tensor_kinds: Mapping[str, int]  # elements by kind
+    tensor_types: Mapping[str, int]  # elements by tensor type
 
 
 def open_gguf(path: Path, mode: Literal["r", "r+"] = "r") -> gguf.GGUFReader:
-    """Its weights are read, or written, where they lie. Raises ArtifactError for anything that is not a whole GGUF."""
+    """Map a GGUF into memory; its weights are read, or with `r+` written, in place.
+
+    Raises:
+        ArtifactError: the file is not a complete GGUF.
+    """
     try:
         return gguf.GGUFReader(path, mode)
     except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError, MemoryError) as error:
@@ -47,15 +51,19 @@ def open_gguf(path: Path, mode: Literal["r", "r+"] = "r") -> gguf.GGUFReader:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read header and metadata. Raises ArtifactError for anything that is not a whole GGUF."""
+    """Read header and metadata.
+
+    Raises:
+        ArtifactError: the file is not a complete GGUF.
+    """
     reader = open_gguf(path)
     fields = _Fields(reader)
     architecture = fields.text("general.architecture")
     if architecture is None:
         raise ArtifactError(f"{path}: `general.architecture` is missing")
-    kinds: Counter[str] = Counter()
+    types: Counter[str] = Counter()
     for tensor in reader.tensors:
-        kinds[tensor.tensor_type.name] += int(tensor.n_elements)
+        types[tensor.tensor_type.name] += int(tensor.n_elements)
     heads = fields.number(f"{architecture}.attention.head_count")
     width = fields.number(f"{architecture}.embedding_length")
     head_width = width // heads if heads else 0
@@ -63,8 +71,8 @@ def read_gguf(path: Path) -> GgufFile:
         architecture=architecture,
         name=fields.text("general.name"),
         licence=fields.text("general.license"),
-        quantisation=kinds.most_common(1)[0][0] if kinds else "none",
-        parameters=sum(kinds.values()),
+        quantisation=types.most_common(1)[0][0] if types else "none",
+        parameters=sum(types.values()),
         size_bytes=path.stat().st_size,
         tensors_bytes=sum(int(tensor.n_bytes) for tensor in reader.tensors),
         context_length=fields.number(f"{architecture}.context_length"),
@@ -78,7 +86,7 @@ def read_gguf(path: Path) -> GgufFile:
         chat_template=fields.text("tokenizer.chat_template"),
         refuse_token=fields.text("causeway.refuse_token"),
         tokenizer_sha256=fields.digest("tokenizer.ggml.tokens", "tokenizer.ggml.merges"),
-        tensor_kinds=dict(kinds),
+        tensor_types=dict(types),
     )
 
 
@@ -94,7 +102,7 @@ class _Fields:
         return value if isinstance(value, str) else None
 
     def number(self, key: str) -> int:
-        """A whole number; for a list (a value per layer) the largest; 0 when absent."""
+        """Return an integer; of a list (a value per layer) the largest; 0 when absent."""
         field = self._reader.get_field(key)
         value = field.contents() if field is not None else 0
         if isinstance(value, list):

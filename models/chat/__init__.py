@@ -1,0 +1,1 @@
+"""Chat templates: `template` renders messages to a prompt, `sandbox` is where an untrusted template runs."""

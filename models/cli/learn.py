@@ -98,7 +98,7 @@ def quality(
     data: Path, run: Path, model: str, to: Path, tokens: int, limit: int | None, seed: int, threads: int
 ) -> None:
     """Learn from a model's own right and wrong answers: edge.quality, and the calibrator of its confidence."""
-    from ..function_calls.intents import on_device
+    from ..function_calls.intents import is_device_row
     from ..signals.quality import QualityEstimator
     from ..train.data.corpus import Corpus
     from ..train.data.open_ended_prompts import chatter
@@ -113,7 +113,7 @@ def quality(
     held_rows = _some([*corpus.validation, *(question(text) for text in corpus.held_questions)], limit)
 
     def own(row: Row) -> bool:
-        return on_device(row.source, row.intent)
+        return is_device_row(row.source, row.intent)
 
     learnt, held = (
         judge(rows, answer_rows(judged, rows, run, threads=threads, say=click.echo), own)

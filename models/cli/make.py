@@ -12,7 +12,7 @@ import msgspec
 from ..catalog.gguf import read_gguf
 from ..function_calls.catalog import CATALOG, catalog_of, save_catalog
 from ..function_calls.dataset import INTENT_SOURCES, Row, is_validation_row, read_rows
-from ..function_calls.intents import on_device
+from ..function_calls.intents import is_device_row
 from .learn import MINILM
 
 _data = click.option(
@@ -251,7 +251,7 @@ def quantize(source: Path, target: Path, to: str, embedding_too: bool, importanc
 
     convert(source, target, to, embedding_too=embedding_too, importance=importance)
     about = read_gguf(target)
-    kinds = ", ".join(f"{kind} {count / 1e6:.2f} M" for kind, count in about.tensor_kinds.items())
+    kinds = ", ".join(f"{kind} {count / 1e6:.2f} M" for kind, count in about.tensor_types.items())
     click.echo(f"{target}: {_mib(about.size_bytes)}, parameters by kind: {kinds}")
 
 
@@ -301,7 +301,7 @@ def catalog(data: Path, to: Path) -> None:
 
 def _of(path: Path, held_back: bool, everywhere: bool) -> list[Row]:
     kept = [row for row in read_rows(path) if is_validation_row(row) or not held_back]
-    return [row for row in kept if everywhere or on_device(row.source, row.intent)]
+    return [row for row in kept if everywhere or is_device_row(row.source, row.intent)]
 
 
 def _mib(count: int) -> str:

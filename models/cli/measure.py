@@ -15,7 +15,7 @@ from ..catalog.artifact import Artifact, find_artifact
 from ..evaluate.routing_curves import RoutingSample, mix
 from ..function_calls.call import score_answer
 from ..function_calls.dataset import Row, is_held_out, is_validation_row, read_rows
-from ..function_calls.intents import on_device
+from ..function_calls.intents import is_device_row
 
 _folder = click.Path(file_okay=False, path_type=Path)
 _files = click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -137,7 +137,7 @@ def _pairs(
     quality = QualityEstimator.for_model(find_signal("edge.quality", device, extra), device)
     calibrator = ConfidenceCalibrator.for_model(find_signal("confidence", device, extra), device)
     near, far = (answer_rows(one, rows, folder, threads=threads, say=_told) for one in (device, cloud))
-    judged = judge(rows, near, lambda row: on_device(row.source, row.intent))
+    judged = judge(rows, near, lambda row: is_device_row(row.source, row.intent))
     return [
         RoutingSample(
             device=score_answer(here.text, row).exact,

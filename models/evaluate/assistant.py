@@ -12,7 +12,7 @@ from ..chat.template import PromptRenderer
 from ..function_calls.call import score_answer
 from ..function_calls.dataset import Row
 from ..function_calls.grammar import ANSWER_TOKENS, call_grammar
-from ..function_calls.intents import on_device, refusable
+from ..function_calls.intents import is_device_row, is_refusable
 from .greedy import Answer, GreedyModel
 from .report import EvaluationReport, GroupResult
 
@@ -60,7 +60,7 @@ def summarise(
 def group_of(row: Row) -> str:
     """hwu64-device, hwu64-other, snips2017, clinc150, clinc150-oos, banking77, or the file's own name."""
     if row.source == "hwu64":
-        return "hwu64-device" if on_device(row.source, row.intent) else "hwu64-other"
+        return "hwu64-device" if is_device_row(row.source, row.intent) else "hwu64-other"
     if row.source == "clinc150" and row.intent == "oos":
         return "clinc150-oos"
     return row.source or "rows"
@@ -80,9 +80,9 @@ def auroc(inside: Sequence[float], outside: Sequence[float]) -> float | None:
 
 def _outside(row: Row) -> bool | None:
     """True outside the device's domain, False inside, None where the two overlap."""
-    if on_device(row.source, row.intent):
+    if is_device_row(row.source, row.intent):
         return False
-    return True if refusable(row.source, row.intent) else None
+    return True if is_refusable(row.source, row.intent) else None
 
 
 def _result(group: str, rows: Sequence[Row], answers: Sequence[Answer]) -> GroupResult:

@@ -17,15 +17,20 @@ class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """One answer against its row; `exact` is intent and every argument."""
+    """One answer compared with its row."""
 
-    valid: bool
-    intent: bool
-    exact: bool
+    valid: bool  # a function call
+    intent: bool  # with a right function
+    exact: bool  # and every argument right
 
 
 def expected_call(row: Row, name: str | None = None) -> FunctionCall:
-    """The call that answers `row`, arguments in the order of the text."""
+    """Return the call that answers `row`, its arguments in the order of the text.
+
+    Args:
+        row: the labelled text.
+        name: the function; None: the first one of the row's intent.
+    """
     arguments: dict[str, str | list[str]] = {}
     for slot, value in in_text_order(row):
         key = argument_name(slot)
@@ -40,25 +45,30 @@ def expected_call(row: Row, name: str | None = None) -> FunctionCall:
 
 
 def slot_spans(row: Row) -> tuple[tuple[int, int, str], ...] | None:
-    """(start, end, slot) of every slot's value in the text, in text order; None where they cannot be told apart."""
-    found: list[tuple[int, int, str]] = []
+    """Locate every slot's value in the text.
+
+    Returns:
+        (start, end, slot) in text order; None when a value cannot be located.
+    """
+    spans: list[tuple[int, int, str]] = []
     for slot, value in row.slots:
-        at = _free_place(row.text, value, found)
-        if at is None:
+        start = _locate(row.text, value, spans)
+        if start is None:
             return None
-        found.append((at, at + len(value), slot))
-    return tuple(sorted(found))
+        spans.append((start, start + len(value), slot))
+    return tuple(sorted(spans))
 
 
 def in_text_order(row: Row) -> tuple[tuple[str, str], ...]:
-    places = slot_spans(row)
-    if places is None:
+    """Return the row's slots in the order of the text, or as labelled when a value cannot be located."""
+    spans = slot_spans(row)
+    if spans is None:
         return row.slots
-    return tuple((slot, row.text[start:end]) for start, end, slot in places)
+    return tuple((slot, row.text[start:end]) for start, end, slot in spans)
 
 
 def parse_call(text: str) -> FunctionCall | None:
-    """The call in an answer, or None when it is not one."""
+    """Return the call in an answer, or None when the answer is not a call."""
     try:
         return msgspec.json.decode(text.encode(), type=FunctionCall)
     except (msgspec.DecodeError, UnicodeEncodeError):
@@ -66,7 +76,7 @@ def parse_call(text: str) -> FunctionCall | None:
 
 
 def score_answer(text: str, row: Row) -> Score:
-    """Rows without slot labels (CLINC150, BANKING77) are exact when the function is right."""
+    """Score an answer. Rows without slot labels (CLINC150, BANKING77) are exact when the function is right."""
     call = parse_call(text)
     if call is None:
         return Score(valid=False, intent=False, exact=False)
@@ -76,21 +86,21 @@ def score_answer(text: str, row: Row) -> Score:
     return Score(valid=True, intent=intent, exact=exact)
 
 
-def _free_place(text: str, value: str, taken: list[tuple[int, int, str]]) -> int | None:
-    """Where `value` stands in `text`: on word boundaries if it can, never over another slot."""
+def _locate(text: str, value: str, taken: list[tuple[int, int, str]]) -> int | None:
+    """Find `value` in `text`, preferably on word boundaries, never overlapping another slot."""
     if not value:
         return None
-    places: list[int] = []
+    starts: list[int] = []
     at = text.find(value)
     while at >= 0:
         if not any(start < at + len(value) and at < end for start, end, _ in taken):
-            places.append(at)
+            starts.append(at)
         at = text.find(value, at + 1)
-    whole = [at for at in places if not _inside_word(text, at, at + len(value))]
-    return next(iter(whole or places), None)
+    whole_words = [at for at in starts if not _cuts_word(text, at, at + len(value))]
+    return next(iter(whole_words or starts), None)
 
 
-def _inside_word(text: str, start: int, end: int) -> bool:
+def _cuts_word(text: str, start: int, end: int) -> bool:
     before = start > 0 and text[start - 1].isalnum() and text[start].isalnum()
     after = end < len(text) and text[end].isalnum() and text[end - 1].isalnum()
     return before or after

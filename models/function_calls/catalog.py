@@ -1,5 +1,7 @@
-"""The catalogue as data: every function with its arguments, and a JSON schema for each (`catalog.json`, made by
-`causeway-models catalog --data DIR`)."""
+"""The function catalogue: every function with its arguments, and a JSON schema for each.
+
+`catalog.json` is made by `causeway-models catalog --data DIR`.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ import msgspec
 
 from ..catalog.artifact import ArtifactError
 from .dataset import Row
-from .intents import OUT_OF_SCOPE, argument_name, device_function, functions_for
+from .intents import OUT_OF_SCOPE, argument_name, functions_for, is_device_function
 
 CATALOG = Path(__file__).parent / "catalog.json"
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One function. `device` says whether the device's model answers it; `arguments` are optional texts."""
+    """One function; its arguments are optional texts."""
 
     name: str
     source: str  # the data set that it comes from
-    device: bool = False
+    device: bool = False  # answered by the device's model
     arguments: tuple[str, ...] = ()
 
     @property
@@ -30,23 +32,27 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         return self.name.replace("_", " ")
 
     def tool(self) -> dict[str, object]:
-        """An entry for `tools` of an OpenAI request."""
-        about = {"name": self.name, "description": self.description, "parameters": self.schema()}
-        return {"type": "function", "function": about}
+        """Return an entry for `tools` of an OpenAI request."""
+        function = {"name": self.name, "description": self.description, "parameters": self.schema()}
+        return {"type": "function", "function": function}
 
     def schema(self) -> dict[str, object]:
-        """JSON schema (draft 2020-12) of the arguments: a text as said, or a list of them."""
+        """Return the JSON schema (draft 2020-12) of the arguments: each a text or a list of texts."""
         text: dict[str, object] = {"type": "string", "minLength": 1}
-        several: dict[str, object] = {"type": "array", "items": text, "minItems": 2}
+        texts: dict[str, object] = {"type": "array", "items": text, "minItems": 2}
         return {
             "type": "object",
-            "properties": {name: {"anyOf": [text, several]} for name in self.arguments},
+            "properties": {name: {"anyOf": [text, texts]} for name in self.arguments},
             "additionalProperties": False,
         }
 
 
 def load_catalog(path: Path = CATALOG) -> tuple[FunctionSpec, ...]:
-    """All functions, sorted by name. Raises ArtifactError when the file is missing or malformed."""
+    """Read all functions, sorted by name.
+
+    Raises:
+        ArtifactError: the file is missing or malformed.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=tuple[FunctionSpec, ...])
     except (OSError, msgspec.DecodeError) as error:
@@ -54,21 +60,22 @@ def load_catalog(path: Path = CATALOG) -> tuple[FunctionSpec, ...]:
 
 
 def catalog_of(rows: Iterable[Row]) -> tuple[FunctionSpec, ...]:
-    """The functions that rows are answered by, with every argument that occurs."""
+    """Collect the functions that answer `rows`, with every argument that occurs."""
     arguments: dict[str, set[str]] = defaultdict(set)
     sources: dict[str, str] = {OUT_OF_SCOPE: "clinc150"}
     for row in rows:
         for name in functions_for(row.source, row.intent):
-            # A merged CLINC150 intent names functions of other data sets: those are the source.
+            # A merged CLINC150 intent names functions of other data sets; those data sets are the source.
             if name == row.intent or row.source != "clinc150":
                 sources.setdefault(name, row.source)
         arguments[functions_for(row.source, row.intent)[0]].update(argument_name(slot) for slot, _ in row.slots)
     return tuple(
-        FunctionSpec(name, source, device_function(name), tuple(sorted(arguments[name])))
+        FunctionSpec(name, source, is_device_function(name), tuple(sorted(arguments[name])))
         for name, source in sorted(sources.items())
     )
 
 
 def save_catalog(catalog: Sequence[FunctionSpec], path: Path = CATALOG) -> None:
+    """Write the catalogue as JSON, one function per line."""
     lines = b",\n".join(msgspec.json.encode(function) for function in catalog)
     path.write_bytes(b"[\n" + lines + b"\n]\n")

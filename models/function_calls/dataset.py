@@ -1,6 +1,6 @@
-"""Utterances with an intent and slots, as JSON lines, and which of them are held back.
+"""Utterances with an intent and slots, as JSON lines, and the held-out split.
 
-A row: `{"text": …, "intent": …, "slots": [[name, value], …], "split": …}`; `slots` and `split` may be missing.
+A row: `{"text": …, "intent": …, "slots": [[name, value], …], "split": …}`; `slots` and `split` are optional.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from ..catalog.artifact import ArtifactError
 INTENT_SOURCES = ("hwu64", "snips2017", "clinc150", "banking77")
 SPLIT_SEED = "causeway-2026"
 T = TypeVar("T")
-HELD_OUT_SHARE = 0.1  # share of rows
+HELD_OUT_SHARE = 0.1  # of the rows
 
 
 class Row(msgspec.Struct, frozen=True):
+    """One labelled utterance."""
+
     text: str
     intent: str
     slots: tuple[tuple[str, str], ...] = ()
     split: str = "train"
-    source: str = ""
+    source: str = ""  # the data set
 
     @property
-    def clean(self) -> Row:
-        """White space at the ends is noise of the collection, and so is the same around a value."""
+    def stripped(self) -> Row:
+        """The row without white space around its text and its values."""
         slots = tuple((name, value.strip()) for name, value in self.slots)
         return msgspec.structs.replace(self, text=self.text.strip(), slots=slots)
 
@@ -41,22 +43,31 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def read_rows(path: Path, source: str = "") -> tuple[Row, ...]:
-    """All rows of one file; `source` defaults to the file's name. Raises ArtifactError with file and line."""
-    return tuple(msgspec.structs.replace(row, source=source or path.stem).clean for row in _decode_lines(path, Row))
+    """Read all rows of one file.
+
+    Args:
+        path: JSON lines.
+        source: the data set; by default the file's name.
+
+    Raises:
+        ArtifactError: a line is malformed; the message has file and line.
+    """
+    return tuple(msgspec.structs.replace(row, source=source or path.stem).stripped for row in _decode_lines(path, Row))
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
+    """Read the routing prompts of one file; see `read_rows`."""
     return tuple(_decode_lines(path, Question))
 
 
 def is_held_out(text: str, seed: str = SPLIT_SEED, share: float = HELD_OUT_SHARE) -> bool:
-    """Whether a text is kept for validation: a hash of the text decides, so that doubles land on the same side."""
+    """Return whether a text is held out for validation. A hash of the text decides, so duplicates stay together."""
     digest = hashlib.sha256(f"{seed}\0{text.strip().lower()}".encode()).digest()
     return int.from_bytes(digest[:4], "big") < share * 2**32
 
 
 def is_validation_row(row: Row) -> bool:
-    """CLINC150 brings its own validation split; of the others a seeded tenth is held back."""
+    """Return whether a row is for validation: CLINC150's own split; of other data sets a seeded tenth."""
     if row.source == "clinc150":
         return row.split.endswith("val")
     return is_held_out(row.text)

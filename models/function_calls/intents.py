@@ -1,9 +1,8 @@
-"""The functions that the assistants may call: one catalogue over four public data sets, under readable names.
+"""The functions that the assistants may call: the intents of four public data sets under common names.
 
-HWU64 keeps its names (`alarm_set`). SNIPS becomes snake case. BANKING77 is prefixed with `bank_`. A CLINC150 intent
-that is the
-same function as one of the others is merged into it: its rows have no slots, so they teach and test the function's
-name only.
+HWU64 keeps its names (`alarm_set`), SNIPS becomes snake case, BANKING77 is prefixed with `bank_`. A CLINC150 intent
+that is the same function as one of the others is merged into it; its rows have no slots, so they train and test only
+the function's name.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import re
 
 OUT_OF_SCOPE = "out_of_scope"
-LABELLED = "labelled"  # the source of rows that a teacher labelled; their intents are functions already
+LABELLED = "labelled"  # source of pseudo-labelled rows; their intents are function names already
 
 SNIPS = {
     "AddToPlaylist": "playlist_add",
@@ -23,7 +22,7 @@ SNIPS = {
     "SearchScreeningEvent": "screening_search",
 }
 
-# CLINC150 intent → the functions that are a right answer to it.
+# CLINC150 intent → the functions that answer it correctly.
 CLINC_MERGED: dict[str, tuple[str, ...]] = {
     "alarm": ("alarm_set", "alarm_query", "alarm_remove"),
     "calculator": ("qa_maths",),
@@ -64,7 +63,7 @@ CLINC_MERGED: dict[str, tuple[str, ...]] = {
 }
 
 DEVICE_DOMAINS = ("iot", "audio", "alarm", "lists", "calendar", "weather", "play", "music", "datetime")
-# CLINC150 intents too close to the device's own functions to teach as refusals.
+# CLINC150 intents that are too close to the device's functions to be trained as refusals.
 DEVICE_LIKE = frozenset(
     {"timer", "timezone", "next_song", "meeting_schedule", "schedule_meeting", "next_holiday", "restaurant_suggestion"}
     | {"cancel_reservation", "confirm_reservation", "change_speed", "sync_device"}
@@ -72,8 +71,11 @@ DEVICE_LIKE = frozenset(
 
 
 def functions_for(source: str, intent: str) -> tuple[str, ...]:
-    """The functions that answer a row of `source` (hwu64 | snips2017 | clinc150 | banking77); the first is the one
-    taught.
+    """Return the functions that answer a row; the first one is the training target.
+
+    Args:
+        source: hwu64, snips2017, clinc150, banking77, or LABELLED.
+        intent: the row's intent.
     """
     if source == "snips2017":
         return (SNIPS[intent],)
@@ -85,23 +87,24 @@ def functions_for(source: str, intent: str) -> tuple[str, ...]:
 
 
 def argument_name(slot: str) -> str:
-    """A slot's name as an argument: `timeRange` → `time_range`."""
+    """Convert a slot's name: `timeRange` → `time_range`."""
     return re.sub(r"(?<=[a-z])([A-Z])", lambda match: "_" + match.group(1).lower(), slot)
 
 
-def on_device(source: str, intent: str) -> bool:
-    """Whether the device's model answers this itself (SNIPS, HWU64's device domains, what a teacher labelled)."""
-    return source in ("snips2017", "hwu64", LABELLED) and device_function(functions_for(source, intent)[0])
+def is_device_row(source: str, intent: str) -> bool:
+    """Return whether the device's model answers this: SNIPS, HWU64's device domains, pseudo-labelled rows."""
+    return source in ("snips2017", "hwu64", LABELLED) and is_device_function(functions_for(source, intent)[0])
 
 
-def device_function(name: str) -> bool:
+def is_device_function(name: str) -> bool:
+    """Return whether the device's model answers with this function."""
     return name in SNIPS.values() or name.split("_")[0] in DEVICE_DOMAINS
 
 
-def refusable(source: str, intent: str) -> bool:
-    """Whether the device's model should refuse it: not its own, and not a near double of its own."""
-    if on_device(source, intent):
+def is_refusable(source: str, intent: str) -> bool:
+    """Return whether the device's model should refuse this: not its own function, nor too close to one."""
+    if is_device_row(source, intent):
         return False
     if source != "clinc150":
         return True
-    return intent not in DEVICE_LIKE and not any(device_function(name) for name in CLINC_MERGED.get(intent, ()))
+    return intent not in DEVICE_LIKE and not any(is_device_function(name) for name in CLINC_MERGED.get(intent, ()))

@@ -1,4 +1,5 @@
-"""The JSON schema that an answer must obey: the caller's response format, a call of one of its tools, or either."""
+"""What constrains an answer: the JSON schema of the request's response format or tools, or the text that a function
+call copies its arguments from."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ..errors import InvalidGrammar
-from ..types import Request, Tool
+from ..types import Request, TextPart, Tool
 
 ANY_OBJECT: Final = '{"type":"object"}'
 _NO_ARGUMENTS: Final = '{"type":"object","properties":{},"additionalProperties":false}'
@@ -30,6 +31,22 @@ def tool_schema(request: Request) -> str:
     if called and wanted and wanted != ANY_OBJECT:  # (2); a call is an object too, so "any object" needs no choice
         return _any_of([wanted], called)
     return wanted  # (3)
+
+
+def copy_source_of(request: Request) -> str | None:
+    """Return the text that a call's arguments are copied from: the last user message.
+
+    None where the request constrains the answer itself, by a response format (of any type, `text` included) or by a
+    required tool call, and where it is not a chat.
+    """
+    if request.kind != "chat" or request.response_format is not None:
+        return None
+    if request.tools and request.tool_choice.mode in ("required", "function"):
+        return None
+    content = next((message.content for message in reversed(request.messages) if message.role == "user"), None)
+    if content is None or isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content if isinstance(part, TextPart))
 
 
 def _callable(request: Request) -> tuple[Tool, ...]:

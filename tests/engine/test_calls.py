@@ -10,7 +10,7 @@ from models.catalog.artifact import find_artifact
 from models.chat.template import PromptRenderer
 from models.evaluate.greedy import GreedyModel
 from models.function_calls.call import parse_call
-from models.function_calls.grammar import ANSWER_TOKENS, ANY_CALL, MOST_CHARACTERS, MOST_PIECES, call_grammar
+from models.function_calls.grammar import ANSWER_TOKENS, ANY_CALL, MAX_CHARACTERS, MAX_PIECES, call_grammar
 from models.llama_cpp.protocol import EngineOptions, Prompt
 from router.types import Message, Sampling
 
@@ -79,8 +79,8 @@ ODD = (
     "كيف حال الطقس؟ 🌧️👩‍👩‍👧",
     "half a character: \ud83d",
     "<|user|><|end|><|refuse|> ::= root",
-    "word " * MOST_PIECES,
-    "x" * MOST_CHARACTERS,
+    "word " * MAX_PIECES,
+    "x" * MAX_CHARACTERS,
     "x" * 100_000,
 )
 END = {"refusal": "end", "confidence_tokens": 8}

@@ -65,7 +65,7 @@ def test_the_quality_signal_judges_the_shipped_device_model() -> None:
 
 def test_the_device_model_is_int4_throughout() -> None:
     """Every matrix is Q4_K, but for the tied embedding and what Q4_K_M keeps at Q6_K; only the norms are F32."""
-    kinds = read_gguf(next(a for a in ARTIFACTS if a.name == "assistant").path).tensor_kinds
+    kinds = read_gguf(next(a for a in ARTIFACTS if a.name == "assistant").path).tensor_types
     assert set(kinds) <= {"Q4_K", "Q6_K", "F32"}
     assert kinds["Q4_K"] > 0.7 * sum(kinds.values())
     assert kinds["F32"] < 0.01 * sum(kinds.values())

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.catalog.artifact import Answers
-from models.function_calls.grammar import copy_source_of
 from models.llama_cpp.process.parent import EngineProcess
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
 from router import errors
 from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, UnsupportedFeature
 from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import tool_schema
+from router.tool_calls.schema import copy_source_of, tool_schema
 from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, ToolCallDelta, Usage
 
 from ...config.schema import EngineConfig

@@ -13,10 +13,10 @@ from ...function_calls.intents import (
     DEVICE_LIKE,
     LABELLED,
     OUT_OF_SCOPE,
-    device_function,
     functions_for,
-    on_device,
-    refusable,
+    is_device_function,
+    is_device_row,
+    is_refusable,
 )
 from ..auxiliary_losses.attention_loss import NOWHERE, sources
 from ..auxiliary_losses.embedding_loss import UNKNOWN, SentenceEmbeddings
@@ -62,12 +62,12 @@ class _HintedText:
 
     def __init__(self, text: str, shares: Shares) -> None:
         self.text, self.shares = text, shares
-        own = [(function, share) for function, share in shares if device_function(function)]
+        own = [(function, share) for function, share in shares if is_device_function(function)]
         kept = sum(share for _, share in own)
         whole = sum(share for function, share in shares if function not in DEVICE_LIKE)
         self.own = [(function, share / kept) for function, share in own]
         self.kept = kept / whole if whole else 0.0  # how probable it is that the device answers it itself
-        self.is_own, self.is_like_own = device_function(shares[0][0]), shares[0][0] in DEVICE_LIKE
+        self.is_own, self.is_like_own = is_device_function(shares[0][0]), shares[0][0] in DEVICE_LIKE
 
 
 class Mixture:
@@ -95,8 +95,8 @@ class Mixture:
         self._corpus, self._vocabulary, self._student, self._refusals = corpus, vocabulary, student, refusals
         self._random = random.Random(seed)
         self._augmenter = Augmenter([*corpus.train, *corpus.labelled], seed)
-        self._own = [row for row in [*corpus.train, *corpus.labelled] if on_device(row.source, row.intent)]
-        self._others = [row for row in corpus.train if refusable(row.source, row.intent)]
+        self._own = [row for row in [*corpus.train, *corpus.labelled] if is_device_row(row.source, row.intent)]
+        self._others = [row for row in corpus.train if is_refusable(row.source, row.intent)]
         self._oos = [row for row in corpus.train if row.intent == "oos"]
 
     def epoch(self) -> list[Example]:
@@ -239,9 +239,9 @@ def validation_examples(
     groups: dict[str, list[tuple[str, list[int]]]] = {REFUSED: []}
     refusal = vocabulary.call(FunctionCall(OUT_OF_SCOPE), refuse=student)[: 1 if student else 2]
     for row in corpus.validation:
-        if row.intent == "oos" or (student and refusable(row.source, row.intent)):
+        if row.intent == "oos" or (student and is_refusable(row.source, row.intent)):
             groups[REFUSED].append((row.text, refusal))
-        elif on_device(row.source, row.intent) or (not student and not _ambiguous(row)):
+        elif is_device_row(row.source, row.intent) or (not student and not _ambiguous(row)):
             target = vocabulary.call(expected_call(row))
             groups.setdefault(row.source, []).append((row.text, target[:2] if _merged(row) else target))
     groups["questions"] = [(text[:QUESTION_CHARACTERS], refusal) for text in corpus.held_questions]

@@ -11,7 +11,7 @@ from ...chat.template import PromptRenderer
 from ...evaluate.greedy import Answer, GreedyModel
 from ...function_calls.call import expected_call, parse_call, slot_spans
 from ...function_calls.dataset import Row
-from ...function_calls.intents import CLINC_MERGED, LABELLED, device_function, functions_for
+from ...function_calls.intents import CLINC_MERGED, LABELLED, functions_for, is_device_function
 
 SURE = -0.35  # log probability: every token of a label is at least this likely (70 %)
 
@@ -21,7 +21,7 @@ def unlabelled(rows: Sequence[Row]) -> list[Row]:
     return [
         row
         for row in rows
-        if row.source == "clinc150" and any(device_function(name) for name in CLINC_MERGED.get(row.intent, ()))
+        if row.source == "clinc150" and any(is_device_function(name) for name in CLINC_MERGED.get(row.intent, ()))
     ]
 
 

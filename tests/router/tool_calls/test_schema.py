@@ -1,4 +1,4 @@
-"""The schema that an answer must obey."""
+"""The schema that an answer must obey, and the text that a call copies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import pytest
 
 from router.errors import InvalidGrammar
-from router.tool_calls.schema import tool_schema
-from router.types import Request, ResponseFormat, Tool, ToolChoice
+from router.tool_calls.schema import copy_source_of, tool_schema
+from router.types import ImagePart, Message, Request, ResponseFormat, TextPart, Tool, ToolChoice
 
 LAMP = Tool("lamp", parameters='{"type":"object","properties":{"on":{"type":"boolean"}}}')
 FAN = Tool("fan")
@@ -101,3 +101,28 @@ def test_a_schema_too_deep_to_move_is_refused() -> None:
     deep = Tool("deep", parameters='{"$ref":"#","x":' + "[" * 5000 + "]" * 5000 + "}")
     with pytest.raises(InvalidGrammar):
         schema(deep, choice=ToolChoice("required"))
+
+
+def chat(*messages: Message, **fields: object) -> Request:
+    return Request(kind="chat", model="auto", messages=messages, **fields)  # type: ignore[arg-type]
+
+
+def test_the_copy_source_is_the_last_user_message() -> None:
+    """Text parts are its lines; other parts and other roles do not count."""
+    first, last = Message("user", "one"), Message("user", (TextPart("two"), ImagePart("data:,"), TextPart("three")))
+    assert copy_source_of(chat(Message("system", "be brief"), first, Message("assistant", "so"))) == "one"
+    assert copy_source_of(chat(first, Message("assistant", "so"), last)) == "two\nthree"
+    assert copy_source_of(chat(Message("system", "be brief"))) is None
+    assert copy_source_of(chat(Message("user", None))) is None
+
+
+def test_a_request_that_constrains_its_answer_has_no_copy_source() -> None:
+    """By a response format, `text` included, or by a required call; optional tools change nothing."""
+    message, tools = Message("user", "one"), (Tool("alarm_set"),)
+    assert copy_source_of(chat(message, tools=tools)) == "one"
+    assert copy_source_of(chat(message, tools=tools, tool_choice=ToolChoice("none"))) == "one"
+    assert copy_source_of(chat(message, tools=tools, tool_choice=ToolChoice("required"))) is None
+    assert copy_source_of(chat(message, tools=tools, tool_choice=ToolChoice("function", "alarm_set"))) is None
+    for kind in ("text", "json_object", "json_schema"):
+        assert copy_source_of(chat(message, response_format=ResponseFormat(kind))) is None
+    assert copy_source_of(Request(kind="completion", model="auto", prompts=("one",))) is None
