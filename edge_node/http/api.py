@@ -30,7 +30,7 @@ from ..serving.attempts import where
 from ..serving.generation import policy_label
 from ..serving.request_context import Arrival
 from ..serving.service import Service
-from ..storage.decisions import LARGEST_QUERY, DecisionQuery, DecisionStore
+from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore
 from .prebuilt_response import SERVER
 from .request_reader import RequestReader, traceparent_of
@@ -209,7 +209,7 @@ def _query(said: Mapping[str, str]) -> DecisionQuery:
         target=said.get("target", ""),
         status=said.get("status", ""),
         since=_number(said, "since", 0.0, float("inf"), 0.0),
-        limit=int(_number(said, "limit", 1.0, LARGEST_QUERY, 100.0)),
+        limit=int(_number(said, "limit", 1.0, MAX_QUERY_LIMIT, 100.0)),
     )
 
 

@@ -1,7 +1,7 @@
-"""The one owner of the Snapshot: the device's readings, both places' own signals, what was spent, and the time.
+"""Build the snapshot for a decision: device readings, signals of the edge and the cloud, spending, and the time.
 
-The device is sampled about once a second (`sample`), the rest is asked at each decision because a burst changes it.
-What costs something (sums over money spent) is computed only when the policy names it.
+The device is sampled about once a second; the other signals are read at each decision, because a burst of requests
+changes them. Signals that are expensive to compute (sums of spending) are computed only if the policy names them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.types import CloudSignals, DeviceSignals, EdgeSignals, Location, Now
 from ..clock import Clock
 
 FILE = "spend.json"
-_RECENT_S = 0.05
+_MAX_RECENT_AGE_S = 0.05
 
 
 class EdgeSource(Protocol):
@@ -32,7 +32,15 @@ class CloudSource(Protocol):
 
 
 class SignalCollector:
-    """`edge` or `cloud` None: this box has none, and its targets are down. `state_dir` None: spending is not kept."""
+    """The signals of one daemon.
+
+    Args:
+        clock: Monotonic and wall-clock time.
+        edge: The engine's signals; None: this box has no engine, and its edge targets are down.
+        cloud: The cloud's signals; None: no cloud is configured, and its cloud targets are down.
+        read_device: Reads the device signals at a monotonic time.
+        state_dir: Where spending is kept over restarts; None: nowhere.
+    """
 
     def __init__(
         self,
@@ -49,37 +57,39 @@ class SignalCollector:
         self._read_device = read_device
         self._path = None if state_dir is None else state_dir / FILE
         self._device = DeviceSignals()
-        self._spend = SpendTracker(restored=_restored(self._path))
+        self._spend = SpendTracker(restored=_load_spend(self._path))
         self._spend_changed = False
-        self._spend_lost = 0
-        self._spent: tuple[int, SpendSignals] = (0, SpendSignals())  # (of this second, signals)
-        self._now: tuple[int, NowSignals] = (0, NowSignals())
-        self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at, monotonic s)
+        self._lost_spend_writes = 0
+        self._spend_cache: tuple[int, SpendSignals] = (0, SpendSignals())  # (computed in this Unix second, signals)
+        self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
+        self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at: monotonic s, snapshot)
         self._policy: Policy | None = None
-        self._wants_spend = False
-        self._at: dict[Location, frozenset[str]] = {}
+        self._needs_spend = False
+        self._targets_at: dict[Location, frozenset[str]] = {}
 
     @property
     def device(self) -> DeviceSignals:
+        """The last device readings."""
         return self._device
 
     @property
     def lost_spend_writes(self) -> int:
-        """How often the money spent could not be written down."""
-        return self._spend_lost
+        """Number of times that spending could not be written to disk."""
+        return self._lost_spend_writes
 
     def sample_device(self) -> None:
-        """Read the device; cheap, about a millisecond."""
+        """Read the device signals; takes about a millisecond."""
         self._device = self._read_device(self._clock.monotonic())
 
     def add_cost(self, usd: float) -> None:
+        """Add the cost of an answer, US dollars, to the spending."""
         if usd > 0.0:
             self._spend.add(usd, self._clock.unix())
             self._spend_changed = True
-            self._spent = (0, SpendSignals())
+            self._spend_cache = (0, SpendSignals())
 
     def save_spend(self) -> None:
-        """Write down what was spent, by rename. Blocks; a disk that refuses is counted, and asked again next time."""
+        """Write the spending to disk, by rename. Blocks. A failure is counted and retried at the next call."""
         if self._path is None or not self._spend_changed:
             return
         try:
@@ -89,18 +99,19 @@ class SignalCollector:
             partial.replace(self._path)
             self._spend_changed = False
         except OSError:
-            self._spend_lost += 1
+            self._lost_spend_writes += 1
 
     def recent_snapshot(self, policy: Policy) -> Snapshot:
-        """A snapshot that may be `_RECENT_S` old: good enough to look into the cache, not to decide by."""
+        """Return a snapshot that is up to 50 ms old: recent enough for a cache lookup, not for a decision."""
         now = self._clock.monotonic()
-        if now - self._recent[0] > _RECENT_S or policy is not self._policy:
+        if now - self._recent[0] > _MAX_RECENT_AGE_S or policy is not self._policy:
             self._recent = (now, self.snapshot(policy))
         return self._recent[1]
 
     def snapshot(self, policy: Policy) -> Snapshot:
+        """Return the signals of this moment for a decision of `policy`."""
         if policy is not self._policy:
-            self._learn(policy)
+            self._prepare(policy)
         edge = EdgeSignals() if self._edge is None else self._edge.signals()
         cloud = CloudSignals() if self._cloud is None else self._cloud.signals()
         second = int(self._clock.unix())
@@ -108,43 +119,44 @@ class SignalCollector:
             device=self._device,
             edge=edge,
             cloud=cloud,
-            spend=self._spend_signals(second) if self._wants_spend else SpendSignals(),
+            spend=self._spend_signals(second) if self._needs_spend else SpendSignals(),
             now=self._now_signals(second),
             down=self._down(edge, cloud),
         )
 
-    def _learn(self, policy: Policy) -> None:
+    def _prepare(self, policy: Policy) -> None:
         self._policy = policy
-        self._wants_spend = any(name.startswith("spend.") for name in policy.needs)
-        for place in ("edge", "cloud"):
-            self._at[place] = frozenset(target.name for target in policy.targets if target.at == place)
+        self._needs_spend = any(name.startswith("spend.") for name in policy.needs)
+        for location in ("edge", "cloud"):
+            self._targets_at[location] = frozenset(target.name for target in policy.targets if target.at == location)
 
     def _down(self, edge: EdgeSignals, cloud: CloudSignals) -> frozenset[str]:
-        """Targets that cannot answer now. A cloud that was never probed gets its chance."""
+        """Return the targets that cannot answer now. A cloud that was never probed counts as up."""
         down: frozenset[str] = frozenset()
         if not edge.loaded:
-            down |= self._at["edge"]
+            down |= self._targets_at["edge"]
         if self._cloud is None or cloud.reachable is False or cloud.breaker == "open":
-            down |= self._at["cloud"]
+            down |= self._targets_at["cloud"]
         if cloud.away and self._policy is not None:
-            down |= {one.name for one in self._policy.targets if one.at == "cloud" and one.model in cloud.away}
+            targets = self._policy.targets
+            down |= {target.name for target in targets if target.at == "cloud" and target.model in cloud.away}
         return down
 
     def _spend_signals(self, second: int) -> SpendSignals:
-        if self._spent[0] != second:
-            self._spent = (second, self._spend.signals(float(second)))
-        return self._spent[1]
+        if self._spend_cache[0] != second:
+            self._spend_cache = (second, self._spend.signals(float(second)))
+        return self._spend_cache[1]
 
     def _now_signals(self, second: int) -> NowSignals:
-        if self._now[0] != second:
+        if self._now_cache[0] != second:
             local = time.localtime(second)
             signals = NowSignals(local.tm_hour, local.tm_wday + 1, local.tm_min, second)
-            self._now = (second, signals)
-        return self._now[1]
+            self._now_cache = (second, signals)
+        return self._now_cache[1]
 
 
-def _restored(path: Path | None) -> SpendState | None:
-    """None when nothing was kept, or nobody can read it: then counting starts afresh."""
+def _load_spend(path: Path | None) -> SpendState | None:
+    """Load the spending. Returns None if the file is missing or unreadable: counting then starts at 0."""
     if path is None:
         return None
     try:

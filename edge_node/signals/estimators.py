@@ -1,7 +1,7 @@
-"""What is estimated about one request: `edge.quality` before the device is asked, and what its first tokens are worth.
+"""Learned estimates of one request: `edge.quality` before the device answers, calibrated confidence afterwards.
 
-Both are learned, and belong to exactly one version of a model. Only what the policy in force names is loaded; what
-cannot be had is absent: a rule that needs `edge.quality` does not hold, and a handoff compares the engine's own score.
+Each estimator was trained for exactly one version of a model. Only the estimators that the active policy needs are
+loaded. Without one, a rule that needs `edge.quality` does not hold, and a handoff compares the engine's raw score.
 """
 
 from __future__ import annotations
@@ -31,30 +31,40 @@ _T = TypeVar("_T")
 
 
 class LearnedEstimators:
-    """`extra_dirs`: folders searched for models before those that ship."""
+    """The estimators of the active policy. `extra_dirs`: folders searched for models before those that ship."""
 
     def __init__(self, extra_dirs: Sequence[Path] = ()) -> None:
         self._dirs = extra_dirs
-        self._qualities: dict[str, QualityEstimator] = {}  # by the model that they judge
-        self._calibrators: dict[str, ConfidenceCalibrator] = {}
+        self._quality_estimators: dict[str, QualityEstimator] = {}  # by model
+        self._calibrators: dict[str, ConfidenceCalibrator] = {}  # by model
 
     def activate(self, policy: Policy) -> None:
-        """From now on what this policy names. Takes milliseconds; never raises."""
-        edge = list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
-        judged = edge[:1] if QUALITY in policy.needs else []
-        handed = [model for model in edge if any(route.handoff is not None for route in policy.routes)]
-        self._qualities = {model: found for model in judged if (found := self._quality(model)) is not None}
-        self._calibrators = {model: line for model in handed if (line := self._calibrator(model)) is not None}
+        """Load the estimators that this policy needs. Takes milliseconds; never raises."""
+        edge_models = list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
+        estimated = edge_models[:1] if QUALITY in policy.needs else []
+        calibrated = edge_models if any(route.handoff is not None for route in policy.routes) else []
+        self._quality_estimators = {
+            model: estimator for model in estimated if (estimator := self._load_quality(model)) is not None
+        }
+        self._calibrators = {
+            model: calibrator for model in calibrated if (calibrator := self._load_calibrator(model)) is not None
+        }
 
     def quality(self, policy: Policy, request: Request) -> float | None:
-        """`edge.quality` of the first edge target's model for the last user message; None where nobody can tell."""
+        """Return `edge.quality`: the first edge target's model on the last user message; None without an estimator."""
         model = next((target.model for target in policy.targets if target.at == "edge"), "")
-        quality = self._qualities.get(model)
-        text = _asked(request)
-        return None if quality is None or text is None else quality(text)
+        estimator = self._quality_estimators.get(model)
+        text = _prompt_text(request)
+        return None if estimator is None or text is None else estimator(text)
 
     def calibrate(self, call: BackendRequest, chunk: Chunk, quality: float | None) -> Chunk:
-        """The same chunk with its confidence's score as a probability, if a calibrator belongs to the call's model."""
+        """Return the chunk with its confidence score as a probability, if the model has a calibrator.
+
+        Args:
+            call: The attempt's request, which names the model.
+            chunk: A chunk of the answer's first tokens.
+            quality: The request's `edge.quality`, if known.
+        """
         calibrator = self._calibrators.get(call.target.model)
         if calibrator is None or chunk.confidence is None:
             return chunk
@@ -62,43 +72,55 @@ class LearnedEstimators:
         score = calibrator(chunk.confidence, call.confidence_tokens, quality, ended=ended)
         return msgspec.structs.replace(chunk, confidence=msgspec.structs.replace(chunk.confidence, score=score))
 
-    def _quality(self, model: str) -> QualityEstimator | None:
+    def _load_quality(self, model: str) -> QualityEstimator | None:
         try:
             return load_quality_estimator(model, self._dirs)
         except (ArtifactError, ImportError) as error:
-            log.warning("the policy names %s, which is absent here: %s", QUALITY, error)
+            log.warning("the policy names %s, and its estimator cannot be used: %s", QUALITY, error)
             return None
 
-    def _calibrator(self, model: str) -> ConfidenceCalibrator | None:
+    def _load_calibrator(self, model: str) -> ConfidenceCalibrator | None:
         try:
             return load_calibrator(model, self._dirs)
         except ArtifactNotFound:
-            return None  # most models have none
+            return None  # expected: most models have none
         except ArtifactError as error:
-            log.warning("the confidence of %s stays as the engine reports it: %s", model, error)
+            log.warning("the confidence of %s is not calibrated: %s", model, error)
             return None
 
 
 def load_quality_estimator(model: str, extra_dirs: Sequence[Path]) -> QualityEstimator:
-    """Raises ArtifactError when none judges this model, ImportError when ONNX Runtime is not installed."""
-    # Not before a policy wants it: ONNX Runtime takes memory, and a box need not have it.
+    """Load the quality estimator of a model.
+
+    Raises:
+        ArtifactError: The model has no estimator, or it is broken.
+        ImportError: ONNX Runtime is not installed.
+    """
+    # Imported on demand: ONNX Runtime takes memory and is optional.
     from models.signals.quality import QualityEstimator
 
-    return _beside("edge.quality", model, extra_dirs, QualityEstimator.for_model)
+    return _load_signal("edge.quality", model, extra_dirs, QualityEstimator.for_model)
 
 
 def load_calibrator(model: str, extra_dirs: Sequence[Path]) -> ConfidenceCalibrator:
-    """Raises ArtifactNotFound when none judges this model, ArtifactError when it is broken."""
-    return _beside("confidence", model, extra_dirs, ConfidenceCalibrator.for_model)
+    """Load the confidence calibrator of a model.
+
+    Raises:
+        ArtifactNotFound: The model has none.
+        ArtifactError: It is broken.
+    """
+    return _load_signal("confidence", model, extra_dirs, ConfidenceCalibrator.for_model)
 
 
-def _beside(kind: SignalKind, model: str, extra_dirs: Sequence[Path], load: Callable[[Artifact, Artifact], _T]) -> _T:
-    judged = find_artifact(model, extra_dirs)
-    return load(find_signal(kind, judged, extra_dirs), judged)
+def _load_signal(
+    kind: SignalKind, model: str, extra_dirs: Sequence[Path], load: Callable[[Artifact, Artifact], _T]
+) -> _T:
+    artifact = find_artifact(model, extra_dirs)
+    return load(find_signal(kind, artifact, extra_dirs), artifact)
 
 
-def _asked(request: Request) -> str | None:
-    """The last user message, or the first prompt if it is text; None for what has no answer to judge."""
+def _prompt_text(request: Request) -> str | None:
+    """Return the last user message, or the first prompt if it is text; None for an embedding or token ids."""
     if request.kind == "embedding":
         return None
     if request.kind == "completion":

@@ -1,11 +1,11 @@
-"""One SQLite file, touched by one thread and never by the event loop.
+"""One SQLite file that is used by one background thread and never by the event loop.
 
-Writes are queued in memory (bounded in bytes), written in batches, and dropped and counted when they cannot be. Reads
-go to the same thread, before writes. What a bad disk does:
+Writes are queued in memory (bounded in bytes) and written in batches; writes that cannot be queued or stored are
+dropped and counted. Reads run in the same thread, ahead of writes. Disk faults:
 
-1. the file is damaged or no database: it is set aside as ``<name>.bad`` (one is kept) and a fresh one takes its place
-2. the disk is full or cannot be written: nothing is stored for `retry_s`, then it is tried again
-3. the disk is slow: a read gives up after its timeout, writes queue up to the bound
+1. The file is corrupt or not a database: it is renamed to ``<name>.bad`` (one is kept) and replaced by a new file.
+2. The disk is full or cannot be written: nothing is stored for `retry_s`, then the file is opened again.
+3. The disk is slow: a read ends with a timeout, writes queue up to the bound.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ log = logging.getLogger(__name__)
 
 Value = str | bytes | int | float | None
 Row = tuple[Value, ...]
-_LINGER_S = 0.25  # a batch waits this long for company: fewer commits, less wear of the flash, few thread switches
+_LINGER_S = 0.25  # a batch collects writes for so long: fewer commits, less flash wear, fewer thread switches
 _PENDING_BYTES = 8 * 1024 * 1024
 _BATCH_BYTES = 256 * 1024
-_TRIM_BYTES = 256 * 1024  # a file outgrows its bound by about so much before it is trimmed
+_TRIM_BYTES = 256 * 1024  # a file exceeds its bound by about this much before it is trimmed
 _TRIM_S = 60.0
-_DAMAGED = ("not a database", "malformed", "unsupported file format")
+_CORRUPT_MESSAGES = ("not a database", "malformed", "unsupported file format")
 
 
 class Write(msgspec.Struct, frozen=True):
-    """`values` may be a function: it is called in the journal's thread, where encoding holds nobody up."""
+    """One write. `values` may be a function: the background thread calls it, so that encoding blocks no request."""
 
     statement: str
     values: Row | Callable[[], Row]
-    size_bytes: int = 0  # about
+    size_bytes: int = 0  # approximate
 
     def row(self) -> Row:
         return self.values() if callable(self.values) else self.values
@@ -49,24 +49,46 @@ class Write(msgspec.Struct, frozen=True):
 class _Read(msgspec.Struct, frozen=True):
     statement: str
     values: Row
-    answer: Future[list[Row]]
+    rows: Future[list[Row]]
 
 
 class SqliteStats(msgspec.Struct, frozen=True):
-    lost_writes: int  # writes that were dropped
-    corrupt_files: int  # damaged files
-    available: bool  # False: memory only, for now
+    """State of one file.
+
+    Attributes:
+        lost_writes: Writes that were dropped.
+        corrupt_files: Corrupt files that were set aside and replaced.
+        available: Whether the file is open; False: memory only, for now.
+        queued_writes: Writes that wait for the background thread.
+        queued_reads: Reads that wait for the background thread.
+    """
+
+    lost_writes: int
+    corrupt_files: int
+    available: bool
+    queued_writes: int = 0
+    queued_reads: int = 0
 
 
 class BackgroundSqlite:
-    """`schema` is run when the file is opened; `after_batch` keeps the file within bounds, in the journal's thread."""
+    """A SQLite file and its background thread.
+
+    Args:
+        path: The file.
+        schema: The SQL script to run when the file is opened.
+        trim: Called in the background thread, in a transaction of its own, to keep the file within its bounds.
+        pending_bytes: The bound of queued writes.
+        retry_s: How long to wait before a file that cannot be used is opened again.
+        linger_s: How long a batch collects writes.
+        monotonic: The clock, seconds.
+    """
 
     def __init__(
         self,
         path: Path,
         schema: str,
         *,
-        after_batch: Callable[[sqlite3.Connection], None] = lambda _: None,
+        trim: Callable[[sqlite3.Connection], None] = lambda _: None,
         pending_bytes: int = _PENDING_BYTES,
         retry_s: float = 30.0,
         linger_s: float = _LINGER_S,
@@ -74,7 +96,7 @@ class BackgroundSqlite:
     ) -> None:
         self._path = path
         self._schema = schema
-        self._after_batch = after_batch
+        self._trim_file = trim
         self._pending_limit_bytes = pending_bytes
         self._retry_s = retry_s
         self._linger_s = linger_s
@@ -84,30 +106,36 @@ class BackgroundSqlite:
         self._writes: deque[Write] = deque()
         self._reads: deque[_Read] = deque()
         self._pending_bytes = 0
-        self._lost = 0
+        self._lost_writes = 0
         self._closing = False
-        # The thread's own:
+        # Used by the background thread only:
         self._database: sqlite3.Connection | None = None
         self._retry_at = float("-inf")
         self._replace_at = float("-inf")
         self._untrimmed_bytes = 0
         self._trim_at = float("-inf")
-        self._set_aside = 0
-        self._thread = threading.Thread(target=self._run, name=f"journal-{path.name}", daemon=True)
+        self._corrupt_files = 0
+        self._thread = threading.Thread(target=self._run, name=f"sqlite-{path.name}", daemon=True)
 
-    # --- for everybody -----------------------------------------------------------------------------------------------
+    # --- any thread --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._thread.start()
 
     def stats(self) -> SqliteStats:
-        return SqliteStats(lost_writes=self._lost, corrupt_files=self._set_aside, available=self._database is not None)
+        return SqliteStats(
+            lost_writes=self._lost_writes,
+            corrupt_files=self._corrupt_files,
+            available=self._database is not None,
+            queued_writes=len(self._writes),
+            queued_reads=len(self._reads),
+        )
 
     def write(self, write: Write) -> bool:
-        """Queue one write; False when it was dropped because too much waits already."""
+        """Queue one write. Returns False if it was dropped because the queue is full or closed."""
         with self._ready:
             if self._closing or self._pending_bytes + write.size_bytes > self._pending_limit_bytes:
-                self._lost += 1
+                self._lost_writes += 1
                 return False
             self._writes.append(write)
             self._pending_bytes += write.size_bytes
@@ -116,41 +144,48 @@ class BackgroundSqlite:
         return True
 
     async def read(self, statement: str, values: Row = (), *, timeout_s: float = 1.0) -> list[Row]:
-        """The rows; none when the file cannot be read. Raises TimeoutError when the disk does not answer."""
-        answer: Future[list[Row]] = Future()
+        """Run a query in the background thread.
+
+        Returns:
+            The rows; none if the file cannot be read.
+
+        Raises:
+            TimeoutError: The disk did not answer within `timeout_s`.
+        """
+        rows: Future[list[Row]] = Future()
         with self._ready:
             if self._closing:
                 return []
-            self._reads.append(_Read(statement, values, answer))
+            self._reads.append(_Read(statement, values, rows))
             self._ready.notify()
         async with asyncio.timeout(timeout_s):
-            return await asyncio.wrap_future(answer)
+            return await asyncio.wrap_future(rows)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write what is queued and stop. Blocks for at most `timeout_s`; call it from a thread when a loop runs."""
+        """Write what is queued and stop. Blocks for up to `timeout_s`: call it in a thread under an event loop."""
         with self._ready:
             self._closing = True
             self._ready.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    # --- the thread --------------------------------------------------------------------------------------------------
+    # --- background thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         self._open()
         while True:
-            reads, writes, closing = self._take()
+            reads, writes, closing = self._next_work()
             for read in reads:
-                self._serve(read)
+                self._run_read(read)
             if writes:
-                self._store(writes)
+                self._run_writes(writes)
             if closing and not writes:
                 break
         if self._database is not None:
             self._database.close()
             self._database = None
 
-    def _take(self) -> tuple[list[_Read], list[Write], bool]:
+    def _next_work(self) -> tuple[list[_Read], list[Write], bool]:
         with self._ready:
             while not (self._reads or self._writes or self._closing):
                 self._ready.wait()
@@ -170,23 +205,23 @@ class BackgroundSqlite:
         self._pending_bytes -= size_bytes
         return batch
 
-    def _serve(self, read: _Read) -> None:
-        if not read.answer.set_running_or_notify_cancel():
+    def _run_read(self, read: _Read) -> None:
+        if not read.rows.set_running_or_notify_cancel():
             return
         rows: list[Row] = []
         try:
-            database = self._opened()
+            database = self._open_database()
             if database is not None:
                 rows = database.execute(read.statement, read.values).fetchall()
         except sqlite3.Error as error:
-            self._failed(error)
-        read.answer.set_result(rows)
+            self._handle_failure(error)
+        read.rows.set_result(rows)
 
-    def _store(self, writes: Sequence[Write]) -> None:
+    def _run_writes(self, writes: Sequence[Write]) -> None:
         try:
-            database = self._opened()
+            database = self._open_database()
             if database is None:
-                self._lose(len(writes))
+                self._count_lost(len(writes))
                 return
             with database:
                 database.execute("BEGIN IMMEDIATE")
@@ -196,21 +231,21 @@ class BackgroundSqlite:
             if self._untrimmed_bytes >= _TRIM_BYTES or self._monotonic() >= self._trim_at:
                 self._trim(database)
         except sqlite3.Error as error:
-            self._lose(len(writes))
-            self._failed(error)
+            self._count_lost(len(writes))
+            self._handle_failure(error)
 
     def _trim(self, database: sqlite3.Connection) -> None:
         with database:
             database.execute("BEGIN IMMEDIATE")
-            self._after_batch(database)
+            self._trim_file(database)
         self._untrimmed_bytes = 0
         self._trim_at = self._monotonic() + _TRIM_S
 
-    def _lose(self, count: int) -> None:
+    def _count_lost(self, count: int) -> None:
         with self._ready:
-            self._lost += count
+            self._lost_writes += count
 
-    def _opened(self) -> sqlite3.Connection | None:
+    def _open_database(self) -> sqlite3.Connection | None:
         if self._database is None and self._monotonic() >= self._retry_at:
             self._open()
         return self._database
@@ -219,7 +254,7 @@ class BackgroundSqlite:
         try:
             self._database = self._connect()
         except (sqlite3.Error, OSError) as error:
-            self._failed(error)
+            self._handle_failure(error)
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -234,28 +269,28 @@ class BackgroundSqlite:
             raise
         return database
 
-    def _failed(self, error: Exception) -> None:
-        """(1) a damaged file is replaced at once, (2) anything else is left alone for a while."""
+    def _handle_failure(self, error: Exception) -> None:
+        """Close the file. (1) Replace a corrupt file at once; (2) after any other error wait `retry_s`."""
         if self._database is not None:
             self._database.close()
             self._database = None
         now = self._monotonic()
-        # A disk that damages the fresh file too is not worth a second one right away.
-        if now >= self._replace_at and self._is_damaged(error) and self._move_aside():
+        # (1) At most once per `retry_s`: the disk may corrupt the new file too.
+        if now >= self._replace_at and self._is_corrupt(error) and self._move_aside():
             self._replace_at = now + self._retry_s
-            log.warning("%s is unreadable (%s): set aside, starting afresh", self._path, error)
+            log.warning("%s is corrupt (%s): renamed to .bad and replaced by a new file", self._path, error)
             self._open()
             return
-        self._retry_at = now + self._retry_s
-        log.warning("%s cannot be used (%s): trying again in %g s", self._path, error, self._retry_s)
+        self._retry_at = now + self._retry_s  # (2)
+        log.warning("%s cannot be used (%s): retrying in %g s", self._path, error, self._retry_s)
 
-    def _is_damaged(self, error: Exception) -> bool:
+    def _is_corrupt(self, error: Exception) -> bool:
         if self._path.exists() and not self._path.is_file():
             return True
-        return isinstance(error, sqlite3.DatabaseError) and any(word in str(error) for word in _DAMAGED)
+        return isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in _CORRUPT_MESSAGES)
 
     def _move_aside(self) -> bool:
-        """Keep one bad file for whoever wants to look. False when even that fails."""
+        """Rename the corrupt file, to be examined later. Returns False if that fails too."""
         aside = self._path.with_name(self._path.name + ".bad")
         try:
             self._path.replace(aside)
@@ -263,12 +298,12 @@ class BackgroundSqlite:
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         except OSError:
             return False
-        self._set_aside += 1
+        self._corrupt_files += 1
         return True
 
 
 def used_bytes(database: sqlite3.Connection) -> int:
-    """What the rows cost, in whole pages; free to ask, and pages that were freed are used again."""
+    """Return the size of the used pages. The query is cheap, and freed pages are reused before the file grows."""
     pages, free, size = (
         int(database.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "freelist_count", "page_size")
     )

@@ -1,12 +1,12 @@
-"""Exact answers, kept in memory and behind it in SQLite; both bounded in bytes, least recently used first to go.
+"""The response cache: exact answers in memory, backed by SQLite. Both are LRU and bounded in bytes.
 
-An entry has an age, never an expiry: what is fresh is the policy's business at the time of the lookup. In memory the
-age is monotonic. On disk it is monotonic within one boot, else from the wall clock; an entry from the future has no
-believable age and is not used.
+An entry has an age, not an expiry time: the policy decides at lookup whether it is fresh. In memory the age is
+monotonic. On disk it is monotonic within one boot, else it comes from the wall clock; an entry whose age would be
+negative is not used.
 
-Private answers stay in memory (`durable=False`); that nobody else can find them is in their key. In memory an answer is
-compiled (`router.openai.CachedAnswer`), so that a hit is little more than the joining of a few byte strings; on disk it
-is its chunks.
+Private answers stay in memory (`durable=False`); their key includes the client, so that no other client finds them. In
+memory an answer is compiled (`router.openai.CachedAnswer`), so that a hit only joins a few byte strings; on disk it is
+stored as its chunks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from router.types import Embeddings, Request
 from ..clock import Clock
 from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Write, used_bytes
 
-FILE = "cache-1.sqlite"  # the number is the schema's: another one starts a fresh file
+FILE = "cache-1.sqlite"  # the number is the schema version: another version starts a new file
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
     key BLOB PRIMARY KEY, value BLOB NOT NULL, boot TEXT NOT NULL, monotonic_s REAL NOT NULL, unix_s REAL NOT NULL,
@@ -36,15 +36,15 @@ _PUT = "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)"
 _GET = "SELECT value, boot, monotonic_s, unix_s FROM answers WHERE key = ?"
 _TOUCH = "UPDATE answers SET used_unix_s = ? WHERE key = ?"
 _EVICT = "DELETE FROM answers WHERE key IN (SELECT key FROM answers ORDER BY used_unix_s LIMIT 64)"
-_ENTRY_OVERHEAD_BYTES = 256  # the key, its slot, and the entry around the answer
+_ENTRY_OVERHEAD_BYTES = 256  # key, table slot and entry around the answer
 _FLOAT_BYTES = 32
-_FETCH_S = 0.05  # nobody waits longer for the disk, for then a target would have answered
-_SLOW_S = 5.0
-_LARGEST_SHARE = 8  # no entry takes more than this fraction of the memory
+_DISK_TIMEOUT_S = 0.05  # a longer disk read would take longer than a target's answer
+_SLOW_DISK_S = 5.0  # after a timeout the disk is not read for so long
+_MAX_ENTRY_FRACTION = 8  # an entry takes at most one part in this many of the memory
 
 
 class StoredAnswer(msgspec.Struct, frozen=True):
-    """A complete, successful answer and who gave it."""
+    """A complete, successful answer, with the target and model that made it."""
 
     target: str
     model: str
@@ -68,8 +68,8 @@ class CacheStats(msgspec.Struct, frozen=True):
     disk: SqliteStats | None
 
 
-class _Stored(msgspec.Struct, frozen=True, array_like=True):
-    """An `Answer` on disk. Which request it answers is in its key."""
+class _DiskAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """A `StoredAnswer` on disk."""
 
     target: str
     model: str
@@ -78,11 +78,19 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Stored)
+_decoder = msgspec.msgpack.Decoder(_DiskAnswer)
 
 
 class AnswerCache:
-    """`directory` None, or `disk_bytes` 0: memory only."""
+    """The response cache of one daemon.
+
+    Args:
+        memory_bytes: Bound of the entries in memory.
+        disk_bytes: Bound of the file; 0: memory only.
+        directory: The state folder; None: memory only.
+        clock: Monotonic and wall-clock time, and the boot id.
+        retry_s: How long to wait before a file that cannot be used is opened again.
+    """
 
     def __init__(
         self, *, memory_bytes: int, disk_bytes: int, directory: Path | None, clock: Clock, retry_s: float = 30.0
@@ -90,30 +98,35 @@ class AnswerCache:
         self._clock = clock
         self._memory_limit_bytes = memory_bytes
         self._disk_limit_bytes = disk_bytes
-        self._memory: OrderedDict[bytes, tuple[StoredAnswer, float]] = OrderedDict()  # (stored at: monotonic s)
+        self._memory: OrderedDict[bytes, tuple[StoredAnswer, float]] = OrderedDict()  # (answer, stored at: monotonic s)
         self._memory_bytes = 0
-        self._slow_until = float("-inf")  # until then the disk is not asked: it did not answer in time
-        self._journal: BackgroundSqlite | None = None
+        self._disk_slow_until = float("-inf")  # the disk is not read until then, after a timeout
+        self._database: BackgroundSqlite | None = None
         if directory is not None and disk_bytes > 0:
-            self._journal = BackgroundSqlite(directory / FILE, _SCHEMA, after_batch=self._trim_disk, retry_s=retry_s)
+            self._database = BackgroundSqlite(directory / FILE, _SCHEMA, trim=self._trim_disk, retry_s=retry_s)
 
     def start(self) -> None:
-        if self._journal is not None:
-            self._journal.start()
+        if self._database is not None:
+            self._database.start()
 
     def close(self) -> None:
-        """Blocks until what is queued has been written (bounded)."""
-        if self._journal is not None:
-            self._journal.close()
+        """Write what is queued. Blocks for a bounded time."""
+        if self._database is not None:
+            self._database.close()
+
+    @property
+    def database(self) -> BackgroundSqlite | None:
+        """The file behind the memory; None: memory only."""
+        return self._database
 
     def stats(self) -> CacheStats:
-        disk = self._journal.stats() if self._journal is not None else None
+        disk = self._database.stats() if self._database is not None else None
         return CacheStats(entries=len(self._memory), memory_bytes=self._memory_bytes, disk=disk)
 
     # --- lookup ------------------------------------------------------------------------------------------------------
 
     def lookup_memory(self, key: bytes) -> CacheHit | None:
-        """From memory, at once."""
+        """Look the key up in memory."""
         entry = self._memory.get(key)
         if entry is None:
             return None
@@ -121,30 +134,30 @@ class AnswerCache:
         return CacheHit(entry[0], self._clock.monotonic() - entry[1])
 
     async def lookup_disk(self, key: bytes, request: Request) -> CacheHit | None:
-        """From disk, after `recall` found nothing; what is found is in memory from now on."""
-        if self._journal is None or self._clock.monotonic() < self._slow_until:
+        """Look the key up on disk, after `lookup_memory` found nothing, and keep a hit in memory."""
+        if self._database is None or self._clock.monotonic() < self._disk_slow_until:
             return None
         try:
-            rows = await self._journal.read(_GET, (key,), timeout_s=_FETCH_S)
+            rows = await self._database.read(_GET, (key,), timeout_s=_DISK_TIMEOUT_S)
         except TimeoutError:
-            self._slow_until = self._clock.monotonic() + _SLOW_S
+            self._disk_slow_until = self._clock.monotonic() + _SLOW_DISK_S
             return None
         if not rows:
             return None
-        value, *stamp = rows[0]
-        age_s = self._age_s(tuple(stamp))
+        value, *stored_at = rows[0]
+        age_s = self._age_s(tuple(stored_at))
         if age_s is None or not isinstance(value, bytes):
             return None
-        answer = _revived(request, value)
+        answer = _decode_answer(request, value)
         if answer is None:
             return None
         self._remember(key, answer, self._clock.monotonic() - age_s)
-        self._journal.write(Write(_TOUCH, (self._clock.unix(), key)))
+        self._database.write(Write(_TOUCH, (self._clock.unix(), key)))
         return CacheHit(answer, age_s)
 
-    def _age_s(self, stamp: Row) -> float | None:
-        """(1) The same boot: monotonic. (2) Another boot: wall clock. (3) From the future: unknown."""
-        boot, monotonic_s, unix_s = stamp
+    def _age_s(self, stored_at: Row) -> float | None:
+        """Return the age: (1) same boot: monotonic; (2) another boot: wall clock; (3) negative: None."""
+        boot, monotonic_s, unix_s = stored_at
         if not isinstance(monotonic_s, float) or not isinstance(unix_s, float):
             return None
         if boot and boot == self._clock.boot_id:
@@ -156,18 +169,19 @@ class AnswerCache:
     # --- store -------------------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, answer: StoredAnswer, *, durable: bool = True) -> None:
-        if answer.size_bytes > self._memory_limit_bytes // _LARGEST_SHARE:
+        """Store an answer, unless it is too large for the memory. `durable` False: in memory only."""
+        if answer.size_bytes > self._memory_limit_bytes // _MAX_ENTRY_FRACTION:
             return
         now = self._clock.monotonic()
         self._remember(key, answer, now)
-        if durable and self._journal is not None:
-            value, unix = _encoded(answer), self._clock.unix()
-            self._journal.write(Write(_PUT, (key, value, self._clock.boot_id, now, unix, unix), len(value)))
+        if durable and self._database is not None:
+            value, unix = _encode_answer(answer), self._clock.unix()
+            self._database.write(Write(_PUT, (key, value, self._clock.boot_id, now, unix, unix), len(value)))
 
     def _remember(self, key: bytes, answer: StoredAnswer, stored_at: float) -> None:
-        known = self._memory.pop(key, None)
-        if known is not None:
-            self._memory_bytes -= _cost_bytes(known[0])
+        replaced = self._memory.pop(key, None)
+        if replaced is not None:
+            self._memory_bytes -= _cost_bytes(replaced[0])
         self._memory[key] = (answer, stored_at)
         self._memory_bytes += _cost_bytes(answer)
         while self._memory_bytes > self._memory_limit_bytes:
@@ -175,7 +189,7 @@ class AnswerCache:
             self._memory_bytes -= _cost_bytes(oldest)
 
     def _trim_disk(self, database: sqlite3.Connection) -> None:
-        """In the journal's thread. Pages, not rows, are counted: that is what the file costs, and it is free to ask."""
+        """Evict entries, in the background thread. The bound counts pages: the file's size, and cheap to query."""
         while used_bytes(database) > self._disk_limit_bytes:
             if database.execute(_EVICT).rowcount == 0:
                 return
@@ -185,14 +199,14 @@ def _cost_bytes(answer: StoredAnswer) -> int:
     return answer.size_bytes + _ENTRY_OVERHEAD_BYTES
 
 
-def _encoded(answer: StoredAnswer) -> bytes:
+def _encode_answer(answer: StoredAnswer) -> bytes:
     if isinstance(answer.body, CachedAnswer):
-        return _encoder.encode(_Stored(answer.target, answer.model, chunks=encode_chunks(answer.body.chunks)))
-    return _encoder.encode(_Stored(answer.target, answer.model, embeddings=answer.body))
+        return _encoder.encode(_DiskAnswer(answer.target, answer.model, chunks=encode_chunks(answer.body.chunks)))
+    return _encoder.encode(_DiskAnswer(answer.target, answer.model, embeddings=answer.body))
 
 
-def _revived(request: Request, value: bytes) -> StoredAnswer | None:
-    """None for what another version wrote, or what the disk made of it."""
+def _decode_answer(request: Request, value: bytes) -> StoredAnswer | None:
+    """Decode an entry. Returns None for a corrupt one or one of another version."""
     try:
         stored = _decoder.decode(value)
         if stored.embeddings is not None:

@@ -1,6 +1,6 @@
-"""The stories of past requests, without their content: the newest in memory, older ones in SQLite if there is a disk.
+"""Decision records of past requests, without their content: the newest in memory, older ones in SQLite.
 
-Hits stay in memory: a row on disk for every hit would wear a box's flash and tell little.
+Records of cache hits stay in memory: a row on disk for every hit would wear the flash and say little.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Value, Write,
 
 FILE = "decisions-1.sqlite"
 DISK_BYTES = 64 * 1024 * 1024
-LARGEST_QUERY = 1000
-_RECORD_BYTES = 2048  # about
+MAX_QUERY_LIMIT = 1000
+_RECORD_BYTES = 2048  # approximate
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS decisions (
     id TEXT PRIMARY KEY, created REAL NOT NULL, route TEXT NOT NULL, target TEXT NOT NULL, status TEXT NOT NULL,
@@ -34,7 +34,7 @@ _EVICT = "DELETE FROM decisions WHERE id IN (SELECT id FROM decisions ORDER BY c
 
 
 class DecisionQuery(msgspec.Struct, frozen=True):
-    """Empty strings match everything; `since` is Unix seconds; newest first."""
+    """Filters of decision records. Empty strings match everything; `since` is Unix seconds."""
 
     route: str = ""
     target: str = ""
@@ -47,47 +47,65 @@ _decoder = msgspec.msgpack.Decoder(DecisionRecord)
 
 
 class DecisionStore:
-    """`directory` None: memory only. Bounded by count in memory, by age and bytes on disk."""
+    """The decision records of one daemon.
+
+    Args:
+        memory_records: Maximum number of records in memory.
+        max_age_s: Maximum age of records on disk.
+        directory: The state folder; None: memory only.
+        clock: Wall-clock time, for the age of records.
+    """
 
     def __init__(self, *, memory_records: int, max_age_s: float, directory: Path | None, clock: Clock) -> None:
         self._memory_records = memory_records
         self._max_age_s = max_age_s
         self._clock = clock
         self._memory: OrderedDict[str, DecisionRecord] = OrderedDict()
-        self._journal: BackgroundSqlite | None = None
+        self._database: BackgroundSqlite | None = None
         if directory is not None and max_age_s > 0.0:
-            self._journal = BackgroundSqlite(directory / FILE, _SCHEMA, after_batch=self._trim_disk)
+            self._database = BackgroundSqlite(directory / FILE, _SCHEMA, trim=self._trim_disk)
 
     def start(self) -> None:
-        if self._journal is not None:
-            self._journal.start()
+        if self._database is not None:
+            self._database.start()
 
     def close(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
+        if self._database is not None:
+            self._database.close()
 
     def stats(self) -> SqliteStats | None:
-        return None if self._journal is None else self._journal.stats()
+        return None if self._database is None else self._database.stats()
+
+    @property
+    def newest(self) -> DecisionRecord | None:
+        """The newest record in memory."""
+        return next(reversed(self._memory.values()), None)
+
+    @property
+    def memory_count(self) -> int:
+        """Number of records in memory."""
+        return len(self._memory)
 
     def add(self, record: DecisionRecord) -> None:
         self._memory[record.id] = record
         if len(self._memory) > self._memory_records:
             self._memory.popitem(last=False)
-        if self._journal is not None and record.outcome.cache != "hit":
-            self._journal.write(Write(_PUT, functools.partial(_row, record), _RECORD_BYTES))
+        if self._database is not None and record.outcome.cache != "hit":
+            self._database.write(Write(_PUT, functools.partial(_row, record), _RECORD_BYTES))
 
     async def get(self, decision_id: str) -> DecisionRecord | None:
+        """Return the record, from memory or from disk; None if it is unknown."""
         record = self._memory.get(decision_id)
-        if record is not None or self._journal is None:
+        if record is not None or self._database is None:
             return record
         rows = await self._read("SELECT record FROM decisions WHERE id = ?", (decision_id,))
         return _decode(rows[0][0]) if rows else None
 
     async def find(self, query: DecisionQuery) -> list[DecisionRecord]:
-        """Newest first: what memory holds, then what only the disk still knows."""
-        limit = max(0, min(query.limit, LARGEST_QUERY))
+        """Return the matching records, newest first: those in memory, then those only on disk."""
+        limit = max(0, min(query.limit, MAX_QUERY_LIMIT))
         found = [record for record in reversed(self._memory.values()) if _matches(record, query)][:limit]
-        if self._journal is None or len(found) == limit:
+        if self._database is None or len(found) == limit:
             return found
         older = [record for record in await self._find_on_disk(query, limit) if record.id not in self._memory]
         return (found + older)[:limit]
@@ -105,10 +123,10 @@ class DecisionStore:
         return [record for row in rows if (record := _decode(row[0])) is not None]
 
     async def _read(self, statement: str, values: Row) -> list[Row]:
-        """What the disk knows; nothing when it does not answer in time."""
-        assert self._journal is not None
+        """Return the rows on disk; none if the disk does not answer in time."""
+        assert self._database is not None
         try:
-            return await self._journal.read(statement, values)
+            return await self._database.read(statement, values)
         except TimeoutError:
             return []
 
@@ -136,7 +154,7 @@ def _matches(record: DecisionRecord, query: DecisionQuery) -> bool:
 
 
 def _decode(data: Value) -> DecisionRecord | None:
-    """None for a row that an older version wrote and this one cannot read."""
+    """Decode a row. Returns None for one that another version wrote and this one cannot read."""
     if not isinstance(data, bytes):
         return None
     try:

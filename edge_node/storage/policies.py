@@ -1,7 +1,7 @@
-"""The policy in force, and how another one takes its place: verify → activate → persist by rename → report.
+"""The active policy and its replacement: verify → activate → persist by rename → report.
 
-A bad file changes nothing but the report, which names file, line and key; the last good policy stays in force, and its
-copy in the state directory is what a restart with a broken file starts with.
+An invalid file changes only the report, which names file, line and key; the active policy stays. A copy of the last
+good policy in the state folder lets the daemon restart while the policy file is invalid.
 """
 
 from __future__ import annotations
@@ -23,22 +23,33 @@ log = logging.getLogger(__name__)
 
 DEFAULT_POLICY = Path(__file__).parents[2] / "policies" / "default.yaml"
 LAST_GOOD = "policy.last-good.yaml"
-_MAX_BYTES = 256 * 1024 + 1  # one more than the parser takes, so that it is the parser that refuses
+_MAX_BYTES = 256 * 1024 + 1  # one more than the parser accepts, so that the parser reports the error
 
-Stamp = tuple[int, int, int]  # inode, size, modification time in ns
+FileVersion = tuple[int, int, int]  # inode, size, modification time in ns
 
 
 class PolicyReport(msgspec.Struct, frozen=True):
-    """What is in force and what was refused last. Times are Unix seconds."""
+    """The active policy and the last rejected file, as `/readyz` shows them. Times are Unix seconds.
+
+    Attributes:
+        file: The path of the policy file.
+        name: The active policy's name.
+        revision: The active policy's revision.
+        activated: When it was activated.
+        last_good: Whether it is the last good copy, because the file was invalid at start.
+        refused: Why the newest file was rejected: file, line and key; "" if it is active.
+        refused_at: When the newest file was rejected.
+        persist_error: Why the policy could not be copied to the state folder; "" if it was.
+    """
 
     file: str
     name: str
     revision: str
     activated: float
-    last_good: bool = False  # the file was unusable at start: this is the copy of the last good one
-    refused: str = ""  # why the newest file is not in force: file, line, key
+    last_good: bool = False
+    refused: str = ""
     refused_at: float | None = None
-    persist_error: str = ""  # why a restart could not fall back to this policy
+    persist_error: str = ""
 
 
 class _Loaded(msgspec.Struct, frozen=True):
@@ -47,7 +58,15 @@ class _Loaded(msgspec.Struct, frozen=True):
 
 
 class PolicyStore:
-    """`on_activate` is called with each policy that comes into force, the first one too; `on_load` with how it went."""
+    """The policy file of one daemon.
+
+    Args:
+        path: The policy file.
+        state_dir: Where the last good policy is kept; None: nowhere.
+        clock: Wall-clock time, for the report.
+        on_activate: Called with each policy that becomes active, the first one too.
+        on_load: Called after each read of the file, with whether it was valid.
+    """
 
     def __init__(
         self,
@@ -63,22 +82,26 @@ class PolicyStore:
         self._clock = clock
         self._on_activate = on_activate
         self._on_load = on_load
-        self._stamp: Stamp | None = None
+        self._file_version: FileVersion | None = None
         self._active: Policy | None = None
         self._report: PolicyReport | None = None
 
     @property
     def active(self) -> Policy:
-        assert self._active is not None, "load() comes first"
+        assert self._active is not None, "call load() first"
         return self._active
 
     @property
     def report(self) -> PolicyReport:
-        assert self._report is not None, "load() comes first"
+        assert self._report is not None, "call load() first"
         return self._report
 
     def load(self) -> None:
-        """At start. A bad file: the last good policy. None of that either: raises PolicyError."""
+        """Activate the policy file at start, or the last good policy if the file is invalid.
+
+        Raises:
+            PolicyError: The file is invalid and there is no last good policy.
+        """
         try:
             loaded = self._read(self._path)
         except PolicyError as error:
@@ -87,30 +110,32 @@ class PolicyStore:
             if last_good is None:
                 raise
             self._activate(last_good, refused=error.message)
-            log.error("policy refused: %s; the last good one is in force", error.message)
+            log.error("policy rejected: %s; the last good policy is active", error.message)
             return
         self._activate(loaded)
         self._persist(loaded.text)
 
     async def reload(self) -> None:
-        """Now. Raises nothing: the report says how it went."""
+        """Read the file now. Never raises: the report holds the result."""
         try:
             loaded = await asyncio.to_thread(self._read, self._path)
         except PolicyError as error:
-            self._refuse(error)
+            self._reject(error)
         else:
             self._activate(loaded)
             await asyncio.to_thread(self._persist, loaded.text)
 
     async def poll(self) -> None:
-        """Reload if the file has changed since it was read."""
-        if await asyncio.to_thread(_stamp, self._path) != self._stamp:
+        """Reload if the file has changed since it was last read."""
+        if await asyncio.to_thread(_file_version_of, self._path) != self._file_version:
             await self.reload()
 
     def _read(self, path: Path) -> _Loaded:
-        """Raises PolicyError, also for a file that is not there."""
+        """Read and parse a policy. Raises PolicyError, also for a missing file."""
         if path == self._path:
-            self._stamp = _stamp(path)  # before reading: a change in between is seen at the next poll
+            self._file_version = _file_version_of(
+                path
+            )  # before reading, so that the next poll sees a change in between
         try:
             with path.open("rb") as file:
                 text = file.read(_MAX_BYTES).decode()
@@ -145,15 +170,15 @@ class PolicyStore:
         if not refused:
             self._on_load(True)
         if changed:
-            log.info("policy %s@%s is in force", loaded.policy.name, loaded.policy.revision)
+            log.info("policy %s@%s is active", loaded.policy.name, loaded.policy.revision)
 
-    def _refuse(self, error: PolicyError) -> None:
+    def _reject(self, error: PolicyError) -> None:
         self._on_load(False)
-        log.error("policy refused: %s; %s stays in force", error.message, self.active.revision)
+        log.error("policy rejected: %s; revision %s stays active", error.message, self.active.revision)
         self._report = msgspec.structs.replace(self.report, refused=error.message, refused_at=self._clock.unix())
 
     def _persist(self, text: str) -> None:
-        """By rename, so that a restart never sees half a policy. A failure changes only the report."""
+        """Copy the policy by rename, so that a restart never reads half a policy. A failure changes only the report."""
         if self._last_good is None:
             return
         partial = self._last_good.with_name(self._last_good.name + ".partial")
@@ -165,11 +190,11 @@ class PolicyStore:
                 os.fsync(file.fileno())
             partial.replace(self._last_good)
         except OSError as error:
-            log.warning("the policy could not be kept in %s: %s", self._last_good, error.strerror)
+            log.warning("the policy could not be copied to %s: %s", self._last_good, error.strerror)
             self._report = msgspec.structs.replace(self.report, persist_error=error.strerror or "unwritable")
 
 
-def _stamp(path: Path) -> Stamp | None:
+def _file_version_of(path: Path) -> FileVersion | None:
     try:
         stat = path.stat()
     except OSError:

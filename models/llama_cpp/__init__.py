@@ -1,12 +1,17 @@
-"""llama.cpp as an engine: continuous batching over the low-level bindings.
+"""The llama.cpp engine: continuous batching over the low-level bindings.
 
-    protocol                            values that go in and come out
-    engine, step, schedule, sequence    the loop, one step of it, who runs in it, one job's state
-    weights, context, vocabulary        what is native: the file, the decoding context, the tokens
-    cells, prefixes                     the KV cache: who uses it, and what is remembered of it
-    sampling, grammar, text, confidence one token: chosen, held to a schema, shown, judged
-    frames, child, parent               the engine in a process of its own, for the daemon
+Reading order:
 
-`Engine` is used in-process by Triton's Python backend, and behind `child` by the daemon
+    protocol                values that go in and come out
+    engine                  the public API and the engine's thread
+    core                    a loaded model: one step builds a batch, decodes it and samples each sequence's token
+    scheduling/scheduler    which sequences are in the batch; sequence: the state of one job
+    scheduling/kv_cache     KV cells and the sequences that share them; prefix_cache: prefixes kept for later prompts
+    sampling/sampler        one token: bias, penalties, grammar, draw; text_stream, confidence, json_schema
+    prompts, embedding      prompts to tokens; embeddings
+    native/                 ctypes: the model file, the context, the vocabulary, memory and threads
+    process/                the engine in a child process: parent (asyncio, the daemon's side), frames, child
+
+`Engine` runs in-process in Triton's Python backend, and in a child process for the daemon
 (`edge_node/backends/engine/backend.py`).
 """

@@ -1,9 +1,9 @@
-"""The engine: one thread that owns the llama.cpp context and runs all jobs together, a token each per step.
+"""The engine: one thread that owns the llama.cpp context and advances all jobs together, one token each per step.
 
-    submit ─▶ inbox ─▶ waiting ─▶ filling ─▶ decoding ─▶ emissions, once per step
+    submit ─▶ inbox ─▶ waiting ─▶ prefilling ─▶ decoding ─▶ emissions, once per step
 
-Tokenising and reading grammars happen in the caller's thread, everything that touches the context in the engine's. A
-cancel or a deadline takes effect between two steps.
+The caller's thread tokenises prompts and compiles grammars; the engine's thread does everything that touches the
+context. A cancel or a deadline takes effect between two steps.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from router.errors import CausewayError, ContextLengthExceeded, InvalidGrammar
 from router.types import Sampling
 
 from ..function_calls.grammar import ANY_CALL, call_grammar
-from .loading import EngineParts, load
+from .core import EngineCore
 from .native.vocabulary import Tokens
 from .prompts import SHORTEN
 from .protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
 from .sampling.json_schema import schema_to_gbnf
-from .sampling.sampler import TokenSampler, plain
+from .sampling.sampler import TokenSampler, is_plain_greedy
 from .scheduling.sequence import Sequence
-from .step import StepRunner
 
 _log = logging.getLogger(__name__)
 _NEVER = float("inf")
@@ -39,7 +38,7 @@ Emit = Callable[[list[Emission]], None]
 
 
 class Engine:
-    """`emit` is called from the engine's thread, once per step, with what the step made for all jobs.
+    """Runs the jobs of one model.
 
     Any thread may call submit, cancel, count and stats.
     """
@@ -47,31 +46,44 @@ class Engine:
     def __init__(
         self, options: EngineOptions, emit: Emit, on_failure: Callable[[Exception], None] | None = None
     ) -> None:
-        """`on_failure`: called from the engine's thread when it cannot go on; every job has had its end by then."""
+        """Prepare an engine; `start` loads the model.
+
+        Args:
+            options: the model and its limits.
+            emit: called from the engine's thread, once per step, with the emissions of all jobs.
+            on_failure: called from the engine's thread when it cannot continue; every job has ended by then.
+        """
         self._options = options
         self._emit = emit
         self._on_failure = on_failure
-        self._inbox: deque[Sequence | Emission | int] = deque()  # a number cancels that job
+        self._inbox: deque[Sequence | Emission | int] = deque()  # new jobs, refusals, and ids of jobs to cancel
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
         self._next_deadline = _NEVER
-        self._parts: EngineParts
-        self._stepper: StepRunner
+        self._core: EngineCore
 
     def start(self) -> None:
-        """Load the model and begin. Raises EngineUnavailable saying what to do."""
-        self._parts = load(self._options)
-        self._stepper = StepRunner(self._parts)
+        """Load the model and start the engine's thread.
+
+        Raises:
+            EngineUnavailable: the model cannot be loaded; the message says what to do.
+        """
+        self._core = EngineCore(self._options)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     @property
+    def core(self) -> EngineCore:
+        """The loaded model; owned by the engine's thread."""
+        return self._core
+
+    @property
     def info(self) -> ModelInfo:
-        return self._parts.info
+        return self._core.info
 
     def submit(self, job: Job) -> None:
-        """Queue a job. What is wrong with it comes as its emission, like everything else about it."""
+        """Queue a job. An invalid job ends with an emission that carries the error, like any other failure."""
         try:
             self._inbox.append(self._prepare(job))
         except CausewayError as error:
@@ -79,35 +91,38 @@ class Engine:
         self._wake.set()
 
     def cancel(self, job_id: int) -> None:
-        """End a job within a step, with the error `client_gone`; a job that is not there any more is no error."""
+        """End a job within one step, with the error `client_gone`; an unknown or finished job is ignored."""
         self._inbox.append(job_id)
         self._wake.set()
 
     def count(self, prompt: Prompt) -> int:
-        """Tokens of a prompt; of one that is far too long, how many at least. Raises InvalidRequest or its kin."""
-        return self._parts.prompts.count(prompt)
+        """Return the number of tokens of a prompt, or a lower bound for one that is far too long.
+
+        Raises:
+            InvalidRequest: this model cannot take the prompt.
+        """
+        return self._core.prompts.count(prompt)
 
     def stats(self) -> EngineStats:
-        schedule, cells, pace = self._parts.schedule, self._parts.cells, self._parts.pace
+        core = self._core
         return EngineStats(
-            running=schedule.running,
-            waiting=len(schedule.waiting) + len(self._parts.embedder.waiting),
-            tokens_per_s=pace.tokens_per_s,
-            tokens_per_s_stream=pace.stream_tokens_per_s,
-            kv_used=cells.used,
-            kv_total=cells.total,
-            steps=self._stepper.steps,
+            running=core.scheduler.running,
+            waiting=self._waiting,
+            tokens_per_s=core.throughput.tokens_per_s,
+            tokens_per_s_stream=core.throughput.stream_tokens_per_s,
+            kv_used=core.kv_cache.used,
+            kv_total=core.kv_cache.total,
+            steps=core.steps,
             rss_bytes=int(psutil.Process().memory_info().rss),
         )
 
     @property
     def load(self) -> tuple[int, float]:
-        """(jobs that wait, tokens/s of one stream): cheap, for every step."""
-        parts = self._parts
-        return len(parts.schedule.waiting) + len(parts.embedder.waiting), parts.pace.stream_tokens_per_s
+        """(waiting jobs, tokens/s of one sequence): cheap enough for every step."""
+        return self._waiting, self._core.throughput.stream_tokens_per_s
 
     def close(self) -> None:
-        """Stop after the step in progress; jobs that did not end get an error."""
+        """Stop after the current step; unfinished jobs end with an error."""
         self._closing = True
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -116,9 +131,9 @@ class Engine:
     # --- the caller's thread ----------------------------------------------------------------------------------------
 
     def _prepare(self, job: Job) -> Sequence:
-        parts, context = self._parts, self._parts.info.context_tokens
+        core, context = self._core, self._core.info.context_tokens
         deadline = _NEVER if job.deadline_s is None else time.monotonic() + job.deadline_s
-        prompt = parts.prompts.tokens(job.prompt)
+        prompt = core.prompts.tokens(job.prompt)
         room = context - len(prompt)
         if room < (0 if job.embed else 1):
             raise ContextLengthExceeded(
@@ -127,26 +142,25 @@ class Engine:
                 + SHORTEN,
                 param="messages" if job.prompt.messages else "prompt",
             )
-        chooser = None if job.embed else self._chooser(job, prompt)
+        sampler = None if job.embed else self._make_sampler(job, prompt)
         wanted = (self._options.answer_tokens or room) if job.max_tokens is None else job.max_tokens
-        limit = max(1, min(room, wanted))
-        return Sequence(job, prompt, limit, chooser, parts.vocabulary, deadline)
+        return Sequence(job, prompt, max(1, min(room, wanted)), sampler, core.vocabulary, deadline)
 
-    def _chooser(self, job: Job, prompt: Tokens) -> TokenSampler | None:
-        """What holds the answer: (1) the caller's grammar or schema, (2) its utterance, (3) nothing."""
+    def _make_sampler(self, job: Job, prompt: Tokens) -> TokenSampler | None:
+        """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing."""
         sampling = self._sampling(job)
-        held_to = partial(TokenSampler, self._parts.vocabulary, self._parts.candidates, sampling, prompt)
+        make = partial(TokenSampler, self._core.vocabulary, self._core.candidates, sampling, prompt)
         gbnf = schema_to_gbnf(job.json_schema) if job.json_schema else job.grammar
         if gbnf or job.copy_source is None or job.ignore_eos:  # (1), (3)
-            return held_to(gbnf) if gbnf or not plain(sampling) else None
+            return make(gbnf) if gbnf or not is_plain_greedy(sampling) else None
         try:  # (2)
-            return held_to(call_grammar(job.copy_source), refusable=True, answer_prefix=job.answer_prefix)
+            return make(call_grammar(job.copy_source), may_refuse=True, answer_prefix=job.answer_prefix)
         except InvalidGrammar:
-            _log.warning("llama.cpp cannot read the grammar of an utterance of %d characters", len(job.copy_source))
-            return held_to(ANY_CALL, refusable=True, answer_prefix=job.answer_prefix)
+            _log.warning("llama.cpp cannot read the call grammar of a text of %d characters", len(job.copy_source))
+            return make(ANY_CALL, may_refuse=True, answer_prefix=job.answer_prefix)
 
     def _sampling(self, job: Job) -> Sampling:
-        """The job's, with the model's own temperature where it names none."""
+        """Return the job's settings, with the model's own temperature where the job names none."""
         if job.sampling.temperature is not None or self._options.temperature is None:
             return job.sampling
         return msgspec.structs.replace(job.sampling, temperature=self._options.temperature)
@@ -163,21 +177,21 @@ class Engine:
             if self._on_failure is not None:
                 self._on_failure(error)
         finally:
-            self._parts.close()
+            self._core.close()
 
     def _serve(self) -> None:
-        schedule, embedder = self._parts.schedule, self._parts.embedder
+        core, scheduler, embedder = self._core, self._core.scheduler, self._core.embedder
         while not self._closing:
             out: list[Emission] = []
             if self._inbox:
-                self._take_inbox(out)
+                self._read_inbox(out)
             if self._next_deadline < _NEVER and time.monotonic() >= self._next_deadline:
                 self._expire(out)
-            if schedule.waiting:
-                schedule.admit()
-            busy = schedule.running > 0
+            if scheduler.waiting:
+                scheduler.admit()
+            busy = scheduler.running > 0
             if busy:
-                self._stepper.step(out)
+                core.step(out)
             if embedder.waiting:
                 embedder.step(out)
                 busy = True
@@ -187,50 +201,54 @@ class Engine:
                 self._wake.wait()
                 self._wake.clear()
 
-    def _take_inbox(self, out: list[Emission]) -> None:
-        waiting = self._parts.schedule.waiting
+    def _read_inbox(self, out: list[Emission]) -> None:
+        core = self._core
         while self._inbox:
             item = self._inbox.popleft()
             if isinstance(item, int):
                 self._cancel(item, out)
             elif isinstance(item, Emission):
                 out.append(item)
-            elif len(waiting) + len(self._parts.embedder.waiting) >= self._options.queue:
+            elif self._waiting >= self._options.queue:
                 item.close()
                 out.append(item.fail("queue_full", f"{self._options.queue} jobs are waiting already"))
             else:
-                (self._parts.embedder.waiting if item.job.embed else waiting).append(item)
+                (core.embedder.waiting if item.job.embed else core.scheduler.waiting).append(item)
                 self._next_deadline = min(self._next_deadline, item.deadline)
 
     def _cancel(self, job_id: int, out: list[Emission]) -> None:
-        for sequence in self._jobs():
+        for sequence in self._sequences():
             if sequence.id == job_id:
-                self._drop(sequence)
+                self._remove(sequence)
                 out.append(sequence.fail("client_gone", "cancelled"))
 
     def _expire(self, out: list[Emission]) -> None:
         now = time.monotonic()
-        for sequence in self._jobs():
+        for sequence in self._sequences():
             if sequence.deadline <= now:
-                self._drop(sequence)
+                self._remove(sequence)
                 out.append(sequence.fail("deadline_exceeded", "the deadline passed before the answer's end"))
-        self._next_deadline = min((sequence.deadline for sequence in self._jobs()), default=_NEVER)
+        self._next_deadline = min((sequence.deadline for sequence in self._sequences()), default=_NEVER)
 
-    def _jobs(self) -> list[Sequence]:
-        schedule = self._parts.schedule
-        return [*schedule.decoding, *schedule.prefilling, *schedule.waiting, *self._parts.embedder.waiting]
+    @property
+    def _waiting(self) -> int:
+        return len(self._core.scheduler.waiting) + len(self._core.embedder.waiting)
 
-    def _drop(self, sequence: Sequence) -> None:
+    def _sequences(self) -> list[Sequence]:
+        scheduler = self._core.scheduler
+        return [*scheduler.decoding, *scheduler.prefilling, *scheduler.waiting, *self._core.embedder.waiting]
+
+    def _remove(self, sequence: Sequence) -> None:
         if sequence.job.embed:
-            self._parts.embedder.remove(sequence)
+            self._core.embedder.remove(sequence)
         else:
-            self._parts.schedule.remove(sequence)
+            self._core.scheduler.remove(sequence)
 
     def _end_all(self, code: str, detail: str) -> None:
         out: list[Emission] = []
         with contextlib.suppress(Exception):
-            self._take_inbox(out)
-        for sequence in self._jobs():
+            self._read_inbox(out)
+        for sequence in self._sequences():
             sequence.close()
             out.append(sequence.fail(code, detail))
         if out:

@@ -1,6 +1,7 @@
-"""Prompts to tokens: the chat template, the tokenizer, and a memory of the last ones.
+"""Prompts to tokens: the chat template, the tokenizer, and a cache of recent results.
 
-A prompt is counted before it is answered (the policy asks), and n choices have the same one: it is tokenised once.
+A prompt is counted before it is answered (the policy's token signals), and n choices share one prompt: the cache makes
+that one tokenisation.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from ..chat.template import DEFAULT_TEMPLATE, render
 from .native.vocabulary import Tokens, Vocabulary
 from .protocol import Prompt
 
-_REMEMBERED_BYTES = 4 * 1024 * 1024
-_PROMPT_BYTES, _TOKEN_BYTES = 1024, 16  # of a prompt that is remembered: its objects; each token, with its text
+_CACHE_BYTES = 4 * 1024 * 1024
+_PROMPT_BYTES, _TOKEN_BYTES = 1024, 16  # cost of a cached prompt: its objects; each token, with its text
 SHORTEN = "Shorten it, or ask a model with more context."
-_LONG = 1024 * 1024  # characters; tokenising so much takes so long that other callers notice
+_LONG = 1024 * 1024  # characters; tokenising more takes long enough to delay other callers
 
 
 class PromptTooLong(ContextLengthExceeded):
-    """So long that it was not even tokenised."""
+    """The prompt is too long to be tokenised; `at_least` is a lower bound of its tokens."""
 
     def __init__(self, at_least: int, context: int) -> None:
         super().__init__(f"the prompt has at least {at_least} tokens, this model's context is {context}. {SHORTEN}")
@@ -29,33 +30,44 @@ class PromptTooLong(ContextLengthExceeded):
 
 
 class PromptEncoder:
-    """Thread-safe. Raises InvalidRequest (or its kin) for a prompt that this model cannot take."""
+    """Renders and tokenises prompts. Thread-safe.
+
+    Raises:
+        InvalidRequest: this model cannot take the prompt (or a subclass that says more).
+    """
 
     def __init__(self, vocabulary: Vocabulary, template: str, context: int) -> None:
-        """`context`: tokens that the model can take."""
+        """Prepare for one model.
+
+        Args:
+            vocabulary: the model's tokens.
+            template: its chat template; "" for none.
+            context: tokens of one sequence.
+        """
         self._vocabulary = vocabulary
         self._context = context
         self._template = template or DEFAULT_TEMPLATE
         self._bos, self._eos = vocabulary.name(vocabulary.bos), vocabulary.name(vocabulary.eos)
         self._lock = threading.Lock()
-        self._known: OrderedDict[Prompt, Tokens] = OrderedDict()  # least recently used first
-        self._known_bytes = 0
+        self._cache: OrderedDict[Prompt, Tokens] = OrderedDict()  # least recently used first
+        self._cache_bytes = 0
 
     def count(self, prompt: Prompt) -> int:
-        """Tokens of a prompt; of one that is far too long, how many it has at least."""
+        """Return the number of tokens, or a lower bound for a prompt that is far too long."""
         try:
             return len(self.tokens(prompt))
         except PromptTooLong as error:
             return error.at_least
 
     def tokens(self, prompt: Prompt) -> Tokens:
+        """Return the prompt's tokens, read-only int32 [tokens]."""
         with self._lock:
-            if (known := self._known.get(prompt)) is not None:
-                self._known.move_to_end(prompt)
-                return known
+            if (cached := self._cache.get(prompt)) is not None:
+                self._cache.move_to_end(prompt)
+                return cached
         tokens = self._encode(prompt)
         tokens.flags.writeable = False
-        self._remember(prompt, tokens)
+        self._store(prompt, tokens)
         return tokens
 
     def _encode(self, prompt: Prompt) -> Tokens:
@@ -74,28 +86,28 @@ class PromptEncoder:
             self._check_length(prompt.text)
             tokens = self._vocabulary.encode(prompt.text, special=prompt.parse_special)
         else:
-            tokens = self._vocabulary.check(prompt.tokens)
+            tokens = self._vocabulary.validate(prompt.tokens)
         if not len(tokens):
             raise InvalidRequest("the prompt is empty", param="messages" if prompt.messages else "prompt")
         return tokens
 
     def _check_length(self, text: str) -> None:
-        """No token stands for more than the longest one's bytes, so some texts are too long at first sight."""
-        at_least = len(text) // max(1, self._vocabulary.longest)
+        """Refuse a long text whose characters alone prove that it does not fit; a token has a maximal length."""
+        at_least = len(text) // max(1, self._vocabulary.max_piece_bytes)
         if len(text) > _LONG and at_least > self._context:
             raise PromptTooLong(at_least, self._context)
 
-    def _remember(self, prompt: Prompt, tokens: Tokens) -> None:
-        if _bytes(tokens) > _REMEMBERED_BYTES:
+    def _store(self, prompt: Prompt, tokens: Tokens) -> None:
+        if _cost(tokens) > _CACHE_BYTES:
             return
         with self._lock:
-            if prompt not in self._known:
-                self._known[prompt] = tokens
-                self._known_bytes += _bytes(tokens)
-            while self._known_bytes > _REMEMBERED_BYTES:
-                _, old = self._known.popitem(last=False)
-                self._known_bytes -= _bytes(old)
+            if prompt not in self._cache:
+                self._cache[prompt] = tokens
+                self._cache_bytes += _cost(tokens)
+            while self._cache_bytes > _CACHE_BYTES:
+                _, evicted = self._cache.popitem(last=False)
+                self._cache_bytes -= _cost(evicted)
 
 
-def _bytes(tokens: Tokens) -> int:
+def _cost(tokens: Tokens) -> int:
     return _PROMPT_BYTES + _TOKEN_BYTES * len(tokens)

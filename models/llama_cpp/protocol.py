@@ -10,21 +10,25 @@ from router.types import Confidence, FinishReason, Message, Sampling, TokenLogpr
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to load and run one model."""
+
     model_path: str
-    context_tokens: int = 0  # one sequence's limit; 0: the model's own, bounded by memory
-    kv_tokens: int = 0  # of all sequences together; 0: from `sequences`, the context and memory
-    sequences: int = 16  # decoded together; more wait
-    batch_tokens: int = 512  # of one llama_decode, prefill chunks included
+    context_tokens: int = 0  # limit of one sequence; 0: the model's own context, bounded by memory
+    kv_tokens: int = 0  # KV cells of all sequences together; 0: from `sequences`, the context and memory
+    sequences: int = 16  # decoded together; more jobs wait
+    batch_tokens: int = 512  # limit of one llama_decode, prefill chunks included
     threads: int = 0  # 0: from the cores that are free at start
     gpu_layers: int = 0
-    prefix_cache_bytes: int = 64 * 1024 * 1024  # KV kept for shared prefixes; idle ones are evicted first
-    refuse_token: str = ""  # of the model's manifest; p(it) at the first position lowers confidence
+    prefix_cache_bytes: int = 64 * 1024 * 1024  # KV kept for shared prefixes; least recently used evicted first
+    refuse_token: str = ""  # from the model's manifest; its probability at the first position lowers confidence
     temperature: float | None = None  # of a job that names none; None: 1
-    answer_tokens: int = 0  # the most of a job that names no limit; 0: the rest of the context
-    queue: int = 256  # waiting jobs; beyond: QueueFull
+    answer_tokens: int = 0  # token limit of a job that names none; 0: the rest of the context
+    queue: int = 256  # limit of waiting jobs; beyond it: QueueFull
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
+    """The loaded model, and the limits chosen for it."""
+
     name: str
     architecture: str
     quantisation: str
@@ -39,8 +43,10 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Exactly one of `messages` (rendered by the model's chat template), `text` (special tokens parsed only when
-    `parse_special`: prompts that a gateway rendered already) or `tokens`."""
+    """Exactly one of `messages` (rendered by the model's chat template), `text` or `tokens`.
+
+    Control tokens in `text` are recognised only with `parse_special`: for prompts that a gateway rendered already.
+    """
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] = ()
@@ -58,26 +64,26 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     grammar: str = ""  # GBNF (root rule `root`), "" for none
-    json_schema: str = ""  # canonical JSON schema; turned into a grammar by the engine; "{}" any JSON object
-    # Where neither says what the answer is: a call whose arguments hold only words of this text (`call_grammar`), or a
-    # refusal first. None: the answer is free; so is one that `ignore_eos` keeps from ending.
+    json_schema: str = ""  # canonical JSON schema; the engine turns it into a grammar; "{}": any JSON object
+    # Without `grammar` and `json_schema`: constrain the answer to a function call whose arguments are copied from this
+    # text (`call_grammar`); the refusal token may come first. None: unconstrained, and so is a job with `ignore_eos`.
     copy_source: str | None = None
     answer_prefix: str = ""  # the answer so far, where a truncated answer continues: the prompt ends in it
     logprobs: int | None = None
-    confidence_tokens: int = 0  # report Confidence while fewer tokens than this were made; 0: never
+    confidence_tokens: int = 0  # report Confidence for this many first tokens; 0: never
     ignore_eos: bool = False
     deadline_s: float | None = None  # time left at submission
     embed: bool = False  # return the pooled embedding instead of text
     echo: bool = False
-    # The model's refusal token: `end` ends the answer (somebody else will give it), `skip` lets the model go on after
-    # it with its best guess (nobody else will). It is never text.
+    # The model's refusal token, which is never text: `end` ends the answer (another target will answer), `skip` lets
+    # the model continue after it with its best guess (there is no other target).
     refusal: Literal["end", "skip"] = "skip"
 
 
 class Emission(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one step made for one job. A job ends with exactly one emission that has `finish_reason` or `error`.
+    """The output of one step for one job. A job ends with exactly one emission with `finish_reason` or `error`.
 
-    `tokens` made without text (half a character, a possible stop string) are told with the next emission that has some.
+    `tokens` without text (part of a character, a possible stop string) are counted in the next emission with text.
     """
 
     job: int
@@ -88,19 +94,21 @@ class Emission(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     error: str = ""  # a code of router.errors, e.g. context_length_exceeded
     detail: str = ""
-    param: str = ""  # of the error: what in the request is wrong
-    prompt_tokens: int = 0  # with the end
+    param: str = ""  # the request parameter that `error` is about
+    prompt_tokens: int = 0  # this and the following: in the last emission only
     completion_tokens: int = 0
     cached_tokens: int = 0
     embedding: tuple[float, ...] = ()
-    refused: bool = False  # with the end: the model's refusal token came up
+    refused: bool = False  # the model generated its refusal token
 
 
 class EngineStats(msgspec.Struct, frozen=True):
+    """The engine's load and speed."""
+
     running: int
     waiting: int
-    tokens_per_s: float  # aggregate over the last second of work
-    tokens_per_s_stream: float  # of one stream
+    tokens_per_s: float  # all sequences, over the last second of work
+    tokens_per_s_stream: float  # one sequence
     kv_used: int  # tokens
     kv_total: int
     steps: int

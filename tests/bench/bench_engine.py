@@ -167,7 +167,12 @@ class _Raw:
         self._weights = Weights(path)
         cells = max(BATCHES) * (PROMPT_TOKENS + ANSWER_TOKENS) * 2
         self._context = Context(
-            self._weights, cells=cells, sequences=max(BATCHES), batch_tokens=512, outputs=max(BATCHES), threads=threads
+            self._weights,
+            kv_tokens=cells,
+            sequences=max(BATCHES),
+            batch_tokens=512,
+            outputs=max(BATCHES),
+            threads=threads,
         )
 
     def run(self, batch: int) -> float:
@@ -180,12 +185,12 @@ class _Raw:
             context.token[place] = _prompt(number)
             context.position[place] = range(PROMPT_TOKENS)
             context.sequence[place] = number
-            context.wanted[place] = 0
-            context.wanted[place.stop - 1] = 1
+            context.needs_output[place] = 0
+            context.needs_output[place.stop - 1] = 1
         self._decode(batch * PROMPT_TOKENS)
         context.position[:batch] = PROMPT_TOKENS
         context.sequence[:batch] = range(batch)
-        context.wanted[:batch] = 1
+        context.needs_output[:batch] = 1
         for _ in range(ANSWER_TOKENS - 1):
             self._decode(batch)
             context.position[:batch] += 1

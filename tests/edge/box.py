@@ -87,7 +87,9 @@ class Box:
         return msgspec.json.decode(found.body, type=DecisionRecord)
 
     def newest(self) -> DecisionRecord:
-        return next(reversed(self.parts.decisions._memory.values()))
+        newest = self.parts.decisions.newest
+        assert newest is not None
+        return newest
 
     def assert_nothing_leaks(self) -> None:
         stats = self.parts.admission.stats()

@@ -156,7 +156,7 @@ async def test_identical_questions_in_flight_are_answered_once(box: Box, stream:
     statuses = [answer.headers["x-causeway-cache"] for answer in answers]
     assert sorted(statuses) == ["coalesced"] * 9 + ["miss"]
     assert len({answer.headers["x-causeway-decision"] for answer in answers}) == 10
-    assert len(box.parts.decisions._memory) == 10
+    assert box.parts.decisions.memory_count == 10
     box.assert_nothing_leaks()
 
 
@@ -184,7 +184,7 @@ async def test_a_leader_who_leaves_does_not_take_the_answer_along(box: Box) -> N
     follower = asyncio.ensure_future(box.ask(temperature=0))
     await until(lambda: sum(flight.listeners for flight in box.parts.flights._flights.values()) == 2)
     leader.cancel()
-    await until(lambda: len(box.parts.decisions._memory) == 1)
+    await until(lambda: box.parts.decisions.memory_count == 1)
     assert box.newest().outcome.status == "cancelled"
     box.engine.gate.set()
     assert (await follower).text == EDGE

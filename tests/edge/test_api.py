@@ -55,7 +55,7 @@ async def test_route_explains_and_runs_nothing(box: Box, body: dict[str, object]
     assert told["snapshot"]["edge"]["loaded"] is True
     assert box.engine.calls == []
     assert box.cloud.bodies == []
-    assert len(box.parts.decisions._memory) == 0
+    assert box.parts.decisions.memory_count == 0
 
 
 async def test_route_knows_what_is_cached(box: Box) -> None:

@@ -59,7 +59,7 @@ async def test_a_read_from_disk(tmp_path: Path) -> None:
     def tell(_: sqlite3.Connection) -> None:
         served.set()
 
-    journal = BackgroundSqlite(tmp_path / "j.sqlite", "CREATE TABLE t (a)", after_batch=tell, linger_s=0.0)
+    journal = BackgroundSqlite(tmp_path / "j.sqlite", "CREATE TABLE t (a)", trim=tell, linger_s=0.0)
     reading = asyncio.create_task(journal.read("SELECT 1", timeout_s=20.0))
     await request_finished()
     journal.write(Write("INSERT INTO t VALUES (1)", ()))  # written after the read is served

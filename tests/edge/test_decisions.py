@@ -1,4 +1,4 @@
-"""The store of decision records: bounded, queryable, and without content."""
+"""The store of decision records: bounds and queries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge_node.storage.decisions import DecisionQuery, DecisionStore
 from router.types import DecisionRecord, Estimates, Outcome, Route, Snapshot
 
 from .scripted import until
-from .test_cache import Hands
+from .test_cache import ManualClock
 
 
 def record(
@@ -41,17 +41,17 @@ def record(
 
 
 def store(
-    directory: Path | None, hands: Hands | None = None, count: int = 5, max_age_s: float = 86400.0
+    directory: Path | None, manual: ManualClock | None = None, count: int = 5, max_age_s: float = 86400.0
 ) -> DecisionStore:
     opened = DecisionStore(
-        memory_records=count, max_age_s=max_age_s, directory=directory, clock=(hands or Hands()).clock
+        memory_records=count, max_age_s=max_age_s, directory=directory, clock=(manual or ManualClock()).clock
     )
     opened.start()
     return opened
 
 
 async def test_memory_keeps_the_newest() -> None:
-    """The oldest is forgotten; unknown ids are None."""
+    """An unknown id is None."""
     with closing(store(None, count=3)) as decisions:
         for number in range(5):
             decisions.add(record(number))
@@ -71,8 +71,9 @@ async def test_memory_keeps_the_newest() -> None:
         (DecisionQuery(route="cloud", status="error"), []),
     ],
 )
-async def test_filters_narrow(tmp_path: Path, query: DecisionQuery, ids: list[str]) -> None:
-    """Each filter alone and together, the same in memory and from disk."""
+async def test_filters_select_the_same_records_in_memory_and_on_disk(
+    tmp_path: Path, query: DecisionQuery, ids: list[str]
+) -> None:
     records = [record(1), record(2, status="error"), record(3, route="cloud", target="large")]
     with closing(store(tmp_path)) as decisions:
         for one in records:
@@ -82,8 +83,7 @@ async def test_filters_narrow(tmp_path: Path, query: DecisionQuery, ids: list[st
         assert [found.id for found in await decisions.find(query)] == ids
 
 
-async def test_older_ones_come_from_the_disk_once_each(tmp_path: Path) -> None:
-    """What memory has forgotten the disk still knows; nothing is told twice."""
+async def test_older_records_come_from_the_disk_once_each(tmp_path: Path) -> None:
     with closing(store(tmp_path, count=2)) as decisions:
         for number in range(6):
             decisions.add(record(number))
@@ -92,19 +92,18 @@ async def test_older_ones_come_from_the_disk_once_each(tmp_path: Path) -> None:
         decisions.add(record(7))
         assert [found.id for found in await decisions.find(DecisionQuery(limit=4))] == ["d7", "d5", "d4", "d3"]
         assert await decisions.get("d0") == record(0)
-        assert await decisions.get("d6") is None, "hits do not wear the disk"
+        assert await decisions.get("d6") is None, "records of cache hits are not written to disk"
 
 
 async def test_old_records_leave_the_disk(tmp_path: Path) -> None:
-    """Age is bounded."""
-    hands = Hands()
-    with closing(store(tmp_path, hands, max_age_s=10.0)) as decisions:
-        decisions.add(record(1, created=hands.unix_s))
-    hands.unix_s += 60.0
-    with closing(store(tmp_path, hands, max_age_s=10.0)) as decisions:
+    manual = ManualClock()
+    with closing(store(tmp_path, manual, max_age_s=10.0)) as decisions:
+        decisions.add(record(1, created=manual.unix_s))
+    manual.unix_s += 60.0
+    with closing(store(tmp_path, manual, max_age_s=10.0)) as decisions:
         assert await decisions.get("d1") is not None
-        decisions.add(record(2, created=hands.unix_s))
-    with closing(store(tmp_path, hands)) as decisions:
+        decisions.add(record(2, created=manual.unix_s))
+    with closing(store(tmp_path, manual)) as decisions:
         await until(lambda: (stats := decisions.stats()) is not None and stats.available)
         assert await decisions.get("d1") is None
         assert await decisions.get("d2") is not None

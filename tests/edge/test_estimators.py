@@ -1,4 +1,4 @@
-"""What is estimated about a request: edge.quality before the device is asked, and what its first tokens are worth."""
+"""Learned estimates: `edge.quality` before the device answers, calibrated confidence of its first tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chat(*contents: str | tuple[TextPart | ImagePart, ...] | None, role: str = "
 
 
 def other_weights(folder: Path) -> Path:
-    """A model named assistant for which nothing was learned."""
+    """Add a model named assistant whose weights have no estimators."""
     manifest = msgspec.structs.replace(find_artifact("assistant").manifest, sha256="0" * 64)
     (folder / "assistant").mkdir(parents=True)
     (folder / "assistant" / manifest.file).write_bytes(b"other weights")
@@ -49,17 +49,17 @@ def handoff(tokens: int = 8) -> BackendRequest:
 # --- edge.quality ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_rule_on_quality_sends_facts_away_and_keeps_commands(tmp_path: Path) -> None:
-    """The shipped estimator decides by the prompt; record and explanation tell what it said."""
+async def test_a_rule_on_quality_sends_facts_to_the_cloud_and_keeps_commands(tmp_path: Path) -> None:
+    """The estimate is in the decision record and in the explanation."""
     async with running(tmp_path, policy=NAMED) as box:
         command, fact = await box.ask(COMMAND), await box.ask(FACT)
         assert command.headers["x-causeway-reason"] == "edge-first"
         assert fact.headers["x-causeway-reason"] == "not-for-us"
-        told = [(await box.record(answer)).estimates.quality for answer in (command, fact)]
-        assert told[0] is not None
-        assert told[1] is not None
-        assert told[1] < 0.5 < told[0]
-        assert await explained(box, FACT) == pytest.approx(told[1])
+        estimates = [(await box.record(answer)).estimates.quality for answer in (command, fact)]
+        assert estimates[0] is not None
+        assert estimates[1] is not None
+        assert estimates[1] < 0.5 < estimates[0]
+        assert await explained(box, FACT) == pytest.approx(estimates[1])
 
 
 async def explained(box: Box, text: str) -> float:
@@ -68,37 +68,35 @@ async def explained(box: Box, text: str) -> float:
         return float((await response.json())["estimates"]["quality"])
 
 
-async def test_quality_is_computed_only_where_it_is_named(tmp_path: Path) -> None:
-    """A policy that does not name it has no number in its record; neither has a request that names its target."""
+async def test_quality_is_computed_only_if_the_policy_names_it(tmp_path: Path) -> None:
+    """Nor for a request that names its target."""
     async with running(tmp_path, policy=POLICY.replace("m-small", "assistant")) as box:
         assert (await box.record(await box.ask(COMMAND))).estimates.quality is None
     async with running(tmp_path / "named", policy=NAMED) as box:
         assert (await box.record(await box.ask(COMMAND, model="small"))).estimates.quality is None
 
 
-async def test_a_cache_rule_may_ask_for_quality(tmp_path: Path) -> None:
-    """What the device will get right is kept; what it will not is asked again."""
+async def test_a_cache_rule_may_use_quality(tmp_path: Path) -> None:
     async with running(tmp_path, policy=CACHED) as box:
-        for text, last in ((COMMAND, "hit"), (FACT, "bypass")):
+        for text, expected in ((COMMAND, "hit"), (FACT, "bypass")):
             for _ in range(2):
                 answer = await box.ask(text, temperature=0)
-            assert answer.headers["x-causeway-cache"] == last
+            assert answer.headers["x-causeway-cache"] == expected
 
 
-async def test_without_an_estimator_the_rule_does_not_hold_and_says_why(tmp_path: Path) -> None:
-    """A model that nobody judged, or another version of one: the signal is absent, the next rule decides."""
+async def test_without_an_estimator_the_rule_does_not_hold_and_the_record_says_why(tmp_path: Path) -> None:
     async with running(tmp_path, policy=NAMED.replace("model: assistant", "model: m-small")) as box:
         answer = await box.ask(FACT)
         assert answer.text == EDGE
         record = await box.record(answer)
         assert record.estimates.quality is None
         assert record.decision is not None
-        absent = [(one.code, one.rule, one.detail) for one in record.decision.reasons]
-        assert ("signal_absent", "not-for-us", "edge.quality") in absent
+        reasons = [(reason.code, reason.rule, reason.detail) for reason in record.decision.reasons]
+        assert ("signal_absent", "not-for-us", "edge.quality") in reasons
 
 
 def test_an_estimator_of_other_weights_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says so once, when the policy comes into force."""
+    """The log says so when the policy is activated."""
     policy = parse_policy(NAMED)
     learned = LearnedEstimators((other_weights(tmp_path),))
     learned.activate(policy)
@@ -106,11 +104,11 @@ def test_an_estimator_of_other_weights_is_not_used(tmp_path: Path, caplog: pytes
     assert "another version" in caplog.text
 
 
-def test_a_broken_estimator_is_absent_and_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Junk instead of a graph, junk instead of numbers: both are said, and neither stops a policy."""
+def test_a_broken_estimator_counts_as_absent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A broken estimator and a broken calibrator: each is logged, and the policy is activated."""
     for name in ("edge-quality", "calibrator"):
         shutil.copytree(SHIPPED / name, tmp_path / name)
-        next((tmp_path / name).glob("model.*")).write_bytes(b"junk")
+        next((tmp_path / name).glob("model.*")).write_bytes(b"garbage")
     policy = parse_policy(NAMED)
     learned = LearnedEstimators((tmp_path,))
     learned.activate(policy)
@@ -120,8 +118,8 @@ def test_a_broken_estimator_is_absent_and_no_failure(tmp_path: Path, caplog: pyt
     assert caplog.text.count("WARNING") == 2
 
 
-def test_the_last_words_of_the_user_are_judged() -> None:
-    """Whatever was said before, in parts or whole; an embedding has no answer to judge, nor have token ids."""
+def test_quality_is_estimated_from_the_last_user_message() -> None:
+    """As text or as content parts; embeddings and token ids have no quality."""
     policy = parse_policy(NAMED)
     learned = LearnedEstimators()
     learned.activate(policy)
@@ -132,19 +130,19 @@ def test_the_last_words_of_the_user_are_judged() -> None:
     assert learned.quality(policy, chat(parts)) == alone
     assert learned.quality(policy, Request(kind="completion", model="auto", prompts=(COMMAND,))) == alone
     assert learned.quality(policy, chat(None)) is not None
-    for nothing in (
+    for request in (
         Request(kind="embedding", model="auto", prompts=(COMMAND,)),
         Request(kind="completion", model="auto", prompts=((1, 2),)),
         chat(COMMAND, role="system"),
     ):
-        assert learned.quality(policy, nothing) is None
+        assert learned.quality(policy, request) is None
 
 
 # --- confidence ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_handoff_compares_a_probability(tmp_path: Path) -> None:
-    """With a calibrator for the model the score in the record is its probability, not what the engine said."""
+    """The score in the record is the calibrated one, not the engine's."""
     policy = POLICY.replace("m-small", "assistant").replace("below: 0.5}", "below: 0.0001}")
     engine = ScriptedEngine("assistant")
     async with running(tmp_path, policy=policy, engine=engine) as box:
@@ -153,11 +151,11 @@ async def test_a_handoff_compares_a_probability(tmp_path: Path) -> None:
         assert confidence is not None
         assert confidence.score != engine.score
         assert 0.0 < confidence.score < 1.0
-        assert (confidence.logprob, confidence.margin) == (-0.1, 0.5), "what it was made of stays"
+        assert (confidence.logprob, confidence.margin) == (-0.1, 0.5), "the inputs of the score stay"
 
 
-def test_a_model_without_a_calibrator_keeps_its_own_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Other weights of the same name: the chunk passes as it is, and nobody needs to be warned."""
+def test_a_model_without_a_calibrator_keeps_the_engines_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Most models have none, so nothing is logged."""
     learned = LearnedEstimators((other_weights(tmp_path),))
     learned.activate(parse_policy(POLICY.replace("m-small", "assistant")))
     chunk = Chunk(text="x", confidence=Confidence(8, 0.5, -0.1, 0.5, 0.2))
@@ -165,8 +163,8 @@ def test_a_model_without_a_calibrator_keeps_its_own_score(tmp_path: Path, caplog
     assert "WARNING" not in caplog.text
 
 
-def test_quality_and_confidence_meet_in_the_probability() -> None:
-    """The same first tokens are worth more where the prompt promises a right answer; a chunk without them passes."""
+def test_quality_raises_the_calibrated_probability() -> None:
+    """A chunk without confidence passes unchanged."""
     learned = LearnedEstimators()
     learned.activate(parse_policy(NAMED))
     chunk = Chunk(text="x", confidence=Confidence(8, 0.9, -0.1, 0.9, 0.2))
@@ -176,5 +174,5 @@ def test_quality_and_confidence_meet_in_the_probability() -> None:
         assert confidence is not None
         scores.append(confidence.score)
     assert scores[0] < scores[1]
-    bare = Chunk(text="x")
-    assert learned.calibrate(handoff(), bare, 0.5) is bare
+    plain = Chunk(text="x")
+    assert learned.calibrate(handoff(), plain, 0.5) is plain

@@ -1,4 +1,4 @@
-"""The policy in force: a bad file changes only the report."""
+"""The active policy: an invalid file changes only the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_node.storage.policies import LAST_GOOD, PolicyStore
 from router.errors import PolicyError
 from router.policy.compiled import Policy
 
-from .test_cache import Hands
+from .test_cache import ManualClock
 
 GOOD = """version: 1
 name: good
@@ -34,7 +34,9 @@ MISTAKES = {
 }
 
 
-class UpstreamInfo:
+class Callbacks:
+    """Records the calls of the store's callbacks."""
+
     def __init__(self) -> None:
         self.activated: list[str] = []
         self.loads: list[bool] = []
@@ -43,10 +45,10 @@ class UpstreamInfo:
         self.activated.append(policy.name)
 
 
-def store(path: Path, state: Path | None, heard: UpstreamInfo | None = None) -> PolicyStore:
-    heard = heard or UpstreamInfo()
+def store(path: Path, state: Path | None, callbacks: Callbacks | None = None) -> PolicyStore:
+    callbacks = callbacks or Callbacks()
     return PolicyStore(
-        path, state_dir=state, clock=Hands().clock, on_activate=heard.activate, on_load=heard.loads.append
+        path, state_dir=state, clock=ManualClock().clock, on_activate=callbacks.activate, on_load=callbacks.loads.append
     )
 
 
@@ -55,28 +57,28 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-async def test_a_changed_file_comes_into_force(tmp_path: Path) -> None:
-    """Polling sees the change, activates it and keeps it for the next start."""
-    heard = UpstreamInfo()
+async def test_a_changed_file_becomes_active(tmp_path: Path) -> None:
+    """Polling finds the change, activates it and keeps a copy for the next start."""
+    callbacks = Callbacks()
     path = write(tmp_path / "p.yaml", GOOD)
-    policies = store(path, tmp_path / "state", heard)
+    policies = store(path, tmp_path / "state", callbacks)
     policies.load()
     await policies.poll()
-    assert heard.activated == ["good"]
+    assert callbacks.activated == ["good"]
     write(path, OTHER)
     await policies.poll()
     assert policies.active.name == "other"
-    assert heard.activated == ["good", "other"]
+    assert callbacks.activated == ["good", "other"]
     assert (tmp_path / "state" / LAST_GOOD).read_text() == OTHER
-    assert heard.loads == [True, True]
+    assert callbacks.loads == [True, True]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-async def test_a_bad_file_is_refused_and_the_last_good_policy_stays(tmp_path: Path, mistake: str) -> None:
-    """Each kind of mistake is reported with the file; what is in force does not change, nor what was kept."""
-    heard = UpstreamInfo()
+async def test_an_invalid_file_is_rejected_and_the_active_policy_stays(tmp_path: Path, mistake: str) -> None:
+    """The report names the file; the copy in the state folder stays too."""
+    callbacks = Callbacks()
     path = write(tmp_path / "p.yaml", GOOD)
-    policies = store(path, tmp_path / "state", heard)
+    policies = store(path, tmp_path / "state", callbacks)
     policies.load()
     write(path, MISTAKES[mistake])
     await policies.poll()
@@ -84,16 +86,15 @@ async def test_a_bad_file_is_refused_and_the_last_good_policy_stays(tmp_path: Pa
     assert str(path) in policies.report.refused
     assert policies.report.refused_at is not None
     assert (tmp_path / "state" / LAST_GOOD).read_text() == GOOD
-    assert heard.loads == [True, False]
+    assert callbacks.loads == [True, False]
     await policies.poll()
-    assert heard.loads == [True, False], "the same bad file is not read again and again"
+    assert callbacks.loads == [True, False], "the same invalid file is not read twice"
     write(path, OTHER)
     await policies.poll()
     assert (policies.active.name, policies.report.refused) == ("other", "")
 
 
-async def test_the_report_names_line_and_key(tmp_path: Path) -> None:
-    """Whoever made the mistake is told where it is."""
+async def test_the_report_names_file_line_and_key(tmp_path: Path) -> None:
     path = write(tmp_path / "p.yaml", GOOD)
     policies = store(path, None)
     policies.load()
@@ -104,7 +105,7 @@ async def test_the_report_names_line_and_key(tmp_path: Path) -> None:
 
 
 def test_a_restart_with_a_broken_file_starts_with_the_last_good_policy(tmp_path: Path) -> None:
-    """The box still works after a power cut in the middle of a bad roll-out, and says what it runs."""
+    """A power cut after a bad roll-out: the report says that the last good policy is active."""
     path = write(tmp_path / "p.yaml", GOOD)
     store(path, tmp_path / "state").load()
     write(path, "version: [")
@@ -116,15 +117,15 @@ def test_a_restart_with_a_broken_file_starts_with_the_last_good_policy(tmp_path:
 
 
 def test_without_any_good_policy_there_is_no_start(tmp_path: Path) -> None:
-    """A first start with a bad file fails loudly; so does one without a file."""
+    """A first start with an invalid or missing file fails."""
     with pytest.raises(PolicyError, match=r"p\.yaml"):
         store(write(tmp_path / "p.yaml", "version: ["), tmp_path / "state").load()
     with pytest.raises(PolicyError, match="No such file"):
         store(tmp_path / "nowhere.yaml", tmp_path / "state").load()
 
 
-async def test_a_file_that_vanishes_is_a_bad_file(tmp_path: Path) -> None:
-    """Deleting the policy does not stop the daemon."""
+async def test_a_deleted_file_is_an_invalid_file(tmp_path: Path) -> None:
+    """The active policy stays."""
     path = write(tmp_path / "p.yaml", GOOD)
     policies = store(path, None)
     policies.load()
@@ -135,7 +136,7 @@ async def test_a_file_that_vanishes_is_a_bad_file(tmp_path: Path) -> None:
 
 
 def test_a_state_directory_that_cannot_be_written_changes_only_the_report(tmp_path: Path) -> None:
-    """The policy is in force all the same."""
+    """The policy becomes active all the same."""
     (tmp_path / "state").write_text("a file")
     policies = store(write(tmp_path / "p.yaml", GOOD), tmp_path / "state")
     policies.load()

@@ -181,7 +181,7 @@ async def test_a_client_that_drops_the_body_half_way_leaves_nothing(box: Box) ->
         await client.say(HEAD + b"Content-Length: 100\r\n\r\n{")
         await until(lambda: box.app._server.in_flight == 1)
     await until(lambda: box.app._server.in_flight == 0)
-    assert len(box.parts.decisions._memory) == 0
+    assert box.parts.decisions.memory_count == 0
     await assert_still_well(box)
 
 
@@ -440,7 +440,7 @@ async def test_a_client_that_reads_nothing_is_not_waited_for_for_ever(tmp_path: 
             await client.say(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             await until(lambda: box.engine.running == 1)
             await until(lambda: box.engine.running == 0)
-        await until(lambda: len(box.parts.decisions._memory) == 1)
+        await until(lambda: box.parts.decisions.memory_count == 1)
         assert box.newest().outcome.status in ("error", "cancelled")
         box.engine.flood = False
         await assert_still_well(box)

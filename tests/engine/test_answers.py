@@ -164,7 +164,7 @@ def test_logprobs_are_the_model_s_own(rig: Rig) -> None:
         assert values == sorted(values, reverse=True)
         assert entry.logprob == pytest.approx(values[0])
         assert bytes(entry.bytes or ()).decode(errors="replace") == entry.token
-    token = rig.engine._parts.vocabulary.encode(" world", special=False)[0]
+    token = rig.engine.core.vocabulary.encode(" world", special=False)[0]
     biased = rig.ask("hello", logprobs=3, max_tokens=1, sampling=bias((int(token), 1000.0)))
     assert biased.logprobs[0].token == " world"
     assert biased.logprobs[0].top == plain.logprobs[0].top
@@ -221,7 +221,7 @@ def test_echo_gives_the_prompt_back_first(rig: Rig) -> None:
 
 def test_a_prompt_can_be_tokens(rig: Rig) -> None:
     """Tokens and the text that they stand for give the same answer."""
-    tokens = rig.engine._parts.prompts.tokens(Prompt(text="turn on the light"))
+    tokens = rig.engine.core.prompts.tokens(Prompt(text="turn on the light"))
     by_tokens, by_text = rig.ask(Prompt(tokens=tuple(tokens.tolist()))), rig.ask("turn on the light")
     assert by_tokens.text == by_text.text
 

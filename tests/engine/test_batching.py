@@ -111,7 +111,7 @@ def test_the_same_prompt_again_costs_one_token(rig: Rig) -> None:
 def test_saved_beginnings_are_bounded_in_bytes(make_rig: MakeRig) -> None:
     """The least recently used goes first."""
     rig = make_rig(prefix_cache_bytes=400_000)
-    prefixes = rig.engine._parts.schedule._prefixes
+    prefixes = rig.engine.core.prefix_cache
     assert prefixes is not None
     for number in range(12):
         rig.ask(Prompt(tokens=(6 + number,) * 100))

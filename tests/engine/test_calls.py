@@ -175,7 +175,7 @@ def test_after_a_refusal_that_is_passed_over_comes_a_call(rig: Rig) -> None:
 
 def test_a_refusal_comes_first_or_not_at_all(rig: Rig) -> None:
     """After the first token the model cannot get out of the call that it began."""
-    refuse = rig.engine._parts.vocabulary.refuse
+    refuse = rig.engine.core.vocabulary.refuse_token
     assert refuse is not None
     answer = held(rig, ALARM, sampling=Sampling(temperature=0.0, logit_bias=((refuse, 100.0),)), refusal="skip")
     assert answer.end.refused

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from models.llama_cpp.process import frames
-from models.llama_cpp.process.child import ENGINE_BROKEN, PROTOCOL_BROKEN
+from models.llama_cpp.process.child import EXIT_ENGINE_FAILED, EXIT_PROTOCOL_ERROR
 from models.llama_cpp.protocol import EngineOptions, Job, Prompt
 from router.types import Sampling
 
@@ -33,13 +33,13 @@ class Link:
             cwd=ROOT,
         )
         theirs.close()
-        self._reader = frames.from_child()
-        self._got: list[frames.FromChild] = []
+        self._reader = frames.child_message_reader()
+        self._got: list[frames.ChildMessage] = []
 
-    def send(self, message: frames.ToChild) -> None:
+    def send(self, message: frames.DaemonMessage) -> None:
         self.socket.sendall(frames.encode(message))
 
-    def next(self) -> frames.FromChild:
+    def next(self) -> frames.ChildMessage:
         while not self._got:
             data = self.socket.recv(65536)
             assert data, "the child closed the link"
@@ -93,7 +93,7 @@ def test_counting_and_stats_are_answered_while_it_decodes(ready: Link) -> None:
     asks = (frames.Count(7, Prompt(text="hello world")), frames.Count(8, Prompt(text="")), frames.Ping(9))
     together = b"".join(bytes(frames.encode(ask)) for ask in (frames.Submit((job(1, max_tokens=None),)), *asks))
     ready.socket.sendall(together)
-    others: list[frames.FromChild] = []
+    others: list[frames.ChildMessage] = []
     while len(others) < 3:
         message = ready.next()
         if isinstance(message, frames.Step):
@@ -112,7 +112,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_child(link: Link, tm
     assert isinstance(failed, frames.Failed)
     assert (failed.code, failed.detail) == ("engine_unavailable", f"{tmp_path / 'no.gguf'}: No such file or directory")
     status, said = link.end()
-    assert (status, said) == (ENGINE_BROKEN, "")
+    assert (status, said) == (EXIT_ENGINE_FAILED, "")
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, b"\x01\x00\x00\x00\xc1"])
@@ -120,14 +120,14 @@ def test_garbage_ends_the_child(ready: Link, garbage: bytes) -> None:
     """There is no way back into step, so it says why and goes."""
     ready.socket.sendall(garbage)
     status, said = ready.end()
-    assert status == PROTOCOL_BROKEN
-    assert "no message" in said
+    assert status == EXIT_PROTOCOL_ERROR
+    assert "invalid message" in said
 
 
 def test_something_before_load_ends_the_child(link: Link) -> None:
     """A daemon that does not keep to the protocol is not guessed at."""
     link.send(frames.Ping(1))
-    assert link.end()[0] == ENGINE_BROKEN
+    assert link.end()[0] == EXIT_ENGINE_FAILED
 
 
 @pytest.mark.parametrize("busy", [False, True])

@@ -70,7 +70,7 @@ def test_control_tokens_do_not_fill_a_grammar_s_text(rig: Rig) -> None:
 
 def test_penalties_and_bias_work_under_a_grammar(rig: Rig) -> None:
     """They choose among what the grammar allows."""
-    letter = int(rig.engine._parts.vocabulary.encode("c", special=False)[0])
+    letter = int(rig.engine.core.vocabulary.encode("c", special=False)[0])
     sampling = Sampling(temperature=0.0, logit_bias=((letter, 1000.0),), presence_penalty=0.1)
     assert rig.ask("hello", grammar="root ::= [a-d] [a-d] [a-d]", sampling=sampling).text == "ccc"
 

@@ -44,26 +44,40 @@ def test_the_cgroup_s_quota_is_read(tmp_path: Path) -> None:
 
 def test_without_a_wish_the_model_s_own_context_is_used() -> None:
     """All sequences together get as much as they could use, up to a bound."""
-    room = plan_memory(options(sequences=4), trained=2048, token_bytes=4096, weights_bytes=3 * MB, free=8000 * MB)
-    assert (room.context, room.total) == (2048, 8192)
+    plan = plan_memory(
+        options(sequences=4), trained_context=2048, kv_bytes_per_token=4096, weights_bytes=3 * MB, free=8000 * MB
+    )
+    assert (plan.context_tokens, plan.kv_tokens) == (2048, 8192)
 
 
 def test_little_memory_shortens_the_context_before_it_refuses() -> None:
     """With less free memory the context shrinks; with next to none the error names both sides."""
-    few = plan_memory(options(), trained=131072, token_bytes=32768, weights_bytes=700 * MB, free=200 * MB)
-    assert 256 <= few.context < 131072
-    assert few.total * 32768 <= 200 * MB
+    few = plan_memory(
+        options(), trained_context=131072, kv_bytes_per_token=32768, weights_bytes=700 * MB, free=200 * MB
+    )
+    assert 256 <= few.context_tokens < 131072
+    assert few.kv_tokens * 32768 <= 200 * MB
     with pytest.raises(EngineUnavailable, match=r"256 tokens needs 8 MB.*4 MB of memory are free"):
-        plan_memory(options(), trained=131072, token_bytes=32768, weights_bytes=700 * MB, free=4 * MB)
+        plan_memory(options(), trained_context=131072, kv_bytes_per_token=32768, weights_bytes=700 * MB, free=4 * MB)
 
 
 def test_an_asked_context_is_kept_or_refused() -> None:
     """What the operator asked for is not silently made smaller, unless the model itself ends earlier."""
     asked = options(context_tokens=4096, sequences=2)
-    assert plan_memory(asked, trained=8192, token_bytes=4096, weights_bytes=0, free=1000 * MB).context == 4096
-    assert plan_memory(asked, trained=2048, token_bytes=4096, weights_bytes=0, free=1000 * MB).context == 2048
+    assert (
+        plan_memory(
+            asked, trained_context=8192, kv_bytes_per_token=4096, weights_bytes=0, free=1000 * MB
+        ).context_tokens
+        == 4096
+    )
+    assert (
+        plan_memory(
+            asked, trained_context=2048, kv_bytes_per_token=4096, weights_bytes=0, free=1000 * MB
+        ).context_tokens
+        == 2048
+    )
     with pytest.raises(EngineUnavailable, match=r"4096 tokens needs 16 MB.*10 MB"):
-        plan_memory(asked, trained=8192, token_bytes=4096, weights_bytes=0, free=10 * MB)
+        plan_memory(asked, trained_context=8192, kv_bytes_per_token=4096, weights_bytes=0, free=10 * MB)
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:

@@ -17,7 +17,7 @@ PROMPT = Prompt(
     ),
     tools=(Tool(name="f"),),
 )
-TO_CHILD: list[frames.ToChild] = [
+TO_CHILD: list[frames.DaemonMessage] = [
     frames.Load(EngineOptions(model_path="m.gguf")),
     frames.Submit(
         (Job(id=1, prompt=PROMPT, sampling=Sampling(logit_bias=((1, 2.0),))), Job(id=2, prompt=Prompt(text="x")))
@@ -26,7 +26,7 @@ TO_CHILD: list[frames.ToChild] = [
     frames.Count(3, Prompt(tokens=(1, 2, 3))),
     frames.Ping(4),
 ]
-FROM_CHILD: list[frames.FromChild] = [
+FROM_CHILD: list[frames.ChildMessage] = [
     frames.Failed("engine_unavailable", "no such file"),
     frames.Step(
         (
@@ -50,7 +50,7 @@ FROM_CHILD: list[frames.FromChild] = [
 def test_messages_survive_any_cut(sizes: list[int]) -> None:
     """What was encoded comes out, however the bytes arrive."""
     data = b"".join(bytes(frames.encode(message)) for message in TO_CHILD)
-    reader, got = frames.to_child(), []
+    reader, got = frames.daemon_message_reader(), []
     for size in sizes:
         got += reader.feed(data[:size])
         data = data[size:]
@@ -59,7 +59,7 @@ def test_messages_survive_any_cut(sizes: list[int]) -> None:
 
 def test_the_child_s_messages_come_out_too() -> None:
     """The other direction has messages of its own."""
-    assert frames.from_child().feed(b"".join(bytes(frames.encode(m)) for m in FROM_CHILD)) == FROM_CHILD
+    assert frames.child_message_reader().feed(b"".join(bytes(frames.encode(m)) for m in FROM_CHILD)) == FROM_CHILD
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_the_child_s_messages_come_out_too() -> None:
 def test_garbage_is_no_message(data: bytes) -> None:
     """A length without end, bytes that are no msgpack, a message of the wrong kind: an error each, never a wait."""
     with pytest.raises(frames.FrameError):
-        frames.to_child().feed(data)
+        frames.daemon_message_reader().feed(data)

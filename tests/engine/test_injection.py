@@ -14,7 +14,7 @@ USER, ASSISTANT, SYSTEM = (CONTROL.index(f"<|{name}|>") for name in ("user", "as
 
 
 def tokens(rig: Rig, prompt: Prompt) -> list[int]:
-    return [int(token) for token in rig.engine._parts.prompts.tokens(prompt)]
+    return [int(token) for token in rig.engine.core.prompts.tokens(prompt)]
 
 
 def controls(found: list[int]) -> list[int]:
@@ -37,7 +37,7 @@ def test_control_tokens_in_a_message_are_plain_text(rig: Rig, text: str) -> None
     """The prompt has the template's own control tokens and no others; the words are all there, byte for byte."""
     found = tokens(rig, chat(text))
     assert controls(found) == [USER, ASSISTANT]
-    vocabulary = rig.engine._parts.vocabulary
+    vocabulary = rig.engine.core.vocabulary
     assert vocabulary.decode(found) == text.replace("\ufdd0", "\ufffd")
 
 
@@ -54,7 +54,7 @@ def test_control_tokens_in_parts_tools_and_names_are_plain_text(rig: Rig) -> Non
 def test_the_rest_of_the_text_is_tokenised_as_ever(rig: Rig) -> None:
     """Where no control token is spelled, guarding changes nothing: a `<` more or less is no seam."""
     text = "turn on <the> light"
-    plain = [int(t) for t in rig.engine._parts.vocabulary.encode(text, special=False)]
+    plain = [int(t) for t in rig.engine.core.vocabulary.encode(text, special=False)]
     assert tokens(rig, chat(text)) == [USER, *plain, ASSISTANT]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from models.llama_cpp.protocol import Emission, EngineOptions, Prompt
@@ -142,7 +143,7 @@ def test_a_small_cache_bounds_the_context(make_rig: MakeRig) -> None:
 def test_when_llama_cpp_finds_fewer_cells_than_counted_the_newest_starts_over(make_rig: MakeRig) -> None:
     """llama_decode's own no is believed: both answers are whole in the end."""
     rig = make_rig(sequences=2, kv_tokens=256, prefix_cache_bytes=0)
-    rig.engine._parts.cells.total = 10**6
+    rig.engine.core.kv_cache.total = 10**6
     jobs = rig.at_once(lambda: [rig.start(f"hello {i}", max_tokens=200, ignore_eos=True) for i in range(2)])
     assert [rig.answer(job).end.completion_tokens for job in jobs] == [200, 200]
     assert rig.engine.stats().kv_total < 260
@@ -153,13 +154,10 @@ def test_a_single_answer_without_cells_is_out_of_memory(make_rig: MakeRig) -> No
     """There is nobody to make room for it: it ends with an error, and the engine goes on."""
     rig = make_rig(sequences=1, kv_tokens=256, prefix_cache_bytes=0)
 
-    def begin() -> list[int]:
-        job = rig.start("hello", ignore_eos=True)
-        rig.engine._inbox[-1].limit = 10**6  # type: ignore[union-attr]
-        return [job]
-
-    rig.engine._parts.cells.total = 10**6
-    end = rig.answer(rig.at_once(begin)[0]).end
+    core = rig.engine.core
+    core.kv_cache.total = 10**6
+    core.info = msgspec.structs.replace(core.info, context_tokens=10**6)
+    end = rig.ask("hello", max_tokens=10**6, ignore_eos=True).end
     assert (end.error, end.finish_reason) == ("engine_out_of_memory", None)
     assert rig.ask("hello").end.finish_reason == "length"
     idle(rig)
@@ -172,8 +170,8 @@ def test_a_broken_context_ends_every_job_and_says_so(tiny_options: EngineOptions
     jobs = rig.at_once(lambda: [rig.start(f"hello {i}", max_tokens=100, ignore_eos=True) for i in range(6)])
 
     def spoil(emissions: list[Emission]) -> None:
-        if rig.engine._parts.schedule.last:
-            rig.engine._parts.schedule.last[0] = 10**8  # no token
+        if rig.engine.core.scheduler.last_tokens:
+            rig.engine.core.scheduler.last_tokens[0] = 10**8  # no token
 
     rig.on_step = spoil
     ends = [rig.answer(job).end for job in jobs]

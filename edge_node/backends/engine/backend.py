@@ -253,7 +253,7 @@ class _EmissionQueue:
         self._items += emissions
         self._wake()
 
-    def lost(self, reason: str) -> None:
+    def engine_lost(self, reason: str) -> None:
         self._error = EngineCrashed(reason, phase="stream" if self._seen else "first_token")
         self._wake()
 

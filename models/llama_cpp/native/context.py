@@ -1,4 +1,4 @@
-"""The native context, its batch and its logits as numpy views: nothing is copied or allocated in a step."""
+"""The llama.cpp context, with its batch and its logits as numpy views: a step copies and allocates nothing."""
 
 from __future__ import annotations
 
@@ -18,37 +18,54 @@ _FLASH_AUTO = native.LLAMA_FLASH_ATTN_TYPE_AUTO
 
 
 class Context:
-    """Owns a llama_context with one pool of KV cells for all sequences. One thread at a time."""
+    """Owns a llama_context with one pool of KV cells for all sequences. One thread at a time.
+
+    `token`, `position`, `sequence` (int32) and `needs_output` (int8) are the batch, [capacity] each. A row belongs to
+    one sequence; `needs_output` selects the rows whose logits (or embeddings) `rows` returns.
+    """
 
     def __init__(
         self,
         weights: Weights,
         *,
-        cells: int,
+        kv_tokens: int,
         sequences: int,
         batch_tokens: int,
         outputs: int,
         threads: int,
         embeddings: bool = False,
     ) -> None:
-        """`outputs`: the most rows of a batch whose logits (or embeddings) are wanted."""
+        """Create the context.
+
+        Args:
+            weights: the loaded model.
+            kv_tokens: KV cells of all sequences together.
+            sequences: the maximal number of sequences.
+            batch_tokens: the maximal number of rows of a batch.
+            outputs: the maximal number of rows of a batch that need an output.
+            threads: threads of one decode.
+            embeddings: return hidden states instead of logits.
+
+        Raises:
+            EngineUnavailable: llama.cpp cannot create it, usually for lack of memory.
+        """
         params = native.llama_context_default_params()
-        params.n_ctx, params.n_seq_max, params.kv_unified = cells, sequences, True
+        params.n_ctx, params.n_seq_max, params.kv_unified = kv_tokens, sequences, True
         params.n_batch = params.n_ubatch = batch_tokens
-        params.n_outputs_max = max(outputs, sequences)  # fewer than sequences is refused
+        params.n_outputs_max = max(outputs, sequences)  # llama.cpp refuses fewer than n_seq_max
         params.n_threads = params.n_threads_batch = threads
-        # Flash attention also steps over cells of other sequences quickly; without it they cost as much as one's own.
+        # Flash attention skips other sequences' cells quickly; without it they cost as much as the sequence's own.
         params.flash_attn_type = _FLASH_AUTO
         params.no_perf = True
         params.embeddings = embeddings
         params.pooling_type = native.LLAMA_POOLING_TYPE_NONE
         self.pointer: bindings.Pointer = native.llama_init_from_model(weights.pointer, params)
         if not self.pointer:
-            raise EngineUnavailable(f"{weights.path}: no context of {cells} tokens: {bindings.complaint()}")
+            raise EngineUnavailable(f"{weights.path}: no context of {kv_tokens} tokens: {bindings.last_errors()}")
         self.memory: bindings.Pointer = native.llama_get_memory(self.pointer)
         self.capacity = batch_tokens
         self._width = (
-            weights.dimensions
+            weights.embedding_dimensions
             if embeddings
             else int(native.llama_vocab_n_tokens(native.llama_model_get_vocab(weights.pointer)))
         )
@@ -59,12 +76,16 @@ class Context:
         self._make_batch()
 
     def decode(self, tokens: int) -> int:
-        """Run the first `tokens` rows of the batch; llama_decode's code: 0 done, 1 no free cells, below 0 broken."""
+        """Decode the first `tokens` rows of the batch.
+
+        Returns:
+            llama_decode's code: 0 done, 1 too few free KV cells, below 0 broken.
+        """
         self._batch.n_tokens = tokens
         return bindings.decode(self.pointer, self._batch)
 
     def rows(self, count: int) -> NDArray[np.float32]:
-        """Logits (or embeddings) [count, width] of the last decode's wanted rows, in batch order; a view, writable."""
+        """Return the outputs of the last decode in batch order: a writable float32 view [count, width]."""
         address = self._read(self.pointer)
         if address != self._address:
             size = self._outputs * self._width
@@ -74,12 +95,14 @@ class Context:
         return self._rows[:count]
 
     def warm_up(self, token: int) -> None:
-        """Decode one token and forget it: the weights are then in memory and the graph is built."""
-        self.token[0], self.position[0], self.sequence[0], self.wanted[0] = token, 0, 0, 1
+        """Decode one token and drop it, which loads the weights into memory and builds the compute graph."""
+        self.token[0], self.position[0], self.sequence[0], self.needs_output[0] = token, 0, 0, 1
         code = self.decode(1)
         bindings.sequence_remove(self.memory, 0, -1, -1)
         if code:
-            raise EngineUnavailable(f"the model's first step failed: llama_decode said {code}; {bindings.complaint()}")
+            raise EngineUnavailable(
+                f"the model's first step failed: llama_decode returned {code}; {bindings.last_errors()}"
+            )
 
     def close(self) -> None:
         if self.pointer:
@@ -87,20 +110,20 @@ class Context:
             self.pointer = 0
 
     def _make_batch(self) -> None:
-        """A llama_batch whose arrays are numpy's: [capacity] each; every row has one sequence."""
+        """Build a llama_batch over numpy arrays."""
         size = self.capacity
         self.token = np.zeros(size, np.int32)
         self.position = np.zeros(size, np.int32)
         self.sequence = np.zeros(size, np.int32)
-        self.wanted = np.zeros(size, np.int8)
-        self._one = np.ones(size, np.int32)
+        self.needs_output = np.zeros(size, np.int8)
+        self._ones = np.ones(size, np.int32)
         self._pointers = (self.sequence.ctypes.data + 4 * np.arange(size)).astype(np.uint64)
         self._batch = native.llama_batch(
             n_tokens=0,
             token=ctypes.cast(self.token.ctypes.data, _INT32),
             embd=None,
             pos=ctypes.cast(self.position.ctypes.data, _INT32),
-            n_seq_id=ctypes.cast(self._one.ctypes.data, _INT32),
+            n_seq_id=ctypes.cast(self._ones.ctypes.data, _INT32),
             seq_id=ctypes.cast(self._pointers.ctypes.data, ctypes.POINTER(_INT32)),
-            logits=ctypes.cast(self.wanted.ctypes.data, ctypes.POINTER(ctypes.c_int8)),
+            logits=ctypes.cast(self.needs_output.ctypes.data, ctypes.POINTER(ctypes.c_int8)),
         )

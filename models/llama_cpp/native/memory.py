@@ -1,4 +1,4 @@
-"""How many tokens of KV cache: what was asked, what the model can, what memory allows."""
+"""How many tokens of KV cache: as many as configured, as the model supports, and as memory allows."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from router.errors import EngineUnavailable
 from ..protocol import EngineOptions
 
 _CGROUP = Path("/sys/fs/cgroup")
-_SHARE = 0.4  # of the memory that is free may become KV cache; the rest is the system's and other programs'
-_KEPT = 16384  # tokens for all sequences together, unless one context is longer or more were asked for
-_FEWEST = 256  # a context shorter than this answers nothing
+_KV_SHARE = 0.4  # of the free memory that the KV cache may take; the rest is for the system and other programs
+_DEFAULT_KV_TOKENS = 16384  # for all sequences, unless one context is longer or more are configured
+_MIN_CONTEXT = 256  # a shorter context is of no use
 _MB = 1024 * 1024
 
 
 class MemoryPlan(msgspec.Struct, frozen=True):
-    """Tokens of one sequence and of all together; bytes for prefixes of prompts that ended."""
+    """Sizes that fit this machine."""
 
-    context: int
-    total: int
-    prefix_bytes: int
+    context_tokens: int  # one sequence
+    kv_tokens: int  # all sequences together
+    prefix_bytes: int  # for prefixes of finished sequences
 
 
 def free_bytes() -> int:
-    """Memory that this process may still take: of the machine, or of its cgroup if that has less."""
+    """Return the memory that this process may still take: the machine's, or its cgroup's if that is less."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
@@ -39,7 +39,11 @@ def free_bytes() -> int:
 
 
 def check_weights_fit(path: Path, size_bytes: int, free: int) -> None:
-    """Raises EngineUnavailable when the weights alone are more than the free memory."""
+    """Check that the weights fit in `free` bytes.
+
+    Raises:
+        EngineUnavailable: they do not.
+    """
     if size_bytes > free:
         raise EngineUnavailable(
             f"{path}: the model needs {size_bytes // _MB} MB and {free // _MB} MB of memory are free; "
@@ -47,28 +51,40 @@ def check_weights_fit(path: Path, size_bytes: int, free: int) -> None:
         )
 
 
-def plan_memory(options: EngineOptions, trained: int, token_bytes: int, weights_bytes: int, free: int) -> MemoryPlan:
-    """(1) What was asked binds, (2) else the model's own context, (3) cut to what memory allows.
+def plan_memory(
+    options: EngineOptions, trained_context: int, kv_bytes_per_token: int, weights_bytes: int, free: int
+) -> MemoryPlan:
+    """Choose the sizes: (1) configured values bind, (2) else the model's own context, (3) reduced to fit memory.
 
-    `trained` is the model's context in tokens, `token_bytes` the KV of one token. Raises EngineUnavailable when what
-    was asked, or the shortest useful context, does not fit in `free` bytes.
+    Args:
+        options: the configured sizes.
+        trained_context: the model's own context in tokens.
+        kv_bytes_per_token: KV cache of one token.
+        weights_bytes: for the error message.
+        free: bytes of free memory.
+
+    Raises:
+        EngineUnavailable: the configured sizes, or the shortest useful context, do not fit in `free` bytes.
     """
-    most = int(free * _SHARE) // max(1, token_bytes)
-    context = min(options.context_tokens or trained, trained)  # (1), (2)
+    affordable = int(free * _KV_SHARE) // max(1, kv_bytes_per_token)
+    context = min(options.context_tokens or trained_context, trained_context)  # (1), (2)
     if options.context_tokens or options.kv_tokens:
-        total = options.kv_tokens or max(context, min(context * options.sequences, _KEPT))
+        total = options.kv_tokens or max(context, min(context * options.sequences, _DEFAULT_KV_TOKENS))
         needed = min(total, context) if not options.kv_tokens else total
     else:
-        context = max(min(context, most), min(_FEWEST, trained))  # (3)
-        total = max(context, min(context * options.sequences, _KEPT))
-        needed = min(_FEWEST, context)
-    if needed * token_bytes > free * (1.0 if options.context_tokens or options.kv_tokens else _SHARE):
+        context = max(min(context, affordable), min(_MIN_CONTEXT, trained_context))  # (3)
+        total = max(context, min(context * options.sequences, _DEFAULT_KV_TOKENS))
+        needed = min(_MIN_CONTEXT, context)
+    if needed * kv_bytes_per_token > free * (1.0 if options.context_tokens or options.kv_tokens else _KV_SHARE):
         raise EngineUnavailable(
-            f"a context of {needed} tokens needs {needed * token_bytes // _MB} MB of KV cache beside "
+            f"a context of {needed} tokens needs {needed * kv_bytes_per_token // _MB} MB of KV cache beside "
             f"{weights_bytes // _MB} MB of weights, and {free // _MB} MB of memory are free; "
             "set engine.context_tokens lower, or use a smaller model"
         )
     if not options.kv_tokens:
-        total = max(min(total, most), needed)
-    context = min(context, total)
-    return MemoryPlan(context=context, total=total, prefix_bytes=min(options.prefix_cache_bytes, free // 8))
+        total = max(min(total, affordable), needed)
+    return MemoryPlan(
+        context_tokens=min(context, total),
+        kv_tokens=total,
+        prefix_bytes=min(options.prefix_cache_bytes, free // 8),
+    )

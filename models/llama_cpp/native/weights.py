@@ -1,4 +1,4 @@
-"""A GGUF file in memory: what it says about itself, and whether this machine can hold it."""
+"""A GGUF file in memory: its metadata, and whether it fits this machine."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ _TEXT_BYTES = 4096
 
 
 class Weights:
-    """Owns the native model. Raises EngineUnavailable, saying what is wrong with the file or with the machine."""
+    """Owns the native model, and describes it in plain attributes."""
 
     def __init__(self, path: Path, gpu_layers: int = 0) -> None:
+        """Load a GGUF file.
+
+        Raises:
+            EngineUnavailable: the file is missing, is not a usable model, or does not fit in memory.
+        """
         self.path = path
-        self.bytes = _check_header(path)
-        memory.check_weights_fit(path, self.bytes, memory.free_bytes())
+        self.size_bytes = _check_header(path)
+        memory.check_weights_fit(path, self.size_bytes, memory.free_bytes())
         bindings.start_backend()
-        bindings.forget_complaints()
+        bindings.clear_errors()
         params = native.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         self.pointer: bindings.Pointer = native.llama_model_load_from_file(str(path).encode(), params)
         if not self.pointer:
             raise EngineUnavailable(
-                f"{path}: llama.cpp cannot load it: {bindings.complaint() or 'it does not say why'}"
+                f"{path}: llama.cpp cannot load it: {bindings.last_errors() or 'it does not say why'}"
             )
         if not native.llama_model_has_decoder(self.pointer) or native.llama_model_is_diffusion(self.pointer):
             self.close()
@@ -41,25 +46,25 @@ class Weights:
 
     def _describe(self) -> None:
         model = self.pointer
-        self.architecture = self.text("general.architecture")
-        self.name = self.text("general.name") or self.path.stem
+        self.architecture = self.metadata("general.architecture")
+        self.name = self.metadata("general.name") or self.path.stem
         self.quantisation = (native.llama_ftype_name(native.llama_model_ftype(model)) or b"").decode()
         self.parameters = int(native.llama_model_n_params(model))
-        self.context = int(native.llama_model_n_ctx_train(model))
-        self.dimensions = int(native.llama_model_n_embd(model))
-        self.template = (native.llama_model_chat_template(model, None) or b"").decode(errors="replace")
-        self.refuse_token = self.text("causeway.refuse_token")
-        # A sequence's state is then not a list of cells that another one could share a part of.
+        self.trained_context = int(native.llama_model_n_ctx_train(model))  # tokens
+        self.embedding_dimensions = int(native.llama_model_n_embd(model))
+        self.chat_template = (native.llama_model_chat_template(model, None) or b"").decode(errors="replace")
+        self.refuse_token = self.metadata("causeway.refuse_token")
+        # The state of a recurrent model is not a list of cells of which another sequence could use the first ones.
         self.shares_prefixes = not (native.llama_model_is_recurrent(model) or native.llama_model_is_hybrid(model))
         heads = max(1, int(native.llama_model_n_head(model)))
-        width = self.dimensions // heads
-        key = int(self.text(f"{self.architecture}.attention.key_length") or width)
-        value = int(self.text(f"{self.architecture}.attention.value_length") or width)
-        layers, shared_heads = int(native.llama_model_n_layer(model)), int(native.llama_model_n_head_kv(model))
-        self.token_bytes = max(1, layers * shared_heads * (key + value) * _F16_BYTES)  # KV cache of one token
+        head_width = self.embedding_dimensions // heads
+        key = int(self.metadata(f"{self.architecture}.attention.key_length") or head_width)
+        value = int(self.metadata(f"{self.architecture}.attention.value_length") or head_width)
+        layers, kv_heads = int(native.llama_model_n_layer(model)), int(native.llama_model_n_head_kv(model))
+        self.kv_bytes_per_token = max(1, layers * kv_heads * (key + value) * _F16_BYTES)
 
-    def text(self, key: str) -> str:
-        """A metadata value as text, "" when the file has none."""
+    def metadata(self, key: str) -> str:
+        """Return a metadata value as text, "" when the file has none."""
         buffer = ctypes.create_string_buffer(_TEXT_BYTES)
         length = native.llama_model_meta_val_str(self.pointer, key.encode(), buffer, _TEXT_BYTES)
         return buffer.value.decode(errors="replace") if length >= 0 else ""
@@ -71,7 +76,7 @@ class Weights:
 
 
 def _check_header(path: Path) -> int:
-    """Size in bytes of a file that begins as a GGUF does; llama.cpp judges the rest."""
+    """Return the size in bytes of a file that begins like a GGUF; llama.cpp checks the rest."""
     try:
         with path.open("rb") as file:
             head = file.read(8)

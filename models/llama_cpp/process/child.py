@@ -1,7 +1,7 @@
 """The engine behind a socketpair: ``python -m models.llama_cpp.process.child FD``.
 
-The main thread reads what the daemon says, so that counting a prompt or cancelling a job never waits for a decode step;
-the engine's thread writes what each step made. The child ends when the daemon does: the socket closes with it.
+The main thread reads the daemon's messages, so that counting a prompt or cancelling a job never waits for a decode
+step; the engine's thread writes each step's emissions. The child exits when the daemon does: the socket closes with it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from . import frames
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
-_SEND_BYTES = 1 << 20  # room for a daemon that is busy for a moment
-_SWITCH_S = 0.0002  # the engine's thread comes back from decoding and must not wait 5 ms for the reader's
-_OOM_SCORE = "300"  # out of memory the kernel shall take this process, not the daemon
-PROTOCOL_BROKEN = 3
-ENGINE_BROKEN = 4
+_SEND_BYTES = 1 << 20  # socket buffer: room for a daemon that is busy for a moment
+_SWITCH_S = 0.0002  # after a decode the engine's thread must not wait the default 5 ms for the reader's
+_OOM_SCORE = "300"  # out of memory, the kernel kills this process before the daemon
+EXIT_PROTOCOL_ERROR = 3
+EXIT_ENGINE_FAILED = 4
 
 
 class EngineChild:
-    """One engine, one daemon."""
+    """One engine, driven by one daemon over `link`."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -40,28 +40,28 @@ class EngineChild:
         self._engine: Engine | None = None
 
     def serve(self) -> int:
-        """Until the daemon goes; the exit status."""
-        reader = frames.to_child()
-        # One buffer for all: to ask for a fresh one each time, and keep little of it, tears the heap to pieces.
+        """Serve until the daemon closes the link; return the exit status."""
+        reader = frames.daemon_message_reader()
+        # One buffer for all reads: allocating a large one each time and keeping little of it fragments the heap.
         data = memoryview(bytearray(_READ_BYTES))
         while size := self._link.recv_into(data):
             try:
                 messages = reader.feed(data[:size])
             except frames.FrameError as error:
-                _log.error("the daemon sent what is no message: %s", error)
-                return PROTOCOL_BROKEN
+                _log.error("the daemon sent an invalid message: %s", error)
+                return EXIT_PROTOCOL_ERROR
             for message in messages:
                 if not self._handle(message):
-                    return ENGINE_BROKEN
+                    return EXIT_ENGINE_FAILED
         return 0
 
-    def _handle(self, message: frames.ToChild) -> bool:
-        """False when there is nothing left to live for."""
+    def _handle(self, message: frames.DaemonMessage) -> bool:
+        """Handle one message; False when the child has to exit."""
         if isinstance(message, frames.Load):
             return self._load(message)
         engine = self._engine
         if engine is None:
-            _log.error("the daemon asked for something before it said what to load")
+            _log.error("the daemon sent a request before it sent the model to load")
             return False
         if isinstance(message, frames.Submit):
             for job in message.jobs:
@@ -72,18 +72,18 @@ class EngineChild:
         elif isinstance(message, frames.Count):
             self._count(engine, message)
         else:
-            self._send(frames.Pong(message.ask, engine.stats()))
+            self._send(frames.Pong(message.request_id, engine.stats()))
         return True
 
     def _load(self, message: frames.Load) -> bool:
-        engine = Engine(message.options, self._emit, self._broken)
+        engine = Engine(message.options, self._emit, self._fail)
         try:
             engine.start()
         except CausewayError as error:
             self._send(frames.Failed(error.code, error.message))
             return False
         self._engine = engine
-        # What was made while loading stays: the collector need not look at it again.
+        # Objects created while loading live as long as the process: exempt them from garbage collection.
         gc.collect()
         gc.freeze()
         self._send(frames.Ready(engine.info))
@@ -94,29 +94,29 @@ class EngineChild:
             tokens = engine.count(message.prompt)
         except CausewayError:
             tokens = -1
-        self._send(frames.Counted(message.ask, tokens))
+        self._send(frames.Counted(message.request_id, tokens))
 
     def _emit(self, emissions: list[Emission]) -> None:
         assert self._engine is not None
         waiting, tokens_per_s = self._engine.load
         self._send(frames.Step(tuple(emissions), waiting, tokens_per_s))
 
-    def _broken(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         self._send(frames.Failed(EngineCrashed.code, str(error)))
-        os._exit(ENGINE_BROKEN)
+        os._exit(EXIT_ENGINE_FAILED)
 
-    def _send(self, message: frames.FromChild) -> None:
+    def _send(self, message: frames.ChildMessage) -> None:
         frame = frames.encode(message)
         try:
             with self._sending:
                 self._link.sendall(frame)
         except OSError:
-            os._exit(0)  # the daemon is gone, and with it everybody who could want an answer
+            os._exit(0)  # the daemon is gone, and every client with it
 
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="engine[%(process)d] %(levelname)s %(name)s: %(message)s")
-    # Ctrl-C and a service manager's stop reach the whole group; the daemon drains first, then it closes the link.
+    # Ctrl-C and a service manager's stop reach the whole process group; the daemon drains first, then closes the link.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ def main() -> None:
     status = 0
     with contextlib.suppress(ConnectionError):
         status = EngineChild(link).serve()
-    # Not through the interpreter's end: a decode step may be running, and nothing is left to save.
+    # Skip the interpreter's shutdown: a decode step may be running, and there is nothing to save.
     logging.shutdown()
     os._exit(status)
 

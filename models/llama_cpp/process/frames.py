@@ -1,4 +1,4 @@
-"""What daemon and engine child say to each other: msgpack messages, each behind its length (4 bytes, little endian)."""
+"""Messages between daemon and engine child: msgpack, each behind its length (4 bytes, little endian)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import msgspec
 from ..protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
 
 _LENGTH = struct.Struct("<I")
-_LONGEST = 64 * 1024 * 1024  # bytes: a prompt is at most a request body
+_MAX_BYTES = 64 * 1024 * 1024  # a prompt is at most a request body
 
 
 class FrameError(Exception):
-    """The bytes are no frame, or the frame is no message. There is no way to find the next one: the link is lost."""
+    """The bytes are not a frame, or the frame is not a message. The next frame cannot be found: the link is lost."""
 
 
 # --- daemon → child --------------------------------------------------------------------------------------------------
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
-    """First, and once."""
+    """The first message, sent once."""
 
     options: EngineOptions
 
@@ -35,15 +35,15 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class Count(msgspec.Struct, frozen=True, array_like=True, tag="count"):
-    ask: int
+    request_id: int
     prompt: Prompt
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    ask: int
+    request_id: int
 
 
-ToChild = Load | Submit | Cancel | Count | Ping
+DaemonMessage = Load | Submit | Cancel | Count | Ping
 
 # --- child → daemon --------------------------------------------------------------------------------------------------
 
@@ -53,38 +53,38 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The model cannot be loaded, or the engine cannot go on; the child ends after it."""
+    """The model cannot be loaded, or the engine cannot continue; the child exits after it."""
 
     code: str  # of router.errors
     detail: str
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """All that one step made."""
+    """The emissions of one step, and the engine's load after it."""
 
     emissions: tuple[Emission, ...]
     waiting: int
-    tokens_per_s: float  # of one stream
+    tokens_per_s: float  # of one sequence
 
 
 class Counted(msgspec.Struct, frozen=True, array_like=True, tag="counted"):
-    ask: int
-    tokens: int  # -1: this prompt cannot be counted, submitting it says why
+    request_id: int
+    tokens: int  # -1: this prompt cannot be counted; submitting it returns the reason
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
-    ask: int
+    request_id: int
     stats: EngineStats
 
 
-FromChild = Ready | Failed | Step | Counted | Pong
+ChildMessage = Ready | Failed | Step | Counted | Pong
 
 M = TypeVar("M")
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: ToChild | FromChild) -> bytearray:
-    """A whole frame."""
+def encode(message: DaemonMessage | ChildMessage) -> bytearray:
+    """Encode a message as a whole frame."""
     frame = bytearray(_LENGTH.size)
     _encoder.encode_into(message, frame, _LENGTH.size)
     _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
@@ -92,14 +92,18 @@ def encode(message: ToChild | FromChild) -> bytearray:
 
 
 class FrameReader(Generic[M]):
-    """Bytes in any pieces to messages. Raises FrameError; after that it is of no more use."""
+    """Decodes messages from bytes that arrive in arbitrary pieces. It cannot be used after a FrameError."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> list[M]:
-        """The messages that are whole now."""
+        """Add bytes; return the messages that are complete.
+
+        Raises:
+            FrameError: the bytes are not a frame, or the frame is not a message.
+        """
         buffer = self._buffer
         buffer += data
         messages: list[M] = []
@@ -107,8 +111,8 @@ class FrameReader(Generic[M]):
         with memoryview(buffer) as view:
             while len(buffer) - start >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(buffer, start)
-                if length > _LONGEST:
-                    raise FrameError(f"a frame of {length} bytes; the longest is {_LONGEST}")
+                if length > _MAX_BYTES:
+                    raise FrameError(f"a frame of {length} bytes; the longest is {_MAX_BYTES}")
                 end = start + _LENGTH.size + length
                 if len(buffer) < end:
                     break
@@ -121,9 +125,11 @@ class FrameReader(Generic[M]):
         return messages
 
 
-def to_child() -> FrameReader[ToChild]:
-    return FrameReader(msgspec.msgpack.Decoder(ToChild))
+def daemon_message_reader() -> FrameReader[DaemonMessage]:
+    """Return the child's reader."""
+    return FrameReader(msgspec.msgpack.Decoder(DaemonMessage))
 
 
-def from_child() -> FrameReader[FromChild]:
-    return FrameReader(msgspec.msgpack.Decoder(FromChild))
+def child_message_reader() -> FrameReader[ChildMessage]:
+    """Return the daemon's reader."""
+    return FrameReader(msgspec.msgpack.Decoder(ChildMessage))

@@ -1,6 +1,6 @@
-"""The daemon's side of one engine child: start it, talk to it, notice its end. asyncio, any loop.
+"""The daemon's side of one engine child: start it, exchange messages with it, notice its end. Any asyncio loop.
 
-A child is never used again after it ended; who wants another one starts a new `EngineProcess`.
+A child that ended is never used again; its successor is a new `EngineProcess`.
 """
 
 from __future__ import annotations
@@ -23,42 +23,47 @@ from . import frames
 
 _ROOT = Path(__file__).resolve().parents[3]
 _COUNT_S = 2.0
-_END_S = 2.0
+_EXIT_S = 2.0
 _POLL_S = 0.005
-# llama.cpp's threads that wait for work sleep instead of spinning: the core is the daemon's meanwhile.
+# Idle threads of llama.cpp sleep instead of spinning, which leaves the core to the daemon.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GGML_NO_BACKTRACE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class EmissionSink(Protocol):
-    """Who waits for the emissions of some jobs."""
+    """Receives the emissions of some jobs."""
 
     def put(self, emissions: list[Emission]) -> None:
-        """What one step made for these jobs."""
+        """Receive the emissions of one step."""
 
-    def lost(self, reason: str) -> None:
+    def engine_lost(self, reason: str) -> None:
         """The child is gone, and these jobs with it."""
 
 
-class EngineProcess:
-    """One child, from `start` to its end; `ended` is done, with the reason, when it is gone."""
+class EngineProcess(asyncio.Protocol):
+    """One child, from `start` to its exit.
+
+    `ready`: the loaded model, or EngineUnavailable. `ended`: the reason, once the child is gone. `waiting`: jobs that
+    wait in the child, and `tokens_per_s` of one sequence, as of its last step. `progress_at`: loop time of its last
+    step, or of the submission that ended an idle period.
+    """
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
-        self._reader = frames.from_child()
+        self._reader = frames.child_message_reader()
         self._sinks: dict[int, EmissionSink] = {}
-        self._asked: dict[int, asyncio.Future[int]] = {}
-        self._asks = itertools.count(1)
+        self._counts: dict[int, asyncio.Future[int]] = {}  # pending count requests by id
+        self._request_ids = itertools.count(1)
         self._failure = ""
         self.ready: asyncio.Future[ModelInfo] = self._loop.create_future()
         self.ended: asyncio.Future[str] = self._loop.create_future()
-        self.waiting = 0  # jobs that wait in the child, as it last said
-        self.tokens_per_s: float | None = None  # of one stream
-        self.progress_at = self._loop.time()  # when it last made something, or began to have something to make
-        self._steps_seen = -1
-        self._leaving: asyncio.Task[None] | None = None
+        self.waiting = 0
+        self.tokens_per_s: float | None = None
+        self.progress_at = self._loop.time()
+        self._last_steps = -1
+        self._exit_wait: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -66,25 +71,29 @@ class EngineProcess:
 
     @property
     def alive(self) -> bool:
-        """It loaded its model, and its link is open."""
+        """The model is loaded and the link is open."""
         loaded = self.ready.done() and self.ready.exception() is None
         return loaded and self._transport is not None and not self._transport.is_closing()
 
     @property
     def jobs(self) -> int:
-        """Submitted and not ended."""
+        """Jobs that are submitted and not finished."""
         return len(self._sinks)
 
     async def start(self) -> None:
-        """Start the child and tell it what to load; `ready` says when it has."""
+        """Start the child and send it the model to load; await `ready` for the result.
+
+        Raises:
+            EngineUnavailable: the process cannot be started.
+        """
         ours, theirs = socket.socketpair()
         try:
-            # Not asyncio's own: this takes a millisecond, and cannot be left half done by a cancellation.
+            # Not asyncio's subprocess: this takes a millisecond, and a cancellation cannot leave it half done.
             self._process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-m", "models.llama_cpp.process.child", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # Python looks there first: our packages, whatever lies in the daemon's own folder.
+                # Python searches the working directory first: a module in the daemon's must not shadow ours.
                 cwd=_ROOT,
                 env=_environment(),
             )
@@ -95,17 +104,17 @@ class EngineProcess:
             theirs.close()
         ours.setblocking(False)
         try:
-            self._transport, _ = await self._loop.create_unix_connection(lambda: _ChildConnection(self), sock=ours)
+            self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=ours)
         except BaseException:
             ours.close()
             raise
         self._send(frames.Load(self._options))
 
     def submit(self, jobs: Iterable[Job], sink: EmissionSink) -> None:
-        """`sink` gets each step's emissions of these jobs."""
+        """Submit jobs; `sink` receives their emissions, step by step."""
         jobs = tuple(jobs)
         if self.ended.done():
-            sink.lost(self.ended.result())
+            sink.engine_lost(self.ended.result())
             return
         if not self._sinks:
             self.progress_at = self._loop.time()
@@ -114,37 +123,37 @@ class EngineProcess:
         self._send(frames.Submit(jobs))
 
     def cancel(self, jobs: Iterable[int]) -> None:
-        """Forget jobs; the child frees them within a step."""
-        held = tuple(job for job in jobs if self._sinks.pop(job, None) is not None)
-        if held:
-            self._send(frames.Cancel(held))
+        """Forget jobs; the child frees them within a step. Finished jobs are ignored."""
+        unfinished = tuple(job for job in jobs if self._sinks.pop(job, None) is not None)
+        if unfinished:
+            self._send(frames.Cancel(unfinished))
 
     async def count(self, prompt: Prompt) -> int | None:
-        """Tokens of a prompt; None when it cannot be counted, or not in time."""
-        ask = next(self._asks)
-        answer: asyncio.Future[int] = self._loop.create_future()
-        self._asked[ask] = answer
-        timer = self._loop.call_later(_COUNT_S, self._counted, ask, -1)
-        self._send(frames.Count(ask, prompt))
+        """Return the number of tokens of a prompt; None when it cannot be counted, or not in time."""
+        request_id = next(self._request_ids)
+        reply: asyncio.Future[int] = self._loop.create_future()
+        self._counts[request_id] = reply
+        timer = self._loop.call_later(_COUNT_S, self._resolve_count, request_id, -1)
+        self._send(frames.Count(request_id, prompt))
         try:
-            tokens = await answer
+            tokens = await reply
         finally:
             timer.cancel()
-            self._asked.pop(ask, None)
+            self._counts.pop(request_id, None)
         return tokens if tokens >= 0 else None
 
     def ping(self) -> None:
-        """Ask whether it gets on: the answer moves `progress_at` if it made steps since the last one."""
+        """Ask for the engine's statistics; the reply updates `progress_at` if there were steps since the last one."""
         self._send(frames.Ping(0))
 
     def kill(self, reason: str) -> None:
-        """At once; `reason` is what `ended` will say."""
+        """Kill the child at once; `ended` gets `reason`."""
         self._failure = self._failure or reason
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
 
     async def close(self) -> None:
-        """Let it end, and make sure that it did."""
+        """Close the link, and wait until the child is gone."""
         self._failure = self._failure or "the engine was closed"
         if self._transport is not None:
             self._transport.abort()
@@ -155,92 +164,80 @@ class EngineProcess:
 
     # --- the link ---------------------------------------------------------------------------------------------------
 
-    def _send(self, message: frames.ToChild) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frames.encode(message))
-
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes from the child (asyncio.Protocol)."""
         try:
             for message in self._reader.feed(data):
                 self._handle(message)
         except frames.FrameError as error:
-            self.kill(f"the engine sent what is no message: {error}")
+            self.kill(f"the engine sent an invalid message: {error}")
 
-    def _handle(self, message: frames.FromChild) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Handle the end of the link: the child is exiting or was killed (asyncio.Protocol)."""
+        # A done-callback, because a loop that is torn down cancels the task, and `close` must not wait for ever.
+        self._exit_wait = self._loop.create_task(self._wait_for_exit())
+        self._exit_wait.add_done_callback(self._finish)
+
+    def _send(self, message: frames.DaemonMessage) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frames.encode(message))
+
+    def _handle(self, message: frames.ChildMessage) -> None:
         if isinstance(message, frames.Step):
             self.waiting, self.tokens_per_s = message.waiting, message.tokens_per_s or None
             self.progress_at = self._loop.time()
             self._deliver(message.emissions)
         elif isinstance(message, frames.Counted):
-            self._counted(message.ask, message.tokens)
+            self._resolve_count(message.request_id, message.tokens)
         elif isinstance(message, frames.Ready):
             if not self.ready.done():
                 self.ready.set_result(message.info)
         elif isinstance(message, frames.Failed):
             self._failure = message.detail
-        elif message.stats.steps != self._steps_seen:
-            self._steps_seen = message.stats.steps
+        elif message.stats.steps != self._last_steps:
+            self._last_steps = message.stats.steps
             self.progress_at = self._loop.time()
 
     def _deliver(self, emissions: tuple[Emission, ...]) -> None:
-        """Each sink once, with all that is its own."""
-        mine: dict[EmissionSink, list[Emission]] = {}
+        """Call each sink once, with all of its emissions."""
+        by_sink: dict[EmissionSink, list[Emission]] = {}
         for emission in emissions:
             last = bool(emission.finish_reason or emission.error)
             sink = self._sinks.pop(emission.job, None) if last else self._sinks.get(emission.job)
             if sink is not None:
-                mine.setdefault(sink, []).append(emission)
-        for sink, some in mine.items():
-            sink.put(some)
+                by_sink.setdefault(sink, []).append(emission)
+        for sink, batch in by_sink.items():
+            sink.put(batch)
 
-    def _counted(self, ask: int, tokens: int) -> None:
-        answer = self._asked.get(ask)
-        if answer is not None and not answer.done():
-            answer.set_result(tokens)
+    def _resolve_count(self, request_id: int, tokens: int) -> None:
+        reply = self._counts.get(request_id)
+        if reply is not None and not reply.done():
+            reply.set_result(tokens)
 
-    def lost(self) -> None:
-        """The link is closed: the child is ending, or was ended."""
-        # Settled however the waiting ends: a loop that is torn down cancels it, and `close` must not wait for ever.
-        self._leaving = self._loop.create_task(self._leave())
-        self._leaving.add_done_callback(self._settle)
-
-    async def _leave(self) -> None:
-        """Give it a moment to end by itself."""
-        deadline = self._loop.time() + _END_S
-        # A process's end is no event that every loop has.
+    async def _wait_for_exit(self) -> None:
+        """Give the child a moment to exit by itself."""
+        deadline = self._loop.time() + _EXIT_S
+        # Polled, because not every loop can watch a process.
         while self._process is not None and self._process.poll() is None and self._loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
 
-    def _settle(self, _: object) -> None:
-        """It is gone after this, and everybody who waits for it knows."""
+    def _finish(self, _: object) -> None:
+        """Reap the child, and tell every waiter and sink."""
         assert self._process is not None
         if self._process.poll() is None:
-            self.kill("the engine closed its link and went on")
+            self.kill("the engine closed its link but did not exit")
         status = self._process.wait()
-        reason = self._failure or f"the engine ended: {_told(status)}"
-        for ask in list(self._asked):
-            self._counted(ask, -1)
+        reason = self._failure or f"the engine ended: {_describe_exit(status)}"
+        for request_id in list(self._counts):
+            self._resolve_count(request_id, -1)
         if not self.ready.done():
             self.ready.set_exception(EngineUnavailable(reason, phase="connect"))
-            self.ready.exception()  # whoever waits is told; when nobody does, that is no fault
+            self.ready.exception()  # mark as retrieved: that nothing awaits `ready` is not an error
         if not self.ended.done():
             self.ended.set_result(reason)
         sinks, self._sinks = set(self._sinks.values()), {}
         for sink in sinks:
-            sink.lost(reason)
-
-
-class _ChildConnection(asyncio.Protocol):
-    """Bytes from the child, and its end."""
-
-    def __init__(self, process: EngineProcess) -> None:
-        self._process = process
-
-    def data_received(self, data: bytes) -> None:
-        self._process.received(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._process.lost()
+            sink.engine_lost(reason)
 
 
 def _environment() -> dict[str, str]:
@@ -248,7 +245,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _told(status: int) -> str:
+def _describe_exit(status: int) -> str:
     if status >= 0:
         return f"status {status}"
     name = signal.Signals(-status).name

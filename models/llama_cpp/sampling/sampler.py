@@ -1,7 +1,7 @@
-"""Choosing the next token of one sequence: bias and penalties, grammar, then the greatest or a drawn one.
+"""Sample the next token of one sequence: bias and penalties, grammar, then the best token or a drawn one.
 
-Order: penalties and bias on the logits, top_k (first: the rest is then over few tokens), temperature, top_p, min_p,
-draw. A plain greedy sequence needs no Chooser: the engine takes the row's greatest.
+Order: penalties and bias on the logits, top_k (first: the rest then works on few tokens), temperature, top_p, min_p,
+draw. A plain greedy sequence needs no sampler: the engine takes the argmax of the row.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ..native.vocabulary import Tokens, Vocabulary
 from .confidence import LogitsRow
 
 NO_TOKEN = -1
-_TOP_K = 64  # where the caller says nothing: beyond it is noise of a small model, and time
+_TOP_K = 64  # default: beyond it is a small model's noise, and time
 _RANDOM_SEED = 0xFFFFFFFF  # llama.h, LLAMA_DEFAULT_SEED: "choose one"
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
 class TokenDataArray:
-    """One llama_token_data_array over the whole vocabulary, for an engine's thread to use again and again."""
+    """One llama_token_data_array over the whole vocabulary, which the engine's thread reuses for every sequence."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = np.arange(vocabulary.size, dtype=np.int32)
-        self._controls = np.array([t for t in vocabulary.controls if t not in vocabulary.ends], np.int64)
+        self._controls = np.array([t for t in vocabulary.control_tokens if t not in vocabulary.end_tokens], np.int64)
         self._table = np.empty(vocabulary.size, _CANDIDATE)
         self._array = native.llama_token_data_array()
         self._address = ctypes.addressof(self._array)
@@ -41,14 +41,14 @@ class TokenDataArray:
         self._single_address = ctypes.addressof(self._single)
 
     def allows(self, grammar: bindings.Pointer, token: int) -> bool:
-        """Whether `token` may come next: the grammar looks at one candidate instead of all."""
+        """Return whether `token` may come next: the grammar checks one candidate instead of all."""
         self._one.id, self._one.logit = token, 1.0  # type: ignore[assignment]
         self._single.size, self._single.selected, self._single.sorted = 1, -1, False
         bindings.apply(grammar, self._single_address)
         return bool(self._one.logit == 1.0)
 
-    def choose(self, row: LogitsRow, grammar: bindings.Pointer, chain: bindings.Pointer) -> int:
-        """The best (no `chain`) or a drawn token among those that the grammar allows; NO_TOKEN when it allows none."""
+    def sample(self, row: LogitsRow, grammar: bindings.Pointer, chain: bindings.Pointer) -> int:
+        """Return the best token (without `chain`) or a drawn one among those that the grammar allows, or NO_TOKEN."""
         table = self._table
         table["id"], table["logit"], table["p"] = self._ids, row, 0.0
         table["logit"][self._controls] = -np.inf
@@ -66,9 +66,9 @@ class TokenDataArray:
 
 
 class TokenSampler:
-    """Owns the native sampler and grammar of one sequence; `close` frees them.
+    """Owns the native sampler chain and grammar of one sequence; `close` frees them.
 
-    Raises InvalidGrammar when llama.cpp refuses the grammar, InvalidRequest for a bias on a token that does not exist.
+    `adjusts_logits`: `sample` changes the row it is given.
     """
 
     def __init__(
@@ -79,59 +79,86 @@ class TokenSampler:
         prompt: Tokens,
         gbnf: str = "",
         *,
-        refusable: bool = False,
+        may_refuse: bool = False,
         answer_prefix: str = "",
     ) -> None:
-        """`refusable`: the refusal token may come first, before what the grammar asks for. `answer_prefix`: the part of
-        the grammar's text that the prompt already holds; if the grammar does not allow it, the grammar is not applied.
+        """Compile the settings of one sequence.
+
+        Args:
+            vocabulary: the model's tokens.
+            candidates: shared by all sequences of the engine.
+            sampling: temperature, penalties and so on.
+            prompt: its tokens, for the repetition penalty.
+            gbnf: grammar with the root rule `root`; "" for none.
+            may_refuse: the refusal token may come first, before what the grammar requires.
+            answer_prefix: beginning of the grammar's text that stands in the prompt already; if the grammar does not
+                allow it, the answer is unconstrained.
+
+        Raises:
+            InvalidGrammar: llama.cpp refuses the grammar.
+            InvalidRequest: `logit_bias` names a token that does not exist.
         """
         self._candidates = candidates
         self._bias = _bias(sampling, vocabulary)
         self._penalties = _Penalties(sampling, prompt) if _penalises(sampling) else None
-        self._ends = vocabulary.ends
-        self._controls = frozenset(vocabulary.controls) - vocabulary.ends
+        self._controls = frozenset(vocabulary.control_tokens) - vocabulary.end_tokens
         self._grammar = _grammar(vocabulary, gbnf) if gbnf else 0
-        self._chain = 0 if greedy(sampling) else _chain(sampling)
+        self._chain = 0 if _is_greedy(sampling) else _chain(sampling)
         self._pieces, self._texts = vocabulary.pieces, vocabulary.texts
-        self._letters = codecs.getincrementaldecoder("utf-8")()
-        self._whole = True  # no character is half said
-        self._first = vocabulary.refuse if refusable and not answer_prefix else None  # what may come first in any case
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._at_boundary = True  # the answer so far ends with a whole character
+        self._allowed_first = vocabulary.refuse_token if may_refuse and not answer_prefix else None
         self._answer_prefix = vocabulary.encode(answer_prefix, special=False).tolist() if answer_prefix else []
-        self.adjusts = bool(self._grammar) or self._bias is not None or self._penalties is not None
+        self.adjusts_logits = bool(self._grammar) or self._bias is not None or self._penalties is not None
 
-    def choose(self, row: LogitsRow, context: bindings.Pointer, index: int) -> int:
-        """The token after batch place `index`, whose logits are `row` (changed in place); NO_TOKEN at a dead end."""
+    def sample(self, row: LogitsRow, context: bindings.Pointer, index: int) -> int:
+        """Sample the token that follows batch index `index`.
+
+        Args:
+            row: its logits, changed in place.
+            context: the llama_context that decoded the batch.
+            index: the batch row.
+
+        Returns:
+            The token, or NO_TOKEN when the grammar allows none.
+        """
         if self._answer_prefix:
-            self._catch_up()
+            self._skip_answer_prefix()
         if self._penalties is not None:
             self._penalties.apply(row)
         if self._bias is not None:
             row[self._bias[0]] += self._bias[1]
         token = bindings.sample(self._chain, context, index) if self._chain else int(row.argmax())
-        if not self._grammar or token == self._first:
+        if not self._grammar or token == self._allowed_first:
             return token
-        # Mostly the model wants what the grammar allows: asking about one token is a hundredth of asking about all.
+        # The model mostly wants what the grammar allows: checking one token costs a hundredth of checking all.
         if token in self._controls or not self._candidates.allows(self._grammar, token):
-            token = self._candidates.choose(row, self._grammar, self._chain)
-        # llama.cpp's grammars take bytes for a letter that are none in UTF-8 (overlong forms, surrogates).
-        while token != NO_TOKEN and not self._spells(token):
+            token = self._candidates.sample(row, self._grammar, self._chain)
+        # llama.cpp's grammars accept bytes as a character that are not UTF-8 (overlong forms, surrogates).
+        while token != NO_TOKEN and not self._continues_utf8(token):
             row[token] = -np.inf
-            token = self._candidates.choose(row, self._grammar, self._chain)
+            token = self._candidates.sample(row, self._grammar, self._chain)
         return token
 
     def accept(self, token: int) -> None:
-        """`token`, which `choose` gave, is part of the answer now."""
-        first, self._first = self._first, None
-        if self._grammar and token != first:
+        """Add `token`, which `sample` returned, to the answer."""
+        allowed_first, self._allowed_first = self._allowed_first, None
+        if self._grammar and token != allowed_first:
             bindings.accept(self._grammar, token)
-            if not (self._whole and self._texts[token] is not None):
-                self._letters.decode(self._pieces[token])
-                self._whole = not self._letters.getstate()[0]
+            if not (self._at_boundary and self._texts[token] is not None):
+                self._decoder.decode(self._pieces[token])
+                self._at_boundary = not self._decoder.getstate()[0]
         if self._penalties is not None:
             self._penalties.count(token)
 
-    def _catch_up(self) -> None:
-        """Take the grammar past what was said before."""
+    def close(self) -> None:
+        for sampler in (self._grammar, self._chain):
+            if sampler:
+                bindings.free_sampler(sampler)
+        self._grammar = self._chain = 0
+
+    def _skip_answer_prefix(self) -> None:
+        """Advance the grammar past the beginning that stands in the prompt."""
         for token in self._answer_prefix:
             if not self._pieces[token]:
                 continue  # a beginning-of-sequence token
@@ -142,24 +169,18 @@ class TokenSampler:
             bindings.accept(self._grammar, token)
         self._answer_prefix = []
 
-    def _spells(self, token: int) -> bool:
-        """Whether the token's bytes go on with UTF-8."""
-        if self._whole and self._texts[token] is not None:
+    def _continues_utf8(self, token: int) -> bool:
+        """Return whether the token's bytes are valid UTF-8 after the answer so far."""
+        if self._at_boundary and self._texts[token] is not None:
             return True
-        state = self._letters.getstate()
+        state = self._decoder.getstate()
         try:
-            self._letters.decode(self._pieces[token])
+            self._decoder.decode(self._pieces[token])
         except UnicodeDecodeError:
             return False
         finally:
-            self._letters.setstate(state)
+            self._decoder.setstate(state)
         return True
-
-    def close(self) -> None:
-        for sampler in (self._grammar, self._chain):
-            if sampler:
-                bindings.free_sampler(sampler)
-        self._grammar = self._chain = 0
 
 
 class _Penalties:
@@ -176,23 +197,23 @@ class _Penalties:
         self._counts[token] = self._counts.get(token, 0) + 1
 
     def apply(self, row: LogitsRow) -> None:
-        made = np.fromiter(self._counts, np.int64, len(self._counts))
+        generated = np.fromiter(self._counts, np.int64, len(self._counts))
         if self._repeat != 1.0:
-            seen = np.union1d(made, self._prompt)
+            seen = np.union1d(generated, self._prompt)
             logits = row[seen]
             row[seen] = np.where(logits > 0, logits / self._repeat, logits * self._repeat)
-        if len(made):
-            times = np.fromiter(self._counts.values(), np.float32, len(self._counts))
-            row[made] -= np.float32(self._presence) + np.float32(self._frequency) * times
+        if len(generated):
+            counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+            row[generated] -= np.float32(self._presence) + np.float32(self._frequency) * counts
 
 
-def greedy(sampling: Sampling) -> bool:
+def is_plain_greedy(sampling: Sampling) -> bool:
+    """Return whether the token is the argmax of the model's own logits."""
+    return _is_greedy(sampling) and not sampling.logit_bias and not _penalises(sampling)
+
+
+def _is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature == 0.0 or sampling.top_k == 1
-
-
-def plain(sampling: Sampling) -> bool:
-    """Greedy, and nothing changes the logits first."""
-    return greedy(sampling) and not sampling.logit_bias and not _penalises(sampling)
 
 
 def _penalises(sampling: Sampling) -> bool:

@@ -1,4 +1,4 @@
-"""Tokens' bytes to text: characters whole, stop strings never shown, not even their beginning."""
+"""Tokens' bytes to text: whole characters only, and nothing of a stop string, not even its beginning."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TextStream:
-    """The text of one sequence. After `stopped` nothing more is to be fed."""
+    """The text of one sequence. Once `stopped` is set, nothing more may be fed."""
 
-    __slots__ = ("_decode", "_held", "_longest", "_stops", "made", "shown", "stopped")
+    __slots__ = ("_decode", "_held", "_max_stop", "_stops", "received", "shown", "stopped")
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._stops = tuple(stop for stop in stops if stop)
-        self._longest = max(map(len, self._stops), default=0)
+        self._max_stop = max(map(len, self._stops), default=0)
         self._decode = _decoder(errors="replace")
         self._held = ""
-        self.made = 0  # characters fed so far
-        self.shown = 0  # characters given out so far
+        self.received = 0  # characters fed so far
+        self.shown = 0  # characters returned so far
         self.stopped = False
 
     def feed(self, piece: bytes) -> str:
-        """What can be shown now that these bytes came."""
+        """Add a token's bytes; return the text that can be shown now."""
         return self._show(self._decode.decode(piece))
 
     def finish(self) -> str:
-        """The rest at the end: what was held back did not become a stop string, half a character becomes U+FFFD."""
+        """Return the rest at the end: held-back text that is not a stop string; half a character becomes U+FFFD."""
         text = self._show(self._decode.decode(b"", final=True))
         if self.stopped:
             return text
@@ -37,14 +37,14 @@ class TextStream:
 
     @property
     def clean(self) -> bool:
-        """Nothing is held and nothing can be: a token's own text is what it adds."""
+        """Nothing is held back and nothing can be: a token adds exactly its own text."""
         return not self._stops and not self._decode.getstate()[0]
 
     def _show(self, text: str) -> str:
-        self.made += len(text)
+        self.received += len(text)
         if self._stops:
             text = self._held + text
-            ends = [place for place in map(text.find, self._stops) if place >= 0]
+            ends = [at for at in map(text.find, self._stops) if at >= 0]
             if ends:
                 self.stopped, self._held = True, ""
                 text = text[: min(ends)]
@@ -55,8 +55,8 @@ class TextStream:
         return text
 
     def _possible_stop(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
+        """Return the length of the longest suffix of `text` with which a stop string begins."""
+        for length in range(min(self._max_stop - 1, len(text)), 0, -1):
             end = text[-length:]
             if any(stop.startswith(end) for stop in self._stops):
                 return length

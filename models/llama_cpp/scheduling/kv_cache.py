@@ -1,11 +1,11 @@
-"""Who uses which cells of the KV cache: running sequences, and the prefixes that they share.
+"""Which sequences use which cells of the KV cache, and the prefixes that they share.
 
-llama.cpp keeps one pool of cells; a cell holds one token's keys and values and may belong to several sequences. It does
-not say how many are in use, so that is counted here: a `Line` (one sequence's cells) is a chain of `Span`s, each made
-by the sequence that decoded it, and used by others up to where their prompts part.
+llama.cpp keeps one pool of cells; a cell holds one token's keys and values and may belong to several sequences. The
+library does not report how many cells are in use, so they are counted here: a `SequenceSlot` (one sequence's cells) is
+a chain of `KVSegment`s, each decoded by one sequence and used by others up to the point where their prompts differ.
 
-Ended sequences leave the pool at once (see prefixes): attention passes over every cell up to the last one in use, so
-what lies idle there would slow down everybody.
+Finished sequences leave the pool at once (see prefix_cache): attention passes over every cell up to the last one in
+use, so idle cells would slow down every sequence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..native import bindings
 
 
 class KVSegment:
-    """Cells that one sequence made. `users`: sequence id → how many of them, from the beginning, it uses."""
+    """Cells that one sequence decoded. `users`: sequence id -> how many of them, from the first, it uses."""
 
     __slots__ = ("users",)
 
@@ -27,48 +27,49 @@ class KVSegment:
 
 
 class SequenceSlot:
-    """One sequence's cells: shared spans and then its own. `length` tokens are in the cache."""
+    """One sequence's cells: shared segments, followed by its own. `length` tokens are in the cache."""
 
-    __slots__ = ("_own", "_shared", "_spans", "id")
+    __slots__ = ("_own", "_shared", "_shared_tokens", "id")
 
-    def __init__(self, sequence: int, spans: list[tuple[KVSegment, int]]) -> None:
+    def __init__(self, sequence: int, shared: list[tuple[KVSegment, int]]) -> None:
+        """Begin with `shared`: segments, and how many cells of each."""
         self.id = sequence
-        self._spans = [span for span, _ in spans]
-        self._shared = sum(used for _, used in spans)
-        for span, used in spans:
-            span.users[sequence] = used
+        self._shared = [segment for segment, _ in shared]
+        self._shared_tokens = sum(used for _, used in shared)
+        for segment, used in shared:
+            segment.users[sequence] = used
         self._own = KVSegment()
         self._own.users[sequence] = 0
 
     @property
     def length(self) -> int:
-        return self._shared + self._own.users[self.id]
+        return self._shared_tokens + self._own.users[self.id]
 
     def grow(self, tokens: int) -> None:
         self._own.users[self.id] += tokens
 
-    def first(self, tokens: int) -> list[tuple[KVSegment, int]]:
-        """The spans that hold the first `tokens`, with how much of each."""
-        taken: list[tuple[KVSegment, int]] = []
-        for span in (*self._spans, self._own):
-            used = min(tokens, span.users[self.id])
+    def segments_of_first(self, tokens: int) -> list[tuple[KVSegment, int]]:
+        """Return the segments that hold the first `tokens` tokens, with how many cells of each."""
+        found: list[tuple[KVSegment, int]] = []
+        for segment in (*self._shared, self._own):
+            used = min(tokens, segment.users[self.id])
             if used:
-                taken.append((span, used))
+                found.append((segment, used))
                 tokens -= used
-        return taken
+        return found
 
-    def release(self) -> int:
-        """Leave every span; how many cells nobody uses any more."""
+    def leave_segments(self) -> int:
+        """Leave every segment; return how many cells have no user any more."""
         freed = 0
-        for span in (*self._spans, self._own):
-            before = span.length
-            del span.users[self.id]
-            freed += before - span.length
+        for segment in (*self._shared, self._own):
+            before = segment.length
+            del segment.users[self.id]
+            freed += before - segment.length
         return freed
 
 
 class KVCache:
-    """The pool. `memory` is the native cache, with `total` cells for `sequences` lines."""
+    """The pool: `total` cells of the native cache `memory`, for at most `sequences` slots."""
 
     def __init__(self, memory: bindings.Pointer, total: int, sequences: int) -> None:
         self._memory = memory
@@ -80,19 +81,20 @@ class KVCache:
     def free(self) -> int:
         return self.total - self.used
 
-    def open(self, source: SequenceSlot | None = None, shared: int = 0) -> SequenceSlot:
-        """A new line, which begins with the first `shared` tokens of `source`. There are as many ids as can run."""
-        line = SequenceSlot(self._free_ids.pop(), source.first(shared) if source else [])
+    def allocate(self, source: SequenceSlot | None = None, shared: int = 0) -> SequenceSlot:
+        """Open a slot that begins with the first `shared` tokens of `source`. The caller ensures that one is free."""
+        slot = SequenceSlot(self._free_ids.pop(), source.segments_of_first(shared) if source else [])
         if source is not None and shared:
-            bindings.sequence_copy(self._memory, source.id, line.id, 0, shared)
-        return line
+            bindings.sequence_copy(self._memory, source.id, slot.id, 0, shared)
+        return slot
 
-    def grow(self, line: SequenceSlot, tokens: int) -> None:
-        line.grow(tokens)
+    def grow(self, slot: SequenceSlot, tokens: int) -> None:
+        """Count `tokens` newly decoded tokens of `slot`."""
+        slot.grow(tokens)
         self.used += tokens
 
-    def close(self, line: SequenceSlot) -> None:
-        """Give a line's cells back."""
-        bindings.sequence_remove(self._memory, line.id, -1, -1)
-        self.used -= line.release()
-        self._free_ids.append(line.id)
+    def release(self, slot: SequenceSlot) -> None:
+        """Free the slot and the cells that no other sequence uses."""
+        bindings.sequence_remove(self._memory, slot.id, -1, -1)
+        self.used -= slot.leave_segments()
+        self._free_ids.append(slot.id)

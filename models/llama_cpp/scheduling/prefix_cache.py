@@ -1,9 +1,9 @@
-"""Beginnings of prompts that were decoded before: kept outside the KV cache, put back instead of decoded again.
+"""Prompt prefixes that were decoded before: saved outside the KV cache, and restored instead of decoded again.
 
-Measured (4 KB a token): 64 tokens are saved in 40 µs and put back in 40 µs; to decode them takes 4 ms.
+Measured (4 KB per token): saving 64 tokens takes 40 µs, restoring them 40 µs, decoding them 4 ms.
 
-Each lies in pages of its own, which go back to the system with it. From the heap they would come and go in all sizes
-and leave holes: 14 MB of them after 4,000 prompts, and still growing.
+Each saved state lies in memory pages of its own, which return to the system with it. On the heap, states of all sizes
+left holes: 14 MB after 4,000 prompts, and growing.
 """
 
 from __future__ import annotations
@@ -19,36 +19,41 @@ from ..native import bindings
 from ..native.vocabulary import Tokens
 from .kv_cache import KVCache, SequenceSlot
 
-BLOCK = 16  # tokens: a shorter common beginning is decoded again
+BLOCK = 16  # tokens: a shorter common prefix is decoded again
 
 
 class SavedPrefix(msgspec.Struct, frozen=True, eq=False):
-    """What a sequence's cells held: `tokens`, and llama.cpp's own copy of their state."""
+    """A sequence's cells: `tokens`, and llama.cpp's copy of their state."""
 
     tokens: Tokens
     state: NDArray[np.uint8]
-    keys: tuple[int, ...]  # of its beginnings, a block longer each
+    keys: tuple[int, ...]  # of its prefixes, each a block longer than the one before
 
 
 class PrefixCache:
-    """Least recently used first out, at most `limit_bytes`. Found by a chain of hashes over blocks of tokens."""
+    """At most `limit_bytes` of saved prefixes, evicted least recently used first.
 
-    def __init__(self, context: bindings.Pointer, memory: bindings.Pointer, cells: KVCache, limit_bytes: int) -> None:
+    Prefixes are found by a chain of hashes over blocks of tokens.
+    """
+
+    def __init__(
+        self, context: bindings.Pointer, memory: bindings.Pointer, kv_cache: KVCache, limit_bytes: int
+    ) -> None:
         self._context = context
         self._memory = memory
-        self._cells = cells
+        self._kv_cache = kv_cache
         self._limit = limit_bytes
         self.bytes = 0
-        self._saved: OrderedDict[int, SavedPrefix] = OrderedDict()  # by the key of its longest beginning
+        self._saved: OrderedDict[int, SavedPrefix] = OrderedDict()  # by the key of all its blocks
         self._by_key: dict[int, list[SavedPrefix]] = {}
 
     def __len__(self) -> int:
         return len(self._saved)
 
     def find(self, prompt: Tokens) -> tuple[SavedPrefix | None, int]:
-        """What shares the longest beginning with `prompt`, and how many tokens that is."""
+        """Return the saved prefix that shares the most first tokens with `prompt`, and how many."""
         best: SavedPrefix | None = None
-        for key in _keys(prompt):
+        for key in _block_keys(prompt):
             if key not in self._by_key:
                 break
             best = self._by_key[key][-1]
@@ -57,47 +62,51 @@ class PrefixCache:
         common = common_prefix(best.tokens, prompt)
         return (best, common) if common >= BLOCK else (None, 0)
 
-    def restore(self, saved: SavedPrefix, line: SequenceSlot, tokens: int) -> int:
-        """Put the first `tokens` into an empty line. How many are in it now: 0 when the cells are too few."""
+    def restore(self, saved: SavedPrefix, slot: SequenceSlot, tokens: int) -> int:
+        """Restore the first `tokens` tokens into an empty slot.
+
+        Returns:
+            The number of tokens in the slot: `tokens`, or 0 when there are too few free cells.
+        """
         self._saved.move_to_end(saved.keys[-1])
         state = saved.state
-        done = self._cells.free >= len(saved.tokens) and bindings.state_set(
-            self._context, state.ctypes.data, len(state), line.id
+        restored = self._kv_cache.free >= len(saved.tokens) and bindings.state_set(
+            self._context, state.ctypes.data, len(state), slot.id
         )
-        if not done:
-            bindings.sequence_remove(self._memory, line.id, -1, -1)
+        if not restored:
+            bindings.sequence_remove(self._memory, slot.id, -1, -1)
             return 0
-        bindings.sequence_remove(self._memory, line.id, tokens, -1)
-        self._cells.grow(line, tokens)
+        bindings.sequence_remove(self._memory, slot.id, tokens, -1)
+        self._kv_cache.grow(slot, tokens)
         return tokens
 
-    def save(self, line: SequenceSlot, tokens: Tokens) -> None:
-        """Keep what `line` holds, which are `tokens`, unless it is known or too little."""
-        keys = tuple(_keys(tokens))
+    def save(self, slot: SequenceSlot, tokens: Tokens) -> None:
+        """Save the slot's cells, which hold `tokens`, unless they are saved already or shorter than a block."""
+        keys = tuple(_block_keys(tokens))
         if not keys:
             return
         if keys[-1] in self._by_key:
             self._saved.move_to_end(self._by_key[keys[-1]][-1].keys[-1])
             return
-        size = bindings.state_size(self._context, line.id)
+        size = bindings.state_size(self._context, slot.id)
         if not 0 < size <= self._limit:
             return
-        state = _pages(size)
-        if state is None or bindings.state_get(self._context, state.ctypes.data, size, line.id) != size:
+        state = _allocate_pages(size)
+        if state is None or bindings.state_get(self._context, state.ctypes.data, size, slot.id) != size:
             return
-        # A beginning of this one alone is of no more use.
+        # A saved prefix of this one is of no more use.
         for shorter in {id(saved): saved for key in keys for saved in self._by_key.get(key, ())}.values():
             if shorter.keys[-1] in keys:
-                self._forget(shorter)
+                self._evict(shorter)
         saved = SavedPrefix(tokens, state, keys)
         self._saved[keys[-1]] = saved
         for key in keys:
             self._by_key.setdefault(key, []).append(saved)
         self.bytes += size
         while self.bytes > self._limit:
-            self._forget(next(iter(self._saved.values())))
+            self._evict(next(iter(self._saved.values())))
 
-    def _forget(self, saved: SavedPrefix) -> None:
+    def _evict(self, saved: SavedPrefix) -> None:
         del self._saved[saved.keys[-1]]
         self.bytes -= len(saved.state)
         for key in saved.keys:
@@ -106,8 +115,8 @@ class PrefixCache:
                 del self._by_key[key]
 
 
-def _pages(size: int) -> NDArray[np.uint8] | None:
-    """None where the system has no more."""
+def _allocate_pages(size: int) -> NDArray[np.uint8] | None:
+    """Map `size` bytes of anonymous memory; None when the system has no more."""
     try:
         return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     except OSError:
@@ -115,14 +124,14 @@ def _pages(size: int) -> NDArray[np.uint8] | None:
 
 
 def common_prefix(one: Tokens, other: Tokens) -> int:
-    """How many tokens both begin with."""
+    """Return the number of first tokens that both share."""
     length = min(len(one), len(other))
     different = np.flatnonzero(one[:length] != other[:length])
     return int(different[0]) if len(different) else length
 
 
-def _keys(tokens: Tokens) -> list[int]:
-    """A hash of each beginning that is whole blocks; a collision costs a look, never a wrong prefix."""
+def _block_keys(tokens: Tokens) -> list[int]:
+    """Hash each prefix of whole blocks. A collision costs a comparison, never a wrong prefix."""
     raw, keys, key = tokens.tobytes(), [], 0
     width = BLOCK * tokens.itemsize
     for end in range(width, len(raw) + 1, width):

@@ -1,7 +1,7 @@
-"""Who runs in the next step: waiting jobs join between steps, prompts are taken in chunks beside running answers.
+"""Which sequences are in the next batch: jobs join between steps, prompts are prefilled in chunks beside answers.
 
-A sequence is *waiting* (no cells), *filling* (its prompt goes into the cache, chunk by chunk) or *decoding* (one token
-a step). Only the engine's thread uses this.
+A sequence is *waiting* (no slot), *prefilling* (its prompt enters the KV cache chunk by chunk) or *decoding* (one
+token per step). Only the engine's thread uses this.
 """
 
 from __future__ import annotations
@@ -16,194 +16,205 @@ from .prefix_cache import BLOCK, PrefixCache, SavedPrefix, common_prefix
 from .sequence import Sequence
 from .throughput import Throughput
 
-_GROWTH = 16  # free cells for each running answer before another one is let in
+_GROWTH = 16  # free cells for each running sequence before another one is admitted
 
 
 class PrefixSource(msgspec.Struct, frozen=True):
-    """Where the first `tokens` of a prompt can be had without decoding: from a running line, or from a saved one."""
+    """Where the first `tokens` of a prompt are available without decoding: in a running slot, or saved."""
 
     tokens: int = 0
-    line: SequenceSlot | None = None
+    slot: SequenceSlot | None = None
     saved: SavedPrefix | None = None
 
 
 class Scheduler:
+    """Owns the queue of waiting sequences and the composition of the batch."""
+
     def __init__(
-        self, context: Context, cells: KVCache, prefixes: PrefixCache | None, pace: Throughput, sequences: int
+        self,
+        context: Context,
+        kv_cache: KVCache,
+        prefix_cache: PrefixCache | None,
+        throughput: Throughput,
+        sequences: int,
     ) -> None:
-        """`sequences`: the most that run together. `prefixes` None: the model's cache cannot be shared."""
+        """Schedule at most `sequences` sequences together; `prefix_cache` None: this model cannot share prefixes."""
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []  # in batch order
-        self.last: list[int] = []  # the token that each decoding sequence feeds next
+        self.last_tokens: list[int] = []  # the token that each decoding sequence feeds next
         self._context = context
-        self._cells = cells
-        self._prefixes = prefixes
-        self._pace = pace
-        self._most = sequences
-        self._moved = True  # decoding changed since the batch was laid out
-        self._grown = 0  # steps since the decoding lines' lengths were brought up to date
-        self._portions: list[tuple[Sequence, int]] = []  # of prompts, in the batch
+        self._kv_cache = kv_cache
+        self._prefix_cache = prefix_cache
+        self._throughput = throughput
+        self._max_running = sequences
+        self._batch_stale = True  # `decoding` changed since its rows were written
+        self._unsynced_steps = 0  # steps since the lengths of the decoding slots were updated
+        self._prefill_chunks: list[tuple[Sequence, int]] = []  # prompt tokens of each sequence in the batch
 
     @property
     def running(self) -> int:
         return len(self.prefilling) + len(self.decoding)
 
     def admit(self) -> None:
-        """Let waiting sequences in, oldest first, while there are places and cells."""
-        held: list[Sequence] = []  # another one is just filling in their prompt's beginning: soon it can be shared
-        while self.waiting and self.running < self._most:
+        """Admit waiting sequences, oldest first, while there are slots and cells."""
+        deferred: list[Sequence] = []  # another sequence is prefilling the same prefix, which can be shared soon
+        while self.waiting and self.running < self._max_running:
             sequence = self.waiting[0]
-            beginning = self._beginning(sequence)
-            if self._soon(sequence) - beginning.tokens >= 2 * BLOCK:
-                held.append(self.waiting.popleft())
-            elif self._open(sequence, beginning):
+            source = self._find_prefix(sequence)
+            if self._prefix_in_prefill(sequence) - source.tokens >= 2 * BLOCK:
+                deferred.append(self.waiting.popleft())
+            elif self._allocate(sequence, source):
                 self.prefilling.append(self.waiting.popleft())
             else:
                 break
-        self.waiting.extendleft(reversed(held))
+        self.waiting.extendleft(reversed(deferred))
 
-    def lay_out(self) -> tuple[int, list[tuple[Sequence, int]]]:
-        """Write the next batch. Its rows; the sequences that will get their first token, with their batch place."""
+    def build_batch(self) -> tuple[int, list[tuple[Sequence, int]]]:
+        """Write the next batch into the context.
+
+        Returns:
+            The number of rows, and the sequences whose prompt this batch completes, with the row of their logits.
+        """
         context, running = self._context, len(self.decoding)
-        if self._moved:
-            self._settle()
-            for place, sequence in enumerate(self.decoding):
-                line = _line(sequence)
-                context.sequence[place], context.position[place] = line.id, line.length
-            context.wanted[:running] = 1
-            self._moved = False
-        context.token[:running] = self.last
-        return self._lay_prompts(running) if self.prefilling else (running, [])
+        if self._batch_stale:
+            self._sync_slots()
+            for row, sequence in enumerate(self.decoding):
+                slot = _slot(sequence)
+                context.sequence[row], context.position[row] = slot.id, slot.length
+            context.needs_output[:running] = 1
+            self._batch_stale = False
+        context.token[:running] = self.last_tokens
+        return self._add_prefill(running) if self.prefilling else (running, [])
 
-    def advance(self) -> None:
-        """The batch was decoded: what was laid out is in the cache now."""
+    def commit_batch(self) -> None:
+        """The batch was decoded: count its tokens as cached."""
         running = len(self.decoding)
-        self._grown += 1
-        self._cells.used += running
+        self._unsynced_steps += 1
+        self._kv_cache.used += running
         self._context.position[:running] += 1
-        if self._portions:
-            for sequence, tokens in self._portions:
-                self._cells.grow(_line(sequence), tokens)
-            self._portions.clear()
+        if self._prefill_chunks:
+            for sequence, tokens in self._prefill_chunks:
+                self._kv_cache.grow(_slot(sequence), tokens)
+            self._prefill_chunks.clear()
 
-    def relay(self) -> None:
-        """The batch was not decoded: the next one is laid out anew."""
-        self._moved = True
-        self._portions.clear()
+    def discard_batch(self) -> None:
+        """The batch was not decoded: write the next one from scratch."""
+        self._batch_stale = True
+        self._prefill_chunks.clear()
 
     def start_decoding(self, sequence: Sequence, token: int) -> None:
-        """Its prompt is in the cache and its first token chosen."""
-        self._settle()
+        """Move a sequence whose prompt is cached to `decoding`; `token` is its first one."""
+        self._sync_slots()
         self.prefilling.remove(sequence)
         self.decoding.append(sequence)
-        self.last.append(token)
-        self._moved = True
+        self.last_tokens.append(token)
+        self._batch_stale = True
 
     def remove(self, sequence: Sequence) -> None:
-        """It ended, from whatever state; what its cells hold is kept for prompts that begin the same."""
-        self._settle()
+        """Remove a finished sequence in any state; its cells are saved for prompts with the same prefix."""
+        self._sync_slots()
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
-            self._stop(sequence)
-            if self._prefixes is not None:
-                self._prefixes.save(_line(sequence), sequence.cells())
-            self._cells.close(_line(sequence))
-            sequence.line = None
+            self._leave_batch(sequence)
+            if self._prefix_cache is not None:
+                self._prefix_cache.save(_slot(sequence), sequence.tokens_in_slot())
+            self._kv_cache.release(_slot(sequence))
+            sequence.slot = None
         sequence.close()
 
     def preempt(self) -> bool:
-        """Take the cells of the newest running sequence, which starts over later; False when it is the only one."""
+        """Free the cells of the newest running sequence and requeue it first; False when it is the only one."""
         if self.running < 2:
             return False
-        self._settle()
+        self._sync_slots()
         newest = max((*self.prefilling, *self.decoding), key=lambda sequence: sequence.id)
-        self._stop(newest)
-        self._cells.close(_line(newest))
+        self._leave_batch(newest)
+        self._kv_cache.release(_slot(newest))
         newest.restart()
         self.waiting.appendleft(newest)
-        self.relay()
+        self.discard_batch()
         return True
 
-    def _stop(self, sequence: Sequence) -> None:
+    def _leave_batch(self, sequence: Sequence) -> None:
         if sequence in self.prefilling:
             self.prefilling.remove(sequence)
             return
-        place = self.decoding.index(sequence)
-        del self.decoding[place], self.last[place]
-        self._moved = True
+        index = self.decoding.index(sequence)
+        del self.decoding[index], self.last_tokens[index]
+        self._batch_stale = True
 
-    def _settle(self) -> None:
-        """Bring the decoding lines' lengths up to date; each step alone would cost more than it is worth."""
-        if self._grown:
+    def _sync_slots(self) -> None:
+        """Update the lengths of the decoding slots; doing so in every step would cost more."""
+        if self._unsynced_steps:
             for sequence in self.decoding:
-                _line(sequence).grow(self._grown)
-            self._grown = 0
+                _slot(sequence).grow(self._unsynced_steps)
+            self._unsynced_steps = 0
 
-    def _lay_prompts(self, row: int) -> tuple[int, list[tuple[Sequence, int]]]:
-        """Every filling sequence gets an even share, what short ones leave goes to the oldest."""
+    def _add_prefill(self, row: int) -> tuple[int, list[tuple[Sequence, int]]]:
+        """Give every prefilling sequence an even share of the budget; the oldest get what short prompts leave."""
         context, finishing = self._context, list[tuple[Sequence, int]]()
-        self._portions.clear()
-        left = min(self._pace.prompt_tokens(row), context.capacity - row)
-        share = max(1, left // len(self.prefilling))
-        wants = [(sequence, len(sequence.feed) - _line(sequence).length) for sequence in self.prefilling]
-        spare = max(0, left - sum(min(want, share) for _, want in wants))
-        for sequence, want in wants:
-            extra = min(spare, max(0, want - share))
+        self._prefill_chunks.clear()
+        budget = min(self._throughput.prefill_budget(row), context.capacity - row)
+        share = max(1, budget // len(self.prefilling))
+        pending = [(sequence, len(sequence.pending_tokens) - _slot(sequence).length) for sequence in self.prefilling]
+        spare = max(0, budget - sum(min(tokens, share) for _, tokens in pending))
+        for sequence, tokens in pending:
+            extra = min(spare, max(0, tokens - share))
             spare -= extra
-            count = min(want, share + extra, context.capacity - row)
+            count = min(tokens, share + extra, context.capacity - row)
             if count <= 0:
                 break
-            line = _line(sequence)
-            start, end = line.length, row + count
-            context.token[row:end] = sequence.feed[start : start + count]
+            slot = _slot(sequence)
+            start, end = slot.length, row + count
+            context.token[row:end] = sequence.pending_tokens[start : start + count]
             context.position[row:end] = range(start, start + count)
-            context.sequence[row:end] = line.id
-            context.wanted[row:end] = 0
-            if start + count == len(sequence.feed):
-                context.wanted[end - 1] = 1
+            context.sequence[row:end] = slot.id
+            context.needs_output[row:end] = 0
+            if start + count == len(sequence.pending_tokens):
+                context.needs_output[end - 1] = 1
                 finishing.append((sequence, end - 1))
-            self._portions.append((sequence, count))
+            self._prefill_chunks.append((sequence, count))
             row = end
         return row, finishing
 
-    def _beginning(self, sequence: Sequence) -> PrefixSource:
-        """The longest known beginning of what it has to feed; the last token is always decoded, for its logits."""
-        if self._prefixes is None:
+    def _find_prefix(self, sequence: Sequence) -> PrefixSource:
+        """Find the longest available prefix of a sequence; its last token is always decoded, for its logits."""
+        if self._prefix_cache is None:
             return PrefixSource()
-        feed, most = sequence.feed, len(sequence.feed) - 1
-        saved, tokens = self._prefixes.find(feed)
-        best = PrefixSource(min(tokens, most), saved=saved)
+        tokens, limit = sequence.pending_tokens, len(sequence.pending_tokens) - 1
+        saved, saved_tokens = self._prefix_cache.find(tokens)
+        best = PrefixSource(min(saved_tokens, limit), saved=saved)
         for other in (*self.decoding, *self.prefilling):
-            line = _line(other)
-            common = min(common_prefix(other.feed, feed), line.length, most)
+            slot = _slot(other)
+            common = min(common_prefix(other.pending_tokens, tokens), slot.length, limit)
             if common >= max(best.tokens, BLOCK):
-                best = PrefixSource(common, line=line)
+                best = PrefixSource(common, slot=slot)
         return best
 
-    def _soon(self, sequence: Sequence) -> int:
-        """Tokens of its beginning that another one is filling in."""
-        if self._prefixes is None:
+    def _prefix_in_prefill(self, sequence: Sequence) -> int:
+        """Return how many of its first tokens another sequence is prefilling."""
+        if self._prefix_cache is None:
             return 0
-        soon = max((common_prefix(other.feed, sequence.feed) for other in self.prefilling), default=0)
-        return min(soon, len(sequence.feed) - 1)
+        common = (common_prefix(other.pending_tokens, sequence.pending_tokens) for other in self.prefilling)
+        return min(max(common, default=0), len(sequence.pending_tokens) - 1)
 
-    def _open(self, sequence: Sequence, beginning: PrefixSource) -> bool:
-        """Give it a line, if there are cells for its prompt and some for those that run already to grow."""
-        needed = len(sequence.feed) + 1 - (beginning.tokens if beginning.line else 0)
-        promised = sum(len(other.feed) - _line(other).length for other in self.prefilling)
-        if self.running and self._cells.free - promised < needed + _GROWTH * (self.running + 1):
+    def _allocate(self, sequence: Sequence, source: PrefixSource) -> bool:
+        """Give it a slot, if there are cells for its prompt and some for the running sequences to grow."""
+        needed = len(sequence.pending_tokens) + 1 - (source.tokens if source.slot else 0)
+        reserved = sum(len(other.pending_tokens) - _slot(other).length for other in self.prefilling)
+        if self.running and self._kv_cache.free - reserved < needed + _GROWTH * (self.running + 1):
             return False
-        cached = beginning.tokens
-        sequence.line = self._cells.open(beginning.line, cached)
-        if beginning.saved is not None and self._prefixes is not None:
-            cached = self._prefixes.restore(beginning.saved, sequence.line, cached)
-        if not sequence.tokens:
-            sequence.cached = cached
+        cached = source.tokens
+        sequence.slot = self._kv_cache.allocate(source.slot, cached)
+        if source.saved is not None and self._prefix_cache is not None:
+            cached = self._prefix_cache.restore(source.saved, sequence.slot, cached)
+        if not sequence.generated:
+            sequence.cached_tokens = cached
         return True
 
 
-def _line(sequence: Sequence) -> SequenceSlot:
-    assert sequence.line is not None
-    return sequence.line
+def _slot(sequence: Sequence) -> SequenceSlot:
+    assert sequence.slot is not None
+    return sequence.slot

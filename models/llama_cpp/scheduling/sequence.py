@@ -1,4 +1,4 @@
-"""One job while it runs: its prompt, what it answered so far, and what each new token becomes."""
+"""One running job: its prompt, the tokens generated so far, and what each new token adds to the answer."""
 
 from __future__ import annotations
 
@@ -15,174 +15,200 @@ from .kv_cache import SequenceSlot
 
 
 class Sequence:
-    """State of one job. `line` is set while it has cells; `feed` is what has to be in them before the next token.
+    """State of one job.
 
-    `quick` tokens need no look: their text is the table's and nothing else is asked about them.
+    `slot` is set while the sequence has KV cells; `pending_tokens` must be in them before the next token is sampled.
+    `plain`: a token adds exactly its own text (no logprobs, confidence, stop strings, or partial character), so
+    `accept_plain` may handle it.
     """
 
     __slots__ = (
-        "_entries",
+        "_confidence_meter",
+        "_held_logprobs",
         "_logprobs",
+        "_reported",
         "_stream",
-        "_surety",
-        "_told",
         "_vocabulary",
-        "cached",
-        "chooser",
+        "cached_tokens",
         "deadline",
-        "ended",
-        "feed",
+        "finished",
+        "generated",
         "id",
         "job",
-        "limit",
-        "line",
-        "made",
+        "max_tokens",
+        "pending_tokens",
+        "plain",
         "prompt",
-        "quick",
         "refused",
-        "tokens",
+        "sampler",
+        "slot",
     )
 
     def __init__(
         self,
         job: Job,
         prompt: Tokens,
-        limit: int,
-        chooser: TokenSampler | None,
+        max_tokens: int,
+        sampler: TokenSampler | None,
         vocabulary: Vocabulary,
         deadline: float,
     ) -> None:
-        """`limit`: the most tokens to make. `chooser` None: plain greedy. `deadline`: monotonic seconds."""
+        """Begin a job.
+
+        Args:
+            job: the request.
+            prompt: its tokens, int32 [tokens].
+            max_tokens: limit of the answer.
+            sampler: None for plain greedy decoding.
+            vocabulary: the model's tokens.
+            deadline: monotonic seconds.
+        """
         self.job = job
         self.id = job.id
         self.prompt = prompt
-        self.feed = prompt
-        self.limit = limit
-        self.chooser = chooser
+        self.pending_tokens = prompt
+        self.max_tokens = max_tokens
+        self.sampler = sampler
         self.deadline = deadline
-        self.line: SequenceSlot | None = None
-        self.tokens: list[int] = []
-        self.made = 0  # tokens, an end token not counted
-        self.cached = 0  # tokens of the prompt that were in the cache
-        self.ended = False
+        self.slot: SequenceSlot | None = None
+        self.generated: list[int] = []  # tokens, without an end token
+        self.cached_tokens = 0  # of the prompt, found in the cache
+        self.finished = False
         self.refused = False
         self._vocabulary = vocabulary
         self._stream = TextStream(job.stop)
         self._logprobs = job.logprobs
-        self._surety = ConfidenceMeter(job.confidence_tokens, vocabulary.refuse) if job.confidence_tokens > 0 else None
-        self._entries: list[tuple[int, TokenLogprob]] = []  # (where its text begins, logprob) not yet told
-        self._told = 0  # tokens in emissions so far
-        self.quick = self._is_quick()
+        self._confidence_meter = (
+            ConfidenceMeter(job.confidence_tokens, vocabulary.refuse_token) if job.confidence_tokens > 0 else None
+        )
+        self._held_logprobs: list[tuple[int, TokenLogprob]] = []  # (where its text begins, logprob) not yet emitted
+        self._reported = 0  # tokens in emissions so far
+        self.plain = self._is_plain()
 
     @property
-    def watched(self) -> bool:
-        """The logits are looked at after the choice, so they must not be changed by it."""
-        return self._logprobs is not None or self._surety is not None
+    def needs_logits(self) -> bool:
+        """Logprobs or confidence are computed after sampling, which must leave the logits unchanged."""
+        return self._logprobs is not None or self._confidence_meter is not None
 
     def restart(self) -> None:
-        """Its cells were taken away: everything up to here has to be decoded again."""
-        self.line = None
-        self.feed = np.concatenate([self.prompt, np.array(self.tokens, np.int32)])
+        """The sequence was preempted: everything so far has to be decoded again."""
+        self.slot = None
+        self.pending_tokens = np.concatenate([self.prompt, np.array(self.generated, np.int32)])
 
-    def cells(self) -> Tokens:
-        """The tokens that its cells hold: all but the last one made, which was not decoded yet."""
-        made = np.array(self.tokens, np.int32)
-        return np.concatenate([self.prompt, made])[: self.line.length if self.line else 0]
+    def tokens_in_slot(self) -> Tokens:
+        """Return the tokens that its cells hold: all but the last generated one, which was not decoded yet."""
+        generated = np.array(self.generated, np.int32)
+        return np.concatenate([self.prompt, generated])[: self.slot.length if self.slot else 0]
 
-    def begin(self) -> Emission | None:
-        """What is told before the first token: the prompt, if it was asked back."""
+    def echo_prompt(self) -> Emission | None:
+        """Return the prompt as the first emission, if the job asks for it."""
         if not self.job.echo:
             return None
         text = self._vocabulary.decode(self.prompt.tolist())
         return Emission(self.id, text) if text else None
 
-    def take(self, token: int, row: LogitsRow) -> Emission | None:
-        """A token was chosen at `row` (the model's own logits). What to tell, None for nothing yet."""
+    def accept(self, token: int, row: LogitsRow) -> Emission | None:
+        """Add a sampled token.
+
+        Args:
+            token: the sampled token, or NO_TOKEN.
+            row: the model's own logits at its position.
+
+        Returns:
+            What to emit; None when the token's text is held back.
+        """
         if token == NO_TOKEN:
             return self.fail("invalid_schema", "no token of this model can go on with what the grammar asks for")
-        confidence = self._look(token, row)
-        if token in self._vocabulary.ends and not self.job.ignore_eos:
-            return self._end("stop", confidence, self._stream.finish())
-        self.tokens.append(token)
-        self.made += 1
-        if token == self._vocabulary.refuse:
+        confidence = self._observe(token, row)
+        if token in self._vocabulary.end_tokens and not self.job.ignore_eos:
+            return self._finish("stop", confidence, self._stream.finish())
+        self.generated.append(token)
+        if token == self._vocabulary.refuse_token:
             self.refused = True
             if self.job.refusal == "end":
-                return self._end("stop", confidence, self._stream.finish())
+                return self._finish("stop", confidence, self._stream.finish())
         text = self._stream.feed(self._vocabulary.pieces[token])
         if self._stream.stopped:
-            return self._end("stop", confidence, text)
-        if self.made >= self.limit:
-            return self._end("length", confidence, text + self._stream.finish())
-        self.quick = self._is_quick()
+            return self._finish("stop", confidence, text)
+        if len(self.generated) >= self.max_tokens:
+            return self._finish("length", confidence, text + self._stream.finish())
+        self.plain = self._is_plain()
         if not text and confidence is None:
             return None
-        return self._tell(text, confidence)
+        return self._emit(text, confidence)
 
-    def quick_take(self, token: int, text: str) -> Emission:
-        """As `take`, for a token that needs no look; the engine has checked that it is not the last."""
-        self.tokens.append(token)
-        self.made += 1
-        tokens, self._told = self.made - self._told, self.made
+    def accept_plain(self, token: int, text: str) -> Emission:
+        """Add a token as `accept` does, when the sequence is `plain` and the token is not the last one."""
+        self.generated.append(token)
+        made = len(self.generated)
+        tokens, self._reported = made - self._reported, made
         return Emission(self.id, text, tokens)
 
     def fail(self, code: str, detail: str) -> Emission:
-        self.ended = True
+        """End with an error."""
+        self.finished = True
         return Emission(
             self.id,
             error=code,
             detail=detail,
             prompt_tokens=len(self.prompt),
-            completion_tokens=self.made,
-            cached_tokens=self.cached,
+            completion_tokens=len(self.generated),
+            cached_tokens=self.cached_tokens,
         )
 
     def close(self) -> None:
-        if self.chooser is not None:
-            self.chooser.close()
-            self.chooser = None
+        """Free the native sampler."""
+        if self.sampler is not None:
+            self.sampler.close()
+            self.sampler = None
 
-    def _look(self, token: int, row: LogitsRow) -> Confidence | None:
-        """Logprobs and confidence of this token, before it is known what becomes of it."""
-        if self._logprobs is not None and token not in self._vocabulary.ends:
+    def _observe(self, token: int, row: LogitsRow) -> Confidence | None:
+        """Record the logprobs of a token and update the confidence."""
+        if self._logprobs is not None and token not in self._vocabulary.end_tokens:
             entry = token_logprob(row, token, self._logprobs, self._vocabulary)
-            self._entries.append((self._stream.made, entry))
-        if self._surety is None:
+            self._held_logprobs.append((self._stream.received, entry))
+        if self._confidence_meter is None:
             return None
-        confidence = self._surety.observe(row, token)
-        if self._surety.done:
-            self._surety = None
+        confidence = self._confidence_meter.observe(row, token)
+        if self._confidence_meter.done:
+            self._confidence_meter = None
         return confidence
 
-    def _tell(self, text: str, confidence: Confidence | None) -> Emission:
-        tokens, self._told = self.made - self._told, self.made
-        return Emission(self.id, text, tokens, self._ready(final=False), confidence)
+    def _emit(self, text: str, confidence: Confidence | None) -> Emission:
+        return Emission(self.id, text, self._unreported(), self._release_logprobs(final=False), confidence)
 
-    def _end(self, reason: FinishReason, confidence: Confidence | None, text: str) -> Emission:
-        self.ended = True
-        tokens, self._told = self.made - self._told, self.made
+    def _finish(self, reason: FinishReason, confidence: Confidence | None, text: str) -> Emission:
+        self.finished = True
         return Emission(
             self.id,
             text,
-            tokens,
-            self._ready(final=True),
+            self._unreported(),
+            self._release_logprobs(final=True),
             confidence,
             finish_reason=reason,
             prompt_tokens=len(self.prompt),
-            completion_tokens=self.made,
-            cached_tokens=self.cached,
+            completion_tokens=len(self.generated),
+            cached_tokens=self.cached_tokens,
             refused=self.refused,
         )
 
-    def _ready(self, *, final: bool) -> tuple[TokenLogprob, ...]:
-        """Logprobs of tokens whose text is out; at the end those of a stop string, which never is, are dropped."""
-        if not self._entries:
-            return ()
-        held = self._stream.made > self._stream.shown
-        shown = self._stream.shown
-        ready = [entry for start, entry in self._entries if start < shown or not held]
-        self._entries = [] if final or not held else [pair for pair in self._entries if pair[0] >= shown]
-        return tuple(ready)
+    def _unreported(self) -> int:
+        made = len(self.generated)
+        tokens, self._reported = made - self._reported, made
+        return tokens
 
-    def _is_quick(self) -> bool:
-        return self._logprobs is None and self._surety is None and self._stream.clean
+    def _release_logprobs(self, *, final: bool) -> tuple[TokenLogprob, ...]:
+        """Return the logprobs of tokens whose text is emitted; at the end, those of a stop string are dropped."""
+        if not self._held_logprobs:
+            return ()
+        shown = self._stream.shown
+        held = self._stream.received > shown
+        released = [entry for start, entry in self._held_logprobs if start < shown or not held]
+        if final or not held:
+            self._held_logprobs = []
+        else:
+            self._held_logprobs = [pair for pair in self._held_logprobs if pair[0] >= shown]
+        return tuple(released)
+
+    def _is_plain(self) -> bool:
+        return self._logprobs is None and self._confidence_meter is None and self._stream.clean

@@ -1,11 +1,11 @@
-"""How fast the engine is, and how much prompt a step may take so that running answers keep flowing."""
+"""How fast the engine is, and how many prompt tokens a step may prefill without a gap in running answers."""
 
 from __future__ import annotations
 
-_STEP_S = 0.02  # of prompt work in a step while answers are running: a reader sees no gap
-_STEP_ALONE_S = 0.1  # with nobody waiting for a token: a cancel still takes effect soon
-_FEWEST = 32  # tokens of prompt in a step
-_WEIGHT = 0.3  # of the newest measurement
+_PREFILL_S = 0.02  # prefill per step while sequences are decoding: a reader sees no gap
+_PREFILL_ALONE_S = 0.1  # prefill per step otherwise: a cancel still takes effect soon
+_MIN_PREFILL = 32  # tokens per step
+_WEIGHT = 0.3  # of the newest measurement in the prefill rate
 _WINDOW_S = 1.0
 
 
@@ -13,31 +13,39 @@ class Throughput:
     """Rates over about the last second of work; idle time does not count."""
 
     def __init__(self, batch_tokens: int) -> None:
-        self._most = batch_tokens
-        self._prompt_rate = _FEWEST / _STEP_S  # tokens/s; a guess that the first prompts correct
+        self._batch_tokens = batch_tokens
+        self._prefill_rate = _MIN_PREFILL / _PREFILL_S  # tokens/s; a guess that the first prompts correct
         self._tokens = self._steps = self._busy_s = 0.0
 
-    def prompt_tokens(self, decoding: int) -> int:
-        """The most prompt tokens that the next step should take beside `decoding` running answers."""
-        wanted = int(self._prompt_rate * (_STEP_S if decoding else _STEP_ALONE_S))
-        return max(1, min(max(_FEWEST, wanted), self._most - decoding))
+    def prefill_budget(self, decoding: int) -> int:
+        """Return how many prompt tokens the next step may prefill beside `decoding` decoding sequences."""
+        wanted = int(self._prefill_rate * (_PREFILL_S if decoding else _PREFILL_ALONE_S))
+        return max(1, min(max(_MIN_PREFILL, wanted), self._batch_tokens - decoding))
 
-    def note(self, step_s: float, answered: int, decoding: int, prompt: int) -> None:
-        """A step took `step_s`: `answered` tokens were made by all, `decoding` rows and `prompt` tokens were run."""
+    def record(self, step_s: float, sampled: int, decoding: int, prefilled: int) -> None:
+        """Record a step.
+
+        Args:
+            step_s: its duration in seconds.
+            sampled: tokens sampled, by all sequences together.
+            decoding: rows of decoding sequences in the batch.
+            prefilled: prompt tokens in the batch.
+        """
         self._busy_s += step_s
-        self._tokens += answered
+        self._tokens += sampled
         self._steps += 1 if decoding else 0
-        if prompt:
-            self._prompt_rate += _WEIGHT * ((prompt + decoding) / max(step_s, 1e-6) - self._prompt_rate)
+        if prefilled:
+            self._prefill_rate += _WEIGHT * ((prefilled + decoding) / max(step_s, 1e-6) - self._prefill_rate)
         if self._busy_s > _WINDOW_S:
-            # Halving forgets what is old without keeping a list of it.
+            # Halving ages old measurements without a list of them.
             self._busy_s, self._tokens, self._steps = self._busy_s / 2, self._tokens / 2, self._steps / 2
 
     @property
     def tokens_per_s(self) -> float:
+        """All sequences together."""
         return self._tokens / self._busy_s if self._busy_s else 0.0
 
     @property
     def stream_tokens_per_s(self) -> float:
-        """Of one answer: it gets one token in each step that decodes."""
+        """One sequence, which gets one token from each step that decodes."""
         return self._steps / self._busy_s if self._busy_s else 0.0

@@ -1,0 +1,189 @@
+"""A loaded model and one step of it: build a batch, decode it, sample each sequence's next token, emit the text."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from router.errors import EngineUnavailable
+
+from .embedding import Embedder
+from .native import bindings, memory
+from .native.context import Context
+from .native.threads import choose_threads
+from .native.vocabulary import Vocabulary
+from .native.weights import Weights
+from .prompts import PromptEncoder
+from .protocol import Emission, EngineOptions, ModelInfo
+from .sampling.confidence import LogitsRow
+from .sampling.sampler import NO_TOKEN, TokenDataArray
+from .scheduling.kv_cache import KVCache
+from .scheduling.prefix_cache import PrefixCache
+from .scheduling.scheduler import Scheduler
+from .scheduling.sequence import Sequence
+from .scheduling.throughput import Throughput
+
+
+class EngineCore:
+    """Owns what belongs to one model: weights, context, KV cache, scheduler.
+
+    Only the engine's thread calls `step` and `close`. `steps`: llama_decode calls so far.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Load the model.
+
+        Raises:
+            EngineUnavailable: the file is missing, is not a usable model, or is too large for this machine.
+        """
+        self._weights = weights = Weights(Path(options.model_path), options.gpu_layers)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(weights.close)
+            self.vocabulary = Vocabulary(weights.pointer, options.refuse_token or weights.refuse_token)
+            plan = memory.plan_memory(
+                options, weights.trained_context, weights.kv_bytes_per_token, weights.size_bytes, memory.free_bytes()
+            )
+            threads = choose_threads(options.threads)
+            self._context = context = Context(
+                weights,
+                kv_tokens=plan.kv_tokens,
+                sequences=options.sequences,
+                batch_tokens=max(options.batch_tokens, options.sequences),
+                outputs=options.sequences,
+                threads=threads,
+            )
+            on_error.callback(context.close)
+            context.warm_up(0)
+            on_error.pop_all()
+        self.info = _model_info(weights, self.vocabulary.size, plan.context_tokens, threads, options.sequences)
+        self.prompts = PromptEncoder(self.vocabulary, weights.chat_template, plan.context_tokens)
+        self.kv_cache = KVCache(context.memory, plan.kv_tokens, options.sequences)
+        self.prefix_cache = (
+            PrefixCache(context.pointer, context.memory, self.kv_cache, plan.prefix_bytes)
+            if weights.shares_prefixes
+            else None
+        )
+        self.throughput = Throughput(context.capacity)
+        self.scheduler = Scheduler(context, self.kv_cache, self.prefix_cache, self.throughput, options.sequences)
+        self.candidates = TokenDataArray(self.vocabulary)
+        self.embedder = Embedder(weights, plan.context_tokens, threads)
+        self.steps = 0
+        self._texts = self.vocabulary.texts
+
+    def close(self) -> None:
+        """Free what is native, in the order that llama.cpp requires."""
+        self.embedder.close()
+        self._context.close()
+        self._weights.close()
+
+    def step(self, out: list[Emission]) -> None:
+        """Advance every running sequence by one token or one prefill chunk; append to `out`.
+
+        Raises:
+            EngineUnavailable: llama_decode failed for good.
+        """
+        started = time.perf_counter()
+        scheduler = self.scheduler
+        rows, finishing = scheduler.build_batch()
+        if not self._ensure_cells(rows, out):
+            return
+        code = self._context.decode(rows)
+        self.steps += 1
+        if code:
+            self._handle_decode_failure(code, rows, out)
+            return
+        decoding = len(scheduler.decoding)
+        scheduler.commit_batch()
+        sampled = self._sample_all(finishing, out)
+        self.throughput.record(time.perf_counter() - started, sampled, decoding, rows - decoding)
+
+    def _sample_all(self, finishing: list[tuple[Sequence, int]], out: list[Emission]) -> int:
+        """Sample the next token of every sequence with logits in this batch; return how many there are."""
+        scheduler, texts = self.scheduler, self._texts
+        decoding = scheduler.decoding
+        logits = self._context.rows(len(decoding) + len(finishing))
+        if not len(logits):
+            return 0
+        best: list[int] = logits.argmax(axis=1).tolist()
+        scheduler.last_tokens = best[: len(decoding)]
+        finished: list[Sequence] = []
+        for index, sequence in enumerate(decoding):
+            token = best[index]
+            if sequence.sampler is None and sequence.plain:
+                text = texts[token]
+                if text is not None and len(sequence.generated) + 1 < sequence.max_tokens:
+                    out.append(sequence.accept_plain(token, text))
+                    continue
+            scheduler.last_tokens[index] = self._sample(sequence, token, logits[index], index, out)
+            if sequence.finished:
+                finished.append(sequence)
+        for row, (sequence, index) in enumerate(finishing, len(decoding)):
+            if not sequence.generated and (echo := sequence.echo_prompt()) is not None:
+                out.append(echo)
+            token = self._sample(sequence, best[row], logits[row], index, out)
+            if sequence.finished:
+                finished.append(sequence)
+            else:
+                scheduler.start_decoding(sequence, token)
+        for sequence in finished:
+            scheduler.remove(sequence)
+        return len(best)
+
+    def _sample(self, sequence: Sequence, best: int, row: LogitsRow, index: int, out: list[Emission]) -> int:
+        """Sample one sequence's token at batch index `index`."""
+        token, sampler = best, sequence.sampler
+        if sampler is not None:
+            model_row = row.copy() if sequence.needs_logits and sampler.adjusts_logits else row
+            token = sampler.sample(row, self._context.pointer, index)
+            row = model_row
+            if token != NO_TOKEN:
+                sampler.accept(token)
+                text = self._texts[token] if sequence.plain else None
+                if text is not None and len(sequence.generated) + 1 < sequence.max_tokens:
+                    out.append(sequence.accept_plain(token, text))
+                    return token
+        if (emission := sequence.accept(token, row)) is not None:
+            out.append(emission)
+        return token
+
+    def _ensure_cells(self, rows: int, out: list[Emission]) -> bool:
+        """Ensure free KV cells for the batch, by preemption if necessary; False when the batch is no longer valid."""
+        if self.kv_cache.free >= rows:
+            return True
+        if not self.scheduler.preempt():
+            self._fail_running(out)
+        return False
+
+    def _handle_decode_failure(self, code: int, rows: int, out: list[Emission]) -> None:
+        """Handle an error of llama_decode: 1 means that it found too few cells, other codes that it is broken."""
+        self.scheduler.discard_batch()
+        # Trust llama.cpp's capacity; otherwise the preempted sequence is readmitted at once.
+        self.kv_cache.total = min(self.kv_cache.total, self.kv_cache.used + rows - 1)
+        if code != 1:
+            raise EngineUnavailable(f"llama_decode failed with {code}; {bindings.last_errors()}")
+        if not self.scheduler.preempt():
+            self._fail_running(out)
+
+    def _fail_running(self, out: list[Emission]) -> None:
+        """The only running sequence does not fit: fail it."""
+        detail = f"no free cell among {self.kv_cache.total}"
+        for sequence in [*self.scheduler.decoding, *self.scheduler.prefilling]:
+            self.scheduler.remove(sequence)
+            out.append(sequence.fail("engine_out_of_memory", detail))
+
+
+def _model_info(weights: Weights, vocabulary: int, context: int, threads: int, sequences: int) -> ModelInfo:
+    return ModelInfo(
+        name=weights.name,
+        architecture=weights.architecture,
+        quantisation=weights.quantisation,
+        parameters=weights.parameters,
+        context_tokens=context,
+        vocabulary=vocabulary,
+        bytes=weights.size_bytes,
+        threads=threads,
+        sequences=sequences,
+        embedding_dimensions=weights.embedding_dimensions,
+        has_chat_template=bool(weights.chat_template),
+    )
