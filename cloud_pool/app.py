@@ -28,9 +28,9 @@ from .accounts.tenants.metrics import TenantMetrics
 from .accounts.tenants.rate_limiter import TenantRateLimiter
 from .accounts.tenants.usage import UsageRecorder
 from .admission.peer_heartbeat import PeerHeartbeat
-from .balancing.discovery.reload import reload_on_sighup
 from .balancing.metrics import EndpointMetrics
 from .balancing.pools import Pools, TritonClients
+from .balancing.reload import reload_on_sighup
 from .cache.caching_service import CachingService
 from .cache.shared_cache import SharedCache, read_secret
 from .config.schema import Config

@@ -1,22 +1,21 @@
-"""Who goes into a tier, who waits here, and who is turned away: before anything is rendered, tokenised or sent.
+"""Which request may enter a tier, which waits here, and which is shed: before anything is rendered, tokenised or sent.
 
 The queue is ours and not Triton's, whose queue timeouts fire late and whose limits stall a single instance.
 
-    admission   waiters and their deadlines, around the turnstile: `async with admission.place(…) as place`
-    turnstile   the decision for each event: in, waiting, or turned away
-    places      who has one, who may have one of the last, and who gives his back
-    limit       how many may be in Triton at once, found from times to first token
-    fair        turns between tenants inside a priority, by the tokens that they use
-    overload    when a queue stands, and what is shed for it
-    drain       how fast places come free, for waits and Retry-After
-    ticket      one request at the door
-    peers       the places of several gateways, divided
-    heartbeat   what they tell each other for that, through Redis
-    lag         time that this process lost itself, and no tier is to blame for
-    settings    the tier's key `admission`
-    metrics     for Prometheus
+Reading order:
 
-All but `admission`, `heartbeat` and `lag` are pure: `now` is an argument.
+    ticket              one request in admission
+    scheduler           one decision for each event: admitted, waiting or shed
+    permits             which tickets hold a permit, which may have one of the last, which give theirs back
+    concurrency_limit   how many requests may be in Triton at once, found from times to first token
+    fair_queue          turns between tenants within a priority, by tokens used
+    overload            when a queue is a standing one, and what is shed for it
+    release_rate        how fast permits are released, for waits and Retry-After
+    controller          the waiters and their deadlines: `async with admission.acquire(…) as permit`
+    peer_heartbeat      a tier's permits divided between gateways through Redis
+    config, metrics     the tier's key `admission`; Prometheus
+
+Everything but `controller`, `peer_heartbeat` and `metrics` is pure: `now` is an argument.
 """
 
 from .config import AdmissionConfig, AdmissionSettings

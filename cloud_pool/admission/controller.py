@@ -1,4 +1,4 @@
-"""A tier's door: the turnstile decides, and here its waiters wait."""
+"""A tier's admission: the scheduler decides, and here the waiters wait."""
 
 from __future__ import annotations
 
@@ -16,140 +16,154 @@ from .config import AdmissionSettings
 from .scheduler import AdmissionScheduler, Reason
 from .ticket import Priority, Ticket, TicketState
 
-LOST = 0.1
-"""Of the time to a first token, lost by this process: more, and it is not the tier's time."""
+_LOST_SHARE = 0.1
+"""Share of a time to first token that this process may have lost itself; beyond, the time says nothing of the tier."""
 _JITTER = 0.25
 
 
 class Preempted(Exception):
-    """The place went to somebody else before the first token: nothing was seen of the work that held it."""
+    """The permit went to a more urgent request before the first token; the caller has seen nothing of this one."""
 
 
 class Permit:
-    """A place in the tier, from `Admission.place` until that ends.
+    """The right to run in a tier, from `AdmissionController.acquire` until that context ends.
 
-    Until its first token it may be taken back: work up to there is done `held`, and where that raises Preempted, done
-    again once the place was `regained`.
+    Until its first token it may be revoked. Work up to there runs in `while_held`; where that raises Preempted, the
+    work is done again after `reacquire`.
     """
 
     def __init__(self, admission: AdmissionController, ticket: Ticket) -> None:
         self._admission = admission
         self._ticket = ticket
         self._stop: Callable[[], None] | None = None
-        self._again: asyncio.Future[QueueFull | None] | None = None
+        self._regranted: asyncio.Future[QueueFull | None] | None = None
         self._lost_s = admission.lost_s()
         self.used_tokens: float | None = None
 
     @property
     def waited_s(self) -> float:
-        """In the queue."""
+        """Time in the queue."""
         return self._ticket.admitted - self._ticket.arrived
 
     def first_token(self, seconds_in_triton: float) -> None:
-        """From handing to Triton until its first token; a retry's time counts from its own handing over."""
+        """Report the first token. The time counts from handing over to Triton; for a retry, from the retry's."""
         lost_s = self._admission.lost_s() - self._lost_s
-        self._admission.first_token(self._ticket, seconds_in_triton, told=lost_s <= LOST * seconds_in_triton)
+        self._admission.first_token(
+            self._ticket, seconds_in_triton, is_reliable=lost_s <= _LOST_SHARE * seconds_in_triton
+        )
 
     def failed(self) -> None:
-        """No first token, because the tier would take no more, or was not in time. A broken endpoint is not meant."""
+        """Report that the tier refused the request or was late with its first token; not that an endpoint broke."""
         self._admission.failed(self._ticket)
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Cancels what is done within when the place is taken back, and raises Preempted."""
-        if self._again is not None:
+    async def while_held(self) -> AsyncIterator[None]:
+        """Cancel the work within when the permit is revoked. Raises Preempted."""
+        if self._regranted is not None:
             raise Preempted
         self._lost_s = self._admission.lost_s()
         try:
-            # No cancel scope of anyio's: generators that begin in here have theirs, and outlive this one.
+            # No cancel scope of anyio's: generators that begin in here have their own, which outlive this one.
             async with asyncio.timeout(None) as timeout:
                 self._stop = lambda: timeout.reschedule(asyncio.get_running_loop().time())
                 yield
         except TimeoutError:
-            if self._again is None:
+            if self._regranted is None:
                 raise
         finally:
             self._stop = None
-        if self._again is not None:
+        if self._regranted is not None:
             raise Preempted
 
-    async def reacquired(self) -> None:
-        """Waits for a place once more, at the head of its tenant's queue. Raises as `Admission.place` does."""
-        while self._again is not None:
-            future, self._again = self._again, None
+    async def reacquire(self) -> None:
+        """Wait for a permit again, at the head of the tenant's queue. Raises as `AdmissionController.acquire`."""
+        while self._regranted is not None:
+            future, self._regranted = self._regranted, None
             await self._admission.wait(self._ticket, future)
 
-    def revoke(self, again: asyncio.Future[QueueFull | None]) -> None:
-        """`again` is done when it has a place once more."""
-        self._again = again
+    def revoke(self, regranted: asyncio.Future[QueueFull | None]) -> None:
+        """Stop the work; `regranted` is done once the ticket has a permit again."""
+        self._regranted = regranted
         if self._stop is not None:
             self._stop()
             self._stop = None
 
-    def used(self, tokens: float) -> None:
-        """Prompt and answer, as it turned out."""
+    def record_usage(self, tokens: float) -> None:
+        """Record the tokens used, prompt and answer together."""
         self.used_tokens = tokens
 
 
 class AdmissionController:
-    """The places of one tier, and who waits for one. `Admission(places, queue)` has a limit that stays what it is."""
+    """The permits of one tier, and the requests that wait for one."""
 
     def __init__(
         self,
-        places: int,
-        queue: int,
+        permits: int,
+        max_queued: int,
         settings: AdmissionSettings | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
-        waited: Callable[[Priority, float], None] = lambda priority, seconds: None,
-        shed: Callable[[Priority, Reason], None] = lambda priority, reason: None,
-        preempted: Callable[[Priority], None] = lambda priority: None,
+        on_admitted: Callable[[Priority, float], None] = lambda priority, seconds: None,
+        on_shed: Callable[[Priority, Reason], None] = lambda priority, reason: None,
+        on_preempted: Callable[[Priority], None] = lambda priority: None,
         lost_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`waited` is told how long each who goes in has waited, s; `shed` who is turned away, and why; `preempted` who
-        has to give its place back. `lost_s`: lag.Lag's."""
+        """Create the controller. Without `settings` the concurrency limit is fixed at `permits`.
+
+        Args:
+            on_admitted: Called with the time that an admitted request has waited, s.
+            on_shed: Called with the reason of each rejection.
+            on_preempted: Called when a request has to give its permit back.
+            lost_s: Total time that this process lost itself (`observability.event_loop_lag`).
+        """
         self.lost_s = lost_s
         self._clock = clock
         self._chance = chance
-        self._waited = waited
-        self._turnstile = AdmissionScheduler(settings or AdmissionSettings(places=places, queue=queue), clock(), shed)
-        self._preempted = preempted
+        self._on_admitted = on_admitted
+        self._on_preempted = on_preempted
+        settings = settings or AdmissionSettings(permits=permits, max_queued=max_queued)
+        self._scheduler = AdmissionScheduler(settings, clock(), on_shed)
         self._futures: dict[Ticket, asyncio.Future[QueueFull | None]] = {}
-        self._places: dict[Ticket, Permit] = {}
+        self._permits: dict[Ticket, Permit] = {}
 
     @property
     def running(self) -> int:
-        return self._turnstile.running
+        return self._scheduler.running
 
     @property
     def waiting(self) -> int:
-        return self._turnstile.waiting
+        return self._scheduler.waiting
 
     def waiting_of(self, priority: Priority) -> int:
-        return self._turnstile.waiting_of(priority)
+        return self._scheduler.waiting_of(priority)
 
     @property
     def limit(self) -> int:
-        """As many may be in Triton now."""
-        return self._turnstile.limit
+        """How many requests may be in Triton now."""
+        return self._scheduler.limit
 
     @property
     def held_s(self) -> float | None:
-        """How long a place is held, of late; None where nothing is known yet."""
-        return self._turnstile.held_s
+        """Recent mean time for which a permit is held; None before the first sample."""
+        return self._scheduler.held_s
 
     @property
     def saturated(self) -> bool:
-        """A queue stands, and not only of bulk: nobody gets in within the time that is meant for waiting."""
-        return self._turnstile.saturated(self._clock())
+        """Whether a standing queue exists above bulk: no request is admitted within its target wait."""
+        return self._scheduler.saturated(self._clock())
 
-    def queue_seconds(self, priority: Priority) -> float:
-        """How long a newcomer of this priority would wait, as far as is known; 0 while places are free."""
-        return self._turnstile.seconds(priority)
+    def expected_wait_s(self, priority: Priority) -> float:
+        """Return the expected wait of a new request, 0 while permits are free or nothing is known."""
+        return self._scheduler.expected_wait_s(priority)
+
+    @property
+    def demand(self) -> int:
+        """Requests that run or wait."""
+        return self.running + self.waiting
 
     @asynccontextmanager
-    async def place(
+    async def acquire(
         self,
         priority: Priority,
         left_s: float,
@@ -159,86 +173,87 @@ class AdmissionController:
         *,
         preemptible: bool = False,
     ) -> AsyncIterator[Permit]:
-        """`tokens` is what the request may cost, prompt and answer together; `gives_back`: what is done up to the first
-        token is done `held`. Before anything costly is done for it.
+        """Wait for a permit and hold it. Call it before anything costly is done for the request.
 
-        Raises at once DeadlineExceeded, Shed (503) or QueueFull (429), these two with when to come back; and while it
-        waits DeadlineExceeded, or QueueFull when it had to give way.
+        Args:
+            left_s: Time left until the request's deadline.
+            tokens: What the request may cost, prompt and answer together.
+            preemptible: Work up to the first token runs in `Permit.while_held`.
+
+        Raises:
+            Shed: 503 with `retry_after_s`, at once.
+            QueueFull: 429 with `retry_after_s`, at once or when it is displaced from the queue.
+            DeadlineExceeded: At once or while it waits.
         """
         now = self._clock()
         ticket = Ticket(priority, tenant, weight, tokens, now, now + left_s, preemptible)
-        place = self._places[ticket] = Permit(self, ticket)
+        permit = self._permits[ticket] = Permit(self, ticket)
         try:
             await self._enter(ticket)
-            self._waited(priority, ticket.admitted - ticket.arrived)
-            yield place
+            self._on_admitted(priority, ticket.admitted - ticket.arrived)
+            yield permit
         finally:
-            del self._places[ticket]
+            del self._permits[ticket]
             self._futures.pop(ticket, None)
-            self._wake(self._turnstile.leave(ticket, self._clock(), place.used_tokens))
+            self._wake(self._scheduler.leave(ticket, self._clock(), permit.used_tokens))
 
-    def first_token(self, ticket: Ticket, seconds: float, *, told: bool = True) -> None:
-        """`told` False: the time is not the tier's."""
-        self._wake(self._turnstile.first_token(ticket, self._clock(), seconds if told else None))
+    def first_token(self, ticket: Ticket, seconds: float, *, is_reliable: bool = True) -> None:
+        """Record a first token. `is_reliable` False: the measured time is not the tier's."""
+        self._wake(self._scheduler.first_token(ticket, self._clock(), seconds if is_reliable else None))
 
     def failed(self, ticket: Ticket) -> None:
-        self._turnstile.failed(ticket, self._clock())
+        self._scheduler.failed(ticket, self._clock())
 
-    def bound(self, places: int) -> None:
-        """No more than so many may be in Triton from now on; a limit that stays what it is stays."""
-        self._wake(self._turnstile.bound(places, self._clock()))
-
-    @property
-    def demand(self) -> int:
-        """Requests that are here."""
-        return self.running + self.waiting
+    def set_upper_bound(self, permits: int) -> None:
+        """Bound the concurrency limit; a fixed limit stays as it is."""
+        self._wake(self._scheduler.set_upper_bound(permits, self._clock()))
 
     async def wait(self, ticket: Ticket, future: asyncio.Future[QueueFull | None]) -> None:
-        """Until it has a place. Raises as `place` does, which passes on what was given in the very moment that the
-        waiter left."""
+        """Wait until the ticket has a permit. Raises as `acquire`, which also passes on a permit that is granted in the
+        very moment in which its waiter leaves."""
         try:
             with anyio.fail_after(ticket.deadline - self._clock()):
-                refusal = await future
+                queue_full = await future
         except TimeoutError:
-            raise DeadlineExceeded("the time for this request ended in the queue") from None
-        if refusal is not None:
-            self._jitter(refusal)
-            raise refusal
+            raise DeadlineExceeded("the request's deadline passed while it waited in the queue") from None
+        if queue_full is not None:
+            self._add_jitter(queue_full)
+            raise queue_full
 
     async def _enter(self, ticket: Ticket) -> None:
-        """Raises as `place` does."""
+        """Raises as `acquire`."""
         try:
-            moved = self._turnstile.arrive(ticket, ticket.arrived)
+            moved = self._scheduler.arrive(ticket, ticket.arrived)
         except (QueueFull, Shed) as error:
-            self._jitter(error)
+            self._add_jitter(error)
             raise
         for each in moved:
-            self._move(each)
+            self._make_room(each)
         if ticket.state is TicketState.WAITING:
             await self.wait(ticket, self._future(ticket))
 
-    def _move(self, ticket: Ticket) -> None:
-        """It had to make room."""
+    def _make_room(self, ticket: Ticket) -> None:
+        """Revoke the permit of a preempted ticket, or reject one that was displaced from the queue."""
         if ticket.state is TicketState.WAITING:
-            self._preempted(ticket.priority)
-            self._places[ticket].revoke(self._future(ticket))
+            self._on_preempted(ticket.priority)
+            self._permits[ticket].revoke(self._future(ticket))
         else:
-            self._tell(ticket, self._turnstile.full(ticket.priority))
+            self._resolve(ticket, self._scheduler.queue_full_error(ticket.priority))
 
     def _future(self, ticket: Ticket) -> asyncio.Future[QueueFull | None]:
         future = self._futures[ticket] = asyncio.get_running_loop().create_future()
         return future
 
-    def _wake(self, entered: Iterable[Ticket]) -> None:
-        for ticket in entered:
-            self._tell(ticket, None)
+    def _wake(self, admitted: Iterable[Ticket]) -> None:
+        for ticket in admitted:
+            self._resolve(ticket, None)
 
-    def _tell(self, ticket: Ticket, refusal: QueueFull | None) -> None:
+    def _resolve(self, ticket: Ticket, queue_full: QueueFull | None) -> None:
         future = self._futures.pop(ticket)
-        if not future.done():  # Else it is leaving at this moment, and passes its place on itself.
-            future.set_result(refusal)
+        if not future.done():  # Otherwise its waiter is leaving at this moment, and passes the permit on itself.
+            future.set_result(queue_full)
 
-    def _jitter(self, error: CausewayError) -> None:
-        """Later than honest, never sooner: who is refused together does not come back together."""
+    def _add_jitter(self, error: CausewayError) -> None:
+        """Lengthen `retry_after_s`, never shorten it: requests rejected together must not come back together."""
         if error.retry_after_s is not None:
             error.retry_after_s *= 1.0 + _JITTER * self._chance()

@@ -1,13 +1,14 @@
-"""The waiters of one priority: tenants take turns by what they use, each tenant's own in order of arrival. Pure.
+"""The waiters of one priority: tenants take turns by the tokens they use, each tenant's own in arrival order. Pure.
 
-Start-time fair queueing (Goyal, Vin and Cheng 1996): each tenant has a start tag, the next is who has the least, and
-its tag grows by its request's cost over the tenant's weight. Virtual time is the tag of the last who went in. A tenant
-that was away, or asks for less than its share, comes in up to `credit` requests before that: it waits for nobody's
-backlog, and a burst of it has its turns at once, which in the long run are within its share all the same.
+Start-time fair queueing (Goyal, Vin and Cheng 1996): each tenant has a start tag, the next is the tenant with the
+lowest, and its tag grows by its request's cost over the tenant's weight. Virtual time is the tag of the last request
+that was admitted. A tenant that was away, or sends less than its share, enters up to `credit` requests before that: it
+waits for no other tenant's backlog, and a burst of it is served at once, which in the long run is within its share all
+the same.
 
-The cost is the tokens that a request may use, times what its tenant's have used of theirs of late; when it has ended,
-the tag is put right by what it did use. Without that share a tenant's second request would wait for what its first one,
-which still runs, might have cost: several turns of everybody else.
+The cost is the tokens that a request may use, times the share that the tenant's recent requests used of theirs; when it
+has ended, the tag is corrected by the actual number. Without that estimate a tenant's second request would wait for the
+maximum cost of its first one, which still runs: several turns of all other tenants.
 """
 
 from __future__ import annotations
@@ -19,148 +20,153 @@ from dataclasses import dataclass, field
 
 from .ticket import Ticket
 
-_REMEMBERED = 4096  # tenants
-_NEWEST = 0.2  # what the last request counts in a tenant's mean
+_MAX_TENANTS = 4096
+_NEWEST = 0.2  # weight of the last request in a tenant's mean
 
 
 @dataclass(slots=True)
 class Flow:
-    """A tenant's."""
+    """One tenant's requests."""
 
     start: float  # tag of the first that waits, or of the next to come
     weight: float
-    likely: float  # what its requests use of the tokens that they may
+    used_share: float  # mean share that its requests use of the tokens that they may
     waiting: deque[Ticket] = field(default_factory=deque)
 
 
 class FairQueue:
-    """Owns the tags and who waits. Costs are in tokens, tags in tokens over weight; `credit` is in requests."""
+    """Owns the tags and the waiters. Costs are in tokens, tags in tokens over weight; `credit` is in requests."""
 
     def __init__(self, credit: float = 0.0) -> None:
         self._credit = credit
         self._flows: dict[str, Flow] = {}
-        self._crowd: dict[str, Flow] = {}  # those with somebody who waits
+        self._backlogged: dict[str, Flow] = {}  # flows with waiters
         self._virtual = 0.0
-        self._likely = 1.0  # of a tenant that nothing is known of
+        self._used_share = 1.0  # of a tenant without history
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Ticket]:
-        return (ticket for flow in self._crowd.values() for ticket in flow.waiting)
+        return (ticket for flow in self._backlogged.values() for ticket in flow.waiting)
 
     def add(self, ticket: Ticket) -> None:
-        self._crowded(ticket).waiting.append(ticket)
+        self._flow_to_extend(ticket).waiting.append(ticket)
 
-    def first(self, may: Callable[[Ticket], bool] = lambda ticket: True) -> Ticket | None:
-        """Whose turn it is, of those who `may` go in; of equals, the oldest's."""
-        waiting = (flow for flow in self._crowd.values() if may(flow.waiting[0]))
+    def first(self, may_enter: Callable[[Ticket], bool] = lambda ticket: True) -> Ticket | None:
+        """Return the next ticket of those that `may_enter`; of equal tags, the oldest."""
+        waiting = (flow for flow in self._backlogged.values() if may_enter(flow.waiting[0]))
         heads = ((flow.start, flow.waiting[0].arrived, flow) for flow in waiting)
         found = min(heads, key=lambda head: head[:2], default=None)
         return found[2].waiting[0] if found else None
 
-    def take(self, ticket: Ticket) -> None:
-        """The first of its tenant goes in."""
+    def pop(self, ticket: Ticket) -> None:
+        """Remove the first ticket of its tenant, which is admitted."""
         self._flows[ticket.tenant].waiting.popleft()
-        self._gone(ticket)
+        self._count_removed(ticket)
         self.charge(ticket)
 
     def charge(self, ticket: Ticket) -> None:
-        """It goes in, or went in without waiting."""
+        """Charge the cost of a ticket that is admitted."""
         flow = self._flow(ticket)
         self._virtual = max(self._virtual, flow.start)
-        ticket.cost = ticket.tokens * flow.likely
+        ticket.cost = ticket.tokens * flow.used_share
         flow.start += ticket.cost / flow.weight
 
     def restore(self, ticket: Ticket) -> None:
-        """It went in and lost its place: it has cost nothing, and is the first of its tenant."""
-        flow = self._crowded(ticket)
+        """Put a preempted ticket back as the first of its tenant, and refund its cost."""
+        flow = self._flow_to_extend(ticket)
         flow.start -= ticket.cost / flow.weight
         ticket.cost = 0.0
         flow.waiting.appendleft(ticket)
 
     def correct(self, ticket: Ticket, used: float) -> None:
-        """What a request that went in has used after all."""
+        """Correct the cost of a ticket that has ended by the tokens that it used."""
         flow = self._flow(ticket)
         flow.start += (used - ticket.cost) / flow.weight
         share = min(1.0, used / ticket.tokens)
-        flow.likely += _NEWEST * (share - flow.likely)
-        self._likely += _NEWEST * (share - self._likely)
+        flow.used_share += _NEWEST * (share - flow.used_share)
+        self._used_share += _NEWEST * (share - self._used_share)
 
-    def drop(self, ticket: Ticket) -> None:
-        """It leaves without having gone in, and has cost nothing."""
+    def remove(self, ticket: Ticket) -> None:
+        """Remove a waiter that leaves; it has cost nothing."""
         self._flows[ticket.tenant].waiting.remove(ticket)
-        self._gone(ticket)
+        self._count_removed(ticket)
 
-    def ahead(self, ticket: Ticket) -> int:
-        """How many of those who wait go in before this one, were it to come now."""
-        own = self._flows.get(ticket.tenant)
-        cost = ticket.tokens * (self._likely if own is None else own.likely) / ticket.weight
-        start = self._from(-math.inf if own is None else own.start, cost)
-        if own is not None:
-            start = own.start if own.waiting else start
-            start += own.likely * sum(each.tokens for each in own.waiting) / own.weight
-        return sum(_before(flow, start) for flow in self._crowd.values())
+    def count_ahead(self, ticket: Ticket) -> int:
+        """Return how many waiters would be admitted before this ticket if it came now."""
+        flow = self._flows.get(ticket.tenant)
+        cost = ticket.tokens * (self._used_share if flow is None else flow.used_share) / ticket.weight
+        start = self._start_of_idle(-math.inf if flow is None else flow.start, cost)
+        if flow is not None:
+            start = flow.start if flow.waiting else start
+            start += flow.used_share * sum(each.tokens for each in flow.waiting) / flow.weight
+        return sum(_count_before(each, start) for each in self._backlogged.values())
 
     def youngest(self) -> Ticket | None:
-        return max((flow.waiting[-1] for flow in self._crowd.values()), key=_age, default=None)
+        return max((flow.waiting[-1] for flow in self._backlogged.values()), key=_arrival, default=None)
 
-    def over_share(self, ticket: Ticket) -> Ticket | None:
-        """The youngest of the tenant that has most of the queue for its weight, where that is more than its share and
-        the newcomer's tenant, with this one, is not. None where nobody has to give way."""
-        waiting = dict(self._crowd)
-        own = waiting.pop(ticket.tenant, None)
-        if not waiting:
+    def youngest_over_share(self, ticket: Ticket) -> Ticket | None:
+        """Return the ticket that has to make room for a new one in a full queue, None if none has to.
+
+        It is the youngest of the tenant with most of the queue for its weight, where that is more than its share and
+        the new ticket's tenant, with this one, is within its own.
+        """
+        others = dict(self._backlogged)
+        flow = others.pop(ticket.tenant, None)
+        if not others:
             return None
-        most = max(waiting.values(), key=lambda flow: len(flow.waiting) / flow.weight)
-        mine = (len(own.waiting) if own else 0) + 1
-        return most.waiting[-1] if mine / ticket.weight < len(most.waiting) / most.weight else None
+        longest = max(others.values(), key=lambda other: len(other.waiting) / other.weight)
+        count = (len(flow.waiting) if flow else 0) + 1
+        return longest.waiting[-1] if count / ticket.weight < len(longest.waiting) / longest.weight else None
 
     def _flow(self, ticket: Ticket) -> Flow:
         flow = self._flows.get(ticket.tenant)
         if flow is None:
-            self._forget()
-            flow = self._flows[ticket.tenant] = Flow(-math.inf, ticket.weight, self._likely)
+            self._forget_idle()
+            flow = self._flows[ticket.tenant] = Flow(-math.inf, ticket.weight, self._used_share)
         if not flow.waiting:
-            flow.start = self._from(flow.start, ticket.tokens * flow.likely / ticket.weight)
+            flow.start = self._start_of_idle(flow.start, ticket.tokens * flow.used_share / ticket.weight)
         flow.weight = ticket.weight
         return flow
 
-    def _crowded(self, ticket: Ticket) -> Flow:
-        """The flow, to which one is added that waits."""
-        flow = self._crowd[ticket.tenant] = self._flow(ticket)
+    def _flow_to_extend(self, ticket: Ticket) -> Flow:
+        """Return the flow, and count the waiter that is about to be added."""
+        flow = self._backlogged[ticket.tenant] = self._flow(ticket)
         self._count += 1
         return flow
 
-    def _gone(self, ticket: Ticket) -> None:
-        """It does not wait any more."""
+    def _count_removed(self, ticket: Ticket) -> None:
         self._count -= 1
         if not self._flows[ticket.tenant].waiting:
-            del self._crowd[ticket.tenant]
+            del self._backlogged[ticket.tenant]
 
-    def _from(self, start: float, cost: float) -> float:
-        """The tag of a tenant that comes when none of its requests waits."""
+    def _start_of_idle(self, start: float, cost: float) -> float:
+        """Return the tag of a tenant's request that comes when none of its requests waits."""
         return max(start, self._virtual - self._credit * cost)
 
-    def _forget(self) -> None:
-        """Who owes nothing; where that is not enough, everybody who does not wait."""
-        for debts in (False, True):
-            if len(self._flows) >= _REMEMBERED:
-                kept = {t: f for t, f in self._flows.items() if f.waiting or (f.start > self._virtual and not debts)}
-                self._flows = kept
+    def _forget_idle(self) -> None:
+        """Forget tenants that owe nothing; where that is not enough, all that do not wait."""
+        for forget_debts in (False, True):
+            if len(self._flows) >= _MAX_TENANTS:
+                self._flows = {
+                    tenant: flow
+                    for tenant, flow in self._flows.items()
+                    if flow.waiting or (flow.start > self._virtual and not forget_debts)
+                }
 
 
-def _before(flow: Flow, start: float) -> int:
-    """How many of a tenant's waiters have a tag up to `start`."""
+def _count_before(flow: Flow, start: float) -> int:
+    """Return how many of a tenant's waiters have a tag up to `start`."""
     tag, count = flow.start, 0
     for ticket in flow.waiting:
         if tag > start:
             break
-        tag += flow.likely * ticket.tokens / flow.weight
+        tag += flow.used_share * ticket.tokens / flow.weight
         count += 1
     return count
 
 
-def _age(ticket: Ticket) -> float:
+def _arrival(ticket: Ticket) -> float:
     return ticket.arrived

@@ -1,4 +1,4 @@
-"""What a tier's door counts, for Prometheus."""
+"""Prometheus metrics of admission."""
 
 from __future__ import annotations
 
@@ -12,42 +12,58 @@ from .ticket import RANK, Priority
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TIER = ("tier",)
-_OF = ("tier", "priority")
+_LABELS = ("tier", "priority")
 
 
 class AdmissionMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        to = registry
         self._queue = Histogram(
-            "causeway_cloud_queue_seconds", "Arrival to a place in the tier.", _OF, buckets=_SECONDS, registry=to
+            "causeway_cloud_queue_seconds",
+            "Time from a request's arrival to its permit.",
+            _LABELS,
+            buckets=_SECONDS,
+            registry=registry,
         )
-        self._sheds = Counter(
-            "causeway_cloud_requests_shed", "Requests turned away from a tier.", (*_OF, "reason"), registry=to
+        self._shed = Counter(
+            "causeway_cloud_requests_shed",
+            "Requests that a tier's admission rejected: overload, deadline, queue_full or displaced from the queue.",
+            (*_LABELS, "reason"),
+            registry=registry,
         )
         self._preemptions = Counter(
-            "causeway_cloud_preemptions", "Requests that gave their place back before a first token.", _OF, registry=to
+            "causeway_cloud_preemptions",
+            "Requests that gave their permit back before their first token.",
+            _LABELS,
+            registry=registry,
         )
         self._limit = Gauge(
-            "causeway_cloud_concurrency_limit", "Requests that may be in Triton now.", _TIER, registry=to
+            "causeway_cloud_concurrency_limit",
+            "Requests of this gateway that may be in Triton at once.",
+            _TIER,
+            registry=registry,
         )
-        self._running = Gauge("causeway_cloud_requests_running", "Requests in Triton.", _TIER, registry=to)
-        self._waiting = Gauge("causeway_cloud_requests_queued", "Requests that wait for a place.", _OF, registry=to)
+        self._running = Gauge(
+            "causeway_cloud_requests_running", "Requests that hold a permit.", _TIER, registry=registry
+        )
+        self._queued = Gauge(
+            "causeway_cloud_requests_queued", "Requests that wait for a permit.", _LABELS, registry=registry
+        )
 
-    def waited(self, tier: str) -> Callable[[Priority, float], None]:
+    def admitted(self, tier: str) -> Callable[[Priority, float], None]:
         return lambda priority, seconds: self._queue.labels(tier, priority).observe(seconds)
 
     def shed(self, tier: str) -> Callable[[Priority, Reason], None]:
-        return lambda priority, reason: self._sheds.labels(tier, priority, reason).inc()
+        return lambda priority, reason: self._shed.labels(tier, priority, reason).inc()
 
     def preempted(self, tier: str) -> Callable[[Priority], None]:
         return lambda priority: self._preemptions.labels(tier, priority).inc()
 
     def watch(self, tier: str, admission: AdmissionController) -> None:
-        """Read at each scrape."""
+        """Read the controller at each scrape."""
         self._limit.labels(tier).set_function(lambda: admission.limit)
         self._running.labels(tier).set_function(lambda: admission.running)
         for priority in RANK:
             self._watch_priority(tier, priority, admission)
 
     def _watch_priority(self, tier: str, priority: Priority, admission: AdmissionController) -> None:
-        self._waiting.labels(tier, priority).set_function(lambda: admission.waiting_of(priority))
+        self._queued.labels(tier, priority).set_function(lambda: admission.waiting_of(priority))

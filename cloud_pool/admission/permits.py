@@ -1,19 +1,21 @@
-"""Who has a place, who may have one of the last, and who has to give his back. Pure.
+"""Which tickets hold a permit, which may have one of the last, and which have to give theirs back. Pure.
 
-The last places (trunk reservation, known from telephone networks) are kept while work is mixed: for interactive work
-and for tenants that ask little, who hold less than their share of the places, half of it while many wait, or up to
-twice their share while they have credit. A tenant's share of what comes free adds to its credit, and each of its
-requests takes from it, whether it goes in or not: a flood has none as soon as it begins, and who asks for no more than
-its share always has some. So a flood leaves room for them; while many wait one place more where what it got begins all
-at once, for then nothing comes free for as long as an answer takes. Where those who ask little come so close together
-that this does not do, one of the flood's gives its place back (preemption), if it can do so unnoticed:
+The last permits (trunk reservation, known from telephone networks) are reserved while work is mixed. They are for
+interactive requests and for light tenants: those that hold less than their share of the permits (half of it while many
+requests wait), or up to twice their share while they have credit. A tenant earns credit with its share of the released
+permits, and each of its requests costs some, admitted or not: a flood has none as soon as it begins, and a tenant that
+stays within its share always has some. So a flood leaves room for light tenants. While many requests wait, one permit
+more is reserved where the flood's requests all started at once, because then no permit is released for as long as an
+answer takes. Where requests of light tenants come so close together that this is not enough, a request of the flood
+gives its permit back (preemption), if its caller does not notice:
 
-1. it has had no token yet, so its caller has seen nothing of it
-2. it is less urgent than an interactive newcomer, or not more urgent and of a tenant that asks much
-3. it has not lost its place MOST times already, and has time enough to wait once more
+1. It has had no token yet, so its caller has seen nothing of it.
+2. It is less urgent than an interactive newcomer, or not more urgent and of a tenant that is not light.
+3. It was not preempted MAX_PREEMPTIONS times already, and has time enough to wait once more.
 
-Of those the least urgent, and of equals the last who came, who loses least: it goes back to the head of its tenant's
-queue. What its server had begun for it is lost, so that is done for a small share of the requests only.
+Of those, the least urgent is preempted, and of equals the last that was admitted, which loses least: it goes back to
+the head of its tenant's queue. What its server had begun for it is lost, so only a small share of the requests may
+cause a preemption.
 """
 
 from __future__ import annotations
@@ -24,36 +26,36 @@ from dataclasses import dataclass
 from .config import AdmissionConfig
 from .ticket import RANK, Ticket, TicketState
 
-MOST = 2
-_LATE_S = 10.0
+MAX_PREEMPTIONS = 2
+_PRESENT_S = 10.0
 _CROWDED_S = 5.0
-_LITTLE = 0.5  # of a tenant's share of the places, while many wait
-_BURST = 2.0  # times its share, on credit
-_FEWEST = 4  # places of which one is kept
-_WAITS_S = 2.0  # who has less time left is left alone
-_SAVED = 4  # preemptions for which none was needed before
+_CROWDED_SHARE = 0.5  # of a tenant's share of the permits, while many requests wait
+_CREDIT_SHARE = 2.0  # times its share, on credit
+_MIN_LIMIT = 4  # permits of which one is reserved
+_MIN_LEFT_S = 2.0  # a request with less time left is not preempted
+_MAX_SAVED = 4  # preemptions saved up while none was needed
 
 
 @dataclass(slots=True)
 class TenantPermits:
-    """A tenant that was here of late. Its places and requests by the rank of their priority: less urgent ones do not
-    count."""
+    """A tenant with recent requests. Permits and credits are counted by rank: those of less urgent requests do not
+    count against more urgent ones."""
 
     tenant: str
     weight: float
     credits: list[float]  # requests
-    held: list[int]  # places
-    at: float  # monotonic, s: when it last came
+    held: list[int]  # permits
+    at: float  # monotonic, s: its last request
 
 
 class PermitAllocator:
-    """Owns the books of places. Nobody has more than `credit` requests of it; `now` is monotonic, s."""
+    """Owns the books of permits. No tenant has more than `credit` requests of credit; `now` is monotonic, s."""
 
     def __init__(self, config: AdmissionConfig, credit: float) -> None:
         self._config = config
         self._credit = credit
-        self._pending: dict[Ticket, None] = {}  # in the order in which they went in
-        self._parties: dict[str, TenantPermits] = {}  # in the order in which they last came
+        self._pending: dict[Ticket, None] = {}  # in the order of their admission
+        self._tenants: dict[str, TenantPermits] = {}  # in the order of their last requests
         self._weights = 0.0
         self._urgent_at = self._other_at = -math.inf
         self._crowded_at = -math.inf
@@ -62,66 +64,66 @@ class PermitAllocator:
 
     @property
     def pending(self) -> int:
-        """Of those who run: without a token yet."""
+        """Permits of requests without a first token."""
         return len(self._pending)
 
     # --- books -------------------------------------------------------------------------------------------------------
 
-    def came(self, ticket: Ticket, now: float, rate: float) -> None:
-        """Whatever becomes of it. `rate`: so many places come free a second, where all are taken."""
-        party = self._forget(ticket.tenant) or self._new(ticket, now)
-        party.weight = ticket.weight
-        self._add(party, now, rate)
+    def record_arrival(self, ticket: Ticket, now: float, rate: float) -> None:
+        """Record an arrival, whatever its outcome. `rate`: permits released a second while all are held."""
+        tenant = self._forget(ticket.tenant) or self._new(ticket, now)
+        tenant.weight = ticket.weight
+        self._add(tenant, now, rate)
         for rank in range(ticket.rank, len(RANK)):
-            party.credits[rank] = max(-self._credit, party.credits[rank] - 1.0)
+            tenant.credits[rank] = max(-self._credit, tenant.credits[rank] - 1.0)
         if ticket.priority == "interactive":
             self._urgent_at = now
         else:
             self._other_at = now
-        while now - (oldest := next(iter(self._parties.values()))).at > _LATE_S:
+        while now - (oldest := next(iter(self._tenants.values()))).at > _PRESENT_S:
             self._forget(oldest.tenant)
             if oldest.held[-1]:
-                self._add(oldest, now, rate)  # It is still here.
+                self._add(oldest, now, rate)  # It still holds permits.
 
     def _new(self, ticket: Ticket, now: float) -> TenantPermits:
         return TenantPermits(ticket.tenant, ticket.weight, [self._credit] * len(RANK), [0] * len(RANK), now)
 
-    def _add(self, party: TenantPermits, now: float, rate: float) -> None:
-        self._parties[party.tenant] = party  # the last one now
-        self._weights += party.weight
-        earned = rate * (now - party.at) * party.weight / self._weights
-        party.credits = [min(self._credit, credit + earned) for credit in party.credits]
-        party.at = now
+    def _add(self, tenant: TenantPermits, now: float, rate: float) -> None:
+        self._tenants[tenant.tenant] = tenant  # now the last one
+        self._weights += tenant.weight
+        earned = rate * (now - tenant.at) * tenant.weight / self._weights
+        tenant.credits = [min(self._credit, credit + earned) for credit in tenant.credits]
+        tenant.at = now
 
-    def _forget(self, tenant: str) -> TenantPermits | None:
-        party = self._parties.pop(tenant, None)
-        self._weights -= party.weight if party is not None else 0.0
-        return party
+    def _forget(self, name: str) -> TenantPermits | None:
+        tenant = self._tenants.pop(name, None)
+        self._weights -= tenant.weight if tenant is not None else 0.0
+        return tenant
 
-    def crowd(self, now: float) -> None:
-        """Many wait."""
+    def note_crowding(self, now: float) -> None:
+        """Note that many requests wait."""
         self._crowded_at = now
 
     def enter(self, ticket: Ticket, now: float) -> None:
         ticket.state, ticket.admitted = TicketState.PENDING, now
         self.running += 1
         self._pending[ticket] = None
-        self._hold(ticket, 1)
-        self._saved = min(_SAVED, self._saved + self._config.preemption_share)
+        self._add_held(ticket, 1)
+        self._saved = min(_MAX_SAVED, self._saved + self._config.preemption_share)
 
-    def spoke(self, ticket: Ticket) -> None:
+    def got_first_token(self, ticket: Ticket) -> None:
         ticket.state = TicketState.RUNNING
         del self._pending[ticket]
 
     def leave(self, ticket: Ticket) -> None:
         self.running -= 1
         self._pending.pop(ticket, None)
-        self._hold(ticket, -1)
+        self._add_held(ticket, -1)
 
-    def _hold(self, ticket: Ticket, places: int) -> None:
-        if (party := self._parties.get(ticket.tenant)) is not None:
+    def _add_held(self, ticket: Ticket, permits: int) -> None:
+        if (tenant := self._tenants.get(ticket.tenant)) is not None:
             for rank in range(ticket.rank, len(RANK)):
-                party.held[rank] += places
+                tenant.held[rank] += permits
 
     def preempt(self, victim: Ticket) -> None:
         self._saved -= 1.0
@@ -129,56 +131,61 @@ class PermitAllocator:
         victim.state = TicketState.WAITING
         victim.preempted += 1
 
-    # --- who may -----------------------------------------------------------------------------------------------------
+    # --- reserved permits and preemption -----------------------------------------------------------------------------
 
-    def reserve(self, limit: int, now: float, evenly: float = math.inf) -> int:
-        """Places of `limit` that not everybody may have. `evenly`: as many would be without a token, if those who have
-        a place had come evenly."""
-        kinds = now - min(self._urgent_at, self._other_at) <= _LATE_S
-        reserve = self._kept(limit) if kinds or self._are_tenants_mixed else 0
-        bunched = self._are_tenants_mixed and self._is_crowded(now) and self.pending >= max(1.0, evenly - 0.5)
-        return reserve + 1 if reserve and bunched else reserve
+    def reserve(self, limit: int, now: float, even_pending: float = math.inf) -> int:
+        """Return how many permits of `limit` are reserved.
 
-    def _kept(self, limit: int) -> int:
-        """One at least, where there are some: a limit that was cut is when it matters."""
+        Args:
+            even_pending: How many held permits would be without a first token if their requests had come evenly.
+        """
+        are_priorities_mixed = now - min(self._urgent_at, self._other_at) <= _PRESENT_S
+        reserve = self._base_reserve(limit) if are_priorities_mixed or self._are_tenants_mixed else 0
+        is_crowded = self._are_tenants_mixed and self._is_crowded(now)
+        is_bunched = is_crowded and self.pending >= max(1.0, even_pending - 0.5)
+        return reserve + 1 if reserve and is_bunched else reserve
+
+    def _base_reserve(self, limit: int) -> int:
+        """At least one from `_MIN_LIMIT` on: the reserve matters most while the limit is low."""
         share = self._config.reserved_share
-        return max(int(limit * share + 0.5), int(share > 0.0 and limit >= _FEWEST))
+        return max(int(limit * share + 0.5), int(share > 0.0 and limit >= _MIN_LIMIT))
 
     def may_take_last(self, ticket: Ticket, limit: int, now: float) -> bool:
+        """Tell whether the ticket may have a reserved permit."""
         if ticket.priority == "bulk" or (ticket.priority == "standard" and not self._are_tenants_mixed):
             return False
-        return self._asks_little(ticket, limit, now)
+        return self._is_light(ticket, limit, now)
 
     def victim(self, ticket: Ticket, limit: int, now: float) -> Ticket | None:
-        """Who gives his place to the newcomer; None: nobody."""
-        if self._saved < 1.0 or ticket.priority == "bulk" or not self._asks_little(ticket, limit, now):
+        """Return the ticket that gives its permit to the new one, None if there is none."""
+        if self._saved < 1.0 or ticket.priority == "bulk" or not self._is_light(ticket, limit, now):
             return None
-        able = [each for each in reversed(self._pending) if self._gives_way(each, ticket, limit, now)]
-        return max(able, key=_rank, default=None)
+        preemptible = [each for each in reversed(self._pending) if self._is_preemptible(each, ticket, limit, now)]
+        return max(preemptible, key=_rank, default=None)
 
-    def _gives_way(self, each: Ticket, ticket: Ticket, limit: int, now: float) -> bool:
-        if not each.preemptible or each.preempted >= MOST or each.deadline < now + _WAITS_S:
+    def _is_preemptible(self, each: Ticket, ticket: Ticket, limit: int, now: float) -> bool:
+        if not each.preemptible or each.preempted >= MAX_PREEMPTIONS or each.deadline < now + _MIN_LEFT_S:
             return False  # (3)
         if each.rank > ticket.rank and ticket.priority == "interactive":
             return True  # (2)
-        return each.tenant != ticket.tenant and each.rank >= ticket.rank and not self._asks_little(each, limit, now)
+        return each.tenant != ticket.tenant and each.rank >= ticket.rank and not self._is_light(each, limit, now)
 
-    def _asks_little(self, ticket: Ticket, limit: int, now: float) -> bool:
-        party = self._parties.get(ticket.tenant)
-        if not self._are_tenants_mixed or party is None:
+    def _is_light(self, ticket: Ticket, limit: int, now: float) -> bool:
+        tenant = self._tenants.get(ticket.tenant)
+        if not self._are_tenants_mixed or tenant is None:
             return True
-        share = limit * party.weight / self._weights
-        held = party.held[ticket.rank]
-        if held < (_LITTLE * share if self._is_crowded(now) else share):
+        share = limit * tenant.weight / self._weights
+        held = tenant.held[ticket.rank]
+        if held < (_CROWDED_SHARE * share if self._is_crowded(now) else share):
             return True
-        return party.credits[ticket.rank] >= 0.0 and held < _BURST * share
+        return tenant.credits[ticket.rank] >= 0.0 and held < _CREDIT_SHARE * share
 
     def _is_crowded(self, now: float) -> bool:
         return now - self._crowded_at <= _CROWDED_S
 
     @property
     def _are_tenants_mixed(self) -> bool:
-        return len(self._parties) > 1
+        return len(self._tenants) > 1
 
 
 def _rank(ticket: Ticket) -> int:

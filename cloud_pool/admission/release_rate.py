@@ -1,8 +1,8 @@
-"""How fast places come free, measured while somebody waits: for waiters' times and an honest Retry-After. Pure.
+"""How fast permits are released, measured while requests wait: for their waits and an accurate Retry-After. Pure.
 
-Time in which nobody waits does not count: an idle tier frees nothing, and is not slow for it. A tier that is stuck
-with all its places taken frees nothing either, and the rate says so. Where a queue begins after a while without one,
-Little's law gives the rate to begin with: places over the time for which one was held.
+Time without waiters does not count: an idle tier releases nothing, and is not slow for it. A tier that is stuck with
+all its permits held releases nothing either, and the rate shows it. When a queue begins after a while without one,
+Little's law gives the initial rate: permits over the time for which one is held.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections import deque
 
 from .ticket import RANK, Priority
 
-MEMORY_S = 5.0  # of time in which somebody waits; what is older counts less and less
-_FREED = 8.0  # places that come free within that memory, where they do so slowly
-_KNOWN_S = 0.05
-_SMOOTHING = 0.1  # of the time for which a place is held
-_RECENT = 50  # places, whose times are known each
-_SHORT = 0.2  # share of answers that are done in less than `short_s`
+MEMORY_S = 5.0  # of time with waiters; older releases count less and less
+_MIN_RELEASES = 8.0  # the memory is extended to this many releases where they are slow
+_MIN_SPAN_S = 0.05
+_SMOOTHING = 0.1  # of the time for which a permit is held
+_RECENT = 50  # permits whose single times are kept
+_SHORT_QUANTILE = 0.2  # share of the answers that take less than `short_s`
 
 
 class ReleaseRate:
-    """Owns decayed sums: of places freed, of places given to each priority, and of the time in which that happened."""
+    """Owns decayed sums: of permits released, of permits granted to each priority, and of the time with waiters."""
 
     def __init__(self, now: float) -> None:
         self._at = now
@@ -29,14 +29,14 @@ class ReleaseRate:
         self._memory_s = MEMORY_S
         self._full = False
         self._span_s = 0.0
-        self._freed = 0.0
-        self._given = dict.fromkeys(RANK, 0.0)
+        self._released = 0.0
+        self._granted = dict.fromkeys(RANK, 0.0)
         self._held_s: float | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT)
-        self._places = 1
+        self._permits = 1
 
     def tick(self, now: float, *, full: bool) -> None:
-        """The time since the last tick; `full`: somebody waited in it. Told before each change."""
+        """Account for the time since the last tick. Call it before each change; `full`: requests were waiting."""
         past_s, self._at = max(0.0, now - self._at), now
         self._full = full
         if not full:
@@ -44,49 +44,49 @@ class ReleaseRate:
         if self._at - past_s - self._full_at > self._memory_s and self._held_s is not None:
             self._begin(self._held_s)
         self._full_at = now
-        kept = math.exp(-past_s / self._memory_s)
-        self._span_s = self._span_s * kept + self._memory_s * (1.0 - kept)
-        self._freed *= kept
-        for priority in self._given:
-            self._given[priority] *= kept
+        decay = math.exp(-past_s / self._memory_s)
+        self._span_s = self._span_s * decay + self._memory_s * (1.0 - decay)
+        self._released *= decay
+        for priority in self._granted:
+            self._granted[priority] *= decay
 
-    def freed(self, held_s: float, places: int) -> None:
-        """A place of `places`, held for so long."""
-        self._freed += self._full
+    def record_release(self, held_s: float, permits: int) -> None:
+        """Record the release of one of `permits`, which was held for `held_s`."""
+        self._released += self._full
         self._held_s = held_s if self._held_s is None else self._held_s + _SMOOTHING * (held_s - self._held_s)
         self._recent.append(held_s)
-        self._places = places
-        self._memory_s = max(MEMORY_S, _FREED * self._held_s / places)
+        self._permits = permits
+        self._memory_s = max(MEMORY_S, _MIN_RELEASES * self._held_s / permits)
 
-    def given(self, priority: Priority) -> None:
-        self._given[priority] += 1.0
+    def record_grant(self, priority: Priority) -> None:
+        self._granted[priority] += 1.0
 
     @property
     def held_s(self) -> float | None:
-        """How long a place is held, of late; None where nothing is known yet."""
+        """Recent mean time for which a permit is held; None before the first sample."""
         return self._held_s
 
     @property
     def short_s(self) -> float:
-        """With less time than this an answer would hardly come to its end; 0 where nothing is known yet."""
-        return sorted(self._recent)[int(_SHORT * len(self._recent))] if self._recent else 0.0
+        """An answer would hardly be complete in less time than this; 0 before the first sample."""
+        return sorted(self._recent)[int(_SHORT_QUANTILE * len(self._recent))] if self._recent else 0.0
 
     @property
     def rate(self) -> float | None:
-        """Places a second; None where nothing is known yet."""
-        if (self._freed >= 1.0 and self._span_s >= _KNOWN_S) or self._span_s > 0.98 * self._memory_s:
-            return self._freed / self._span_s
-        return self._places / self._held_s if self._held_s else None
+        """Permits released a second; None where nothing is known yet."""
+        if (self._released >= 1.0 and self._span_s >= _MIN_SPAN_S) or self._span_s > 0.98 * self._memory_s:
+            return self._released / self._span_s
+        return self._permits / self._held_s if self._held_s else None
 
     def rate_for(self, priority: Priority, share: float) -> float | None:
-        """What is left of it for this priority: all but what goes to those above, and at least its own share."""
+        """Return what is left of the rate for this priority: all but the grants above it, and at least `share`."""
         rate = self.rate
         if rate is None:
             return None
-        above = sum(given for each, given in self._given.items() if RANK[each] < RANK[priority])
+        above = sum(granted for each, granted in self._granted.items() if RANK[each] < RANK[priority])
         return max(rate - above / self._span_s, share * rate) if self._span_s else rate
 
     def _begin(self, held_s: float) -> None:
         self._span_s = min(held_s, self._memory_s)
-        self._freed = self._places * self._span_s / held_s if held_s else 0.0
-        self._given = dict.fromkeys(RANK, 0.0)
+        self._released = self._permits * self._span_s / held_s if held_s else 0.0
+        self._granted = dict.fromkeys(RANK, 0.0)

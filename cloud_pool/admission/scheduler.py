@@ -1,18 +1,19 @@
-"""Who goes into a tier, who waits, and who is turned away: one synchronous decision for each event. Pure.
+"""Which request is admitted, which waits, and which is shed: one synchronous decision for each event. Pure.
 
-Arriving, in this order:
-1. no time left: DeadlineExceeded
-2. a place is free for it, and nobody is before it, or one is given back for it (places): it goes in
-3. a queue above it stands: Shed (503): bulk first, then standard (overload)
-4. it would not go in with time enough left for an answer, or, where its own queue stands, within the target: Shed (503)
-5. the queue is full: the youngest of the lowest priority below it gives way; else the youngest of a tenant that has
-   more of the queue for its weight; each of them, or else itself, gets QueueFull (429)
-6. it waits
+On arrival, in this order:
+1. No time left: DeadlineExceeded.
+2. A permit is free and no ticket is ahead, or one is given back for it (`permits`): it is admitted.
+3. A queue above it is a standing one: Shed (503); bulk first, then standard (`overload`).
+4. It would not be admitted with time enough left for an answer, or, where its own queue is a standing one, within the
+   target: Shed (503).
+5. The queue is full: the youngest of the lowest priority below it is displaced; else the youngest of a tenant that has
+   more of the queue for its weight. The displaced ticket, or else the new one, gets QueueFull (429).
+6. It waits.
 
-A place that comes free goes to interactive, then standard, then bulk, inside each to the tenants in turn (fair). Those
-below get their small share of places all the same, unless somebody above would miss its deadline for it: what waits
-is never starved, and each such turn makes an interactive request wait for one more place. The last places are for some
-only (places).
+A released permit goes to interactive, then standard, then bulk, and within each to the tenants in turn (`fair_queue`).
+Lower priorities get a small share of the permits all the same, unless a more urgent ticket would miss its deadline for
+it: no queue starves, and each such turn makes an interactive request wait for one more release. The last permits are
+reserved (`permits`).
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ from .ticket import RANK, Priority, Ticket, TicketState
 
 Reason = Literal["overload", "deadline", "queue_full", "displaced"]
 RETRY_S = 1.0
-"""Where nothing is known yet."""
-_MOST_S = 60.0
-_CREDIT: Final = 8
-"""Requests by which a tenant that asks little may be before its turn, and that it may ask at once; or a quarter of the
-places; never more than there are places."""
+"""Where no rate is known yet."""
+_MAX_RETRY_S = 60.0
+_MIN_CREDIT: Final = 8
+"""Requests by which a light tenant may be ahead of its turn, and that it may send at once; a quarter of the permits
+where that is more, and never more than there are permits."""
 
 
 class AdmissionScheduler:
-    """Owns the places and the queues. What it returns has changed state, and is to be told; `now` is monotonic, s."""
+    """Owns the permits and the queues. The tickets that a method returns have changed state, and their waiters must be
+    told; `now` is monotonic, s."""
 
     def __init__(
         self,
         settings: AdmissionSettings,
         now: float,
-        shed: Callable[[Priority, Reason], None] = lambda priority, reason: None,
+        on_shed: Callable[[Priority, Reason], None] = lambda priority, reason: None,
     ) -> None:
         self._settings = settings
         self._shares: dict[Priority, float] = {
@@ -55,18 +57,18 @@ class AdmissionScheduler:
             "standard": settings.config.standard_share,
             "bulk": settings.config.bulk_share,
         }
-        credit = min(settings.places, max(_CREDIT, settings.places / 4))
+        credit = min(settings.permits, max(_MIN_CREDIT, settings.permits / 4))
         self._queues: dict[Priority, FairQueue] = {priority: FairQueue(credit) for priority in RANK}
         self._turns = dict.fromkeys(RANK, 0.0)
         self._limit = ConcurrencyLimit(
-            settings.min_places or settings.places, settings.places, settings.ttft_objective_s, now
+            settings.min_permits or settings.permits, settings.permits, settings.ttft_objective_s, now
         )
-        self._drain = ReleaseRate(now)
+        self._release_rate = ReleaseRate(now)
         self._overload = OverloadDetector(settings.ttft_objective_s)
-        self._places = PermitAllocator(settings.config, credit)
-        self._shed = shed
+        self._permits = PermitAllocator(settings.config, credit)
+        self._on_shed = on_shed
 
-    # --- what there is -----------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     @property
     def limit(self) -> int:
@@ -74,12 +76,12 @@ class AdmissionScheduler:
 
     @property
     def running(self) -> int:
-        return self._places.running
+        return self._permits.running
 
     @property
     def pending(self) -> int:
-        """Without a first token yet."""
-        return self._places.pending
+        """Permits of requests without a first token."""
+        return self._permits.pending
 
     @property
     def waiting(self) -> int:
@@ -90,51 +92,61 @@ class AdmissionScheduler:
 
     @property
     def held_s(self) -> float | None:
-        """How long a place is held; None where nothing is known yet."""
-        return self._drain.held_s
+        """Recent mean time for which a permit is held; None before the first sample."""
+        return self._release_rate.held_s
 
     def saturated(self, now: float) -> bool:
-        """A queue stands, and not only of bulk."""
-        return self._overload.stands(now, "interactive") or self._overload.stands(now, "standard")
+        """Tell whether the interactive or the standard queue is a standing one."""
+        return self._overload.is_standing(now, "interactive") or self._overload.is_standing(now, "standard")
 
-    def seconds(self, priority: Priority) -> float:
-        """What a newcomer would wait, behind all who wait at its priority and above."""
-        ahead = sum(len(queue) for each, queue in self._queues.items() if RANK[each] <= RANK[priority])
+    def expected_wait_s(self, priority: Priority) -> float:
+        """Return the wait of a new request behind all waiters at its priority and above."""
+        ahead = self._count_at_or_above(priority)
         if not ahead and self.running < self.limit:
             return 0.0
         return self._wait_s(priority, ahead) or 0.0
 
-    def retry_after(self, priority: Priority) -> float:
-        """When those who wait now at its priority and above will have gone in, s."""
-        ahead = sum(len(queue) for each, queue in self._queues.items() if RANK[each] <= RANK[priority])
-        wait_s = self._wait_s(priority, ahead)
-        return RETRY_S if wait_s is None else min(_MOST_S, wait_s)
+    def retry_after_s(self, priority: Priority) -> float:
+        """Return the time in which the current waiters at this priority and above will have been admitted."""
+        wait_s = self._wait_s(priority, self._count_at_or_above(priority))
+        return RETRY_S if wait_s is None else min(_MAX_RETRY_S, wait_s)
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """`ticket` goes in or waits. Those who had to make room for it: GONE from the queue, or from a place and
-        WAITING once more. Raises DeadlineExceeded, Shed or QueueFull."""
+        """Admit the ticket or let it wait.
+
+        Returns:
+            The tickets that made room for it: GONE if displaced from the queue, WAITING again if preempted.
+
+        Raises:
+            DeadlineExceeded, Shed, QueueFull: See this module's docstring.
+        """
         self._tick(now)
-        self._places.came(ticket, now, self.limit / self._drain.held_s if self._drain.held_s else 0.0)
+        held_s = self._release_rate.held_s
+        self._permits.record_arrival(ticket, now, self.limit / held_s if held_s else 0.0)
         if ticket.deadline <= now:
-            raise DeadlineExceeded("the time for this request is over")  # (1)
+            raise DeadlineExceeded("the request's deadline has passed")  # (1)
         moved: list[Ticket] = []
-        if self._may_enter(ticket, now) or (moved := self._preempted_for(ticket, now)):
-            self._overload.waited(now, ticket.priority, 0.0)
+        if self._may_enter(ticket, now) or (moved := self._preempt_for(ticket, now)):
+            self._overload.record_wait(now, ticket.priority, 0.0)
             self._queues[ticket.priority].charge(ticket)
-            self._places.enter(ticket, now)  # (2)
+            self._permits.enter(ticket, now)  # (2)
             return moved
         self._check(ticket, now)
-        if self.waiting >= self._settings.queue:
-            moved = [self._makes_room(ticket)]  # (5)
-            self._give_way(moved[0])
+        if self.waiting >= self._settings.max_queued:
+            moved = [self._find_displaced(ticket)]  # (5)
+            self._displace(moved[0])
         self._queues[ticket.priority].add(ticket)  # (6)
         ticket.state = TicketState.WAITING
         return moved
 
     def leave(self, ticket: Ticket, now: float, used: float | None = None) -> list[Ticket]:
-        """It is done, has failed or gave up, also while it waited: those who go in now. `used`: tokens, where known."""
+        """Remove a ticket that has ended, failed or left the queue. Returns the tickets that are admitted now.
+
+        Args:
+            used: Tokens that it used, where known.
+        """
         self._tick(now)
         if ticket.state is TicketState.WAITING:
             self._remove(ticket)
@@ -143,123 +155,125 @@ class AdmissionScheduler:
             return []
         if used is not None:
             self._queues[ticket.priority].correct(ticket, used)
-        self._places.leave(ticket)
+        self._permits.leave(ticket)
         ticket.state = TicketState.GONE
-        self._drain.freed(now - ticket.admitted, self.limit)
+        self._release_rate.record_release(now - ticket.admitted, self.limit)
         return self._fill(now)
 
     def first_token(self, ticket: Ticket, now: float, seconds: float | None) -> list[Ticket]:
-        """`seconds` from handing to Triton; None: as it was seen it says nothing. Those who go in because the limit has
-        grown."""
+        """Record a first token, `seconds` after handing over to Triton; None: the time is not reliable.
+
+        Returns the tickets that are admitted because the limit has grown.
+        """
         if ticket.state is not TicketState.PENDING:
             return []
         self._tick(now)
-        self._places.spoke(ticket)
+        self._permits.got_first_token(ticket)
         if seconds is not None:
             self._limit.first_token(now, seconds, self.running)
         return self._fill(now)
 
     def failed(self, ticket: Ticket, now: float) -> None:
-        """The tier would not take it, or gave it no first token in time."""
+        """Record that the tier refused the request, or was late with its first token."""
         if ticket.state is TicketState.PENDING:
             self._limit.failed(now, ticket.admitted)
 
-    def bound(self, most: int, now: float) -> list[Ticket]:
-        """No more places than that from now on. Those who go in because it is more than before."""
+    def set_upper_bound(self, permits: int, now: float) -> list[Ticket]:
+        """Bound the concurrency limit. Returns the tickets that are admitted because the bound was raised."""
         self._tick(now)
-        self._limit.bound(most, now)
+        self._limit.set_upper_bound(permits, now)
         return self._fill(now)
 
-    def full(self, priority: Priority) -> QueueFull:
-        what = f"{self.running} requests run and {self.waiting} wait: the tier is full"
-        return QueueFull(what, retry_after_s=self.retry_after(priority))
+    def queue_full_error(self, priority: Priority) -> QueueFull:
+        message = f"the tier is full: {self.running} requests run and {self.waiting} wait"
+        return QueueFull(message, retry_after_s=self.retry_after_s(priority))
 
-    # --- arriving ----------------------------------------------------------------------------------------------------
+    # --- arrival -----------------------------------------------------------------------------------------------------
 
     def _may_enter(self, ticket: Ticket, now: float) -> bool:
         free = self.limit - self.running
         if free <= self._reserve(now):
-            return free > 0 and self._places.may_take_last(ticket, self.limit, now)
-        return not any(len(queue) for each, queue in self._queues.items() if RANK[each] <= ticket.rank)
+            return free > 0 and self._permits.may_take_last(ticket, self.limit, now)
+        return not self._count_at_or_above(ticket.priority)
 
-    def _preempted_for(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Who has made room for it: one gave its place back, and where the queue is full another leaves that."""
-        victim = self._places.victim(ticket, self.limit, now) if self.running >= self.limit else None
+    def _preempt_for(self, ticket: Ticket, now: float) -> list[Ticket]:
+        """Preempt one ticket for the new one; where the queue is full, another one is displaced from it."""
+        victim = self._permits.victim(ticket, self.limit, now) if self.running >= self.limit else None
         if victim is None:
             return []
         moved = [victim]
-        if self.waiting >= self._settings.queue:
+        if self.waiting >= self._settings.max_queued:
             behind = (self._queues[each].youngest() for each in reversed(RANK) if RANK[each] >= victim.rank)
             youngest = next((each for each in behind if each is not None), None)
             if youngest is None:
-                return []  # All who wait are more urgent than the victim.
-            self._give_way(youngest)
+                return []  # All waiters are more urgent than the victim.
+            self._displace(youngest)
             moved.append(youngest)
-        self._places.preempt(victim)
+        self._permits.preempt(victim)
         self._queues[victim.priority].restore(victim)
         return moved
 
     def _check(self, ticket: Ticket, now: float) -> None:
         """Raises Shed."""
         priority = ticket.priority
-        if self._overload.sheds(now, priority):
-            self._refuse(priority, "overload", "there is more urgent work than the tier can do")  # (3)
+        if self._overload.should_shed(now, priority):
+            self._shed(priority, "overload", "more urgent work than the tier can serve")  # (3)
         ahead = sum(len(queue) for each, queue in self._queues.items() if RANK[each] < ticket.rank)
-        wait_s = self._wait_s(priority, ahead + self._queues[priority].ahead(ticket))
+        wait_s = self._wait_s(priority, ahead + self._queues[priority].count_ahead(ticket))
         if wait_s is None:
             return
-        self._overload.waited(now, priority, wait_s)  # Known now; it would be told much later.
-        if now + wait_s + max(self._limit.base_s or 0.0, self._drain.short_s) > ticket.deadline:
-            self._refuse(priority, "deadline", "it would not go in with time enough left")  # (4)
-        if self._overload.stands(now, priority) and wait_s > self._overload.target_s(priority):
-            self._refuse(priority, "overload", "too many wait already")
+        self._overload.record_wait(now, priority, wait_s)  # Predicted: the actual wait would be known much later.
+        if now + wait_s + max(self._limit.base_s or 0.0, self._release_rate.short_s) > ticket.deadline:
+            self._shed(priority, "deadline", "the request would not be admitted with enough time left")  # (4)
+        if self._overload.is_standing(now, priority) and wait_s > self._overload.target_s(priority):
+            self._shed(priority, "overload", "too many requests wait already")
 
-    def _refuse(self, priority: Priority, reason: Reason, why: str) -> NoReturn:
-        self._shed(priority, reason)
-        raise Shed(f"the tier is overloaded: {why}", retry_after_s=self.retry_after(priority))
+    def _shed(self, priority: Priority, reason: Reason, why: str) -> NoReturn:
+        self._on_shed(priority, reason)
+        raise Shed(f"the tier is overloaded: {why}", retry_after_s=self.retry_after_s(priority))
 
-    def _makes_room(self, ticket: Ticket) -> Ticket:
-        """Raises QueueFull."""
+    def _find_displaced(self, ticket: Ticket) -> Ticket:
+        """Return the waiter that makes room. Raises QueueFull."""
         for priority in reversed(RANK):
             if RANK[priority] > ticket.rank and (found := self._queues[priority].youngest()) is not None:
                 return found
-        found = self._queues[ticket.priority].over_share(ticket)
+        found = self._queues[ticket.priority].youngest_over_share(ticket)
         if found is None:
-            self._shed(ticket.priority, "queue_full")
-            raise self.full(ticket.priority)
+            self._on_shed(ticket.priority, "queue_full")
+            raise self.queue_full_error(ticket.priority)
         return found
 
-    def _give_way(self, ticket: Ticket) -> None:
+    def _displace(self, ticket: Ticket) -> None:
         self._remove(ticket)
-        self._shed(ticket.priority, "displaced")
+        self._on_shed(ticket.priority, "displaced")
 
-    # --- places ------------------------------------------------------------------------------------------------------
+    # --- released permits --------------------------------------------------------------------------------------------
 
     def _fill(self, now: float) -> list[Ticket]:
-        entered: list[Ticket] = []
+        admitted: list[Ticket] = []
         while self.waiting and self.running < self.limit and (ticket := self._next(now)) is not None:
-            if ticket.deadline <= now + self._drain.short_s:
-                # A place would be wasted on it: its answer would be cut by the deadline. Its own timer tells it.
+            if ticket.deadline <= now + self._release_rate.short_s:
+                # The deadline would cut its answer, so a permit would be wasted. Its own timer ends its wait.
                 self._remove(ticket)
-                self._shed(ticket.priority, "deadline")
+                self._on_shed(ticket.priority, "deadline")
                 continue
-            self._queues[ticket.priority].take(ticket)
-            self._overload.waited(now, ticket.priority, now - ticket.arrived)
-            self._drain.given(ticket.priority)
-            self._places.enter(ticket, now)
-            entered.append(ticket)
+            self._queues[ticket.priority].pop(ticket)
+            self._overload.record_wait(now, ticket.priority, now - ticket.arrived)
+            self._release_rate.record_grant(ticket.priority)
+            self._permits.enter(ticket, now)
+            admitted.append(ticket)
         for priority, queue in self._queues.items():
             if not len(queue):
                 self._turns[priority] = 0.0
-        return entered
+        return admitted
 
     def _next(self, now: float) -> Ticket | None:
         if self.limit - self.running <= self._reserve(now):
-            spared = (
-                queue.first(lambda one: self._places.may_take_last(one, self.limit, now))
+            for_reserved = (
+                queue.first(lambda one: self._permits.may_take_last(one, self.limit, now))
                 for queue in self._queues.values()
             )
-            return next((ticket for ticket in spared if ticket is not None), None)
+            return next((ticket for ticket in for_reserved if ticket is not None), None)
         firsts = [ticket for queue in self._queues.values() if (ticket := queue.first()) is not None]
         if not firsts:
             return None
@@ -267,39 +281,42 @@ class AdmissionScheduler:
         for below in firsts[1:]:
             turns = self._turns[below.priority] + self._shares[below.priority]
             self._turns[below.priority] = min(2.0, turns)
-            if self._turns[below.priority] >= 1.0 and chosen is firsts[0] and not self._pressed(below, now):
+            if self._turns[below.priority] >= 1.0 and chosen is firsts[0] and not self._is_pressed(below, now):
                 self._turns[below.priority] -= 1.0
                 chosen = below
         return chosen
 
-    def _pressed(self, below: Ticket, now: float) -> bool:
-        """Whether somebody above would miss its deadline for one more turn."""
-        rate = self._drain.rate
+    def _is_pressed(self, below: Ticket, now: float) -> bool:
+        """Tell whether a more urgent ticket would miss its deadline for one more turn of a lower priority."""
+        rate = self._release_rate.rate
         turns_s = 2.0 / rate if rate else 0.0
         by = now + turns_s + (self._limit.base_s or 0.0)
         above = (queue for each, queue in self._queues.items() if RANK[each] < below.rank)
         return any(ticket.deadline < by for queue in above for ticket in queue)
 
     def _reserve(self, now: float) -> int:
-        held_s, base_s = self._drain.held_s, self._limit.base_s
-        evenly = self.limit * base_s / held_s if held_s and base_s else math.inf
-        reserve = self._places.reserve(self.limit, now, evenly)
-        return min(reserve, self._limit.spare) if self._limit.is_untried(now) else reserve
+        held_s, base_s = self._release_rate.held_s, self._limit.base_s
+        even_pending = self.limit * base_s / held_s if held_s and base_s else math.inf
+        reserve = self._permits.reserve(self.limit, now, even_pending)
+        return min(reserve, self._limit.headroom) if self._limit.is_untried(now) else reserve
 
     # --- books -------------------------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
-        self._drain.tick(now, full=self.waiting > 0)
+        self._release_rate.tick(now, full=self.waiting > 0)
         if self.waiting >= self.limit / 2:
-            self._places.crowd(now)
+            self._permits.note_crowding(now)
+
+    def _count_at_or_above(self, priority: Priority) -> int:
+        return sum(len(queue) for each, queue in self._queues.items() if RANK[each] <= RANK[priority])
 
     def _wait_s(self, priority: Priority, ahead: int) -> float | None:
-        """Until the next place after `ahead` others is given; None where nothing is known."""
-        rate = self._drain.rate_for(priority, self._shares[priority])
+        """Return the time until a permit is granted after `ahead` others; None where no rate is known."""
+        rate = self._release_rate.rate_for(priority, self._shares[priority])
         if rate is None:
             return None
         return (ahead + 1) / rate if rate > 0.0 else math.inf
 
     def _remove(self, ticket: Ticket) -> None:
-        self._queues[ticket.priority].drop(ticket)
+        self._queues[ticket.priority].remove(ticket)
         ticket.state = TicketState.GONE

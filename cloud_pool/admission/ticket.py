@@ -1,4 +1,4 @@
-"""One request at a tier's door, from its arrival until it has left."""
+"""One request in a tier's admission, from its arrival until it has left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TicketState(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """`tokens` is what the request may cost, prompt and answer; what it did cost is told later."""
+    """`tokens` is what the request may cost, prompt and answer together; the actual number is reported when it ends."""
 
     priority: Priority
     tenant: str
@@ -28,11 +28,11 @@ class Ticket:
     tokens: float
     arrived: float  # monotonic, s
     deadline: float  # monotonic, s
-    preemptible: bool = True  # its place, if it must, as long as it has had no token
-    cost: float = 0.0  # what it was taken to cost when it went in
+    preemptible: bool = True  # until its first token
+    cost: float = 0.0  # the cost charged when it was admitted
     state: TicketState = TicketState.NEW
     admitted: float = 0.0  # monotonic, s
-    preempted: int = 0  # times that it gave its place back
+    preempted: int = 0  # times
 
     @property
     def rank(self) -> int:

@@ -1,28 +1,35 @@
-"""Each tier's Triton endpoints: who of them gets the next request, and who gets none for now.
+"""Load balancing over each tier's Triton endpoints: which one gets the next request, and which get none for now.
 
-Assign, then act. `choice` is a pure function over a frozen `state.PoolState`, `health` the transitions of that state;
-each returns what is to be done (endpoints to ask), and `pool.Pool`, the state's one owner, does it. An endpoint's life:
+Decide, then act. `endpoint_selection` is a pure function over a frozen `state.PoolState`, and `health` and `slowness`
+are the transitions of that state. Each returns what is to be done (endpoints to probe), and `pool.Pool`, the only
+owner of the state, does it. The life of an endpoint:
 
-    phase       event                                   then
-    in          faults in a row, refused, hung          ejected     at most a share of the pool; the others are asked
-    in          a real request to it failed             ejected     proof: no bound
-    in          not named any more                      draining    running calls end, no new ones
-    ejected     its time is over                        (asked, by a real request)
-    ejected     … answered                              in          with a share that grows from little
-    ejected     … did not                               ejected     asked again soon; only a relapse makes it longer
-    in          late first tokens in a row              in, slow    asked by probes, and by requests if all are busy
-    in, slow    a probe as quick as its peers           in, tried   one request goes there
-    in, tried   … in time                               in          with a share that grows from little
-    in, tried   … late                                  in, slow    for longer each time
-    ejected     not named any more                      draining
-    draining    named again                             ejected     until it is asked, at once
-    draining    its last call ended                     (gone)
+    phase              event                                          next phase
+    active             failures in a row, refused, or hung            ejected, up to a share of the pool; else probed
+    active             a probe fails (proof: no bound)                ejected
+    active             no longer listed                               draining: running calls end, no new ones start
+    ejected            its time is over                               stays ejected; a probe is sent
+    ejected            the probe succeeds                             active, with a share that ramps up
+    ejected            the probe fails                                ejected; probed again soon
+    active             LATE_LIMIT late first tokens in a row          active, slow: probed; requests if all are busy
+    active, slow       a probe is as fast as its peers                active, on trial: one request goes there
+    active, on trial   that request is in time                        active, with a share that ramps up
+    active, on trial   that request is late                           active, slow, for longer each time
+    ejected            no longer listed                               draining
+    draining           listed again                                   ejected until a probe succeeds; probed at once
+    draining           its last call ended                            removed
 
-    place       what the configuration says     discovery   DNS names, asked again and again
-    state       the frozen state                pool        its owner: leases, and asking endpoints
-    slowness    who is slower than its peers
-    load        how much work one has           lease       one call's place on one endpoint
-    choice      two choices, zones              pools       every tier's pool, and the Triton clients
-    prefix      warm prefixes, bounded load     reload      SIGHUP
-    health      faults, ejection, return        report      metrics
+Reading order:
+
+    state                the frozen state
+    endpoint_selection   load, zones, two random choices
+    prefix_affinity      warm prefixes, bounded load
+    health               failures, ejection, return
+    slowness             slower than its peers
+    pool                 owner of the state: leases and probes
+    lease                one call on one endpoint
+    pools                all tiers, and the Triton clients by address
+    discovery            addresses and DNS names
+    reload               SIGHUP
+    config, metrics      the section `load_balancing`; Prometheus
 """

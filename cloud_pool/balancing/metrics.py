@@ -1,4 +1,4 @@
-"""What Prometheus hears of endpoints. Their addresses come from the configuration and from DNS, never from a caller."""
+"""Prometheus metrics of endpoints. Their addresses come from the configuration and from DNS, never from a caller."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LABELS = ("tier", "endpoint", "zone")
 
 
 class EndpointMetrics(Collector):
-    """Read at each scrape; an endpoint that is gone leaves no series behind, for DNS may name ever new ones."""
+    """Collected at each scrape, so that removed endpoints leave no series: DNS may list ever new addresses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._pools: Mapping[str, Pool] = {}
         self._ejections = Counter(
             "causeway_cloud_endpoint_ejections",
-            "How often an endpoint was taken out, by the error's code.",
+            "Ejections of endpoints, by the error's code.",
             ("tier", "code"),
             registry=registry,
         )
@@ -33,14 +33,24 @@ class EndpointMetrics(Collector):
         self._ejections.labels(tier, code).inc()
 
     def collect(self) -> Iterable[Metric]:
-        outstanding = GaugeMetricFamily("causeway_cloud_endpoint_outstanding", "Requests there.", labels=_LABELS)
-        ejected = GaugeMetricFamily("causeway_cloud_endpoint_ejected", "1: it gets none for now.", labels=_LABELS)
-        draining = GaugeMetricFamily("causeway_cloud_endpoint_draining", "1: it gets no more.", labels=_LABELS)
+        outstanding = GaugeMetricFamily(
+            "causeway_cloud_endpoint_outstanding", "Open requests of this process at the endpoint.", labels=_LABELS
+        )
+        ejected = GaugeMetricFamily(
+            "causeway_cloud_endpoint_ejected", "1 while the endpoint is ejected and gets probes only.", labels=_LABELS
+        )
+        draining = GaugeMetricFamily(
+            "causeway_cloud_endpoint_draining",
+            "1 while the endpoint is no longer listed and finishes its last requests.",
+            labels=_LABELS,
+        )
         slow = GaugeMetricFamily(
-            "causeway_cloud_endpoint_slow", "1: it is asked by probes while its peers have room.", labels=_LABELS
+            "causeway_cloud_endpoint_slow",
+            "1 while the endpoint is slower than its peers and gets probes as long as they have room.",
+            labels=_LABELS,
         )
         ttft = GaugeMetricFamily(
-            "causeway_cloud_endpoint_ttft_seconds", "Recent time to the first token.", labels=_LABELS
+            "causeway_cloud_endpoint_ttft_seconds", "Recent mean time to first token.", labels=_LABELS
         )
         for tier, pool in self._pools.items():
             for one in pool.endpoints:

@@ -1,4 +1,4 @@
-"""Every tier's pool, and the Triton clients that they share by address."""
+"""The pools of all tiers, and the Triton clients that they share by address."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ from anyio.abc import TaskGroup
 from ..config.schema import Config, TierConfig
 from ..config.tiers import Tier
 from ..upstreams.triton.client import TritonClient
-from .discovery.dns import EndpointDiscovery, Resolver, resolve_dns
+from .discovery import EndpointDiscovery, Resolver, resolve_dns
 from .pool import Pool
 
 _PREPARE_S = 3.0
 
 
 class TritonClients:
-    """Owner of the clients: one for each address, for as long as a pool names it or a call runs there."""
+    """Owns the clients: one for each address, for as long as a pool lists it or a call runs there."""
 
     def __init__(self, tasks: TaskGroup, repaired: Callable[[str], None]) -> None:
         self._tasks = tasks
         self._repaired = repaired
-        self._tritons: dict[str, TritonClient] = {}
+        self._clients: dict[str, TritonClient] = {}
 
-    def at(self, address: str) -> TritonClient:
-        found = self._tritons.get(address)
-        if found is None:
-            found = self._tritons[address] = TritonClient(address, self._tasks, repaired=self._repaired)
-        return found
+    def get(self, address: str) -> TritonClient:
+        """Return the client of this address, created on first use."""
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = TritonClient(address, self._tasks, repaired=self._repaired)
+        return client
 
-    async def keep(self, addresses: Iterable[str]) -> None:
-        """Closes all others."""
-        unused = self._tritons.keys() - set(addresses)
-        for triton in [self._tritons.pop(address) for address in unused]:
-            await triton.close()
+    async def retain(self, addresses: Iterable[str]) -> None:
+        """Close the clients of all other addresses."""
+        unused = self._clients.keys() - set(addresses)
+        for client in [self._clients.pop(address) for address in unused]:
+            await client.close()
 
     async def close(self) -> None:
-        await self.keep(())
+        await self.retain(())
 
 
 class Pools:
-    """`prepare`, then `watch` for as long as they are used, then `close`."""
+    """Call `prepare`, then run `watch` for as long as the pools are used, then `close`."""
 
     def __init__(
         self,
@@ -58,17 +59,18 @@ class Pools:
         ejected: Callable[[str, str], None] = lambda tier, code: None,
     ) -> None:
         self._clients = clients
-        self._moved = asyncio.Event()
-        self._dns_s = config.load_balancing.dns_refresh_s
-        self._names: dict[str, EndpointDiscovery] = {}
+        self._updated = asyncio.Event()
+        self._dns_refresh_s = config.load_balancing.dns_refresh_s
+        self._discoveries: dict[str, EndpointDiscovery] = {}
         self._pools: dict[str, Pool] = {}
         for tier in tiers:
-            self._names[tier.name] = EndpointDiscovery(tier.config.endpoint_addresses, resolve)
+            addresses = tier.config.endpoint_addresses
+            self._discoveries[tier.name] = EndpointDiscovery(addresses, resolve)
             self._pools[tier.name] = Pool(
                 tier.name,
                 tier.model,
-                [place for place in tier.config.endpoint_addresses if not place.is_dns],
-                clients.at,
+                [address for address in addresses if not address.is_dns],
+                clients.get,
                 settings=config.load_balancing,
                 load_balancing=tier.config.load_balancing,
                 zone=config.server.zone,
@@ -82,42 +84,43 @@ class Pools:
         return self._pools
 
     async def prepare(self) -> None:
-        """Names are known before anybody asks; a resolver that is away delays that by a moment."""
+        """Resolve all DNS names before the first request; an unreachable resolver delays this by 3 s at most."""
         with anyio.move_on_after(_PREPARE_S):
-            await self._follow()
+            await self._refresh_all()
 
     async def watch(self) -> None:
+        """Watch all pools and refresh DNS names, until cancelled."""
         async with anyio.create_task_group() as tasks:
             for pool in self._pools.values():
                 tasks.start_soon(pool.watch)
             while True:
-                with anyio.move_on_after(self._dns_s):
-                    await self._moved.wait()
-                self._moved.clear()
-                await self._follow()
-                await self._clients.keep(self._used())
+                with anyio.move_on_after(self._dns_refresh_s):
+                    await self._updated.wait()
+                self._updated.clear()
+                await self._refresh_all()
+                await self._clients.retain(self._used_addresses())
 
-    def move(self, tiers: Iterable[TierConfig]) -> None:
-        """The endpoints of a configuration that was read again, from the next moment of `watch` on."""
+    def update_endpoints(self, tiers: Iterable[TierConfig]) -> None:
+        """Take the endpoints of a reloaded configuration; `watch` applies them at its next turn."""
         for tier in tiers:
-            if tier.name in self._names:
-                self._names[tier.name].move(tier.endpoint_addresses)
-        self._moved.set()
+            if tier.name in self._discoveries:
+                self._discoveries[tier.name].replace(tier.endpoint_addresses)
+        self._updated.set()
 
     async def close(self) -> None:
         await self._clients.close()
 
-    async def _follow(self) -> None:
+    async def _refresh_all(self) -> None:
         async with anyio.create_task_group() as tasks:
-            for tier, names in self._names.items():
-                tasks.start_soon(_follow, names, self._pools[tier])
+            for tier, discovery in self._discoveries.items():
+                tasks.start_soon(_refresh, discovery, self._pools[tier])
 
-    def _used(self) -> set[str]:
+    def _used_addresses(self) -> set[str]:
         return {one.address for pool in self._pools.values() for one in pool.endpoints}
 
 
-async def _follow(names: EndpointDiscovery, pool: Pool) -> None:
-    await names.refresh()
-    # Names that are not known yet leave what there is.
-    if zones := names.zones():
-        pool.name(zones)
+async def _refresh(discovery: EndpointDiscovery, pool: Pool) -> None:
+    await discovery.refresh()
+    # Before the first name is resolved the pool keeps what it has.
+    if zones := discovery.zones():
+        pool.set_endpoints(zones)

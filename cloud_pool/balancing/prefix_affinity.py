@@ -1,9 +1,9 @@
 """Conversations stay where their prefix is warm: consistent hashing with bounded loads. Pure.
 
-A key's endpoint is the next one clockwise on a ring of hashes; one that has its full share of the load passes the
-key on to the next (Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018). With c the
-load factor, m the load with the new request and w an endpoint's weight, nobody gets more than ⌈c·m·w/Σw⌉. An endpoint
-that is away moves its own keys only.
+A key's endpoint is the next one clockwise on a ring of hashes; an endpoint that has its full share of the load passes
+the key on to the next (Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018). With c the
+load factor, m the load including the new request and w an endpoint's weight, no endpoint gets more than ⌈c·m·w/Σw⌉. An
+endpoint that is away moves only its own keys.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ _HEAD_CHARACTERS = 1024
 
 class RingShare(msgspec.Struct, frozen=True):
     load: int
-    weight: float  # of a usual endpoint: 1
+    weight: float  # of a typical endpoint: 1
 
 
 def prefix_key(request: Request) -> bytes:
-    """Of a conversation's head, all up to and with its first user turn and its tools: further turns leave it alone.
+    """Return the prefix key of a request.
 
-    For a plain prompt, its first characters.
+    For a chat it covers the tools and all messages up to and including the first user turn, so that further turns do
+    not change it; for a plain prompt its first 1024 characters.
     """
     if request.kind != "chat":
         return _digest(b"".join(str(prompt)[:_HEAD_CHARACTERS].encode() for prompt in request.prompts[:1]))
@@ -38,8 +39,8 @@ def prefix_key(request: Request) -> bytes:
     return _digest(msgspec.msgpack.encode((request.tools, request.messages[: first + 1])))
 
 
-def bound(shares: Mapping[str, RingShare], address: str, factor: float) -> int:
-    """The most that `address` may have when one more request comes."""
+def load_bound(shares: Mapping[str, RingShare], address: str, factor: float) -> int:
+    """Return the most requests that `address` may have once one more request comes."""
     weights = sum(share.weight for share in shares.values())
     work = 1 + sum(share.load for share in shares.values())
     return math.ceil(factor * work * shares[address].weight / weights)
@@ -48,7 +49,10 @@ def bound(shares: Mapping[str, RingShare], address: str, factor: float) -> int:
 def preferred_endpoint(
     addresses: Iterable[str], shares: Mapping[str, RingShare], key: bytes, factor: float
 ) -> str | None:
-    """The key's endpoint among `shares`. `addresses` are all there are, so that keys stay when some are away."""
+    """Return the key's endpoint among `shares`, None if all are at their bound.
+
+    `addresses` are all endpoints of the pool, so that keys stay where they are when some are away.
+    """
     points, owners = _ring(tuple(sorted(addresses)))
     start = bisect(points, _point(key))
     seen = set()
@@ -57,14 +61,14 @@ def preferred_endpoint(
         if address in seen:
             continue
         seen.add(address)
-        if address in shares and shares[address].load < bound(shares, address, factor):
+        if address in shares and shares[address].load < load_bound(shares, address, factor):
             return address
     return None
 
 
 @lru_cache(maxsize=64)
 def _ring(addresses: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The points in order, and whose each is."""
+    """Return the points in order, and the owner of each."""
     both = sorted((_point(f"{one}#{at}".encode()), one) for one in addresses for at in range(_POINTS))
     return tuple(point for point, _ in both), tuple(one for _, one in both)
 

@@ -1,19 +1,19 @@
 """Which endpoints are slower than their peers, by times to first token (TTFT). Pure.
 
 usual      the median of the endpoints' moving means
-late       no usual first token takes so long: the usual, and four mean deviations more, as TCP's timeout for an
-           acknowledgement (RFC 6298). Where all prompts are alike that is soon, where they differ it is not
-slowness   the moving mean over 1.5 times the usual, at least 1. Who has waited until late is expected to wait as long
-           again (Lindy's law), so an endpoint counts as slow from then on, before anything was measured; and so does
-           one where a call was given up. A figure that is not renewed fades
+late       a TTFT that no usual answer needs: the usual one and four mean deviations more, as in TCP's retransmission
+           timeout (RFC 6298). Where all prompts are alike that is soon, where they differ it is not.
+slowness   the moving mean over 1.5 times the usual TTFT, at least 1. A call that has waited until it is late is
+           expected to wait as long again (Lindy's law), so the endpoint counts as slow from then on, before anything
+           was measured; so does one where such a call was abandoned. A measurement that is not renewed fades.
 
-Beyond that an endpoint has its trust, which does not fade:
+Beyond that an endpoint has a trust level, which does not fade:
 
-    trust      event                                        then
-    whole      LATES late ones in a row                     slow        asked by probes; by requests if all are busy
-    slow       a probe as quick as its peers                tried       the next request goes there, and no other
-    tried      that one is in time                          whole       with a share that grows from little
-    tried      … or late: it is quick for probes only       slow        for twice as long as the last time
+    trust      event                                     next trust
+    trusted    LATE_LIMIT late first tokens in a row     slow       probed; requests only if all others are busy
+    slow       a probe as fast as its peers              on_trial   the next request goes there, and no other
+    on_trial   that request is in time                   trusted    with a share that ramps up
+    on_trial   that request is late                      slow       it is fast for probes only; twice as long as before
 """
 
 from __future__ import annotations
@@ -22,140 +22,150 @@ import math
 
 import msgspec
 
-from .config import LoadBalancingConfig, pause_s, relapse_s
+from .config import LoadBalancingConfig, ejection_s, probe_pause_s
 from .state import Endpoint, PoolState
 
-SLOW = 2.0  # times 1.5 times the usual
-LATES = 3
-_USUAL = 1.5  # times the median: times to the first token vary by as much with the prompts alone
-_SLOWEST = 7.0
-_LEAST_S = 0.005  # medians below it say nothing about slowness
-_UP, _DOWN = 0.5, 0.3  # weights of a new figure: two slow answers are enough, forgiving takes a few more
-_DEVIATION = 0.25  # the same, of the mean deviation
+SLOW = 2.0  # slowness from which on an endpoint is left alone while others have room
+LATE_LIMIT = 3  # late first tokens in a row
+_USUAL = 1.5  # times the median: TTFTs vary by as much with the prompts alone
+_MAX_SLOWNESS = 7.0
+_MIN_MEDIAN_S = 0.005  # medians below it say nothing about slowness
+_UP, _DOWN = 0.5, 0.3  # weights of a new sample: two slow answers are enough, recovery takes a few more
+_DEVIATION_WEIGHT = 0.25  # the same for the mean deviation
 _DEVIATIONS = 4.0
-_LATE = 1.5  # times the usual, at least
-_AS_PEERS = 2.0  # times the usual: so quick must a probe be
+_MIN_LATE = 1.5  # times the usual TTFT
+_AS_PEERS = 2.0  # times the usual TTFT: a probe must be faster
 _replace = msgspec.structs.replace
 
 
 def median_ttft_s(state: PoolState, now: float) -> float:
-    """The usual: the lower median of the endpoints that take requests; 0 while nothing was measured."""
-    seen = sorted(_raw_s(one, now) for one in state.endpoints if one.phase == "in" and one.ttft_s > 0.0)
-    return max(_LEAST_S, seen[(len(seen) - 1) // 2]) if seen else 0.0
+    """Return the lower median of the active endpoints' TTFTs; 0 while nothing was measured."""
+    seen = sorted(_ttft_s(one, now) for one in state.endpoints if one.phase == "active" and one.ttft_s > 0.0)
+    return max(_MIN_MEDIAN_S, seen[(len(seen) - 1) // 2]) if seen else 0.0
 
 
-def late_s(state: PoolState, now: float) -> float:
-    """From when on a first token is late; infinity while nothing was measured."""
+def late_after_s(state: PoolState, now: float) -> float:
+    """Return the TTFT from which on a first token is late; infinity while nothing was measured."""
     median_s = median_ttft_s(state, now)
     if median_s <= 0.0:
         return math.inf
-    spreads = sorted(one.spread_s for one in state.endpoints if one.phase == "in" and one.ttft_s > 0.0)
-    return max(_LATE * median_s, median_s + _DEVIATIONS * spreads[(len(spreads) - 1) // 2])
+    spreads = sorted(one.spread_s for one in state.endpoints if one.phase == "active" and one.ttft_s > 0.0)
+    return max(_MIN_LATE * median_s, median_s + _DEVIATIONS * spreads[(len(spreads) - 1) // 2])
 
 
-def slowness(endpoint: Endpoint, median_s: float, late: float, now: float, settings: LoadBalancingConfig) -> float:
-    """From 1 to 7; SLOW and more is left alone while others have room."""
+def slowness(endpoint: Endpoint, median_s: float, late_s: float, now: float, settings: LoadBalancingConfig) -> float:
+    """Return the endpoint's slowness, 1 to 7; from SLOW on it is left alone while others have room."""
     if median_s <= 0.0:
         return 1.0
-    measured = endpoint.ttft_s
-    if measured > median_s and not (endpoint.waiting or endpoint.slow):
-        measured = median_s + (measured - median_s) * math.exp((endpoint.ttft_at - now) / settings.slowness_decay_s)
-    waited = _waited_s(endpoint, now)
+    measured_s = endpoint.ttft_s
+    if measured_s > median_s and not (endpoint.waiting_since or endpoint.slow):
+        decay = math.exp((endpoint.ttft_at - now) / settings.slowness_decay_s)
+        measured_s = median_s + (measured_s - median_s) * decay
+    waited_s = _waited_s(endpoint, now)
     times = max(
         1.0,
-        measured / (_USUAL * median_s),
-        SLOW * waited / late if waited >= late else 0.0,
+        measured_s / (_USUAL * median_s),
+        SLOW * waited_s / late_s if waited_s >= late_s else 0.0,
         SLOW if endpoint.slow else 0.0,
     )
-    return min(times, _SLOWEST)
+    return min(times, _MAX_SLOWNESS)
 
 
 def is_slow(state: PoolState, endpoint: Endpoint, now: float, settings: LoadBalancingConfig) -> bool:
-    return slowness(endpoint, median_ttft_s(state, now), late_s(state, now), now, settings) >= SLOW
+    return slowness(endpoint, median_ttft_s(state, now), late_after_s(state, now), now, settings) >= SLOW
 
 
-def measured(state: PoolState, address: str, seconds: float, now: float, settings: LoadBalancingConfig) -> PoolState:
-    """With one more time to the first token."""
+def first_token_measured(
+    state: PoolState, address: str, seconds: float, now: float, settings: LoadBalancingConfig
+) -> PoolState:
+    """Record one more time to first token."""
     one = state.get(address)
     if one is None:
         return state
-    if seconds >= late_s(state, now):
-        return _marked(state, _with(one, seconds, now), one.lates + 1, now, settings)
-    if one.trust == "tried":
-        return state.put(_regained(one, median_ttft_s(state, now), now))
-    one = _with(one, seconds, now)
-    return state.put(one if one.slow else _replace(one, lates=0))
+    if seconds >= late_after_s(state, now):
+        return _with_late(state, _with_sample(one, seconds, now), one.late_count + 1, now, settings)
+    if one.trust == "on_trial":
+        return state.replace(_trusted_again(one, median_ttft_s(state, now), now))
+    one = _with_sample(one, seconds, now)
+    return state.replace(one if one.slow else _replace(one, late_count=0))
 
 
-def given_up(state: PoolState, address: str, waited: float, now: float, settings: LoadBalancingConfig) -> PoolState:
-    """A call ended after `waited` seconds without a first token. Before it was late that says nothing."""
+def wait_abandoned(
+    state: PoolState, address: str, waited_s: float, now: float, settings: LoadBalancingConfig
+) -> PoolState:
+    """Record a call that ended after `waited_s` without a first token, which says nothing before it was late."""
     one = state.get(address)
-    if one is None or waited < late_s(state, now):
+    if one is None or waited_s < late_after_s(state, now):
         return state
-    return _marked(state, _with(one, max(one.ttft_s, 2.0 * waited), now), one.lates + 1, now, settings)
+    sampled = _with_sample(one, max(one.ttft_s, 2.0 * waited_s), now)
+    return _with_late(state, sampled, one.late_count + 1, now, settings)
 
 
-def slow_ones(state: PoolState, now: float, settings: LoadBalancingConfig) -> tuple[str, ...]:
-    """Who is to be asked how it is: the slow whose pause is over, and who is one late answer away from it."""
-    there = [one for one in state.endpoints if one.phase == "in" and one.trust != "tried"]
-    doubtful = [one for one in there if (one.slow or one.lates >= LATES - 1) and now >= one.until]
+def due_probes(state: PoolState, now: float, settings: LoadBalancingConfig) -> tuple[str, ...]:
+    """Find the endpoints to probe: slow ones whose pause is over, and those one late answer away from slow."""
+    untried = [one for one in state.endpoints if one.phase == "active" and one.trust != "on_trial"]
+    doubtful = [one for one in untried if (one.slow or one.late_count >= LATE_LIMIT - 1) and now >= one.not_before]
     return tuple(one.address for one in doubtful if is_slow(state, one, now, settings))
 
 
-def probed(state: PoolState, address: str, seconds: float, now: float, settings: LoadBalancingConfig) -> PoolState:
-    """A slow one, or one that seems so, answered a probe after `seconds`."""
+def probe_measured(
+    state: PoolState, address: str, seconds: float, now: float, settings: LoadBalancingConfig
+) -> PoolState:
+    """Record that an active endpoint answered a probe after `seconds`; it changes only slow or doubtful ones."""
     one = state.get(address)
     median_s = median_ttft_s(state, now)
-    if one is None or not median_s or one.trust == "tried" or not is_slow(state, one, now, settings):
+    if one is None or not median_s or one.trust == "on_trial" or not is_slow(state, one, now, settings):
         return state
-    if not as_peers(state, seconds, now):
-        until = max(one.until, now + pause_s(one.lates + 1 - LATES, settings))
-        return _marked(state, _with(_replace(one, until=until), seconds, now), one.lates + 1, now, settings)
-    if now < one.until:
-        return state  # It was asked for another reason, and is to stay out for longer.
+    if not is_as_fast_as_peers(state, seconds, now):
+        not_before = max(one.not_before, now + probe_pause_s(one.late_count + 1 - LATE_LIMIT, settings))
+        sampled = _with_sample(_replace(one, not_before=not_before), seconds, now)
+        return _with_late(state, sampled, one.late_count + 1, now, settings)
+    if now < one.not_before:
+        return state  # It was probed for another reason, and is to stay out for longer.
     if not one.slow:
-        return state.put(_replace(_with(one, seconds, now), until=now + settings.base_ejection_s))
-    return state.put(_replace(one, trust="tried", until=now))
+        return state.replace(_replace(_with_sample(one, seconds, now), not_before=now + settings.base_ejection_s))
+    return state.replace(_replace(one, trust="on_trial", not_before=now))
 
 
-def as_peers(state: PoolState, seconds: float, now: float) -> bool:
-    """Whether a probe that took so long was as quick as the others' answers are."""
+def is_as_fast_as_peers(state: PoolState, seconds: float, now: float) -> bool:
+    """Tell whether a probe of this duration was as fast as the other endpoints' answers are."""
     median_s = median_ttft_s(state, now)
     return not median_s or seconds < _AS_PEERS * median_s
 
 
-def _with(one: Endpoint, seconds: float, now: float) -> Endpoint:
+def _with_sample(one: Endpoint, seconds: float, now: float) -> Endpoint:
     if one.ttft_s <= 0.0:
         return _replace(one, ttft_s=seconds, spread_s=seconds / 2.0, ttft_at=now)
-    off = seconds - one.ttft_s
+    off_s = seconds - one.ttft_s
     return _replace(
         one,
-        ttft_s=one.ttft_s + (_UP if off > 0.0 else _DOWN) * off,
-        spread_s=one.spread_s + _DEVIATION * (abs(off) - one.spread_s),
+        ttft_s=one.ttft_s + (_UP if off_s > 0.0 else _DOWN) * off_s,
+        spread_s=one.spread_s + _DEVIATION_WEIGHT * (abs(off_s) - one.spread_s),
         ttft_at=now,
     )
 
 
-def _marked(state: PoolState, one: Endpoint, lates: int, now: float, settings: LoadBalancingConfig) -> PoolState:
-    """With so many late ones in a row."""
-    is_new = one.trust == "whole" and one.phase == "in" and lates >= LATES
-    one = _replace(one, lates=lates)
-    if one.trust == "tried" or (is_new and one.ttft_s >= SLOW * _USUAL * median_ttft_s(state, now)):
-        times = 0 if now - one.until >= settings.max_ejection_s else one.ejections
-        until = now + relapse_s(times - 1, settings) if times else now
-        one = _replace(one, trust="slow", ejections=times + 1, until=max(one.until, until))
-    return state.put(one)
+def _with_late(
+    state: PoolState, one: Endpoint, late_count: int, now: float, settings: LoadBalancingConfig
+) -> PoolState:
+    is_new = one.trust == "trusted" and one.phase == "active" and late_count >= LATE_LIMIT
+    one = _replace(one, late_count=late_count)
+    if one.trust == "on_trial" or (is_new and one.ttft_s >= SLOW * _USUAL * median_ttft_s(state, now)):
+        times = 0 if now - one.not_before >= settings.max_ejection_s else one.ejections
+        not_before = now + ejection_s(times - 1, settings) if times else now
+        one = _replace(one, trust="slow", ejections=times + 1, not_before=max(one.not_before, not_before))
+    return state.replace(one)
 
 
-def _regained(one: Endpoint, usual_s: float, now: float) -> Endpoint:
-    # Whom one quick probe spoke for gets its share at once; who was slow for a while, step by step.
-    since = now if one.lates > LATES else one.since
-    return _replace(one, trust="whole", lates=0, ttft_s=usual_s, ttft_at=now, since=since)
+def _trusted_again(one: Endpoint, usual_s: float, now: float) -> Endpoint:
+    # After one fast probe the endpoint gets its share at once; after a longer slow time its share ramps up.
+    since = now if one.late_count > LATE_LIMIT else one.phase_since
+    return _replace(one, trust="trusted", late_count=0, ttft_s=usual_s, ttft_at=now, phase_since=since)
 
 
-def _raw_s(endpoint: Endpoint, now: float) -> float:
+def _ttft_s(endpoint: Endpoint, now: float) -> float:
     return max(endpoint.ttft_s, _waited_s(endpoint, now))
 
 
 def _waited_s(endpoint: Endpoint, now: float) -> float:
-    return now - endpoint.waiting[0] if endpoint.waiting else 0.0
+    return now - endpoint.waiting_since[0] if endpoint.waiting_since else 0.0

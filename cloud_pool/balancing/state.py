@@ -1,4 +1,4 @@
-"""What the choice is made from: one tier's endpoints, frozen. Times are monotonic seconds."""
+"""The frozen state of one tier's endpoints, from which the next one is selected. Times are monotonic seconds."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Literal
 
 import msgspec
 
-Phase = Literal["in", "ejected", "draining"]
-Trust = Literal["whole", "slow", "tried"]
+Phase = Literal["active", "ejected", "draining"]
+Trust = Literal["trusted", "slow", "on_trial"]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     zone: str = ""
-    phase: Phase = "in"
-    since: float = -math.inf  # when the phase began
-    open: tuple[float, ...] = ()  # when each open lease began, the oldest first
-    waiting: tuple[float, ...] = ()  # those of them without a first token
-    ttft_s: float = 0.0  # moving mean of the time to the first token; 0: not measured
+    phase: Phase = "active"
+    phase_since: float = -math.inf
+    open_since: tuple[float, ...] = ()  # start of each open lease, the oldest first
+    waiting_since: tuple[float, ...] = ()  # of those, the ones without a first token
+    ttft_s: float = 0.0  # moving mean of the time to first token; 0: not measured
     ttft_at: float = 0.0
-    spread_s: float = 0.0  # moving mean of how far off it single times are
-    lates: int = 0  # first tokens in a row that were late
-    trust: Trust = "whole"  # that it is as quick as its peers
-    faults: int = 0  # in a row
-    fault: str = ""  # code of the last one, "" when an answer came since
+    spread_s: float = 0.0  # moving mean deviation of single times from ttft_s
+    late_count: int = 0  # late first tokens in a row
+    trust: Trust = "trusted"  # trusted to be as fast as its peers
+    failures: int = 0  # in a row
+    last_error: str = ""  # error code, "" after a success
     ejections: int = 0  # in a row
-    silences: int = 0  # probes in a row without an answer
-    until: float = 0.0  # one that is ejected or slow is not asked before
-    asked: bool = False  # a probe is under way
+    failed_probes: int = 0  # in a row
+    not_before: float = 0.0  # while ejected or slow: no probe before this time
+    probing: bool = False  # a probe is in progress
 
     @property
     def outstanding(self) -> int:
-        return len(self.open)
+        return len(self.open_since)
 
     @property
     def slow(self) -> bool:
-        """Several times slower than its peers, as far as is known: only probes ask it, and then one request."""
-        return self.trust != "whole"
+        """Several times slower than its peers, as far as is known: it gets probes, then one trial request."""
+        return self.trust != "trusted"
 
 
 class PoolState(msgspec.Struct, frozen=True):
@@ -47,22 +47,22 @@ class PoolState(msgspec.Struct, frozen=True):
     def get(self, address: str) -> Endpoint | None:
         return next((one for one in self.endpoints if one.address == address), None)
 
-    def put(self, changed: Endpoint) -> PoolState:
-        """With `changed` in the place of the endpoint of its address; nothing where that one is gone."""
+    def replace(self, changed: Endpoint) -> PoolState:
+        """Return the state with `changed` in place of the endpoint of that address, if it is still there."""
         return PoolState(tuple(changed if one.address == changed.address else one for one in self.endpoints))
 
     @property
     def members(self) -> tuple[Endpoint, ...]:
-        """Those that are named; a draining one is not."""
+        """The listed endpoints, which excludes those that drain."""
         return tuple(one for one in self.endpoints if one.phase != "draining")
 
     @property
     def healthy(self) -> int:
-        return sum(one.phase == "in" for one in self.endpoints)
+        return sum(one.phase == "active" for one in self.endpoints)
 
 
 def without(times: tuple[float, ...], time: float) -> tuple[float, ...]:
-    """`times` less one that equals `time`."""
+    """Return `times` less one item that equals `time`."""
     if time not in times:
         return times
     at = times.index(time)

@@ -17,7 +17,7 @@ import msgspec
 from router.documents import strict_yaml
 from router.errors import ConfigError
 
-from ..balancing.discovery.endpoint_address import parse_endpoint_address
+from ..balancing.discovery import parse_endpoint_address
 from .schema import DEFAULT_TRITON, Config, TierConfig
 
 

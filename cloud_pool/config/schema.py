@@ -11,7 +11,7 @@ from ..accounts.identity.config import IdentityConfig
 from ..accounts.tenants.config import TenantsConfig
 from ..admission.config import AdmissionConfig, AdmissionSettings
 from ..balancing.config import LoadBalancing, LoadBalancingConfig
-from ..balancing.discovery.endpoint_address import EndpointAddress, parse_endpoint_address
+from ..balancing.discovery import EndpointAddress, parse_endpoint_address
 from ..cache.config import CacheConfig
 from ..degradation.config import DegradationConfig
 from ..dispatch.config import HedgeConfig, RetryBudgetConfig
@@ -69,9 +69,9 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def admission_settings(self) -> AdmissionSettings:
         return AdmissionSettings(
-            places=self.concurrency,
-            min_places=self.min_concurrency,
-            queue=self.max_queued,
+            permits=self.concurrency,
+            min_permits=self.min_concurrency,
+            max_queued=self.max_queued,
             ttft_objective_s=self.ttft_objective_s,
             config=self.admission,
         )

@@ -1,19 +1,20 @@
-"""How the cloud degrades: tiers best first, then a shorter answer, then a stale one, then an honest refusal.
+"""How the cloud degrades: lower tiers first, then a truncated answer, then a stale one, then an error with Retry-After.
 
-    settings    what an operator says: the tiers in order, how fast to back off and to return
-    footing     one tier's standing: which share of the work it is offered, with hysteresis    pure, `now` is given
-    callers     where each caller stands in the line for a share     pure
-    plan        the tiers' states and footings → the rungs of one request, each with its why   pure
-    ladder      owns footings, breakers and times to first token; reads pools and admissions
-    cutting     how far an answer is shortened, and the token on its last piece
-    continuing  the token with which the rest of a shortened answer is asked for
-    warmth      keeps tiers warm
-    metrics     for Prometheus
+Reading order:
 
-Each priority has a footing of its own on each tier: under stress the least urgent work that there is moves first, and
-comes back last, or every priority would be on every tier.
+    config           the tiers in order, how fast to back off and to return
+    tier_health      one tier's share of the work, with hysteresis; pure
+    demand           arrival rate, and how much work fits; pure
+    fallback_plan    tier states → the fallback steps of one request, each with its reason; pure
+    fallback         owns tier health, breakers and times to first token; reads pools and admission
+    continue_token   truncated answers, and the token that asks for the rest
+    warm_up          keeps tiers warm
+    metrics          Prometheus
 
-Who may stay: a request is critical when its header `x-causeway-critical: true` says so or its tenant is in
-`ladder.critical_tenants`. It gets the tier it asked for or a refusal: never another model, a shortened answer or a
-stale one. Jobs stay too: they have time, and wait for the tier that they named.
+Each priority has its own health on each tier: under stress the least urgent work that is present moves first, and comes
+back last. Otherwise every priority would be spread over every tier.
+
+A request is critical when its header `x-causeway-critical: true` says so or its tenant is listed in
+`degradation.critical_tenants`. It gets the tier that it asked for or an error: never another model, a truncated answer
+or a stale one. Jobs are critical too: they have time, and wait for the tier that they name.
 """

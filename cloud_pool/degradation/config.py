@@ -1,4 +1,4 @@
-"""What an operator says about degrading. Without `tiers` nobody falls; without a key no answer is shortened."""
+"""How the cloud degrades. Without `tiers` there is no fallback; without a key file no answer is truncated."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ class ShareRamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tiers: tuple[str, ...] = ()  # best first; the tier that a caller names is where it starts
+    tiers: tuple[str, ...] = ()  # best first; a request starts at the tier that it names
     share_ramp: ShareRamp = ShareRamp()
-    first_token_timeout_factor: Annotated[float, Meta(ge=1)] = (
-        3.0  # times a tier's ttft_objective_s without a token: the next one is asked
-    )
-    critical_tenants: tuple[str, ...] = ()  # as if each request of theirs said x-causeway-critical
-    continue_key_file: str = ""  # Fernet keys, a line each: the first signs, all are believed; "": nothing is shortened
-    continue_ttl_s: Seconds = 600.0
-    truncate_to_tokens: Positive = 128  # a shortened answer's length
+    # Times a tier's ttft_objective_s without a token, after which the next tier is tried.
+    first_token_timeout_factor: Annotated[float, Meta(ge=1)] = 3.0
+    critical_tenants: tuple[str, ...] = ()  # all their requests count as if they had sent x-causeway-critical: true
+    continue_key_file: str = ""  # Fernet keys, one a line: the first signs, all verify; "": no answer is truncated
+    continue_ttl_s: Seconds = 600.0  # validity of a continue token
+    truncate_to_tokens: Positive = 128  # length of a truncated answer
     warm_up_after_idle_s: Pause = 60.0  # a tier that was idle for so long answers a tiny request; 0: never
 
     def check(self, tiers: Collection[str]) -> None:
@@ -55,4 +54,4 @@ class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             if name not in tiers:
                 raise ConfigError(f"there is no tier {name!r}", where=f"degradation.tiers[{at}]")
             if name in self.tiers[:at]:
-                raise ConfigError(f"{name!r} is there twice", where=f"degradation.tiers[{at}]")
+                raise ConfigError(f"{name!r} is listed twice", where=f"degradation.tiers[{at}]")

@@ -1,13 +1,13 @@
-"""The token with which the rest of a shortened answer is asked for.
+"""Truncated answers, and the token that asks for the rest of one.
 
-Gateways keep nothing: the token itself holds what was said so far, encrypted and signed (Fernet,
+Gateways keep no state: the token itself holds the text so far, encrypted and signed (Fernet,
 https://github.com/fyi/spec/blob/master/Spec.md: AES-128-CBC, HMAC-SHA256 and the time), with keys that all gateways
-read from one file. It is good for one tenant and one question, and for a while.
+read from one file. It is valid for one tenant and one question, for a limited time.
 
-What continues: one choice of plain text. The prompt is rendered as before and the text so far follows it, so a model
-that answers greedily goes on as if it had never been cut, except where its tokenizer splits the text another way than
-the model wrote it. Tools, schemas, stop strings, penalties and several choices have a state that the text does not
-show: such answers are never shortened.
+Only one choice of plain text can be continued. The prompt is rendered as before and the text so far follows it, so a
+model that answers greedily goes on as if it had never been cut, except where its tokenizer splits the text another way
+than the model wrote it. Tools, schemas, stop strings, penalties and several choices have a state that the text does not
+show: such answers are never truncated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from models.chat.template import MARK
 from router.decision.cache_key import fingerprint
 from router.errors import ConfigError, InvalidRequest, PermissionDenied
-from router.types import Request
+from router.types import Chunk, Request
 
 from ..config.chat_format import escape_special_tokens
 from ..config.tiers import Tier
@@ -31,17 +31,19 @@ from ..config.tiers import Tier
 PARAM = "causeway.continue"
 _SCOPE = b"continue"
 _VERSION = 1
+_HALF_CHARACTER = "\ufffd"
+"""What an engine emits for an incomplete character, whose other bytes would have come with the next token."""
 
 
 class PartialAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What was said before the cut."""
+    """The answer up to the cut."""
 
     tier: str
     text: str
     tokens: int
 
 
-class _Sealed(msgspec.Struct, frozen=True, array_like=True):
+class _TokenContent(msgspec.Struct, frozen=True, array_like=True):
     version: int
     tenant: str
     question: bytes  # the request's fingerprint
@@ -49,43 +51,48 @@ class _Sealed(msgspec.Struct, frozen=True, array_like=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Sealed)
+_DECODER = msgspec.msgpack.Decoder(_TokenContent)
 
 
 class ContinueTokens:
-    """`wall_clock` is unix time, s: gateways and their restarts share it."""
+    """Issues and reads tokens. `wall_clock` is unix time, s: gateways and their restarts share it."""
 
     def __init__(self, keys: MultiFernet, ttl_s: float, *, wall_clock: Callable[[], float] = time.time) -> None:
         self._keys = keys
         self._ttl_s = ttl_s
         self._wall_clock = wall_clock
 
-    def seal(self, tenant: str, request: Request, so_far: PartialAnswer) -> str:
-        sealed = _ENCODER.encode(_Sealed(_VERSION, tenant, question_digest(request), so_far))
-        return self._keys.encrypt_at_time(sealed, int(self._wall_clock())).decode()
+    def issue(self, tenant: str, request: Request, so_far: PartialAnswer) -> str:
+        content = _ENCODER.encode(_TokenContent(_VERSION, tenant, question_digest(request), so_far))
+        return self._keys.encrypt_at_time(content, int(self._wall_clock())).decode()
 
-    def open(self, tenant: str, request: Request) -> PartialAnswer:
-        """What the token of `request` holds. Raises InvalidRequest, or PermissionDenied for another tenant's."""
+    def read(self, tenant: str, request: Request) -> PartialAnswer:
+        """Return the content of the request's token.
+
+        Raises:
+            InvalidRequest: The token is not valid, has expired or belongs to another question.
+            PermissionDenied: It belongs to another tenant.
+        """
         try:
             plain = self._keys.decrypt_at_time(request.resume.encode(), math.ceil(self._ttl_s), int(self._wall_clock()))
-            sealed = _DECODER.decode(plain)
+            content = _DECODER.decode(plain)
         except (InvalidToken, UnicodeEncodeError, msgspec.DecodeError):
             raise InvalidRequest(
-                f"`{PARAM}` is no token of ours, or has expired. Ask the question anew.", param=PARAM
+                f"`{PARAM}` is not a valid token, or has expired. Send the question again without it.", param=PARAM
             ) from None
-        if sealed.tenant != tenant:
-            raise PermissionDenied(f"`{PARAM}` was given to somebody else.", param=PARAM)
-        if sealed.version != _VERSION or sealed.question != question_digest(request):
+        if content.tenant != tenant:
+            raise PermissionDenied(f"`{PARAM}` was issued to another tenant.", param=PARAM)
+        if content.version != _VERSION or content.question != question_digest(request):
             raise InvalidRequest(
-                f"`{PARAM}` belongs to another question. Send it with the very request that was cut.", param=PARAM
+                f"`{PARAM}` belongs to another question. Send it with the very request that was truncated.", param=PARAM
             )
-        return sealed.so_far
+        return content.so_far
 
 
 def load_continue_tokens(
     key_file: str, ttl_s: float, *, wall_clock: Callable[[], float] = time.time
 ) -> ContinueTokens | None:
-    """None without a file. Raises ConfigError."""
+    """Read the keys; None without a file. Raises ConfigError."""
     if not key_file:
         return None
     where = "degradation.continue_key_file"
@@ -95,33 +102,67 @@ def load_continue_tokens(
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key_file}: {error}", where=where) from error
     if not keys:
-        raise ConfigError(f"{key_file} has no key", where=where)
+        raise ConfigError(f"{key_file} contains no key", where=where)
     return ContinueTokens(MultiFernet(keys), ttl_s, wall_clock=wall_clock)
 
 
 def question_digest(request: Request) -> bytes:
-    """The same for the request that was cut and for the one that asks for the rest."""
+    """Return a digest that is the same for the truncated request and for the one that asks for the rest."""
     return fingerprint(msgspec.structs.replace(request, resume=""), _SCOPE)
 
 
 def is_resumable(request: Request) -> bool:
-    wish = request.sampling
+    sampling = request.sampling
     return (
         request.n == 1
         and len(request.prompts) <= 1
         and not request.tools
         and (request.response_format is None or request.response_format.kind == "text")
         and not request.stop
-        and not (wish.presence_penalty or wish.frequency_penalty)
-        and (wish.repeat_penalty or 1.0) == 1.0
+        and not (sampling.presence_penalty or sampling.frequency_penalty)
+        and (sampling.repeat_penalty or 1.0) == 1.0
     )
 
 
 def continued(tier: Tier, prompt: str, text: str) -> str:
-    """The prompt, and behind it what was said. A control token that the text spells stays text."""
+    """Return the prompt followed by the text so far. A control token that the text spells stays text."""
     chat_format = tier.chat_format
     if any(token in text for token in chat_format.special):
         for letter in sorted({token[0] for token in chat_format.special if token}):
             text = text.replace(letter, letter + MARK)
         text = text if chat_format.reads_marks else escape_special_tokens(text, chat_format.special)
     return prompt + text
+
+
+class Truncator:
+    """Puts the continue token on the last chunk of one answer of at most `limit` tokens."""
+
+    def __init__(
+        self,
+        continue_tokens: ContinueTokens,
+        tenant: str,
+        request: Request,
+        tier: str,
+        limit: int,
+        partial: PartialAnswer | None,
+    ) -> None:
+        """Create it for one answer; `partial` is what earlier parts contain."""
+        self.limit = limit
+        self._continue_tokens = continue_tokens
+        self._tenant = tenant
+        self._request = request
+        self._tier = tier
+        self._texts = [partial.text] if partial else []
+        self._tokens_before = partial.tokens if partial else 0
+        self._tokens = 0
+
+    def seen(self, chunk: Chunk) -> Chunk:
+        """Return the chunk as it is sent: the last one of an answer that reached the limit carries the token."""
+        self._tokens += chunk.tokens
+        if chunk.finish_reason != "length" or self._tokens < self.limit:
+            self._texts.append(chunk.text)
+            return chunk
+        text = chunk.text.rstrip(_HALF_CHARACTER)
+        so_far = PartialAnswer(self._tier, "".join([*self._texts, text]), self._tokens_before + self._tokens)
+        token = self._continue_tokens.issue(self._tenant, self._request, so_far)
+        return msgspec.structs.replace(chunk, text=text, resume=token)

@@ -1,4 +1,4 @@
-"""What the ladder counts, for Prometheus."""
+"""Prometheus metrics of degradation."""
 
 from __future__ import annotations
 
@@ -17,42 +17,47 @@ class DegradationMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._answers = Counter(
             "causeway_cloud_tier_answers",
-            "Answers by the tier asked for, the one that gave them, and what was wrong with the one above it.",
+            "Answers by requested tier, answering tier, and the stress of the tier right above the answering one.",
             ("requested", "tier", "reason"),
             registry=registry,
         )
         self._degraded = Counter(
             "causeway_cloud_degraded_answers",
-            "Answers of second choice, and those that went on.",
+            "Answers from a lower tier, truncated, continued or stale.",
             ("kind",),
             registry=registry,
         )
         self._share = Gauge(
             "causeway_cloud_tier_share",
-            "Of the work that may go elsewhere, 0 to 1.",
+            "Share of the movable requests that the tier is offered, 0 to 1.",
             ("tier", "priority"),
             registry=registry,
         )
-        self._breaker = Gauge("causeway_cloud_breaker_open", "1: open or half open.", ("tier",), registry=registry)
+        self._breaker = Gauge(
+            "causeway_cloud_breaker_open",
+            "1 while the tier's breaker is open or half open.",
+            ("tier",),
+            registry=registry,
+        )
 
-    def watch(self, ladder: TierFallback) -> None:
-        """Read at each scrape."""
-        for name in ladder.names:
+    def watch(self, fallback: TierFallback) -> None:
+        """Read the tiers' state at each scrape."""
+        for name in fallback.names:
             for priority in RANK:
-                self._share.labels(name, priority).set_function(partial(_share, ladder, name, priority))
-            self._breaker.labels(name).set_function(partial(_is_open, ladder, name))
+                self._share.labels(name, priority).set_function(partial(_share, fallback, name, priority))
+            self._breaker.labels(name).set_function(partial(_is_open, fallback, name))
 
-    def answered(self, asked: str, tier: str, why: str) -> None:
-        self._answers.labels(asked, tier, why).inc()
+    def answered(self, requested: str, tier: str, reason: str) -> None:
+        self._answers.labels(requested, tier, reason).inc()
 
     def degraded(self, *kinds: Kind) -> None:
         for kind in kinds:
             self._degraded.labels(kind).inc()
 
 
-def _share(ladder: TierFallback, name: str, priority: Priority) -> float:
-    return ladder.tier_health(name, priority).share
+def _share(fallback: TierFallback, name: str, priority: Priority) -> float:
+    return fallback.tier_health(name, priority).share
 
 
-def _is_open(ladder: TierFallback, name: str) -> float:
-    return float(ladder.is_open(name))
+def _is_open(fallback: TierFallback, name: str) -> float:
+    return float(fallback.is_open(name))

@@ -1,20 +1,21 @@
-"""One tier's standing: which share of the work that may go elsewhere it is offered, and why not all of it.
+"""One tier's health: the share of the movable work that it is offered, and the reason why not all of it.
 
-Pure: a footing, what is seen and `now` give the next footing. A tier under stress loses its share step by step, so
-that an overload settles near what the tier can do, where on and off would make it flap. It comes back only after a
-time of being well (`stable_for_s`), and then step by step as well, as far as there is room for it: a load that swings
-faster than that never moves it up. A share that it had to give up again right after it came back is its ceiling: it
-goes back to the share before. The next time it comes half as near to the ceiling, and that after twice as long, up to
-`max_backoff_s`, unless there is room for twice the work that would come back.
+Pure: a TierHealth, a snapshot and `now` give the next TierHealth. A tier under stress loses its share step by step, so
+that an overload settles near what the tier can do; on and off would make it flap. The share returns only after the tier
+was stable (`stable_for_s`), then step by step as well, as far as there is room: a load that swings faster than that
+never moves it up. If the share has to be lowered right after it was raised, the raised value becomes its ceiling and
+the share before is restored. After such a relapse the next step goes half the way to the ceiling, after twice the
+pause, up to `max_backoff_s`, unless there is room for twice the work that would come back.
 
-A share is of the requests, but who gets it is told by the caller: each has a place in a line that is the same at
-every gateway, and those before the share's end stay. So a caller sees another tier only when the share moves across
-its place, and not with every request. Where callers ask for more or less than an even part, the end moves until the
-requests are the share (`credit`); a caller that is most of the load is then spread evenly, for it stands there alone.
+The share counts requests, but callers select which ones: each caller has a position in a line that is the same at every
+gateway, and the callers before the share's end keep the tier. So a caller sees another tier only when the share moves
+across its position, and not with every request. Where callers send more or less than an even part, the end moves until
+the requests match the share (`credit`); the requests of a caller that is most of the load are then spread evenly.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Literal
 
@@ -23,42 +24,43 @@ import msgspec
 from .config import ShareRamp
 
 Stress = Literal["", "broken", "saturated", "slow", "unable"]
-"""`unable` is found out by a try only: the request is not one for that tier (no chat template, a shorter context)."""
+"""`unable` is found out by an attempt only: the tier cannot serve the request (no chat template, shorter context)."""
 BUSY = 0.7
-"""Of its places: from there on a tier has no room that would be seen at once."""
+"""Share of a tier's permits in use from which on its free capacity is not taken for room."""
 CLEAR = 0.8
-"""A tier whose share was cut for slowness is slow until it is this far below its objective."""
-_SHORTER = 0.9
+"""A tier whose share was lowered for slowness counts as slow until it is below this share of its objective."""
+_QUEUE_SHORTENS = 0.9
 _NEARLY = 0.99
 _FINE = 0.04  # of a share: nearer to the ceiling than twice this, the ceiling itself is tried
-_EVENLY = 32.0  # requests too few, or too many, move the end of the line from one end to the other
+_CREDIT_RANGE = 32.0  # requests too few, or too many, that move the end of the line from one end to the other
+_POSITION_BYTES = 8
 
 
 class TierSnapshot(msgspec.Struct, frozen=True):
     """A tier as it is right now."""
 
     name: str
-    broken: bool = False  # nobody healthy, or the breaker is open
-    saturated: bool = False  # of its admission
-    queue_s: float = 0.0  # the wait for a place that somebody of this priority has ahead
-    first_token_timeout_s: float = math.inf  # nobody of this priority should wait longer
-    busy: float = 0.0  # share of its places that are taken
-    fits: float = math.inf  # share of the work that would find a place, besides what runs there
-    waits: bool = False  # work of another priority has to move first: this footing stays as it is
-    ttft_s: float | None = None  # mean of late; None: nothing was asked of late
+    broken: bool = False  # no endpoint is healthy, or the breaker is open
+    saturated: bool = False  # its admission
+    queue_s: float = 0.0  # the expected wait for a permit at this priority
+    first_token_timeout_s: float = math.inf  # the longest wait that is acceptable at this priority
+    busy: float = 0.0  # share of its permits in use
+    fitting_share: float = math.inf  # share of the work that would find a permit, besides what runs there
+    waits: bool = False  # work of another priority has to move first: this health stays as it is
+    ttft_s: float | None = None  # recent mean; None: no recent request
     objective_s: float = 0.0  # of the time to first token; 0: none
 
 
 class TierHealth(msgspec.Struct, frozen=True):
     share: float = 1.0  # 0..1
-    credit: float = 0.0  # requests that are owed of it; moves the end of the line
-    why: Stress = ""  # what took the share; "": it is whole
+    credit: float = 0.0  # requests owed to the share; moves the end of the line
+    stress: Stress = ""  # what lowered the share; "": it is whole
     stressed_at: float = -math.inf  # monotonic, s: last seen under stress
     stepped_at: float = -math.inf  # when the share last changed
-    queue_s: float = 0.0  # the wait at the last step down: while it becomes shorter, there is no further one
-    ceiling: float = math.inf  # the share that was too much right after it came back
+    queue_s: float = 0.0  # the wait at the last step down: while it shrinks, there is no further one
+    ceiling: float = math.inf  # the share that was too much right after it was raised
     before: float = 0.0  # the share before the last step up
-    relapses: int = 0  # how often that was
+    relapses: int = 0
 
 
 FULL_SHARE = TierHealth()
@@ -70,96 +72,119 @@ def stress_of(view: TierSnapshot, tier_health: TierHealth) -> Stress:
     if view.saturated:
         return "saturated"
     if view.objective_s and view.ttft_s is not None:
-        limit_s = view.objective_s * (CLEAR if tier_health.why == "slow" else 1.0)
+        limit_s = view.objective_s * (CLEAR if tier_health.stress == "slow" else 1.0)
         if view.ttft_s > limit_s:
             return "slow"
     return ""
 
 
 def next_tier_health(
-    tier_health: TierHealth, stress: Stress, view: TierSnapshot, pace: ShareRamp, now: float, *, gives_way: bool = False
+    tier_health: TierHealth,
+    stress: Stress,
+    view: TierSnapshot,
+    share_ramp: ShareRamp,
+    now: float,
+    *,
+    is_displaced: bool = False,
 ) -> TierHealth:
-    """The footing at `now`. Called as often as one likes: what has not changed for a step stays. `gives_way`: it is the
-    stress of more urgent work that moves this one, and quickly."""
+    """Return the health at `now`. It may be called at any rate: the steps depend on time, not on calls.
+
+    Args:
+        is_displaced: The stress is that of more urgent work, which lowers this share quickly.
+    """
     if stress == "broken":
-        return TierHealth(share=0.0, why=stress, stressed_at=now, stepped_at=now)
+        return TierHealth(share=0.0, stress=stress, stressed_at=now, stepped_at=now)
     if view.waits:
         return tier_health
     if stress:
-        settles_s = max(
-            2.0 * pace.stable_for_s, pace.step_interval_s
-        )  # by then a queue has shown what the last step did
-        return _lowered(tier_health, stress, view.queue_s, pace.step_interval_s if gives_way else settles_s, pace, now)
+        # By then the queue shows the effect of the last step.
+        settles_s = max(2.0 * share_ramp.stable_for_s, share_ramp.step_interval_s)
+        interval_s = share_ramp.step_interval_s if is_displaced else settles_s
+        return _lowered(tier_health, stress, view.queue_s, interval_s, share_ramp, now)
     if tier_health.share >= 1.0:
         return tier_health
-    if view.busy < BUSY and view.fits >= min(pace.increase_step, 1.0 - tier_health.share):
-        return _raised(tier_health, view, pace, now)
-    return _probed(tier_health, pace, now)
+    if view.busy < BUSY and view.fitting_share >= min(share_ramp.increase_step, 1.0 - tier_health.share):
+        return _raised(tier_health, view, share_ramp, now)
+    return _raised_while_busy(tier_health, share_ramp, now)
 
 
 def _lowered(
-    tier_health: TierHealth, stress: Stress, queue_s: float, step_interval_s: float, pace: ShareRamp, now: float
+    tier_health: TierHealth, stress: Stress, queue_s: float, interval_s: float, share_ramp: ShareRamp, now: float
 ) -> TierHealth:
-    if now - max(tier_health.stressed_at, tier_health.stepped_at) > pace.max_backoff_s:
-        tier_health = msgspec.structs.replace(tier_health, ceiling=math.inf, relapses=0)  # That is a new story.
-    lower = msgspec.structs.replace(tier_health, why=stress, stressed_at=now)
-    relapsed = tier_health.stepped_at > tier_health.stressed_at  # the last step was one up
-    if not relapsed and now - tier_health.stepped_at < step_interval_s:
+    if now - max(tier_health.stressed_at, tier_health.stepped_at) > share_ramp.max_backoff_s:
+        tier_health = msgspec.structs.replace(tier_health, ceiling=math.inf, relapses=0)  # Too old to be a relapse.
+    lower = msgspec.structs.replace(tier_health, stress=stress, stressed_at=now)
+    is_relapse = tier_health.stepped_at > tier_health.stressed_at  # the last step was one up
+    if not is_relapse and now - tier_health.stepped_at < interval_s:
         return lower
     share = tier_health.share
-    if relapsed or queue_s >= _SHORTER * tier_health.queue_s:
-        # One step, however long nobody looked: the stress is known for this moment only.
-        least = tier_health.before if relapsed else 0.0
-        share = min(share, max(pace.min_share, share * pace.decrease_factor, least))
+    if is_relapse or queue_s >= _QUEUE_SHORTENS * tier_health.queue_s:
+        # One step, however long ago the last call was: only the stress of this moment is known.
+        least = tier_health.before if is_relapse else 0.0
+        share = min(share, max(share_ramp.min_share, share * share_ramp.decrease_factor, least))
     lower = msgspec.structs.replace(lower, share=share, stepped_at=now, queue_s=queue_s)
-    if relapsed:
+    if is_relapse:
         lower = msgspec.structs.replace(lower, ceiling=tier_health.share, relapses=tier_health.relapses + 1)
     return lower
 
 
-def _raised(tier_health: TierHealth, view: TierSnapshot, pace: ShareRamp, now: float) -> TierHealth:
-    since = max(tier_health.stressed_at + pace.stable_for_s, tier_health.stepped_at)
-    # The steps of all the time that nobody looked: a tier that nobody asked for a minute is not taken for ill.
-    steps = math.floor(min((now - since) / pace.step_interval_s + 1e-9, 1.0 / pace.increase_step + 1.0))
-    share = tier_health.share + min(steps * pace.increase_step, view.fits)
-    if view.fits < 2.0 * (1.0 - tier_health.share) and now < tier_health.stressed_at + _longer(
-        pace.stable_for_s, tier_health, pace
-    ):
-        share = min(share, tier_health.ceiling * pace.decrease_factor)
+def _raised(tier_health: TierHealth, view: TierSnapshot, share_ramp: ShareRamp, now: float) -> TierHealth:
+    since = max(tier_health.stressed_at + share_ramp.stable_for_s, tier_health.stepped_at)
+    # All steps since then at once: a tier without requests for a minute must not count as unhealthy.
+    passed = (now - since) / share_ramp.step_interval_s + 1e-9
+    steps = math.floor(min(passed, 1.0 / share_ramp.increase_step + 1.0))
+    share = tier_health.share + min(steps * share_ramp.increase_step, view.fitting_share)
+    pause_s = _backed_off(share_ramp.stable_for_s, tier_health, share_ramp)
+    if view.fitting_share < 2.0 * (1.0 - tier_health.share) and now < tier_health.stressed_at + pause_s:
+        share = min(share, tier_health.ceiling * share_ramp.decrease_factor)
     if steps < 1 or share <= tier_health.share:
         return tier_health
-    return _up(tier_health, share, since + steps * pace.step_interval_s, now)
+    return _stepped_up(tier_health, share, since + steps * share_ramp.step_interval_s, now)
 
 
-def _probed(tier_health: TierHealth, pace: ShareRamp, now: float) -> TierHealth:
-    share, pause_s = max(tier_health.share, pace.min_share) / pace.decrease_factor, pace.busy_step_interval_s
+def _raised_while_busy(tier_health: TierHealth, share_ramp: ShareRamp, now: float) -> TierHealth:
+    share = max(tier_health.share, share_ramp.min_share) / share_ramp.decrease_factor
+    pause_s = share_ramp.busy_step_interval_s
     if share > _NEARLY * tier_health.ceiling:
-        pause_s = _longer(pause_s, tier_health, pace)
+        pause_s = _backed_off(pause_s, tier_health, share_ramp)
         if tier_health.share < _NEARLY * tier_health.ceiling:
             middle = (tier_health.share + tier_health.ceiling) / 2.0
             share = middle if middle - tier_health.share >= _FINE else tier_health.ceiling
     if now - max(tier_health.stressed_at, tier_health.stepped_at) < pause_s:
         return tier_health
-    return _up(tier_health, share, now, now)
+    return _stepped_up(tier_health, share, now, now)
 
 
-def _longer(seconds: float, tier_health: TierHealth, pace: ShareRamp) -> float:
-    return float(min(max(seconds, pace.max_backoff_s), seconds * 2.0 ** min(tier_health.relapses, 30)))
+def _backed_off(seconds: float, tier_health: TierHealth, share_ramp: ShareRamp) -> float:
+    return float(min(max(seconds, share_ramp.max_backoff_s), seconds * 2.0 ** min(tier_health.relapses, 30)))
 
 
-def _up(tier_health: TierHealth, share: float, stepped_at: float, now: float) -> TierHealth:
+def _stepped_up(tier_health: TierHealth, share: float, stepped_at: float, now: float) -> TierHealth:
     before = tier_health.share
     if share >= 1.0 - 1e-9:
-        return msgspec.structs.replace(tier_health, share=1.0, before=before, credit=0.0, why="", stepped_at=now)
+        return msgspec.structs.replace(tier_health, share=1.0, before=before, credit=0.0, stress="", stepped_at=now)
     return msgspec.structs.replace(tier_health, share=share, before=before, stepped_at=stepped_at)
 
 
-def offered(tier_health: TierHealth, place: float) -> tuple[bool, TierHealth]:
-    """Whether the next request is one of the share, and the footing after it. `place`: of its caller in the line, 0 to
-    1 (callers)."""
+def offer_share(tier_health: TierHealth, position: float) -> tuple[bool, TierHealth]:
+    """Tell whether the next request is part of the share, and return the health after it.
+
+    Args:
+        position: The caller's position in the line, 0 to 1 (`caller_position`).
+    """
     share, credit = tier_health.share, tier_health.credit
     if share >= 1.0 or share <= 0.0:
         return share > 0.0, tier_health
-    takes = place < share + credit / _EVENLY
-    credit = min(_EVENLY, max(-_EVENLY, credit + share - takes))
-    return takes, msgspec.structs.replace(tier_health, credit=credit)
+    is_offered = position < share + credit / _CREDIT_RANGE
+    credit = min(_CREDIT_RANGE, max(-_CREDIT_RANGE, credit + share - is_offered))
+    return is_offered, msgspec.structs.replace(tier_health, credit=credit)
+
+
+def caller_position(tenant: str, client: str, conversation: bytes) -> float:
+    """Return a caller's position in the line, 0 to 1, the same at every gateway.
+
+    It is that of a device; where the request names no device, that of the conversation.
+    """
+    caller = f"{tenant}/{client}".encode() if client else conversation
+    digest = hashlib.blake2b(caller, digest_size=_POSITION_BYTES).digest()
+    return int.from_bytes(digest, "big") / 256.0**_POSITION_BYTES

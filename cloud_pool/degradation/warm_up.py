@@ -1,7 +1,7 @@
-"""Keeps tiers warm: one that was idle for a while, or whose model was just loaded, answers something tiny.
+"""Keep tiers warm: a tier that was idle, or whose model was just loaded, answers a tiny request.
 
-The first answer after a pause pays for caches, connections and pages that went cold. A caller should not, and its time
-should not make a tier look slow: until a warm-up has succeeded, times to first token are not held against the tier.
+The first answer after a pause pays for cold caches, connections and pages. Callers should not pay for that, and its
+time must not make a tier look slow: until a warm-up succeeds, times to first token do not count against the tier.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _PAUSE_S = 1.0  # after a warm-up that failed
 
 
 class EndpointCheck(Protocol):
-    """pool.Pool."""
+    """A tier's endpoints: `balancing.pool.Pool`."""
 
     async def check(self) -> Mapping[str, str]:
-        """Each endpoint answers a real, tiny request: the code of its error, "" where it did."""
+        """Send each endpoint a tiny request; return its error code by address, "" where it answered."""
         ...
 
 
 class TierWarmer:
-    """`pools` and `models` (the names in Triton) by tier. `idle_s` 0: nothing is ever warmed up."""
+    """Warms up tiers while `watch` runs."""
 
     def __init__(
         self,
-        ladder: TierFallback,
+        fallback: TierFallback,
         pools: Mapping[str, EndpointCheck],
         models: Mapping[str, str],
         idle_s: float,
@@ -40,7 +40,14 @@ class TierWarmer:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        self._ladder = ladder
+        """Create the warmer.
+
+        Args:
+            pools: By tier.
+            models: The model's name in Triton, by tier.
+            idle_s: A tier that was idle for so long is warmed up; 0: never.
+        """
+        self._fallback = fallback
         self._pools = pools
         self._models = models
         self._idle_s = idle_s
@@ -50,37 +57,38 @@ class TierWarmer:
         self._busy: set[str] = set()
         if idle_s:
             for tier in pools:
-                ladder.cool(tier)
+                fallback.mark_cold(tier)
 
     def loaded(self, model: str) -> None:
-        """Triton has loaded it anew."""
+        """Note that Triton has loaded the model again."""
         for tier, name in self._models.items():
             if name == model and self._idle_s:
-                self._ladder.cool(tier)
+                self._fallback.mark_cold(tier)
                 self._not_before[tier] = 0.0
 
     async def watch(self) -> None:
-        """For as long as the tiers are used."""
+        """Warm up tiers that are due, until cancelled."""
         if not self._idle_s:
             return
         async with anyio.create_task_group() as tasks:
             while True:
-                self.look(tasks)
+                self.start_due(tasks)
                 await self._sleep(_TICK_S)
 
-    def look(self, tasks: TaskGroup) -> None:
-        """Starts what is due."""
+    def start_due(self, tasks: TaskGroup) -> None:
+        """Start the warm-ups that are due."""
         now = self._clock()
         for tier in self._pools:
-            idle = self._ladder.idle_s(tier) >= self._idle_s
-            if (idle or not self._ladder.is_warm(tier)) and tier not in self._busy and now >= self._not_before[tier]:
+            is_idle = self._fallback.idle_s(tier) >= self._idle_s
+            is_due = (is_idle or not self._fallback.is_warm(tier)) and now >= self._not_before[tier]
+            if is_due and tier not in self._busy:
                 self._busy.add(tier)
-                tasks.start_soon(self._warm, tier)
+                tasks.start_soon(self._warm_up, tier)
 
-    async def _warm(self, tier: str) -> None:
+    async def _warm_up(self, tier: str) -> None:
         try:
             if "" in (await self._pools[tier].check()).values():
-                self._ladder.warmed(tier)
+                self._fallback.mark_warm(tier)
         finally:
             self._not_before[tier] = self._clock() + _PAUSE_S
             self._busy.discard(tier)

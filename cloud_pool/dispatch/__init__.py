@@ -1,14 +1,17 @@
-"""From an ask to the deltas of exactly one endpoint of its tier: deadlines, retries, hedges.
+"""From an inference request to the deltas of exactly one endpoint of its tier: deadlines, retries, hedges.
 
-dispatch.Dispatch   the loop: lease, try, and again elsewhere while that may help
-race                two tries at once until one has its first delta; the other is cancelled
-attempt.Try         one endpoint's go: owns a lease and a call
-verdict             which errors may be tried again elsewhere, one line for each class
-budget              how many extra tries there may be: pure, explicit time
-pace                how soon first tokens come: when to hedge, and whether to start at all
-assembly            a tier's configuration and pool → its dispatch, with metrics
+Before the first delta everything may be retried, after it nothing: the caller may already have shown it. Every attempt
+carries what is left of the request's time, because each is made from the same monotonic deadline. Retries and hedges
+together stay within the retry budget, so at most one request in five becomes two.
 
-Before the first delta everything may be tried again, after it nothing: the caller may have shown it to somebody.
-What is left of the request's time travels with each try, because each is made from the same monotonic deadline.
-Retries and hedges together stay within the retry budget, so one request in five at most becomes two.
+Reading order:
+
+    dispatcher            the loop: lease, attempt, and again elsewhere while that may help
+    endpoint_attempt      one attempt: a lease and a call
+    hedge_race            two attempts until one has its first delta
+    retry_rules           which errors may be retried elsewhere, one line for each class
+    retry_budget          how many extra attempts there may be
+    first_token_latency   when to hedge, and whether to start at all
+    protocols             what dispatch needs of a pool and of its counters
+    config, metrics       the tier's keys; Prometheus
 """

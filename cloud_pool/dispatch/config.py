@@ -11,21 +11,21 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class RetryBudgetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of tries beyond the first: retries and hedges together."""
+    """Bounds the attempts beyond the first of each request, retries and hedges together."""
 
-    share: Share = 0.2  # of the requests of the last 10 s
-    min_retries_per_s: Annotated[float, Meta(ge=0)] = 0.5  # where that is more: a quiet gateway may retry too
+    share: Share = 0.2  # share of the requests of the last 10 s
+    min_retries_per_s: Annotated[float, Meta(ge=0)] = 0.5  # where that is more, so that a quiet gateway can retry
 
 
 class HedgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A second endpoint is asked when the first is late; the first delta wins."""
+    """A second endpoint gets the request when the first is late; the first delta wins."""
 
     enabled: bool = True
-    max_share: Share = 0.02  # of requests
-    after_quantile: Share = 0.95  # the quantile of an endpoint's recent times to first token, after which one is late
+    max_share: Share = 0.02  # share of the requests that may be hedged
+    after_quantile: Share = 0.95  # quantile of an endpoint's recent times to first token, after which one is late
 
 
 class DispatchSettings(msgspec.Struct, frozen=True):
-    max_attempts: int = 3  # endpoints that one request may be given to; 1: no retry
+    max_attempts: int = 3  # endpoints that one request may be sent to; 1: no retry
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()
     hedge: HedgeConfig = HedgeConfig()

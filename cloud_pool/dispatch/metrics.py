@@ -1,4 +1,4 @@
-"""What dispatch counts, for Prometheus."""
+"""Prometheus metrics of dispatch."""
 
 from __future__ import annotations
 
@@ -10,33 +10,38 @@ from .protocols import HedgeOutcome
 
 
 class DispatchMetrics:
+    """The metrics of all tiers' dispatchers; `of` gives one tier's counters."""
+
     def __init__(self, registry: CollectorRegistry) -> None:
         self._retries = Counter(
             "causeway_cloud_retries",
-            "Asks tried again on another endpoint, by the error that the first one gave.",
+            "Requests retried on another endpoint, by the error code of the attempt before.",
             ("tier", "code"),
             registry=registry,
         )
         self._hedges = Counter(
             "causeway_cloud_hedges",
-            "Second endpoints asked because the first was slow: won, lost, failed, cancelled; refused by the share.",
+            "Hedges, by outcome: won, lost, failed, cancelled, or refused because their share was used up.",
             ("tier", "outcome"),
             registry=registry,
         )
         self._budget = Gauge(
-            "causeway_cloud_retry_budget_remaining", "Extra tries that may be made now.", ("tier",), registry=registry
+            "causeway_cloud_retry_budget_remaining",
+            "Extra attempts that the retry budget allows now.",
+            ("tier",),
+            registry=registry,
         )
 
-    def of(self, tier: str) -> TierCounts:
-        return TierCounts(tier, self._retries, self._hedges)
+    def of(self, tier: str) -> TierDispatchCounters:
+        return TierDispatchCounters(tier, self._retries, self._hedges)
 
-    def watch(self, tier: str, left: Callable[[], float]) -> None:
-        """Read at each scrape."""
-        self._budget.labels(tier).set_function(left)
+    def watch(self, tier: str, remaining: Callable[[], float]) -> None:
+        """Read `remaining` at each scrape."""
+        self._budget.labels(tier).set_function(remaining)
 
 
-class TierCounts:
-    """`seam.Counts` of one tier."""
+class TierDispatchCounters:
+    """The `DispatchCounters` of one tier."""
 
     def __init__(self, tier: str, retries: Counter, hedges: Counter) -> None:
         self._tier = tier
@@ -48,3 +53,11 @@ class TierCounts:
 
     def hedged(self, outcome: HedgeOutcome) -> None:
         self._hedges.labels(self._tier, outcome).inc()
+
+
+class NoCounters:
+    """Count nothing."""
+
+    def retried(self, code: str) -> None: ...
+
+    def hedged(self, outcome: HedgeOutcome) -> None: ...

@@ -1,4 +1,4 @@
-"""What dispatch needs of a pool and of whoever counts. `pool.Pool` and `metrics.TierCounts` have these shapes."""
+"""What dispatch needs of a pool and of its counters. `balancing.pool.Pool` and `metrics` provide these shapes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ HedgeOutcome = Literal["won", "lost", "failed", "refused", "cancelled"]
 
 
 class InferenceBackend(Protocol):
-    """A Triton: `triton.Triton`."""
+    """An upstream server: `upstreams.triton.client.TritonClient`."""
 
-    def generate(self, ask: InferenceRequest) -> AsyncGenerator[Delta, None]: ...
+    def generate(self, request: InferenceRequest, /) -> AsyncGenerator[Delta, None]: ...
 
 
 class EndpointLease(Protocol):
-    """A go at one endpoint, outstanding until it is closed. If nothing is said of it, it was given up."""
+    """One call on one endpoint, outstanding until it is closed. Closed without a report, it counts as abandoned."""
 
     @property
     def endpoint(self) -> str: ...
@@ -44,29 +44,21 @@ class EndpointLease(Protocol):
 class EndpointSource(Protocol):
     @property
     def healthy(self) -> int:
-        """Endpoints that take asks."""
+        """Number of endpoints that take requests."""
         ...
 
     @property
     def endpoints(self) -> Sized: ...
 
     def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> EndpointLease:
-        """Raises CausewayError when nobody can take it."""
+        """Select an endpoint. Raises CausewayError when none can take a request."""
         ...
 
 
 class DispatchCounters(Protocol):
     def retried(self, code: str) -> None:
-        """Another try follows an error with this code."""
+        """Count a retry that follows an error with this code."""
 
     def hedged(self, outcome: HedgeOutcome) -> None:
-        """won, lost: whether the hedge's delta came first; failed: none came; cancelled: the caller left before;
-        refused: a hedge was wanted, but the share is used up."""
-
-
-class NoCounters:
-    """Counts nothing."""
-
-    def retried(self, code: str) -> None: ...
-
-    def hedged(self, outcome: HedgeOutcome) -> None: ...
+        """Count a hedge: won or lost the race; failed: neither attempt had a delta; cancelled: the caller left before;
+        refused: a hedge was due, but its share was used up."""

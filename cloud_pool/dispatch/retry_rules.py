@@ -1,4 +1,4 @@
-"""May an ask that failed before its first delta be tried on another endpoint? Pure; one line for each class."""
+"""Whether a request that failed before its first delta may be retried on another endpoint. Pure; a line per class."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from router.errors import (
 
 RetryRule = Literal["again", "once", "never"]
 
-_VERDICTS: Mapping[type[CausewayError], RetryRule] = {
-    # The endpoint's own state; the next one has another. StubDead is an EngineUnavailable.
+_RULES: Mapping[type[CausewayError], RetryRule] = {
+    # The endpoint's own state, which the next endpoint does not share. StubProcessDied is an EngineUnavailable.
     EngineUnavailable: "again",
     EngineOutOfMemory: "again",
     QueueFull: "again",
@@ -30,40 +30,41 @@ _VERDICTS: Mapping[type[CausewayError], RetryRule] = {
     Draining: "again",
     BreakerOpen: "again",
     CloudUnreachable: "again",
-    # It broke while it worked on this very ask: that may be the ask's doing, and must not go round the whole pool.
+    # The endpoint broke while it worked on this very request. The request may be the cause, and must not go round the
+    # whole pool.
     EngineCrashed: "once",
     StreamBroken: "once",
     CloudFailed: "once",
-    # All others, above all: InvalidRequest and CloudRejected (wrong everywhere), DeadlineExceeded, EngineTimeout and
-    # CloudTimeout (no time is left), RateLimited and what else is about the caller.
+    # All others are never retried, above all InvalidRequest and CloudRejected (wrong everywhere), DeadlineExceeded,
+    # EngineTimeout and CloudTimeout (no time is left), RateLimited and other errors about the caller.
 }
 
 
 def retry_rule(error: CausewayError) -> RetryRule:
-    """A subclass is judged as its nearest listed ancestor; a class that nobody thought of is never tried again."""
+    """Return the rule of the nearest listed ancestor; an unlisted class is never retried."""
     if isinstance(error, CloudUnreachable) and error.phase != "connect":
-        return "once"  # Not refused, but lost: the server may have died of it.
-    for kind in type(error).__mro__:
-        if kind in _VERDICTS:
-            return _VERDICTS[kind]
+        return "once"  # Not refused, but lost: this request may have killed the server.
+    for ancestor in type(error).__mro__:
+        if ancestor in _RULES:
+            return _RULES[ancestor]
     return "never"
 
 
 class RetryState:
-    """What became of one ask so far. Decides whether another try may follow, and where it must not go."""
+    """The attempts of one request so far. Decides whether another one may follow, and which endpoints to avoid."""
 
-    def __init__(self, most: int) -> None:
-        self.tries = 0
+    def __init__(self, max_attempts: int) -> None:
+        self.attempts = 0
         self.tried: set[str] = set()
-        self._most = most
-        self._doubts = 0  # errors that may be the ask's own fault
+        self._max_attempts = max_attempts
+        self._suspicions = 0  # errors that the request itself may have caused
 
     def begin_attempt(self, endpoint: str) -> None:
-        self.tries += 1
+        self.attempts += 1
         self.tried.add(endpoint)
 
     def may_retry(self, errors: list[CausewayError]) -> bool:
-        """After a round that ended with these errors, at least one."""
-        verdicts = [retry_rule(error) for error in errors]
-        self._doubts += verdicts.count("once")
-        return "never" not in verdicts and self._doubts <= 1 and self.tries < self._most
+        """Tell whether another round may follow one that ended with these errors (at least one)."""
+        rules = [retry_rule(error) for error in errors]
+        self._suspicions += rules.count("once")
+        return "never" not in rules and self._suspicions <= 1 and self.attempts < self._max_attempts

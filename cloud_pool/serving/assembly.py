@@ -16,7 +16,7 @@ from ..degradation.continue_token import load_continue_tokens
 from ..degradation.fallback import TierFallback, TierSignals
 from ..degradation.metrics import DegradationMetrics
 from ..degradation.warm_up import TierWarmer
-from ..dispatch.assembly import build_dispatch
+from ..dispatch.dispatcher import build_dispatcher
 from ..dispatch.metrics import DispatchMetrics
 from ..observability.event_loop_lag import EventLoopLag
 from ..observability.metrics import Metrics
@@ -73,16 +73,16 @@ def build_serving(
     for tier in tiers:
         settings = admission_settings[tier.name]
         admission = AdmissionController(
-            settings.places,
-            settings.queue,
+            settings.permits,
+            settings.max_queued,
             settings,
-            waited=metrics.admission.waited(tier.name),
-            shed=metrics.admission.shed(tier.name),
-            preempted=metrics.admission.preempted(tier.name),
+            on_admitted=metrics.admission.admitted(tier.name),
+            on_shed=metrics.admission.shed(tier.name),
+            on_preempted=metrics.admission.preempted(tier.name),
             lost_s=lag.lost_s,
         )
         metrics.admission.watch(tier.name, admission)
-        dispatch = build_dispatch(tier.name, tier.config, pools[tier.name], dispatch_metrics)
+        dispatch = build_dispatcher(tier.name, tier.config, pools[tier.name], dispatch_metrics)
         runtimes[tier.name] = TierRuntime(tier, admission, dispatch)
     signals = {
         name: TierSignals(pools[name], runtime.admission, runtime.tier.config.ttft_objective_s)
@@ -101,11 +101,11 @@ def build_serving(
         SharedTier(
             tier.name,
             tier.config.endpoints or (tier.config.triton,),
-            admission_settings[tier.name].places,
+            admission_settings[tier.name].permits,
             runtimes[tier.name].admission,
         )
         for tier in tiers
-        if admission_settings[tier.name].min_places
+        if admission_settings[tier.name].min_permits
     ]
     heartbeat = PeerHeartbeat(client, shared) if client is not None else None
     return ServingRuntime(service, warmer, lag, heartbeat)

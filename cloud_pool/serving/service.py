@@ -29,13 +29,11 @@ from router.types import Request
 from ..admission import AdmissionController
 from ..balancing.prefix_affinity import prefix_key
 from ..config.tiers import Tier
-from ..degradation.caller_position import caller_position
-from ..degradation.continue_token import PARAM, ContinueTokens, PartialAnswer, continued, is_resumable
+from ..degradation.continue_token import PARAM, ContinueTokens, PartialAnswer, Truncator, continued, is_resumable
 from ..degradation.fallback import TierFallback
 from ..degradation.fallback_plan import FallbackRequest, FallbackStep
 from ..degradation.metrics import DegradationMetrics, Kind
-from ..degradation.tier_health import Stress
-from ..degradation.truncation import Truncator
+from ..degradation.tier_health import Stress, caller_position
 from ..upstreams.triton.sampling_parameters import SamplingParameters, from_request
 from ..upstreams.triton.tensors import InferenceRequest
 from .answer_builder import AnswerBuilder
@@ -143,7 +141,7 @@ class Service:
             return None
         if self._continue_tokens is None:
             raise InvalidRequest(f"this gateway continues no answers: leave `{PARAM}` away", param=PARAM)
-        return self._continue_tokens.open(context.tenant, _question(context))
+        return self._continue_tokens.read(context.tenant, _question(context))
 
     def _fallback_request(
         self, context: RequestContext, partial_answer: PartialAnswer | None, key: bytes
@@ -160,7 +158,7 @@ class Service:
         """None: the answer may have its full length."""
         limit = self._fallback.config.truncate_to_tokens
         tokens = self._continue_tokens
-        if not step.cut or tokens is None or _remaining_tokens(context.request, tier, partial_answer) <= limit:
+        if not step.truncated or tokens is None or _remaining_tokens(context.request, tier, partial_answer) <= limit:
             return None
         return Truncator(tokens, context.tenant, _question(context), tier.name, limit, partial_answer)
 
@@ -209,11 +207,11 @@ class Service:
         partial_answer: PartialAnswer | None,
         truncator: Truncator | None,
     ) -> AnswerHead:
-        is_fallback, reason = step.tier != context.tier.name, step.why(stress)
-        if is_fallback and not step.above:
+        is_fallback, reason = step.tier != context.tier.name, step.reason(stress)
+        if is_fallback and not step.skipped:
             reason = "continued"  # by the tier that gave the first part
         if self._metrics is not None:
-            self._metrics.answered(context.tier.name, step.tier, step.nearest(stress))
+            self._metrics.answered(context.tier.name, step.tier, step.nearest_reason(stress))
             kinds: tuple[tuple[Kind, bool], ...] = (
                 ("tier", is_fallback),
                 ("partial", truncator is not None),

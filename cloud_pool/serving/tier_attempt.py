@@ -97,27 +97,27 @@ class TierAttempt:
             return await self._first(resources, context, build_requests, key, left_s)
         except TimeoutError:
             self._report_overload()
-            stress = self._fallback.overdue(tier, self._in_triton_s)
+            stress = self._fallback.on_timeout(tier, self._in_triton_s)
             raise TierFailed(self._timeout_error(context.priority, timeout_s), stress) from None
         except CausewayError as error:
             if isinstance(error, (QueueFull, DeadlineExceeded)):
                 self._report_overload(full=isinstance(error, QueueFull))
-            stress = self._fallback.failed(tier, error)
+            stress = self._fallback.on_failure(tier, error)
             if isinstance(error, DeadlineExceeded) and not self._step.last:
                 stress = "slow" if self._clock() < context.deadline else ""
-            if self._step.above and isinstance(error, InvalidRequest):
+            if self._step.skipped and isinstance(error, InvalidRequest):
                 stress = "unable"
             if not stress:
                 raise
             raise TierFailed(error, stress) from error
         except BaseException:
-            self._fallback.left(tier)
+            self._fallback.on_cancel(tier)
             raise
 
     def report_tokens(self, tokens: int) -> None:
         """Report what the whole answer cost, prompt and answer, at its end."""
         if self._permit is not None:
-            self._permit.used(tokens)
+            self._permit.record_usage(tokens)
 
     @property
     def _in_triton_s(self) -> float | None:
@@ -135,7 +135,7 @@ class TierAttempt:
     def _timeout_error(self, priority: Priority, seconds: float) -> CausewayError:
         if self._sent_at is not None:
             return CloudTimeout(f"{self._step.tier} gave no token in {seconds:.1f} s")
-        wait_s = self._admission.queue_seconds(priority)
+        wait_s = self._admission.expected_wait_s(priority)
         return QueueFull(f"{self._step.tier} had no capacity in {seconds:.1f} s", retry_after_s=wait_s)
 
     async def _first(
@@ -146,7 +146,7 @@ class TierAttempt:
         key: bytes,
         left_s: float,
     ) -> tuple[int, Delta]:
-        waiting = self._admission.place(
+        waiting = self._admission.acquire(
             context.priority, left_s, context.tenant, context.weight, context.tokens, preemptible=True
         )
         permit = self._permit = await resources.enter_async_context(waiting)
@@ -155,15 +155,15 @@ class TierAttempt:
         while True:
             try:
                 async with AsyncExitStack() as work:
-                    async with permit.held():
+                    async with permit.while_held():
                         first, took_s = await self._send(work, context, build_requests, key)
                         permit.first_token(took_s)
                     await resources.enter_async_context(work.pop_all())
             except Preempted:
                 self._sent_at = None
-                await permit.reacquired()
+                await permit.reacquire()
             else:
-                self._fallback.spoke(self._step.tier, took_s)
+                self._fallback.on_first_token(self._step.tier, took_s)
                 return first
 
     async def _send(

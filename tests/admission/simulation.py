@@ -80,7 +80,7 @@ class Run:
     waiting: list[tuple[float, int]] = field(default_factory=list)  # at the door
     saturated: list[tuple[float, bool]] = field(default_factory=list)
     preempted: int = 0
-    sheds: Counter[tuple[Priority, Reason]] = field(default_factory=Counter)
+    shed: Counter[tuple[Priority, Reason]] = field(default_factory=Counter)
 
     def of(self, begins: float = 0.0, ends: float = math.inf, **wanted: str) -> list[Told]:
         """Those who came in this time."""
@@ -117,7 +117,7 @@ class Simulation:
         self._told: dict[Ticket, Told] = {}
         self.run = Run()
         self.door = AdmissionScheduler(
-            settings, 0.0, lambda priority, reason: self.run.sheds.update([(priority, reason)])
+            settings, 0.0, lambda priority, reason: self.run.shed.update([(priority, reason)])
         )
 
     def until(self, ends: float) -> Run:
@@ -155,7 +155,7 @@ class Simulation:
             if each.state is TicketState.WAITING:
                 self._stop(each)
             else:
-                self._told[each].refused = self.door.full(each.priority)
+                self._told[each].refused = self.door.queue_full_error(each.priority)
         if ticket.has_permit:
             self._hand_over(now, [ticket])
         else:
@@ -234,7 +234,7 @@ class TwoGateways(Simulation):
         super().__init__(server, callers, settings, seed)
         self._doors = (self.door, AdmissionScheduler(settings, 0.0))
         for door in self._doors if shared else ():
-            door.bound(settings.places // 2, 0.0)
+            door.set_upper_bound(settings.permits // 2, 0.0)
         self._door_of: dict[Ticket, AdmissionScheduler] = {}
 
     def _call(self, now: float, callers: Callers) -> None:
@@ -258,12 +258,12 @@ class TwoGateways(Simulation):
 
 
 def settings(
-    places: int, queue: int = 64, least: int = 1, objective_s: float = 2.0, **config: float
+    permits: int, max_queued: int = 64, least: int = 1, objective_s: float = 2.0, **config: float
 ) -> AdmissionSettings:
     return AdmissionSettings(
-        places=places,
-        queue=queue,
-        min_places=least,
+        permits=permits,
+        max_queued=max_queued,
+        min_permits=least,
         ttft_objective_s=objective_s,
         config=AdmissionConfig(**config),
     )

@@ -18,15 +18,15 @@ async def settle() -> None:
 
 async def test_urgent_before_old() -> None:
     """A free place goes to the most urgent waiter, then to the oldest."""
-    admission = AdmissionController(places=1, queue=8)
+    admission = AdmissionController(permits=1, max_queued=8)
     order: list[str] = []
 
     async def ask(name: str, priority: Priority) -> None:
-        async with admission.place(priority, 60.0):
+        async with admission.acquire(priority, 60.0):
             order.append(name)
 
     async with AsyncExitStack() as held:
-        await held.enter_async_context(admission.place("standard", 60.0))
+        await held.enter_async_context(admission.acquire("standard", 60.0))
         waiting = []
         asks: list[tuple[str, Priority]] = [
             ("b1", "bulk"),
@@ -45,10 +45,10 @@ async def test_urgent_before_old() -> None:
 
 async def test_a_full_queue_refuses_at_once() -> None:
     """Beyond places and queue there is a 429 that says when to come back."""
-    admission = AdmissionController(places=1, queue=0)
-    async with admission.place("standard", 60.0):
+    admission = AdmissionController(permits=1, max_queued=0)
+    async with admission.acquire("standard", 60.0):
         with pytest.raises(QueueFull) as raised:
-            async with admission.place("interactive", 60.0):
+            async with admission.acquire("interactive", 60.0):
                 pass
     assert raised.value.retry_after_s is not None
     assert admission.running == 0
@@ -56,10 +56,10 @@ async def test_a_full_queue_refuses_at_once() -> None:
 
 async def test_a_wait_ends_with_the_deadline() -> None:
     """Who has no time left does not get a place, and leaves none taken."""
-    admission = AdmissionController(places=1, queue=4)
-    async with admission.place("standard", 60.0):
+    admission = AdmissionController(permits=1, max_queued=4)
+    async with admission.acquire("standard", 60.0):
         with pytest.raises(DeadlineExceeded):
-            async with admission.place("standard", 0.0):
+            async with admission.acquire("standard", 0.0):
                 pass
         assert admission.waiting == 0
     assert admission.running == 0
@@ -67,14 +67,14 @@ async def test_a_wait_ends_with_the_deadline() -> None:
 
 async def test_a_waiter_that_leaves_gives_its_place_on() -> None:
     """Cancelled while it waits, and cancelled in the moment it is given the place: nothing leaks."""
-    admission = AdmissionController(places=1, queue=4)
+    admission = AdmissionController(permits=1, max_queued=4)
 
     async def ask() -> None:
-        async with admission.place("standard", 60.0):
+        async with admission.acquire("standard", 60.0):
             pass
 
     async with AsyncExitStack() as held:
-        await held.enter_async_context(admission.place("standard", 60.0))
+        await held.enter_async_context(admission.acquire("standard", 60.0))
         first, second = asyncio.ensure_future(ask()), asyncio.ensure_future(ask())
         await settle()
         first.cancel()

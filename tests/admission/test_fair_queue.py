@@ -33,7 +33,7 @@ class Flood:
         self.queue.correct(done, DO)
         chosen = self.queue.first()
         assert chosen is not None
-        self.queue.take(chosen)
+        self.queue.pop(chosen)
         self.running.append(chosen)
         if chosen.tenant == "flood":
             self.queue.add(ticket("flood", 100.0))

@@ -13,30 +13,30 @@ OBJECTIVE_S = 2.0
 def waits(overload: OverloadDetector, begins: float, ends: float, seconds: float) -> None:
     """Standard work goes in ten times a second, after so long."""
     for tick in range(int(begins * 10), int(ends * 10)):
-        overload.waited(tick / 10, "standard", seconds)
+        overload.record_wait(tick / 10, "standard", seconds)
 
 
 def test_a_burst_is_no_overload() -> None:
     """Long waits for less than the interval, or with a short one in between, shed nobody."""
     overload = OverloadDetector(OBJECTIVE_S)
     waits(overload, 0.0, INTERVAL_S * 0.9, 5.0)
-    overload.waited(0.95, "standard", 0.1)
+    overload.record_wait(0.95, "standard", 0.1)
     waits(overload, 1.0, 1.0 + INTERVAL_S * 0.9, 5.0)
-    assert not overload.stands(1.9, "standard")
-    assert not overload.sheds(1.9, "bulk")
+    assert not overload.is_standing(1.9, "standard")
+    assert not overload.should_shed(1.9, "bulk")
 
 
 def test_a_standing_queue_sheds_those_below() -> None:
     """Bulk at once; standard only for interactive, and an interval later."""
     overload = OverloadDetector(OBJECTIVE_S)
     waits(overload, 0.0, 3.0, 5.0)
-    assert overload.stands(3.0, "standard")
-    assert overload.sheds(3.0, "bulk")
-    assert not overload.sheds(3.0, "standard")
+    assert overload.is_standing(3.0, "standard")
+    assert overload.should_shed(3.0, "bulk")
+    assert not overload.should_shed(3.0, "standard")
     for tick in range(22):
-        overload.waited(3.0 + tick / 10, "interactive", 5.0)
-        assert overload.sheds(3.0 + tick / 10, "standard") == (tick >= 20)
-    assert not overload.sheds(5.1, "interactive")
+        overload.record_wait(3.0 + tick / 10, "interactive", 5.0)
+        assert overload.should_shed(3.0 + tick / 10, "standard") == (tick >= 20)
+    assert not overload.should_shed(5.1, "interactive")
 
 
 def test_it_ends_once_and_late() -> None:
@@ -45,22 +45,22 @@ def test_it_ends_once_and_late() -> None:
     waits(overload, 0.0, 3.0, 5.0)
     seen = []
     for tick in range(30, 90):
-        overload.waited(tick / 10, "standard", 1.9 if tick % 2 else 2.1)
-        seen.append(overload.stands(tick / 10, "standard"))
+        overload.record_wait(tick / 10, "standard", 1.9 if tick % 2 else 2.1)
+        seen.append(overload.is_standing(tick / 10, "standard"))
     assert all(seen)
     waits(overload, 9.0, 9.0 + INTERVAL_S, 0.2)
-    assert not overload.stands(9.0 + INTERVAL_S, "standard")
+    assert not overload.is_standing(9.0 + INTERVAL_S, "standard")
     waits(overload, 20.0, 23.0, 5.0)
-    assert overload.stands(23.0, "standard")
-    assert not overload.stands(23.0 + INTERVAL_S, "standard")
+    assert overload.is_standing(23.0, "standard")
+    assert not overload.is_standing(23.0 + INTERVAL_S, "standard")
 
 
 def drained(drain: ReleaseRate, begins: float, ends: float, rate: float, *, full: bool = True) -> None:
     """Places come free so often, each held for two seconds."""
     for tick in range(1, round((ends - begins) * rate) + 1):
         drain.tick(begins + tick / rate, full=full)
-        drain.freed(2.0, round(2 * rate))
-        drain.given("interactive" if tick % 2 else "bulk")
+        drain.record_release(2.0, round(2 * rate))
+        drain.record_grant("interactive" if tick % 2 else "bulk")
 
 
 def test_the_rate_is_measured_while_somebody_waits() -> None:
@@ -88,7 +88,7 @@ def test_a_queue_that_begins_knows_little_s_law() -> None:
     drain = ReleaseRate(0.0)
     for tick in range(40):
         drain.tick(float(tick), full=False)
-        drain.freed(2.0, 16)
+        drain.record_release(2.0, 16)
     drain.tick(39.05, full=True)
     assert drain.rate == pytest.approx(8.0, rel=0.05)
 

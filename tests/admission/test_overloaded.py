@@ -74,7 +74,7 @@ def test_bulk_sheds_first(run: Run) -> None:
     assert served("interactive") == 1.0
     assert served("standard") >= 0.9
     assert served("bulk") <= 0.15
-    assert run.sheds[("bulk", "overload")] + run.sheds[("bulk", "queue_full")] + run.sheds[("bulk", "displaced")] > 0
+    assert run.shed[("bulk", "overload")] + run.shed[("bulk", "queue_full")] + run.shed[("bulk", "displaced")] > 0
 
 
 @pytest.mark.parametrize("seed", SEEDS)

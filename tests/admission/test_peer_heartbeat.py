@@ -25,7 +25,7 @@ async def client(redis_server: RedisServer) -> AsyncIterator[redis.asyncio.Redis
 
 
 def door(places: int = 16, least: int = 1) -> AdmissionController:
-    return AdmissionController(places, 64, AdmissionSettings(places=places, queue=64, min_places=least))
+    return AdmissionController(places, 64, AdmissionSettings(permits=places, max_queued=64, min_permits=least))
 
 
 def gateway(
@@ -42,7 +42,7 @@ async def test_two_gateways_halve_the_places(client: redis.asyncio.Redis) -> Non
     assert one.limit == 8  # Where a limit of at most sixteen begins.
     await second.beat()
     await first.beat()
-    one.bound(16)
+    one.set_upper_bound(16)
     assert one.limit == 16  # It was as high as it might be, so it goes with that.
     await first.beat()
     assert (one.limit, two.limit) == (8, 8)
@@ -52,11 +52,11 @@ async def test_two_gateways_halve_the_places(client: redis.asyncio.Redis) -> Non
 async def test_the_places_go_where_the_work_is(client: redis.asyncio.Redis) -> None:
     """Nobody asks the second for anything, so the first has three quarters."""
     one, two = door(), door()
-    one.bound(8)  # as high as it might be, so it goes with what it may have
+    one.set_upper_bound(8)  # as high as it might be, so it goes with what it may have
     first, second = gateway(client, "a", one), gateway(client, "b", two)
 
     async def hold() -> None:
-        async with one.place("standard", 60.0):
+        async with one.acquire("standard", 60.0):
             await asyncio.Event().wait()
 
     async with anyio.create_task_group() as tasks:
@@ -99,8 +99,8 @@ async def test_who_is_gone_leaves_its_places(client: redis.asyncio.Redis) -> Non
 async def test_other_servers_are_another_matter(client: redis.asyncio.Redis) -> None:
     """Gateways of one Redis before different Tritons do not divide what is not the same."""
     one, two = door(), door()
-    one.bound(8)
-    one.bound(16)
+    one.set_upper_bound(8)
+    one.set_upper_bound(16)
     for each in (gateway(client, "a", one), gateway(client, "b", two, ("10.0.0.2:8001",))):
         await each.beat()
     assert one.limit == 16
@@ -111,7 +111,7 @@ async def test_without_redis_everybody_keeps_what_it_had(redis_server: RedisServ
     one = door()
     async with redis.asyncio.Redis(port=1, retry=None) as nobody:
         lost = gateway(nobody, "a", one)
-        one.bound(8)
+        one.set_upper_bound(8)
         await lost.beat()
     assert lost.fault
     assert one.limit == 8

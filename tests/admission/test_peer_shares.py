@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.admission.peer_shares import divide_permits
+from cloud_pool.admission.peer_heartbeat import divide_permits
 
 
 def test_alone_it_has_them_all() -> None:

@@ -23,7 +23,7 @@ class Seats:
     def ask(self, tenant: str, now: float = 0.0, priority: Priority = "interactive", weight: float = 1.0) -> Ticket:
         """It came, and no more."""
         ticket = Ticket(priority, tenant, weight, 1.0, now, now + 60.0)
-        self.places.came(ticket, now, self.rate)
+        self.places.record_arrival(ticket, now, self.rate)
         return ticket
 
     def may(self, tenant: str, priority: Priority = "interactive") -> bool:
@@ -66,14 +66,14 @@ def test_one_more_while_what_runs_begins_all_at_once() -> None:
     seats = Seats()
     quiet, flood = seats.come("quiet"), seats.come("flood")
     assert seats.places.pending == 2
-    assert seats.places.reserve(10, 0.0, evenly=2.0) == 1
-    seats.places.crowd(0.0)
-    assert seats.places.reserve(10, 0.0, evenly=2.0) == 2
-    assert seats.places.reserve(10, 0.0, evenly=2.6) == 1
-    seats.places.spoke(flood)
-    assert seats.places.reserve(10, 0.0, evenly=2.0) == 1
+    assert seats.places.reserve(10, 0.0, even_pending=2.0) == 1
+    seats.places.note_crowding(0.0)
+    assert seats.places.reserve(10, 0.0, even_pending=2.0) == 2
+    assert seats.places.reserve(10, 0.0, even_pending=2.6) == 1
+    seats.places.got_first_token(flood)
+    assert seats.places.reserve(10, 0.0, even_pending=2.0) == 1
     seats.places.leave(quiet)
-    assert seats.places.reserve(10, 0.0, evenly=0.0) == 1
+    assert seats.places.reserve(10, 0.0, even_pending=0.0) == 1
     assert (seats.places.running, seats.places.pending) == (1, 0)
 
 
@@ -94,7 +94,7 @@ def test_who_asks_little() -> None:
     for _ in range(3):
         seats.come("quiet", priority="standard")
     assert seats.may("quiet", "standard")  # It holds three of its five.
-    seats.places.crowd(0.0)
+    seats.places.note_crowding(0.0)
     assert not seats.may("quiet", "standard")
 
 
@@ -103,7 +103,7 @@ def test_credit_is_earned_by_asking_for_no_more_than_ones_share() -> None:
     wait, who asks twenty times may not, and may again a while after that."""
     seats = Seats(rate=10.0)
     for tick in range(100):
-        seats.places.crowd(tick / 20.0)
+        seats.places.note_crowding(tick / 20.0)
         seats.ask("flood", tick / 20.0)
         if tick % 5 == 0:
             seats.ask("quiet", tick / 20.0)
@@ -150,7 +150,7 @@ def test_of_few_places_one_is_kept_as_well() -> None:
     assert [seats.places.reserve(limit, 0.0) for limit in (3, 4, 7, 14, 15, 30)] == [0, 1, 1, 1, 2, 3]
     none = PermitAllocator(AdmissionConfig(reserved_share=0.0), 4.0)
     for tenant in ("one", "two"):
-        none.came(Ticket("interactive", tenant, 1.0, 1.0, 0.0, 60.0), 0.0, 0.0)
+        none.record_arrival(Ticket("interactive", tenant, 1.0, 1.0, 0.0, 60.0), 0.0, 0.0)
     assert none.reserve(10, 0.0) == 0
 
 

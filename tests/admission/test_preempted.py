@@ -35,16 +35,16 @@ class Work:
         self.task = asyncio.ensure_future(self._run(admission, tenant))
 
     async def _run(self, admission: AdmissionController, tenant: str) -> None:
-        async with admission.place("interactive", 60.0, tenant, preemptible=True) as place:
+        async with admission.acquire("interactive", 60.0, tenant, preemptible=True) as place:
             while True:
                 try:
-                    async with place.held():
+                    async with place.while_held():
                         self.said.append("began")
                         await self.answered.wait()
                         place.first_token(0.1)
                 except Preempted:
                     self.said.append("gave back")
-                    await place.reacquired()
+                    await place.reacquire()
                 else:
                     self.said.append("done")
                     return
@@ -55,7 +55,9 @@ class Work:
 
 
 def door(places: int = 1, queue: int = 4, clock: Clock | None = None) -> AdmissionController:
-    return AdmissionController(places, queue, AdmissionSettings(places=places, queue=queue), clock=clock or Clock())
+    return AdmissionController(
+        places, queue, AdmissionSettings(permits=places, max_queued=queue), clock=clock or Clock()
+    )
 
 
 async def preempted(admission: AdmissionController) -> tuple[Work, Work]:
@@ -112,7 +114,7 @@ async def test_it_has_a_place_again_before_it_knows() -> None:
     admission = door()
     flood = Work(admission, "flood")
     await settle()
-    async with admission.place("interactive", 60.0, "quiet"):
+    async with admission.acquire("interactive", 60.0, "quiet"):
         pass
     await settle()
     assert flood.said == ["began", "gave back", "began"]
@@ -170,12 +172,12 @@ async def test_it_gives_way_in_a_full_queue() -> None:
 
 
 async def _bulk(admission: AdmissionController) -> None:
-    async with admission.place("bulk", 60.0, "flood", preemptible=True) as place:
+    async with admission.acquire("bulk", 60.0, "flood", preemptible=True) as place:
         try:
-            async with place.held():
+            async with place.while_held():
                 await asyncio.Event().wait()
         except Preempted:
-            await place.reacquired()
+            await place.reacquire()
 
 
 async def test_who_did_not_say_so_gives_nothing_back() -> None:
@@ -183,7 +185,7 @@ async def test_who_did_not_say_so_gives_nothing_back() -> None:
     admission = door()
 
     async def keeps() -> None:
-        async with admission.place("interactive", 60.0, "flood"):
+        async with admission.acquire("interactive", 60.0, "flood"):
             await asyncio.Event().wait()
 
     held = asyncio.ensure_future(keeps())
@@ -202,7 +204,7 @@ async def test_what_its_work_raises_is_told() -> None:
     admission = door()
     for raised in (RuntimeError, TimeoutError):
         with pytest.raises(raised):
-            async with admission.place("interactive", 60.0, preemptible=True) as place, place.held():
+            async with admission.acquire("interactive", 60.0, preemptible=True) as place, place.while_held():
                 raise raised
     assert (admission.running, admission.waiting) == (0, 0)
 
@@ -211,7 +213,7 @@ async def test_they_are_counted() -> None:
     """By tier and priority."""
     registry = CollectorRegistry()
     metrics = AdmissionMetrics(registry)
-    admission = AdmissionController(1, 4, clock=Clock(), preempted=metrics.preempted("large"))
+    admission = AdmissionController(1, 4, clock=Clock(), on_preempted=metrics.preempted("large"))
     works = await preempted(admission)
     of = {"tier": "large", "priority": "interactive"}
     assert registry.get_sample_value("causeway_cloud_preemptions_total", of) == 1.0

@@ -25,7 +25,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.door = AdmissionScheduler(settings(8, queue=6), 0.0)
+        self.door = AdmissionScheduler(settings(8, max_queued=6), 0.0)
         self.inside: set[Ticket] = set()
         self.waiting: set[Ticket] = set()
 
@@ -125,7 +125,7 @@ def test_nobody_is_starved_by_other_tenants(came: list[tuple[str, float, float]]
     served = dict.fromkeys(weights, 0.0)
     backlogged = {tenant: sum(t.tenant == tenant for t in tickets) for tenant in weights}
     while (first := queue.first()) is not None:
-        queue.take(first)
+        queue.pop(first)
         served[first.tenant] += first.tokens / first.weight
         backlogged[first.tenant] -= 1
         still = [tenant for tenant, count in backlogged.items() if count]
@@ -143,13 +143,13 @@ def test_ahead_is_who_goes_in_before(came: list[tuple[str, float]], tenant: str,
     for _ in range(min(taken, len(came))):
         first = queue.first()
         assert first is not None
-        queue.take(first)
+        queue.pop(first)
     ticket = Ticket("standard", tenant, 1.0, 10.0, 1000.0, 1e9)
-    told = queue.ahead(ticket)
+    told = queue.count_ahead(ticket)
     queue.add(ticket)
     before = 0
     while (first := queue.first()) is not ticket:
         assert first is not None
-        queue.take(first)
+        queue.pop(first)
         before += 1
     assert before == told

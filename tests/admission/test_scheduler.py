@@ -17,14 +17,14 @@ from .simulation import settings
 class Door:
     """A turnstile with a fixed limit and no reserve, unless told otherwise."""
 
-    def __init__(self, places: int, queue: int = 8, **config: float) -> None:
-        self.sheds: Counter[tuple[Priority, Reason]] = Counter()
+    def __init__(self, permits: int, max_queued: int = 8, **config: float) -> None:
+        self.shed: Counter[tuple[Priority, Reason]] = Counter()
         config = {"reserved_share": 0.0, "preemption_share": 0.0, "standard_share": 0.2, "bulk_share": 0.05, **config}
-        self.scheduler = AdmissionScheduler(settings(places, queue, least=0, **config), 0.0, self._shed)
+        self.scheduler = AdmissionScheduler(settings(permits, max_queued, least=0, **config), 0.0, self._shed)
         self.now = 0.0
 
     def _shed(self, priority: Priority, reason: Reason) -> None:
-        self.sheds[priority, reason] += 1
+        self.shed[priority, reason] += 1
 
     def come(
         self,
@@ -39,8 +39,8 @@ class Door:
         self.now += 0.001
         ticket = Ticket(priority, tenant, weight, tokens, self.now, self.now + left_s)
         moved = self.scheduler.arrive(ticket, self.now)
-        self.gave_way = next((each for each in moved if each.state is TicketState.GONE), None)
-        self.gave_back = next((each for each in moved if each.state is TicketState.WAITING), None)
+        self.displaced = next((each for each in moved if each.state is TicketState.GONE), None)
+        self.preempted = next((each for each in moved if each.state is TicketState.WAITING), None)
         return ticket
 
     def go(self, ticket: Ticket, *, after_s: float = 0.0, used: float | None = None) -> list[Ticket]:
@@ -75,55 +75,55 @@ def test_urgent_first_then_age() -> None:
 
 def test_a_full_queue_says_when_to_come_back() -> None:
     """Nothing is known yet: one second."""
-    door = Door(1, queue=0)
+    door = Door(1, max_queued=0)
     door.come()
     with pytest.raises(QueueFull) as raised:
         door.come("interactive")
     assert raised.value.retry_after_s == RETRY_S
-    assert door.sheds == {("interactive", "queue_full"): 1}
+    assert door.shed == {("interactive", "queue_full"): 1}
 
 
 def test_the_urgent_pushes_out_the_youngest_bulk() -> None:
     """The queue is full: of the lowest priority, the youngest gives way; nobody gives way to its equal."""
-    door = Door(1, queue=3)
+    door = Door(1, max_queued=3)
     door.come()
     first, second, standard = door.come("bulk"), door.come("bulk"), door.come("standard")
     door.come("interactive")
-    assert door.gave_way is second
+    assert door.displaced is second
     assert second.state is TicketState.GONE
     door.come("standard")
-    assert door.gave_way is first
+    assert door.displaced is first
     door.come("interactive")
-    assert door.gave_way is not None
-    assert door.gave_way.priority == "standard"
-    assert door.gave_way is not standard
+    assert door.displaced is not None
+    assert door.displaced.priority == "standard"
+    assert door.displaced is not standard
     with pytest.raises(QueueFull):
         door.come("bulk")
     with pytest.raises(QueueFull):
         door.come("standard")
     assert door.scheduler.waiting == 3
-    assert door.sheds["bulk", "displaced"] == 2
+    assert door.shed["bulk", "displaced"] == 2
 
 
 def test_a_tenant_that_fills_the_queue_makes_room_for_another() -> None:
     """One tenant alone may use the whole queue; another takes from it up to its own share, by weight."""
-    door = Door(1, queue=6)
+    door = Door(1, max_queued=6)
     door.come()
     floods = [door.come(tenant="flood") for _ in range(6)]
     for expected in (floods[5], floods[4], floods[3]):
         door.come(tenant="quiet")
-        assert door.gave_way is expected
+        assert door.displaced is expected
     with pytest.raises(QueueFull):
         door.come(tenant="quiet")
     with pytest.raises(QueueFull):
         door.come(tenant="flood")
     door.come(tenant="heavy", weight=3.0)
-    assert door.gave_way is not None
+    assert door.displaced is not None
 
 
 def test_tenants_take_turns_by_tokens() -> None:
     """A tenant whose requests cost three times as much goes in a third as often, however many it has sent."""
-    door = Door(1, queue=40)
+    door = Door(1, max_queued=40)
     held = door.come(tenant="other")
     for _ in range(16):
         door.come(tenant="long", tokens=300.0)
@@ -135,7 +135,7 @@ def test_tenants_take_turns_by_tokens() -> None:
 
 def test_a_flood_is_not_waited_for() -> None:
     """Who comes behind another tenant's backlog goes in next, and knows it."""
-    door = Door(1, queue=40)
+    door = Door(1, max_queued=40)
     held = door.come(tenant="flood")
     for _ in range(30):
         door.come(tenant="flood")
@@ -147,7 +147,7 @@ def test_a_flood_is_not_waited_for() -> None:
 @pytest.mark.parametrize(("used", "first"), [(None, "other"), (10.0, "guessed")])
 def test_what_was_used_counts(used: float | None, first: str) -> None:
     """A tenant whose answer was much shorter than reserved has its turn sooner than one that did not say."""
-    door = Door(1, queue=40)  # no place to keep for anybody
+    door = Door(1, max_queued=40)  # no place to keep for anybody
     for tenant in ("guessed", "other"):  # the turns that they have before others
         door.go(door.come(tenant=tenant, tokens=100.0))
     costly = door.come(tenant="guessed", tokens=1000.0)
@@ -161,7 +161,7 @@ def test_what_was_used_counts(used: float | None, first: str) -> None:
 
 def test_lower_priorities_have_their_share() -> None:
     """Of a hundred places with everybody waiting, bulk gets about five and standard about twenty."""
-    door = Door(1, queue=400)
+    door = Door(1, max_queued=400)
     held = door.come()
     for _ in range(120):
         for priority in ("interactive", "standard", "bulk"):
@@ -173,7 +173,7 @@ def test_lower_priorities_have_their_share() -> None:
 
 def test_no_share_at_the_cost_of_a_deadline() -> None:
     """Nobody above misses its deadline for a turn of those below."""
-    door = Door(1, queue=400)
+    door = Door(1, max_queued=400)
     held = door.come()
     for _ in range(60):
         door.come("interactive", left_s=3.0)
@@ -191,9 +191,9 @@ def test_no_share_at_the_cost_of_a_deadline() -> None:
     assert "bulk" not in late
 
 
-def busy(places: int = 4, queue: int = 64, **config: float) -> tuple[Door, list[Ticket]]:
+def busy(places: int = 4, max_queued: int = 64, **config: float) -> tuple[Door, list[Ticket]]:
     """A door that has learned that each of its places comes free every second."""
-    door = Door(places, queue, **config)
+    door = Door(places, max_queued, **config)
     inside = [door.come(left_s=1e6) for _ in range(places)]
     for _ in range(20):
         waiting = [door.come(left_s=1e6) for _ in range(places)]
@@ -212,7 +212,7 @@ def test_who_would_be_too_late_is_refused_at_once() -> None:
         door.come()
     with pytest.raises(Shed) as raised:
         door.come(left_s=2.0)
-    assert door.sheds == {("standard", "deadline"): 1}
+    assert door.shed == {("standard", "deadline"): 1}
     assert raised.value.retry_after_s == pytest.approx(13 / 4, rel=0.25)
     assert door.come(left_s=6.0).state is TicketState.WAITING
 
@@ -224,7 +224,7 @@ def test_a_place_is_not_wasted_on_who_has_too_little_time_left() -> None:
     door.now += 0.8
     assert door.go(inside[0]) == [patient]
     assert (late.state, patient.has_permit) == (TicketState.GONE, True)
-    assert door.sheds == {("standard", "deadline"): 1}
+    assert door.shed == {("standard", "deadline"): 1}
 
 
 def test_retry_after_is_what_the_queue_takes() -> None:
@@ -233,24 +233,24 @@ def test_retry_after_is_what_the_queue_takes() -> None:
     for _ in range(8):
         door.come("interactive", left_s=1e6)
         door.come("bulk", left_s=1e6)
-    assert door.scheduler.retry_after("interactive") == pytest.approx(9 / 4, rel=0.25)
-    assert door.scheduler.retry_after("bulk") > 2 * door.scheduler.retry_after("interactive")
+    assert door.scheduler.retry_after_s("interactive") == pytest.approx(9 / 4, rel=0.25)
+    assert door.scheduler.retry_after_s("bulk") > 2 * door.scheduler.retry_after_s("interactive")
 
 
 def test_a_stuck_tier_says_so() -> None:
     """Nothing comes free any more: the time to come back grows, up to a minute."""
     door, _ = busy()
     door.come(left_s=1e6)
-    before = door.scheduler.retry_after("standard")
+    before = door.scheduler.retry_after_s("standard")
     door.now += 60.0
     with pytest.raises(Shed):
         door.come(left_s=20.0)
-    assert door.scheduler.retry_after("standard") == 60.0 > before
+    assert door.scheduler.retry_after_s("standard") == 60.0 > before
 
 
 def test_bulk_is_shed_while_a_queue_above_stands() -> None:
     """Standard work that waits longer than it may, for a while: bulk is not taken any more, and later it is again."""
-    door, inside = busy(queue=200)
+    door, inside = busy(max_queued=200)
     for _ in range(40):
         door.come(left_s=1e6)
     for _ in range(6):
@@ -272,7 +272,7 @@ def test_bulk_is_shed_while_a_queue_above_stands() -> None:
 
 def flooded(places: int = 16, **config: float) -> tuple[Door, list[Ticket]]:
     """A door that one tenant has filled, and its queue; another has one place."""
-    door = Door(places, queue=64, **config)
+    door = Door(places, max_queued=64, **config)
     door.come("standard", "quiet")
     return door, [door.come("standard", "flood") for _ in range(2 * places)]
 
@@ -318,7 +318,7 @@ def test_who_ran_out_of_time_in_the_queue_gets_no_place() -> None:
 
 def test_a_grown_limit_lets_waiters_in() -> None:
     """Where first tokens come at once, the limit grows, and who waits goes in before anybody has left."""
-    door = AdmissionScheduler(settings(8, queue=64, least=1, reserved_share=0.0), 0.0)
+    door = AdmissionScheduler(settings(8, max_queued=64, least=1, reserved_share=0.0), 0.0)
     came = [Ticket("standard", "one", 1.0, 1.0, 0.0, 1e9) for _ in range(60)]
     for ticket in came:
         door.arrive(ticket, 0.0)
@@ -339,7 +339,7 @@ def test_a_grown_limit_lets_waiters_in() -> None:
 
 def full(places: int = 4, *floods: Priority, **config: float) -> tuple[Door, list[Ticket]]:
     """A door whose places one tenant has, none of them with a token yet, while others were here of late."""
-    door = Door(places, queue=4, preemption_share=0.5, **config)
+    door = Door(places, max_queued=4, preemption_share=0.5, **config)
     for tenant in ("quiet", "other"):
         door.go(door.come("interactive", tenant))
     return door, [door.come(each, "flood") for each in floods or ("interactive",) * places]
@@ -351,7 +351,7 @@ def test_a_flood_gives_a_place_back() -> None:
     waiting = [door.come("interactive", "flood") for _ in range(2)]
     quiet = door.come("interactive", "quiet")
     assert quiet.has_permit
-    assert door.gave_back is floods[3]
+    assert door.preempted is floods[3]
     assert (door.scheduler.running, door.scheduler.waiting) == (4, 3)
     assert door.go(floods[0]) == [floods[3]]
     assert door.go(floods[1]) == [waiting[0]]
@@ -363,14 +363,14 @@ def test_less_urgent_work_gives_a_place_back() -> None:
     door, held = full(5, "standard", "bulk", "standard", "interactive", "interactive")
     for victim in (held[1], held[2]):
         assert door.come("interactive", "flood").has_permit
-        assert door.gave_back is victim
+        assert door.preempted is victim
     held += [door.come("interactive", "flood")]
     assert held[-1].state is TicketState.WAITING  # It has more than twice its share.
     assert door.come("interactive", "quiet").has_permit
-    assert door.gave_back is held[0]
+    assert door.preempted is held[0]
     assert door.come("interactive", "other").has_permit
-    assert door.gave_back is not None
-    assert (door.gave_back.tenant, door.gave_back.priority) == ("flood", "interactive")
+    assert door.preempted is not None
+    assert (door.preempted.tenant, door.preempted.priority) == ("flood", "interactive")
 
 
 def test_what_has_begun_to_answer_keeps_its_place() -> None:
@@ -389,7 +389,7 @@ def test_a_flood_takes_no_place_back(priority: Priority) -> None:
         door.now += 0.1
         with suppress(QueueFull, Shed):
             door.come(priority, "flood")
-        assert door.gave_back is None
+        assert door.preempted is None
 
 
 def test_bulk_takes_no_place_back() -> None:
@@ -404,7 +404,7 @@ def test_nobody_gives_back_again_and_again() -> None:
     late.deadline = door.now + 1.0
     for times in (1, 2):
         quiet = door.come("interactive", f"quiet {times}")
-        assert door.gave_back is often
+        assert door.preempted is often
         assert door.go(quiet) == [often]
         assert often.preempted == times
     assert door.come("interactive", "quiet 3").state is TicketState.WAITING
@@ -412,13 +412,13 @@ def test_nobody_gives_back_again_and_again() -> None:
 
 def test_few_give_back() -> None:
     """A share of the requests: what their servers had begun for them is lost."""
-    door = Door(8, queue=1000, preemption_share=0.1)
+    door = Door(8, max_queued=1000, preemption_share=0.1)
     taken = 0
     for at in range(400):
         door.come("interactive", "flood", left_s=1e6)
         if at % 2:
             quiet = door.come("interactive", f"quiet {at % 50}", left_s=1e6)
-            taken += door.gave_back is not None
+            taken += door.preempted is not None
             if quiet.has_permit:
                 door.go(quiet)
     assert 1 <= taken <= 0.1 * 400 + 5
@@ -429,23 +429,23 @@ def test_a_full_queue_holds_who_gave_back() -> None:
     door, floods = full(2, "standard", "standard")
     waiting = [door.come("standard", "flood") for _ in range(4)]
     assert door.come("interactive", "quiet").has_permit
-    assert door.gave_back is floods[1]
-    assert door.gave_way is waiting[3]
+    assert door.preempted is floods[1]
+    assert door.displaced is waiting[3]
     assert door.scheduler.waiting == 4
     door, _ = full(2, "bulk", "bulk")
     urgent = [door.come("standard", "one") for _ in range(4)]
-    assert door.come("interactive", "two").has_permit is False or door.gave_way not in urgent
+    assert door.come("interactive", "two").has_permit is False or door.displaced not in urgent
 
 
 def test_more_and_fewer_places() -> None:
     """What other gateways leave: who waits goes in at once, who has a place keeps it."""
     door = Door(4)
-    scheduler = AdmissionScheduler(settings(8, queue=8, least=1, reserved_share=0.0), 0.0)
-    scheduler.bound(4, 0.0)
+    scheduler = AdmissionScheduler(settings(8, max_queued=8, least=1, reserved_share=0.0), 0.0)
+    scheduler.set_upper_bound(4, 0.0)
     came = [Ticket("standard", "one", 1.0, 1.0, door.now, 1e9) for _ in range(8)]
     for ticket in came:
         scheduler.arrive(ticket, door.now)
     assert (scheduler.running, scheduler.waiting) == (4, 4)
-    assert scheduler.bound(6, 0.1) == came[4:6]
-    assert scheduler.bound(2, 0.2) == []
+    assert scheduler.set_upper_bound(6, 0.1) == came[4:6]
+    assert scheduler.set_upper_bound(2, 0.2) == []
     assert (scheduler.running, scheduler.limit) == (6, 2)

@@ -29,7 +29,7 @@ class Clock:
 
 async def hold(admission: AdmissionController, priority: Priority = "standard", tenant: str = "") -> None:
     """Has a place until it is cancelled."""
-    async with admission.place(priority, 60.0, tenant):
+    async with admission.acquire(priority, 60.0, tenant):
         await asyncio.Event().wait()
 
 
@@ -80,7 +80,7 @@ async def test_cancelled_with_a_place_just_given() -> None:
     """The place passes on to the next, and to the one after that."""
     admission = AdmissionController(1, 8)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(admission.place("standard", 60.0))
+        await stack.enter_async_context(admission.acquire("standard", 60.0))
         waiters = [asyncio.ensure_future(hold(admission)) for _ in range(3)]
         await settle()
     # Given to the first, which has not run yet.
@@ -97,7 +97,7 @@ async def test_work_that_fails_gives_its_place_back(step: str) -> None:
     admission = AdmissionController(1, 8)
 
     async def work() -> None:
-        async with admission.place("standard", 60.0) as place:
+        async with admission.acquire("standard", 60.0) as place:
             if step == "first token":
                 place.first_token(0.1)
             if step == "failed":
@@ -113,7 +113,9 @@ async def test_refusals_and_waits_are_counted() -> None:
     """How long each waited, who was turned away and why, who waits now and how many may go in."""
     clock, registry = Clock(), CollectorRegistry()
     metrics = AdmissionMetrics(registry)
-    admission = AdmissionController(1, 1, clock=clock, waited=metrics.waited("large"), shed=metrics.shed("large"))
+    admission = AdmissionController(
+        1, 1, clock=clock, on_admitted=metrics.admitted("large"), on_shed=metrics.shed("large")
+    )
     metrics.watch("large", admission)
     held = asyncio.ensure_future(hold(admission))
     await settle()
@@ -138,18 +140,18 @@ async def test_estimates_for_the_ladder() -> None:
     """Nothing to wait for while a place is free; then as long as the places take that are given before."""
     clock = Clock()
     admission = AdmissionController(2, 64, clock=clock)
-    assert admission.queue_seconds("standard") == 0.0
+    assert admission.expected_wait_s("standard") == 0.0
     assert not admission.saturated
     for _ in range(20):
-        async with admission.place("standard", 60.0):
+        async with admission.acquire("standard", 60.0):
             clock.now += 1.0
     tasks = [asyncio.ensure_future(hold(admission)) for _ in range(6)]
     await settle()
     assert admission.waiting == 4
-    assert admission.queue_seconds("standard") == pytest.approx(5 / 2, rel=0.2)
-    assert admission.queue_seconds("interactive") == pytest.approx(1 / 2, rel=0.2)
+    assert admission.expected_wait_s("standard") == pytest.approx(5 / 2, rel=0.2)
+    assert admission.expected_wait_s("interactive") == pytest.approx(1 / 2, rel=0.2)
     with pytest.raises(Shed) as raised:
-        async with admission.place("standard", 1.0):
+        async with admission.acquire("standard", 1.0):
             pass
     assert raised.value.retry_after_s is not None
     assert 2.0 <= raised.value.retry_after_s <= 3.5

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
+from cloud_pool.balancing.discovery import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
 

@@ -12,10 +12,9 @@ import msgspec
 import pytest
 
 from cloud_pool.balancing.config import LoadBalancingConfig
-from cloud_pool.balancing.discovery.dns import EndpointDiscovery, resolve_dns
-from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
-from cloud_pool.balancing.discovery.reload import take
+from cloud_pool.balancing.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
 from cloud_pool.balancing.pools import Pools, TritonClients
+from cloud_pool.balancing.reload import reload_endpoints
 from cloud_pool.config.chat_format import ChatFormat
 from cloud_pool.config.schema import Config, ServerConfig, TierConfig
 from cloud_pool.config.tiers import Tier
@@ -139,12 +138,12 @@ async def test_the_pool_follows_dns() -> None:
     client is closed."""
     resolver = Resolver(pool=["127.0.0.1", "127.0.0.2"])
     async with running(config("dns:pool:1"), resolver) as (pools, clients):
-        assert addresses(pools) == {"127.0.0.1:1": "in", "127.0.0.2:1": "in"}
+        assert addresses(pools) == {"127.0.0.1:1": "active", "127.0.0.2:1": "active"}
         lease = pools.by_tier["t"].lease(excluding={"127.0.0.2:1"})
-        idle = clients.at("127.0.0.2:1")
+        idle = clients.get("127.0.0.2:1")
         resolver.names["pool"] = ["127.0.0.3"]
         await until(lambda: addresses(pools) == {"127.0.0.1:1": "draining", "127.0.0.3:1": "ejected"})
-        await until(lambda: clients.at("127.0.0.2:1") is not idle)
+        await until(lambda: clients.get("127.0.0.2:1") is not idle)
         lease.close()
         await until(lambda: addresses(pools) == {"127.0.0.3:1": "ejected"})
 
@@ -177,9 +176,9 @@ async def test_endpoints_are_read_again() -> None:
     start = config("127.0.0.1:1", "127.0.0.2:1", dns_refresh_s=60.0)
     async with running(start, resolver) as (pools, _):
         with pools.by_tier["t"].lease(excluding={"127.0.0.2:1"}):
-            take(pools, start, lambda: config("127.0.0.2:1", "dns:pool:1", dns_refresh_s=60.0))
+            reload_endpoints(pools, start, lambda: config("127.0.0.2:1", "dns:pool:1", dns_refresh_s=60.0))
             await until(lambda: len(addresses(pools)) == 3)
-            assert addresses(pools) == {"127.0.0.1:1": "draining", "127.0.0.2:1": "in", "127.0.0.9:1": "ejected"}
+            assert addresses(pools) == {"127.0.0.1:1": "draining", "127.0.0.2:1": "active", "127.0.0.9:1": "ejected"}
         assert set(addresses(pools)) == {"127.0.0.2:1", "127.0.0.9:1"}
 
 
@@ -191,9 +190,9 @@ async def test_a_faulty_file_changes_nothing(caplog: pytest.LogCaptureFixture) -
 
     start = config("127.0.0.1:1")
     async with running(start, Resolver()) as (pools, _):
-        take(pools, start, reread)
+        reload_endpoints(pools, start, reread)
         await asyncio.sleep(0.05)
-        assert addresses(pools) == {"127.0.0.1:1": "in"}
+        assert addresses(pools) == {"127.0.0.1:1": "active"}
     assert "gateway.yaml:3" in caplog.text
 
 
@@ -202,7 +201,7 @@ async def test_what_else_changed_is_said(caplog: pytest.LogCaptureFixture) -> No
     start = config("127.0.0.1:1")
     with caplog.at_level(logging.WARNING):
         async with running(start, Resolver()) as (pools, _):
-            take(pools, start, lambda: config("127.0.0.1:1"))
+            reload_endpoints(pools, start, lambda: config("127.0.0.1:1"))
             assert "restart" not in caplog.text
-            take(pools, start, lambda: msgspec.structs.replace(start, log="debug"))
+            reload_endpoints(pools, start, lambda: msgspec.structs.replace(start, log="debug"))
     assert "restart" in caplog.text

@@ -26,18 +26,18 @@ NOW = 1000.0
 def pool(*outstanding: int, zones: Sequence[str] = ()) -> PoolState:
     return PoolState(
         tuple(
-            Endpoint(address=f"t{at}:1", open=(NOW,) * load, zone=zones[at] if zones else "")
+            Endpoint(address=f"t{at}:1", open_since=(NOW,) * load, zone=zones[at] if zones else "")
             for at, load in enumerate(outstanding)
         )
     )
 
 
 def changed(state: PoolState, at: int, **changes: object) -> PoolState:
-    return state.put(msgspec.structs.replace(state.endpoints[at], **changes))
+    return state.replace(msgspec.structs.replace(state.endpoints[at], **changes))
 
 
 def taken(state: PoolState, chosen: Endpoint) -> PoolState:
-    return state.put(msgspec.structs.replace(chosen, open=(*chosen.open, NOW)))
+    return state.replace(msgspec.structs.replace(chosen, open_since=(*chosen.open_since, NOW)))
 
 
 def shares(state: PoolState, times: int = 2000, **how: object) -> Counter[str]:
@@ -71,13 +71,15 @@ def test_the_excluded_are_not_chosen(loads: list[int], draw: float, out: set[int
     assert chosen is None or chosen.address not in excluding
 
 
-@given(st.lists(st.sampled_from(["in", "ejected", "draining"]), min_size=1, max_size=6), DRAWS, st.binary(max_size=4))
+@given(
+    st.lists(st.sampled_from(["active", "ejected", "draining"]), min_size=1, max_size=6), DRAWS, st.binary(max_size=4)
+)
 def test_only_those_that_take_requests_are_chosen(phases: list[str], draw: float, key: bytes) -> None:
     """Ejected and draining endpoints get nothing, by whatever way the choice goes."""
     state = PoolState(tuple(Endpoint(address=f"t{at}:1", phase=each) for at, each in enumerate(phases)))  # type: ignore[arg-type]
     chosen = choose(state, CONFIG, now=NOW, draw=draw, key=key)
-    assert (chosen is None) == ("in" not in phases)
-    assert chosen is None or chosen.phase == "in"
+    assert (chosen is None) == ("active" not in phases)
+    assert chosen is None or chosen.phase == "active"
 
 
 @given(st.integers(2, 9), DRAWS)
@@ -119,9 +121,9 @@ def test_a_slow_endpoint_is_left_alone_while_others_have_room() -> None:
     """Ten times slower is worse than ten times the work, and better than none at all."""
     state = timed(0.05, 0.5, 0.05)
     assert "t1:1" not in shares(state)
-    busy = changed(changed(state, 0, open=(NOW,) * 12), 2, open=(NOW,) * 12)
+    busy = changed(changed(state, 0, open_since=(NOW,) * 12), 2, open_since=(NOW,) * 12)
     assert "t1:1" not in shares(busy)
-    busy = changed(changed(state, 0, open=(NOW,) * 50), 2, open=(NOW,) * 50)
+    busy = changed(changed(state, 0, open_since=(NOW,) * 50), 2, open_since=(NOW,) * 50)
     assert "t1:1" in shares(busy)
 
 
@@ -151,8 +153,8 @@ def test_a_slow_endpoint_is_forgiven_in_time() -> None:
 def test_a_stuck_endpoint_is_avoided_before_it_answers() -> None:
     """What waits for a first token counts as measured so far."""
     state = timed(0.05, 0.05, 0.05)
-    stuck = changed(state, 1, open=(NOW - 1.0,), waiting=(NOW - 1.0,))
-    others = changed(changed(stuck, 0, open=(NOW,) * 4), 2, open=(NOW,) * 4)
+    stuck = changed(state, 1, open_since=(NOW - 1.0,), waiting_since=(NOW - 1.0,))
+    others = changed(changed(stuck, 0, open_since=(NOW,) * 4), 2, open_since=(NOW,) * 4)
     assert "t1:1" not in shares(others)
 
 
@@ -162,7 +164,7 @@ def test_a_stuck_endpoint_is_avoided_before_it_answers() -> None:
 def test_who_comes_back_gets_a_share_that_grows() -> None:
     """At first a tenth of what others have outstanding, and as much as they in the end."""
     for age, fair in ((0.0, 1), (5.0, 5), (10.0, 10), (60.0, 10)):
-        state = changed(pool(9, 0), 1, since=NOW - age)
+        state = changed(pool(9, 0), 1, phase_since=NOW - age)
         chance = random.Random(1)
         while (chosen := choose(state, CONFIG, now=NOW, draw=chance.random())) == state.endpoints[1]:
             state = taken(state, chosen)
@@ -247,7 +249,7 @@ def test_a_slow_home_is_not_worth_its_warm_prefix() -> None:
     state = timed(0.05, 0.05, 0.05)
     home = choose(state, CONFIG, now=NOW, draw=0.0, key=b"k")
     assert home is not None
-    slow = state.put(msgspec.structs.replace(home, ttft_s=0.5))
+    slow = state.replace(msgspec.structs.replace(home, ttft_s=0.5))
     elsewhere = choose(slow, CONFIG, now=NOW, draw=0.0, key=b"k")
     assert elsewhere is not None
     assert elsewhere.address != home.address

@@ -40,7 +40,7 @@ def pool(count: int) -> PoolState:
 def failed(
     state: PoolState, error: CausewayError, now: float = 0.0, silent_s: float = 0.0, at: int = 0
 ) -> health.Changed:
-    return health.failed(state, f"t{at}", error, now, CONFIG, silent_s=silent_s)
+    return health.call_failed(state, f"t{at}", error, now, CONFIG, silent_s=silent_s)
 
 
 def never(address: str) -> float:
@@ -54,8 +54,8 @@ def never(address: str) -> float:
 def test_who_refuses_is_ejected_at_once(error: CausewayError) -> None:
     """A connection that is refused, and a model that is away, need no second try."""
     state, ask = failed(pool(2), error)
-    assert [one.phase for one in state.endpoints] == ["ejected", "in"]
-    assert (ask, state.endpoints[0].fault) == ((), error.code)
+    assert [one.phase for one in state.endpoints] == ["ejected", "active"]
+    assert (ask, state.endpoints[0].last_error) == ((), error.code)
 
 
 def test_faults_in_a_row_eject() -> None:
@@ -63,7 +63,7 @@ def test_faults_in_a_row_eject() -> None:
     state = pool(2)
     for _ in range(2):
         state, _ = failed(state, RAISED)
-    state = health.succeeded(state, "t0")
+    state = health.call_succeeded(state, "t0")
     for _ in range(2):
         state, _ = failed(state, RAISED)
     assert state.healthy == 2
@@ -108,10 +108,10 @@ def test_a_short_stuck_deadline_makes_ask() -> None:
 
 def test_whoever_left_before_anything_came_makes_ask() -> None:
     """A hedge that won elsewhere must not hide that the first endpoint hangs."""
-    state, ask = health.left_waiting(pool(2), "t0", CONFIG, silent_s=0.5)
+    state, ask = health.call_abandoned(pool(2), "t0", CONFIG, silent_s=0.5)
     assert ask == ("t0",)
-    assert health.left_waiting(state, "t0", CONFIG, silent_s=0.5)[1] == (), "once at a time"
-    assert health.left_waiting(pool(2), "t0", CONFIG, silent_s=0.1)[1] == ()
+    assert health.call_abandoned(state, "t0", CONFIG, silent_s=0.5)[1] == (), "once at a time"
+    assert health.call_abandoned(pool(2), "t0", CONFIG, silent_s=0.1)[1] == ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([REFUSED, RAISED, LATE])), max_size=60), st.integers(1, 5))
@@ -127,8 +127,8 @@ def test_who_may_not_be_ejected_is_asked_and_the_proof_ejects() -> None:
     """A pool of one is never emptied on suspicion, but it is by a real request that fails."""
     state, ask = failed(pool(1), REFUSED)
     assert (state.healthy, ask) == (1, ("t0",))
-    state = health.probed(state, "t0", "dead", "cloud_unreachable", 1.0, CONFIG)
-    assert (state.healthy, state.endpoints[0].until) == (0, 1.0 + CONFIG.base_ejection_s)
+    state = health.probe_finished(state, "t0", "dead", "cloud_unreachable", 1.0, CONFIG)
+    assert (state.healthy, state.endpoints[0].not_before) == (0, 1.0 + CONFIG.base_ejection_s)
 
 
 # --- active ----------------------------------------------------------------------------------------------------------
@@ -137,9 +137,9 @@ def test_who_may_not_be_ejected_is_asked_and_the_proof_ejects() -> None:
 @pytest.mark.parametrize(
     ("error", "heard", "probe_result"),
     [
-        (None, True, "well"),
-        (CloudRejected("no"), True, "well"),
-        (QueueFull("no"), False, "well"),
+        (None, True, "healthy"),
+        (CloudRejected("no"), True, "healthy"),
+        (QueueFull("no"), False, "healthy"),
         (LATE, True, "busy"),
         (LATE, False, "dead"),
         (REFUSED, True, "dead"),
@@ -159,9 +159,9 @@ def test_it_comes_back_when_it_answers() -> None:
     state, ask = health.due_probes(state, 10.5, CONFIG, never)
     assert ask == ("t0",)
     assert health.due_probes(state, 11.0, CONFIG, never)[1] == ()
-    state = health.probed(state, "t0", "well", "", 11.0, CONFIG)
+    state = health.probe_finished(state, "t0", "healthy", "", 11.0, CONFIG)
     one = state.endpoints[0]
-    assert (one.phase, one.since, one.faults, one.fault) == ("in", 11.0, 0, "")
+    assert (one.phase, one.phase_since, one.failures, one.last_error) == ("active", 11.0, 0, "")
 
 
 def test_who_is_asked_in_vain_is_asked_again_soon() -> None:
@@ -169,9 +169,9 @@ def test_who_is_asked_in_vain_is_asked_again_soon() -> None:
     state, _ = failed(pool(2), REFUSED, now=0.0)
     waits = []
     for _ in range(5):
-        until = state.endpoints[0].until
-        waits.append(until - state.endpoints[0].since)
-        state = health.probed(state, "t0", "dead", "cloud_unreachable", until, CONFIG)
+        until = state.endpoints[0].not_before
+        waits.append(until - state.endpoints[0].phase_since)
+        state = health.probe_finished(state, "t0", "dead", "cloud_unreachable", until, CONFIG)
     assert waits == [0.5, 1.0, 2.0, 2.0, 2.0]
 
 
@@ -181,20 +181,20 @@ def test_a_relapse_keeps_it_out_for_longer() -> None:
     state, now, waits = pool(2), 0.0, []
     for _ in range(9):
         state, _ = failed(state, REFUSED, now=now)
-        waits.append(state.endpoints[0].until - now)
-        now = state.endpoints[0].until
-        state = health.probed(state, "t0", "well", "", now, CONFIG)
+        waits.append(state.endpoints[0].not_before - now)
+        now = state.endpoints[0].not_before
+        state = health.probe_finished(state, "t0", "healthy", "", now, CONFIG)
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     recovered, _ = failed(state, REFUSED, now=now + CONFIG.max_ejection_s)
-    assert recovered.endpoints[0].until == now + CONFIG.max_ejection_s + CONFIG.base_ejection_s
+    assert recovered.endpoints[0].not_before == now + CONFIG.max_ejection_s + CONFIG.base_ejection_s
 
 
 def relapsing(state: PoolState, address: str, times: int) -> PoolState:
     """Ejected at 100.0, and so often in a row that it is out for the longest time."""
     one = state.get(address)
     assert one is not None
-    state, _ = health.failed(
-        state.put(msgspec.structs.replace(one, ejections=times, since=99.0)),
+    state, _ = health.call_failed(
+        state.replace(msgspec.structs.replace(one, ejections=times, phase_since=99.0)),
         address,
         REFUSED,
         100.0,
@@ -208,17 +208,17 @@ def test_when_others_fall_too_each_is_asked_soon() -> None:
     """With less than half of a pool left there is little to protect: who was to stay out for long may be well by now,
     and its strength is wanted."""
     state = relapsing(pool(3), "t0", 9)
-    assert state.endpoints[0].until == 130.0
+    assert state.endpoints[0].not_before == 130.0
     assert health.due_probes(state, 100.0 + CONFIG.base_ejection_s, CONFIG, never)[1] == ()
-    state = health.probed(state, "t1", "dead", "deadline_exceeded", 100.0, CONFIG)
+    state = health.probe_finished(state, "t1", "dead", "deadline_exceeded", 100.0, CONFIG)
     assert "t0" in health.due_probes(state, 100.0 + CONFIG.base_ejection_s, CONFIG, never)[1]
-    alone = health.probed(pool(1), "t0", "dead", "cloud_unreachable", 100.0, CONFIG)
+    alone = health.probe_finished(pool(1), "t0", "dead", "cloud_unreachable", 100.0, CONFIG)
     assert health.due_probes(alone, 100.0 + CONFIG.base_ejection_s, CONFIG, never)[1] == ("t0",)
 
 
 def test_the_silent_that_have_work_are_asked() -> None:
     """Silence alone is none's fault, and neither is work: both together are a question."""
-    busy = Endpoint(address="t0", open=(0.0,), waiting=(0.0,))
+    busy = Endpoint(address="t0", open_since=(0.0,), waiting_since=(0.0,))
     state = PoolState((busy, Endpoint(address="t1")))
     assert health.due_probes(state, 1.0, CONFIG, never)[1] == ("t0",)
     assert health.due_probes(state, 0.9, CONFIG, never)[1] == ()
@@ -230,34 +230,41 @@ def test_a_hung_replica_is_out_within_two_seconds_of_its_first_stuck_deadline() 
     then the question that it makes was asked and its time is over."""
     state, ask = failed(pool(1), LATE, now=0.3, silent_s=0.3)
     assert ask == ("t0",)
-    state = health.probed(
-        state, "t0", health.probe_result_of(LATE, heard=False), LATE.code, 0.3 + CONFIG.probe_timeout_s, CONFIG
+    state = health.probe_finished(
+        state,
+        "t0",
+        health.probe_result_of(LATE, received_during_probe=False),
+        LATE.code,
+        0.3 + CONFIG.probe_timeout_s,
+        CONFIG,
     )
     assert state.healthy == 0
-    assert state.endpoints[0].since - 0.3 < 2.0
+    assert state.endpoints[0].phase_since - 0.3 < 2.0
 
 
 def test_an_overloaded_endpoint_is_not_taken_for_hung() -> None:
     """A probe that waits behind others that are answered ejects nobody."""
-    state = health.probed(pool(1), "t0", health.probe_result_of(LATE, heard=True), LATE.code, 1.0, CONFIG)
+    state = health.probe_finished(
+        pool(1), "t0", health.probe_result_of(LATE, received_during_probe=True), LATE.code, 1.0, CONFIG
+    )
     assert state.healthy == 1
 
 
 def test_calls_that_hang_are_ended() -> None:
     """Ejected and silent for long: its running calls would wait until their deadlines."""
-    one = Endpoint(address="t0", phase="ejected", open=(0.0,))
+    one = Endpoint(address="t0", phase="ejected", open_since=(0.0,))
     assert health.hung(PoolState((one,)), 10.0, CONFIG, never) == ("t0",)
     assert health.hung(PoolState((one,)), 9.9, CONFIG, never) == ()
     assert health.hung(PoolState((one,)), 10.0, CONFIG, lambda _: 1.0) == ()
-    assert health.hung(PoolState((msgspec.structs.replace(one, phase="in"),)), 10.0, CONFIG, never) == ()
+    assert health.hung(PoolState((msgspec.structs.replace(one, phase="active"),)), 10.0, CONFIG, never) == ()
 
 
 def test_calls_that_did_not_begin_are_moved_where_others_can_take_them() -> None:
     """Sooner, for they lose nothing; with nobody else they may as well wait."""
-    one = Endpoint(address="t0", phase="ejected", open=(0.0,))
-    assert health.stranded(PoolState((one, Endpoint(address="t1"))), 2.0, CONFIG, never) == ("t0",)
-    assert health.stranded(PoolState((one, Endpoint(address="t1"))), 1.9, CONFIG, never) == ()
-    assert health.stranded(PoolState((one,)), 2.0, CONFIG, never) == ()
+    one = Endpoint(address="t0", phase="ejected", open_since=(0.0,))
+    assert health.stalled(PoolState((one, Endpoint(address="t1"))), 2.0, CONFIG, never) == ("t0",)
+    assert health.stalled(PoolState((one, Endpoint(address="t1"))), 1.9, CONFIG, never) == ()
+    assert health.stalled(PoolState((one,)), 2.0, CONFIG, never) == ()
 
 
 # --- membership ------------------------------------------------------------------------------------------------------
@@ -265,32 +272,35 @@ def test_calls_that_did_not_begin_are_moved_where_others_can_take_them() -> None
 
 def test_the_first_are_in_at_once_and_later_ones_are_asked() -> None:
     """Nobody waits at the start; who joins a pool that works shows first that it does."""
-    state = health.renamed(PoolState(), {"t0": "a"}, 0.0)
-    assert [(one.address, one.phase, one.zone) for one in state.endpoints] == [("t0", "in", "a")]
-    state = health.renamed(state, {"t0": "b", "t1": ""}, 1.0)
-    assert [(one.address, one.phase, one.zone) for one in state.endpoints] == [("t0", "in", "b"), ("t1", "ejected", "")]
+    state = health.with_endpoints(PoolState(), {"t0": "a"}, 0.0)
+    assert [(one.address, one.phase, one.zone) for one in state.endpoints] == [("t0", "active", "a")]
+    state = health.with_endpoints(state, {"t0": "b", "t1": ""}, 1.0)
+    assert [(one.address, one.phase, one.zone) for one in state.endpoints] == [
+        ("t0", "active", "b"),
+        ("t1", "ejected", ""),
+    ]
     assert health.due_probes(state, 1.0, CONFIG, never)[1] == ("t1",)
 
 
 def test_who_is_not_named_drains_and_goes() -> None:
     """Running calls keep it; with the last one it is gone."""
-    state = pool(2).put(Endpoint(address="t0", open=(0.0, 0.0)))
-    state = health.renamed(state, {"t1": ""}, 1.0)
+    state = pool(2).replace(Endpoint(address="t0", open_since=(0.0, 0.0)))
+    state = health.with_endpoints(state, {"t1": ""}, 1.0)
     assert state.endpoints[0].phase == "draining"
-    assert health.settled(state) == state
-    state = health.settled(state.put(msgspec.structs.replace(state.endpoints[0], open=())))
+    assert health.without_drained(state) == state
+    state = health.without_drained(state.replace(msgspec.structs.replace(state.endpoints[0], open_since=())))
     assert [one.address for one in state.endpoints] == ["t1"]
 
 
 def test_who_is_idle_goes_at_once() -> None:
     """Nothing runs there, nothing is to be waited for."""
-    assert [one.address for one in health.renamed(pool(2), {"t1": ""}, 1.0).endpoints] == ["t1"]
+    assert [one.address for one in health.with_endpoints(pool(2), {"t1": ""}, 1.0).endpoints] == ["t1"]
 
 
 def test_who_is_named_again_is_asked_first() -> None:
     """It may have gone for a reason."""
-    state = health.renamed(pool(2).put(Endpoint(address="t0", open=(0.0,))), {"t1": ""}, 1.0)
-    state = health.renamed(state, {"t0": "", "t1": ""}, 2.0)
+    state = health.with_endpoints(pool(2).replace(Endpoint(address="t0", open_since=(0.0,))), {"t1": ""}, 1.0)
+    state = health.with_endpoints(state, {"t0": "", "t1": ""}, 2.0)
     assert (state.endpoints[0].phase, state.endpoints[0].outstanding) == ("ejected", 1)
     assert health.due_probes(state, 2.0, CONFIG, never)[1] == ("t0",)
 
@@ -299,7 +309,7 @@ def test_who_is_named_again_is_asked_first() -> None:
     st.lists(
         st.one_of(
             st.tuples(st.just("fail"), st.integers(0, 3), st.sampled_from([REFUSED, RAISED, LATE])),
-            st.tuples(st.just("probe"), st.integers(0, 3), st.sampled_from(["well", "dead", "busy"])),
+            st.tuples(st.just("probe"), st.integers(0, 3), st.sampled_from(["healthy", "dead", "busy"])),
             st.tuples(st.just("name"), st.sets(st.integers(0, 3), min_size=1), st.none()),
             st.tuples(st.just("due"), st.integers(0, 3), st.none()),
         ),
@@ -313,11 +323,11 @@ def test_no_endpoint_is_lost_or_doubled(events: list[tuple[str, object, object]]
         if kind == "fail":
             state, _ = failed(state, how, float(now), 9.0, what)  # type: ignore[arg-type]
         elif kind == "probe":
-            state = health.probed(state, f"t{what}", how, "x", float(now), CONFIG)  # type: ignore[arg-type]
+            state = health.probe_finished(state, f"t{what}", how, "x", float(now), CONFIG)  # type: ignore[arg-type]
         elif kind == "name":
             named = what  # type: ignore[assignment]
-            state = health.renamed(state, {f"t{at}": "" for at in named}, float(now))
+            state = health.with_endpoints(state, {f"t{at}": "" for at in named}, float(now))
         else:
             state, _ = health.due_probes(state, float(now), CONFIG, never)
         assert sorted(one.address for one in state.endpoints) == sorted(f"t{at}" for at in named)
-        assert all(one.phase in ("in", "ejected") for one in state.endpoints)
+        assert all(one.phase in ("active", "ejected") for one in state.endpoints)

@@ -24,7 +24,7 @@ def test_each_endpoint_is_told_and_none_that_is_gone() -> None:
     with bed.pool.lease(excluding={"b:1"}) as lease:
         lease.failed(CloudUnreachable("no", phase="connect"))
         endpoints.ejected(*bed.ejections[0])
-        bed.pool.name({"b:1": "y"})
+        bed.pool.set_endpoints({"b:1": "y"})
         text = generate_latest(registry).decode()
         assert 'causeway_cloud_endpoint_draining{endpoint="a:1",tier="large",zone="x"} 1.0' in text
         assert 'causeway_cloud_endpoint_ejected{endpoint="b:1",tier="large",zone="y"} 0.0' in text

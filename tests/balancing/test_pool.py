@@ -113,7 +113,7 @@ def test_nobody_is_an_error_that_says_when_to_come_back() -> None:
         bed.pool.lease(excluding={"a:1"})
     assert raised.value.retry_after_s == 1.0
     empty = Bed("dns:name:1")
-    empty.pool.name({})
+    empty.pool.set_endpoints({})
     with pytest.raises(CloudUnreachable):
         Bed().pool.lease()
 
@@ -128,7 +128,7 @@ async def test_ejected_asked_and_back() -> None:
     async with watching(bed):
         with bed.pool.lease() as lease:
             lease.failed(REFUSED)
-        assert bed.phases() == {"a:1": "ejected", "b:1": "in"}
+        assert bed.phases() == {"a:1": "ejected", "b:1": "active"}
         with bed.pool.lease() as lease:
             assert lease.endpoint == "b:1"
         bed.clock.now += 0.6
@@ -136,7 +136,7 @@ async def test_ejected_asked_and_back() -> None:
         assert bed.phases()["a:1"] == "ejected"
         bed.at("a:1").fault = None
         bed.clock.now += 1.1
-        await until(lambda: bed.phases()["a:1"] == "in")
+        await until(lambda: bed.phases()["a:1"] == "active")
     assert bed.ejections == [("large", "cloud_unreachable")]
     assert bed.at("b:1").probes == 0
 
@@ -196,14 +196,14 @@ async def test_drain() -> None:
     """Who is not named any more gets no new calls, keeps its running one, and is gone with it."""
     bed = Bed("a:1", "b:1")
     running = bed.pool.lease()
-    bed.pool.name({"b:1": ""})
-    assert bed.phases() == {"a:1": "draining", "b:1": "in"}
+    bed.pool.set_endpoints({"b:1": ""})
+    assert bed.phases() == {"a:1": "draining", "b:1": "active"}
     for _ in range(3):
         with bed.pool.lease() as lease:
             assert lease.endpoint == "b:1"
     running.succeeded()
     running.close()
-    assert bed.phases() == {"b:1": "in"}
+    assert bed.phases() == {"b:1": "active"}
 
 
 async def test_check_asks_each() -> None:
@@ -222,7 +222,7 @@ async def test_an_end_in_the_middle_of_a_question_leaves_no_trace() -> None:
             lease.failed(REFUSED)
         bed.clock.now += 1.0
         await until(lambda: bed.at("a:1").probes == 1)
-    assert not bed.pool.state.endpoints[0].asked
+    assert not bed.pool.state.endpoints[0].probing
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ async def test_the_longer_it_is_away_the_later_callers_are_told_to_come() -> Non
             lease.failed(REFUSED)
         told = []
         for asked in range(1, 8):
-            await until(lambda asked=asked: bed.at("a:1").probes == asked and not bed.pool.state.endpoints[0].asked)
+            await until(lambda asked=asked: bed.at("a:1").probes == asked and not bed.pool.state.endpoints[0].probing)
             with pytest.raises(CloudUnreachable) as raised:
                 bed.pool.lease()
             told.append(raised.value.retry_after_s)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from cloud_pool.balancing.config import LoadBalancingConfig
-from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
+from cloud_pool.balancing.discovery import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.errors import StubProcessDied

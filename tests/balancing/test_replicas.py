@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from cloud_pool.balancing.config import LoadBalancingConfig
-from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
+from cloud_pool.balancing.discovery import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.balancing.pools import TritonClients
 from cloud_pool.dispatch.dispatcher import Dispatcher
@@ -77,7 +77,7 @@ class Crowd:
 async def crowd(replicas: tuple[Replica, Replica], *, deadline_s: float = 20.0) -> AsyncIterator[tuple[Pool, Crowd]]:
     async with anyio.create_task_group() as tasks:
         clients = TritonClients(tasks, lambda model: None)
-        pool = Pool("large", MODEL, [parse_endpoint_address(one.grpc) for one in replicas], clients.at, settings=QUICK)
+        pool = Pool("large", MODEL, [parse_endpoint_address(one.grpc) for one in replicas], clients.get, settings=QUICK)
         tasks.start_soon(pool.watch)
         callers = Crowd(pool, deadline_s=deadline_s)
         for _ in range(3):
@@ -106,7 +106,7 @@ async def more_answers(callers: Crowd, count: int = 20) -> None:
 
 async def used_again(pool: Pool, replica: Replica) -> None:
     """It is in, and a request was measured there since."""
-    await until(lambda: phase(pool, replica) == "in")
+    await until(lambda: phase(pool, replica) == "active")
     await until(lambda: next(one.ttft_s for one in pool.endpoints if one.address == replica.grpc) > 0.0)
 
 
@@ -150,7 +150,7 @@ async def test_callers_with_time_left_do_not_notice_a_hung_replica(replicas: tup
         process.suspend()
         try:
             await until(lambda: phase(pool, victim) == "ejected")
-            await until(lambda: not any(one.waiting for one in pool.state.endpoints if one.phase == "ejected"))
+            await until(lambda: not any(one.waiting_since for one in pool.state.endpoints if one.phase == "ejected"))
             await more_answers(callers)
         finally:
             process.resume()

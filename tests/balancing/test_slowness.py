@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cloud_pool.balancing import health, slowness
 from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.endpoint_selection import choose
-from cloud_pool.balancing.slowness import LATES, SLOW
+from cloud_pool.balancing.slowness import LATE_LIMIT, SLOW
 from cloud_pool.balancing.state import Endpoint, PoolState
 
 CONFIG = LoadBalancingConfig()
@@ -41,13 +41,13 @@ def of(state: PoolState, address: str = "t0") -> Endpoint:
 
 
 def changed(state: PoolState, address: str = "t0", **changes: object) -> PoolState:
-    return state.put(msgspec.structs.replace(of(state, address), **changes))
+    return state.replace(msgspec.structs.replace(of(state, address), **changes))
 
 
 def slowed(state: PoolState, *, now: float = NOW) -> PoolState:
     """`t0`, after as many answers of two seconds as it takes."""
-    for _ in range(LATES):
-        state = slowness.measured(state, "t0", 2.0, now, CONFIG)
+    for _ in range(LATE_LIMIT):
+        state = slowness.first_token_measured(state, "t0", 2.0, now, CONFIG)
     return state
 
 
@@ -62,7 +62,7 @@ def asked(state: PoolState, now: float) -> tuple[str, ...]:
 
 
 def probed(state: PoolState, seconds: float, now: float) -> PoolState:
-    return health.probed(state, "t0", "well", "", now, CONFIG, took_s=seconds)
+    return health.probe_finished(state, "t0", "healthy", "", now, CONFIG, took_s=seconds)
 
 
 # --- late ------------------------------------------------------------------------------------------------------------
@@ -70,22 +70,22 @@ def probed(state: PoolState, seconds: float, now: float) -> PoolState:
 
 def test_late_is_what_no_usual_answer_needs() -> None:
     """Soon where all first tokens take the same time, later where they differ; never where nothing is known."""
-    assert slowness.late_s(healthy(), NOW) < 2.0 * USUAL_S
-    assert slowness.late_s(pool(USUAL_S, USUAL_S, spread_s=0.2), NOW) >= USUAL_S + 4 * 0.2
-    assert slowness.late_s(pool(0.0, 0.0), NOW) == math.inf
+    assert slowness.late_after_s(healthy(), NOW) < 2.0 * USUAL_S
+    assert slowness.late_after_s(pool(USUAL_S, USUAL_S, spread_s=0.2), NOW) >= USUAL_S + 4 * 0.2
+    assert slowness.late_after_s(pool(0.0, 0.0), NOW) == math.inf
 
 
 def test_one_endpoints_deviation_does_not_say_what_is_late() -> None:
     """An endpoint that stalls now and then must not make stalling usual."""
-    assert slowness.late_s(changed(healthy(), spread_s=9.0), NOW) == slowness.late_s(healthy(), NOW)
+    assert slowness.late_after_s(changed(healthy(), spread_s=9.0), NOW) == slowness.late_after_s(healthy(), NOW)
 
 
 def test_who_waits_until_late_is_avoided_from_then_on() -> None:
     """Nothing was measured yet: what was waited will be waited again."""
-    late_s = slowness.late_s(healthy(), NOW)
+    late_s = slowness.late_after_s(healthy(), NOW)
     for waited, avoided in ((0.9 * late_s, False), (1.1 * late_s, True)):
-        stuck = changed(healthy(), open=(NOW - waited,), waiting=(NOW - waited,))
-        stuck = changed(changed(stuck, "t1", open=(NOW,) * 2), "t2", open=(NOW,) * 2)
+        stuck = changed(healthy(), open_since=(NOW - waited,), waiting_since=(NOW - waited,))
+        stuck = changed(changed(stuck, "t1", open_since=(NOW,) * 2), "t2", open_since=(NOW,) * 2)
         assert ("t0" not in chosen(stuck)) == avoided
 
 
@@ -93,9 +93,9 @@ def test_a_call_that_was_given_up_is_not_forgotten() -> None:
     """Its answer came from elsewhere: without a word of it the endpoint would look as quick as it was before."""
     state = healthy()
     for _ in range(2):
-        state = slowness.given_up(state, "t0", 0.5, NOW, CONFIG)
+        state = slowness.wait_abandoned(state, "t0", 0.5, NOW, CONFIG)
     assert "t0" not in chosen(state)
-    assert slowness.given_up(healthy(), "t0", 0.1, NOW, CONFIG) == healthy(), "who leaves early says nothing"
+    assert slowness.wait_abandoned(healthy(), "t0", 0.1, NOW, CONFIG) == healthy(), "who leaves early says nothing"
 
 
 # --- slow ------------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_several_late_answers_in_a_row_make_it_slow() -> None:
     state = healthy()
     for _ in range(4):
         for seconds in (2.0, 2.0, USUAL_S):
-            state = slowness.measured(state, "t0", seconds, NOW, CONFIG)
+            state = slowness.first_token_measured(state, "t0", seconds, NOW, CONFIG)
     assert not of(state).slow
     assert of(slowed(state)).slow
 
@@ -116,7 +116,7 @@ def test_differing_prompts_make_nobody_slow_for_long(lengths: list[float], seed:
     """Whatever the mixture, a pool whose endpoints are alike is never without one that is taken for well."""
     state, chance = healthy(), random.Random(seed)
     for seconds in lengths:
-        state = slowness.measured(state, f"t{chance.randrange(3)}", seconds, NOW, CONFIG)
+        state = slowness.first_token_measured(state, f"t{chance.randrange(3)}", seconds, NOW, CONFIG)
     assert choose(state, CONFIG, now=NOW, draw=0.5) is not None
     assert not all(slowness.is_slow(state, one, NOW, CONFIG) for one in state.endpoints)
 
@@ -124,14 +124,14 @@ def test_differing_prompts_make_nobody_slow_for_long(lengths: list[float], seed:
 def test_a_slow_one_gets_no_request_to_find_out_about_it() -> None:
     """What is known does not fade, as a lesser difference does: only a probe brings it back."""
     assert "t0" not in chosen(slowed(healthy()), now=NOW + 600.0)
-    assert "t0" in chosen(slowness.measured(healthy(), "t0", 2.0, NOW, CONFIG), now=NOW + 600.0)
+    assert "t0" in chosen(slowness.first_token_measured(healthy(), "t0", 2.0, NOW, CONFIG), now=NOW + 600.0)
 
 
 def test_a_slow_one_helps_when_the_others_have_too_much() -> None:
     """Ten times slower is better than none at all."""
     state = slowed(healthy())
     for address in ("t1", "t2"):
-        state = changed(state, address, open=(NOW,) * 60)
+        state = changed(state, address, open_since=(NOW,) * 60)
     assert "t0" in chosen(state)
 
 
@@ -143,21 +143,21 @@ def test_it_is_asked_at_once_and_again_until_it_is_as_quick_as_its_peers() -> No
     for _ in range(4):
         state = probed(state, 1.2, now)
         assert of(state).slow
-        pauses.append(of(state).until - now)
-        assert asked(state, of(state).until - 0.01) == ()
-        now = of(state).until
+        pauses.append(of(state).not_before - now)
+        assert asked(state, of(state).not_before - 0.01) == ()
+        now = of(state).not_before
         assert asked(state, now) == ("t0",)
     assert pauses == [1.0, 2.0, 2.0, 2.0]
-    state = slowness.measured(probed(state, USUAL_S, now), "t0", USUAL_S, now, CONFIG)
+    state = slowness.first_token_measured(probed(state, USUAL_S, now), "t0", USUAL_S, now, CONFIG)
     assert not of(state).slow
-    assert of(state).since == now, "its share grows from little"
+    assert of(state).phase_since == now, "its share grows from little"
 
 
 def test_who_is_asked_by_mistake_has_its_share_at_once() -> None:
     """The first probe and the first request are quick: it was the prompts, and it has lost a moment only."""
-    state = slowness.measured(probed(slowed(healthy()), USUAL_S, NOW), "t0", USUAL_S, NOW, CONFIG)
+    state = slowness.first_token_measured(probed(slowed(healthy()), USUAL_S, NOW), "t0", USUAL_S, NOW, CONFIG)
     assert not of(state).slow
-    assert of(state).since == -math.inf
+    assert of(state).phase_since == -math.inf
     assert "t0" in chosen(state)
 
 
@@ -166,13 +166,13 @@ def test_one_request_shows_whether_a_slow_one_is_quick_again() -> None:
     state = probed(slowed(healthy()), USUAL_S, NOW)
     assert asked(state, NOW + 5.0) == ()
     assert chosen(state) == {"t0"}
-    assert "t0" not in chosen(changed(state, open=(NOW,), waiting=(NOW,)))
+    assert "t0" not in chosen(changed(state, open_since=(NOW,), waiting_since=(NOW,)))
     again = choose(state, CONFIG, now=NOW, draw=0.0, excluding=["t1"])
     assert again is not None
     assert again.address == "t2", "a second try wants an answer"
-    assert "t0" not in chosen(slowness.measured(state, "t0", 2.0, NOW, CONFIG))
-    assert "t0" not in chosen(slowness.given_up(state, "t0", 2.0, NOW, CONFIG))
-    left = slowness.given_up(state, "t0", USUAL_S / 2, NOW, CONFIG)
+    assert "t0" not in chosen(slowness.first_token_measured(state, "t0", 2.0, NOW, CONFIG))
+    assert "t0" not in chosen(slowness.wait_abandoned(state, "t0", 2.0, NOW, CONFIG))
+    left = slowness.wait_abandoned(state, "t0", USUAL_S / 2, NOW, CONFIG)
     assert chosen(left) == {"t0"}, "its caller left too soon to tell"
 
 
@@ -180,35 +180,37 @@ def test_a_relapse_keeps_it_away_for_longer() -> None:
     """Quick for a probe and slow for requests: each time twice as long, and whatever else asks it meanwhile."""
     state, now, pauses = slowed(healthy()), NOW, []
     for _ in range(8):
-        pauses.append(of(state).until - now)
-        assert asked(state, of(state).until - 0.01) == ()
+        pauses.append(of(state).not_before - now)
+        assert asked(state, of(state).not_before - 0.01) == ()
         if pauses[-1] > 0.0:
             assert of(probed(state, USUAL_S, now)).trust == "slow"
-        now = of(state).until
+        now = of(state).not_before
         assert asked(state, now) == ("t0",)
         state = probed(state, USUAL_S, now)
-        assert of(state).trust == "tried"
-        state = slowness.measured(state, "t0", 2.0, now, CONFIG)
+        assert of(state).trust == "on_trial"
+        state = slowness.first_token_measured(state, "t0", 2.0, now, CONFIG)
     assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
-    state = slowness.measured(probed(state, USUAL_S, of(state).until), "t0", USUAL_S, of(state).until, CONFIG)
-    later = of(state).until + CONFIG.max_ejection_s
-    assert of(slowed(state, now=later)).until == later
+    state = slowness.first_token_measured(
+        probed(state, USUAL_S, of(state).not_before), "t0", USUAL_S, of(state).not_before, CONFIG
+    )
+    later = of(state).not_before + CONFIG.max_ejection_s
+    assert of(slowed(state, now=later)).not_before == later
 
 
 def test_a_slow_one_is_asked_again_whatever_came_from_it() -> None:
     """A call from before, or one that the others had no room for, was quick: probes and a request still have to say
     so, and they do."""
-    state = slowness.measured(slowed(healthy()), "t0", USUAL_S, NOW, CONFIG)
+    state = slowness.first_token_measured(slowed(healthy()), "t0", USUAL_S, NOW, CONFIG)
     assert of(state).trust == "slow"
     assert asked(state, NOW) == ("t0",)
 
 
 def test_who_was_ejected_comes_back_only_as_quick_as_its_peers() -> None:
     """A probe that is answered in time, but not in its peers' time, lets no requests there."""
-    away = changed(healthy(), phase="ejected", until=NOW, fault="deadline_exceeded")
+    away = changed(healthy(), phase="ejected", not_before=NOW, last_error="deadline_exceeded")
     for seconds, is_slow in ((1.2, True), (USUAL_S, False)):
         state = probed(away, seconds, NOW)
-        assert of(state).phase == "in"
+        assert of(state).phase == "active"
         assert (slowness.is_slow(state, of(state), NOW + 60.0, CONFIG), of(state).slow) == (is_slow, is_slow)
     assert of(probed(changed(pool(0.0), phase="ejected"), 5.0, NOW)).slow is False, "there is nobody to compare with"
 
@@ -224,12 +226,12 @@ def test_slowness_is_bounded(events: Sequence[tuple[str, int, float]]) -> None:
     for at, (what, which, seconds) in enumerate(events):
         now, address = NOW + at, f"t{which}"
         if what == "first":
-            state = slowness.measured(state, address, seconds, now, CONFIG)
+            state = slowness.first_token_measured(state, address, seconds, now, CONFIG)
         elif what == "gave up":
-            state = slowness.given_up(state, address, seconds, now, CONFIG)
+            state = slowness.wait_abandoned(state, address, seconds, now, CONFIG)
         else:
-            state = slowness.probed(state, address, seconds, now, CONFIG)
-        median_s, late_s = slowness.median_ttft_s(state, now), slowness.late_s(state, now)
+            state = slowness.probe_measured(state, address, seconds, now, CONFIG)
+        median_s, late_s = slowness.median_ttft_s(state, now), slowness.late_after_s(state, now)
         for one in state.endpoints:
             times = slowness.slowness(one, median_s, late_s, now, CONFIG)
             assert (SLOW if one.slow else 1.0) <= times <= 7.0

@@ -14,7 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cloud_pool.admission import AdmissionController
-from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
+from cloud_pool.balancing.discovery import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.config.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig

@@ -79,7 +79,7 @@ class QueuePressure:
     limit = 10
     held_s: float | None = None
 
-    def queue_seconds(self, priority: Priority) -> float:
+    def expected_wait_s(self, priority: Priority) -> float:
         return self.queue_s
 
 
@@ -88,8 +88,8 @@ class Bed:
         self,
         tritons: dict[str, Triton],
         *,
-        places: int = 4,
-        queue: int = 0,
+        permits: int = 4,
+        max_queued: int = 0,
         objective_s: float = 0.0,
         truncate_to_tokens: int = 2,
         answers: Answers = "text",
@@ -101,7 +101,7 @@ class Bed:
             "{% for m in messages %}{{ m.content }}{% endfor %}|", context_tokens=1000, answers=answers
         )
         self.tiers = {name: Tier(TierConfig(name=name, template_file="x"), chat_format) for name in names}
-        self.doors = {name: AdmissionController(places, queue) for name in names}
+        self.doors = {name: AdmissionController(permits, max_queued) for name in names}
         self.health = {name: EndpointAvailability() for name in names}
         self.pressure = {name: QueuePressure() for name in names}
         config = DegradationConfig(tiers=names, first_token_timeout_factor=1.0, truncate_to_tokens=truncate_to_tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_pool.degradation.caller_position import caller_position
+from cloud_pool.degradation.tier_health import caller_position
 
 
 def test_a_device_stands_in_one_place() -> None:

@@ -46,64 +46,64 @@ def resumed(token: str, request: Request = ASK) -> Request:
 
 def test_what_was_sealed_is_opened_by_any_gateway_with_the_key() -> None:
     """Streamed or whole: the way of delivery is no part of the question."""
-    token = gateway().seal("acme", ASK, SO_FAR)
-    assert gateway().open("acme", resumed(token)) == SO_FAR
-    assert gateway().open("acme", resumed(token, msgspec.structs.replace(ASK, stream=True))) == SO_FAR
+    token = gateway().issue("acme", ASK, SO_FAR)
+    assert gateway().read("acme", resumed(token)) == SO_FAR
+    assert gateway().read("acme", resumed(token, msgspec.structs.replace(ASK, stream=True))) == SO_FAR
 
 
 @given(st.text(max_size=300), st.integers(0, 10_000))
 def test_any_text_comes_back(text: str, tokens: int) -> None:
     """Nothing of the text is lost on the way, and nothing of it can be read in the token."""
-    token = gateway().seal("acme", ASK, PartialAnswer("large", text, tokens))
-    assert gateway().open("acme", resumed(token)) == PartialAnswer("large", text, tokens)
+    token = gateway().issue("acme", ASK, PartialAnswer("large", text, tokens))
+    assert gateway().read("acme", resumed(token)) == PartialAnswer("large", text, tokens)
 
 
 def test_another_tenant_is_refused() -> None:
     """A token that leaked is of no use to anybody else."""
-    token = gateway().seal("acme", ASK, SO_FAR)
+    token = gateway().issue("acme", ASK, SO_FAR)
     with pytest.raises(PermissionDenied):
-        gateway().open("other", resumed(token))
+        gateway().read("other", resumed(token))
 
 
 def test_another_question_is_refused() -> None:
     """It cannot be used to put words into the model's mouth elsewhere."""
-    token = gateway().seal("acme", ASK, SO_FAR)
+    token = gateway().issue("acme", ASK, SO_FAR)
     for change in ({"messages": (Message("user", "no"),)}, {"max_tokens": 501}, {"model": "small"}):
         with pytest.raises(InvalidRequest, match="another question"):
-            gateway().open("acme", resumed(token, msgspec.structs.replace(ASK, **change)))
+            gateway().read("acme", resumed(token, msgspec.structs.replace(ASK, **change)))
 
 
 def test_an_expired_token_is_refused() -> None:
     """Good until its time is over, by the wall clock that gateways share."""
     clock = Clock()
-    token = gateway(clock=clock).seal("acme", ASK, SO_FAR)
+    token = gateway(clock=clock).issue("acme", ASK, SO_FAR)
     clock.now += 60.0
-    assert gateway(clock=clock).open("acme", resumed(token)) == SO_FAR
+    assert gateway(clock=clock).read("acme", resumed(token)) == SO_FAR
     clock.now += 1.0
     with pytest.raises(InvalidRequest, match="expired"):
-        gateway(clock=clock).open("acme", resumed(token))
+        gateway(clock=clock).read("acme", resumed(token))
 
 
 @given(st.integers(0, 200), st.text(min_size=1))
 def test_a_forged_token_is_refused(at: int, garbage: str) -> None:
     """One changed character, a foreign key, garbage, no ASCII: all are the caller's fault."""
-    token = gateway().seal("acme", ASK, SO_FAR)
+    token = gateway().issue("acme", ASK, SO_FAR)
     at %= len(token) - 4  # the last characters may hold bits that mean nothing
     changed = token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :]
-    foreign = gateway(Fernet.generate_key()).seal("acme", ASK, SO_FAR)
+    foreign = gateway(Fernet.generate_key()).issue("acme", ASK, SO_FAR)
     for forged in (changed, foreign, garbage, token[:-4], "é" * 40, "\ud800"):
         with pytest.raises(InvalidRequest):
-            gateway().open("acme", resumed(forged))
+            gateway().read("acme", resumed(forged))
 
 
 def test_keys_are_rotated() -> None:
     """The first key signs; the older ones are still believed."""
     new = Fernet.generate_key()
-    old_token = gateway(KEY).seal("acme", ASK, SO_FAR)
-    assert gateway(new, KEY).open("acme", resumed(old_token)) == SO_FAR
+    old_token = gateway(KEY).issue("acme", ASK, SO_FAR)
+    assert gateway(new, KEY).read("acme", resumed(old_token)) == SO_FAR
     with pytest.raises(InvalidRequest):
-        gateway(new).open("acme", resumed(old_token))
-    assert gateway(new).open("acme", resumed(gateway(new, KEY).seal("acme", ASK, SO_FAR))) == SO_FAR
+        gateway(new).read("acme", resumed(old_token))
+    assert gateway(new).read("acme", resumed(gateway(new, KEY).issue("acme", ASK, SO_FAR))) == SO_FAR
 
 
 def test_the_key_file(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_key_file(tmp_path: Path) -> None:
     path.write_bytes(KEY + b"\n" + Fernet.generate_key() + b"\n")
     made = load_continue_tokens(str(path), 60.0)
     assert made is not None
-    assert made.open("a", resumed(made.seal("a", ASK, SO_FAR))) == SO_FAR
+    assert made.read("a", resumed(made.issue("a", ASK, SO_FAR))) == SO_FAR
     with pytest.raises(ConfigError):
         load_continue_tokens(str(tmp_path / "none"), 60.0)
 

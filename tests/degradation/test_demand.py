@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cloud_pool.degradation.demand import MEMORY_S, ArrivalRate, fits
+from cloud_pool.degradation.demand import MEMORY_S, ArrivalRate, fitting_share
 
 
 def test_a_rate_is_what_comes_of_late() -> None:
@@ -21,13 +21,13 @@ def test_a_rate_is_what_comes_of_late() -> None:
 
 def test_what_fits() -> None:
     """Ten a second for half a second each are five places; of ten, nine may be taken."""
-    assert fits(10.0, 0.5, running=4, limit=10) == 1.0
-    assert fits(10.0, 0.5, running=8, limit=10) == 0.2
-    assert fits(10.0, 0.5, running=9, limit=10) == fits(10.0, 0.5, running=12, limit=10) == 0.0
-    assert fits(1.0, 0.5, running=4, limit=10) == 10.0
+    assert fitting_share(10.0, 0.5, running=4, limit=10) == 1.0
+    assert fitting_share(10.0, 0.5, running=8, limit=10) == 0.2
+    assert fitting_share(10.0, 0.5, running=9, limit=10) == fitting_share(10.0, 0.5, running=12, limit=10) == 0.0
+    assert fitting_share(1.0, 0.5, running=4, limit=10) == 10.0
 
 
 def test_where_nothing_is_known_everything_fits() -> None:
     """Nobody asks, or nobody has held a place yet."""
-    assert fits(0.0, 0.5, running=9, limit=10) == math.inf
-    assert fits(10.0, None, running=9, limit=10) == math.inf
+    assert fitting_share(0.0, 0.5, running=9, limit=10) == math.inf
+    assert fitting_share(10.0, None, running=9, limit=10) == math.inf

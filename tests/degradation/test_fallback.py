@@ -25,7 +25,7 @@ from router.errors import (
 
 from .scripted import EndpointAvailability, QueuePressure
 
-ASKED = FallbackRequest(tier="large", left_s=60.0, place=0.9)
+ASKED = FallbackRequest(tier="large", left_s=60.0, position=0.9)
 
 
 class Bed:
@@ -60,12 +60,12 @@ def test_slow_first_tokens_move_work_down_and_fast_ones_bring_it_back() -> None:
     for _ in range(200):
         firsts.append(bed.order()[0])
         if firsts[-1] == "large":
-            bed.ladder.spoke("large", 3.0)
+            bed.ladder.on_first_token("large", 3.0)
         bed.now += 0.05
     assert firsts[100:].count("large") < 30
     bed.now += 1.0
     for _ in range(100):
-        bed.ladder.spoke("large", 0.1)
+        bed.ladder.on_first_token("large", 0.1)
         bed.order()
         bed.now += 0.05
     assert set(bed.firsts()) == {"large"}
@@ -83,7 +83,7 @@ def test_a_crowd_of_bulk_work_moves_nobody_who_is_urgent() -> None:
     assert bed.ladder.tier_health("large", "interactive").share == 1.0
     bed.pressure["large"].queue_s = 1.5
     bed.ladder.fallback_steps(ASKED, "interactive")
-    assert bed.ladder.tier_health("large", "interactive").why == "saturated"
+    assert bed.ladder.tier_health("large", "interactive").stress == "saturated"
 
 
 def test_the_least_urgent_work_moves_first_and_comes_back_last() -> None:
@@ -123,14 +123,14 @@ def test_recovery_takes_less_than_five_seconds() -> None:
     bed = Bed()
     for _ in range(600):
         bed.pressure["large"].saturated = True
-        bed.ladder.spoke("large", 2.5)
+        bed.ladder.on_first_token("large", 2.5)
         bed.order()
         bed.now += 0.1
     bed.pressure["large"].saturated = False
     ended = bed.now
     while bed.ladder.tier_health("large").share < 1.0:
         if bed.order()[0] == "large":
-            bed.ladder.spoke("large", 0.1)
+            bed.ladder.on_first_token("large", 0.1)
         bed.now += 0.1
         assert bed.now - ended < 5.0
 
@@ -151,7 +151,7 @@ def test_a_breaker_opens_and_one_probe_closes_it() -> None:
     bed = Bed()
     for _ in range(5):
         assert bed.ladder.may_try(FallbackStep("large"))
-        assert bed.ladder.failed("large", EngineUnavailable("gone")) == "broken"
+        assert bed.ladder.on_failure("large", EngineUnavailable("gone")) == "broken"
     assert bed.order() == ["medium"]
     assert not bed.ladder.may_try(FallbackStep("large"))
     assert bed.ladder.may_try(FallbackStep("large", forced=True))
@@ -159,7 +159,7 @@ def test_a_breaker_opens_and_one_probe_closes_it() -> None:
     assert bed.order() == ["large", "medium"]
     assert bed.ladder.may_try(FallbackStep("large"))
     assert not bed.ladder.may_try(FallbackStep("large"))
-    bed.ladder.spoke("large", 0.1)
+    bed.ladder.on_first_token("large", 0.1)
     assert bed.ladder.may_try(FallbackStep("large"))
 
 
@@ -167,11 +167,11 @@ def test_a_hurried_caller_opens_no_breaker() -> None:
     """Only a Triton that had its own time, `patience` times the objective, is to blame for silence; a queue is not."""
     bed = Bed(objective_s=1.0)
     for _ in range(20):
-        assert bed.ladder.overdue("large", 0.01) == "slow"
-        assert bed.ladder.overdue("large", None) == "saturated"
+        assert bed.ladder.on_timeout("large", 0.01) == "slow"
+        assert bed.ladder.on_timeout("large", None) == "saturated"
     assert not bed.ladder.is_open("large")
     for _ in range(5):
-        bed.ladder.overdue("large", 3.0)
+        bed.ladder.on_timeout("large", 3.0)
     assert bed.ladder.is_open("large")
 
 
@@ -235,7 +235,7 @@ class Warm(Bed):
     async def look(self) -> int:
         """How many warm-ups there were in all."""
         async with anyio.create_task_group() as tasks:
-            self.warmer.look(tasks)
+            self.warmer.start_due(tasks)
         return self.pool.checks
 
 
@@ -245,7 +245,7 @@ async def test_a_tier_is_warmed_at_the_start_and_when_idle() -> None:
     assert [await bed.look(), await bed.look()] == [1, 1]
     bed.now += 59.0
     assert await bed.look() == 1
-    bed.ladder.spoke("large", 0.1)
+    bed.ladder.on_first_token("large", 0.1)
     bed.now += 2.0
     assert await bed.look() == 1
     bed.now += 60.0
@@ -256,13 +256,13 @@ async def test_until_it_is_warm_its_times_do_not_count() -> None:
     """A model that was just loaded is slow for a moment; that is not held against the tier."""
     bed = Warm("")
     for _ in range(9):
-        bed.ladder.spoke("large", 30.0)
+        bed.ladder.on_first_token("large", 30.0)
     assert bed.order()[0] == "large"
     await bed.look()
     for _ in range(9):
-        bed.ladder.spoke("large", 30.0)
+        bed.ladder.on_first_token("large", 30.0)
     assert bed.order()[0] == "medium" or bed.firsts().count("medium")
-    assert bed.ladder.tier_health("large").why == "slow"
+    assert bed.ladder.tier_health("large").stress == "slow"
 
 
 async def test_a_model_that_was_loaded_again_is_warmed_at_once() -> None:

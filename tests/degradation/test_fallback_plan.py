@@ -15,13 +15,13 @@ LARGE, MEDIUM, SMALL = TierSnapshot("large"), TierSnapshot("medium"), TierSnapsh
 BAD = [{"broken": True}, {"saturated": True}, {"ttft_s": 9.0}]
 
 
-def made(*views: TierSnapshot, tier_healths: dict[str, TierHealth] | None = None, **asked: object) -> FallbackPlan:
-    wish = FallbackRequest(**{"tier": views[0].name, "left_s": 10.0, "place": 0.9, **asked})  # type: ignore[arg-type]
-    return plan(wish, views, tier_healths or {}, PACE, now=100.0)
+def made(*views: TierSnapshot, tier_healths: dict[str, TierHealth] | None = None, **fields: object) -> FallbackPlan:
+    request = FallbackRequest(**{"tier": views[0].name, "left_s": 10.0, "position": 0.9, **fields})  # type: ignore[arg-type]
+    return plan(request, views, tier_healths or {}, PACE, now=100.0)
 
 
 def told(found: FallbackPlan) -> list[tuple[str, str]]:
-    return [(fallback_step.tier, fallback_step.why({})) for fallback_step in found.fallback_steps]
+    return [(fallback_step.tier, fallback_step.reason({})) for fallback_step in found.fallback_steps]
 
 
 def with_(view: TierSnapshot, **fields: object) -> TierSnapshot:
@@ -32,16 +32,16 @@ def test_the_tier_asked_for_comes_first() -> None:
     """All well: it, then those below, should it fail."""
     found = made(LARGE, MEDIUM, SMALL)
     assert [fallback_step.tier for fallback_step in found.fallback_steps] == ["large", "medium", "small"]
-    assert found.fallback_steps[0].why({}) == "requested"
+    assert found.fallback_steps[0].reason({}) == "requested"
     assert [fallback_step.last for fallback_step in found.fallback_steps] == [False, False, True]
-    assert not any(fallback_step.cut or fallback_step.forced for fallback_step in found.fallback_steps)
+    assert not any(fallback_step.truncated or fallback_step.forced for fallback_step in found.fallback_steps)
 
 
 def test_a_tier_that_stands_alone_is_tried_whatever_its_state() -> None:
     """Without tiers below there is nothing to choose."""
     for bad in ({}, *BAD):
         (fallback_step,) = made(with_(LARGE, **bad)).fallback_steps
-        assert (fallback_step.tier, fallback_step.why({}), fallback_step.last, fallback_step.forced) == (
+        assert (fallback_step.tier, fallback_step.reason({}), fallback_step.last, fallback_step.forced) == (
             "large",
             "requested",
             True,
@@ -83,7 +83,7 @@ def test_two_ill_tiers_are_both_named() -> None:
 def test_what_a_try_found_out_is_the_reason() -> None:
     """A tier that looked well and failed is named with its failure."""
     (_, second) = made(LARGE, MEDIUM).fallback_steps
-    assert second.why({"large": "broken"}) == "large=broken"
+    assert second.reason({"large": "broken"}) == "large=broken"
 
 
 def test_when_all_are_broken_all_are_tried() -> None:
@@ -98,36 +98,37 @@ def test_when_all_are_broken_all_are_tried() -> None:
 def test_who_stays_has_one_rung() -> None:
     """Its tier or none, uncut, and it takes nothing from the share of others."""
     for bad in BAD:
-        found = made(with_(LARGE, **bad), MEDIUM, stays=True, resumable=True)
+        found = made(with_(LARGE, **bad), MEDIUM, critical=True, resumable=True)
         assert told(found) == [("large", "requested")]
-        assert not found.fallback_steps[0].cut
+        assert not found.fallback_steps[0].truncated
 
 
 def test_answers_are_cut_when_every_living_tier_is_under_stress() -> None:
     """Broken ones do not count; one well tier is enough for whole answers."""
     busy = [with_(LARGE, saturated=True), with_(MEDIUM, ttft_s=2.0)]
-    assert all(fallback_step.cut for fallback_step in made(*busy, resumable=True).fallback_steps)
+    assert all(fallback_step.truncated for fallback_step in made(*busy, resumable=True).fallback_steps)
     assert all(
-        fallback_step.cut for fallback_step in made(with_(LARGE, broken=True), busy[1], resumable=True).fallback_steps
+        fallback_step.truncated
+        for fallback_step in made(with_(LARGE, broken=True), busy[1], resumable=True).fallback_steps
     )
-    assert all(fallback_step.cut for fallback_step in made(busy[0], resumable=True).fallback_steps)
-    assert not any(fallback_step.cut for fallback_step in made(*busy, SMALL, resumable=True).fallback_steps)
-    assert not any(fallback_step.cut for fallback_step in made(*busy, resumable=False).fallback_steps)
+    assert all(fallback_step.truncated for fallback_step in made(busy[0], resumable=True).fallback_steps)
+    assert not any(fallback_step.truncated for fallback_step in made(*busy, SMALL, resumable=True).fallback_steps)
+    assert not any(fallback_step.truncated for fallback_step in made(*busy, resumable=False).fallback_steps)
     assert not any(
-        fallback_step.cut for fallback_step in made(with_(LARGE, broken=True), resumable=True).fallback_steps
+        fallback_step.truncated for fallback_step in made(with_(LARGE, broken=True), resumable=True).fallback_steps
     )
 
 
 def test_a_tier_on_its_way_back_gets_its_share() -> None:
     """With two fifths of its share, two requests in five find it first."""
-    tier_healths = {"large": TierHealth(share=0.4, why="slow", stressed_at=99.9, stepped_at=99.9)}
+    tier_healths = {"large": TierHealth(share=0.4, stress="slow", stressed_at=99.9, stepped_at=99.9)}
     firsts = []
     for place in range(10):
-        found = made(LARGE, MEDIUM, tier_healths=tier_healths, place=place / 10)
+        found = made(LARGE, MEDIUM, tier_healths=tier_healths, position=place / 10)
         tier_healths = dict(found.tier_healths)
         firsts.append(found.fallback_steps[0])
     assert [fallback_step.tier for fallback_step in firsts].count("large") == 4
-    assert {fallback_step.why({}) for fallback_step in firsts} == {"requested", "large=slow"}
+    assert {fallback_step.reason({}) for fallback_step in firsts} == {"requested", "large=slow"}
 
 
 views = st.builds(
@@ -140,7 +141,7 @@ views = st.builds(
     objective_s=st.sampled_from([0.0, 1.0]),
 )
 footings_ = st.builds(
-    TierHealth, share=st.floats(0.0, 1.0), credit=st.floats(0.0, 1.0), why=st.sampled_from(["", "slow"])
+    TierHealth, share=st.floats(0.0, 1.0), credit=st.floats(0.0, 1.0), stress=st.sampled_from(["", "slow"])
 )
 
 
@@ -152,7 +153,7 @@ def test_there_is_always_a_rung_and_each_tier_once(
     named = [msgspec.structs.replace(view, name=f"t{at}") for at, (view, _) in enumerate(tiers)]
     tier_healths = {f"t{at}": tier_health for at, (_, tier_health) in enumerate(tiers)}
     found = plan(
-        FallbackRequest(tier="t0", left_s=10.0, stays=stays, resumable=resumable), named, tier_healths, PACE, 1.0
+        FallbackRequest(tier="t0", left_s=10.0, critical=stays, resumable=resumable), named, tier_healths, PACE, 1.0
     )
     names = [fallback_step.tier for fallback_step in found.fallback_steps]
     assert names

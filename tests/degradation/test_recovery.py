@@ -21,7 +21,7 @@ async def settle() -> None:
 async def hung() -> tuple[Bed, Triton, asyncio.Task[str]]:
     """One place, and a tenant's request in it to which Triton says nothing."""
     triton = Triton(Hung)
-    bed = Bed({"large": triton}, places=1, queue=4)
+    bed = Bed({"large": triton}, permits=1, max_queued=4)
     flood = asyncio.ensure_future(answered(bed, "flood"))
     await triton.hangs.wait()
     return bed, triton, flood
@@ -75,7 +75,7 @@ async def test_it_fails_the_second_time(error: CausewayError) -> None:
 async def test_what_has_spoken_is_not_stopped() -> None:
     """A stream of which a token was seen goes on to its end; the other waits for it."""
     triton = Triton()
-    bed = Bed({"large": triton}, places=1, queue=4)
+    bed = Bed({"large": triton}, permits=1, max_queued=4)
     flood = bed.call(tenant="flood", priority="interactive")
     async with aclosing(bed.service.answer(flood)) as pieces:
         await anext(pieces)

@@ -68,7 +68,7 @@ async def test_a_tier_that_fails_before_its_first_token_is_followed(
 
 async def test_a_full_tier_is_passed_over() -> None:
     """No place and no queue at the first one: the second answers."""
-    bed = two(Triton("one ", Hung), places=1)
+    bed = two(Triton("one ", Hung), permits=1)
     held = asyncio.ensure_future(bed.ask())
     await bed.tritons["large"].hangs.wait()
     head, _ = await bed.ask()
@@ -211,7 +211,7 @@ async def test_who_leaves_frees_everything(large: Triton, medium: Triton, hangs:
 
 async def test_who_leaves_says_nothing_about_the_tier() -> None:
     """However many leave while they wait, the breaker stays closed."""
-    bed = two(Triton(Hung), places=100)
+    bed = two(Triton(Hung), permits=100)
     for _ in range(12):
         bed.tritons["large"].hangs = asyncio.Event()  # type: ignore[assignment]
         asked = asyncio.ensure_future(bed.ask())

@@ -16,7 +16,7 @@ from cloud_pool.degradation.tier_health import (
     TierHealth,
     TierSnapshot,
     next_tier_health,
-    offered,
+    offer_share,
     stress_of,
 )
 
@@ -51,7 +51,7 @@ def test_under_stress_it_loses_its_share_step_by_step() -> None:
 def test_a_broken_tier_gets_nothing_at_once() -> None:
     """Broken is not a matter of degree."""
     assert after(FULL_SHARE, "broken", [0.0]).share == 0.0
-    assert not any(offered(after(FULL_SHARE, "broken", [0.0]), n / 9)[0] for n in range(9))
+    assert not any(offer_share(after(FULL_SHARE, "broken", [0.0]), n / 9)[0] for n in range(9))
 
 
 def test_it_comes_back_gradually_after_a_time_of_being_well() -> None:
@@ -59,14 +59,14 @@ def test_it_comes_back_gradually_after_a_time_of_being_well() -> None:
     down = after(FULL_SHARE, "broken", [0.0])
     shares = [round(after(down, "", every(0.01, end)).share, 6) for end in (0.99, 1.2, 1.26, 1.51, 1.76, 2.01, 2.26)]
     assert shares == [0.0, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert after(down, "", every(0.01, 2.5)).why == ""
+    assert after(down, "", every(0.01, 2.5)).stress == ""
 
 
 def test_work_that_gives_way_does_so_at_once() -> None:
     """It is the more urgent work that is under stress: a factor each step, whatever the queue."""
     queue, tier_health = TierSnapshot("a", queue_s=1.5), FULL_SHARE
     for now in every(0.0, 0.55):
-        tier_health = next_tier_health(tier_health, "saturated", queue, PACE, now, gives_way=True)
+        tier_health = next_tier_health(tier_health, "saturated", queue, PACE, now, is_displaced=True)
     assert tier_health.share == PACE.decrease_factor**3
 
 
@@ -118,9 +118,10 @@ def test_it_comes_back_as_far_as_there_is_room() -> None:
     """Half of the work would fit: that much at once, and the rest is tried slowly."""
     down = after(FULL_SHARE, "broken", [0.0])
     assert (
-        after(down, "", every(0.01, 4.0), TierSnapshot("a", fits=0.0)).share < PACE.min_share / PACE.decrease_factor**2
+        after(down, "", every(0.01, 4.0), TierSnapshot("a", fitting_share=0.0)).share
+        < PACE.min_share / PACE.decrease_factor**2
     )
-    roomy = after(down, "", [2.01], TierSnapshot("a", fits=0.5))
+    roomy = after(down, "", [2.01], TierSnapshot("a", fitting_share=0.5))
     assert roomy.share == 0.5
 
 
@@ -141,14 +142,17 @@ def test_who_relapses_stays_down_longer_each_time() -> None:
 
 def test_what_relapsed_comes_back_soon_where_there_is_room_again() -> None:
     """The load is over: nothing is held against the tier."""
-    tier_health = TierHealth(share=0.2, why="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=0.5, relapses=6)
-    assert after(tier_health, "", every(0.05, 2.5), TierSnapshot("a", fits=9.0)).share == 1.0
-    assert after(tier_health, "", every(0.05, 50.0), TierSnapshot("a", fits=1.0)).share == 0.5 * PACE.decrease_factor
+    tier_health = TierHealth(share=0.2, stress="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=0.5, relapses=6)
+    assert after(tier_health, "", every(0.05, 2.5), TierSnapshot("a", fitting_share=9.0)).share == 1.0
+    assert (
+        after(tier_health, "", every(0.05, 50.0), TierSnapshot("a", fitting_share=1.0)).share
+        == 0.5 * PACE.decrease_factor
+    )
 
 
 def test_what_is_not_too_much_is_tried_soon() -> None:
     """Only the share that was too much has to wait; below it the tier comes back as fast as ever."""
-    tier_health = TierHealth(share=0.3, why="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=1.0, relapses=6)
+    tier_health = TierHealth(share=0.3, stress="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=1.0, relapses=6)
     assert after(tier_health, "", every(0.05, 3.1), BUSY).share == 0.3 / PACE.decrease_factor
     assert after(tier_health, "", every(0.05, 6.2), BUSY).share == pytest.approx(0.3 / PACE.decrease_factor**2)
     assert after(tier_health, "", every(0.05, 55.0), BUSY).share < 1.0
@@ -194,7 +198,7 @@ def spread(share: float, places: list[float], tier_health: TierHealth = FULL_SHA
     """Who of those that ask, in this order, is offered the tier."""
     tier_health, taken = TierHealth(share=share, credit=tier_health.credit), []
     for place in places:
-        takes, tier_health = offered(tier_health, place)
+        takes, tier_health = offer_share(tier_health, place)
         taken.append(takes)
     return taken, tier_health
 
@@ -236,7 +240,7 @@ def test_what_relapsed_goes_back_to_the_share_before() -> None:
     and then a larger one."""
     tight, tier_health = (
         TierSnapshot("a", busy=0.9),
-        TierHealth(share=0.5, why="saturated", stressed_at=0.0, stepped_at=0.0),
+        TierHealth(share=0.5, stress="saturated", stressed_at=0.0, stepped_at=0.0),
     )
     shares, now, load = [], 0.0, 0.6
     while now < 400.0:
@@ -248,7 +252,7 @@ def test_what_relapsed_goes_back_to_the_share_before() -> None:
     assert shares[:4] == [0.714, 0.5, 0.607, 0.5]
     assert all(share <= 0.715 for share in shares)
     assert len(shares) <= 24
-    tier_health = TierHealth(share=0.6, ceiling=0.61, relapses=6, why="saturated", stressed_at=0.0, stepped_at=0.0)
+    tier_health = TierHealth(share=0.6, ceiling=0.61, relapses=6, stress="saturated", stressed_at=0.0, stepped_at=0.0)
     assert after(tier_health, "", every(0.05, 61.0), tight).share == 0.61
     assert after(tier_health, "", every(0.05, 121.0), tight).share > 0.61
 
@@ -266,5 +270,5 @@ def test_what_stress_is() -> None:
 def test_who_was_slow_must_become_clearly_faster() -> None:
     """Just below the objective is still slow for a tier that lost its share for that."""
     almost = TierSnapshot("a", ttft_s=0.9, objective_s=1.0)
-    assert stress_of(almost, TierHealth(share=0.5, why="slow")) == "slow"
-    assert stress_of(TierSnapshot("a", ttft_s=0.79, objective_s=1.0), TierHealth(share=0.5, why="slow")) == ""
+    assert stress_of(almost, TierHealth(share=0.5, stress="slow")) == "slow"
+    assert stress_of(TierSnapshot("a", ttft_s=0.79, objective_s=1.0), TierHealth(share=0.5, stress="slow")) == ""

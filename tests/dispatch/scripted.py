@@ -57,13 +57,13 @@ class Endpoint:
     def play(self, *scripts: Sequence[Step]) -> None:
         """From now on, with nothing remembered."""
         self._scripts = scripts
-        self.asked: list[InferenceRequest] = []
+        self.requests: list[InferenceRequest] = []
         self.cancelled = 0
         self.began = asyncio.Event()
 
     async def generate(self, ask: InferenceRequest) -> AsyncGenerator[Delta, None]:
-        script = self._scripts[min(len(self.asked), len(self._scripts) - 1)]
-        self.asked.append(ask)
+        script = self._scripts[min(len(self.requests), len(self._scripts) - 1)]
+        self.requests.append(ask)
         self.running += 1
         self.began.set()
         try:
@@ -164,7 +164,7 @@ class Bed:
         self.dispatch = Dispatcher(
             self.pool,
             settings,
-            counts=self.counted,
+            counters=self.counted,
             clock=self.clock,
             chance=lambda: 1.0,
             sleep=self.clock.sleep,
@@ -189,9 +189,9 @@ class Bed:
             return "".join([one.texts[0] async for one in deltas])
 
     @property
-    def asked(self) -> str:
+    def calls(self) -> str:
         """One letter for each call, by endpoint: "aab" is two to a and one to b."""
-        return "".join(endpoint.address * len(endpoint.asked) for endpoint in self.endpoints)
+        return "".join(endpoint.address * len(endpoint.requests) for endpoint in self.endpoints)
 
     def assert_clean(self) -> None:
         """No call runs, no lease is open, no task is left."""

@@ -16,7 +16,7 @@ import msgspec
 
 from cloud_pool.admission import AdmissionController
 from cloud_pool.admission.config import AdmissionSettings as Door
-from cloud_pool.balancing.discovery.endpoint_address import parse_endpoint_address
+from cloud_pool.balancing.discovery import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.config.tiers import Tier
 from cloud_pool.degradation.config import DegradationConfig
@@ -208,8 +208,8 @@ class Gateway:
             chance=chance.random,
         )
         places = SLOTS * len(servers)
-        door = Door(places=places, min_places=1, queue=64)
-        self.admission = AdmissionController(door.places, door.queue, door, clock=clock, chance=chance.random)
+        door = Door(permits=places, min_permits=1, max_queued=64)
+        self.admission = AdmissionController(door.permits, door.max_queued, door, clock=clock, chance=chance.random)
         self.dispatch = Dispatcher(self.pool, clock=clock, chance=chance.random, sleep=asyncio.sleep)
         self.ladder = TierFallback(
             DegradationConfig(), {TIER: TierSignals(self.pool, self.admission, 2.0)}, clock=clock

@@ -61,7 +61,7 @@ async def _ask(a: list[Step], b: list[Step], c: list[Step], leaves_after: int | 
     async with bed([a], [b], [c]) as it:
         # Known to be very quick, so that turns of the loop are late.
         for _ in range(20):
-            it.dispatch._pace.first_token("a", 1e-5, it.clock.now)
+            it.dispatch.latency.first_token("a", 1e-5, it.clock.now)
         seen: list[str] = []
         task = asyncio.ensure_future(_read(it.dispatch.generate(it.ask()), seen))
         if leaves_after is not None:
@@ -73,7 +73,7 @@ async def _ask(a: list[Step], b: list[Step], c: list[Step], leaves_after: int | 
             assert "".join(seen) == "".join(step for step in {"a": a, "b": b, "c": c}[seen[0]] if isinstance(step, str))
     event(f"hedges: {' '.join(sorted(set(it.counted.hedges)))}")
     assert len(set(seen)) <= 1
-    assert all(len(endpoint.asked) <= 1 for endpoint in it.endpoints)
+    assert all(len(endpoint.requests) <= 1 for endpoint in it.endpoints)
     said = [lease.said for lease in it.pool.leases]
     assert sum("succeeded" in one for one in said) <= 1
 

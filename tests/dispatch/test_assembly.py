@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config, TierConfig
-from cloud_pool.dispatch.assembly import build_dispatch
 from cloud_pool.dispatch.config import HedgeConfig, RetryBudgetConfig
+from cloud_pool.dispatch.dispatcher import build_dispatcher
 from cloud_pool.dispatch.metrics import DispatchMetrics
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import InferenceRequest
@@ -42,7 +42,7 @@ async def test_retries_are_counted_by_tier_and_code() -> None:
     """A retry shows in the counter under the error that caused it, and the budget in its gauge."""
     registry = CollectorRegistry()
     metrics = DispatchMetrics(registry)
-    dispatch = build_dispatch("large", TierConfig(), pool(), metrics)
+    dispatch = build_dispatcher("large", TierConfig(), pool(), metrics)
     budget = 'causeway_cloud_retry_budget_remaining{tier="large"}'
     assert metrics_line(registry, budget) == 5.0
     assert [delta.texts[0] async for delta in dispatch.generate(ask())] == ["good"]
@@ -52,7 +52,7 @@ async def test_retries_are_counted_by_tier_and_code() -> None:
 
 async def test_the_number_of_tries_is_the_tiers() -> None:
     """`max_attempts: 1` means that the first error is the last."""
-    dispatch = build_dispatch("large", TierConfig(max_attempts=1), pool(), DispatchMetrics(CollectorRegistry()))
+    dispatch = build_dispatcher("large", TierConfig(max_attempts=1), pool(), DispatchMetrics(CollectorRegistry()))
     with pytest.raises(CloudUnreachable):
         await anext(dispatch.generate(ask()))
 

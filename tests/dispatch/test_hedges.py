@@ -84,7 +84,7 @@ async def test_after_the_first_delta_nobody_is_asked() -> None:
         it.endpoints[0].play(["start ", soon(), "end"])
         it.endpoints[1].play(["other"])
         assert await it.text() == "start end"
-    assert it.asked == "a"
+    assert it.calls == "a"
     assert it.counted.hedges == []
 
 
@@ -104,7 +104,7 @@ async def test_when_no_hedge_is_made(why: str) -> None:
         for endpoint in it.endpoints:
             endpoint.play([soon(), "late"])
         assert await it.text(hedged=why != "bulk") == "late"
-    assert it.asked == "a"
+    assert it.calls == "a"
     assert it.counted.hedges == (["refused"] if why in ("no share", "no budget") else [])
 
 
@@ -113,7 +113,7 @@ async def test_where_the_endpoint_is_known_to_be_slow_late_is_late_enough(is_slo
     """What is kept for the very late is spent on who waits where others wait too: that is no chance."""
     async with bed([[]], [[]], settings=DispatchSettings(hedge=HedgeConfig(max_share=0.1))) as it:
         await it.warm()
-        it.dispatch._pace.very_late_s = lambda now: 10.0 * LONG_S  # type: ignore[method-assign]
+        it.dispatch.latency.urgent_hedge_after_s = lambda now: 10.0 * LONG_S  # type: ignore[method-assign]
         it.pool.slow = {"a"} if is_slow else set()
         it.endpoints[0].play([soon(), "from a"])
         it.endpoints[1].play(["from b"])
@@ -133,7 +133,7 @@ async def test_hedges_stay_within_two_in_a_hundred() -> None:
             asyncio.get_running_loop().call_later(4 * QUICK_S, event.set)
             await it.text()
     made = [outcome for outcome in it.counted.hedges if outcome != "refused"]
-    assert len(made) == len(it.endpoints[1].asked)
+    assert len(made) == len(it.endpoints[1].requests)
     assert 1 <= len(made) <= 0.02 * 225
     assert "refused" in it.counted.hedges
 
@@ -187,7 +187,7 @@ async def test_both_fail_and_a_third_answers() -> None:
         await it.endpoints[1].began.wait()
         breaks.set()
         assert await task == "from c"
-    assert it.asked == "abc"
+    assert it.calls == "abc"
     assert it.counted.hedges == ["failed"]
     assert it.counted.retries == ["engine_unavailable"]
 
@@ -204,7 +204,7 @@ async def test_both_raise_and_it_ends() -> None:
         breaks.set()
         with pytest.raises(CloudFailed):
             await task
-    assert it.asked == "ab"
+    assert it.calls == "ab"
 
 
 @pytest.mark.parametrize("error", [CloudRejected("bad tensor"), DeadlineExceeded("over")], ids=lambda one: one.code)

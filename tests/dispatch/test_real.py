@@ -16,7 +16,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.balancing.discovery.endpoint_address import EndpointAddress
+from cloud_pool.balancing.discovery import EndpointAddress
 from cloud_pool.balancing.pool import Pool as RealPool
 from cloud_pool.dispatch.config import DispatchSettings
 from cloud_pool.dispatch.dispatcher import Dispatcher
@@ -53,7 +53,7 @@ class Bed:
     def __init__(self, replicas: list[Replica], pool: EndpointSource, settings: DispatchSettings) -> None:
         self.replicas = replicas
         self.counted = scripted.Counted()
-        self.dispatch = Dispatcher(pool, settings, counts=self.counted)
+        self.dispatch = Dispatcher(pool, settings, counters=self.counted)
         self.mark = ""
 
     def ask(
@@ -75,7 +75,7 @@ class Bed:
 
     async def warm(self) -> None:
         """Until enough is known of first tokens that a late one is hedged."""
-        while self.dispatch._pace.late_s(time.monotonic()) is None:
+        while self.dispatch.latency.hedge_after_s(time.monotonic()) is None:
             await self.text(self.ask())
         self.counted.hedges.clear()
 

@@ -33,7 +33,7 @@ async def test_an_answer_is_given_as_it_comes() -> None:
     """Each delta of the endpoint reaches the caller, and the pool hears how it went."""
     async with bed([GOOD], [GOOD]) as it:
         assert await it.text() == "good answer"
-    assert it.asked == "a"
+    assert it.calls == "a"
     assert it.pool.leases[0].said == ["first_token", "succeeded"]
     assert it.counted.retries == []
 
@@ -70,7 +70,7 @@ async def test_what_is_wrong_everywhere_is_not_tried_again(error: CausewayError)
         with pytest.raises(type(error)) as raised:
             await it.text()
     assert raised.value is error
-    assert it.asked == "a"
+    assert it.calls == "a"
 
 
 @pytest.mark.parametrize("error", [LOST, RAISED], ids=["lost", "raised"])
@@ -79,7 +79,7 @@ async def test_an_ask_that_breaks_two_endpoints_is_given_up(error: CausewayError
     async with bed([[error]], [[error]], [GOOD]) as it:
         with pytest.raises(type(error)):
             await it.text()
-    assert it.asked == "ab"
+    assert it.calls == "ab"
 
 
 async def test_tries_end_at_their_number() -> None:
@@ -89,7 +89,7 @@ async def test_tries_end_at_their_number() -> None:
         with pytest.raises(QueueFull) as raised:
             await it.text()
     assert raised.value is last
-    assert it.asked == "abc"
+    assert it.calls == "abc"
 
 
 async def test_pauses_grow_and_are_short() -> None:
@@ -116,7 +116,7 @@ async def test_nothing_is_tried_again_after_the_first_delta(error: CausewayError
         assert (await anext(deltas)).texts == ("a start",)
         with pytest.raises(type(error)):
             await anext(deltas)
-    assert it.asked == "a"
+    assert it.calls == "a"
     assert it.pool.leases[0].said == ["first_token", error.code]
 
 
@@ -132,7 +132,7 @@ async def test_an_error_that_is_not_ours_is_not_hidden() -> None:
     async with bed([[KeyError("a bug")]], [GOOD]) as it:
         with pytest.raises(KeyError):
             await it.text()
-    assert it.asked == "a"
+    assert it.calls == "a"
 
 
 # --- the budget -------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ async def test_an_empty_budget_ends_retries() -> None:
     async with bed([[REFUSED]], [GOOD], settings=settings) as it:
         with pytest.raises(CloudUnreachable):
             await it.text()
-    assert it.asked == "a"
+    assert it.calls == "a"
     assert it.counted.retries == []
 
 
@@ -157,8 +157,8 @@ async def test_amplification_with_every_first_try_failing() -> None:
             it.clock.now += 0.05
             with suppress(CloudUnreachable):
                 answers += await it.text() == "good answer"
-    assert len(it.asked) <= 1200
-    assert answers == it.asked.count("b") == len(it.counted.retries)
+    assert len(it.calls) <= 1200
+    assert answers == it.calls.count("b") == len(it.counted.retries)
     assert 190 <= answers <= 200
 
 
@@ -170,7 +170,7 @@ async def test_each_try_has_the_same_deadline() -> None:
     async with bed([[3.0, REFUSED]], [GOOD]) as it:
         ends = it.clock.now + 10.0
         await it.text(10.0)
-    assert [endpoint.asked[0].deadline for endpoint in it.endpoints] == [ends, ends]
+    assert [endpoint.requests[0].deadline for endpoint in it.endpoints] == [ends, ends]
 
 
 async def test_no_time_no_try() -> None:
@@ -178,7 +178,7 @@ async def test_no_time_no_try() -> None:
     async with bed([GOOD]) as it:
         with pytest.raises(DeadlineExceeded):
             await it.text(0.0)
-    assert it.asked == ""
+    assert it.calls == ""
 
 
 async def test_no_retry_without_time() -> None:
@@ -186,11 +186,11 @@ async def test_no_retry_without_time() -> None:
     Of the endpoint's fault others could have made good; many at once must not look as if the whole tier were broken."""
     async with bed([[5.0, REFUSED]], [[0.4, "slow"]]) as it:
         for _ in range(20):
-            it.dispatch._pace.first_token("b", 0.4, it.clock.now + 5.0)
+            it.dispatch.latency.first_token("b", 0.4, it.clock.now + 5.0)
         with pytest.raises(DeadlineExceeded) as raised:
             await it.text(5.3)
     assert raised.value.__cause__ is REFUSED
-    assert it.asked == "a"
+    assert it.calls == "a"
     assert it.clock.slept == [0.02]
 
 
@@ -211,7 +211,7 @@ async def test_nothing_starts_that_cannot_have_a_first_token() -> None:
         it.endpoints[0].play(GOOD)
         with pytest.raises(DeadlineExceeded):
             await it.text(0.004)
-        assert it.asked == ""
+        assert it.calls == ""
         assert await it.text(0.006) == "good answer"
 
 
@@ -248,7 +248,7 @@ async def test_cancelling_cancels_the_call(script: list[Step]) -> None:
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
     assert it.endpoints[0].cancelled == 1
-    assert it.asked == "a"
+    assert it.calls == "a"
 
 
 async def test_cancelled_in_the_pause() -> None:
@@ -260,4 +260,4 @@ async def test_cancelled_in_the_pause() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
-    assert it.asked == "a"
+    assert it.calls == "a"

@@ -25,10 +25,10 @@ def test_without_a_floor_extras_never_exceed_their_share(events: list[tuple[str,
     for what, pause in events:
         now += pause
         if what == "asked":
-            budget.asked(now)
+            budget.count_request(now)
             requests += 1
         else:
-            extras += budget.take(now)
+            extras += budget.try_spend(now)
         assert extras <= share * requests + ROUNDING
 
 
@@ -41,8 +41,8 @@ def test_a_busy_tier_is_never_above_its_share(rate: int, wanted: int) -> None:
     extras, requests = 0, 25 * rate
     for number in range(requests):
         now = number / rate
-        budget.asked(now)
-        extras += sum(budget.take(now) for _ in range(wanted))
+        budget.count_request(now)
+        extras += sum(budget.try_spend(now) for _ in range(wanted))
     assert extras <= 0.2 * requests + 0.5 * 10.0
 
 
@@ -57,9 +57,9 @@ def test_within_a_window_extras_stay_below_share_or_floor(events: list[tuple[str
     for what, pause in events:
         now += pause
         if what == "asked":
-            budget.asked(now)
+            budget.count_request(now)
             asked.append(now)
-        elif budget.take(now):
+        elif budget.try_spend(now):
             taken.append(now)
             began = now // 1.0 - 9
             requests = sum(when // 1.0 >= began for when in asked)
@@ -69,19 +69,19 @@ def test_within_a_window_extras_stay_below_share_or_floor(events: list[tuple[str
 def test_the_budget_comes_back() -> None:
     """A budget used up is whole again when its window has passed; meanwhile `left` says how it stands."""
     budget = RetryBudget(0.2, min_retries_per_s=0.5, window_s=10.0)
-    assert [budget.take(0.5) for _ in range(7)] == [True] * 5 + [False] * 2
+    assert [budget.try_spend(0.5) for _ in range(7)] == [True] * 5 + [False] * 2
     assert budget.left(0.5) == 0.0
-    assert not budget.take(9.9)
+    assert not budget.try_spend(9.9)
     assert budget.left(10.0) == 5.0
-    assert budget.take(10.0)
+    assert budget.try_spend(10.0)
 
 
 def test_a_clock_that_stands_still_or_jumps() -> None:
     """Neither a moment that lasts nor a jump far ahead breaks the count."""
     budget = RetryBudget(0.5, min_retries_per_s=0.0, window_s=10.0)
     for _ in range(10):
-        budget.asked(7.0)
-    assert sum(budget.take(7.0) for _ in range(10)) == 5
+        budget.count_request(7.0)
+    assert sum(budget.try_spend(7.0) for _ in range(10)) == 5
     assert budget.left(1e9) == 0.0
 
 
@@ -93,10 +93,10 @@ def test_hedges_never_exceed_their_share(events: list[str], share: float) -> Non
     requests = taken = 0
     for what in events:
         if what == "asked":
-            hedges.asked()
+            hedges.count_request()
             requests += 1
         else:
-            taken += hedges.take(what == "very late")
+            taken += hedges.try_spend(what == "very late")
         assert taken <= share * requests + ROUNDING
 
 
@@ -108,5 +108,5 @@ def test_a_share_is_saved_up_to_its_burst(requests: int, late: int, very_late: i
     for is_very_late, allowed in ((False, late), (True, very_late)):
         hedges = HedgeBudget(0.02, burst=10.0)
         for _ in range(requests):
-            hedges.asked()
-        assert sum(hedges.take(is_very_late) for _ in range(1000)) == allowed
+            hedges.count_request()
+        assert sum(hedges.try_spend(is_very_late) for _ in range(1000)) == allowed

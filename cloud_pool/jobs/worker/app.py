@@ -23,7 +23,7 @@ from router.errors import ConfigError
 
 from ...admission import AdmissionSettings
 from ...app import build_accounts, build_cache, build_pools, build_tracing
-from ...balancing.discovery.reload import reload_on_sighup
+from ...balancing.reload import reload_on_sighup
 from ...cache.caching_service import CachingService
 from ...config.schema import Config
 from ...config.tiers import by_name, load_tiers
@@ -80,7 +80,7 @@ async def _work(
     pools = build_pools(config, tiers, metrics, tasks, repairs)
     places = {tier.name: settings.concurrency or tier.config.concurrency for tier in tiers}
     # What a worker claims has its place in the worker: the door is as wide as that, and stays so.
-    doors = {name: AdmissionSettings(places=count, queue=count) for name, count in places.items()}
+    doors = {name: AdmissionSettings(permits=count, max_queued=count) for name, count in places.items()}
     lanes = build_serving(config, tiers, pools.by_tier, doors, metrics)
     repairs.listeners.append(lanes.warmer.loaded)
     patient = msgspec.structs.replace(config, cache=config.cache.patient())
