@@ -1,4 +1,4 @@
-"""`causeway-edge ask` and `route`: one question to the daemon that runs, through the SDK."""
+"""`causeway-edge ask` and `route`: send one prompt to the running daemon through the SDK."""
 
 from __future__ import annotations
 
@@ -21,54 +21,68 @@ from causeway import (
     CausewayUnreachable,
     RequestOptions,
 )
+from .explain import RouteExplanation, render
 
-from .explain import Explained, render
-
-ANSWERED, REFUSED, UNREACHABLE, TOO_LATE, BROKEN = 0, 1, 3, 4, 5
-"""Exit codes; 2 is click's, for a command line that is wrong, and 130 is Ctrl-C."""
+ANSWERED, FAILED, UNREACHABLE, TIMED_OUT, BROKEN = 0, 1, 3, 4, 5
+"""Exit codes; 2 is click's usage error, and 130 is Ctrl-C."""
 
 
 def ask(
     causeway: Causeway,
     text: str,
-    asked: RequestOptions,
+    arguments: RequestOptions,
     *,
     stream: bool = True,
     as_json: bool = False,
     out: TextIO,
     console: Console,
 ) -> int:
-    """The answer to `out`, as it comes; where it came from to the console (stderr). Returns the exit code."""
+    """Send a prompt; write the answer to `out` as it arrives and its route and reason to the console.
 
-    def work() -> None:
+    Args:
+        causeway: The client.
+        text: The prompt.
+        arguments: The arguments of the SDK's `chat`.
+        stream: Stream the answer.
+        as_json: Write one JSON document instead of text.
+        out: Receives the answer.
+        console: Receives the route and errors (stderr).
+
+    Returns:
+        The exit code.
+    """
+
+    def send() -> None:
         if as_json:
-            answer = causeway.chat(text, stream=True, **asked).answer() if stream else causeway.chat(text, **asked)
+            answer = (
+                causeway.chat(text, stream=True, **arguments).answer() if stream else causeway.chat(text, **arguments)
+            )
             out.write(_json(answer))
         elif stream:
-            _stream(causeway, text, asked, out, console)
+            _write_stream(causeway, text, arguments, out, console)
         else:
-            _whole(causeway.chat(text, **asked), out, console)
+            _write_whole(causeway.chat(text, **arguments), out, console)
 
-    return _told(work, console)
+    return _run(send, console)
 
 
 def route(
-    causeway: Causeway, text: str, asked: RequestOptions, *, as_json: bool = False, out: Console, console: Console
+    causeway: Causeway, text: str, arguments: RequestOptions, *, as_json: bool = False, out: Console, console: Console
 ) -> int:
-    """What would happen to this question, without running it. Returns the exit code."""
+    """Show how a prompt would be routed, without running it, and return the exit code."""
 
-    def work() -> None:
-        document = causeway.route(text, **asked)
+    def send() -> None:
+        document = causeway.route(text, **arguments)
         if as_json:
             out.print_json(json.dumps(document))
             return
-        out.print(render(msgspec.convert(document, Explained)))
+        out.print(render(msgspec.convert(document, RouteExplanation)))
 
-    return _told(work, console)
+    return _run(send, console)
 
 
-def _stream(causeway: Causeway, text: str, asked: RequestOptions, out: TextIO, console: Console) -> None:
-    with causeway.chat(text, stream=True, **asked) as stream:
+def _write_stream(causeway: Causeway, text: str, arguments: RequestOptions, out: TextIO, console: Console) -> None:
+    with causeway.chat(text, stream=True, **arguments) as stream:
         try:
             for piece in stream:
                 if piece.index == 0:
@@ -77,27 +91,27 @@ def _stream(causeway: Causeway, text: str, asked: RequestOptions, out: TextIO, c
         finally:
             out.write("\n")
         answer = stream.answer()
-    _calls(answer, out)
-    console.print(_line(answer), soft_wrap=True)
+    _write_tool_calls(answer, out)
+    console.print(_summary(answer), soft_wrap=True)
 
 
-def _whole(answer: Answer, out: TextIO, console: Console) -> None:
+def _write_whole(answer: Answer, out: TextIO, console: Console) -> None:
     out.write(answer.text + "\n")
-    _calls(answer, out)
-    console.print(_line(answer), soft_wrap=True)
+    _write_tool_calls(answer, out)
+    console.print(_summary(answer), soft_wrap=True)
 
 
-def _calls(answer: Answer, out: TextIO) -> None:
+def _write_tool_calls(answer: Answer, out: TextIO) -> None:
     out.writelines(f"{call.name}({call.arguments})\n" for call in answer.tool_calls)
 
 
-def _line(answer: Answer) -> Text:
-    """Where the answer came from and why, on one line."""
+def _summary(answer: Answer) -> Text:
+    """Return the answer's route, reason and times on one line."""
     decision = answer.decision
     first = decision.first_token_ms
     parts = (
         " → ".join(part for part in (decision.route, decision.target) if part),
-        f"because {decision.reason}" if decision.reason else "",
+        f"reason {decision.reason}" if decision.reason else "",
         f"cache {decision.cache}" if decision.cache else "",
         "degraded" if decision.degraded else "",
         f"first token {first:.1f} ms" if first is not None else "",
@@ -122,31 +136,31 @@ def _json(answer: Answer) -> str:
     return json.dumps(document, ensure_ascii=False) + "\n"
 
 
-def _told(work: Callable[[], None], console: Console) -> int:
-    """Do it, and turn what may go wrong into words and an exit code."""
+def _run(send: Callable[[], None], console: Console) -> int:
+    """Call `send`; print an error that it raises and return the exit code."""
     try:
-        work()
+        send()
     except CausewayError as error:
-        said, code = _words(error)
-        console.print(Text(said[0], style="red"))
-        for line in said[1:]:
+        (first, *rest), code = _describe(error)
+        console.print(Text(first, style="red"))
+        for line in rest:
             console.print(Text(line))
         return code
     return ANSWERED
 
 
-def _words(error: CausewayError) -> tuple[list[str], int]:
+def _describe(error: CausewayError) -> tuple[list[str], int]:
     if isinstance(error, CausewayUnreachable):
         return [str(error), "Is the daemon running? `causeway-edge serve` starts it."], UNREACHABLE
     if isinstance(error, CausewayTimeout):
-        return [str(error)], TOO_LATE
+        return [str(error)], TIMED_OUT
     if isinstance(error, CausewayConnectionBroken):
         return [str(error)], BROKEN
     if not isinstance(error, CausewayAPIError):
-        return [str(error)], REFUSED
+        return [str(error)], FAILED
     lines = [f"{error.status} {error.code}: {error.message}"]
     if error.retry_after_s is not None:
-        lines.append(f"Try again in {error.retry_after_s:g} s.")
+        lines.append(f"Retry in {error.retry_after_s:g} s.")
     if error.decision is not None and error.decision.id:
         lines.append(f"decision {error.decision.id}")
-    return lines, REFUSED
+    return lines, FAILED

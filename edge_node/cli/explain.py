@@ -1,4 +1,4 @@
-"""The box's own explanation (`POST /v1/route`) for people: which rules were tried, which held, what was absent."""
+"""Render the response of `POST /v1/route`: which rules were evaluated, which held, which signals were absent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.text import Text
 from router.types import AttemptPlan, CachePlan, Decision, Estimates, Reason, ReasonCode, Snapshot
 
 
-class Explained(msgspec.Struct, frozen=True):
-    """What `/v1/route` returns."""
+class RouteExplanation(msgspec.Struct, frozen=True):
+    """The response of `/v1/route`."""
 
     cache: CachePlan
     decision: Decision
@@ -20,19 +20,19 @@ class Explained(msgspec.Struct, frozen=True):
     cached_age_s: float | None = None
 
 
-# mark, style, words; `{detail}` and `{target}` are the reason's own.
-_WORDS: dict[ReasonCode, tuple[str, str, str]] = {
+# Mark, style and text of each reason; `{detail}` and `{target}` are fields of the reason.
+_REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
     "rule_held": ("✓", "green", "held"),
     "rule_not_held": ("·", "dim", "did not hold"),
     "signal_absent": ("?", "yellow", "{detail} cannot be read on this box, so it does not hold"),
-    "rule_failed": ("!", "red", "could not be evaluated: {detail}"),
+    "rule_failed": ("!", "red", "evaluation failed: {detail}"),
     "constraint_held": ("✓", "green", "constraint holds {detail}"),
-    "constraint_excluded": ("✗", "red", "constraint cut {target} {detail}"),
-    "preference_excluded": ("✗", "red", "the caller's wish cut {target} {detail}"),
-    "preference_ordered": ("↑", "yellow", "the caller's wish moved {target} forward {detail}"),
-    "model_named": ("✓", "green", "the caller named {target} {detail}"),
-    "continued": ("✓", "green", "the rest of an answer of {target} {detail}"),
-    "target_unable": ("✗", "red", "{target} cannot do this: {detail}"),
+    "constraint_cut": ("✗", "red", "constraint excluded {target} {detail}"),
+    "wish_cut": ("✗", "red", "the request's preference excluded {target} {detail}"),
+    "wish_ordered": ("↑", "yellow", "the request's preference moved {target} forward {detail}"),
+    "model_named": ("✓", "green", "the request names {target} {detail}"),
+    "continued": ("✓", "green", "continues an answer of {target} {detail}"),
+    "target_unable": ("✗", "red", "{target} lacks a capability: {detail}"),
     "target_down": ("↓", "yellow", "{target} is down, tried last {detail}"),
     "no_route": ("✗", "red", "no target is left {detail}"),
     "cache_rule_held": ("✓", "green", "cache rule held"),
@@ -41,32 +41,35 @@ _WORDS: dict[ReasonCode, tuple[str, str, str]] = {
 }
 
 
-def render(explained: Explained) -> RenderableType:
-    decision = explained.decision
-    name = decision.rule or ("a model was named" if decision.attempts else "no route")
+def render(explanation: RouteExplanation) -> RenderableType:
+    """Return the explanation for a terminal."""
+    decision = explanation.decision
+    name = decision.rule or ("the request names a model" if decision.attempts else "no route")
     head = Text.assemble((name, "bold"), f"  {decision.policy}@{decision.revision}")
     if decision.on_device:
         head.append("  bound to the device", style="yellow")
-    # What binds a request binds its cache too: the constraints were told once already.
-    cache = [reason for reason in explained.cache.reasons if not reason.code.startswith("constraint")]
+    # The cache plan repeats the decision's constraints; show them once.
+    cache = [reason for reason in explanation.cache.reasons if not reason.code.startswith("constraint")]
     return Group(
         head,
         _attempts(decision.attempts),
         Text(),
         _reasons([*decision.reasons, *(reason for reason in cache if reason not in decision.reasons)]),
         Text(),
-        Text(f"cache    {_cache(explained)}"),
-        _signals(explained),
+        Text(f"cache    {_cache(explanation)}"),
+        _signals(explanation),
     )
 
 
 def _attempts(attempts: tuple[AttemptPlan, ...]) -> RenderableType:
     if not attempts:
-        return Text("  nothing would be tried: the answer is 503 with these reasons", style="red")
+        return Text("  no attempt is left: the response is 503 with these reasons", style="red")
     table = Table.grid(padding=(0, 2))
     for number, plan in enumerate(attempts, start=1):
         handoff = plan.handoff
-        note = f"hands off when under {handoff.below:g} after {handoff.after_tokens} tokens" if handoff else ""
+        note = (
+            f"handoff if confidence is below {handoff.below:g} after {handoff.after_tokens} tokens" if handoff else ""
+        )
         target = plan.target
         cells = (f"  {number}.", target.name, target.at, target.model)
         table.add_row(*map(Text, cells), Text(note, style="dim"))
@@ -76,22 +79,22 @@ def _attempts(attempts: tuple[AttemptPlan, ...]) -> RenderableType:
 def _reasons(reasons: list[Reason]) -> Table:
     table = Table.grid(padding=(0, 2))
     for reason in reasons:
-        mark, style, words = _WORDS[reason.code]
-        said = words.format(detail=reason.detail, target=reason.target or "the target").strip()
-        table.add_row(Text(f"  {mark}", style=style), Text(reason.rule), Text(said, style=style))
+        mark, style, template = _REASON_TEXTS[reason.code]
+        text = template.format(detail=reason.detail, target=reason.target or "the target").strip()
+        table.add_row(Text(f"  {mark}", style=style), Text(reason.rule), Text(text, style=style))
     return table
 
 
-def _cache(explained: Explained) -> str:
-    if explained.cached_age_s is not None:
-        return f"has an answer, {explained.cached_age_s:.1f} s old"
-    exact = explained.cache.exact
-    return f"has none; this one would be kept for {exact.ttl_s:g} s" if exact else "is not used for this request"
+def _cache(explanation: RouteExplanation) -> str:
+    if explanation.cached_age_s is not None:
+        return f"hit: an answer {explanation.cached_age_s:.1f} s old"
+    exact = explanation.cache.exact
+    return f"miss; the answer would be fresh for {exact.ttl_s:g} s" if exact else "not used for this request"
 
 
-def _signals(explained: Explained) -> Table:
-    """Every signal that has a value, under the name by which a policy calls it."""
-    snapshot, estimates = explained.snapshot, explained.estimates
+def _signals(explanation: RouteExplanation) -> Table:
+    """Lay out every signal that has a value, under its name in policies."""
+    snapshot, estimates = explanation.snapshot, explanation.estimates
     groups = {
         "request": {"prompt_tokens": estimates.prompt_tokens},
         "device": msgspec.structs.asdict(snapshot.device),
@@ -101,13 +104,13 @@ def _signals(explained: Explained) -> Table:
     }
     table = Table.grid(padding=(0, 2))
     for group, signals in groups.items():
-        known = [f"{name} {_plain(value)}" for name, value in signals.items() if value is not None]
-        if known:
-            table.add_row(Text(f"{group:7}"), Text(", ".join(known)))
+        present = [f"{name} {_format(value)}" for name, value in signals.items() if value is not None]
+        if present:
+            table.add_row(Text(f"{group:7}"), Text(", ".join(present)))
     return table
 
 
-def _plain(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

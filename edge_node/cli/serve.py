@@ -1,4 +1,4 @@
-"""`causeway-edge serve`: the daemon on this terminal, or under systemd."""
+"""`causeway-edge serve`: run the daemon on a terminal or under systemd."""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ from ..observability.logs import start_log
 
 
 def run(config: Config) -> int:
-    """Until SIGTERM or Ctrl-C, then drained. Raises ConfigError where it cannot start. Returns the exit code."""
+    """Run the daemon until SIGTERM or Ctrl-C, drain it, and return the exit code.
+
+    Raises:
+        ConfigError: The daemon cannot start.
+    """
     start_log(config)
 
-    async def live() -> None:
-        await build(config).serve(on_ready=lambda app: _say(config, app))
+    async def run_daemon() -> None:
+        await build(config).serve(on_ready=lambda app: _print_ready(config, app))
 
     try:
         import uvloop
-    except ImportError:  # slower, and all the same otherwise
-        asyncio.run(live())
+    except ImportError:  # optional: faster
+        asyncio.run(run_daemon())
     else:
-        uvloop.run(live())
+        uvloop.run(run_daemon())
     return 0
 
 
-def _say(config: Config, app: App) -> None:
-    """For people, and one line for programs that wait for it."""
-    for line in _lines(config, app):
+def _print_ready(config: Config, app: App) -> None:
+    """Print a summary, and the ready line that programs wait for."""
+    for line in _summary(config, app):
         click.echo(line)
     click.echo(f"ready url={_url(config, app)}" if app.port else f"ready socket={config.server.socket}")
 
 
-def _lines(config: Config, app: App) -> Iterator[str]:
+def _summary(config: Config, app: App) -> Iterator[str]:
     report = app.parts.policies.report
     if app.port:
         yield f"listening  {_url(config, app)}/v1"
@@ -43,11 +47,11 @@ def _lines(config: Config, app: App) -> Iterator[str]:
         yield f"socket     unix://{config.server.socket}"
     yield f"policy     {report.name}@{report.revision}  {report.file}"
     if report.last_good:
-        yield f"           the file was refused, this is the last good one: {report.refused}"
+        yield f"           the file was rejected, the last good policy is active: {report.refused}"
     for target in app.parts.policies.active.targets:
         if target.at == "edge":
             yield f"device     {target.name}: {target.model}" + ("" if config.engine.enabled else "  (engine is off)")
-    yield f"cloud      {config.cloud.url or 'none: this box answers by itself'}"
+    yield f"cloud      {config.cloud.url or 'none: this box answers on its own'}"
 
 
 def _url(config: Config, app: App) -> str:

@@ -1,7 +1,7 @@
-"""Settings in layers (YAML file < environment < flags) turned into a frozen struct, or refused with the key's path.
+"""Merge settings (YAML file < environment < flags) into a frozen struct, or reject them with the key's path.
 
-A layer is a flat map from a dotted key (``server.port``) to a `Setting`, which remembers where it was written. Which
-keys there are, their types and their limits are read from the struct; nothing here knows what the settings mean.
+A layer is a flat map from a dotted key (``server.port``) to a `Setting`, which records where the value was written.
+The keys, their types and their limits are read from the struct.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Layer = Mapping[str, Setting]
 
 
 def leaves_of(struct: type[msgspec.Struct]) -> dict[str, Leaf]:
-    """Every dotted key of `struct` and its type; a struct inside a struct is a section, not a key."""
+    """Return every dotted key of `struct` and its type. A nested struct is a section, not a key."""
     found: dict[str, Leaf] = {}
     for name, annotation in get_type_hints(struct, include_extras=True).items():
         kind = inspect.type_info(annotation)
@@ -40,13 +40,23 @@ def leaves_of(struct: type[msgspec.Struct]) -> dict[str, Leaf]:
 
 
 def read_yaml(text: str, file: str, leaves: Leaves, base: Path = Path()) -> dict[str, Setting]:
-    """The settings of a YAML document. Unknown and duplicate keys are refused with file, line and key."""
+    """Read the settings of a YAML document.
+
+    Args:
+        text: The document.
+        file: Its path, for error messages.
+        leaves: The known keys.
+        base: The folder that relative paths are relative to.
+
+    Raises:
+        ConfigError: Invalid YAML, or an unknown or duplicate key; names file, line and key.
+    """
     if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
-        return {}  # nothing but comments
+        return {}  # only comments
     try:
         tree = strict_yaml.read_yaml(text, file)
-    except strict_yaml.YamlError as fault:
-        raise ConfigError(fault.problem.message, where=str(fault.problem.location)) from fault
+    except strict_yaml.YamlError as error:
+        raise ConfigError(error.problem.message, where=str(error.problem.location)) from error
     found: dict[str, Setting] = {}
     _walk(tree, leaves, base, found)
     return found
@@ -54,7 +64,7 @@ def read_yaml(text: str, file: str, leaves: Leaves, base: Path = Path()) -> dict
 
 def _walk(tree: strict_yaml.Tree, leaves: Leaves, base: Path, found: dict[str, Setting]) -> None:
     if isinstance(tree, strict_yaml.Scalar) and tree.kind == "null" and tree.location.path:
-        return  # a section whose keys are all commented out
+        return  # a section with only commented-out keys
     if not isinstance(tree, strict_yaml.Mapping):
         raise ConfigError("must be a mapping of keys", where=str(tree.location))
     for name, value in zip(tree.keys, tree.values, strict=True):
@@ -69,7 +79,7 @@ def _walk(tree: strict_yaml.Tree, leaves: Leaves, base: Path, found: dict[str, S
 
 
 def _plain(tree: strict_yaml.Tree) -> object:
-    """Plain values. What YAML reads as a date or a number of base 60 stays text: where text is meant, it is right."""
+    """Convert to plain values. YAML's dates and base-60 numbers stay text, which is right for keys that expect text."""
     if isinstance(tree, strict_yaml.Mapping):
         return {key.text: _plain(value) for key, value in zip(tree.keys, tree.values, strict=True)}
     if isinstance(tree, strict_yaml.Sequence):
@@ -89,10 +99,12 @@ def _plain(tree: strict_yaml.Tree) -> object:
 
 
 def read_environ(environ: Mapping[str, str], prefix: str, leaves: Leaves) -> dict[str, Setting]:
-    """Settings from variables: ``server.port`` is ``CAUSEWAY_SERVER__PORT`` when `prefix` is ``CAUSEWAY_``.
+    """Read settings from variables: ``server.port`` is ``CAUSEWAY_SERVER__PORT`` if `prefix` is ``CAUSEWAY_``.
 
-    A variable in one of our sections that names no key is refused. Others with the prefix are left alone unless they
-    look like a slip of the pen: the SDK and the gateway have variables of their own.
+    Other variables with the prefix are ignored, because the SDK and the gateway have their own.
+
+    Raises:
+        ConfigError: A variable names an unknown key in a known section, or closely resembles a known variable.
     """
     names = {variable_of(leaf, prefix): leaf for leaf in leaves}
     sections = {leaf.split(".")[0] for leaf in leaves if "." in leaf}
@@ -112,11 +124,16 @@ def read_environ(environ: Mapping[str, str], prefix: str, leaves: Leaves) -> dic
 
 
 def variable_of(key: str, prefix: str) -> str:
+    """Return the environment variable of a dotted key."""
     return prefix + key.upper().replace(".", "__")
 
 
 def read_flags(flags: Mapping[str, object], leaves: Leaves) -> dict[str, Setting]:
-    """Settings by dotted key from the command line; None is a flag that was not given."""
+    """Read settings by dotted key from command-line flags; None means that the flag was not set.
+
+    Raises:
+        ConfigError: An unknown key.
+    """
     found: dict[str, Setting] = {}
     for key, value in flags.items():
         if key not in leaves:
@@ -127,24 +144,30 @@ def read_flags(flags: Mapping[str, object], leaves: Leaves) -> dict[str, Setting
 
 
 def unknown_key(key: str, where: str, leaves: Leaves) -> ConfigError:
-    """No such key: with the nearest one, or what the section has."""
+    """Return the error for an unknown key, with the closest known key or the keys of the section."""
     prefix, _, name = key.rpartition(".")
     section = f"{prefix}." if prefix else ""
     names = sorted({leaf.removeprefix(section).split(".")[0] for leaf in leaves if leaf.startswith(section)})
-    elsewhere = [leaf for leaf in leaves if leaf.rpartition(".")[2] == name]
-    near = difflib.get_close_matches(name, names, n=1) or elsewhere or difflib.get_close_matches(key, leaves, n=1)
+    in_other_sections = [leaf for leaf in leaves if leaf.rpartition(".")[2] == name]
+    near = (
+        difflib.get_close_matches(name, names, n=1) or in_other_sections or difflib.get_close_matches(key, leaves, n=1)
+    )
     if near:
         hint = f"did you mean `{near[0] if near[0] in leaves else section + near[0]}`?"
     else:
-        hint = f"there are: {', '.join(names or sorted({leaf.split('.')[0] for leaf in leaves}))}"
-    return ConfigError(f"no such key; {hint}", where=f"{where}: {key}")
+        hint = f"known keys: {', '.join(names or sorted({leaf.split('.')[0] for leaf in leaves}))}"
+    return ConfigError(f"unknown key; {hint}", where=f"{where}: {key}")
 
 
 # --- the struct ------------------------------------------------------------------------------------------------------
 
 
 def build(struct: type[T], layers: Iterable[Layer]) -> T:
-    """The struct, a later layer winning over an earlier one. Raises ConfigError: the key and where it was written."""
+    """Build the struct; later layers take precedence.
+
+    Raises:
+        ConfigError: A value does not fit its key; names the key and where it was written.
+    """
     leaves = leaves_of(struct)
     merged: dict[str, Setting] = {}
     for layer in layers:
@@ -152,8 +175,8 @@ def build(struct: type[T], layers: Iterable[Layer]) -> T:
     tree: dict[str, object] = {}
     for key, setting in merged.items():
         *sections, name = key.split(".")
-        at = tree
+        parent = tree
         for section in sections:
-            at = at.setdefault(section, {})  # type: ignore[assignment]  # what is above a leaf is a section
-        at[name] = coerce(setting, leaves[key], key)
+            parent = parent.setdefault(section, {})  # type: ignore[assignment]  # the parent of a leaf is a section
+        parent[name] = coerce(setting, leaves[key], key)
     return msgspec.convert(tree, struct)

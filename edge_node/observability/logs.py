@@ -1,4 +1,4 @@
-"""The daemon's log: one line an event, as text or as JSON. Prompts and answers are never handed to it."""
+"""The daemon's log: one line per event, as text or JSON. Prompts and answers are never logged."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TextIO
 
 from ..config.schema import Config
 
-# Chatty at `info`, and about things that we log ourselves.
+# These log every request or connection at `info`.
 _QUIET = ("asyncio", "aiohttp.access", "httpx", "httpcore")
 
 
 class JsonFormatter(logging.Formatter):
-    """``{"time", "level", "logger", "message"}`` and, for a failure, its traceback in ``exception``."""
+    """Format a record as ``{"time", "level", "logger", "message"}``, with a traceback in ``exception``."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = dt.datetime.fromtimestamp(record.created, dt.UTC)
@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_log(config: Config, stream: TextIO = sys.stderr) -> None:
-    """Everything from `config.log` up, to `stream`, once: a second call replaces the first."""
+    """Log everything from level `config.log` up to `stream`. A second call replaces the first."""
     handler = logging.StreamHandler(stream)
     if config.log_format == "json":
         handler.setFormatter(JsonFormatter())

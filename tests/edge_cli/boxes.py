@@ -1,4 +1,4 @@
-"""Fake sysfs trees, after the documented layouts of real boxes. A value of None is a file that cannot be read."""
+"""Fake sysfs trees with the documented layouts of real boxes. A value of None is a file that cannot be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Files = Mapping[str, str | None]
 
 
 def plant(root: Path, *trees: Files) -> Path:
-    """Write the files under `root`; None becomes a folder of that name, which fails to read as a dead sensor does."""
+    """Write the files under `root`. None becomes a folder of that name, which fails to read like a dead sensor."""
     for tree in trees:
         for name, text in tree.items():
             path = root / name
@@ -38,7 +38,7 @@ def cooling(number: int, kind: str, state: str | None) -> Files:
 
 
 def ina3221(at: str, rails: list[tuple[str, str, str] | None]) -> Files:
-    """`rails`: (label, mV, mA) per channel; None is a channel that is not connected."""
+    """Build an INA3221 monitor. `rails`: (label, mV, mA) per channel; None is a channel that is not connected."""
     files: dict[str, str | None] = {f"{at}/name": "ina3221", f"{at}/in7_label": "sum of shunt voltages"}
     for channel, rail in enumerate(rails, start=1):
         label, millivolts, milliamperes = rail or ("NC", "0", "0")
@@ -91,7 +91,7 @@ def agx_orin() -> Files:
 
 
 def jetson_nano_jetpack4() -> Files:
-    """The first Jetson Nano: the vendor's own driver, and a PMIC sensor that always says 100 °C."""
+    """The first Jetson Nano: the vendor's own driver, and a PMIC sensor that always reads 100 °C."""
     at = "sys/bus/i2c/drivers/ina3221x/6-0040/iio:device0"
     return {
         **zone(0, "AO-therm", "41000"),
@@ -106,7 +106,7 @@ def jetson_nano_jetpack4() -> Files:
 
 
 def laptop() -> Files:
-    """A laptop: ACPI and package zones, processors as cooling devices, two batteries and a mouse's."""
+    """A laptop: ACPI and package zones, processors as cooling devices, two batteries and a mouse's battery."""
     supply = "sys/class/power_supply"
     return {
         **zone(0, "acpitz", "45000", passive="107000"),
@@ -133,7 +133,7 @@ def laptop() -> Files:
 
 
 def amd_desktop() -> Files:
-    """No useful zone; the processor is an hwmon chip, beside a disk that is hotter and does not count."""
+    """No useful zone; the processor is an hwmon chip, beside a hotter disk that must be ignored."""
     return {
         "sys/class/hwmon/hwmon0/name": "nvme",
         "sys/class/hwmon/hwmon0/temp1_input": "71850",

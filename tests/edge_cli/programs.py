@@ -1,8 +1,8 @@
-"""Stand-ins for the programs that `up` starts: real processes that print ready lines, serve HTTP, and end as told.
+"""Fake programs for `up`: real processes that print ready lines, serve HTTP and inject faults.
 
     python programs.py causeway-cloud triton|serve …      python programs.py causeway-edge serve …
 
-What is in the file named by $FAKE_FAULTS, one word a line, goes wrong. Each start and end is written to $FAKE_EVENTS.
+The file named by $FAKE_FAULTS lists faults, one per line. Starts, ends and requests are appended to $FAKE_EVENTS.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     name = ""
 
-    asked = 0
+    readiness_requests = 0
 
     def do_GET(self) -> None:
-        """Ready at once, as by the cloud alone; the engine only at the third look."""
-        Handler.asked += 1
-        state = "failed" if "engine-fails" in FAULTS else "ready" if Handler.asked > 2 else "starting"
+        """Report ready at once, as with the cloud alone; the engine is ready from the third request on."""
+        Handler.readiness_requests += 1
+        state = "failed" if "engine-fails" in FAULTS else "ready" if Handler.readiness_requests > 2 else "starting"
         note(f"engine {state}")
         self.reply(200, json.dumps({"ready": True, "edge": state}).encode(), "application/json")
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if "refuses" in FAULTS:
             self.reply(503, b'{"error": {"message": "no route", "code": "no_route"}}', "application/json")
             return
-        note(f"asked {asked['messages'][0]['content'][:20]} {asked.get('causeway', {}).get('tags', [])}")
+        tags = request.get("causeway", {}).get("tags", [])
+        note(f"request {request['messages'][0]['content'][:20]} {tags}")
         delta = {"choices": [{"index": 0, "delta": {"content": "an answer"}, "finish_reason": "stop"}]}
         self.reply(200, f"data: {json.dumps(delta)}\n\ndata: [DONE]\n\n".encode(), "text/event-stream")
 
@@ -66,7 +67,7 @@ def main() -> None:
     name = "edge" if sys.argv[1] == "causeway-edge" else "triton" if sys.argv[2] == "triton" else "gateway"
     if f"{name}-missing" in FAULTS:
         sys.exit(f"{name}: `make setup` makes its environment")
-    # Waited for, not handled: a handler may be interrupted by the next SIGTERM, with the lock of an Event in its hands.
+    # sigwait instead of a handler: the next SIGTERM could interrupt a handler that holds the lock of an Event.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if flag("--token-file"):
@@ -82,7 +83,7 @@ def main() -> None:
         print(f"ready {ready[name]}", flush=True)
     if f"{name}-dies" in FAULTS:
         threading.Timer(0.5, lambda: os._exit(7)).start()
-        print(f"{name}: out of luck", file=sys.stderr, flush=True)
+        print(f"{name}: simulated crash", file=sys.stderr, flush=True)
     signal.sigwait({signal.SIGTERM})
     while f"{name}-stubborn" in FAULTS:
         signal.sigwait({signal.SIGTERM})

@@ -1,4 +1,4 @@
-"""The configuration is frozen, layered, and refuses what it does not know, naming the place."""
+"""The configuration: layers, units, and errors that name the place."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_without_a_file_the_defaults_hold() -> None:
-    """No file, no variable, no flag: loopback, port 8080, edge only."""
+def test_the_defaults_apply_without_a_file() -> None:
+    """Loopback, port 8080, no cloud."""
     config = load_config(None, HOME, {})
     assert config == msgspec.structs.replace(Config(), state_dir="/home/kiosk/.local/state/causeway")
 
 
-def test_flag_wins_over_environment_wins_over_file(tmp_path: Path) -> None:
-    """Each layer overrides only the keys that it names."""
+def test_flags_override_the_environment_and_the_environment_the_file(tmp_path: Path) -> None:
+    """Each layer overrides only the keys that it sets."""
     path = write(tmp_path, "server: {host: 0.0.0.0, port: 1, drain_s: 5}\n")
     environ = HOME | {"CAUSEWAY_SERVER__PORT": "2", "CAUSEWAY_SERVER__DRAIN_S": "6s"}
     config = load_config(path, environ, {"server.port": 3, "server.socket": None})
@@ -39,7 +39,7 @@ def test_flag_wins_over_environment_wins_over_file(tmp_path: Path) -> None:
 
 
 def test_every_key_can_be_set_from_the_environment() -> None:
-    """Each key has a variable, and its documented default, written as text, is read back as the same value."""
+    """The default of each key, written as text, is read back as the same value."""
     defaults = Config()
     environ = dict(HOME)
     for key in config_keys():
@@ -57,7 +57,6 @@ def _at(config: object, key: str) -> object:
 
 
 def test_every_key_has_a_meaning() -> None:
-    """The table of meanings and the structs name the same keys."""
     assert set(MEANING) == set(config_keys())
     assert all(MEANING.values())
 
@@ -66,8 +65,7 @@ def test_every_key_has_a_meaning() -> None:
     ("written", "expected"),
     [("30", 30.0), ("1.5", 1.5), ("500ms", 0.5), ("45s", 45.0), ("10m", 600.0), ("2h", 7200.0), ("'7d'", 604800.0)],
 )
-def test_durations_are_friendly(tmp_path: Path, written: str, expected: float) -> None:
-    """A duration is seconds or carries its unit."""
+def test_durations_may_carry_a_unit(tmp_path: Path, written: str, expected: float) -> None:
     path = write(tmp_path, f"decisions: {{max_age_s: {written}}}\n")
     assert load_config(path, HOME, {}).decisions.max_age_s == expected
 
@@ -76,35 +74,35 @@ def test_durations_are_friendly(tmp_path: Path, written: str, expected: float) -
     ("written", "expected"),
     [("1048576", 2**20), ("64KiB", 65536), ("32MiB", 2**25), ("1GB", 10**9), ("1.5 MiB", 1572864), ("64M", 2**26)],
 )
-def test_sizes_are_friendly(tmp_path: Path, written: str, expected: int) -> None:
-    """A size is bytes or carries its unit; MB is decimal, MiB binary, a bare M as systemd means it."""
+def test_sizes_may_carry_a_unit(tmp_path: Path, written: str, expected: int) -> None:
+    """MB is decimal, MiB binary, and M is binary as in systemd."""
     path = write(tmp_path, f"cache: {{memory_bytes: {written}}}\n")
     assert load_config(path, HOME, {}).cache.memory_bytes == expected
 
 
-REFUSED = [
+REJECTED = [
     ("server: {prot: 1}", "edge.yaml:1: server.prot", "did you mean `server.port`?"),
     ("port: 1", "edge.yaml:1: port", "did you mean `server.port`?"),
     ("sever: {port: 1}", "edge.yaml:1: sever", "did you mean `server`?"),
-    ("log: info\nfrobnicate: 1", "edge.yaml:2: frobnicate", "there are: cache, cloud, decisions"),
+    ("log: info\nfrobnicate: 1", "edge.yaml:2: frobnicate", "known keys: cache, cloud, decisions"),
     (
         "server:\n  port: eighty",
         "edge.yaml:2: server.port",
-        "a whole number, at least 0 and at most 65535, not 'eighty'",
+        "an integer, at least 0 and at most 65535, not 'eighty'",
     ),
     ("server:\n  port: 99999", "edge.yaml:2: server.port", "at most 65535, not 99999"),
     ("server:\n  port: '8080'", "edge.yaml:2: server.port", "not '8080'"),
     ("server: {port: 1:30}", "server.port", "not '1:30'"),
     ("server:\n  port: true", "edge.yaml:2: server.port", "not True"),
-    ("server:\n  port:", "edge.yaml:2: server.port", "empty (give a value or remove the key)"),
-    ("server: {host: 127}", "server.host", "must be text, not 127"),
+    ("server:\n  port:", "edge.yaml:2: server.port", "empty (set a value or remove the key)"),
+    ("server: {host: 127}", "server.host", "must be a string, not 127"),
     ("server: {drain_s: -1}", "server.drain_s", "a duration in seconds (30, 500ms, 10m, 7d), at least 0, not -1"),
     ("server: {drain_s: 5 fortnights}", "server.drain_s", "not '5 fortnights'"),
     ("server: {read_timeout_s: .inf}", "server.read_timeout_s", "not '.inf'"),
     ("server: {read_timeout_s: .nan}", "server.read_timeout_s", "not '.nan'"),
     ("cache: {memory_bytes: 5 parsecs}", "cache.memory_bytes", "a size in bytes (1048576, 64MiB, 1GB)"),
     ("engine: {enabled: maybe}", "engine.enabled", "true or false, not 'maybe'"),
-    ("engine: {model_dirs: 7}", "engine.model_dirs", "a list of texts, not 7"),
+    ("engine: {model_dirs: 7}", "engine.model_dirs", "a list of strings, not 7"),
     ("log: loud", "edge.yaml:1: log", "one of debug, error, info, warning, not 'loud'"),
     ("cloud: {url: gateway.example}", "cloud.url", "a URL like https://cloud.example/v1"),
     ("cloud: {url: 'ftp://x/v1'}", "cloud.url", "a URL like"),
@@ -121,77 +119,72 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "where", "told"), REFUSED)
-def test_a_bad_file_is_refused_with_line_key_and_what_was_expected(
-    tmp_path: Path, text: str, where: str, told: str
+@pytest.mark.parametrize(("text", "where", "message"), REJECTED)
+def test_an_invalid_file_is_rejected_with_line_key_and_the_expected_value(
+    tmp_path: Path, text: str, where: str, message: str
 ) -> None:
-    """Whatever is wrong, the message says where it is and what would be right."""
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path, text), HOME, {})
     assert where in re.sub(r"(yaml:\d+):\d+", r"\1", str(caught.value))  # the column is there too
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_secret_in_an_error_is_not_shown(tmp_path: Path) -> None:
-    """A token of the wrong type is refused without being printed."""
+    """A token of the wrong type is rejected."""
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path, "cloud: {api_key: 123456789}"), HOME, {})
     assert "123456789" not in str(caught.value)
 
 
-def test_unknown_variables_in_our_sections_are_refused() -> None:
-    """A slip in a variable's name is an error, as it would be in the file."""
-    for variable, told in (
+def test_unknown_variables_in_known_sections_are_rejected() -> None:
+    """So are variables that closely resemble a known one."""
+    for variable, suggestion in (
         ("CAUSEWAY_SERVER__PROT", "server.port"),
         ("CAUSEWAY_SERVR__PORT", "server.port"),
         ("CAUSEWAY_POLCY", "policy"),
     ):
         with pytest.raises(ConfigError, match=re.escape(f"${variable}")) as caught:
             load_config(None, HOME | {variable: "1"}, {})
-        assert told in str(caught.value)
+        assert suggestion in str(caught.value)
 
 
-def test_variables_of_our_other_programs_are_left_alone() -> None:
-    """The SDK's and the gateway's variables share the prefix and do not stop the daemon."""
+def test_variables_of_other_causeway_programs_are_ignored() -> None:
+    """The SDK's and the gateway's variables share the prefix."""
     load_config(None, HOME | {"CAUSEWAY_URL": "x", "CAUSEWAY_API_KEY": "y", "CAUSEWAY_GATEWAY__PORT": "1"}, {})
 
 
-def test_a_wrong_variable_is_refused_by_its_name() -> None:
-    """The message names the variable, not a line of a file."""
-    with pytest.raises(ConfigError, match=r"\$CAUSEWAY_SERVER__PORT: server.port: must be a whole number"):
+def test_an_invalid_variable_is_rejected_with_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"\$CAUSEWAY_SERVER__PORT: server.port: must be an integer"):
         load_config(None, HOME | {"CAUSEWAY_SERVER__PORT": "many"}, {})
 
 
-def test_unknown_flags_are_refused() -> None:
-    """`--set` names keys as the file does."""
+def test_unknown_flags_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"command line: server.prot: .*server.port"):
         load_config(None, HOME, {"server.prot": "1"})
 
 
-def test_the_token_comes_from_a_file(tmp_path: Path) -> None:
-    """`api_key_file` is read at start; its path is relative to the configuration that names it."""
+def test_the_token_is_read_from_a_file(tmp_path: Path) -> None:
+    """The path is relative to the configuration file."""
     (tmp_path / "token").write_text("secret-token\n")
     config = load_config(write(tmp_path, "cloud: {url: 'https://c.example/v1/', api_key_file: token}"), HOME, {})
     assert (config.cloud.api_key, config.cloud.url) == ("secret-token", "https://c.example/v1")
 
 
 @pytest.mark.parametrize("content", [None, "", "two\nlines\n"])
-def test_a_bad_token_file_is_refused(tmp_path: Path, content: str | None) -> None:
-    """A missing, empty or longer file is an error that names it."""
+def test_an_invalid_token_file_is_rejected(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "token").write_text(content)
     with pytest.raises(ConfigError, match="token"):
         load_config(write(tmp_path, "cloud: {api_key_file: token}"), HOME, {})
 
 
-def test_a_token_in_the_environment_wins_over_a_file_in_the_file(tmp_path: Path) -> None:
-    """The stronger layer decides, in whichever form it gives the token."""
+def test_a_token_in_the_environment_overrides_a_token_file_in_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "cloud: {api_key_file: missing}")
     assert load_config(path, HOME | {"CAUSEWAY_CLOUD__API_KEY": "t"}, {}).cloud.api_key == "t"
 
 
-def test_relative_paths_belong_to_the_file(tmp_path: Path) -> None:
-    """A path in the file is found beside it, `~` is the home, and a flag's path is the shell's."""
+def test_relative_paths_in_the_file_are_relative_to_the_file(tmp_path: Path) -> None:
+    """Those in flags and variables are relative to the working directory."""
     path = write(tmp_path, "policy: p.yaml\nstate_dir: state\nengine: {model_dirs: [m, /abs]}\n")
     config = load_config(path, HOME, {})
     assert config.policy == str(tmp_path / "p.yaml")
@@ -202,16 +195,15 @@ def test_relative_paths_belong_to_the_file(tmp_path: Path) -> None:
     assert load_config(path, HOME, {"policy": "q.yaml"}).policy == str(Path.cwd() / "q.yaml")
 
 
-def test_systemd_says_where_the_state_goes() -> None:
-    """`StateDirectory=` wins over the home, and an explicit key over both."""
+def test_systemd_sets_the_state_folder() -> None:
+    """`StateDirectory=` overrides the home, and an explicit key overrides both."""
     environ = HOME | {"STATE_DIRECTORY": "/var/lib/causeway:/var/lib/other"}
     assert load_config(None, environ, {}).state_dir == "/var/lib/causeway"
     assert load_config(None, HOME | {"XDG_STATE_HOME": "/x"}, {}).state_dir == "/x/causeway"
     assert load_config(None, environ, {"state_dir": "/mine"}).state_dir == "/mine"
 
 
-def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
-    """The file's name is in the error."""
+def test_a_missing_or_binary_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot read"):
         load_config(tmp_path / "none.yaml", HOME, {})
     (tmp_path / "bin.yaml").write_bytes(b"\xff\xfe\x00")
@@ -219,13 +211,12 @@ def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
         load_config(tmp_path / "bin.yaml", HOME, {})
 
 
-def test_an_empty_section_is_no_error(tmp_path: Path) -> None:
-    """A section whose keys are all commented out keeps its defaults."""
+def test_a_section_of_comments_keeps_its_defaults(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, "server:\ncache:\n"), HOME, {}).server == Config().server
 
 
-def test_the_shipped_example_is_the_defaults() -> None:
-    """Every key is in the example; as it ships it changes nothing; with every comment taken away it is still valid."""
+def test_the_example_file_holds_every_key_with_its_default() -> None:
+    """It is still valid with every key uncommented."""
     text = EXAMPLE.read_text()
     leaves = leaves_of(Config)
     active = read_yaml(text, EXAMPLE.name, leaves)
@@ -237,5 +228,4 @@ def test_the_shipped_example_is_the_defaults() -> None:
 
 
 def test_the_environment_prefix_is_what_the_documentation_says() -> None:
-    """CAUSEWAY_SERVER__PORT is the documented style."""
     assert (PREFIX, config_variable("server.port")) == ("CAUSEWAY_", "CAUSEWAY_SERVER__PORT")

@@ -1,4 +1,4 @@
-"""Each fault that the doctor knows, made for real as far as a test can, and what it says to do."""
+"""The doctor's checks: each problem is created for real where a test can, and has an advice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def levels(findings: Iterator[Finding] | list[Finding]) -> list[tuple[str, str]]
 
 
 def distribution(site: Path, name: str, version: str = "1.0", top: str = "", requires: tuple[str, ...] = ()) -> None:
-    """A distribution as pip leaves it, with one module."""
+    """Add a distribution as pip installs it, with one module."""
     at = f"{name.replace('-', '_')}-{version}.dist-info"
     metadata = "\n".join([f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *requires])
     files = {f"{at}/METADATA": metadata, f"{at}/RECORD": f"{top}/__init__.py,,\n{at}/METADATA,,"}
@@ -49,22 +49,21 @@ OURS = ("Requires-Dist: aiohttp>=3.11", "Requires-Dist: llama-cpp-python==0.3.36
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """An environment in which everything is right."""
+    """An environment without problems."""
     distribution(tmp_path, "causeway", top="router", requires=OURS)
     distribution(tmp_path, "aiohttp", "3.12", top="aiohttp")
     distribution(tmp_path, "llama_cpp_python", "0.3.36", top="llama_cpp")
     return tmp_path
 
 
-def test_a_whole_environment_is_well(site: Path) -> None:
-    """All requirements are met, each name has one owner."""
+def test_a_complete_environment_is_ok(site: Path) -> None:
     installed = packages.read_installed([str(site)])
     assert levels(packages.check_requirements(installed, needs_engine=True)) == [("packages", "ok")]
     assert levels(packages.check_owners(installed, lambda name: site / name)) == [("import names", "ok")]
 
 
-def test_a_missing_or_old_package_is_named(site: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With the command that mends it; the engine's only where there is an engine."""
+def test_missing_and_old_packages_are_named(site: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With the command to install them; the engine's requirements only if there is an engine."""
     bare = tmp_path_factory.mktemp("bare")
     distribution(bare, "causeway", top="router", requires=OURS)
     distribution(bare, "aiohttp", "3.8", top="aiohttp")
@@ -76,14 +75,14 @@ def test_a_missing_or_old_package_is_named(site: Path, tmp_path_factory: pytest.
     assert len(list(packages.check_requirements(installed, needs_engine=False))) == 1
 
 
-def test_running_without_being_installed_is_said(tmp_path: Path) -> None:
-    """A source tree on the path has no requirements to check."""
+def test_a_source_tree_that_is_not_installed_fails(tmp_path: Path) -> None:
+    """It has no metadata with requirements."""
     findings = packages.check_requirements(packages.read_installed([str(tmp_path)]), needs_engine=True)
     assert levels(findings) == [("packages", "fail")]
 
 
-def test_both_onnxruntimes_are_one_too_many(site: Path) -> None:
-    """The CPU and the GPU distribution bring the same import name."""
+def test_two_distributions_of_onnxruntime_fail(site: Path) -> None:
+    """The CPU and the GPU distribution share an import name."""
     distribution(site, "onnxruntime", top="onnxruntime")
     distribution(site, "onnxruntime-gpu", top="onnxruntime")
     (finding,) = packages.check_owners(packages.read_installed([str(site)]), lambda name: site / name)
@@ -92,32 +91,30 @@ def test_both_onnxruntimes_are_one_too_many(site: Path) -> None:
     assert finding.advice.startswith("`pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu`")
 
 
-def test_a_stranger_with_our_name_is_found(site: Path) -> None:
-    """Another distribution ships a top-level `router`."""
+def test_another_distribution_with_one_of_our_import_names_fails(site: Path) -> None:
     distribution(site, "some-router", top="router")
     (finding,) = packages.check_owners(packages.read_installed([str(site)]), lambda name: site / name)
     assert (finding.level, finding.found) == ("fail", "`router` also belongs to some-router")
 
 
-def test_a_folder_that_hides_ours_is_found(site: Path, tmp_path: Path) -> None:
-    """A `models` folder where the program is started wins over ours."""
-    places = {"models": tmp_path / "elsewhere" / "models"}
+def test_a_folder_that_shadows_one_of_our_packages_fails(site: Path, tmp_path: Path) -> None:
+    """A `models` folder in the working directory takes precedence."""
+    locations = {"models": tmp_path / "elsewhere" / "models"}
     installed = packages.read_installed([str(site)])
-    (finding,) = packages.check_owners(installed, lambda name: places.get(name, site / name))
+    (finding,) = packages.check_owners(installed, lambda name: locations.get(name, site / name))
     assert finding.level == "fail"
-    assert str(places["models"]) in finding.found
+    assert str(locations["models"]) in finding.found
 
 
-def test_our_own_names_are_found_where_they_are() -> None:
-    """The real lookup, in this very tree."""
+def test_our_packages_are_located_in_this_tree() -> None:
     home = packages.locate("edge_node")
     assert home is not None
     assert packages.locate("router") == home.parent / "router"
     assert packages.locate("no_such_module_of_ours") is None
 
 
-def python_that(tmp_path: Path, script: str) -> str:
-    """A `python` that does what the shell script says."""
+def fake_python(tmp_path: Path, script: str) -> str:
+    """Write a `python` that runs a shell script."""
     path = tmp_path / "python"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -125,7 +122,7 @@ def python_that(tmp_path: Path, script: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("script", "level", "told"),
+    ("script", "level", "message"),
     [
         ("printf 0.3.36", "ok", "llama-cpp-python 0.3.36 loads"),
         ("kill -ILL $$", "fail", "illegal instruction"),
@@ -134,33 +131,29 @@ def python_that(tmp_path: Path, script: str) -> str:
         ("exit 3", "fail", "no message"),
     ],
 )
-def test_a_library_that_does_not_load_is_told_by_how_it_fails(
-    tmp_path: Path, script: str, level: str, told: str
+def test_a_library_that_does_not_load_fails_with_the_cause(
+    tmp_path: Path, script: str, level: str, message: str
 ) -> None:
-    """A wrong processor, a crash, a missing module: each in its own words."""
-    finding = packages.check_llama(python_that(tmp_path, script))
+    finding = packages.check_llama(fake_python(tmp_path, script))
     assert finding.level == level
-    assert told in finding.found
+    assert message in finding.found
     assert bool(finding.advice) == (level != "ok")
 
 
-def test_a_library_that_hangs_or_has_no_python(tmp_path: Path) -> None:
-    """Loading is bounded in time, and a missing interpreter is no crash of ours."""
-    assert "did not load within" in packages.check_llama(python_that(tmp_path, "sleep 60"), timeout_s=0.05).found
+def test_a_library_that_hangs_and_a_missing_interpreter_fail(tmp_path: Path) -> None:
+    assert "did not load within" in packages.check_llama(fake_python(tmp_path, "sleep 60"), timeout_s=0.05).found
     assert packages.check_llama(str(tmp_path / "none")).level == "fail"
 
 
-def test_an_old_python_is_refused() -> None:
-    """3.10 is the oldest."""
+def test_python_3_10_is_the_oldest_supported() -> None:
     assert packages.check_python((3, 9)).level == "fail"
     assert packages.check_python((3, 10)).level == "ok"
 
 
-# --- parts -----------------------------------------------------------------------------------------------------------
+# --- policy, models and host -----------------------------------------------------------------------------------------
 
 
-def test_the_shipped_policy_and_models_are_well() -> None:
-    """What ships passes: the policy parses, the model is there with the right hash and fits."""
+def test_the_shipped_policy_and_models_are_ok() -> None:
     policy, finding = policy_and_models.read_policy(POLICY)
     assert finding.level == "ok"
     assert policy is not None
@@ -173,8 +166,8 @@ def test_the_shipped_policy_and_models_are_well() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"\xff", b"version: 1\nname: x\nroutes: nonsense\n"])
-def test_a_bad_policy_is_a_failure(tmp_path: Path, content: bytes | None) -> None:
-    """Missing, binary or wrong: the file is named."""
+def test_an_invalid_policy_fails(tmp_path: Path, content: bytes | None) -> None:
+    """Missing, binary or invalid: the file is named."""
     path = tmp_path / "p.yaml"
     if content is not None:
         path.write_bytes(content)
@@ -184,8 +177,7 @@ def test_a_bad_policy_is_a_failure(tmp_path: Path, content: bytes | None) -> Non
     assert str(path) in finding.found
 
 
-def test_a_missing_and_an_altered_model_are_failures(tmp_path: Path) -> None:
-    """Nowhere to be found, and found with other bytes than its manifest says."""
+def test_a_missing_model_and_one_with_a_wrong_hash_fail(tmp_path: Path) -> None:
     policy, _ = policy_and_models.read_policy(POLICY)
     assert policy is not None
     real = find_artifact("assistant")
@@ -193,10 +185,10 @@ def test_a_missing_and_an_altered_model_are_failures(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "manifest.json").write_bytes((real.folder / "manifest.json").read_bytes())
     engine = EngineConfig(model_dirs=(str(tmp_path),))
-    _, (gone,) = policy_and_models.check_models(policy, engine)
+    _, (missing,) = policy_and_models.check_models(policy, engine)
     (folder / real.manifest.file).write_bytes(real.path.read_bytes()[:-1] + b"!")
     _, (altered,) = policy_and_models.check_models(policy, engine)
-    assert (gone.level, altered.level) == ("fail", "fail")
+    assert (missing.level, altered.level) == ("fail", "fail")
     assert "sha256" in altered.found
     assert policy_and_models.check_models(policy, EngineConfig(enabled=False)) == ([], [])
 
@@ -204,15 +196,18 @@ def test_a_missing_and_an_altered_model_are_failures(tmp_path: Path) -> None:
 QUALITY = POLICY.read_text().replace("request.prompt_tokens < 48", "edge.quality > 0.6")
 
 
-def test_signals_are_looked_at_where_the_policy_uses_them() -> None:
-    """A handoff has its calibrator, a rule on edge.quality its estimator; who has no engine needs neither."""
-    plain, named = parse_policy(POLICY.read_text()), parse_policy(QUALITY)
-    assert levels(policy_and_models.check_signals(plain, EngineConfig())) == [("signals", "ok")]
-    assert levels(policy_and_models.check_signals(named, EngineConfig())) == [("signals", "ok"), ("signals", "ok")]
-    assert list(policy_and_models.check_signals(named, EngineConfig(enabled=False))) == []
+def test_signals_are_checked_only_if_the_policy_uses_them() -> None:
+    """A handoff uses a calibrator, a rule on `edge.quality` an estimator; without an engine neither is needed."""
+    without_quality, with_quality = parse_policy(POLICY.read_text()), parse_policy(QUALITY)
+    assert levels(policy_and_models.check_signals(without_quality, EngineConfig())) == [("signals", "ok")]
+    assert levels(policy_and_models.check_signals(with_quality, EngineConfig())) == [
+        ("signals", "ok"),
+        ("signals", "ok"),
+    ]
+    assert list(policy_and_models.check_signals(with_quality, EngineConfig(enabled=False))) == []
 
 
-def test_signals_of_another_version_and_altered_ones_are_warned_of(tmp_path: Path) -> None:
+def test_signals_of_another_model_version_and_altered_signals_are_warnings(tmp_path: Path) -> None:
     """Other weights of that name have no estimator and hand off by the engine's raw score; other bytes are said."""
     policy = parse_policy(QUALITY)
     real = find_artifact("assistant")
@@ -234,16 +229,16 @@ def test_signals_of_another_version_and_altered_ones_are_warned_of(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("share", "level"), [(0.5, "fail"), (1.1, "warn"), (10.0, "ok"), (None, "warn")])
-def test_memory_is_held_against_what_the_model_needs(share: float | None, level: str) -> None:
-    """Too little, just enough, plenty, unknown."""
+def test_free_memory_is_compared_with_the_models_need(share: float | None, level: str) -> None:
+    """Too little, little, plenty, unknown."""
     artifact = find_artifact("assistant")
     need_mb = estimate_memory(read_gguf(artifact.path), context=256, batch=1).total_bytes / MIB
     device = DeviceSignals(memory_free_mb=None if share is None else share * need_mb)
     assert levels(policy_and_models.check_memory([artifact], EngineConfig(), device)) == [("memory", level)]
 
 
-def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
-    """A file where the folder should be, whoever we are."""
+def test_a_state_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    """A file in its place fails for root too."""
     (tmp_path / "state").write_text("a file")
     (finding,) = host.check_state_dir(tmp_path / "state" / "causeway", CacheConfig())
     assert finding.level == "fail"
@@ -251,8 +246,8 @@ def test_a_folder_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("free", "level"), [(10 * MIB, "fail"), (200 * MIB, "warn"), (2000 * MIB, "ok")])
-def test_a_full_disk_is_seen_before_it_hurts(tmp_path: Path, free: int, level: str) -> None:
-    """Room for the cache and a little more; nothing is made by looking."""
+def test_a_nearly_full_disk_is_reported(tmp_path: Path, free: int, level: str) -> None:
+    """The check creates nothing."""
     findings = host.check_state_dir(tmp_path / "a" / "b", CacheConfig(), free_bytes_of=lambda _: free)
     assert levels(findings) == [("state folder", level)]
     assert not (tmp_path / "a").exists()
@@ -260,26 +255,24 @@ def test_a_full_disk_is_seen_before_it_hurts(tmp_path: Path, free: int, level: s
 
 
 def test_more_threads_than_cores_is_a_warning() -> None:
-    """A barrier waits for the slowest."""
+    """Threads wait for the slowest one at each barrier."""
     assert host.check_threads(EngineConfig(threads=8), cores=2).level == "warn"
     assert host.check_threads(EngineConfig(threads=2), cores=2).level == "ok"
     assert host.check_threads(EngineConfig()).level == "ok"
 
 
-def test_only_missing_sensors_that_the_policy_needs_are_warned_of() -> None:
-    """An absent battery is no concern of a policy that does not name it."""
+def test_only_missing_sensors_that_the_policy_needs_are_warnings() -> None:
     policy, _ = policy_and_models.read_policy(POLICY)
     assert policy is not None
-    blind = levels(host.check_sensors(policy, DeviceSignals(memory_free_mb=1.0)))
-    assert set(blind) == {("sensors", "warn")}
-    assert len(blind) == len({"device.temperature_c", "device.throttled"} & policy.needs)
-    seeing = DeviceSignals(temperature_c=50.0, throttled=False, memory_free_mb=1.0, power_w=5.0, battery=None)
-    assert levels(host.check_sensors(policy, seeing)) == [("sensors", "ok")]
+    without_sensors = levels(host.check_sensors(policy, DeviceSignals(memory_free_mb=1.0)))
+    assert set(without_sensors) == {("sensors", "warn")}
+    assert len(without_sensors) == len({"device.temperature_c", "device.throttled"} & policy.needs)
+    with_sensors = DeviceSignals(temperature_c=50.0, throttled=False, memory_free_mb=1.0, power_w=5.0, battery=None)
+    assert levels(host.check_sensors(policy, with_sensors)) == [("sensors", "ok")]
     assert levels(host.check_sensors(None, DeviceSignals())) == [("sensors", "ok")]
 
 
-def test_targets_out_of_reach_are_warned_of() -> None:
-    """A cloud target without a cloud, a device target without an engine."""
+def test_unreachable_targets_are_warnings() -> None:
     policy, _ = policy_and_models.read_policy(POLICY)
     assert policy is not None
     assert levels(policy_and_models.check_targets(policy, EngineConfig(enabled=False), "")) == [
@@ -300,7 +293,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 @pytest.fixture
 def served() -> Iterator[tuple[dict[str, Answer], int]]:
-    """A real HTTP server: path → answer, and its port. The clock it tells is that of `date`."""
+    """A real HTTP server: the responses by path, and its port. `date` sets the Date header."""
     answers: dict[str, Answer] = {}
 
     class Handler(BaseHTTPRequestHandler):
@@ -325,42 +318,39 @@ def served() -> Iterator[tuple[dict[str, Answer], int]]:
     server.server_close()
 
 
-def test_a_free_port_is_free_and_any_port_is_any() -> None:
-    """Port 0 asks for nothing in particular."""
+def test_a_free_port_and_port_0_are_ok() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
     assert network.check_port(ServerConfig(port=port)).level == "ok"
     assert network.check_port(ServerConfig(port=0)).level == "ok"
 
 
-def test_a_taken_port_names_its_holder() -> None:
-    """A stranger listens there."""
+def test_a_taken_port_fails_and_names_its_holder() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         finding = network.check_port(ServerConfig(port=holder.getsockname()[1]))
     assert finding.level == "fail"
     assert "is taken by" in finding.found
 
 
-def test_a_port_of_our_own_daemon_is_well(served: tuple[dict[str, Answer], int]) -> None:
-    """`doctor` may run beside the daemon."""
+def test_a_port_taken_by_a_running_daemon_is_ok(served: tuple[dict[str, Answer], int]) -> None:
     answers, port = served
     answers["/readyz"] = Answer(503, b'{"ready":false,"waiting_for":["engine"],"policy":{"name":"default"}}')
     assert network.check_port(ServerConfig(port=port)) == Finding(
         "port", "ok", f"127.0.0.1:{port} is taken by a running Causeway daemon"
     )
-    for stranger in (b"hello", b"[]", b"{}", b"\xff"):
-        answers["/readyz"] = Answer(body=stranger)
+    for other_program in (b"hello", b"[]", b"{}", b"\xff"):
+        answers["/readyz"] = Answer(body=other_program)
         assert network.check_port(ServerConfig(port=port)).level == "fail"
 
 
-def test_an_address_that_is_not_ours_is_a_failure() -> None:
-    """TEST-NET-1 is nobody's address."""
+def test_an_address_of_another_machine_fails() -> None:
+    """192.0.2.1 is in TEST-NET-1."""
     finding = network.check_port(ServerConfig(host="192.0.2.1", port=8080))
     assert (finding.level, finding.advice) == ("fail", "set server.host")
 
 
-def test_the_socket_is_looked_at(tmp_path: Path) -> None:
-    """Free, left behind, a plain file, a folder that is not there, a path that is too long."""
+def test_the_unix_sockets_path_is_checked(tmp_path: Path) -> None:
+    """Free, missing folder, too long, a regular file, left behind by an ended daemon."""
     assert levels(network.check_socket("")) == []
     assert levels(network.check_socket(str(tmp_path / "s"))) == [("socket", "ok")]
     assert levels(network.check_socket(str(tmp_path / "none" / "s"))) == [("socket", "fail")]
@@ -373,8 +363,7 @@ def test_the_socket_is_looked_at(tmp_path: Path) -> None:
     assert "the next one replaces it" in stale_finding.found
 
 
-def test_listening_everywhere_without_a_key_is_a_warning() -> None:
-    """Loopback needs none."""
+def test_listening_beyond_loopback_without_api_keys_is_a_warning() -> None:
     key = KeyConfig(name="a", sha256="0" * 64)
     assert levels(network.check_exposure(ServerConfig())) == []
     assert levels(network.check_exposure(ServerConfig(host="0.0.0.0"))) == [("exposure", "warn")]
@@ -382,21 +371,22 @@ def test_listening_everywhere_without_a_key_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "level", "told"),
+    ("status", "level", "message"),
     [(200, "ok", "answers in"), (401, "fail", "rejects the token"), (404, "warn", "ends in /v1"), (500, "warn", "500")],
 )
-def test_the_cloud_is_asked(served: tuple[dict[str, Answer], int], status: int, level: str, told: str) -> None:
-    """By its models, with our token."""
+def test_the_cloud_is_checked_with_its_token(
+    served: tuple[dict[str, Answer], int], status: int, level: str, message: str
+) -> None:
     answers, port = served
     answers["/v1/models"] = Answer(status)
     finding = next(network.check_cloud(CloudConfig(url=f"http://127.0.0.1:{port}/v1", api_key="t")))
     assert finding.level == level
-    assert told in finding.found + finding.advice
+    assert message in finding.found + finding.advice
 
 
 @pytest.mark.parametrize(("skew", "level"), [(0.0, "ok"), (60.0, "warn"), (-60.0, "warn"), (4000.0, "fail")])
-def test_a_wrong_clock_is_seen_by_the_clouds(served: tuple[dict[str, Answer], int], skew: float, level: str) -> None:
-    """Half a minute is a warning, five are a failure."""
+def test_the_clock_is_compared_with_the_clouds(served: tuple[dict[str, Answer], int], skew: float, level: str) -> None:
+    """More than 30 s is a warning, more than 5 minutes a failure."""
     answers, port = served
     answers["/v1/models"] = Answer(date=formatdate(1_700_000_000, usegmt=True))
     config = CloudConfig(url=f"http://127.0.0.1:{port}/v1")
@@ -405,17 +395,16 @@ def test_a_wrong_clock_is_seen_by_the_clouds(served: tuple[dict[str, Answer], in
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday"])
-def test_a_cloud_without_a_clock_says_nothing_about_ours(
+def test_without_a_valid_date_header_the_clock_is_not_checked(
     served: tuple[dict[str, Answer], int], date: str | None
 ) -> None:
-    """No Date header, or nonsense in it."""
     answers, port = served
     answers["/v1/models"] = Answer(date=date)
     assert levels(network.check_cloud(CloudConfig(url=f"http://127.0.0.1:{port}/v1"))) == [("cloud", "ok")]
 
 
-def test_a_cloud_that_is_away_is_a_warning() -> None:
-    """The box works without it."""
+def test_an_unreachable_cloud_is_a_warning() -> None:
+    """The device answers alone."""
     assert levels(network.check_cloud(CloudConfig(url="http://127.0.0.1:9/v1"))) == [("cloud", "warn")]
     assert levels(network.check_cloud(CloudConfig())) == [("cloud", "ok")]
     assert levels(network.check_cloud(CloudConfig(url="http://x/v1", ca_file="/none.pem"))) == [("cloud", "fail")]
@@ -424,8 +413,8 @@ def test_a_cloud_that_is_away_is_a_warning() -> None:
 # --- all together ----------------------------------------------------------------------------------------------------
 
 
-def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path) -> None:
-    """The whole examination of a box on which much is wrong."""
+def test_every_warning_and_failure_has_an_advice(tmp_path: Path) -> None:
+    """All checks, on a box with many problems."""
     config = Config(
         state_dir=str(tmp_path),
         server=ServerConfig(host="192.0.2.1", socket="/nowhere/s"),
@@ -435,12 +424,13 @@ def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path) -> None:
     findings = list(examine(config, tmp_path / "none.yaml", DeviceSignals()))
     assert worst(findings) == "fail"
     assert all(finding.advice for finding in findings if finding.level != "ok")
-    assert {"python", "policy", "port", "socket", "exposure", "cloud", "threads"} <= {one.check for one in findings}
+    assert {"python", "policy", "port", "socket", "exposure", "cloud", "threads"} <= {
+        finding.check for finding in findings
+    }
 
 
-def test_the_worst_finding_decides() -> None:
-    """fail over warn over ok."""
-    one = Finding("a", "ok", "x")
-    assert worst([]) == worst([one]) == "ok"
-    assert worst([one, Finding("b", "warn", "x", "y")]) == "warn"
+def test_the_worst_level_is_reported() -> None:
+    fine = Finding("a", "ok", "x")
+    assert worst([]) == worst([fine]) == "ok"
+    assert worst([fine, Finding("b", "warn", "x", "y")]) == "warn"
     assert worst([Finding("c", "fail", "x", "y"), Finding("b", "warn", "x", "y")]) == "fail"

@@ -1,4 +1,4 @@
-"""The explanation for people: every reason has its words, absent signals are named, nothing is told twice."""
+"""The explanation on a terminal: every reason has a text, absent signals are named, nothing is repeated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from edge_node.cli.explain import Explained, render
+from edge_node.cli.explain import RouteExplanation, render
 from router.types import (
     AttemptPlan,
     CachePlan,
@@ -31,32 +31,30 @@ LARGE = Target("large", "cloud", "assistant-large")
 
 def printed(**fields: object) -> str:
     decision = Decision("default", "9f2c", "fast-path", (AttemptPlan(SMALL, Handoff(8, 0.55)), AttemptPlan(LARGE)))
-    whole = Explained(
+    explanation = RouteExplanation(
         cache=CachePlan(), decision=decision, estimates=Estimates(prompt_tokens=5, quality=0.25), snapshot=Snapshot()
     )
     console = Console(width=120, file=io.StringIO())
-    console.print(render(msgspec.structs.replace(whole, **fields)))
+    console.print(render(msgspec.structs.replace(explanation, **fields)))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("code", get_args(ReasonCode))
-def test_every_reason_has_words(code: ReasonCode) -> None:
-    """Rule, target and detail are all named where a reason has them."""
+def test_every_reason_has_a_text(code: ReasonCode) -> None:
+    """A text, not its code."""
     reason = Reason(code, rule="a-rule", target="a-target", detail="a-detail")
     text = printed(decision=Decision("p", "r", "", (), (reason,)))
     assert "a-rule" in text
-    assert code not in text  # words, not codes
+    assert code not in text
 
 
-def test_attempts_are_numbered_and_a_handoff_is_told() -> None:
-    """In order, with the place, the model and the confidence asked for."""
+def test_attempts_are_numbered_and_a_handoff_is_described() -> None:
     text = printed()
     assert text.index("1.  small  edge") < text.index("2.  large  cloud")
-    assert "hands off when under 0.55 after 8 tokens" in text
+    assert "handoff if confidence is below 0.55 after 8 tokens" in text
 
 
-def test_without_attempts_it_says_what_the_answer_would_be() -> None:
-    """503, and why."""
+def test_without_attempts_it_names_the_status_and_the_reason() -> None:
     reasons = (Reason("no_route", rule="private-stays"),)
     text = printed(decision=Decision("p", "r", "", (), reasons, on_device=True))
     assert "503" in text
@@ -65,27 +63,24 @@ def test_without_attempts_it_says_what_the_answer_would_be() -> None:
 
 
 def test_an_absent_signal_is_named() -> None:
-    """The rule that needed it does not hold."""
     reason = Reason("signal_absent", rule="hot", detail="device.temperature_c")
     assert "device.temperature_c cannot be read" in printed(decision=Decision("p", "r", "x", (), (reason,)))
 
 
-def test_the_cache_is_told_in_its_three_ways() -> None:
-    """It has one, it would keep one, it is not used."""
-    assert "has an answer, 3.5 s old" in printed(cached_age_s=3.5)
-    assert "would be kept for 30 s" in printed(cache=CachePlan(ExactCache(30.0)))
-    assert "is not used for this request" in printed()
+def test_the_cache_is_a_hit_a_miss_or_unused() -> None:
+    assert "hit: an answer 3.5 s old" in printed(cached_age_s=3.5)
+    assert "would be fresh for 30 s" in printed(cache=CachePlan(ExactCache(30.0)))
+    assert "not used for this request" in printed()
 
 
-def test_a_constraint_is_told_once() -> None:
-    """The cache's plan repeats it, the explanation does not."""
+def test_a_constraint_is_shown_once() -> None:
+    """The cache plan repeats it."""
     held = Reason("constraint_held", rule="private-stays")
     text = printed(decision=Decision("p", "r", "x", (), (held,)), cache=CachePlan(reasons=(held,)))
     assert text.count("private-stays") == 1
 
 
-def test_signals_are_told_under_their_names() -> None:
-    """Those that have a value, and only those."""
+def test_signals_with_a_value_are_shown_under_their_names() -> None:
     snapshot = Snapshot(
         device=DeviceSignals(memory_free_mb=14370.4, cpu=0.256, throttled=False), edge=EdgeSignals(queue=0)
     )

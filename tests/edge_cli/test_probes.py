@@ -1,4 +1,4 @@
-"""The probes tell what a box tells, and nothing where it tells nothing."""
+"""The probes read the sensors of different boxes, and report unreadable ones as absent."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def probes(root: Path, available: int = 2000 * MIB) -> DeviceProbes:
     return DeviceProbes(root, cpu_times=lambda: CpuTimes(0.0, 0.0), available_bytes=lambda: available)
 
 
-def test_orin_nano_tells_heat_throttling_and_the_whole_modules_power(tmp_path: Path) -> None:
-    """VDD_IN is the module's power, not the sum of the rails behind it; powered-down zones do not disturb."""
+def test_orin_nano_has_temperature_throttling_and_module_power(tmp_path: Path) -> None:
+    """VDD_IN is the module's power, not the sum of the rails behind it; powered-down zones are skipped."""
     signals = probes(boxes.plant(tmp_path, boxes.orin_nano())).read(0.0)
     assert signals.temperature_c == pytest.approx(52.468)
-    assert signals.throttled is False  # the hot-surface alert is a warning to fingers, the fan is no brake
+    assert signals.throttled is False  # neither the hot-surface alert nor the fan throttles
     assert signals.power_w == pytest.approx(4.960 * 1.424)
     assert signals.battery is None
 
 
 def test_a_jetson_throttle_alert_is_throttling(tmp_path: Path) -> None:
-    """One alert that is set is enough, and it goes when the alert goes."""
+    """One alert is enough."""
     sensors = probes(boxes.plant(tmp_path, boxes.orin_nano(), boxes.cooling(3, "gpu-throttle-alert", "1")))
     assert sensors.read(0.0).throttled is True
     boxes.plant(tmp_path, boxes.cooling(3, "gpu-throttle-alert", "0"))
     assert sensors.read(1.0).throttled is False
 
 
-def test_over_current_events_throttle_only_while_they_rise(tmp_path: Path) -> None:
-    """The counters count since boot: what matters is a rise since the last read, also across a new scan."""
+def test_over_current_events_count_as_throttling_only_while_they_rise(tmp_path: Path) -> None:
+    """The counters count since boot; a rise since the last read matters, even across a rescan."""
     sensors = probes(boxes.plant(tmp_path, boxes.orin_nano()))
     assert sensors.read(0.0).throttled is False
     counter = {"sys/class/hwmon/hwmon3/oc3_event_cnt": "38"}
@@ -50,8 +50,8 @@ def test_over_current_events_throttle_only_while_they_rise(tmp_path: Path) -> No
     assert sensors.read(2.0 + RESCAN_S).throttled is True
 
 
-def test_agx_orin_adds_its_rails(tmp_path: Path) -> None:
-    """Without a rail for the whole the connected rails are added, over both monitors, each once."""
+def test_agx_orins_power_is_the_sum_of_its_rails(tmp_path: Path) -> None:
+    """It has no rail for the whole module; each connected rail of both monitors counts once."""
     root = boxes.plant(tmp_path, boxes.agx_orin())
     link = root / "sys" / "class" / "hwmon" / "hwmon3"
     link.parent.mkdir(parents=True)
@@ -59,22 +59,22 @@ def test_agx_orin_adds_its_rails(tmp_path: Path) -> None:
     signals = probes(root).read(0.0)
     assert signals.power_w == pytest.approx(3.2 + 0.8 + 4.5 + 0.5)
     assert signals.temperature_c == 61.0
-    assert signals.throttled is None  # nothing on this tree says
+    assert signals.throttled is None  # no source in this tree
 
 
 def test_a_missing_rail_makes_the_power_unknown(tmp_path: Path) -> None:
-    """Half the rails are not the power of the box."""
+    """Part of the rails is not the power of the box."""
     rail = "sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon3/curr2_input"
     assert probes(boxes.plant(tmp_path, boxes.agx_orin(), {rail: None})).read(0.0).power_w is None
 
 
-def test_jetpack_4_is_read_too(tmp_path: Path) -> None:
-    """The old driver's rails are read, and the PMIC's constant 100 °C is not believed."""
+def test_jetpack_4_has_power_and_temperature(tmp_path: Path) -> None:
+    """The PMIC's constant 100 °C is ignored."""
     signals = probes(boxes.plant(tmp_path, boxes.jetson_nano_jetpack4())).read(0.0)
     assert (signals.power_w, signals.temperature_c) == (pytest.approx(2.15), 41.0)
 
 
-def test_thors_input_monitor_is_the_whole_box(tmp_path: Path) -> None:
+def test_thors_input_monitor_is_the_power_of_the_whole_box(tmp_path: Path) -> None:
     """An INA238 measures the input in µW."""
     root = boxes.plant(
         tmp_path,
@@ -84,8 +84,8 @@ def test_thors_input_monitor_is_the_whole_box(tmp_path: Path) -> None:
     assert probes(root).read(0.0).power_w == pytest.approx(42.5)
 
 
-def test_a_laptop_tells_its_battery_and_what_it_draws(tmp_path: Path) -> None:
-    """Two batteries count as one, a mouse's does not; radios and firmware constants are no processor."""
+def test_a_laptop_has_battery_charge_and_power(tmp_path: Path) -> None:
+    """Two batteries are averaged, a mouse's battery is ignored; so are radios and firmware constants."""
     root = boxes.plant(tmp_path, boxes.laptop())
     sensors = probes(root)
     signals = sensors.read(0.0)
@@ -95,37 +95,34 @@ def test_a_laptop_tells_its_battery_and_what_it_draws(tmp_path: Path) -> None:
     assert signals.throttled is False
     for battery in ("BAT0", "BAT1"):
         boxes.plant(root, {f"sys/class/power_supply/{battery}/status": "Charging"})
-    assert sensors.read(1.0).power_w is None  # on mains the battery does not know
+    assert sensors.read(1.0).power_w is None  # unknown on mains power
 
 
-def test_a_held_frequency_cap_is_throttling(tmp_path: Path) -> None:
-    """Where the kernel caps frequencies for heat, the box is throttled."""
+def test_a_frequency_cap_is_throttling(tmp_path: Path) -> None:
     root = boxes.plant(tmp_path, boxes.laptop(), boxes.cooling(0, "Processor", "3"))
     assert probes(root).read(0.0).throttled is True
 
 
 @pytest.mark.parametrize(("temperature", "throttled"), [("98900", False), ("99000", True)])
-def test_a_passive_trip_point_is_throttling_where_nothing_else_tells(
+def test_a_zone_at_its_passive_trip_point_is_throttling_without_other_sources(
     tmp_path: Path, temperature: str, throttled: bool
 ) -> None:
-    """At its passive trip point the kernel slows the box down."""
     root = boxes.plant(tmp_path, boxes.zone(0, "cpu-thermal", temperature, passive="99000"))
     assert probes(root).read(0.0).throttled is throttled
 
 
-def test_a_desktop_without_zones_has_its_hwmon_chip(tmp_path: Path) -> None:
-    """The processor's own sensor is read, the hotter disk is not."""
+def test_a_desktop_without_zones_uses_the_processors_hwmon_chip(tmp_path: Path) -> None:
+    """The hotter disk is ignored."""
     assert probes(boxes.plant(tmp_path, boxes.amd_desktop())).read(0.0).temperature_c == 55.125
 
 
 @pytest.mark.parametrize(("word", "throttled"), [("0", False), ("50000", False), ("50005", True), ("8", True)])
-def test_a_raspberry_pi_says_so_itself(tmp_path: Path, word: str, throttled: bool) -> None:
-    """Only the bits of now count, not those that say that it once happened."""
+def test_a_raspberry_pis_firmware_reports_throttling(tmp_path: Path, word: str, throttled: bool) -> None:
+    """Only the bits of the current state count, not the history bits."""
     assert probes(boxes.plant(tmp_path, boxes.raspberry_pi(word))).read(0.0).throttled is throttled
 
 
-def test_a_container_with_nothing_tells_only_memory(tmp_path: Path) -> None:
-    """No sysfs at all: everything that cannot be read is absent."""
+def test_a_container_without_sysfs_has_only_memory(tmp_path: Path) -> None:
     assert probes(tmp_path, available=512 * MIB).read(0.0) == DeviceSignals(memory_free_mb=512.0)
 
 
@@ -133,8 +130,8 @@ GARBAGE = ["", "hot", "nan", "inf", "-inf", "999999999", "-273151", "\xff\x00", 
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_in_any_file_is_absence(tmp_path: Path, garbage: str | None) -> None:
-    """Whatever one file says, the others are still read and nothing is raised."""
+def test_garbage_in_any_file_makes_only_that_sensor_absent(tmp_path: Path, garbage: str | None) -> None:
+    """Nothing is raised, and the other files are still read."""
     for make in (boxes.orin_nano, boxes.agx_orin, boxes.jetson_nano_jetpack4, boxes.laptop, boxes.amd_desktop):
         root = boxes.plant(tmp_path / make.__name__, make())
         for name, text in make().items():
@@ -149,7 +146,6 @@ def test_garbage_in_any_file_is_absence(tmp_path: Path, garbage: str | None) -> 
 
 @given(content=st.binary(max_size=64))
 def test_any_bytes_are_a_number_or_nothing(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    """Reading a number never raises."""
     path = tmp_path_factory.mktemp("sensor") / "temp"
     path.write_bytes(content)
     number = read_number(path)
@@ -157,7 +153,7 @@ def test_any_bytes_are_a_number_or_nothing(tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_sensor_that_appears_later_is_found(tmp_path: Path) -> None:
-    """A battery that is plugged in is seen after the next scan."""
+    """At the next scan."""
     sensors = probes(tmp_path)
     assert sensors.read(0.0).battery is None
     boxes.plant(tmp_path, boxes.laptop())
@@ -166,7 +162,7 @@ def test_a_sensor_that_appears_later_is_found(tmp_path: Path) -> None:
 
 
 def test_a_sensor_that_disappears_is_absent(tmp_path: Path) -> None:
-    """A file that was there at the scan and is gone at the read is no error."""
+    """The file existed at the scan and is gone at the read."""
     sensors = probes(boxes.plant(tmp_path, boxes.raspberry_pi("0")))
     assert sensors.read(0.0).temperature_c is not None
     (tmp_path / "sys/class/thermal/thermal_zone0/temp").unlink()
@@ -174,14 +170,13 @@ def test_a_sensor_that_disappears_is_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [boxes.cgroup_1, boxes.cgroup_2])
-def test_a_cgroup_limit_is_less_than_the_systems_memory(tmp_path: Path, version: object) -> None:
-    """Free is what the limit leaves; page cache that can be dropped is not used memory."""
+def test_a_cgroup_limit_bounds_free_memory(tmp_path: Path, version: object) -> None:
+    """Page cache that can be reclaimed does not count as used."""
     tree = version("pod/box", str(1000 * MIB), str(700 * MIB), str(200 * MIB))  # type: ignore[operator]
     assert probes(boxes.plant(tmp_path, tree)).read(0.0).memory_free_mb == 500.0
 
 
-def test_the_tightest_of_nested_limits_counts(tmp_path: Path) -> None:
-    """A parent's limit binds too."""
+def test_the_tightest_of_nested_limits_applies(tmp_path: Path) -> None:
     inner = boxes.cgroup_2("pod/box", str(4000 * MIB), "0")
     outer = boxes.cgroup_2("pod", str(300 * MIB), str(100 * MIB))
     root = boxes.plant(tmp_path, outer, inner)
@@ -199,8 +194,7 @@ def test_the_tightest_of_nested_limits_counts(tmp_path: Path) -> None:
         {"proc/self/cgroup": None},
     ],
 )
-def test_without_a_limit_the_system_counts(tmp_path: Path, tree: boxes.Files) -> None:
-    """No limit, or none that can be read: what the system has available."""
+def test_without_a_readable_limit_the_systems_memory_counts(tmp_path: Path, tree: boxes.Files) -> None:
     assert probes(boxes.plant(tmp_path, tree)).read(0.0).memory_free_mb == 2000.0
 
 
@@ -214,14 +208,13 @@ def test_a_containers_host_path_falls_back_to_the_mount(tmp_path: Path) -> None:
     assert probes(root).read(0.0).memory_free_mb == 40.0
 
 
-def test_memory_over_its_limit_is_none_left(tmp_path: Path) -> None:
-    """Never negative."""
+def test_free_memory_is_never_negative(tmp_path: Path) -> None:
     root = boxes.plant(tmp_path, boxes.cgroup_2("", "100", "200"))
     assert probes(root).read(0.0).memory_free_mb == 0.0
 
 
-def test_cpu_is_the_share_since_the_read_before(tmp_path: Path) -> None:
-    """Absent at first, then busy over all; too short an interval keeps the last value."""
+def test_cpu_is_the_busy_share_since_the_last_read(tmp_path: Path) -> None:
+    """Absent at first; an interval that is too short keeps the last value."""
     times = [CpuTimes(10, 100), CpuTimes(13, 104), CpuTimes(13.01, 104.02), CpuTimes(17, 108), CpuTimes(16, 112)]
     reads = iter(times)
     sensors = DeviceProbes(tmp_path, cpu_times=lambda: next(reads), available_bytes=lambda: 0)
@@ -241,8 +234,8 @@ def test_a_failing_source_is_absent(tmp_path: Path) -> None:
     assert DeviceProbes(tmp_path, cpu_times=broken_times, available_bytes=broken).read(0.0) == DeviceSignals()
 
 
-def test_this_machine_is_read_without_an_error() -> None:
-    """The real sources, whatever this machine has: memory at least."""
+def test_this_machine_can_be_read() -> None:
+    """The real sources; at least memory is readable."""
     signals = DeviceProbes().read(0.0)
     assert signals.memory_free_mb is not None
     assert signals.memory_free_mb > 0

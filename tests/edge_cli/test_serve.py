@@ -1,4 +1,4 @@
-"""The command as a process: what it prints, what systemd hears, how it ends. Without an engine, to start at once."""
+"""`serve` as a process: output, systemd notifications, exit codes. Without an engine, so that it starts at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def serve(tmp_path: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
 
 
 def ready_line(daemon: subprocess.Popen[str]) -> tuple[str, list[str]]:
-    """The URL of the ready line, and the lines before it."""
+    """Return the URL of the ready line, and the lines before it."""
     assert daemon.stdout is not None
     lines = []
     for line in daemon.stdout:
@@ -41,8 +41,8 @@ def ready_line(daemon: subprocess.Popen[str]) -> tuple[str, list[str]]:
     raise AssertionError(daemon.communicate()[1])
 
 
-def test_the_daemon_says_what_it_is_and_drains_on_sigterm(tmp_path: Path) -> None:
-    """Where it listens, policy and revision, models, cloud; systemd hears ready and stopping; the exit code is 0."""
+def test_the_daemon_prints_a_summary_and_drains_on_sigterm(tmp_path: Path) -> None:
+    """systemd is notified of ready and stopping; the exit code is 0."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(30)
@@ -53,7 +53,7 @@ def test_the_daemon_says_what_it_is_and_drains_on_sigterm(tmp_path: Path) -> Non
             assert f"listening  {url}/v1" in lines
             assert any(line.startswith("policy     default@") for line in lines)
             assert "device     small: assistant  (engine is off)" in lines
-            assert "cloud      none: this box answers by itself" in lines
+            assert "cloud      none: this box answers on its own" in lines
             with Causeway(f"unix://{sock}") as causeway:
                 assert "auto" in [model.id for model in causeway.models()]
             daemon.send_signal(signal.SIGTERM)
@@ -66,47 +66,46 @@ def test_the_daemon_says_what_it_is_and_drains_on_sigterm(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (["--set", "server.prot=1"], "did you mean `server.port`?"),
         (["--set", "nonsense"], "write KEY=VALUE"),
-        (["--port", "many"], "server.port: must be a whole number"),
+        (["--port", "many"], "server.port: must be an integer"),
         (["--config", "/none.yaml"], "cannot read the config file"),
         (["--policy", "/none.yaml"], "/none.yaml"),
         (["--host", "192.0.2.1", "--port", "1234"], "192.0.2.1:1234"),
     ],
 )
-def test_a_start_that_cannot_be_is_exit_code_2_and_one_line(tmp_path: Path, flags: list[str], told: str) -> None:
-    """No traceback: the key or the file, and what is wrong with it."""
+def test_a_configuration_error_is_exit_code_2_and_one_line(tmp_path: Path, flags: list[str], message: str) -> None:
+    """The line names the key or the file; there is no traceback."""
     with serve(tmp_path, *flags) as daemon:
         _, log = daemon.communicate(timeout=60)
     assert daemon.returncode == 2
     last = log.strip().splitlines()[-1]
     assert last.startswith("causeway-edge: ")
-    assert told in last
+    assert message in last
     assert "Traceback" not in log
 
 
-def test_config_shows_every_key_and_what_is_in_force() -> None:
-    """`--keys` is the table; without it, a file that could be given back, without the token."""
+def test_config_shows_every_key_and_the_effective_values() -> None:
+    """The token is hidden."""
     keys = CliRunner().invoke(main, ["config", "--keys"]).output
     assert [line.split()[0] for line in keys.splitlines()] == config_keys()
     environ = {"CAUSEWAY_CLOUD__API_KEY": "secret-token", "CAUSEWAY_SERVER__PORT": "9"}
-    shown = CliRunner().invoke(main, ["config", "--set", "server.drain_s=5s"], env=environ).output
-    assert "secret-token" not in shown
-    assert "port: 9" in shown
-    assert "drain_s: 5.0" in shown
+    output = CliRunner().invoke(main, ["config", "--set", "server.drain_s=5s"], env=environ).output
+    assert "secret-token" not in output
+    assert "port: 9" in output
+    assert "drain_s: 5.0" in output
 
 
-def test_what_config_shows_is_a_configuration(tmp_path: Path) -> None:
-    """Written to a file and read back it is the same."""
+def test_the_output_of_config_is_a_valid_configuration_file(tmp_path: Path) -> None:
     path = tmp_path / "edge.yaml"
     path.write_text(CliRunner().invoke(main, ["config", "--port", "7"]).output)
     assert load_config(path, {}, {}).server.port == 7
 
 
-def test_doctor_ends_with_1_when_something_must_be_done(tmp_path: Path) -> None:
-    """On a terminal with advice, for machines as JSON."""
+def test_doctor_exits_with_1_if_a_check_fails(tmp_path: Path) -> None:
+    """As text with advice, and as JSON."""
     flags = ["--set", "engine.enabled=false", "--policy", "/none.yaml", "--port", "0", "--state-dir", str(tmp_path)]
     result = CliRunner().invoke(main, ["doctor", *flags])
     assert result.exit_code == 1

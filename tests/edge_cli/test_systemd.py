@@ -1,4 +1,4 @@
-"""What systemd hears, over a real datagram socket."""
+"""Notifications to systemd over a real datagram socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def systemd(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def test_each_call_is_one_datagram(systemd: socket.socket) -> None:
-    """Ready, status, watchdog and stopping arrive as sd_notify(3) writes them, umlauts included."""
+    """Ready, status, watchdog and stopping have the format of sd_notify(3), in UTF-8."""
     notifier = SystemdNotifier({"NOTIFY_SOCKET": systemd.getsockname()})
     assert notifier.ready("listening on 127.0.0.1:8080 – ünd")
     assert systemd.recv(4096).decode() == "READY=1\nSTATUS=listening on 127.0.0.1:8080 – ünd"
@@ -32,8 +32,8 @@ def test_each_call_is_one_datagram(systemd: socket.socket) -> None:
     assert systemd.recv(4096) == b"STOPPING=1\nSTATUS=draining"
 
 
-def test_an_abstract_socket_is_reached() -> None:
-    """An address that begins with @ has no file."""
+def test_an_abstract_socket_is_supported() -> None:
+    """Its address begins with @."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind("")  # the kernel picks an abstract name
         receiver.settimeout(5)
@@ -43,13 +43,12 @@ def test_an_abstract_socket_is_reached() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "vsock:2:1234", "relative"])
-def test_without_a_socket_nothing_happens(name: str) -> None:
-    """Outside systemd the calls are silent."""
+def test_without_a_usable_socket_calls_return_false(name: str) -> None:
     assert not SystemdNotifier({"NOTIFY_SOCKET": name}).ready()
 
 
-def test_a_dead_systemd_holds_nobody_up(systemd: socket.socket) -> None:
-    """A full or closed socket loses the message and returns at once."""
+def test_a_full_or_closed_socket_does_not_block(systemd: socket.socket) -> None:
+    """The message is lost."""
     notifier = SystemdNotifier({"NOTIFY_SOCKET": systemd.getsockname()})
     while notifier.status("fill"):
         pass
@@ -69,6 +68,6 @@ def test_a_dead_systemd_holds_nobody_up(systemd: socket.socket) -> None:
         ({}, None),
     ],
 )
-def test_the_watchdog_is_fed_twice_as_often_as_needed(environ: dict[str, str], expected: float | None) -> None:
-    """Half of WATCHDOG_USEC, if it is meant for us."""
+def test_the_watchdog_interval_is_half_of_watchdog_usec(environ: dict[str, str], expected: float | None) -> None:
+    """If WATCHDOG_PID names this process."""
     assert SystemdNotifier(environ, pid=42).watchdog_s == expected

@@ -1,4 +1,4 @@
-"""The table of the tour fits the terminal and never loses what it is there to show."""
+"""The table of the demo questions fits the terminal."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ROWS = [
 
 
 @pytest.mark.parametrize("width", [80, 100, 140, 300])
-def test_every_width_shows_route_target_reason_and_times(width: int) -> None:
-    """Questions and answers are cut; route, target, reason and times never are."""
+def test_every_width_shows_whole_routes_targets_reasons_and_times(width: int) -> None:
+    """Only questions and answers are truncated."""
     console = Console(width=width, file=io.StringIO())
     console.print(render_table(ROWS, width))
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    for told in ("edge", "small", "fast-path", "12.3", "45.6", "cloud (degraded)", "large", "otherwise", "1234.5", "–"):
-        assert told in printed
+    for text in ("edge", "small", "fast-path", "12.3", "45.6", "cloud (degraded)", "large", "otherwise", "1234.5", "–"):
+        assert text in printed
     assert ("an answer" in printed) == (width >= 100)
     assert all(len(line) <= width for line in printed.splitlines())
 
 
-def test_the_tour_goes_every_way() -> None:
-    """One question twice for the cache, one private, all different otherwise."""
+def test_the_questions_cover_every_route() -> None:
+    """One question is repeated for the cache, and one is private."""
     assert len({question.text for question in TOUR}) == len(TOUR) - 1
     assert [question.tags for question in TOUR].count(("private",)) == 1

@@ -1,4 +1,4 @@
-"""`up` with stand-ins for its three programs: order, faults, the table, and that nothing is left."""
+"""`up` with fake programs: order of start and stop, faults, the table, and no leftovers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edge_node.config.schema import Config, ServerConfig, load_config
 
 FAKE = Path(__file__).parent / "programs.py"
 ROOT = Path(__file__).parents[2]
-# `up` as a process of its own, for it is signals that end it.
+# `up` runs as a process, because signals end it.
 MAIN = """
 import sys, msgspec
 from pathlib import Path
@@ -33,17 +33,17 @@ sys.exit(run(msgspec.json.decode(sys.argv[1], type=UpOptions, dec_hook=lambda ki
 """
 
 
-class Running:
-    """One `up` and the world around it."""
+class UpProcess:
+    """One run of `up` with fake programs."""
 
-    def __init__(self, folder: Path, *faults: str, **plan: object) -> None:
+    def __init__(self, folder: Path, *faults: str, **options: object) -> None:
         self.folder = folder
         (folder / "faults").write_text("\n".join(faults))
         (folder / "events").touch()
         environ = {"FAKE_FAULTS": str(folder / "faults"), "FAKE_EVENTS": str(folder / "events"), "COLUMNS": "200"}
         programs = {name: [sys.executable, str(FAKE), name] for name in ("causeway-edge", "causeway-cloud")}
-        config = plan.pop("config", Config(server=ServerConfig(port=0, drain_s=0.0)))
-        document = {"config": config, "serve_flags": [], "runs": str(folder / "runs"), "programs": programs, **plan}
+        config = options.pop("config", Config(server=ServerConfig(port=0, drain_s=0.0)))
+        document = {"config": config, "serve_flags": [], "runs": str(folder / "runs"), "programs": programs, **options}
         self.process = subprocess.Popen(
             [sys.executable, "-c", MAIN, msgspec.json.encode(document).decode()],
             env={**os.environ, **environ, "PYTHONPATH": str(ROOT)},
@@ -53,11 +53,11 @@ class Running:
             start_new_session=True,
         )
         self.printed = ""
-        self._hung = threading.Timer(60, self.process.kill)  # a reader that waits for ever then sees the end
-        self._hung.start()
+        self._watchdog = threading.Timer(60, self.process.kill)  # ends a reader that would wait for ever
+        self._watchdog.start()
 
     def until(self, text: str) -> None:
-        """Read what it prints until `text` is in it."""
+        """Read the output until it contains `text`."""
         assert self.process.stdout is not None
         while text not in self.printed:
             line = self.process.stdout.readline()
@@ -65,17 +65,17 @@ class Running:
             self.printed += line
 
     def end(self, *signals: signal.Signals) -> int:
-        """Send the signals, read the rest, and return the exit status."""
+        """Send the signals, read the remaining output, and return the exit status."""
         for number in signals:
             self.process.send_signal(number)
         rest, _ = self.process.communicate(timeout=60)
         self.printed += rest
-        self._hung.cancel()
+        self._watchdog.cancel()
         return self.process.returncode
 
     def clear(self) -> None:
-        """Whatever a failed test has left."""
-        self._hung.cancel()
+        """Kill what a failed test has left behind."""
+        self._watchdog.cancel()
         if self.process.poll() is None:
             for child in [psutil.Process(self.process.pid), *self.children()]:
                 child.kill()
@@ -95,15 +95,15 @@ class Running:
         return found
 
 
-Start = Callable[..., Running]
+Start = Callable[..., UpProcess]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Running] = []
+    started: list[UpProcess] = []
 
-    def begin(*faults: str, **plan: object) -> Running:
-        started.append(Running(tmp_path, *faults, **plan))
+    def begin(*faults: str, **options: object) -> UpProcess:
+        started.append(UpProcess(tmp_path, *faults, **options))
         return started[-1]
 
     yield begin
@@ -111,18 +111,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
         running.clear()
 
 
-def test_once_starts_asks_prints_and_leaves_nothing(start: Start) -> None:
-    """Started in order, asked each question, ended in the opposite order; the secrets are gone, the logs stay."""
+def test_once_starts_asks_prints_and_leaves_only_logs(start: Start) -> None:
+    """The programs stop in reverse order, and the secrets are deleted."""
     up = start(once=True)
     assert up.end() == 0
     order = [event for event in up.events if event.endswith((" starts", " ends"))]
     assert set(order[:2]) == {"triton starts", "gateway starts"}
     assert order[2:] == ["edge starts", "edge ends", "gateway ends", "triton ends"]
-    assert [event for event in up.events if event.startswith("asked")] == [
-        f"asked {question.text[:20]} {list(question.tags)}" for question in TOUR
+    assert [event for event in up.events if event.startswith("request")] == [
+        f"request {question.text[:20]} {list(question.tags)}" for question in TOUR
     ]
-    for told in ("question", "route", "first ms", "wake me up at six am", "an answer", "fast-path", "edge"):
-        assert told in up.printed
+    for text in ("question", "route", "first ms", "wake me up at six am", "an answer", "fast-path", "edge"):
+        assert text in up.printed
     names = {path.name for path in up.run_folder().iterdir()}
     assert names == {"triton.log", "gateway.log", "edge.log"}
 
@@ -139,8 +139,8 @@ def test_the_gateway_and_the_edge_share_a_token_of_this_run(start: Start) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_serves_until_it_is_told_to_stop(start: Start, number: signal.Signals) -> None:
-    """It says where to ask; a signal ends all in order with exit code 0."""
+def test_it_serves_until_a_signal(start: Start, number: signal.Signals) -> None:
+    """The programs stop in order, and the exit code is 0."""
     up = start()
     up.until("Ctrl-C")
     children = up.children()
@@ -152,16 +152,15 @@ def test_it_serves_until_it_is_told_to_stop(start: Start, number: signal.Signals
     assert not any(child.is_running() for child in children)
 
 
-def test_without_a_cloud_only_the_edge_is_started(start: Start) -> None:
-    """`--no-cloud`."""
+def test_with_no_cloud_only_the_edge_is_started(start: Start) -> None:
     up = start(cloud=False, once=True)
     assert up.end() == 0
     assert [event for event in up.events if event.endswith("starts")] == ["edge starts"]
 
 
 @pytest.mark.parametrize("name", ["triton", "gateway", "edge"])
-def test_a_program_that_cannot_start_is_named_with_its_words(start: Start, name: str) -> None:
-    """Its last words are shown, the others are ended, and the exit code is 1."""
+def test_a_program_that_cannot_start_is_named_with_the_end_of_its_log(start: Start, name: str) -> None:
+    """The other programs are stopped, and the exit code is 1."""
     up = start(f"{name}-missing", once=True)
     assert up.end() == 1
     assert f"{name} ended (status 1)" in up.printed
@@ -172,26 +171,26 @@ def test_a_program_that_cannot_start_is_named_with_its_words(start: Start, name:
 
 
 @pytest.mark.parametrize("name", ["triton", "gateway"])
-def test_the_edge_goes_on_without_a_cloud_that_died(start: Start, name: str) -> None:
-    """It is told which one died, with its log's end; Ctrl-C still ends the rest in order."""
+def test_the_edge_continues_after_a_cloud_program_died(start: Start, name: str) -> None:
+    """The output names the program and shows the end of its log."""
     up = start(f"{name}-dies")
     up.until("the edge continues without it")
     assert f"{name} ended unexpectedly" in up.printed
-    assert f"{name}: out of luck" in up.printed
+    assert f"{name}: simulated crash" in up.printed
     assert up.end(signal.SIGINT) == 0
     assert "edge ends" in up.events
 
 
-def test_a_dead_edge_ends_it_all(start: Start) -> None:
-    """Nobody is there to ask: exit code 1, and the cloud side is ended too."""
+def test_the_death_of_the_edge_ends_everything(start: Start) -> None:
+    """The exit code is 1, and the cloud programs are stopped too."""
     up = start("edge-dies")
     assert up.end() == 1
     assert "edge ended unexpectedly" in up.printed
     assert up.events[-2:] == ["gateway ends", "triton ends"]
 
 
-def test_ctrl_c_while_it_starts_ends_what_is_there(start: Start) -> None:
-    """130, as for any program that was interrupted before it did its work."""
+def test_ctrl_c_during_the_start_stops_what_was_started(start: Start) -> None:
+    """The exit code is 130, as for any interrupted program."""
     up = start("triton-silent")
     up.until("logs in")
     while "gateway starts" not in up.events or "triton starts" not in up.events:
@@ -201,7 +200,7 @@ def test_ctrl_c_while_it_starts_ends_what_is_there(start: Start) -> None:
 
 
 def test_a_second_ctrl_c_kills(start: Start) -> None:
-    """A program that does not listen to SIGTERM is gone at the second asking."""
+    """Even a program that ignores SIGTERM."""
     up = start("edge-stubborn")
     up.until("Ctrl-C")
     children = up.children()
@@ -211,8 +210,8 @@ def test_a_second_ctrl_c_kills(start: Start) -> None:
     assert not any(child.is_running() for child in children)
 
 
-def test_when_up_is_killed_its_programs_end_by_themselves(start: Start) -> None:
-    """kill -9 of `up` sends each of them SIGTERM."""
+def test_if_up_is_killed_its_programs_end(start: Start) -> None:
+    """The kernel sends each of them SIGTERM."""
     up = start()
     up.until("Ctrl-C")
     children = up.children()
@@ -222,31 +221,29 @@ def test_when_up_is_killed_its_programs_end_by_themselves(start: Start) -> None:
     assert (len(gone), alive) == (3, [])
 
 
-def test_a_refusing_edge_is_shown_and_is_exit_code_1(start: Start) -> None:
-    """The table tells the failure of each question."""
+def test_failed_questions_are_printed_and_are_exit_code_1(start: Start) -> None:
     up = start("refuses", once=True)
     assert up.end() == 1
     assert up.printed.count("503 no_route: no route") == len(TOUR)
 
 
 def test_the_questions_wait_for_the_engine(start: Start) -> None:
-    """The edge is ready as soon as the cloud can answer for it; the tour is to show the device too."""
+    """The edge is ready as soon as the cloud can answer; the demo questions also need the device."""
     up = start(cloud=False, once=True)
     assert up.end() == 0
-    states = [event for event in up.events if event.startswith(("engine", "asked"))]
+    states = [event for event in up.events if event.startswith(("engine", "request"))]
     assert states[:3] == ["engine starting", "engine starting", "engine ready"]
-    assert states[3].startswith("asked")
+    assert states[3].startswith("request")
 
 
-def test_an_engine_that_failed_is_said_and_not_waited_for(start: Start) -> None:
-    """With the log to see; the questions are asked all the same."""
+def test_a_failed_engine_is_reported_and_not_waited_for(start: Start) -> None:
+    """The questions are asked all the same."""
     up = start("engine-fails", cloud=False, once=True)
     assert up.end() == 0
     assert "the device's engine is failed: see" in up.printed
 
 
-def test_a_taken_port_makes_it_take_the_next(start: Start) -> None:
-    """And says so."""
+def test_a_taken_port_is_replaced_by_the_next_free_one(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         up = start(cloud=False, once=True, config=Config(server=ServerConfig(port=port, drain_s=0.0)))
@@ -254,8 +251,8 @@ def test_a_taken_port_makes_it_take_the_next(start: Start) -> None:
     assert f"port {port} is taken: the edge listens on" in up.printed
 
 
-def test_only_a_few_old_runs_are_kept(start: Start, tmp_path: Path) -> None:
-    """The newest; what is not a run is not touched."""
+def test_only_the_newest_runs_are_kept(start: Start, tmp_path: Path) -> None:
+    """Other folders are not deleted."""
     for number in range(8):
         (tmp_path / "runs" / f"2020010{number}-000000-1").mkdir(parents=True)
     (tmp_path / "runs" / "mine").mkdir()
@@ -266,15 +263,13 @@ def test_only_a_few_old_runs_are_kept(start: Start, tmp_path: Path) -> None:
     assert len(names) == 6
 
 
-def test_the_installed_commands_are_found() -> None:
-    """Beside this Python, or as modules."""
+def test_the_commands_are_found_beside_python_or_as_modules() -> None:
     programs = find_programs()
     assert set(programs) == {"causeway-edge", "causeway-cloud"}
     for name, package in (("causeway-edge", "edge_node"), ("causeway-cloud", "cloud_pool")):
         assert programs[name][0].endswith(name) or programs[name] == [sys.executable, "-m", package]
 
 
-def test_a_plan_is_built_from_the_configuration() -> None:
-    """What `serve` would get, `up` hands on."""
-    plan = UpOptions(load_config(None, {"HOME": "/h"}, {}), ("--log", "debug"), Path("/runs"), find_programs())
-    assert (plan.cloud, plan.once) == (True, False)
+def test_cloud_is_on_and_once_is_off_by_default() -> None:
+    options = UpOptions(load_config(None, {"HOME": "/h"}, {}), ("--log", "debug"), Path("/runs"), find_programs())
+    assert (options.cloud, options.once) == (True, False)

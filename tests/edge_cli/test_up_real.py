@@ -1,4 +1,4 @@
-"""`causeway-edge up --once` as a user runs it: the real Triton, gateway, engine and models."""
+"""`causeway-edge up --once` with the real Triton, gateway, engine and models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRITON = Path(os.environ.get("CAUSEWAY_TRITON_ENV", ROOT / ".venv-triton")) / "t
 
 
 def orphans() -> set[str]:
-    """Shared memory of a Triton whose launcher is gone."""
+    """Return the shared memory of Tritons whose launcher has ended."""
     names = {path.name for path in Path("/dev/shm").glob("triton_python_backend_shm_region_causeway*")}
     owners = {name: re.search(r"causeway(\d+)_", name) for name in names}
     return {name for name, owner in owners.items() if owner is None or not psutil.pid_exists(int(owner[1]))}
@@ -38,7 +38,7 @@ def up(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def routes(printed: str) -> list[str]:
-    """The route of each question's row, in order."""
+    """Return the route of each question's row, in order."""
     starts = [question.text[:20] for question in TOUR]
     rows = [line for line in printed.splitlines() if any(line.startswith(start) for start in starts)]
     return [line[34:].split()[0] for line in rows]
@@ -48,13 +48,13 @@ def routes(printed: str) -> list[str]:
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.skipif(not TRITON.exists(), reason="no Triton environment; `make setup` makes it")
-def test_the_tour_goes_every_way(tmp_path: Path) -> None:
-    """Device, cloud, cache, handoff, private; then only logs and state are left: no shared memory, no secret."""
+def test_the_questions_take_every_route(tmp_path: Path) -> None:
+    """Afterwards only logs and state are left: no shared memory, no secret."""
     before = orphans()
-    done = up(tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert routes(done.stdout) == ["edge", "cloud", "cache", "cloud", "edge"], done.stdout
-    assert "handoff: low_confidence" in done.stdout
+    process = up(tmp_path)
+    assert process.returncode == 0, process.stdout
+    assert routes(process.stdout) == ["edge", "cloud", "cache", "cloud", "edge"], process.stdout
+    assert "handoff: low_confidence" in process.stdout
     (folder,) = tmp_path.iterdir()
     assert {path.name for path in folder.iterdir()} == {"triton.log", "gateway.log", "edge.log", "state"}
     assert orphans() <= before
@@ -62,8 +62,7 @@ def test_the_tour_goes_every_way(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_the_edge_alone_answers_everything_itself(tmp_path: Path) -> None:
-    """Without a cloud every question is answered on the device."""
-    done = up(tmp_path, "--no-cloud")
-    assert done.returncode == 0, done.stdout
-    assert routes(done.stdout) == ["edge"] * 5
+def test_without_a_cloud_the_device_answers_every_question(tmp_path: Path) -> None:
+    process = up(tmp_path, "--no-cloud")
+    assert process.returncode == 0, process.stdout
+    assert routes(process.stdout) == ["edge"] * 5
