@@ -21,6 +21,7 @@ from causeway import (
     CausewayUnreachable,
     RequestOptions,
 )
+
 from .explain import RouteExplanation, render
 
 ANSWERED, FAILED, UNREACHABLE, TIMED_OUT, BROKEN = 0, 1, 3, 4, 5
