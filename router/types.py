@@ -1,8 +1,8 @@
-"""The vocabulary: what travels between the hops, frozen.
+"""The vocabulary: the frozen values that travel between the hops.
 
 bytes → Request → (cache) → Decision → Chunks → Outcome. Durations are seconds (``*_s``) or milliseconds (``*_ms``);
-text is str; JSON documents that we only carry (schemas, unknown fields) stay canonical JSON text, so that everything is
-hashable.
+text is str. JSON documents that we pass on without reading them (schemas, unknown fields) stay canonical JSON text, so
+that everything is hashable.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ CacheStatus = Literal["hit", "semantic", "stale", "miss", "bypass", "coalesced"]
 Ability = Literal["chat", "completion", "embedding", "tools", "json", "logprobs", "image", "audio", "file"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 AUTO = "auto"
-"""The model name with which a caller leaves the choice to the policy."""
+"""The model name with which a client lets the policy choose."""
 
 
-# --- the ask ---------------------------------------------------------------------------------------------------------
+# --- the request -----------------------------------------------------------------------------------------------------
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -68,7 +68,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """``none`` | ``auto`` | ``required`` | ``function`` (then `name` says which)."""
+    """``none`` | ``auto`` | ``required`` | ``function`` (the one called `name`)."""
 
     mode: Literal["none", "auto", "required", "function"] = "auto"
     name: str | None = None
@@ -83,7 +83,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """What was asked; None is the backend's default (OpenAI's: temperature 1, top_p 1)."""
+    """The requested sampling parameters. None is the backend's default (OpenAI's: temperature 1, top_p 1)."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -97,23 +97,23 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class RoutingHints(msgspec.Struct, frozen=True):
-    """What the caller says about routing; never sent to a target, can only narrow a policy."""
+    """The client's routing hints. They can only narrow a policy, and are never sent to a target."""
 
     prefer: Prefer | None = None
     tags: tuple[str, ...] = ()  # sorted, unique
-    client: str = ""  # who asks, from the API key or the peer
-    deadline_ms: int | None = None  # time left, as said by the caller
+    client: str = ""  # name of the API key, or address of the peer
+    deadline_ms: int | None = None  # time limit that the client sets
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One parsed, valid ask. `client`, `tags`, `prefer`, `deadline_ms` of DESIGN §4 are in `wishes`."""
+    """One parsed and valid request. The signals client, tags, prefer and deadline_ms are in `hints`."""
 
     kind: Kind
     model: str
     messages: tuple[Message, ...] = ()  # chat
     prompts: tuple[str | tuple[int, ...], ...] = ()  # completion and embedding; text or token ids
     max_tokens: int | None = None
-    # The caller's own name for it: some servers know only the old one, some models refuse it.
+    # The client's name for it: some servers know only the old name, some models refuse it.
     limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
@@ -124,15 +124,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     response_format: ResponseFormat | None = None
-    logprobs: int | None = None  # None: off; k ≥ 0: the chosen token's and the k best alternatives
+    logprobs: int | None = None  # None: off; k ≥ 0: of the chosen token and the k best alternatives
     echo: bool = False  # completion
     suffix: str | None = None  # completion
     dimensions: int | None = None  # embedding
     encoding_format: Literal["float", "base64"] = "float"  # embedding
     user: str | None = None
-    extra: str = ""  # canonical JSON object of fields we do not interpret, carried to the target; "" for none
+    extra: str = ""  # canonical JSON object of fields that we do not interpret but pass on; "" for none
     hints: RoutingHints = RoutingHints()
-    resume: str = ""  # the token of an answer that was cut short: its rest is wanted, from whom it came
+    resume: str = ""  # continue token of an answer that was cut short; the target that made it makes the rest
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A piece of a tool call; `id` and `name` come with the first piece of call number `index`."""
+    """A part of a tool call. `id` and `name` come with the first part of call number `index`."""
 
     index: int
     arguments: str = ""
@@ -163,11 +163,11 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt, found in the KV cache
+    cached_tokens: int = 0  # prompt tokens that were found in the KV cache
 
 
 class Confidence(msgspec.Struct, frozen=True):
-    """How sure the model was over its first `tokens` tokens. `score`, in [0, 1], is what a handoff compares."""
+    """The model's confidence over its first `tokens` tokens. A handoff compares `score`, in [0, 1]."""
 
     tokens: int
     score: float
@@ -178,22 +178,22 @@ class Confidence(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """A streamed piece of choice `index`; it may carry several tokens.
+    """A streamed part of choice `index`. It may carry several tokens.
 
-    The last piece of a choice has its `finish_reason`; the last chunk of an answer has `usage` (all choices together)
-    and may carry nothing else. `confidence` is the running value, on the first tokens of choice 0 only.
+    The last chunk of a choice has its `finish_reason`; the last chunk of an answer has `usage` (of all choices) and may
+    carry nothing else. `confidence` is the running value, on the first tokens of choice 0 only.
     """
 
     text: str = ""
     index: int = 0
-    tokens: int = 0  # how many tokens this piece stands for
+    tokens: int = 0  # number of tokens in this chunk
     tool_calls: tuple[ToolCallDelta, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     confidence: Confidence | None = None
     usage: Usage | None = None
     refusal: str | None = None
-    resume: str = ""  # with the last piece of an answer that was cut short: the token to ask for the rest with
+    resume: str = ""  # continue token, on the last chunk of an answer that was cut short
 
 
 class Embeddings(msgspec.Struct, frozen=True):
@@ -201,11 +201,11 @@ class Embeddings(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
 
 
-# --- the choice ------------------------------------------------------------------------------------------------------
+# --- the decision ----------------------------------------------------------------------------------------------------
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A model somewhere, as the policy names it."""
+    """A model on the device or in the cloud, as the policy defines it."""
 
     name: str
     at: Location
@@ -217,7 +217,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Handoff(msgspec.Struct, frozen=True):
-    """Hold back the first `after_tokens`; hand off to the next attempt if confidence is under `below`."""
+    """Hold back the first `after_tokens` tokens; hand off to the next attempt if their confidence is below `below`."""
 
     after_tokens: int
     below: float
@@ -225,47 +225,47 @@ class Handoff(msgspec.Struct, frozen=True):
 
 class AttemptPlan(msgspec.Struct, frozen=True):
     target: Target
-    handoff: Handoff | None = None  # only where a later attempt exists
+    handoff: Handoff | None = None  # only if a later attempt exists
 
 
 ReasonCode = Literal[
-    "rule_held",  # this route decided
+    "rule_held",  # this route decides
     "rule_not_held",
-    "signal_absent",  # the rule needs a signal that this box cannot read: it does not hold
+    "signal_absent",  # the rule needs a signal that this box does not have: it does not hold
     "rule_failed",  # the expression raised (a type mismatch at run time): it does not hold
     "constraint_held",
-    "constraint_excluded",  # a constraint removed a target
-    "preference_excluded",  # the caller's wish removed a target
-    "preference_ordered",  # the caller's wish moved a target forward
-    "model_named",  # the caller named a target instead of `auto`
-    "continued",  # the rest of an answer comes from where its start came from
-    "target_unable",  # the target cannot do what was asked (an image, embeddings, tools)
+    "constraint_excluded",  # a constraint excludes a target
+    "preference_excluded",  # the client's preference excludes a target
+    "preference_ordered",  # the client's preference moves a target forward
+    "model_named",  # the client named a model instead of `auto`
+    "continued",  # the rest of an answer comes from the target that made its start
+    "target_unable",  # the target lacks an ability that the request needs (images, embeddings, tools)
     "target_down",  # breaker open, engine not running: moved to the end, not removed
-    "no_route",  # nothing left
+    "no_route",  # no target is left
     "cache_rule_held",
     "cache_rule_not_held",
-    "cache_refused",  # sampled or tool request without the policy's word, or constrained
+    "cache_refused",  # sampled, offers tools (without the rule's permission), or continues an answer
 ]
 
 
 class Reason(msgspec.Struct, frozen=True):
     code: ReasonCode
-    rule: str = ""  # the rule, constraint or wish that speaks
+    rule: str = ""  # name of the rule or constraint, or the client's preference
     target: str = ""
-    detail: str = ""  # the signal's name, the expression's error, the wish
+    detail: str = ""  # name of the absent signal, error of the expression, missing ability, ...
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What shall be tried, in order, and why. An empty `attempts` means no route: answer 503 with the reasons."""
+    """The attempts, in order, and why. Empty `attempts` mean that there is no route: the answer is 503 with reasons."""
 
     policy: str
     revision: str
     rule: str  # the route that held, or "" when a model was named
     attempts: tuple[AttemptPlan, ...]
     reasons: tuple[Reason, ...] = ()
-    on_device: bool = False  # a constraint or wish binds this request to the device (fail closed)
-    private: bool = False  # a *constraint* binds it: nothing of its content may be kept beyond memory, nor logged
-    skipped_target: str = ""  # the target that would come first if it were not down: another's answer is degraded
+    on_device: bool = False  # a constraint or the client binds this request to the device
+    private: bool = False  # a constraint binds it: its content must not be logged, or stored other than in memory
+    skipped_target: str = ""  # the target that would be first if it were not down; other answers are degraded
 
 
 class ExactCache(msgspec.Struct, frozen=True):
@@ -274,19 +274,19 @@ class ExactCache(msgspec.Struct, frozen=True):
 
 
 class CachePlan(msgspec.Struct, frozen=True):
-    """What the policy allows for this request. `exact` None: bypass."""
+    """The policy's cache rule for this request. `exact` None: bypass the cache."""
 
     exact: ExactCache | None = None
     rule: str = ""
     reasons: tuple[Reason, ...] = ()
-    private: bool = False  # then: memory only, and never shared between clients
+    private: bool = False  # memory only, and never shared between clients
 
 
-# --- what is known when deciding -------------------------------------------------------------------------------------
+# --- signals ---------------------------------------------------------------------------------------------------------
 
 
 class DeviceSignals(msgspec.Struct, frozen=True):
-    """None: this box cannot read it; a rule that needs it does not hold."""
+    """None means that this box cannot read the signal; a rule that needs it does not hold."""
 
     temperature_c: float | None = None
     throttled: bool | None = None
@@ -298,7 +298,7 @@ class DeviceSignals(msgspec.Struct, frozen=True):
 
 class EdgeSignals(msgspec.Struct, frozen=True):
     queue: int | None = None  # requests waiting for the engine
-    tokens_per_s: float | None = None  # of one stream, recent
+    tokens_per_s: float | None = None  # recent speed of one stream
     loaded: bool | None = None
 
 
@@ -307,7 +307,7 @@ class CloudSignals(msgspec.Struct, frozen=True):
     rtt_ms: float | None = None
     breaker: str | None = None  # closed | half_open | open
     tier: str | None = None  # the tier that last answered
-    away: tuple[str, ...] = ()  # models that nothing behind it answers for now, by its own word
+    unavailable_models: tuple[str, ...] = ()  # models that the cloud reports as unavailable now
 
 
 class SpendSignals(msgspec.Struct, frozen=True):
@@ -324,7 +324,7 @@ class NowSignals(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The signals of the box at decision time. `down`: targets that cannot be tried right now (moved last)."""
+    """The signals of the box at decision time. `down`: targets that are known to be down; they are tried last."""
 
     device: DeviceSignals = DeviceSignals()
     edge: EdgeSignals = EdgeSignals()
@@ -335,19 +335,19 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Estimates(msgspec.Struct, frozen=True):
-    """Signals about this very request that cost something to compute; None: not computed or absent."""
+    """Signals about one request that are expensive to compute. None: not computed, or absent."""
 
-    prompt_tokens: int | None = None  # the edge model's own count
-    quality: float | None = None  # edge.quality: probability that the device's answer will be right
+    prompt_tokens: int | None = None  # counted with the edge model's tokenizer
+    quality: float | None = None  # edge.quality: probability that the device's answer is right
 
 
-# --- what happened ---------------------------------------------------------------------------------------------------
+# --- the outcome -----------------------------------------------------------------------------------------------------
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):
     target: str
     at: Location
-    state: str  # the attempt machine's last state (router/attempt)
+    state: str  # the last AttemptState (router/decision/attempts.py)
     started_ms: float  # since the request arrived
     ttft_ms: float | None = None  # since the attempt started
     duration_ms: float | None = None
@@ -358,16 +358,16 @@ class AttemptRecord(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Measured after; exactly one per request."""
+    """The measured result of a request; exactly one per request."""
 
     status: Literal["ok", "error", "cancelled", "rejected"]
     http_status: int
     route: Route
     target: str = ""
     model: str = ""
-    reason: str = ""  # short: rule name, `cache`, or what made the fallback
+    reason: str = ""  # short: the name of the rule, `cache`, or the cause of the fallback
     cache: CacheStatus = "bypass"
-    # Not answered by the policy's first choice because that failed or is down; or stale; or the cloud gave less.
+    # The policy's first choice failed or is down, the answer is stale, or the cloud itself degraded the answer.
     degraded: bool = False
     attempts: tuple[AttemptRecord, ...] = ()
     ttft_ms: float | None = None
@@ -379,7 +379,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class DecisionRecord(msgspec.Struct, frozen=True):
-    """What `GET /v1/decisions/{id}` returns: the story of one request, without its content."""
+    """What `GET /v1/decisions/{id}` returns: everything about one request except its content."""
 
     id: str
     created: float  # unix time, s
@@ -391,5 +391,5 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     prefer: Prefer | None
     estimates: Estimates
     snapshot: Snapshot
-    decision: Decision | None  # None when the cache answered or the request was refused before
+    decision: Decision | None  # None if the cache answered, or the request was refused before a decision
     outcome: Outcome

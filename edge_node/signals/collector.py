@@ -137,9 +137,11 @@ class SignalCollector:
             down |= self._targets_at["edge"]
         if self._cloud is None or cloud.reachable is False or cloud.breaker == "open":
             down |= self._targets_at["cloud"]
-        if cloud.away and self._policy is not None:
+        if cloud.unavailable_models and self._policy is not None:
             targets = self._policy.targets
-            down |= {target.name for target in targets if target.at == "cloud" and target.model in cloud.away}
+            down |= {
+                target.name for target in targets if target.at == "cloud" and target.model in cloud.unavailable_models
+            }
         return down
 
     def _spend_signals(self, second: int) -> SpendSignals:

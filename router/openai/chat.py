@@ -108,7 +108,7 @@ def _logprobs(wire: WireChat) -> int | None:
 def _message(wire: WireMessage, at: int) -> Message:
     role, content = wire.role, wire.content
     if (role == "user" or role == "system") and type(content) is str and not wire.tool_calls:
-        return Message(role, content, wire.name)  # nearly every message
+        return Message(role, content, wire.name)  # the usual message
     path = f"messages[{at}]"
     _check(wire, path)
     if content is None and wire.refusal is not None:

@@ -1,8 +1,8 @@
 """An OpenAI-compatible server's answers → Chunks, whole or streamed, in the dialects of OpenAI, vLLM and NIM.
 
 Tolerated: null or missing content, role and usage; usage on every chunk; a missing ``[DONE]`` after every choice has
-ended; tool calls without index or id; fields that we do not know (``reasoning_content`` among them: it is not passed
-on). What is no answer at all is CloudFailed; what stops before its end is StreamBroken.
+ended; tool calls without index or id; unknown fields (``reasoning_content`` among them, which is not passed on). Bytes
+that are not an answer raise CloudFailed; an answer that stops before its end raises StreamBroken.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _FINISH: Final[dict[str, FinishReason]] = {
     "tool_calls": "tool_calls",
     "content_filter": "content_filter",
     "function_call": "tool_calls",
-    # Text Generation Inference's, and other servers', words for the same.
+    # The names of Text Generation Inference and other servers.
     "eos_token": "stop",
     "eos": "stop",
     "stop_sequence": "stop",
@@ -99,32 +99,32 @@ _FINISH: Final[dict[str, FinishReason]] = {
 
 
 def decode_answer(body: bytes) -> list[Chunk]:
-    """A whole answer: one chunk per choice, then one with the usage if it was said. Raises CloudFailed."""
+    """Decode a whole answer: one chunk per choice, then one with the usage if it is reported. Raises CloudFailed."""
     answer = _read(body, "first_token")
     if not answer.choices:
         raise CloudFailed("The target's answer has no choices.")
     usage = _usage(answer.usage)
     tokens = usage.completion_tokens if usage is not None and len(answer.choices) == 1 else 0
     chunks = [_whole(choice, tokens) for choice in answer.choices]
-    chunks[0] = _resumable(chunks[0], answer)
+    chunks[0] = _with_token(chunks[0], answer)
     return chunks if usage is None else [*chunks, Chunk(usage=usage)]
 
 
 class StreamDecoder:
-    """A streamed answer, event by event: `feed` each event's data, then `finish` when the bytes end.
+    """Decodes a streamed answer, event by event: `feed` the data of each event, then `finish` at the end of the bytes.
 
-    The usage comes as the last chunk, once, whether the target says it at the end or with every chunk.
+    The usage comes once, as the last chunk, whether the target reports it at the end or with every chunk.
     """
 
     def __init__(self) -> None:
-        self.done = False  # [DONE] was read: what follows is not looked at
+        self.done = False  # [DONE] was read: everything after it is ignored
         self._unfinished: set[int] = set()
         self._seen = False
         self._usage: Usage | None = None
-        self._named: set[tuple[int, int]] = set()  # (choice, call) whose id went out
+        self._named: set[tuple[int, int]] = set()  # (choice, call) whose id was passed on
 
     def feed(self, event_data: bytes) -> list[Chunk]:
-        """The chunks of one event. Raises CloudFailed for an error object, or for what is no answer."""
+        """Return the chunks of one event. Raises CloudFailed for an error object, or for data that is not an answer."""
         if self.done:
             return []
         if event_data == b"[DONE]" or event_data.strip() == b"[DONE]":
@@ -136,11 +136,11 @@ class StreamDecoder:
         for choice in answer.choices or ():
             chunk = self._chunk(choice)
             if chunk is not None:
-                chunks.append(_resumable(chunk, answer))
+                chunks.append(_with_token(chunk, answer))
         return chunks
 
     def finish(self) -> list[Chunk]:
-        """The bytes have ended. Raises StreamBroken if a choice had not, or none came."""
+        """Return the last chunks at the end of the bytes. Raises StreamBroken if a choice has no end, or none came."""
         if self.done:
             return []
         if self._unfinished or not self._seen:
@@ -155,7 +155,7 @@ class StreamDecoder:
         if not self._seen:
             raise CloudFailed("The target's stream has no choices.")
         self.done = True
-        # The target itself says that it is done: a choice that it left open ended well.
+        # The target reports that it is done, so a choice without finish_reason counts as finished.
         chunks = [Chunk(index=index, finish_reason="stop") for index in sorted(self._unfinished)]
         self._unfinished.clear()
         return chunks if self._usage is None else [*chunks, Chunk(usage=self._usage)]
@@ -174,7 +174,7 @@ class StreamDecoder:
         calls = () if delta is None or not delta.tool_calls else self._calls(index, delta.tool_calls)
         refusal = None if delta is None else delta.refusal or None
         if not (text or logprobs or calls or finish or refusal):
-            return None  # a role, or fields that we do not pass on
+            return None  # only a role, or fields that are not passed on
         tokens = len(logprobs) or (1 if text or calls else 0)
         return Chunk(text, index, tokens, calls, logprobs, finish, None, None, refusal)
 
@@ -194,23 +194,23 @@ def _read(data: bytes, phase: Phase) -> _Answer:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CloudFailed(f"The target's answer is malformed: {error}.", phase=phase) from None
     if answer.error is not None or answer.kind == "error":
-        raise _reported(answer, phase)
+        raise _reported_error(answer, phase)
     return answer
 
 
-def _resumable(chunk: Chunk, answer: _Answer) -> Chunk:
-    """An answer that can be continued has one choice."""
+def _with_token(chunk: Chunk, answer: _Answer) -> Chunk:
+    """Attach the continue token to the end of the answer; such an answer has one choice."""
     token = answer.causeway.get("continue") if isinstance(answer.causeway, dict) else None
     if chunk.finish_reason != "length" or not isinstance(token, str):
         return chunk
     return msgspec.structs.replace(chunk, resume=token)
 
 
-def _reported(answer: _Answer, phase: Phase) -> BackendError:
-    said = answer.message if answer.error is None else answer.error
-    if isinstance(said, dict):
-        said = said.get("message", said.get("code", "no message"))
-    return CloudFailed(f"The target reported: {str(said)[:500]}", phase=phase)
+def _reported_error(answer: _Answer, phase: Phase) -> BackendError:
+    message = answer.message if answer.error is None else answer.error
+    if isinstance(message, dict):
+        message = message.get("message", message.get("code", "no message"))
+    return CloudFailed(f"The target reported: {str(message)[:500]}", phase=phase)
 
 
 def _whole(choice: _ReplyChoice, tokens: int) -> Chunk:
@@ -234,7 +234,7 @@ def _finish(reason: str | None, phase: Phase) -> FinishReason | None:
         return None
     finish = _FINISH.get(reason)
     if finish is None:
-        # "abort", "error", "insufficient_system_resource": to call them `stop` would pass off half an answer as whole.
+        # "abort", "error", "insufficient_system_resource": reported as `stop`, half an answer would look complete.
         raise CloudFailed(f"The target ended its answer with finish_reason {reason[:64]!r}.", phase=phase)
     return finish
 
@@ -258,7 +258,7 @@ def _logprobs(wire: _ReplyLogprobs) -> tuple[TokenLogprob, ...]:
     tokens = wire.tokens or []
     chosen = wire.token_logprobs or [None] * len(tokens)
     tops = wire.top_logprobs or [None] * len(tokens)
-    # Lists of different lengths: the shortest says how far all three are known.
+    # Lists of different lengths: only the common prefix is complete.
     return tuple(
         [
             TokenLogprob(token, _number(logprob), top=tuple([TokenAlternative(*item) for item in (top or {}).items()]))
@@ -273,5 +273,5 @@ def _token(wire: _ReplyToken) -> TokenLogprob:
 
 
 def _number(logprob: float | None) -> float:
-    """NaN: none was given (the first token of an echo)."""
+    """NaN stands for no logprob (the first token of an echo)."""
     return math.nan if logprob is None else logprob

@@ -1,7 +1,7 @@
-"""Request → the body for an OpenAI-compatible server. Nothing of `Request.hints` is written here: hints never leave.
+"""Request → the body for an OpenAI-compatible server. Routing hints are never sent.
 
-The sampling extensions go out under vLLM's names. A stream always asks for its usage, whatever the caller asked:
-we count and bill it.
+The sampling extensions have vLLM's names. A stream always requests its usage, which is counted and billed, whatever the
+client requests.
 """
 
 from __future__ import annotations
@@ -127,10 +127,15 @@ class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def encode_request(request: Request, model: str, *, stream: bool | None = None, resume: str = "") -> bytes:
-    """The upstream body that asks `model` for what `request` asks; `stream` None is the caller's own choice. `resume`:
-    the server's token, for the rest of an answer that it cut short."""
+    """Encode the body of the upstream request.
+
+    Args:
+        model: the model's name at the server.
+        stream: None means as the client requests it.
+        resume: the server's continue token, for the rest of an answer that it cut short.
+    """
     if request.kind == "embedding":
-        # Vectors come back as numbers whatever the caller wants: base64 is OpenAI's own, we write it ourselves.
+        # Vectors are always requested as numbers: base64 is specific to OpenAI, and we encode it ourselves.
         body = _Body(model=model, input=_prompts(request), dimensions=request.dimensions, user=request.user)
     else:
         body = _generation(request, model, request.stream if stream is None else stream)
@@ -181,10 +186,10 @@ def _chat(body: _Body, request: Request) -> None:
             body.tool_choice = _UpstreamChoice(_UpstreamNamed(choice.name or ""))
         elif choice.mode != "auto":
             body.tool_choice = choice.mode
-    wanted = request.response_format
-    if wanted is not None:
-        schema = _Schema(Raw(wanted.schema.encode()), wanted.name, wanted.strict, wanted.description)
-        body.response_format = _Format(wanted.kind, schema if wanted.kind == "json_schema" else None)
+    requested = request.response_format
+    if requested is not None:
+        schema = _Schema(Raw(requested.schema.encode()), requested.name, requested.strict, requested.description)
+        body.response_format = _Format(requested.kind, schema if requested.kind == "json_schema" else None)
     if request.logprobs is not None:
         body.logprobs = True
         body.top_logprobs = request.logprobs

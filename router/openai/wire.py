@@ -1,8 +1,8 @@
-"""What OpenAI's request bodies look like: types and ranges, nothing else. Field names are the wire's.
+"""The types and ranges of OpenAI's request bodies. Field names are those on the wire.
 
 Source: https://platform.openai.com/docs/api-reference, with vLLM's sampling extensions (top_k, min_p,
 repetition_penalty) and llama.cpp's name for the last (repeat_penalty). Unknown fields inside messages, parts and tools
-are ignored; unknown fields of the body itself are carried in `Request.extra`.
+are ignored; unknown fields of the body itself are passed on in `Request.extra`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class WireStreamOptions(msgspec.Struct):
 
 
 class WireRoutingHints(msgspec.Struct, forbid_unknown_fields=True):
-    """Our one field in the body. An unknown key is refused: a misspelt wish for privacy must not pass unheard."""
+    """Our only field in the body. Unknown keys are refused: a misspelt request for privacy must not be ignored."""
 
     prefer: Prefer | None = None
     tags: Annotated[list[Tag], Meta(max_length=32)] | None = None
@@ -129,7 +129,7 @@ class WireRoutingHints(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WireGeneration(msgspec.Struct, kw_only=True):
-    """What chat completions and completions have in common."""
+    """The common fields of chat completions and completions."""
 
     model: Name
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -160,7 +160,7 @@ class WireChat(WireGeneration, kw_only=True):
     response_format: WireFormat | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
-    # Refused by name, see parse.py.
+    # Refused with an explanation, see chat.py.
     functions: object = None
     function_call: object = None
     modalities: list[str] | None = None

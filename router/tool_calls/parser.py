@@ -1,8 +1,6 @@
-"""Tool calls in a model's plain text. What the text must look like is `tool_schema`; what it says is `ToolCallParser`.
+"""Finds tool calls in a model's plain text. These forms are calls if they name a tool of the request:
 
-Understood, each when it names a tool of the request:
-
-1. ``{"name": …, "arguments": {…}}`` at the answer's start (our own models), several of them one after another
+1. ``{"name": …, "arguments": {…}}`` at the start of the answer (our own models), several of them one after another
 2. ``{"name": …, "parameters": {…}}`` and ``{"type": "function", "function": {…}}`` likewise (Llama 3)
 3. ``<tool_call>{…}</tool_call>`` anywhere (Hermes, Qwen)
 """
@@ -25,7 +23,7 @@ _BETWEEN: Final = re.compile(r"\s*(?:</tool_call>\s*)?(?P<visible>(?:[;,]\s*)?)"
 _FIRST_KEYS: Final = frozenset({"name", "arguments", "parameters", "type", "function", "id"})
 _FIRST_KEY: Final = re.compile(r'\{\s*"([^"\\]*)"')
 _NO_KEY: Final = re.compile(r'\{\s*(?:[^"\s]|"[^"\\]*\\)')
-_DECIDED_BY: Final = 256  # characters in which the first key must have ended
+_FIRST_KEY_WITHIN: Final = 256  # characters
 _MARKS: Final = re.compile(r'["{}]')
 _IN_STRING: Final = re.compile(r'["\\]')
 
@@ -33,37 +31,37 @@ Result = tuple[str, tuple[ToolCallDelta, ...]]
 
 
 class _State(Enum):
-    BEGIN = auto()  # only white space so far, or since the last call: an object here may be a call
+    BEGIN = auto()  # only white space so far, or since the last call: an object may be a call
     TAG = auto()  # after <tool_call>
     OBJECT = auto()  # inside an object that may be a call
-    TEXT = auto()  # from here on only a tag can start a call
+    TEXT = auto()  # only a tag can start a call from here on
 
 
 class ToolCallParser:
-    """Text in any pieces → (text for the client, calls). Text is held back while it could still become a call.
+    """Splits text, in pieces of any size, into text for the client and calls.
 
-    A call comes out whole, as one delta. However the text is cut, the concatenated results are the same: each step
-    decides from the text alone, or holds it until it can.
+    Text is held back while it may still become a call. A call is returned whole, as one delta. The concatenated results
+    do not depend on how the text is cut into pieces.
     """
 
     def __init__(self, request: Request) -> None:
-        off = request.tool_choice.mode == "none"
-        self._names = frozenset[str]() if off else frozenset(tool.name for tool in request.tools)
+        disabled = request.tool_choice.mode == "none"
+        self._names = frozenset[str]() if disabled else frozenset(tool.name for tool in request.tools)
         self._turn = len(request.messages)
         self._state = _State.BEGIN
         self._held = ""  # undecided, outside an object
-        self._lead = ""  # what goes before the undecided tag or object if it is no call
+        self._lead = ""  # text before the undecided tag or object; returned if it is not a call
         self._object = _ObjectScanner()
         self._tagged = False
         self._calls = 0
 
     @property
     def called(self) -> bool:
-        """Whether a call came out: then the answer's finish_reason is `tool_calls`."""
+        """Whether a call was found; the answer's finish_reason is then `tool_calls`."""
         return self._calls > 0
 
     def feed(self, text: str) -> Result:
-        """What is certain now."""
+        """Add text and return what is decided."""
         if not self._names:
             return text, ()
         out: list[str] = []
@@ -76,20 +74,20 @@ class ToolCallParser:
                 case _State.TAG:
                     text = self._tag(text, out)
                 case _State.OBJECT:
-                    text = self._inside(text, out, calls)
+                    text = self._in_object(text, out, calls)
                 case _State.TEXT:
-                    text = self._plain(text, out)
+                    text = self._in_text(text, out)
         return "".join(out), tuple(calls)
 
     def finish(self) -> Result:
-        """The text has ended: what was held back and became no call is text after all."""
+        """Return the text that was held back, at the end of the answer: it did not become a call."""
         held, self._held = self._held, ""
         if self._state is _State.OBJECT:
             held = self._lead + self._object.text
         elif self._state is _State.TAG:
             held = self._lead + held
         elif self._state is _State.BEGIN and self._calls:
-            held = held[_lead(_BETWEEN, held).end() :]  # what only separates calls is no text
+            held = held[_lead(_BETWEEN, held).end() :]  # separators between calls are not text
         self._state = _State.TEXT
         return held, ()
 
@@ -121,7 +119,7 @@ class ToolCallParser:
         self._state = _State.TEXT
         return text
 
-    def _inside(self, text: str, out: list[str], calls: list[ToolCallDelta]) -> str:
+    def _in_object(self, text: str, out: list[str], calls: list[ToolCallDelta]) -> str:
         if not self._tagged and not self._object.decided:
             start = self._object.text + text
             verdict = _may_be_call(start)
@@ -142,7 +140,7 @@ class ToolCallParser:
             self._state = _State.BEGIN
         return rest
 
-    def _plain(self, text: str, out: list[str]) -> str:
+    def _in_text(self, text: str, out: list[str]) -> str:
         at = text.find(OPEN)
         if at >= 0:
             out.append(text[:at])
@@ -173,17 +171,17 @@ class ToolCallParser:
         name, arguments = found
         index = self._calls
         self._calls += 1
-        # The same call in another turn of a conversation needs another id; chance is not ours to take (router is pure).
+        # The same call in another turn of a conversation needs another id, without randomness: router is pure.
         seed = f"{self._turn}\0{index}\0{name}\0{arguments}".encode()
         identity = blake2b(seed, digest_size=12).hexdigest()
         return ToolCallDelta(index, arguments, f"call_{identity}", name)
 
 
 class _ObjectScanner:
-    """Finds the end of a JSON object in pieces of text, looking at each character once."""
+    """Finds the end of a JSON object in pieces of text. Each character is scanned once."""
 
     def __init__(self) -> None:
-        self.decided = False  # the first key says that it may be a call
+        self.decided = False  # by its first key, the object may be a call
         self._pieces: list[str] = []
         self._depth = 0
         self._in_string = False
@@ -194,7 +192,7 @@ class _ObjectScanner:
         return "".join(self._pieces)
 
     def feed(self, text: str) -> str | None:
-        """What follows the object, or None when it has not ended yet."""
+        """Return the text after the object, or None if the object has not ended yet."""
         at = 0
         if self._escaped:
             self._escaped, at = False, 1
@@ -221,20 +219,20 @@ class _NamedCall(msgspec.Struct):
     parameters: msgspec.Raw = msgspec.Raw()
 
 
-class _Written(_NamedCall):
+class _ToolObject(_NamedCall):
     function: _NamedCall | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Written)
+_DECODER = msgspec.json.Decoder(_ToolObject)
 
 
 def _read(text: str) -> tuple[str, str] | None:
-    """The name and the arguments' JSON text; None if the object is no call."""
+    """Return the name and the arguments as JSON text; None if the object is not a call."""
     try:
-        written = _DECODER.decode(text)
-        call = written.function or written
+        decoded = _DECODER.decode(text)
+        call = decoded.function or decoded
         raw = bytes(call.arguments) or bytes(call.parameters) or b"{}"
-        if raw.startswith(b'"'):  # JSON in a JSON string, as OpenAI's API has it
+        if raw.startswith(b'"'):  # JSON in a JSON string, as in OpenAI's API
             raw = msgspec.json.decode(raw, type=str).encode()
         if not isinstance(msgspec.json.decode(raw), dict):
             return (call.name, "{}") if raw == b"null" else None
@@ -244,11 +242,11 @@ def _read(text: str) -> tuple[str, str] | None:
 
 
 def _may_be_call(start: str) -> bool | None:
-    """Whether an object that starts so may be a call, by its first key; None when more text is needed."""
-    key = _FIRST_KEY.match(start, 0, _DECIDED_BY)
+    """Return whether an object that starts like this may be a call, by its first key; None if more text is needed."""
+    key = _FIRST_KEY.match(start, 0, _FIRST_KEY_WITHIN)
     if key is not None:
         return key[1] in _FIRST_KEYS
-    if len(start) >= _DECIDED_BY or _NO_KEY.match(start):
+    if len(start) >= _FIRST_KEY_WITHIN or _NO_KEY.match(start):
         return False
     return None
 

@@ -1,5 +1,6 @@
-"""What constrains an answer: the JSON schema of the request's response format or tools, or the text that a function
-call copies its arguments from."""
+"""What constrains an answer: a JSON schema (the client's response format, a call of one of its tools, or either), or the
+text that the arguments of a function call are copied from.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +19,22 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 def tool_schema(request: Request) -> str:
-    """JSON schema text, or "" where the answer is free. Raises InvalidGrammar for a schema that cannot be embedded.
+    """Return the JSON schema as text, "" if the answer is unconstrained.
 
-    1. a call is required, or named → one of those calls
-    2. tools may be called, and the text has a schema → the text or a call
-    3. only a response format → its schema
+    1. A call is required: one of the callable tools.
+    2. Tools may be called, and the text has a schema: the text or a call.
+    3. Only a response format: its schema.
+
+    Raises:
+        InvalidGrammar: a schema is nested too deeply to be embedded.
     """
-    called = _callable(request)
-    wanted = _response_schema(request)
-    if called and request.tool_choice.mode in ("required", "function"):  # (1)
-        return _any_of([], called)
-    if called and wanted and wanted != ANY_OBJECT:  # (2); a call is an object too, so "any object" needs no choice
-        return _any_of([wanted], called)
-    return wanted  # (3)
+    tools = _callable_tools(request)
+    text_schema = _text_schema(request)
+    if tools and request.tool_choice.mode in ("required", "function"):  # (1)
+        return _any_of([], tools)
+    if tools and text_schema and text_schema != ANY_OBJECT:  # (2); a call is an object too, so ANY_OBJECT allows it
+        return _any_of([text_schema], tools)
+    return text_schema  # (3)
 
 
 def copy_source_of(request: Request) -> str | None:
@@ -49,7 +53,7 @@ def copy_source_of(request: Request) -> str | None:
     return "\n".join(part.text for part in content if isinstance(part, TextPart))
 
 
-def _callable(request: Request) -> tuple[Tool, ...]:
+def _callable_tools(request: Request) -> tuple[Tool, ...]:
     choice = request.tool_choice
     if choice.mode == "none":
         return ()
@@ -58,11 +62,11 @@ def _callable(request: Request) -> tuple[Tool, ...]:
     return request.tools
 
 
-def _response_schema(request: Request) -> str:
-    wanted = request.response_format
-    if wanted is None or wanted.kind == "text":
+def _text_schema(request: Request) -> str:
+    requested = request.response_format
+    if requested is None or requested.kind == "text":
         return ""
-    return ANY_OBJECT if wanted.kind == "json_object" else wanted.schema
+    return ANY_OBJECT if requested.kind == "json_object" else requested.schema
 
 
 def _any_of(texts: list[str], tools: tuple[Tool, ...]) -> str:
@@ -75,36 +79,42 @@ def _any_of(texts: list[str], tools: tuple[Tool, ...]) -> str:
     return f'{{"anyOf":[{",".join(branches)}]{shared}}}'
 
 
-def _call(tool: Tool, slot: str, definitions: list[str]) -> str:
-    arguments = _NO_ARGUMENTS if tool.parameters == "{}" else _embedded(tool.parameters, slot, definitions)
+def _call(tool: Tool, name: str, definitions: list[str]) -> str:
+    arguments = _NO_ARGUMENTS if tool.parameters == "{}" else _embedded(tool.parameters, name, definitions)
     return (
         f'{{"type":"object","properties":{{"name":{{"const":{json.dumps(tool.name)}}},"arguments":{arguments}}},'
         f'"required":["name","arguments"],"additionalProperties":false}}'
     )
 
 
-def _embedded(schema: str, slot: str, definitions: list[str]) -> str:
-    """`schema` for use inside another. Its references count from its own root, so one that has any is moved to
-    ``#/$defs/<slot>`` whole, and its references with it."""
+def _embedded(schema: str, name: str, definitions: list[str]) -> str:
+    """Return `schema` for use inside another one.
+
+    References start at the schema's own root, so a schema with references moves to ``#/$defs/<name>``, and its
+    references are rewritten.
+    """
     if '"$ref"' not in schema:
         return schema
     try:
-        moved = msgspec.json.encode(_moved(msgspec.json.decode(schema), f"#/$defs/{slot}")).decode()
+        moved = msgspec.json.encode(_move_references(msgspec.json.decode(schema), f"#/$defs/{name}")).decode()
     except (RecursionError, msgspec.DecodeError) as error:
         raise InvalidGrammar(f"A JSON schema cannot be used: {error}. Send fewer nested levels.") from None
-    definitions.append(f'"{slot}":{moved}')
-    return f'{{"$ref":"#/$defs/{slot}"}}'
+    definitions.append(f'"{name}":{moved}')
+    return f'{{"$ref":"#/$defs/{name}"}}'
 
 
-def _moved(value: Json, root: str) -> Json:
+def _move_references(value: Json, root: str) -> Json:
     if isinstance(value, list):
-        return [_moved(item, root) for item in value]
+        return [_move_references(item, root) for item in value]
     if not isinstance(value, dict):
         return value
-    return {key: _reference(item, root) if key == "$ref" else _moved(item, root) for key, item in value.items()}
+    return {
+        key: _move_reference(item, root) if key == "$ref" else _move_references(item, root)
+        for key, item in value.items()
+    }
 
 
-def _reference(value: Json, root: str) -> Json:
+def _move_reference(value: Json, root: str) -> Json:
     if isinstance(value, str):
         return root + value[1:] if value.startswith("#") else value
-    return _moved(value, root)  # a property that happens to be named so
+    return _move_references(value, root)  # a property that happens to be called $ref

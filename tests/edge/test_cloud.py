@@ -228,7 +228,7 @@ async def test_a_model_that_nobody_answers_for_is_asked_again_when_told(cloud: S
             assert caught.value.retry_after_s is not None
             assert 0 < caught.value.retry_after_s <= 30.0
         signals = backend.signals()
-        assert (signals.reachable, signals.breaker, signals.away) == (True, "closed", ("m-large",))
+        assert (signals.reachable, signals.breaker, signals.unavailable_models) == (True, "closed", ("m-large",))
         other = msgspec.structs.replace(call(), target=msgspec.structs.replace(TARGET, model="m-medium"))
         with pytest.raises(CloudUnavailable):
             await said(backend, other)
@@ -236,7 +236,7 @@ async def test_a_model_that_nobody_answers_for_is_asked_again_when_told(cloud: S
         backend._back["m-large"] -= 31.0  # so much later
         cloud.status = 200
         assert await said(backend, call()) == CLOUD
-        assert backend.signals().away == ("m-medium",)
+        assert backend.signals().unavailable_models == ("m-medium",)
 
 
 async def test_a_server_that_keeps_models_away_for_hours_is_asked_sooner(cloud: ScriptedCloud) -> None:
@@ -258,7 +258,7 @@ async def test_an_unavailable_server_that_says_no_time_opens_the_breaker(cloud: 
             with pytest.raises(CloudUnavailable):
                 await said(backend, call())
         assert len(cloud.bodies) == 3
-        assert (backend.signals().breaker, backend.signals().away) == ("open", ())
+        assert (backend.signals().breaker, backend.signals().unavailable_models) == ("open", ())
 
 
 @pytest.mark.parametrize("stream", [False, True])

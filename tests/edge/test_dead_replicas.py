@@ -63,7 +63,7 @@ async def test_the_next_request_does_not_ask_again(tmp_path: Path) -> None:
         assert answer.headers["x-causeway-degraded"] == "true"
         assert record.decision is not None
         assert any((reason.code, reason.target) == ("target_down", "large") for reason in record.decision.reasons)
-        assert (record.snapshot.cloud.away, record.snapshot.cloud.breaker) == (("m-large",), "closed")
+        assert (record.snapshot.cloud.unavailable_models, record.snapshot.cloud.breaker) == (("m-large",), "closed")
         assert record.snapshot.cloud.reachable
 
 

@@ -97,7 +97,7 @@ class CloudBackend:
             rtt_ms=self._rtt_ms.value(now),
             breaker=self._breaker.state(now),
             tier=self._tier,
-            away=tuple(model for model, back in self._back.items() if now < back),
+            unavailable_models=tuple(model for model, back in self._back.items() if now < back),
         )
 
     # --- Backend -----------------------------------------------------------------------------------------------------
