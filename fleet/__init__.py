@@ -1,1 +1,1 @@
-"""The control plane; its first room: checking policies and running their cases."""
+"""The fleet: checking policies and running their test cases."""

@@ -23,7 +23,7 @@ from functools import partial
 import msgspec
 
 from router.errors import CausewayError, InvalidRequest, UnsupportedFeature
-from router.tool_calls.schema import tool_schema
+from router.tool_calls.schema import answer_schema
 from router.types import Request
 
 from ..admission import AdmissionController
@@ -174,7 +174,7 @@ class Service:
         parameters = from_request(
             request,
             max_tokens=tier.max_tokens,
-            schema=tool_schema(request),
+            schema=answer_schema(request),
             guided_key=tier.config.guided_key,
             temperature=tier.chat_format.temperature,
             copy_source=tier.copy_source(request),

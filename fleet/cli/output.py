@@ -1,4 +1,4 @@
-"""What the commands print: for people with colour where there is a terminal, for programs as one JSON object."""
+"""The output of the commands: text for people, coloured on a terminal, or one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProblemReport(msgspec.Struct, frozen=True):
 
 
 class LintReport(msgspec.Struct, frozen=True):
-    """What `lint --format json` prints."""
+    """The output of `lint --format json`."""
 
     files: int
     errors: int
@@ -54,7 +54,7 @@ def lint_report(checked: Sequence[CheckedPolicy]) -> LintReport:
 
 
 def print_problems(console: Console, problems: Sequence[Problem]) -> None:
-    """``file:line:column: error: message [key]``, which editors and CI systems know how to link."""
+    """Print ``file:line:column: error: message [key]``, which editors and CI systems recognise as a link."""
     for problem in problems:
         location = msgspec.structs.replace(problem.location, path="")
         key = f" [{problem.location.path}]" if problem.location.path else ""

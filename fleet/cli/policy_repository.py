@@ -1,4 +1,4 @@
-"""A folder of policies and their cases: what is in it, what is wrong with it, what its cases say. Reads files only."""
+"""A folder of policies and test cases: finds its files, checks policies, runs cases. The only I/O is reading files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CaseRun(msgspec.Struct, frozen=True):
 
 
 def policy_files(paths: tuple[Path, ...]) -> list[Path]:
-    """The files among `paths`, and those directly inside the folders. Raises FileNotFoundError."""
+    """Return the files among `paths`, and the YAML files directly inside the folders. Raises FileNotFoundError."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -50,9 +50,9 @@ def case_files(folder: Path) -> list[Path]:
 
 
 def check_file(path: Path) -> CheckedPolicy:
-    """Never raises: an unreadable file is a problem of that file."""
+    """Check one policy file. Never raises: that a file is unreadable is a problem of that file."""
     try:
-        # Bytes that are no UTF-8 become U+FFFD, which no key and no name may hold: the place is then told.
+        # Invalid UTF-8 becomes U+FFFD, which keys and names must not contain, so that the problem gets a location.
         text = path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
         return CheckedPolicy(path, None, (Problem(SourceLocation(str(path)), error.strerror or str(error)),))
@@ -61,7 +61,7 @@ def check_file(path: Path) -> CheckedPolicy:
 
 
 def run_file(path: Path) -> CaseRun:
-    """Runs the cases of one file against the policy that it names. Never raises."""
+    """Run the cases of one file against the policy that it names. Never raises."""
     try:
         text = path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
@@ -71,8 +71,8 @@ def run_file(path: Path) -> CaseRun:
         return CaseRun(path, "", (), problems)
     checked = check_file(path.parent / cases.policy)
     if checked.policy is None:
-        broken = Problem(locations.find("policy"), f"the policy {cases.policy} is broken or missing")
-        return CaseRun(path, "", (), (broken, *checked.problems))
+        invalid = Problem(locations.find("policy"), f"the policy {cases.policy} is invalid or missing")
+        return CaseRun(path, "", (), (invalid, *checked.problems))
     label = f"{checked.policy.name}@{checked.policy.revision}"
     return CaseRun(path, label, tuple(run_cases(cases, locations, checked.policy)), ())
 

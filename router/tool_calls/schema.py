@@ -1,4 +1,4 @@
-"""What constrains an answer: a JSON schema (the client's response format, a call of one of its tools, or either), or the
+"""What constrains an answer: a JSON schema (the client's response format, a call of its tools, or either), or the
 text that the arguments of a function call are copied from.
 """
 
@@ -18,7 +18,7 @@ _NO_ARGUMENTS: Final = '{"type":"object","properties":{},"additionalProperties":
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
-def tool_schema(request: Request) -> str:
+def answer_schema(request: Request) -> str:
     """Return the JSON schema as text, "" if the answer is unconstrained.
 
     1. A call is required: one of the callable tools.
@@ -40,8 +40,8 @@ def tool_schema(request: Request) -> str:
 def copy_source_of(request: Request) -> str | None:
     """Return the text that a call's arguments are copied from: the last user message.
 
-    None where the request constrains the answer itself, by a response format (of any type, `text` included) or by a
-    required tool call, and where it is not a chat.
+    None if the request constrains the answer itself, by a response format (of any type, `text` included) or by a
+    required tool call, or is not a chat.
     """
     if request.kind != "chat" or request.response_format is not None:
         return None

@@ -154,7 +154,7 @@ def test_test_refuses_a_broken_policy(folder: Path) -> None:
         ("temperature_c: 50", "temperatur_c: 50", "unknown key, did you mean `temperature_c`?"),
         ("code: rule_held", "code: rule_holds", "did you mean `rule_held`?"),
         ("down: [large]", "down: large", "must be a list"),
-        ("policy: ../default.yaml", "policy: ../nowhere.yaml", "is broken or missing"),
+        ("policy: ../default.yaml", "policy: ../nowhere.yaml", "is invalid or missing"),
         ("expect: {error: model_not_found}", "expect: {}", "expects nothing"),
         ("targets: [small, large, small]", "targets: small", "must be a list"),
     ],
@@ -184,7 +184,7 @@ def test_a_test_without_cases_is_a_wrong_use(folder: Path) -> None:
     shutil.rmtree(folder / "cases")
     result = run("test", folder)
     assert result.exit_code == 2
-    assert "a test that tests nothing does not pass" in result.output
+    assert "a test without cases does not pass" in result.output
     assert run("test", folder / "nowhere").exit_code == 2
 
 

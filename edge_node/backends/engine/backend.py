@@ -14,7 +14,7 @@ from models.llama_cpp.protocol import Emission, EngineOptions, Job, ModelInfo, P
 from router import errors
 from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, UnsupportedFeature
 from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import copy_source_of, tool_schema
+from router.tool_calls.schema import answer_schema, copy_source_of
 from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, ToolCallDelta, Usage
 
 from ...config.schema import EngineConfig
@@ -156,7 +156,7 @@ class EngineBackend:
 
     def _choices(self, call: BackendRequest) -> Iterator[_ChoiceStream]:
         request = call.request
-        schema, deadline_s = tool_schema(request), _left(call)
+        schema, deadline_s = answer_schema(request), _left(call)
         copy_source = copy_source_of(request) if self._copies else None
         numbered = ((prompt, choice) for prompt in _prompts(request) for choice in range(request.n))
         for index, (prompt, choice) in enumerate(numbered):

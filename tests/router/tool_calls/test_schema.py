@@ -7,7 +7,7 @@ import json
 import pytest
 
 from router.errors import InvalidGrammar
-from router.tool_calls.schema import copy_source_of, tool_schema
+from router.tool_calls.schema import answer_schema, copy_source_of
 from router.types import ImagePart, Message, Request, ResponseFormat, TextPart, Tool, ToolChoice
 
 LAMP = Tool("lamp", parameters='{"type":"object","properties":{"on":{"type":"boolean"}}}')
@@ -18,7 +18,7 @@ AUTO = ToolChoice()
 
 
 def schema(*tools: Tool, choice: ToolChoice = AUTO, wanted: ResponseFormat | None = None) -> dict[str, object] | str:
-    text = tool_schema(Request(kind="chat", model="m", tools=tools, tool_choice=choice, response_format=wanted))
+    text = answer_schema(Request(kind="chat", model="m", tools=tools, tool_choice=choice, response_format=wanted))
     return json.loads(text) if text else ""
 
 
@@ -47,7 +47,7 @@ def test_a_response_format_is_its_schema() -> None:
     """json_object is any object; json_schema is the caller's text, in the caller's order."""
     assert schema(wanted=ResponseFormat("json_object")) == {"type": "object"}
     request = Request(kind="chat", model="m", response_format=FORMAT)
-    assert tool_schema(request) == FORMAT.schema
+    assert answer_schema(request) == FORMAT.schema
 
 
 def test_a_required_call_is_one_of_the_tools() -> None:
