@@ -1,1 +1,6 @@
-"""The daemon on the device, and the SDK client. Read `service` first: it is the table of hops in DESIGN."""
+"""The daemon on the device and its command line.
+
+Read `serving/service.py` first: its docstring is the table of hops of one request. `app.py` wires everything; `http/`,
+`serving/` and `backends/` are one request's way in, through and back; `storage/`, `signals/` and `observability/` are
+what it reads and writes; `daemon/` is start and stop, `config/` the settings, `cli/` the commands.
+"""

@@ -1,11 +1,11 @@
-"""The composition root: everything is made and wired here, and nowhere else.
+"""The composition root: the only place that constructs and wires the daemon's components.
 
     app = build(config)
     await app.start()      # listens; engines still load in the background
-    await app.drain()      # nobody new; those inside finish, for at most `server.drain_s`
-    await app.close()      # nothing is left: no task, no child, no socket file
+    await app.drain()      # refuses new requests; those in progress finish, within `server.drain_s`
+    await app.close()      # no task, no child process and no socket file is left
 
-or `await app.serve()`, which does the three and ends with SIGTERM or SIGINT (a SIGINT while it drains does not wait).
+or `await app.serve()`, which does all three and ends on SIGTERM or SIGINT.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.types import Location
 
 from .backends.backend import Backend
 from .backends.cloud.backend import CloudBackend
-from .backends.engine.pool import Engine, EnginePool
+from .backends.engine.engines import Engine, EnginePool
 from .clock import Clock, system_clock
 from .config.schema import Config, EngineConfig
 from .daemon.components import Components, read_gauges
@@ -32,8 +32,8 @@ from .http.request_reader import RequestReader
 from .observability.metrics import Metrics
 from .serving.admission import Admission, AdmissionLimits
 from .serving.attempts import AttemptRunner, Timeouts
+from .serving.generation import SharedGenerations
 from .serving.service import Service
-from .serving.shared_generation import SharedGenerations
 from .signals.collector import SignalCollector
 from .signals.estimators import LearnedEstimators
 from .signals.probes.device import DeviceProbes
@@ -54,7 +54,13 @@ def build(
     clock: Clock | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> App:
-    """Everything of one daemon, not started. `make_engine` gives the engine for an edge target's model."""
+    """Construct one daemon, without starting it.
+
+    Args:
+        make_engine: creates the engine of an edge target's model; by default from the model's artifact.
+        clock: for tests.
+        environ: for systemd's variables.
+    """
     clock = clock or system_clock()
     state_dir = Path(config.state_dir) if config.state_dir else None
     engines = EnginePool(make_engine or _engine_maker(config.engine)) if config.engine.enabled else None
@@ -68,6 +74,7 @@ def build(
         limits = policy.limits
         admission.set_limits(AdmissionLimits(limits.concurrent, limits.queue, limits.per_client_rps))
         metrics.set_targets(target.name for target in policy.targets)
+        service.use(policy)
         if engines is not None:
             engines.use(policy)
             learned.activate(policy)
@@ -91,21 +98,20 @@ def build(
         directory=state_dir,
         clock=clock,
     )
-    flights = SharedGenerations()
+    shared_generations = SharedGenerations()
     service = Service(
-        policies=policies,
         admission=admission,
         cache=cache,
-        flights=flights,
-        attempts=AttemptRunner(_backends(engines, cloud), {"cloud": _cloud_patience(config)}, learned.calibrate),
+        shared_generations=shared_generations,
+        attempts=AttemptRunner(_backends(engines, cloud), {"cloud": _cloud_timeouts(config)}, learned.calibrate),
         signals=signals,
         decisions=decisions,
         metrics=metrics,
         clock=clock,
-        count=None if engines is None else engines.count,
-        judge=None if engines is None else learned.quality,
-        scope=_models(config.engine),
-        deadline_s=config.server.default_deadline_s,
+        count_tokens=None if engines is None else engines.count,
+        estimate_quality=None if engines is None else learned.quality,
+        scope=_cache_scope(config.engine),
+        default_deadline_s=config.server.default_deadline_s,
     )
     parts = Components(
         started=clock.monotonic(),
@@ -114,7 +120,7 @@ def build(
         admission=admission,
         cache=cache,
         decisions=decisions,
-        flights=flights,
+        shared_generations=shared_generations,
         signals=signals,
         metrics=metrics,
         service=service,
@@ -124,7 +130,7 @@ def build(
     )
     api = Api(
         service=service,
-        intake=RequestReader(config.server),
+        reader=RequestReader(config.server),
         policies=policies,
         decisions=decisions,
         metrics=metrics,
@@ -145,39 +151,37 @@ def _backends(engines: EnginePool | None, cloud: CloudBackend | None) -> dict[Lo
 
 
 def _tracing(config: Config) -> RequestTracer | None:
-    """None without a collector."""
+    """None unless an OpenTelemetry collector is configured."""
     if not config.tracing.endpoint:
         return None
-    # Not before it is wanted: OpenTelemetry is a tenth of a second and some megabytes.
+    # Imported only when needed: OpenTelemetry costs a tenth of a second and some megabytes.
     from .observability.tracing import RequestTracer
 
     return RequestTracer(config.tracing)
 
 
-def _cloud_patience(config: Config) -> Timeouts:
+def _cloud_timeouts(config: Config) -> Timeouts:
     return Timeouts(first_token_s=config.cloud.first_token_timeout_s, whole_s=config.cloud.timeout_s)
 
 
-def _models(config: EngineConfig) -> bytes:
-    """Which models there are, by content, and what holds their answers: under other weights or another grammar an
-    answer may be another one.
-    """
+def _cache_scope(config: EngineConfig) -> bytes:
+    """Model hashes and grammar settings: other weights or another grammar may give other answers."""
     try:
-        known = list_artifacts([Path(folder) for folder in config.model_dirs])
+        artifacts = list_artifacts([Path(folder) for folder in config.model_dirs])
     except ArtifactError:
-        return b""  # the engine will say so
-    held = "calls" if config.restrict_tool_arguments else ""
+        return b""  # the engine reports it
+    grammar = "calls" if config.restrict_tool_arguments else ""
     return "\n".join(
-        f"{artifact.name} {artifact.manifest.sha256} {held if artifact.manifest.answers == 'calls' else ''}"
-        for artifact in known
+        f"{artifact.name} {artifact.manifest.sha256} {grammar if artifact.manifest.answers == 'calls' else ''}"
+        for artifact in artifacts
     ).encode()
 
 
 def _engine_maker(config: EngineConfig) -> Callable[[str], Engine]:
-    """Engines from artifacts: the folders of the configuration first, then the models that ship."""
+    """Engines from artifacts: the configured folders are searched first, then the models that ship."""
 
     def make(model: str) -> Engine:
-        # Not before an engine is wanted: a box without one need not have the parts that it is made of.
+        # Imported only when needed: a box without an engine need not have its dependencies installed.
         from .backends.engine.backend import EngineBackend
 
         artifact = find_artifact(model, [Path(folder) for folder in config.model_dirs])

@@ -1,8 +1,8 @@
-"""Time as an argument. Monotonic seconds for durations and deadlines, Unix seconds for what people read.
+"""Time as an argument: monotonic seconds for durations and deadlines, Unix seconds for what people read.
 
-The monotonic clock is the one that asyncio's loops use, so a deadline means the same to everybody in the process.
-On Linux it counts from boot, so with the boot's id it outlives the process too: `cache` relies on that to know an
-entry's age even when the wall clock was set in between.
+The monotonic clock is that of asyncio's loops, so a deadline means the same everywhere in the process. On Linux it
+counts from boot, so together with the boot id it is also valid across restarts of the process: the cache computes an
+entry's age from it, even if the wall clock was set in between.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def read_boot_id() -> str:
-    """This boot's id, or "" where the kernel tells none: then only the wall clock is left."""
+    """The boot id, or "" where the kernel provides none: then only the wall clock is valid across restarts."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -25,7 +25,7 @@ def read_boot_id() -> str:
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """Both clocks and the boot in which `monotonic` counts. Tests pass their own functions."""
+    """Both clocks, and the boot in which `monotonic` counts. Tests pass their own functions."""
 
     monotonic: Callable[[], float] = time.monotonic
     unix: Callable[[], float] = time.time

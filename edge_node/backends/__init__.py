@@ -1,0 +1,1 @@
+"""What generates answers. `backend` is the interface; `engine` the models on this device; `cloud` an OpenAI server."""

@@ -1,4 +1,4 @@
-"""The daemon's parts together, and what they say of themselves: `/readyz`, and the numbers read at each scrape."""
+"""The daemon's components, and their state as `/readyz` and as gauges read at each Prometheus scrape."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..backends.cloud.backend import CloudBackend
-from ..backends.engine.pool import EnginePool
+from ..backends.engine.engines import EnginePool
 from ..clock import Clock
 from ..http.api import Readiness
 from ..observability.metrics import Gauge, Metrics
 from ..serving.admission import Admission
+from ..serving.generation import SharedGenerations
 from ..serving.service import Service
-from ..serving.shared_generation import SharedGenerations
 from ..signals.collector import SignalCollector
 from ..storage.background_sqlite import SqliteStats
 from ..storage.cache import AnswerCache
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Components:
+    """What `build` constructs; the lifecycle starts and closes it."""
+
     started: float  # monotonic s
     clock: Clock
     policies: PolicyStore
     admission: Admission
     cache: AnswerCache
     decisions: DecisionStore
-    flights: SharedGenerations
+    shared_generations: SharedGenerations
     signals: SignalCollector
     metrics: Metrics
     service: Service
@@ -41,7 +43,7 @@ class Components:
     tracing: RequestTracer | None = None
 
     def readiness(self) -> Readiness:
-        """Ready is who has a target that can answer: a loaded engine, or a cloud that is not known to be away."""
+        """Ready when a target can answer: the engine is loaded, or the cloud is not known to be unreachable."""
         down = self.signals.snapshot(self.policies.active).down
         up = [target.name for target in self.policies.active.targets if target.name not in down]
         waiting = () if up else tuple(f"target {target.name}" for target in self.policies.active.targets)
@@ -58,9 +60,9 @@ class Components:
 
 
 def read_gauges(parts: Components) -> Iterator[Gauge]:
-    yield from _load(parts)
-    yield from _stores(parts)
-    yield from _places(parts)
+    yield from _admission_gauges(parts)
+    yield from _storage_gauges(parts)
+    yield from _backend_gauges(parts)
     report = parts.policies.report
     labels = (("name", report.name), ("revision", report.revision))
     yield Gauge("causeway_edge_policy_info", "The active policy; always 1.", 1.0, labels)
@@ -68,28 +70,28 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
     yield Gauge("causeway_edge_policy_rejected", "1: the newest policy file was rejected.", refused)
 
 
-def _load(parts: Components) -> Iterator[Gauge]:
+def _admission_gauges(parts: Components) -> Iterator[Gauge]:
     stats = parts.admission.stats()
-    yield Gauge("causeway_edge_running_requests", "Requests being generated now.", stats.working)
+    yield Gauge("causeway_edge_running_requests", "Requests being generated now.", stats.running)
     yield Gauge("causeway_edge_waiting_requests", "Requests waiting for admission.", stats.waiting)
     yield Gauge(
         "causeway_edge_shared_generations",
         "Generations in progress that identical requests may share.",
-        len(parts.flights),
+        len(parts.shared_generations),
     )
 
 
-def _stores(parts: Components) -> Iterator[Gauge]:
+def _storage_gauges(parts: Components) -> Iterator[Gauge]:
     cache = parts.cache.stats()
     yield Gauge("causeway_edge_cache_entries", "Cache entries in memory.", cache.entries)
     yield Gauge("causeway_edge_cache_bytes", "Bytes of the cache in memory.", cache.memory_bytes)
     for store, stats in (("cache", cache.disk), ("decisions", parts.decisions.stats())):
-        yield from _journal(store, stats or SqliteStats(lost_writes=0, corrupt_files=0, available=False))
+        yield from _sqlite_gauges(store, stats or SqliteStats(lost_writes=0, corrupt_files=0, available=False))
     lost = (("store", "spend"),)
     yield Gauge("causeway_edge_store_lost_writes", _LOST, parts.signals.lost_spend_writes, lost, is_counter=True)
 
 
-def _journal(store: str, stats: SqliteStats) -> Iterator[Gauge]:
+def _sqlite_gauges(store: str, stats: SqliteStats) -> Iterator[Gauge]:
     labels = (("store", store),)
     yield Gauge("causeway_edge_store_lost_writes", _LOST, stats.lost_writes, labels, is_counter=True)
     yield Gauge(
@@ -104,7 +106,7 @@ def _journal(store: str, stats: SqliteStats) -> Iterator[Gauge]:
     )
 
 
-def _places(parts: Components) -> Iterator[Gauge]:
+def _backend_gauges(parts: Components) -> Iterator[Gauge]:
     edge = parts.engines.signals() if parts.engines is not None else None
     cloud = parts.cloud.signals() if parts.cloud is not None else None
     if edge is not None:

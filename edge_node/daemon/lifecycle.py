@@ -1,6 +1,6 @@
-"""The daemon's life: start, the tasks that go on beside requests, drain, end; and what is the process's own business.
+"""The daemon's lifecycle: start, background tasks, drain, close; and settings of the process itself.
 
-One task is the root of all others (flights, engines, what is done every so often): when it ends, they have ended.
+One task is the parent of all others (shared generations, engines, periodic tasks): when it ends, they have ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import anyio
 from ..config.schema import Config
 from ..http.api import Api
 from ..http.listener import HttpListener
-from ..serving.attempts import where
+from ..observability.logs import redacted
 from .components import Components
 from .systemd import SystemdNotifier
 
@@ -26,32 +26,41 @@ log = logging.getLogger(__name__)
 _SAMPLE_S = 1.0
 _POLL_S = 2.0
 _SAVE_S = 5.0
-_YOUNG = 10_000  # allocations between two looks at the youngest objects: about every fiftieth request
+_GC_THRESHOLD = 10_000  # allocations between collections of the youngest generation: about fifty requests
 
 
 class App:
-    """The daemon's parts, and their life. Made by `build`."""
+    """One daemon, constructed by `edge_node.app.build`."""
 
     def __init__(self, config: Config, parts: Components, api: Api, notifier: SystemdNotifier) -> None:
         self._config = config
         self._parts = parts
         self._notifier = notifier
-        self._server = HttpListener(config.server, api.handle)
+        self._listener = HttpListener(config.server, api.handle)
         self._stop = asyncio.Event()
-        self._hung_up = asyncio.Event()  # SIGHUP came
+        self._reload_requested = asyncio.Event()  # by SIGHUP
         self._root: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int | None:
-        """The TCP port that is listened on; None before the start, or without one."""
-        return self._server.port
+        """The TCP port; None before `start`, or without TCP."""
+        return self._listener.port
+
+    @property
+    def in_flight(self) -> int:
+        """HTTP requests in progress."""
+        return self._listener.in_flight
 
     @property
     def parts(self) -> Components:
         return self._parts
 
     async def start(self) -> None:
-        """Raises ConfigError (an address, the policy, a certificate) with everything put away again."""
+        """Start everything and listen.
+
+        Raises:
+            ConfigError: an address, the policy or a certificate cannot be used; everything is closed again.
+        """
         parts = self._parts
         _raise_file_limit()
         parts.policies.load()
@@ -59,12 +68,12 @@ class App:
         parts.cache.start()
         parts.decisions.start()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._root = asyncio.create_task(self._live(started), name="causeway-edge")  # the parent of every other task
+        self._root = asyncio.create_task(self._run_tasks(started), name="causeway-edge")
         try:
             if parts.cloud is not None:
                 await parts.cloud.start()
             await started
-            await self._server.start()
+            await self._listener.start()
         except BaseException:
             await self.close()
             raise
@@ -74,24 +83,25 @@ class App:
         )
 
     async def drain(self) -> bool:
-        """False: the time was up before everybody was done."""
+        """Refuse new requests and wait for those in progress. Returns False if some are left at the timeout."""
         self._notifier.stopping("draining")
         self._parts.admission.drain()
-        self._server.stop_accepting()
-        return await self._server.drain(self._config.server.drain_s)
+        self._listener.stop_accepting()
+        return await self._listener.drain(self._config.server.drain_s)
 
     async def close(self) -> None:
+        """Cancel what is in progress and release everything."""
         parts = self._parts
-        await self._server.close()
+        await self._listener.close()
         self._stop.set()
         if self._root is not None:
             await asyncio.wait([self._root])
         for backend in (parts.engines, parts.cloud):
             if backend is not None:
                 await backend.close()
-        await asyncio.to_thread(self._put_away)
+        await asyncio.to_thread(self._close_stores)
 
-    def _put_away(self) -> None:
+    def _close_stores(self) -> None:
         self._parts.cache.close()
         self._parts.decisions.close()
         self._parts.signals.save_spend()
@@ -99,42 +109,42 @@ class App:
             self._parts.tracing.close()
 
     async def serve(self, *, on_ready: Callable[[App], None] = lambda _: None) -> None:
-        """Start, answer until SIGTERM or SIGINT, drain, close. SIGHUP reads the policy again.
+        """Start, answer until SIGTERM or SIGINT, drain, close. SIGHUP reloads the policy.
 
-        A SIGINT while it drains means now. A further SIGTERM means nothing new: the kernel sends one for each thread of
+        A SIGINT during the drain ends it at once. Further SIGTERMs are ignored: the kernel sends one for each thread of
         a parent that dies (prctl(2), PR_SET_PDEATHSIG).
         """
         loop = asyncio.get_running_loop()
-        asked, hurried = asyncio.Event(), asyncio.Event()
+        stop_requested, abort_requested = asyncio.Event(), asyncio.Event()
 
         def interrupt() -> None:
-            (hurried if asked.is_set() else asked).set()
+            (abort_requested if stop_requested.is_set() else stop_requested).set()
 
         await self.start()
         try:
-            loop.add_signal_handler(signal.SIGTERM, asked.set)
+            loop.add_signal_handler(signal.SIGTERM, stop_requested.set)
             loop.add_signal_handler(signal.SIGINT, interrupt)
-            loop.add_signal_handler(signal.SIGHUP, self._hung_up.set)
-            _settle_memory()
+            loop.add_signal_handler(signal.SIGHUP, self._reload_requested.set)
+            _tune_garbage_collector()
             on_ready(self)
-            await asked.wait()
-            async with anyio.create_task_group() as leaving:
-                leaving.start_soon(_cancel_after, hurried, leaving.cancel_scope)
+            await stop_requested.wait()
+            async with anyio.create_task_group() as draining:
+                draining.start_soon(_cancel_after, abort_requested, draining.cancel_scope)
                 if not await self.drain():
                     log.warning("some requests were still running after %g s", self._config.server.drain_s)
-                leaving.cancel_scope.cancel()
+                draining.cancel_scope.cancel()
         finally:
             await self.close()
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
-    async def _live(self, started: asyncio.Future[None]) -> None:
-        """The root of all tasks: flights, engines, and what is done every so often."""
+    async def _run_tasks(self, started: asyncio.Future[None]) -> None:
+        """The parent of all tasks: shared generations, engines, periodic tasks."""
         parts = self._parts
         async with anyio.create_task_group() as tasks:
-            parts.flights.run(tasks)
+            parts.shared_generations.start(tasks)
             if parts.engines is not None:
-                parts.engines.run(tasks)
+                parts.engines.start(tasks)
             if parts.cloud is not None:
                 tasks.start_soon(_every, 0.0, parts.cloud.watch)
             tasks.start_soon(_every, _SAMPLE_S, _sync(parts.signals.sample_device))
@@ -142,30 +152,30 @@ class App:
             tasks.start_soon(_every, 0.0, self._reload)
             tasks.start_soon(_every, _SAVE_S, lambda: asyncio.to_thread(parts.signals.save_spend))
             if self._notifier.watchdog_s is not None:
-                tasks.start_soon(_every, self._notifier.watchdog_s, self._tell_watchdog)
+                tasks.start_soon(_every, self._notifier.watchdog_s, self._ping_watchdog)
             started.set_result(None)
             await self._stop.wait()
             tasks.cancel_scope.cancel()
 
     async def _reload(self) -> None:
-        await self._hung_up.wait()
-        self._hung_up.clear()
+        await self._reload_requested.wait()
+        self._reload_requested.clear()
         await self._parts.policies.reload()
 
-    async def _tell_watchdog(self) -> None:
-        """Alive is who routes: a loop that still turns around a broken policy is not."""
+    async def _ping_watchdog(self) -> None:
+        """Ping the watchdog only after a trial routing decision succeeds."""
         self._parts.service.self_check()
         self._notifier.watchdog()
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
-    """For ever, first after `seconds`. What goes wrong once is logged, and tried again."""
+    """Repeat `work` forever, first after `seconds`. A failure is logged and the next run follows as usual."""
     while True:
         await asyncio.sleep(seconds)
         try:
             await work()
         except Exception as error:
-            log.error("a recurring task failed: %s", where(error))
+            log.error("a recurring task failed: %s", redacted(error))
 
 
 def _sync(work: Callable[[], None]) -> Callable[[], Awaitable[None]]:
@@ -180,15 +190,15 @@ async def _cancel_after(event: asyncio.Event, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-def _settle_memory() -> None:
-    """What is there after the start stays: the collector need not look at it again, nor so often at young records."""
+def _tune_garbage_collector() -> None:
+    """Exclude the objects that exist after the start from collections, and collect young objects less often."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, 20, 20)
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
 
 
 def _raise_file_limit() -> None:
-    """Connections are files: take what the system allows us."""
+    """Raise the limit of open files, which connections count against, to the most that the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,7 +1,7 @@
 """systemd's notifications: ready, status, watchdog, stopping. Without ``NOTIFY_SOCKET`` every call does nothing.
 
-One datagram per message on a Unix socket (sd_notify(3)). Written here because the small library for it reads the
-process's environment by itself, drops any text that is not Latin-1, and blocks the caller when systemd is slow.
+One datagram per message on a Unix socket (sd_notify(3)). Implemented here because the small library for it reads the
+process's environment itself, drops text that is not Latin-1, and blocks the caller when systemd is slow.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 
 class SystemdNotifier:
-    """Tells systemd how the daemon is. A message that cannot be sent is lost; the service is never held up for it.
+    """Reports the daemon's state to systemd. A message that cannot be sent is dropped, without blocking the daemon.
 
-    `watchdog_s`: seconds between two `watchdog` calls, half of what systemd allows; None: systemd does not watch us.
+    `watchdog_s`: seconds between two `watchdog` calls, half of what systemd allows; None when its watchdog is off.
     """
 
     def __init__(self, environ: Mapping[str, str], *, pid: int | None = None) -> None:
@@ -28,14 +28,14 @@ class SystemdNotifier:
         return self._send("", status)
 
     def watchdog(self) -> bool:
-        """Call this only after something was really routed: it says that we work, not that we exist."""
+        """Ping the watchdog. Call it only after a trial routing decision succeeded."""
         return self._send("WATCHDOG=1", "")
 
     def stopping(self, status: str = "") -> bool:
         return self._send("STOPPING=1", status)
 
     def _send(self, state: str, status: str) -> bool:
-        """Whether systemd got it."""
+        """Whether the message was delivered."""
         if not self._address:
             return False
         line = "STATUS=" + " ".join(status.split()) if status else ""  # a newline would begin another variable
@@ -50,7 +50,7 @@ class SystemdNotifier:
 
 
 def _address(name: str) -> str:
-    """A path, or with ``@`` an abstract name, whose first byte is zero; others (vsock) are not for us."""
+    """A path, or with ``@`` an abstract name, whose first byte is zero; others (vsock) are not supported."""
     if name.startswith("@"):
         return "\0" + name[1:]
     return name if name.startswith("/") else ""

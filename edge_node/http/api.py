@@ -1,9 +1,9 @@
-"""What answers which path. OpenAI's surface, the explanations, and health; every fault leaves as OpenAI's error object.
+"""The paths of the HTTP API: OpenAI's, explanations and health. Every error is sent as OpenAI's error object.
 
 POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
-POST /v1/route                                               what would happen to such a request, without running it
-GET  /v1/models[/{id}]  /v1/decisions[/{id}]                 what can be asked; what happened
-GET  /healthz /readyz /metrics                               alive; can answer; numbers. These need no key
+POST /v1/route                                               the decision for such a request, without running it
+GET  /v1/models[/{id}]  /v1/decisions[/{id}]                 model names; records of past requests
+GET  /healthz /readyz /metrics                               liveness, readiness, Prometheus; these need no API key
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from router.openai import encode_model, encode_models
 from router.types import AUTO, Kind, Request
 
 from ..clock import Clock
+from ..observability.logs import redacted
 from ..observability.metrics import CONTENT_TYPE, Metrics
-from ..serving.attempts import where
 from ..serving.generation import policy_label
-from ..serving.request_context import Arrival
+from ..serving.request_context import RequestContext
 from ..serving.service import Service
 from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore
-from .prebuilt_response import SERVER
 from .request_reader import RequestReader, traceparent_of
-from .responses import JSON, HttpReplyWriter, error_response
+from .responses import JSON, SERVER, HttpReplyWriter, error_response
 
 if TYPE_CHECKING:
     from ..observability.tracing import RequestTrace, RequestTracer
@@ -43,14 +42,14 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _encoder = msgspec.json.Encoder()
-_chance = random.Random(os.urandom(32))
+_random = random.Random(os.urandom(32))
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """`waiting_for`: what has to come before this server can answer at all; nothing: it is ready."""
+    """The body of `/readyz`."""
 
     ready: bool
-    waiting_for: tuple[str, ...]
+    waiting_for: tuple[str, ...]  # targets, while none of them can answer
     problems: tuple[str, ...]
     policy: PolicyReport
     edge: str  # the engine's state, "" without one
@@ -59,13 +58,13 @@ class Readiness(msgspec.Struct, frozen=True):
 
 
 class Api:
-    """`readiness` is asked each time; it must be cheap."""
+    """Routes requests to handlers. `readiness` is called for each probe and must be cheap."""
 
     def __init__(
         self,
         *,
         service: Service,
-        intake: RequestReader,
+        reader: RequestReader,
         policies: PolicyStore,
         decisions: DecisionStore,
         metrics: Metrics,
@@ -74,7 +73,7 @@ class Api:
         tracing: RequestTracer | None = None,
     ) -> None:
         self._service = service
-        self._intake = intake
+        self._reader = reader
         self._policies = policies
         self._decisions = decisions
         self._metrics = metrics
@@ -91,7 +90,7 @@ class Api:
             "/v1/decisions": ("GET", self._find_decisions),
             "/healthz": ("GET", self._health),
             "/readyz": ("GET", self._ready),
-            "/metrics": ("GET", self._numbers),
+            "/metrics": ("GET", self._prometheus),
         }
         self._prefixes: tuple[tuple[str, Handler], ...] = (
             ("/v1/decisions/", self._decision),
@@ -99,44 +98,55 @@ class Api:
         )
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Raises CancelledError only: when the client leaves."""
+        """Answer one request. Raises CancelledError only, when the client disconnects."""
         try:
             return await self._handler(http)(http)
         except ClientGone:
-            raise asyncio.CancelledError from None  # nobody is there to read a response
+            raise asyncio.CancelledError from None
         except CausewayError as error:
             self._metrics.request_rejected(error.code)
             return error_response(error)
         except Exception as failure:
-            log.error("%s failed unexpectedly: %s", http.path, where(failure))
+            log.error("%s failed unexpectedly: %s", http.path, redacted(failure))
             return error_response(CausewayError("internal error"))
 
     def _handler(self, http: web.BaseRequest) -> Handler:
         """Raises NotFound or MethodNotAllowed."""
-        known = self._paths.get(http.raw_path) or self._paths.get(http.path)
-        if known is None:
-            known = next((("GET", handler) for prefix, handler in self._prefixes if http.path.startswith(prefix)), None)
-        if known is None:
+        found = self._paths.get(http.raw_path) or self._paths.get(http.path)
+        if found is None:
+            found = next((("GET", handler) for prefix, handler in self._prefixes if http.path.startswith(prefix)), None)
+        if found is None:
             raise NotFound(f"there is nothing at {http.path[:200]}")
-        if http.method != known[0]:
-            raise MethodNotAllowed(f"{http.path} takes {known[0]}, not {http.method[:20]}")
-        return known[1]
+        method, handler = found
+        if http.method != method:
+            raise MethodNotAllowed(f"{http.path} takes {method}, not {http.method[:20]}")
+        return handler
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _answer(self, kind: Kind, http: web.BaseRequest) -> web.StreamResponse:
         arrived = self._clock.monotonic()
-        known = await self._intake.request(http, kind)
-        request = known.request
-        ask = Arrival(_new_id(), arrived, *self._traced(request, http), known.memo)
-        reply = HttpReplyWriter(request, http, id=ask.id, created=int(self._clock.unix()))
+        parsed = await self._reader.request(http, kind)
+        request, decision_id = parsed.request, _new_id()
+        traceparent, trace = self._traced(request, http)
+        reply = HttpReplyWriter(request, http, id=decision_id, created=int(self._clock.unix()))
         try:
-            await self._service.answer(request, reply, ask)
+            await self._service.answer(
+                RequestContext(
+                    request,
+                    reply,
+                    id=decision_id,
+                    arrived=arrived,
+                    traceparent=traceparent,
+                    trace=trace,
+                    memo=parsed.memo,
+                )
+            )
             return reply.response
         except ClientGone:
             raise
         except CausewayError as error:
-            return await reply.fail(error, id=ask.id, policy=policy_label(self._policies.active))
+            return await reply.fail(error, policy=policy_label(self._policies.active))
 
     def _traced(self, request: Request, http: web.BaseRequest) -> tuple[str, RequestTrace | None]:
         traceparent = traceparent_of(http.headers)
@@ -145,44 +155,44 @@ class Api:
         return traceparent, self._tracing.begin(request, traceparent, self._clock.unix())
 
     async def _explain(self, http: web.BaseRequest) -> web.StreamResponse:
-        known = await self._intake.request(http, None)
-        return _json(await self._service.explain(known.request))
+        parsed = await self._reader.request(http, None)
+        return _json(await self._service.explain(parsed.request))
 
-    # --- what there is, what happened --------------------------------------------------------------------------------
+    # --- models and decisions -------------------------------------------------------------------------------------
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._intake.caller(http)
+        self._reader.caller(http)
         names = model_names(self._policies.active)
         return _body(encode_models([(name, self._owner(name), self._started) for name in names]))
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._intake.caller(http)
+        self._reader.caller(http)
         name = http.path.removeprefix("/v1/models/")
         if name not in model_names(self._policies.active):
             raise ModelNotFound(f"the model `{name[:100]}` does not exist here", param="model")
         return _body(encode_model(name, self._owner(name), self._started))
 
     def _owner(self, name: str) -> str:
-        """Where a model is: `causeway` (auto), edge or cloud."""
-        places = {target.name: target.at for target in self._policies.active.targets}
-        return "causeway" if name == AUTO else places[name]
+        """`owned_by` of a model: causeway (auto), edge or cloud."""
+        locations = {target.name: target.at for target in self._policies.active.targets}
+        return "causeway" if name == AUTO else locations[name]
 
     async def _find_decisions(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._intake.caller(http)
+        self._reader.caller(http)
         return _json({"object": "list", "data": await self._decisions.find(_query(http.query))})
 
     async def _decision(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._intake.caller(http)
-        name = http.path.removeprefix("/v1/decisions/")
-        record = await self._decisions.get(name)
+        self._reader.caller(http)
+        decision_id = http.path.removeprefix("/v1/decisions/")
+        record = await self._decisions.get(decision_id)
         if record is None:
-            raise NotFound(f"no decision {name[:100]!r}; old ones are forgotten")
+            raise NotFound(f"no decision {decision_id[:100]!r}; old ones are deleted")
         return _json(record)
 
     # --- health ------------------------------------------------------------------------------------------------------
 
     async def _health(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Alive is who can route something; whether the targets answer is `/readyz`'s business."""
+        """Alive while routing works; whether a target can answer is reported by `/readyz`."""
         self._service.self_check()
         return _json({"status": "ok", "uptime_s": self._readiness().uptime_s})
 
@@ -190,31 +200,31 @@ class Api:
         readiness = self._readiness()
         return _json(readiness, status=200 if readiness.ready else 503)
 
-    async def _numbers(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _prometheus(self, http: web.BaseRequest) -> web.StreamResponse:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE, "Server": SERVER})
 
 
 def _new_id() -> str:
-    """A decision's id: unlike any other, but no secret."""
-    return f"{_chance.getrandbits(96):024x}"
+    """A decision's id: unique, but not secret."""
+    return f"{_random.getrandbits(96):024x}"
 
 
-def _query(said: Mapping[str, str]) -> DecisionQuery:
-    """Raises InvalidRequest, also for a filter that does not exist."""
-    for name in said:
+def _query(filters: Mapping[str, str]) -> DecisionQuery:
+    """Raises InvalidRequest, also for an unknown filter."""
+    for name in filters:
         if name not in DecisionQuery.__struct_fields__:
             raise InvalidRequest(f"there is no filter {name[:64]!r}", param=name[:64])
     return DecisionQuery(
-        route=said.get("route", ""),
-        target=said.get("target", ""),
-        status=said.get("status", ""),
-        since=_number(said, "since", 0.0, float("inf"), 0.0),
-        limit=int(_number(said, "limit", 1.0, MAX_QUERY_LIMIT, 100.0)),
+        route=filters.get("route", ""),
+        target=filters.get("target", ""),
+        status=filters.get("status", ""),
+        since=_number(filters, "since", 0.0, float("inf"), 0.0),
+        limit=int(_number(filters, "limit", 1.0, MAX_QUERY_LIMIT, 100.0)),
     )
 
 
-def _number(said: Mapping[str, str], name: str, least: float, most: float, default: float) -> float:
-    text = said.get(name)
+def _number(filters: Mapping[str, str], name: str, least: float, most: float, default: float) -> float:
+    text = filters.get(name)
     if text is None:
         return default
     try:
@@ -222,7 +232,7 @@ def _number(said: Mapping[str, str], name: str, least: float, most: float, defau
     except ValueError:
         value = float("nan")
     if not least <= value <= most:
-        raise InvalidRequest(f"`{name}` is a number from {least:g} to {most:g}, not {text[:32]!r}", param=name)
+        raise InvalidRequest(f"`{name}` must be a number from {least:g} to {most:g}, not {text[:32]!r}", param=name)
     return value
 
 

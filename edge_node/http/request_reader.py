@@ -1,14 +1,13 @@
-"""bytes → Request: who asks, what they wish, and the body; bounded in bytes, in time and over all connections.
+"""bytes → Request: authentication, routing hints and the body; bounded in bytes, in time and over all connections.
 
-A body that came together with its head costs no waiting and no timer: that is nearly every request. A short one that
-was asked lately, byte for byte, is not parsed again: that is what comes before nearly every hit.
+A body that arrives together with its head, as nearly every one does, needs no wait and no timer. A short body equal to
+a recent one, byte for byte, is not parsed again; nearly every cache hit starts that way.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,11 +39,11 @@ _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
     "completion": partial(parse_completion, resumes=True),
     "embedding": parse_embedding,
 }
-_BODIES = 8  # as many bodies of the largest size may be on their way at the same time
+_MAX_LARGE_BODIES = 8  # bodies of the largest size that may be in transit at the same time
 _PREFERENCES: frozenset[str] = frozenset(get_args(Prefer))
 _TAG = re.compile(r"[^\s,]{1,64}")
 _MAX_TAGS = 32
-_KNOWN = 2048  # asks that are remembered, each of at most so many bytes:
+_MAX_REMEMBERED = 2048  # parsed requests in memory, for bodies of at most:
 _SHORT_BYTES = 4096
 _JSON = "application/json"
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -52,75 +51,82 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks: a key's name, else the peer's address; `tags` are added to every request of the key."""
+    """The client: its API key's name, else the peer's address; `tags` are added to every request of the key."""
 
     name: str
     tags: tuple[str, ...] = ()
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """A parsed ask, and what was planned for it lately."""
+    """A parsed request, and the cache plan last made for it."""
 
     request: Request
     memo: CachePlanMemo
 
 
 class ApiKeys:
-    """The keys that open this server; only their hashes are known. None configured: everybody may come in."""
+    """The accepted API keys, as hashes. Without keys every client is accepted."""
 
     def __init__(self, keys: Sequence[KeyConfig]) -> None:
         self._keys = [(bytes.fromhex(key.sha256), Caller(key.name, key.tags)) for key in keys]
 
     def identify(self, authorization: str | None, peer: str) -> Caller:
-        """Raises AuthenticationFailed. Compares with every key, each in constant time."""
+        """The client of an `Authorization` header; `peer` is its address. Raises AuthenticationFailed.
+
+        Every key is compared, each in constant time.
+        """
         if not self._keys:
             return Caller(peer)
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise AuthenticationFailed("an API key is needed: send `Authorization: Bearer <key>`")
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        found = [caller for known, caller in self._keys if hmac.compare_digest(known, digest)]
-        if not found:
-            raise AuthenticationFailed("this API key is not known here")
-        return found[0]
+        matches = [caller for key_digest, caller in self._keys if hmac.compare_digest(key_digest, digest)]
+        if not matches:
+            raise AuthenticationFailed("this API key is unknown")
+        return matches[0]
 
 
 class RequestReader:
-    """One server's way in."""
+    """Reads requests as `server.*` configures."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._keys = ApiKeys(config.keys)
         self._max_body_bytes = config.max_body_bytes
         self._timeout_s = config.read_timeout_s
         self._arriving_bytes = 0
-        self._known: OrderedDict[tuple[Kind | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
+        self._remembered: OrderedDict[tuple[Kind | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
 
     def caller(self, request: web.BaseRequest) -> Caller:
         """Raises AuthenticationFailed."""
         return self._keys.identify(request.headers.get(hdrs.AUTHORIZATION), request.remote or "unix")
 
     async def request(self, request: web.BaseRequest, kind: Kind | None) -> ParsedRequest:
-        """The parsed ask; `kind` None: what the body's fields say. Raises CausewayError, each a client's fault."""
+        """Read and parse one request. `kind` None: derive it from the body. Raises CausewayError, each a 4xx."""
         headers = request.headers
-        hints = wishes_of(headers, self.caller(request))
-        _check_media(headers)
+        hints = routing_hints(headers, self.caller(request))
+        _check_media_type(headers)
         return self._parse(kind, await self.body(request), hints)
 
     def _parse(self, kind: Kind | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
         key = (kind, body, hints)
-        known = self._known.get(key)
-        if known is None:
-            known = ParsedRequest(_PARSERS[kind or _kind_of(body)](body, hints), CachePlanMemo())
+        parsed = self._remembered.get(key)
+        if parsed is None:
+            parsed = ParsedRequest(_PARSERS[kind or _kind_of(body)](body, hints), CachePlanMemo())
             if len(body) <= _SHORT_BYTES:
-                self._known[key] = known
-                if len(self._known) > _KNOWN:
-                    self._known.popitem(last=False)
-        return known
+                self._remembered[key] = parsed
+                if len(self._remembered) > _MAX_REMEMBERED:
+                    self._remembered.popitem(last=False)
+        return parsed
 
     async def body(self, request: web.BaseRequest) -> bytes:
+        """The complete body. Raises InvalidRequest, BodyTooLarge, RequestTimeout or QueueFull."""
         content = request.content
         if content.is_eof():
-            body = _read_now(content.read_nowait)
+            try:
+                body = content.read_nowait(-1)
+            except RequestPayloadError as error:
+                raise _malformed_transfer() from error
             if len(body) > self._max_body_bytes:
                 raise self._too_large()
             return body
@@ -128,13 +134,14 @@ class RequestReader:
         if declared is not None and declared > self._max_body_bytes:
             raise self._too_large()
         if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
-            await request.writer.write(_CONTINUE)
-            request.writer.output_size = 0  # the answer's own bytes are still to come
+            transport = request.transport
+            if transport is not None:
+                transport.write(_CONTINUE)
         return await self._receive(request)
 
     async def _receive(self, request: web.BaseRequest) -> bytes:
         body = bytearray()
-        with anyio.CancelScope(deadline=anyio.current_time() + self._timeout_s) as bound, self._room() as take:
+        with anyio.CancelScope(deadline=anyio.current_time() + self._timeout_s) as timeout, self._room() as take:
             try:
                 while data := await request.content.readany():
                     body += data
@@ -142,19 +149,19 @@ class RequestReader:
                         raise self._too_large()
                     take(len(data))
             except RequestPayloadError as error:
-                raise InvalidRequest("the body's transfer encoding is malformed") from error
-        if bound.cancelled_caught:
+                raise _malformed_transfer() from error
+        if timeout.cancelled_caught:
             raise RequestTimeout(f"the body did not arrive within {self._timeout_s:g} s")
         return bytes(body)
 
     @contextmanager
     def _room(self) -> Iterator[Callable[[int], None]]:
-        """Bounds what all half received bodies take together."""
+        """Bound the memory of all partly received bodies together; yields the function that reserves bytes."""
         taken = 0
 
         def take(size: int) -> None:
             nonlocal taken
-            if self._arriving_bytes + size > self._max_body_bytes * _BODIES:
+            if self._arriving_bytes + size > self._max_body_bytes * _MAX_LARGE_BODIES:
                 raise QueueFull("too many large requests are arriving at the same time", retry_after_s=1.0)
             taken += size
             self._arriving_bytes += size
@@ -168,8 +175,8 @@ class RequestReader:
         return BodyTooLarge(f"the body is larger than {self._max_body_bytes} bytes")
 
 
-def wishes_of(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
-    """The ``x-causeway-*`` headers. A wish that cannot be understood is refused: it may be one for privacy."""
+def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
+    """The ``x-causeway-*`` headers. Raises InvalidRequest for an unknown value: it may be meant to protect privacy."""
     prefer = headers.get("x-causeway-prefer")
     tags = headers.get("x-causeway-tags")
     deadline = headers.get("x-causeway-deadline-ms")
@@ -184,9 +191,9 @@ def wishes_of(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
 
 
 def traceparent_of(headers: Mapping[str, str]) -> str:
-    """W3C trace context, version 00; a malformed one is dropped, as its specification asks."""
-    trace = headers.get("traceparent")
-    return trace if trace is not None and _TRACEPARENT.fullmatch(trace) else ""
+    """W3C trace context, version 00; a malformed one is dropped, as its specification requires."""
+    traceparent = headers.get("traceparent")
+    return traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else ""
 
 
 def _prefer(text: str | None) -> Prefer | None:
@@ -197,14 +204,14 @@ def _prefer(text: str | None) -> Prefer | None:
             preference: Prefer = name
             return preference
     names = ", ".join(sorted(_PREFERENCES))
-    raise InvalidRequest(f"`x-causeway-prefer` is one of {names}, not {text[:64]!r}", param="x-causeway-prefer")
+    raise InvalidRequest(f"`x-causeway-prefer` must be one of {names}, not {text[:64]!r}", param="x-causeway-prefer")
 
 
 def _tags(text: str | None) -> list[str]:
     tags = [tag.strip() for tag in (text or "").split(",") if tag.strip()]
     if len(tags) > _MAX_TAGS or not all(_TAG.fullmatch(tag) for tag in tags):
-        told = f"`x-causeway-tags` holds at most {_MAX_TAGS} tags of at most 64 characters, separated by commas"
-        raise InvalidRequest(told, param="x-causeway-tags")
+        rule = f"at most {_MAX_TAGS} tags of at most 64 characters, separated by commas"
+        raise InvalidRequest(f"`x-causeway-tags` must hold {rule}", param="x-causeway-tags")
     return tags
 
 
@@ -212,43 +219,37 @@ def _deadline_ms(text: str | None) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) == 0:
-        told = "`x-causeway-deadline-ms` is the time left, a whole number of milliseconds"
-        raise InvalidRequest(told, param="x-causeway-deadline-ms")
+        raise InvalidRequest(
+            "`x-causeway-deadline-ms` must be the time left, a whole number of milliseconds",
+            param="x-causeway-deadline-ms",
+        )
     return int(text)
 
 
-def _check_media(headers: Mapping[str, str]) -> None:
-    media = headers.get(hdrs.CONTENT_TYPE, _JSON)
-    if media != _JSON and media.partition(";")[0].strip().lower() != _JSON:
-        raise UnsupportedMediaType(f"send `Content-Type: {_JSON}`, not {media[:64]!r}")
+def _check_media_type(headers: Mapping[str, str]) -> None:
+    media_type = headers.get(hdrs.CONTENT_TYPE, _JSON)
+    if media_type != _JSON and media_type.partition(";")[0].strip().lower() != _JSON:
+        raise UnsupportedMediaType(f"send `Content-Type: {_JSON}`, not {media_type[:64]!r}")
     encoding = headers.get(hdrs.CONTENT_ENCODING)
     if encoding is not None and encoding.lower() != "identity":
-        raise UnsupportedMediaType(f"bodies are not accepted compressed ({encoding[:32]})")
+        raise UnsupportedMediaType(f"send the body uncompressed, not as {encoding[:32]!r}")
 
 
-class _Shape(msgspec.Struct):
+class _KindFields(msgspec.Struct):
     prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 def _kind_of(body: bytes) -> Kind:
-    """Which of OpenAI's three bodies this is; a broken one is a chat, whose parser says what is wrong with it."""
+    """Which of OpenAI's three bodies this is; a malformed one counts as chat, whose parser reports the fault."""
     try:
-        shape = msgspec.json.decode(body, type=_Shape)
+        fields = msgspec.json.decode(body, type=_KindFields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "chat"
-    if shape.prompt is not msgspec.UNSET:
+    if fields.prompt is not msgspec.UNSET:
         return "completion"
-    return "chat" if shape.input is msgspec.UNSET else "embedding"
+    return "chat" if fields.input is msgspec.UNSET else "embedding"
 
 
-def _read_now(read: Callable[[int], bytes]) -> bytes:
-    try:
-        return read(-1)
-    except RequestPayloadError as error:
-        raise InvalidRequest("the body's transfer encoding is malformed") from error
-
-
-def retry_after(seconds: float) -> str:
-    """RFC 9110 wants whole seconds; rounded up, so that whoever waits does not come too early."""
-    return str(max(1, math.ceil(seconds)))
+def _malformed_transfer() -> InvalidRequest:
+    return InvalidRequest("the body's transfer encoding is malformed")

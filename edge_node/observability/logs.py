@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import logging
 import sys
+import traceback
 from typing import TextIO
 
 from ..config.schema import Config
@@ -40,3 +41,10 @@ def start_log(config: Config, stream: TextIO = sys.stderr) -> None:
     logging.basicConfig(level=config.log.upper(), handlers=[handler], force=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(config.log.upper())))
+
+
+def redacted(error: BaseException) -> str:
+    """An exception as type and source line, without its message, which may quote a request."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    return f"{type(error).__name__}{place}"

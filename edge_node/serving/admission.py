@@ -1,7 +1,7 @@
-"""Who may start work now: a rate per client, a bounded number at work, a bounded queue in front of them.
+"""Admission control: a rate limit per client, and a bounded queue in front of bounded concurrency.
 
-Requests are admitted (rate) before the cache is asked and get a slot (concurrency) only for work that a target does: a
-hit does not wait behind the work that it saves. A slot is given back whatever happens to its holder.
+The rate limit applies before the cache lookup. A permit (concurrency) is needed only for a generation: a cache hit does
+not queue behind the work that it saves. A permit is released however its request ends.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import msgspec
 
 from router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
 
-_CLIENTS = 4096  # the buckets that are remembered; who was quiet longest is forgotten first
-_RECENT = 0.2  # weight of the newest piece of work in the mean
+MAX_CLIENTS = 4096  # rate-limit buckets in memory; the least recently used one is dropped
+_SMOOTHING = 0.2  # weight of the newest duration in the moving average
 _MAX_RETRY_S = 60.0
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True):
     concurrent: int = 16
     queue: int = 64
-    per_client_rps: float | None = None
+    per_client_rps: float | None = None  # None: no limit
 
 
 class AdmissionStats(msgspec.Struct, frozen=True):
-    working: int
+    running: int
     waiting: int
     clients: int
 
@@ -40,10 +40,10 @@ class _Bucket:
         self.at = at
 
 
-@lru_cache(_CLIENTS)
+@lru_cache(MAX_CLIENTS)
 def network_of(client: str) -> str:
-    """Whose rate it is: of an IPv6 address its /64, which is one customer's (RFC 6177); of a mapped one the IPv4
-    address; of any other client the name itself.
+    """The key of a client's rate limit: the /64 of an IPv6 address (one customer, RFC 6177), the IPv4 address of a
+    mapped one, otherwise the client's name.
     """
     try:
         address = ipaddress.IPv6Address(client)
@@ -53,32 +53,41 @@ def network_of(client: str) -> str:
 
 
 class Admission:
-    """One owner of all slots, queues and buckets. `now` is the loop's clock, in seconds."""
+    """Owns all permits, the queue and the rate-limit buckets. Times are the loop's clock, in seconds."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._working = 0
-        self._work_s = 1.0  # running mean of how long a slot is held
+        self._running = 0
+        self._average_held_s = 1.0
         self._draining = False
 
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
     def set_limits(self, limits: AdmissionLimits) -> None:
-        """From now on. Those at work stay; those who fit now start."""
+        """Apply new limits. Running requests continue; queued ones start where there is room now."""
         self._limits = limits
         self._start_waiting()
 
     def drain(self) -> None:
-        """Nobody new from now on; those at work or waiting finish."""
+        """Refuse new requests; running and queued ones finish."""
         self._draining = True
 
     def stats(self) -> AdmissionStats:
-        return AdmissionStats(self._working, len(self._waiting), len(self._buckets))
+        return AdmissionStats(self._running, len(self._waiting), len(self._buckets))
 
     # --- rate --------------------------------------------------------------------------------------------------------
 
     def admit(self, client: str, now: float) -> None:
-        """Raises RateLimited or Draining, with the time after which it is worth asking again."""
+        """Charge one request to `client`.
+
+        Raises:
+            RateLimited: with the time until the next token.
+            Draining: this server is shutting down.
+        """
         if self._draining:
             raise Draining("this server is shutting down", retry_after_s=1.0)
         rate = self._limits.per_client_rps
@@ -96,31 +105,38 @@ class Admission:
     def _bucket(self, client: str, burst: float, now: float) -> _Bucket:
         bucket = self._buckets.get(client)
         if bucket is None:
-            if len(self._buckets) >= _CLIENTS:
+            if len(self._buckets) >= MAX_CLIENTS:
                 self._buckets.popitem(last=False)
             bucket = self._buckets[client] = _Bucket(burst, now)
         else:
             self._buckets.move_to_end(client)
         return bucket
 
-    # --- slots -------------------------------------------------------------------------------------------------------
+    # --- permits -----------------------------------------------------------------------------------------------------
 
-    def slot(self, deadline: float) -> Slot:
-        """Work inside. Entering raises QueueFull (at once) or DeadlineExceeded (while waiting)."""
-        return Slot(self, deadline)
+    def permit(self, deadline: float) -> Permit:
+        """An async context manager that holds one permit; see `acquire`."""
+        return Permit(self, deadline)
 
-    def give_back(self, held_s: float) -> None:
-        self._work_s += _RECENT * (held_s - self._work_s)
-        self._give_back()
+    async def acquire(self, deadline: float) -> None:
+        """Wait for a permit until `deadline`.
 
-    async def take(self, deadline: float) -> None:
-        if self._working < self._limits.concurrent and not self._waiting:
-            self._working += 1
+        Raises:
+            QueueFull: at once, with an estimate of when to retry.
+            DeadlineExceeded: while queued.
+        """
+        if self._running < self._limits.concurrent and not self._waiting:
+            self._running += 1
             return
         if len(self._waiting) >= self._limits.queue:
-            full = f"{self._working} requests at work and {len(self._waiting)} waiting"
+            full = f"{self._running} requests running and {len(self._waiting)} queued"
             raise QueueFull(full, retry_after_s=self._retry_after_s())
         await self._wait(deadline)
+
+    def release(self, held_s: float) -> None:
+        """Release a permit that was held for `held_s` seconds."""
+        self._average_held_s += _SMOOTHING * (held_s - self._average_held_s)
+        self._release()
 
     async def _wait(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()
@@ -131,31 +147,31 @@ class Admission:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._give_back()  # The turn came, but whoever waited was cancelled in the same step.
+                self._release()  # granted in the same step as the cancellation
             elif turn in self._waiting:
                 self._waiting.remove(turn)
             raise
         finally:
             timer.cancel()
 
-    def _give_back(self) -> None:
-        self._working -= 1
+    def _release(self) -> None:
+        self._running -= 1
         self._start_waiting()
 
     def _start_waiting(self) -> None:
-        while self._waiting and self._working < self._limits.concurrent:
+        while self._waiting and self._running < self._limits.concurrent:
             turn = self._waiting.popleft()
             if not turn.done():
-                self._working += 1
+                self._running += 1
                 turn.set_result(None)
 
     def _retry_after_s(self) -> float:
-        """When a place in the queue is likely to be free: one piece of work is done every mean / concurrent seconds."""
-        return min(_MAX_RETRY_S, max(1.0, self._work_s / max(1, self._limits.concurrent)))
+        """The queue advances by one request every (average duration / concurrency) seconds."""
+        return min(_MAX_RETRY_S, max(1.0, self._average_held_s / max(1, self._limits.concurrent)))
 
 
-class Slot:
-    """One place at work, for the time of an `async with`."""
+class Permit:
+    """The right to run one generation, for the duration of an `async with`."""
 
     __slots__ = ("_admission", "_deadline", "_started")
 
@@ -165,13 +181,13 @@ class Slot:
         self._started = 0.0
 
     async def __aenter__(self) -> None:
-        await self._admission.take(self._deadline)
+        await self._admission.acquire(self._deadline)
         self._started = asyncio.get_running_loop().time()
 
     async def __aexit__(self, *_: object) -> None:
-        self._admission.give_back(asyncio.get_running_loop().time() - self._started)
+        self._admission.release(asyncio.get_running_loop().time() - self._started)
 
 
 def _expire(turn: asyncio.Future[None]) -> None:
     if not turn.done():
-        turn.set_exception(DeadlineExceeded("the deadline passed while the request waited for its turn"))
+        turn.set_exception(DeadlineExceeded("the deadline passed while the request was queued"))

@@ -1,28 +1,47 @@
-"""The making of one answer: the request, the decision, the attempts. Several requests may share one (`flight`)."""
+"""The making of one answer (`Generation`), and its sharing between identical requests in progress (single-flight).
+
+A shared generation runs in a task of its own, which belongs to no request: every subscriber, the one that started it
+included, reads the pieces as they arrive, and the task is cancelled when the last subscriber leaves.
+
+The buffer keeps all pieces for subscribers that join late. Past `buffer_bytes` no request can join, pieces that every
+subscriber has read are dropped, and the producer waits for the slowest subscriber: memory stays bounded.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import anyio
+import anyio.abc
 import msgspec
 
 from router.decision.attempts import AttemptSequence
-from router.errors import CausewayError, CloudFailed, InvalidRequest
+from router.errors import CausewayError, CloudFailed, DeadlineExceeded, Draining, InvalidRequest
 from router.policy.compiled import Policy
-from router.types import AttemptRecord, CachePlan, Decision, Estimates, Request, Snapshot, Target, Usage
+from router.types import AttemptRecord, CachePlan, Chunk, Decision, Estimates, Request, Snapshot, Target, Usage
 
 from ..backends.backend import UpstreamInfo
-from .reply import AnswerHead
+from ..observability.logs import redacted
+from .reply import AnswerHead, Piece
 
 if TYPE_CHECKING:
     from ..observability.tracing import RequestTrace
 
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES = 1 << 20
+_PIECE_BYTES = 160  # a Chunk without its text; about as much per logprob
+_FLOAT_BYTES = 32
 _FALLBACK = "fallback"
 _HANDOFF = "handoff"
 
 
 class Generation:
-    """Facts that grow while the answer is made; only the task that runs the work writes them. Times: monotonic s."""
+    """State of one answer in the making; written only by the task that runs it. Times are monotonic seconds."""
 
     def __init__(
         self,
@@ -42,40 +61,41 @@ class Generation:
         self.snapshot = snapshot
         self.arrived = arrived
         self.deadline = deadline
-        self.traceparent = traceparent  # the caller's
+        self.traceparent = traceparent  # of the client's request
         self.trace = trace
-        self.plan = CachePlan()
-        self.key: bytes | None = None  # of the cache; None: the policy keeps this out of it
+        self.cache_plan = CachePlan()
+        self.cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
         self.estimates = Estimates()
         self.decision: Decision | None = None
-        self.course: AttemptSequence | None = None
-        self.heard = UpstreamInfo()  # what the last attempt's cloud said
+        self.sequence: AttemptSequence | None = None
+        self.upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
         self.usage = Usage()
-        self.committed = False  # a byte of the answer has left
-        self.over = False  # no attempt is to come
+        self.committed = False  # a byte of the answer has been sent
+        self.finished = False  # no further attempt will start
         self._records: tuple[AttemptRecord, ...] | None = None
 
     @property
     def on_device(self) -> bool:
-        """Bound to the device by a wish or a constraint: nothing of the content may be kept on disk."""
-        wished = self.request.hints.prefer == "only_on_device"
-        return wished or self.plan.private or (self.decision is not None and self.decision.on_device)
+        """Whether a preference or a constraint binds this request to the device: its content is not written to disk."""
+        preferred = self.request.hints.prefer == "only_on_device"
+        return preferred or self.cache_plan.private or (self.decision is not None and self.decision.on_device)
 
     @property
     def target(self) -> Target | None:
-        """Who answers: the attempt at work, or the last one."""
-        return self.course.attempts[-1].plan.target if self.course is not None and self.course.attempts else None
+        """The target of the current, or last, attempt."""
+        return self.sequence.attempts[-1].plan.target if self.sequence is not None and self.sequence.attempts else None
 
     @property
     def degraded(self) -> bool:
-        return self.course is not None and (self.course.degraded or self.heard.degraded)
+        upstream_degraded = self.upstream is not None and self.upstream.degraded
+        return self.sequence is not None and (self.sequence.degraded or upstream_degraded)
 
     @property
     def reason(self) -> str:
-        """The rule that chose; if a later attempt answers, what made it: a failure goes before a handoff."""
-        if self.decision is None or self.course is None:
+        """The rule that chose the target, or why a later attempt answered: a failure precedes a handoff."""
+        if self.decision is None or self.sequence is None:
             return ""
-        before = [attempt for attempt in self.course.attempts[:-1] if attempt.error is not None]
+        before = [attempt for attempt in self.sequence.attempts[:-1] if attempt.error is not None]
         failed = [attempt for attempt in before if attempt.state.value != "handed_off"]
         for attempts, kind in ((failed, _FALLBACK), (before, _HANDOFF)):
             if attempts and attempts[-1].error is not None:
@@ -83,11 +103,11 @@ class Generation:
         return self.decision.rule or ("continued" if self.request.resume else "model_named")
 
     @property
-    def onward(self) -> str:
-        """The trace context that the attempt at work hands on."""
-        if self.trace is None or self.course is None:
+    def outgoing_traceparent(self) -> str:
+        """The trace context that the current attempt sends upstream."""
+        if self.trace is None or self.sequence is None:
             return self.traceparent
-        return self.trace.attempt(len(self.course.attempts) - 1)
+        return self.trace.attempt(len(self.sequence.attempts) - 1)
 
     def head(self) -> AnswerHead:
         target = self.target
@@ -99,43 +119,253 @@ class Generation:
             target=target.name,
             model=target.model,
             reason=self.reason,
-            cache="bypass" if self.key is None else "miss",
+            cache="bypass" if self.cache_key is None else "miss",
             degraded=self.degraded,
         )
 
+    def set_upstream(self, info: UpstreamInfo) -> None:
+        self.upstream = info
+
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
-        """What each attempt came to, without the words of others: a target that complains may quote the ask."""
-        if self.course is None:
+        """One record per attempt, without text from the target's errors, which may quote the request."""
+        if self.sequence is None:
             return ()
         if self._records is not None:
             return self._records
         records = tuple(
-            msgspec.structs.replace(record, detail="") if _quotes(attempt.error) else record
-            for attempt, record in zip(self.course.attempts, self.course.records(now), strict=True)
+            msgspec.structs.replace(record, detail="") if _quotes_target(attempt.error) else record
+            for attempt, record in zip(self.sequence.attempts, self.sequence.records(now), strict=True)
         )
-        if records and self.heard.degraded and not records[-1].error:
-            records = (*records[:-1], msgspec.structs.replace(records[-1], detail=str(self.heard)))
-        if self.over:
-            self._records = records  # they do not change any more
+        if records and self.upstream is not None and self.upstream.degraded and not records[-1].error:
+            records = (*records[:-1], msgspec.structs.replace(records[-1], detail=str(self.upstream)))
+        if self.finished:
+            self._records = records  # final from here on
         return records
 
     def usd(self) -> float:
-        """What the attempts cost, also those that were given up. The answer's own usage where the target told it."""
-        if self.course is None:
+        """Cost of all attempts, abandoned ones included; from the answer's own usage where the target reported it."""
+        if self.sequence is None:
             return 0.0
         cost = 0.0
-        for attempt in self.course.attempts:
+        for attempt in self.sequence.attempts:
             tokens = attempt.tokens
-            if attempt is self.course.attempts[-1]:
+            if attempt is self.sequence.attempts[-1]:
                 tokens = max(tokens, self.usage.prompt_tokens + self.usage.completion_tokens)
             cost += tokens / 1000.0 * attempt.plan.target.usd_per_1k_tokens
         return cost
 
 
-def _quotes(error: CausewayError | None) -> bool:
-    """Whether the message holds what a target said (`router.openai.decode` puts it after "reported:")."""
+def _quotes_target(error: CausewayError | None) -> bool:
+    """Whether the message contains text of the target (`router.openai.decode` puts it after "reported:")."""
     return isinstance(error, InvalidRequest) or (isinstance(error, CloudFailed) and "reported:" in error.message)
 
 
 def policy_label(policy: Policy) -> str:
     return f"{policy.name}@{policy.revision}"
+
+
+# --- single-flight ---------------------------------------------------------------------------------------------------
+
+
+class Subscriber:
+    """One reader's position in a shared generation."""
+
+    def __init__(self, shared: SharedGeneration) -> None:
+        self.shared = shared
+        self.position = 0  # of the next piece, counted from the first
+
+    async def next(self, deadline: float) -> Piece | None:
+        """The next piece, None after the last.
+
+        Raises:
+            CausewayError: the generation failed; DeadlineExceeded may also be this subscriber's own deadline
+                (monotonic seconds).
+        """
+        return await self.shared.read(self, deadline)
+
+
+class SharedGeneration:
+    """A generation with its buffered answer: the `Sink` of the attempts, and the source of all subscribers."""
+
+    def __init__(self, generation: Generation, buffer_bytes: int = BUFFER_BYTES) -> None:
+        self.generation = generation
+        self.head: AnswerHead | None = None
+        self.error: CausewayError | None = None
+        self.finished = False
+        self.abandoned = False
+        self.scope = anyio.CancelScope()
+        self._pieces: list[Piece] = []
+        self._dropped = 0  # pieces before the first one in the buffer
+        self._bytes = 0
+        self._buffer_bytes = buffer_bytes
+        self._subscribers: set[Subscriber] = set()
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    @property
+    def subscribers(self) -> int:
+        return len(self._subscribers)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Approximate."""
+        return self._bytes
+
+    @property
+    def complete(self) -> bool:
+        """Whether the buffer still holds every piece so far; otherwise the answer can be neither joined nor cached."""
+        return self._dropped == 0 and self._bytes <= self._buffer_bytes
+
+    @property
+    def joinable(self) -> bool:
+        return self.complete and not self.finished and not self.abandoned
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return tuple(self._pieces)
+
+    async def commit(self, head: AnswerHead) -> None:
+        self.head = head
+
+    async def send(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+        self._bytes += _size_bytes(piece)
+        self._wake()
+        while self._bytes > self._buffer_bytes and not self._trim():
+            await self._change(None)
+
+    def finish(self, error: CausewayError | None) -> None:
+        """End the answer: complete when `error` is None."""
+        self.error = error
+        self.finished = True
+        self._wake()
+
+    def _trim(self) -> bool:
+        """Drop the pieces that every subscriber has read. Returns False when the buffer is still too full."""
+        slowest = min((subscriber.position for subscriber in self._subscribers), default=self._dropped)
+        count = slowest - self._dropped
+        read, self._pieces = self._pieces[:count], self._pieces[count:]
+        self._dropped = slowest
+        self._bytes -= sum(map(_size_bytes, read))
+        return self._bytes <= self._buffer_bytes
+
+    def join(self) -> Subscriber:
+        subscriber = Subscriber(self)
+        self._subscribers.add(subscriber)
+        return subscriber
+
+    def leave(self, subscriber: Subscriber) -> None:
+        self._subscribers.discard(subscriber)
+        if not self._subscribers:
+            self.abandoned = True
+            self.scope.cancel()
+        self._wake()
+
+    async def read(self, subscriber: Subscriber, deadline: float) -> Piece | None:
+        while True:
+            at = subscriber.position - self._dropped
+            if at < len(self._pieces):
+                subscriber.position += 1
+                if self._bytes > self._buffer_bytes:
+                    self._wake()  # the producer may be waiting for this subscriber
+                return self._pieces[at]
+            if self.finished:
+                if self.error is not None:
+                    raise self.error
+                return None
+            await self._change(deadline)
+
+    async def _change(self, deadline: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        change: asyncio.Future[None] = loop.create_future()
+        self._waiting.add(change)
+        timer = None if deadline is None else loop.call_at(deadline, _expire, change)
+        try:
+            await change
+        finally:
+            self._waiting.discard(change)
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        for change in self._waiting:
+            if not change.done():
+                change.set_result(None)
+        self._waiting.clear()
+
+
+Produce = Callable[[SharedGeneration], Awaitable[None]]
+
+
+class SharedGenerations:
+    """The shared generations in progress, by key."""
+
+    def __init__(self) -> None:
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._by_key: dict[bytes, SharedGeneration] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    @property
+    def subscribers(self) -> int:
+        """Of all generations together."""
+        return sum(shared.subscribers for shared in self._by_key.values())
+
+    def start(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Run generations as children of `tasks`."""
+        self._tasks = tasks
+
+    @contextmanager
+    def join(self, key: bytes, generation: Generation, produce: Produce) -> Iterator[tuple[Subscriber, bool]]:
+        """Subscribe to the generation of `key`; start it with `produce` unless one can be joined.
+
+        Yields the subscriber, and whether it started the generation. An error that `produce` raises reaches every
+        subscriber. The generation is cancelled when its last subscriber leaves.
+        """
+        if self._tasks is None:
+            raise Draining("this server has not started")
+        shared = self._by_key.get(key)
+        started = shared is None or not shared.joinable
+        if shared is None or started:
+            shared = self._by_key[key] = SharedGeneration(generation)
+            self._tasks.start_soon(self._run, key, shared, produce)
+        subscriber = shared.join()
+        try:
+            yield subscriber, started
+        finally:
+            shared.leave(subscriber)
+
+    async def _run(self, key: bytes, shared: SharedGeneration, produce: Produce) -> None:
+        error: CausewayError | None = None
+        ended = False
+        try:
+            with shared.scope:
+                error = await _outcome(shared, produce)
+                ended = True
+        finally:
+            if self._by_key.get(key) is shared:
+                del self._by_key[key]
+            shared.finish(error if ended else Draining("this server stopped while the answer was being generated"))
+
+
+async def _outcome(shared: SharedGeneration, produce: Produce) -> CausewayError | None:
+    try:
+        await produce(shared)
+    except CausewayError as error:
+        return error
+    except Exception as error:
+        log.error("a generation failed unexpectedly: %s", redacted(error))
+        return CausewayError("internal error")
+    return None
+
+
+def _expire(change: asyncio.Future[None]) -> None:
+    if not change.done():
+        change.set_exception(DeadlineExceeded("the deadline passed while an identical request was being answered"))
+
+
+def _size_bytes(piece: Piece) -> int:
+    if isinstance(piece, Chunk):
+        arguments = sum(len(call.arguments) for call in piece.tool_calls)
+        return _PIECE_BYTES + len(piece.text) + arguments + _PIECE_BYTES * len(piece.logprobs)
+    return sum(_FLOAT_BYTES * len(vector) for vector in piece.vectors)

@@ -1,4 +1,4 @@
-"""The seam between the service and whoever reads the answer: a streaming client, a whole body, a flight's listeners."""
+"""The interface between serving and what consumes an answer: an HTTP client, or the buffer of a shared generation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Piece = Chunk | Embeddings
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
-    """What the ``x-causeway-*`` headers say; complete when the first byte leaves."""
+    """The content of the ``x-causeway-*`` response headers; final when the first byte is sent."""
 
-    id: str
+    id: str  # of the decision
     policy: str  # name@revision
     route: Route
     target: str
@@ -26,9 +26,9 @@ class AnswerHead(msgspec.Struct, frozen=True):
 
 
 class Sink(Protocol):
-    """`commit` once, before the first `send`: from there on no other target may answer.
+    """Consumes one answer: `commit` once, then `send` for each piece. After `commit` no other target may answer.
 
-    Both may block while the reader is slow, and raise ClientGone when nobody reads any more.
+    Both wait while the consumer is slow, and raise ClientGone when it has disconnected.
     """
 
     async def commit(self, head: AnswerHead) -> None: ...
@@ -37,8 +37,12 @@ class Sink(Protocol):
 
 
 class Reply(Sink, Protocol):
-    """A client's side. It also takes an answer that is there already, at once; `end` lets the last byte go."""
+    """The response to one client."""
 
-    async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None: ...
+    async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
+        """Take a complete answer from the cache, instead of `commit` and `send`."""
+        ...
 
-    async def end(self) -> None: ...
+    async def end(self) -> None:
+        """Send what is left; the answer is complete."""
+        ...

@@ -1,7 +1,7 @@
-"""Chunks → Outcome: what is known of one request while it is answered, and what remains of it afterwards, exactly once.
+"""One client's request from arrival to outcome: id, times, reply, and the generation that answers it.
 
-A story stands between the service and the client's reply: whatever passes is noted and handed on. It keeps numbers and
-names, never content.
+The context passes every piece on to the reply and notes numbers and names as they pass, never content. When the request
+ends, `finish` turns them into the one Outcome.
 """
 
 from __future__ import annotations
@@ -25,30 +25,43 @@ if TYPE_CHECKING:
 Status = Literal["ok", "error", "cancelled", "rejected"]
 
 
-class Arrival(msgspec.Struct, frozen=True):
-    """How a request came: its decision's id, when (monotonic s), and the trace that it belongs to."""
-
-    id: str
-    arrived: float
-    traceparent: str = ""
-    trace: RequestTrace | None = None
-    memo: CachePlanMemo = msgspec.field(default_factory=CachePlanMemo)  # of the request
-
-
 class RequestContext:
-    """`work` is this request's own until it joins a flight, then the flight's."""
+    """Created by the HTTP API for each request; `generation` is set by the service.
 
-    def __init__(self, work: Generation, reply: Reply) -> None:
-        self.work = work
-        self.id = work.id
-        self.arrived = work.arrived
-        self.deadline = work.deadline
-        self.request: Request = work.request
-        self.trace = work.trace
+    Args:
+        request: the parsed request.
+        reply: the response to the client.
+        id: of the decision, also the `x-request-id`.
+        arrived: monotonic seconds.
+        traceparent: W3C trace context of the client, "" for none.
+        trace: the spans of this request, None when tracing is off.
+        memo: the cache plan made for an equal request.
+    """
+
+    generation: Generation  # this request's own, until the request joins a shared one
+
+    def __init__(
+        self,
+        request: Request,
+        reply: Reply,
+        *,
+        id: str,  # noqa: A002
+        arrived: float,
+        traceparent: str = "",
+        trace: RequestTrace | None = None,
+        memo: CachePlanMemo | None = None,
+    ) -> None:
+        self.request = request
+        self.reply = reply
+        self.id = id
+        self.arrived = arrived
+        self.traceparent = traceparent
+        self.trace = trace
+        self.memo = memo or CachePlanMemo()
+        self.deadline = arrived
         self.head: AnswerHead | None = None
         self.error: CausewayError | None = None
-        self.shared = False  # another request's work answered
-        self._reply = reply
+        self.shared = False  # another request's generation answers
         self._usage = Usage()
         self._finish_reason = ""
 
@@ -62,32 +75,32 @@ class RequestContext:
             return self.head.cache
         if self.shared:
             return "coalesced"
-        return "bypass" if self.work.key is None else "miss"
+        return "bypass" if self.generation.cache_key is None else "miss"
 
-    def follow(self, work: Generation, *, shared: bool) -> None:
-        """From here on this is the story of that work, too."""
-        self.work = work
+    def follow(self, generation: Generation, *, shared: bool = False) -> None:
+        """Take the answer from `generation`. `shared`: another request started it."""
+        self.generation = generation
         self.shared = shared
 
-    # --- what passes (Reply) -----------------------------------------------------------------------------------------
+    # --- Sink --------------------------------------------------------------------------------------------------------
 
     async def commit(self, head: AnswerHead) -> None:
-        own = head.id == self.id and head.cache == self.cache
-        self.head = head if own else msgspec.structs.replace(head, id=self.id, cache=self.cache)
-        await self._reply.commit(self.head)
+        own_head = head.id == self.id and head.cache == self.cache
+        self.head = head if own_head else msgspec.structs.replace(head, id=self.id, cache=self.cache)
+        await self.reply.commit(self.head)
 
     async def send(self, piece: Piece) -> None:
         if piece.usage is not None:
             self._usage = piece.usage
         if isinstance(piece, Chunk) and piece.finish_reason is not None and not self._finish_reason:
             self._finish_reason = piece.finish_reason
-        await self._reply.send(piece)
+        await self.reply.send(piece)
 
     async def replay(self, answer: StoredAnswer, *, stale: CausewayError | None = None) -> None:
-        """An answer from the cache. `stale`: what went wrong, so that an old one has to do."""
+        """Answer from the cache. `stale`: the error because of which an expired answer is served."""
         self.head = AnswerHead(
             id=self.id,
-            policy=policy_label(self.work.policy),
+            policy=policy_label(self.generation.policy),
             route="cache",
             target=answer.target,
             model=answer.model,
@@ -99,11 +112,29 @@ class RequestContext:
         self._usage = body.usage
         if isinstance(body, CachedAnswer):
             self._finish_reason = body.choices[0].finish_reason or ""
-        await self._reply.replay(self.head, body)
+        await self.reply.replay(self.head, body)
 
-    # --- what remains ------------------------------------------------------------------------------------------------
+    # --- outcome -----------------------------------------------------------------------------------------------------
 
-    def outcome(self, now: float) -> Outcome:
+    def finish(self, now: float, unix_s: float) -> DecisionRecord:
+        """The record of this request with its one Outcome. `now`: when it ended, monotonic seconds."""
+        generation, hints = self.generation, self.request.hints
+        return DecisionRecord(
+            id=self.id,
+            created=unix_s,
+            kind=self.request.kind,
+            model=self.request.model,
+            stream=self.request.stream,
+            client=hints.client,
+            tags=hints.tags,
+            prefer=hints.prefer,
+            estimates=generation.estimates,
+            snapshot=generation.snapshot,
+            decision=generation.decision,
+            outcome=self._outcome(now),
+        )
+
+    def _outcome(self, now: float) -> Outcome:
         head, error = self.head, self.error
         total_ms = (now - self.arrived) * 1000.0
         return Outcome(
@@ -112,33 +143,16 @@ class RequestContext:
             route="none" if head is None else head.route,
             target="" if head is None else head.target,
             model="" if head is None else head.model,
-            reason=self.work.reason if head is None else head.reason,
+            reason=self.generation.reason if head is None else head.reason,
             cache=self.cache,
             degraded=head is not None and head.degraded,
-            attempts=self.work.records(now),
+            attempts=self.generation.records(now),
             ttft_ms=self._ttft_ms(total_ms),
             total_ms=total_ms,
             usage=self._usage,
             finish_reason=self._finish_reason if error is None else "",
-            usd=0.0 if self.shared else self.work.usd(),
+            usd=0.0 if self.shared else self.generation.usd(),
             error="" if error is None else error.code,
-        )
-
-    def record(self, outcome: Outcome, created: float) -> DecisionRecord:
-        work, hints = self.work, self.request.hints
-        return DecisionRecord(
-            id=self.id,
-            created=created,
-            kind=self.request.kind,
-            model=self.request.model,
-            stream=self.request.stream,
-            client=hints.client,
-            tags=hints.tags,
-            prefer=hints.prefer,
-            estimates=work.estimates,
-            snapshot=work.snapshot,
-            decision=work.decision,
-            outcome=outcome,
         )
 
     def _status(self) -> Status:
@@ -146,22 +160,22 @@ class RequestContext:
             return "ok"
         if isinstance(self.error, ClientGone):
             return "cancelled"
-        tried = self.work.course is not None and self.work.course.attempts
+        attempted = self.generation.sequence is not None and self.generation.sequence.attempts
         refused = self.error.status < 500 or isinstance(self.error, Draining)
-        return "rejected" if refused and not tried else "error"
+        return "rejected" if refused and not attempted else "error"
 
     def _http_status(self) -> int:
         assert self.error is not None
         return 200 if self.head is not None and self.request.stream else self.error.status
 
     def _ttft_ms(self, total_ms: float) -> float | None:
-        """From arrival to the first token that was made; an answer from the cache is there all at once."""
+        """From arrival to the first token; for a cached answer, which arrives all at once, to its end."""
         if self.head is None:
             return None
-        if self.head.route == "cache" or self.work.course is None:
+        if self.head.route == "cache" or self.generation.sequence is None:
             return total_ms
-        last = self.work.records(self.arrived)[-1]
+        last = self.generation.records(self.arrived)[-1]
         if last.ttft_ms is None:
             return None
-        earlier_ms = (self.work.arrived - self.arrived) * 1000.0  # < 0: the work was under way already
+        earlier_ms = (self.generation.arrived - self.arrived) * 1000.0  # < 0: the generation was already running
         return max(0.0, earlier_ms + last.started_ms + last.ttft_ms)

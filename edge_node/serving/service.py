@@ -1,13 +1,15 @@
-"""One request, hop by hop, always forward. Read this first: it is the table of hops.
+"""One request, hop by hop, always forward. Start reading here: this is the table of hops.
 
-    bytes → Request      `server`, `intake`: parsed and validated once, before we come in
-    admission            `admission`: a rate per client; a bounded number at work, a bounded queue
-    cache                `cache`, `flight`: the policy's rule; an exact answer, or one that is being made right now
+    bytes → Request      `http.listener`, `http.api`, `http.request_reader`: parse and validate once
+    admission            `admission`: a rate limit per client; a bounded queue in front of bounded concurrency
+    cache                `storage.cache`: the policy's cache rule, an exact answer; `generation`: identical requests
+                         in progress share one answer
     Request → Decision   `router.decision.decide`: pure
-    Decision → Chunks    `attempts`: until one target answers; after the first byte there is no other
-    Chunks → Outcome     `story`: exactly one, whatever happens: metrics, decision record, cache write
+    Decision → Chunks    `attempts`: run targets in order; after the first byte no other target may answer
+    Chunks → Outcome     `request_context`: exactly one per request: metrics, trace, decision record
 
-An answer from the cache takes no slot: it does not wait behind the work that it saves.
+A cache hit needs no permit: it does not queue behind the work that it saves. The files that one streamed answer of the
+device passes, in order, are listed in router/README.md.
 """
 
 from __future__ import annotations
@@ -27,24 +29,23 @@ from router.policy.compiled import Policy
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
 
 from ..clock import Clock
+from ..observability.logs import redacted
 from ..observability.metrics import FinishedGeneration, Metrics
 from ..signals.collector import SignalCollector
 from ..signals.estimators import QUALITY
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
 from ..storage.decisions import DecisionStore
-from ..storage.policies import PolicyStore
 from .admission import Admission
-from .attempts import AttemptRunner, where
-from .generation import Generation
-from .reply import Piece, Reply, Sink
-from .request_context import Arrival, RequestContext
-from .shared_generation import SharedGeneration, SharedGenerations, Subscriber
+from .attempts import AttemptRunner
+from .generation import Generation, SharedGeneration, SharedGenerations, Subscriber
+from .reply import Sink
+from .request_context import RequestContext
 
 log = logging.getLogger(__name__)
 
 TokenCounter = Callable[[Request], Awaitable[int | None]]
 QualityEstimator = Callable[[Policy, Request], float | None]
-_COUNT_S = 1.0  # the engine's time to count a prompt's tokens: past it the signal is absent
+_COUNT_TIMEOUT_S = 1.0  # for the engine to count a prompt's tokens; after it the signal is absent
 _TOKENS = "request.prompt_tokens"
 _ESTIMATED = frozenset((_TOKENS, QUALITY))
 _SELF_CHECK_REQUEST = Request(
@@ -53,7 +54,7 @@ _SELF_CHECK_REQUEST = Request(
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """What would happen to a request now. `cached_age_s` None: the cache has no answer."""
+    """What the policy would do with a request now. `cached_age_s` None: no cached answer."""
 
     cache: CachePlan
     cached_age_s: float | None
@@ -63,243 +64,276 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """`count` asks the edge model for a prompt's length, `judge` tells `edge.quality`; `scope` is what else tells
-    answers of one policy apart.
+    """Answers requests under the policy that `use` activated last.
+
+    Args:
+        count_tokens: prompt length in tokens of the edge model; None on a box without an engine.
+        estimate_quality: the signal `edge.quality`; None on a box without an engine.
+        scope: extra cache-key bytes, such as model hashes.
+        default_deadline_s: time of a request that names no deadline.
     """
 
     def __init__(
         self,
         *,
-        policies: PolicyStore,
         admission: Admission,
         cache: AnswerCache,
-        flights: SharedGenerations,
+        shared_generations: SharedGenerations,
         attempts: AttemptRunner,
         signals: SignalCollector,
         decisions: DecisionStore,
         metrics: Metrics,
         clock: Clock,
-        count: TokenCounter | None = None,
-        judge: QualityEstimator | None = None,
+        count_tokens: TokenCounter | None = None,
+        estimate_quality: QualityEstimator | None = None,
         scope: bytes = b"",
-        deadline_s: float = 120.0,
+        default_deadline_s: float = 120.0,
     ) -> None:
-        self._policies = policies
         self._admission = admission
         self._cache = cache
-        self._flights = flights
+        self._shared_generations = shared_generations
         self._attempts = attempts
         self._signals = signals
         self._decisions = decisions
         self._metrics = metrics
         self._clock = clock
-        self._count = count
-        self._judge = judge
-        self._plans = CachePlanner(scope)
-        self._deadline_s = deadline_s
+        self._count_tokens = count_tokens
+        self._estimate_quality = estimate_quality
+        self._planner = CachePlanner(scope)
+        self._default_deadline_s = default_deadline_s
+        self._policy: Policy
 
-    async def answer(self, request: Request, reply: Reply, ask: Arrival) -> None:
-        """Returns when the last byte is on its way. Raises CausewayError, or CancelledError when the caller leaves."""
-        story = RequestContext(self._begin(request, ask), reply)
+    def use(self, policy: Policy) -> None:
+        """Activate `policy` for requests that arrive from now on. Must be called before the first request."""
+        self._policy = policy
+
+    async def answer(self, context: RequestContext) -> None:
+        """Return when the last byte is handed to the client's connection.
+
+        Raises:
+            CausewayError: the error for the client.
+            CancelledError: the client disconnected.
+        """
+        self._begin(context)
         try:
-            await self._hops(story, ask.memo)
-            await reply.end()
+            await self._hops(context)
+            await context.reply.end()
         except CausewayError as error:
-            story.error = error
+            context.error = error
             raise
         except asyncio.CancelledError:
-            story.error = ClientGone("the caller left")
+            context.error = ClientGone("the client disconnected")
             raise
         except Exception as failure:
-            log.error("a request failed unexpectedly: %s", where(failure))
-            story.error = CausewayError("internal error")
-            raise story.error from failure
+            log.error("a request failed unexpectedly: %s", redacted(failure))
+            context.error = CausewayError("internal error")
+            raise context.error from failure
         finally:
-            # In the loop's next turn: what was written leaves first, and before anything else can ask for the record.
-            asyncio.get_running_loop().call_soon(self._settle, story, self._clock.monotonic())
+            # Bookkeeping runs in the loop's next turn: the response leaves first, and the record exists before any
+            # other request can look for it.
+            asyncio.get_running_loop().call_soon(self._finish_request, context, self._clock.monotonic())
 
     async def explain(self, request: Request) -> Explanation:
-        """What would happen, without doing it."""
-        work = self._begin(request, Arrival(id="", arrived=self._clock.monotonic()))
-        self._admission.admit(request.hints.client, work.arrived)
-        found = await self._find(work, CachePlanMemo())
-        work.plan = self._plans.plan(work.policy, request, work.snapshot, work.estimates).plan
-        work.snapshot = self._signals.snapshot(work.policy)
-        await self._decide(work)
-        assert work.decision is not None
+        """What `answer` would do, without running it."""
+        now = self._clock.monotonic()
+        generation = Generation(
+            "",
+            request,
+            self._policy,
+            self._signals.recent_snapshot(self._policy),
+            arrived=now,
+            deadline=self._deadline(request, now),
+        )
+        self._admission.admit(request.hints.client, now)
+        found = await self._find(generation, CachePlanMemo())
+        policy, estimates = generation.policy, generation.estimates
+        generation.cache_plan = self._planner.plan(policy, request, generation.snapshot, estimates).plan
+        generation.snapshot = self._signals.snapshot(policy)
+        decision = await self._decide(generation)
         return Explanation(
-            cache=work.plan,
+            cache=generation.cache_plan,
             cached_age_s=None if found is None else found.age_s,
-            decision=work.decision,
-            estimates=work.estimates,
-            snapshot=work.snapshot,
+            decision=decision,
+            estimates=generation.estimates,
+            snapshot=generation.snapshot,
         )
 
     def self_check(self) -> Decision:
-        """Route something, for whoever wants to know whether we still can: nothing is run, counted or recorded."""
-        policy = self._policies.active
-        snapshot = self._signals.snapshot(policy)
-        self._plans.plan(policy, _SELF_CHECK_REQUEST, snapshot, Estimates())
-        return decide(policy, _SELF_CHECK_REQUEST, snapshot, Estimates())
+        """A trial routing decision, for the watchdog and `/healthz`: nothing is run, counted or recorded."""
+        snapshot = self._signals.snapshot(self._policy)
+        self._planner.plan(self._policy, _SELF_CHECK_REQUEST, snapshot, Estimates())
+        return decide(self._policy, _SELF_CHECK_REQUEST, snapshot, Estimates())
 
-    def _begin(self, request: Request, ask: Arrival) -> Generation:
-        policy = self._policies.active
-        left_s = self._deadline_s
-        if request.hints.deadline_ms is not None:
-            left_s = min(left_s, request.hints.deadline_ms / 1000.0)
-        return Generation(
-            ask.id,
-            request,
-            policy,
-            self._signals.recent_snapshot(policy),
-            arrived=ask.arrived,
-            deadline=ask.arrived + left_s,
-            traceparent=ask.traceparent,
-            trace=ask.trace,
-        )
-
-    # --- the hops ----------------------------------------------------------------------------------------------------
-
-    async def _hops(self, story: RequestContext, memo: CachePlanMemo) -> None:
-        self._admission.admit(story.request.hints.client, story.arrived)
-        found = await self._find(story.work, memo)
-        if found is not None and _is_fresh(found, story.work.plan):
-            await story.replay(found.answer)
-            return
-        try:
-            if story.work.key is None:
-                await self._do(story.work, story)
-            else:
-                await self._share(story, story.work.key)
-        except CausewayError as error:
-            if found is None or story.committed or not _may_be_stale(found, story.work.plan, error):
-                raise
-            await story.replay(found.answer, stale=error)
-
-    async def _find(self, work: Generation, memo: CachePlanMemo) -> CacheHit | None:
-        """Cache: the policy's rule for this request, and what is known under its key, however old."""
-        policy, request = work.policy, work.request
-        if not is_cacheable(policy, request):
-            return None
-        if not _ESTIMATED.isdisjoint(policy.cache_needs.signals):
-            await self._estimate(work, policy.cache_needs.signals)
-            planned = self._plans.plan(policy, request, work.snapshot, work.estimates)
-        else:
-            planned = self._plans.plan_memoized(policy, request, work.snapshot, memo)
-        work.plan, work.key = planned.plan, planned.key
-        if work.key is None:
-            return None
-        found = self._cache.lookup_memory(work.key)
-        if found is None and not work.on_device:
-            found = await self._cache.lookup_disk(work.key, work.request)
-        return found
-
-    async def _share(self, story: RequestContext, key: bytes) -> None:
-        """One answer for all who ask the same at the same time."""
-        flight_key = key + (b"stream" if story.request.stream else b"whole")
-        while True:
-            own = story.work
-            with self._flights.join(flight_key, own, self._do_and_keep) as (listener, started):
-                story.follow(listener.flight.work, shared=not started)
-                try:
-                    await _listen(listener, story)
-                    return
-                except DeadlineExceeded:
-                    # The one who started it may have had less time than this caller, who then starts afresh.
-                    if started or story.committed or self._clock.monotonic() >= story.deadline:
-                        raise
-            story.follow(own, shared=False)
-
-    async def _do_and_keep(self, flight: SharedGeneration) -> None:
-        await self._do(flight.work, flight)
-        if flight.whole:
-            self._keep(flight.work, flight.pieces)
-
-    async def _do(self, work: Generation, sink: Sink) -> None:
-        """Work that a target does: a slot, the decision, the attempts."""
-        async with self._admission.slot(work.deadline):
-            work.snapshot = self._signals.snapshot(work.policy)
-            await self._decide(work)
-            try:
-                await self._attempts.run(work, sink)
-            finally:
-                work.over = True
-                asyncio.get_running_loop().call_soon(self._account, work, self._clock.monotonic())
-
-    async def _decide(self, work: Generation) -> None:
-        needs = work.policy.route_needs if work.request.model == AUTO else work.policy.constraint_needs
-        if not _ESTIMATED.isdisjoint(needs.signals):
-            await self._estimate(work, needs.signals)
-        work.decision = decide(work.policy, work.request, work.snapshot, work.estimates)
-        choices = work.request.n * max(1, len(work.request.prompts))
-        work.course = AttemptSequence(work.decision, stream=work.request.stream, choices=choices, arrived=work.arrived)
-
-    async def _estimate(self, work: Generation, signals: frozenset[str]) -> None:
-        """What is known of the request alone and costs something. What cannot be told stays absent."""
-        if QUALITY in signals and self._judge is not None and work.estimates.quality is None:
-            try:
-                quality = self._judge(work.policy, work.request)
-                work.estimates = msgspec.structs.replace(work.estimates, quality=quality)
-            except Exception as failure:
-                log.warning("the device's quality could not be estimated: %s", where(failure))
-        if _TOKENS not in signals or self._count is None or work.estimates.prompt_tokens is not None:
-            return
-        try:
-            async with asyncio.timeout_at(min(work.deadline, self._clock.monotonic() + _COUNT_S)):
-                tokens = await self._count(work.request)
-                work.estimates = msgspec.structs.replace(work.estimates, prompt_tokens=tokens)
-        except Exception as failure:
-            log.warning("the prompt's tokens could not be counted: %s", where(failure))
-
-    # --- what remains ------------------------------------------------------------------------------------------------
-
-    def _account(self, work: Generation, ended: float) -> None:
-        """Once per work, however many listened."""
-        usd = work.usd()
-        self._signals.add_cost(usd)
-        self._metrics.generation_finished(
-            FinishedGeneration(
-                kind=work.request.kind,
-                requested=work.request.model,
-                attempts=work.records(ended),
-                target=work.target if work.committed else None,
-                usage=work.usage,
-                usd=usd,
-                degraded=work.degraded,
+    def _begin(self, context: RequestContext) -> None:
+        policy = self._policy
+        context.deadline = self._deadline(context.request, context.arrived)
+        context.follow(
+            Generation(
+                context.id,
+                context.request,
+                policy,
+                self._signals.recent_snapshot(policy),
+                arrived=context.arrived,
+                deadline=context.deadline,
+                traceparent=context.traceparent,
+                trace=context.trace,
             )
         )
 
-    def _keep(self, work: Generation, pieces: tuple[Piece, ...]) -> None:
-        """A later hit has to say what the policy's first choice said: an answer of second choice is not kept."""
-        target, decision = work.target, work.decision
+    def _deadline(self, request: Request, arrived: float) -> float:
+        if request.hints.deadline_ms is None:
+            return arrived + self._default_deadline_s
+        return arrived + min(self._default_deadline_s, request.hints.deadline_ms / 1000.0)
+
+    # --- hops --------------------------------------------------------------------------------------------------------
+
+    async def _hops(self, context: RequestContext) -> None:
+        generation = context.generation
+        self._admission.admit(context.request.hints.client, context.arrived)
+        found = await self._find(generation, context.memo)
+        if found is not None and _is_fresh(found, generation.cache_plan):
+            await context.replay(found.answer)
+            return
+        try:
+            if generation.cache_key is None:
+                await self._generate(generation, context)
+            else:
+                await self._share(context, generation.cache_key)
+        except CausewayError as error:
+            if found is None or context.committed or not _may_be_stale(found, context.generation.cache_plan, error):
+                raise
+            await context.replay(found.answer, stale=error)
+
+    async def _find(self, generation: Generation, memo: CachePlanMemo) -> CacheHit | None:
+        """Cache: the policy's rule for this request, and the answer stored under its key, however old."""
+        policy, request = generation.policy, generation.request
+        if not is_cacheable(policy, request):
+            return None
+        if not _ESTIMATED.isdisjoint(policy.cache_needs.signals):
+            await self._estimate(generation, policy.cache_needs.signals)
+            planned = self._planner.plan(policy, request, generation.snapshot, generation.estimates)
+        else:
+            planned = self._planner.plan_memoized(policy, request, generation.snapshot, memo)
+        generation.cache_plan, generation.cache_key = planned.plan, planned.key
+        if generation.cache_key is None:
+            return None
+        found = self._cache.lookup_memory(generation.cache_key)
+        if found is None and not generation.on_device:
+            found = await self._cache.lookup_disk(generation.cache_key, request)
+        return found
+
+    async def _share(self, context: RequestContext, key: bytes) -> None:
+        """Single-flight: identical requests in progress share one generation."""
+        own = context.generation
+        key += b"stream" if context.request.stream else b"whole"
+        while True:
+            with self._shared_generations.join(key, own, self._generate_shared) as (subscriber, started):
+                context.follow(subscriber.shared.generation, shared=not started)
+                try:
+                    await _forward(subscriber, context)
+                    return
+                except DeadlineExceeded:
+                    # The request that started it may have had an earlier deadline: start a generation of our own.
+                    if started or context.committed or self._clock.monotonic() >= context.deadline:
+                        raise
+            context.follow(own)
+
+    async def _generate_shared(self, shared: SharedGeneration) -> None:
+        await self._generate(shared.generation, shared)
+        if shared.complete:
+            self._store(shared)
+
+    async def _generate(self, generation: Generation, sink: Sink) -> None:
+        """Work of a target: a permit, the decision, the attempts."""
+        async with self._admission.permit(generation.deadline):
+            generation.snapshot = self._signals.snapshot(generation.policy)
+            await self._decide(generation)
+            try:
+                await self._attempts.run(generation, sink)
+            finally:
+                generation.finished = True
+                asyncio.get_running_loop().call_soon(self._finish_generation, generation, self._clock.monotonic())
+
+    async def _decide(self, generation: Generation) -> Decision:
+        policy, request = generation.policy, generation.request
+        needs = policy.route_needs if request.model == AUTO else policy.constraint_needs
+        if not _ESTIMATED.isdisjoint(needs.signals):
+            await self._estimate(generation, needs.signals)
+        decision = generation.decision = decide(policy, request, generation.snapshot, generation.estimates)
+        choices = request.n * max(1, len(request.prompts))
+        generation.sequence = AttemptSequence(
+            decision, stream=request.stream, choices=choices, arrived=generation.arrived
+        )
+        return decision
+
+    async def _estimate(self, generation: Generation, signals: frozenset[str]) -> None:
+        """Compute the costly signals among `signals`. One that cannot be computed stays absent."""
+        estimates = generation.estimates
+        if QUALITY in signals and self._estimate_quality is not None and estimates.quality is None:
+            try:
+                quality = self._estimate_quality(generation.policy, generation.request)
+                generation.estimates = msgspec.structs.replace(estimates, quality=quality)
+            except Exception as failure:
+                log.warning("%s could not be estimated: %s", QUALITY, redacted(failure))
+        if _TOKENS not in signals or self._count_tokens is None or generation.estimates.prompt_tokens is not None:
+            return
+        try:
+            async with asyncio.timeout_at(min(generation.deadline, self._clock.monotonic() + _COUNT_TIMEOUT_S)):
+                tokens = await self._count_tokens(generation.request)
+                generation.estimates = msgspec.structs.replace(generation.estimates, prompt_tokens=tokens)
+        except Exception as failure:
+            log.warning("%s could not be counted: %s", _TOKENS, redacted(failure))
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _store(self, shared: SharedGeneration) -> None:
+        """Cache the answer, unless a hit would differ from what the policy's first choice answers."""
+        generation, pieces = shared.generation, shared.pieces
+        target, decision = generation.target, generation.decision
         assert target is not None
         assert decision is not None
-        assert work.key is not None
-        if work.degraded or (decision.private and not work.plan.private):
-            return  # the latter: its key does not keep it from others
+        assert generation.cache_key is not None
+        if generation.degraded or (decision.private and not generation.cache_plan.private):
+            return  # the latter: the key would not keep a private answer from other clients
         if isinstance(pieces[0], Embeddings):
             answer = StoredAnswer(target.name, target.model, pieces[0])
         else:
             chunks = [piece for piece in pieces if isinstance(piece, Chunk)]
             if any(chunk.finish_reason == "content_filter" for chunk in chunks):
                 return
-            answer = StoredAnswer(target.name, target.model, CachedAnswer(work.request, target.model, chunks))
-        self._cache.put(work.key, answer, durable=not work.on_device)
+            answer = StoredAnswer(target.name, target.model, CachedAnswer(generation.request, target.model, chunks))
+        self._cache.put(generation.cache_key, answer, durable=not generation.on_device)
 
-    def _settle(self, story: RequestContext, ended: float) -> None:
-        outcome = story.outcome(ended)
-        record = story.record(outcome, self._clock.unix())
+    def _finish_generation(self, generation: Generation, ended: float) -> None:
+        """Once per generation, however many requests shared it."""
+        usd = generation.usd()
+        self._signals.add_cost(usd)
+        self._metrics.generation_finished(
+            FinishedGeneration(
+                kind=generation.request.kind,
+                requested=generation.request.model,
+                attempts=generation.records(ended),
+                target=generation.target if generation.committed else None,
+                usage=generation.usage,
+                usd=usd,
+                degraded=generation.degraded,
+            )
+        )
+
+    def _finish_request(self, context: RequestContext, ended: float) -> None:
+        """Once per request."""
+        record = context.finish(ended, self._clock.unix())
         self._decisions.add(record)
-        self._metrics.request_finished(outcome)
-        if story.trace is not None and not story.work.on_device:
-            story.trace.end(record, shared=story.work.trace if story.shared else None)
+        self._metrics.request_finished(record.outcome)
+        if context.trace is not None and not context.generation.on_device:
+            context.trace.end(record, shared=context.generation.trace if context.shared else None)
 
 
-async def _listen(listener: Subscriber, story: RequestContext) -> None:
-    while (piece := await listener.next(story.deadline)) is not None:
-        if not story.committed and listener.flight.head is not None:
-            await story.commit(listener.flight.head)
-        await story.send(piece)
+async def _forward(subscriber: Subscriber, context: RequestContext) -> None:
+    while (piece := await subscriber.next(context.deadline)) is not None:
+        if not context.committed and subscriber.shared.head is not None:
+            await context.commit(subscriber.shared.head)
+        await context.send(piece)
 
 
 def _is_fresh(found: CacheHit, plan: CachePlan) -> bool:
@@ -307,6 +341,6 @@ def _is_fresh(found: CacheHit, plan: CachePlan) -> bool:
 
 
 def _may_be_stale(found: CacheHit, plan: CachePlan, error: CausewayError) -> bool:
-    """An old answer instead of an error: only where the targets failed, not where the policy or the caller said no."""
+    """Whether an expired answer may replace `error`: only if targets failed, not if it was refused."""
     failed = isinstance(error, (AllAttemptsFailed, BackendError, DeadlineExceeded, QueueFull))
     return failed and plan.exact is not None and found.age_s < plan.exact.ttl_s + plan.exact.stale_if_error_s

@@ -20,6 +20,7 @@ import msgspec
 import psutil
 
 from router.errors import CausewayError, ContextLengthExceeded, InvalidGrammar
+from router.tool_calls.schema import last_user_text
 from router.types import Sampling
 
 from ..function_calls.grammar import ANY_CALL, call_grammar
@@ -151,12 +152,13 @@ class Engine:
         sampling = self._sampling(job)
         make = partial(TokenSampler, self._core.vocabulary, self._core.candidates, sampling, prompt)
         gbnf = schema_to_gbnf(job.json_schema) if job.json_schema else job.grammar
-        if gbnf or job.copy_source is None or job.ignore_eos:  # (1), (3)
+        copy_source = last_user_text(job.prompt.messages) if job.copy_from_prompt else job.copy_source
+        if gbnf or copy_source is None or job.ignore_eos:  # (1), (3)
             return make(gbnf) if gbnf or not is_plain_greedy(sampling) else None
         try:  # (2)
-            return make(call_grammar(job.copy_source), may_refuse=True, answer_prefix=job.answer_prefix)
+            return make(call_grammar(copy_source), may_refuse=True, answer_prefix=job.answer_prefix)
         except InvalidGrammar:
-            _log.warning("llama.cpp cannot read the call grammar of a text of %d characters", len(job.copy_source))
+            _log.warning("llama.cpp cannot read the call grammar of a text of %d characters", len(copy_source))
             return make(ANY_CALL, may_refuse=True, answer_prefix=job.answer_prefix)
 
     def _sampling(self, job: Job) -> Sampling:

@@ -68,6 +68,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Without `grammar` and `json_schema`: constrain the answer to a function call whose arguments are copied from this
     # text (`call_grammar`); the refusal token may come first. None: unconstrained, and so is a job with `ignore_eos`.
     copy_source: str | None = None
+    copy_from_prompt: bool = False  # `copy_source` is the last user message of the prompt
     answer_prefix: str = ""  # the answer so far, where a truncated answer continues: the prompt ends in it
     logprobs: int | None = None
     confidence_tokens: int = 0  # report Confidence for this many first tokens; 0: never

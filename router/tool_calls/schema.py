@@ -5,12 +5,13 @@ text that the arguments of a function call are copied from.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from ..errors import InvalidGrammar
-from ..types import Request, TextPart, Tool
+from ..types import Message, Request, TextPart, Tool
 
 ANY_OBJECT: Final = '{"type":"object"}'
 _NO_ARGUMENTS: Final = '{"type":"object","properties":{},"additionalProperties":false}'
@@ -47,7 +48,12 @@ def copy_source_of(request: Request) -> str | None:
         return None
     if request.tools and request.tool_choice.mode in ("required", "function"):
         return None
-    content = next((message.content for message in reversed(request.messages) if message.role == "user"), None)
+    return last_user_text(request.messages)
+
+
+def last_user_text(messages: Sequence[Message]) -> str | None:
+    """Return the text of the last user message, None if there is none."""
+    content = next((message.content for message in reversed(messages) if message.role == "user"), None)
     if content is None or isinstance(content, str):
         return content
     return "\n".join(part.text for part in content if isinstance(part, TextPart))

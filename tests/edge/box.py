@@ -93,7 +93,7 @@ class Box:
 
     def assert_nothing_leaks(self) -> None:
         stats = self.parts.admission.stats()
-        assert (stats.working, stats.waiting, len(self.parts.flights)) == (0, 0, 0)
+        assert (stats.running, stats.waiting, len(self.parts.shared_generations)) == (0, 0, 0)
         assert self.engine.running == 0
 
 

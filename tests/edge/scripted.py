@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from edge_node.backends.backend import BackendRequest
 from router.errors import EngineCrashed, EngineUnavailable
@@ -118,6 +119,13 @@ class ScriptedCloud:
         self.entered = asyncio.Event()
         self.url = ""
         self._runner: web.AppRunner | None = None
+
+    @property
+    def connections(self) -> list[RequestHandler]:
+        """The open connections of the server."""
+        assert self._runner is not None
+        assert self._runner.server is not None
+        return self._runner.server.connections
 
     async def start(self) -> ScriptedCloud:
         app = web.Application()

@@ -148,7 +148,7 @@ async def test_identical_questions_in_flight_are_answered_once(box: Box, stream:
     """Ten who ask the same at once share one piece of work; each has an outcome and an id of its own."""
     box.engine.gate = asyncio.Event()
     asking = [asyncio.ensure_future(box.ask(stream=stream, temperature=0)) for _ in range(10)]
-    await until(lambda: sum(flight.listeners for flight in box.parts.flights._flights.values()) == 10)
+    await until(lambda: box.parts.shared_generations.subscribers == 10)
     box.engine.gate.set()
     answers = await asyncio.gather(*asking)
     assert {answer.text for answer in answers} == {EDGE}
@@ -166,7 +166,7 @@ async def test_a_follower_with_more_time_outlives_a_hasty_leader(box: Box) -> No
     hasty = asyncio.ensure_future(box.ask(temperature=0, headers={"x-causeway-deadline-ms": "80"}))
     await until(lambda: box.engine.running == 1)
     patient = asyncio.ensure_future(box.ask(temperature=0))
-    await until(lambda: sum(flight.listeners for flight in box.parts.flights._flights.values()) == 2)
+    await until(lambda: box.parts.shared_generations.subscribers == 2)
     assert (await hasty).status == 504
     await until(lambda: len(box.engine.calls) == 2)
     box.engine.gate.set()
@@ -182,7 +182,7 @@ async def test_a_leader_who_leaves_does_not_take_the_answer_along(box: Box) -> N
     leader = asyncio.ensure_future(box.ask(temperature=0))
     await until(lambda: box.engine.running == 1)
     follower = asyncio.ensure_future(box.ask(temperature=0))
-    await until(lambda: sum(flight.listeners for flight in box.parts.flights._flights.values()) == 2)
+    await until(lambda: box.parts.shared_generations.subscribers == 2)
     leader.cancel()
     await until(lambda: box.parts.decisions.memory_count == 1)
     assert box.newest().outcome.status == "cancelled"
@@ -327,7 +327,7 @@ async def test_a_full_house_refuses_with_a_time(box: Box) -> None:
     """Four at work, four waiting: the ninth is told to come back; the others are answered."""
     box.engine.gate = asyncio.Event()
     asking = [asyncio.ensure_future(box.ask(f"question {n}")) for n in range(8)]
-    await until(lambda: (stats := box.parts.admission.stats()).working == 4 and stats.waiting == 4)
+    await until(lambda: (stats := box.parts.admission.stats()).running == 4 and stats.waiting == 4)
     refused = await box.ask("one more")
     assert refused.status == 429
     assert refused.code == "queue_full"

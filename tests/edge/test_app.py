@@ -36,7 +36,7 @@ async def test_draining_lets_those_inside_finish_and_nobody_else_in(box: Box) ->
     inside = asyncio.ensure_future(box.ask("inside", stream=True))
     await until(lambda: box.engine.running == 1)
     draining = asyncio.ensure_future(box.app.drain())
-    await until(lambda: box.parts.admission._draining)
+    await until(lambda: box.parts.admission.draining)
     with pytest.raises(aiohttp.ClientError):
         await box.get("/healthz")
     box.engine.gate.set()

@@ -152,7 +152,7 @@ def assert_cut(answer: Answer, words: str) -> None:
 
 
 async def assert_settled(box: Box, answer: Answer) -> None:
-    """One outcome for this request, no slot taken, nobody at work."""
+    """One outcome for this request, no permit held, nothing running."""
     assert box.parts.decisions.memory_count == 1
     assert box.newest().id == answer.headers["x-causeway-decision"]
     await until(lambda: box.engine.running == 0 and box.cloud.running == 0)

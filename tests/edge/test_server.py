@@ -179,8 +179,8 @@ async def test_a_client_that_drops_the_body_half_way_leaves_nothing(box: Box) ->
     """Half a body and a closed connection: no outcome, no slot, no room taken."""
     async with raw(box) as client:
         await client.say(HEAD + b"Content-Length: 100\r\n\r\n{")
-        await until(lambda: box.app._server.in_flight == 1)
-    await until(lambda: box.app._server.in_flight == 0)
+        await until(lambda: box.app.in_flight == 1)
+    await until(lambda: box.app.in_flight == 0)
     assert box.parts.decisions.memory_count == 0
     await assert_still_well(box)
 
@@ -344,7 +344,7 @@ async def test_one_connection_too_many_is_refused_at_once() -> None:
                 assert await late.closed()
             await first.say(ask)
             assert await first.answer() == (200, b"fine")
-        await until(lambda: server._http is not None and not server._http.full)
+        await until(lambda: not server.full)
         async with connected(server.port) as again:
             await again.say(ask)
             assert await again.answer() == (200, b"fine")

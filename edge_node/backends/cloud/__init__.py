@@ -1,0 +1,1 @@
+"""The cloud. `backend` sends requests, `response_reader` reads the responses, `error_mapping` translates failures."""

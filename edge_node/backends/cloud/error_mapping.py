@@ -1,12 +1,12 @@
-"""What a cloud server's refusals and aiohttp's exceptions mean in our own error tree. Translated here, once.
+"""A cloud server's error responses and aiohttp's exceptions, translated to our error tree.
 
-1. nobody there: refused, no route, DNS, TLS, no connection in time         CloudUnreachable
-2. 429, 503: it has no room now; `Retry-After` travels on                   CloudSaturated
-   503 whose code says that nothing behind it can answer: as before         CloudUnavailable
-3. 400, 413, 415, 422: the ask is wrong; the server's words and param       InvalidRequest (or ContextLengthExceeded, …)
+1. no connection: refused, no route, DNS, TLS, connect timeout              CloudUnreachable
+2. 429, 503: saturated; `Retry-After` is passed on                          CloudSaturated
+   503 with a code that says no replica behind it can answer                CloudUnavailable
+3. 400, 413, 415, 422: invalid request; the server's message and param      InvalidRequest (or ContextLengthExceeded, …)
 4. 401, 403, 404, other 4xx: our credentials, our URL, our model name       CloudRejected
-5. 408, 504: it ran out of time                                             CloudTimeout
-6. other 5xx, redirects, no HTTP at all                                     CloudFailed
+5. 408, 504: timed out in the server                                        CloudTimeout
+6. other 5xx, redirects, malformed HTTP                                     CloudFailed
 7. an answer that stops before its end                                      StreamBroken
 """
 
@@ -39,19 +39,18 @@ from router.errors import (
     UnsupportedFeature,
 )
 
-_SAID = 1000  # characters of the server's words
+_MAX_MESSAGE = 1000  # characters of the server's message that are kept
 _MAX_RETRY_S = 3600.0
-_WRONG_ASK = (400, 413, 415, 422)
-_KNOWN: dict[str, type[InvalidRequest]] = {
+_INVALID_REQUEST = (400, 413, 415, 422)
+_INVALID_REQUEST_KINDS: dict[str, type[InvalidRequest]] = {
     kind.code: kind for kind in (ContextLengthExceeded, InvalidGrammar, UnsupportedFeature)
 }
 
-
-# What our gateway says of itself with 503, where waiting for room is not what helps.
-_AWAY: dict[str, str] = {
+# Codes of our gateway's 503 responses that do not mean saturation.
+_UNAVAILABLE: dict[str, str] = {
     CloudUnreachable.code: "none of its replicas can be reached",
     EngineUnavailable.code: "none of its replicas has the model",
-    IdentityUnavailable.code: "it cannot tell who asks",
+    IdentityUnavailable.code: "it cannot authenticate the caller",
 }
 
 
@@ -71,22 +70,22 @@ class _Envelope(msgspec.Struct):
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes, name: str) -> CausewayError:
     """(2) to (6): the error for an answer that is not 200. `name` is the target's."""
-    said = _said(body)
-    if status in _WRONG_ASK:  # (3)
-        kind = _KNOWN.get(str(said.code), InvalidRequest)
-        return kind(said.message[:_SAID] or f"{name} refused the request (HTTP {status})", param=said.param)
-    told = f"{name} answered HTTP {status}"
+    sent = _server_error(body)
+    if status in _INVALID_REQUEST:  # (3)
+        kind = _INVALID_REQUEST_KINDS.get(str(sent.code), InvalidRequest)
+        return kind(sent.message[:_MAX_MESSAGE] or f"{name} refused the request (HTTP {status})", param=sent.param)
+    message = f"{name} answered HTTP {status}"
     if status in (429, 503):  # (2)
         wait_s = retry_after_s(headers.get("Retry-After", ""))
-        why = _AWAY.get(str(said.code)) if status == 503 else None
-        if why is not None:
-            return CloudUnavailable(f"{told}: {why}", phase="first_token", retry_after_s=wait_s)
-        return CloudSaturated(told, phase="first_token", retry_after_s=wait_s)
+        unavailable = _UNAVAILABLE.get(str(sent.code)) if status == 503 else None
+        if unavailable is not None:
+            return CloudUnavailable(f"{message}: {unavailable}", phase="first_token", retry_after_s=wait_s)
+        return CloudSaturated(message, phase="first_token", retry_after_s=wait_s)
     if status in (408, 504):  # (5)
-        return CloudTimeout(told, phase="first_token")
+        return CloudTimeout(message, phase="first_token")
     if 400 <= status < 500:  # (4)
-        return CloudRejected(told, phase="first_token")
-    return CloudFailed(told, phase="first_token")  # (6)
+        return CloudRejected(message, phase="first_token")
+    return CloudFailed(message, phase="first_token")  # (6)
 
 
 def client_error(error: Exception, name: str, phase: Phase) -> BackendError:
@@ -98,7 +97,7 @@ def client_error(error: Exception, name: str, phase: Phase) -> BackendError:
         return StreamBroken(f"{name}'s answer broke off ({kind})", phase="stream")
     if isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError)):  # (1)
         return CloudUnreachable(f"{name} closed the connection ({kind})", phase="send")
-    return CloudFailed(f"{name} did not speak HTTP as expected ({kind})", phase=phase)  # (6)
+    return CloudFailed(f"{name} sent malformed HTTP ({kind})", phase=phase)  # (6)
 
 
 def retry_after_s(text: str) -> float | None:
@@ -117,8 +116,8 @@ def retry_after_s(text: str) -> float | None:
     return min(_MAX_RETRY_S, max(0.0, seconds))
 
 
-def _said(body: bytes) -> _Error:
-    """The server's error object, as far as one can be made out."""
+def _server_error(body: bytes) -> _Error:
+    """The server's error object, or as much of one as can be parsed."""
     try:
         envelope = msgspec.json.decode(body, type=_Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

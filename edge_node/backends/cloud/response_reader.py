@@ -1,4 +1,4 @@
-"""Reading a cloud server's answer: whole, streamed, or a refusal. Bounded in bytes and in time."""
+"""Read a cloud server's response: complete, streamed, or an error. Bounded in bytes and in time."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _END_S = 0.05
 
 
 async def read_stream(response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> AsyncIterator[Chunk]:
-    """Server-sent events → chunks. `until` bounds the first one, the call's deadline the rest."""
+    """Server-sent events → chunks. `until` is the deadline of the first chunk, the call's deadline that of the rest."""
     parser, decoder = SSEParser(), StreamDecoder()
     size_bytes = 0
     phase: Phase = "first_token"
     while not decoder.done:
-        data = await _more(response, call, until, phase)
+        data = await _read_more(response, call, until, phase)
         if not data:
             break
         size_bytes += len(data)
         if size_bytes > MAX_ANSWER_BYTES:
-            raise _too_long(call)
+            raise _too_large(call)
         for event in parser.feed(data):
             for chunk in decoder.feed(event.data):
                 until, phase = call.deadline, "stream"
@@ -41,11 +41,11 @@ async def read_stream(response: aiohttp.ClientResponse, call: BackendRequest, un
         yield chunk
     with contextlib.suppress(TimeoutError, aiohttp.ClientError):
         async with asyncio.timeout(_END_S):
-            await response.content.readany()  # the body's own end, so that the connection can be used again
+            await response.content.readany()  # the end of the body, so that the connection can be reused
 
 
-async def _more(response: aiohttp.ClientResponse, call: BackendRequest, until: float, phase: Phase) -> bytes:
-    """The next bytes, none at the end. A yield must not be inside the bound: the caller's time is not the server's."""
+async def _read_more(response: aiohttp.ClientResponse, call: BackendRequest, until: float, phase: Phase) -> bytes:
+    """The next bytes, b"" at the end. No yield inside the timeout: the consumer's time is not the server's."""
     try:
         async with asyncio.timeout_at(until):
             return await response.content.readany()
@@ -56,6 +56,7 @@ async def _more(response: aiohttp.ClientResponse, call: BackendRequest, until: f
 
 
 async def read_whole(response: aiohttp.ClientResponse, call: BackendRequest) -> bytes:
+    """A complete body. Raises CloudTimeout, CloudFailed or StreamBroken."""
     try:
         async with asyncio.timeout_at(call.deadline):
             body = await read_body(response, MAX_ANSWER_BYTES)
@@ -64,21 +65,21 @@ async def read_whole(response: aiohttp.ClientResponse, call: BackendRequest) -> 
     except (aiohttp.ClientError, OSError) as error:
         raise client_error(error, call.target.name, "stream") from error
     if body is None:
-        raise _too_long(call)
+        raise _too_large(call)
     return body
 
 
-async def read_refusal(response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> CausewayError:
-    """The error that a status other than 200 means, with the server's words as far as they come."""
-    said: bytes | None = b""
+async def read_error(response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> CausewayError:
+    """The error for a response whose status is not 200, with the server's message if it arrives in time."""
+    body: bytes | None = b""
     try:
         async with asyncio.timeout_at(until):
-            said = await read_body(response, MAX_ERROR_BYTES)
+            body = await read_body(response, MAX_ERROR_BYTES)
     except (TimeoutError, aiohttp.ClientError, OSError):
         pass
     finally:
         response.release()
-    return status_error(response.status, response.headers, said or b"", call.target.name)
+    return status_error(response.status, response.headers, body or b"", call.target.name)
 
 
 async def read_body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
@@ -97,5 +98,5 @@ def too_slow(call: BackendRequest, phase: Phase) -> CloudTimeout:
     return CloudTimeout(f"{call.target.name} took too long", phase=phase)
 
 
-def _too_long(call: BackendRequest) -> CloudFailed:
+def _too_large(call: BackendRequest) -> CloudFailed:
     return CloudFailed(f"{call.target.name}'s answer exceeds {MAX_ANSWER_BYTES} bytes", phase="stream")

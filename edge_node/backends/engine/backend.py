@@ -1,4 +1,4 @@
-"""The device's own model as a Backend: requests become jobs of the engine child, its emissions become Chunks."""
+"""A model on this device as a Backend: requests become jobs of its engine child, emissions become Chunks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
+
+import msgspec
 
 from models.catalog.artifact import Answers
 from models.llama_cpp.process.parent import EngineProcess
@@ -14,22 +16,19 @@ from models.llama_cpp.protocol import Emission, EngineOptions, Job, ModelInfo, P
 from router import errors
 from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, UnsupportedFeature
 from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import answer_schema, copy_source_of
+from router.tool_calls.schema import answer_schema
 from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, ToolCallDelta, Usage
 
 from ...config.schema import EngineConfig
 from ..backend import BackendRequest
-from .supervisor import State, Supervisor
+from .engines import State, Supervisor
 
-if TYPE_CHECKING:
-    from typing import Self
-
-DECLINED = "The model on this device declined to answer: the question is outside of what it was made for."
+DECLINED = "The model on this device declined to answer: the question is outside the scope it was trained for."
 _SEEDS = 2**31
 
 
 class EngineBackend:
-    """One model in one child. `start` returns at once; `ready` waits until it can answer."""
+    """One model in one child process. `start` returns at once; `ready` waits until the model can answer."""
 
     def __init__(
         self,
@@ -43,7 +42,14 @@ class EngineBackend:
         name: str = "",
         stuck_s: float = 30.0,
     ) -> None:
-        """`refuse_token`, `temperature`, `answer_tokens`, `answers`: what the model's manifest says of it."""
+        """Create an engine, without starting it.
+
+        Args:
+            model_path: of the GGUF file.
+            refuse_token, temperature, answer_tokens, answers: of the model's manifest.
+            name: of the model, for messages.
+            stuck_s: a child with jobs that makes no step for so many seconds is restarted.
+        """
         options = EngineOptions(
             model_path=str(model_path.resolve()),
             context_tokens=config.context_tokens,
@@ -55,7 +61,7 @@ class EngineBackend:
             temperature=temperature,
             answer_tokens=answer_tokens,
         )
-        self._copies = answers == "calls" and config.restrict_tool_arguments
+        self._restrict_arguments = answers == "calls" and config.restrict_tool_arguments
         self._sequences = options.sequences
         self._supervisor = Supervisor(options, name or model_path.stem, stuck_s=stuck_s)
         self._ids = itertools.count(1)
@@ -66,7 +72,7 @@ class EngineBackend:
 
     @property
     def info(self) -> ModelInfo | None:
-        """Of the model, once it was loaded."""
+        """Of the model, after it was loaded once."""
         return self._supervisor.info
 
     @property
@@ -81,7 +87,11 @@ class EngineBackend:
         self._supervisor.start()
 
     async def ready(self, deadline: float) -> None:
-        """Raises EngineUnavailable at `deadline` (the loop's clock), or at once when the model cannot be loaded."""
+        """Wait until the model can answer.
+
+        Raises:
+            EngineUnavailable: at `deadline` (the loop's clock), or at once when the model cannot be loaded.
+        """
         await self._supervisor.ready(deadline)
 
     async def close(self) -> None:
@@ -95,7 +105,7 @@ class EngineBackend:
         return EdgeSignals(queue=queue, tokens_per_s=process.tokens_per_s, loaded=True)
 
     async def count(self, request: Request) -> int | None:
-        """The prompt's length in this model's tokens, all prompts together; None while there is nobody to count."""
+        """Tokens of all prompts together; None while the child is not ready."""
         process = self._supervisor.process
         if process is None:
             return None
@@ -108,28 +118,28 @@ class EngineBackend:
         return total
 
     async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
-        """As Backend says. Choices are numbered prompt by prompt: prompt p's choice c is p·n + c."""
+        """See `Backend`. Choices are numbered prompt by prompt: prompt p's choice c has the index p·n + c."""
         request = call.request
         if request.suffix:
-            raise UnsupportedFeature("this model does not fill in the middle", param="suffix")
+            raise UnsupportedFeature("this model does not support fill-in-the-middle", param="suffix")
         process = await self._supervisor.ready(call.deadline)
         choices = {choice.job.id: choice for choice in self._choices(call)}
-        prompt_tokens = made = cached = 0
-        with _EmissionQueue(process, [choice.job for choice in choices.values()], call.deadline) as inbox:
+        prompt_tokens = completion_tokens = cached_tokens = 0
+        with _EmissionQueue(process, [choice.job for choice in choices.values()], call.deadline) as queue:
             while choices:
-                for emission in _merged(await inbox.take()):
+                for emission in _merged(await queue.get()):
                     choice = choices[emission.job]
                     if emission.error:
-                        raise _error(emission, choice.seen)
+                        raise _error(emission, choice.has_tokens)
                     if (chunk := choice.chunk(emission)) is not None:
                         yield chunk
                     if emission.finish_reason is not None:
                         del choices[emission.job]
-                        made += emission.completion_tokens
+                        completion_tokens += emission.completion_tokens
                         if choice.index % request.n == 0:
                             prompt_tokens += emission.prompt_tokens
-                            cached += emission.cached_tokens
-        yield Chunk(usage=Usage(prompt_tokens, made, cached))
+                            cached_tokens += emission.cached_tokens
+        yield Chunk(usage=Usage(prompt_tokens, completion_tokens, cached_tokens))
 
     async def embed(self, call: BackendRequest) -> Embeddings:
         process = await self._supervisor.ready(call.deadline)
@@ -138,26 +148,27 @@ class EngineBackend:
             raise UnsupportedFeature(
                 f"this model's embeddings have {info.embedding_dimensions} dimensions", param="dimensions"
             )
-        deadline_s = _left(call)
+        deadline_s = _time_left_s(call)
         jobs = [
             Job(id=next(self._ids), prompt=prompt, embed=True, deadline_s=deadline_s)
             for prompt in _prompts(call.request)
         ]
         vectors: dict[int, tuple[float, ...]] = {}
         tokens = 0
-        with _EmissionQueue(process, jobs, call.deadline) as inbox:
+        with _EmissionQueue(process, jobs, call.deadline) as queue:
             while len(vectors) < len(jobs):
-                for emission in await inbox.take():
+                for emission in await queue.get():
                     if emission.error:
-                        raise _error(emission, seen=False)
+                        raise _error(emission, has_tokens=False)
                     vectors[emission.job] = emission.embedding
                     tokens += emission.prompt_tokens
         return Embeddings(tuple(vectors[job.id] for job in jobs), Usage(prompt_tokens=tokens))
 
     def _choices(self, call: BackendRequest) -> Iterator[_ChoiceStream]:
         request = call.request
-        schema, deadline_s = answer_schema(request), _left(call)
-        copy_source = copy_source_of(request) if self._copies else None
+        schema = answer_schema(request) if request.tools or request.response_format is not None else ""
+        copy_from_prompt = self._restrict_arguments and request.kind == "chat" and request.response_format is None
+        deadline_s = _time_left_s(call)
         numbered = ((prompt, choice) for prompt in _prompts(request) for choice in range(request.n))
         for index, (prompt, choice) in enumerate(numbered):
             job = Job(
@@ -167,29 +178,30 @@ class EngineBackend:
                 sampling=_seeded(request.sampling, choice),
                 stop=request.stop,
                 json_schema=schema,
-                copy_source=copy_source,
+                copy_from_prompt=copy_from_prompt,
                 logprobs=request.logprobs,
                 confidence_tokens=call.confidence_tokens if index == 0 else 0,
                 deadline_s=deadline_s,
                 echo=request.echo,
-                # Where another target can take over, a refusal is its cue; where none can, a guess is all there is.
+                # With a handoff possible, a refusal ends the answer and the next target takes over; otherwise the
+                # model's best guess is the only answer.
                 refusal="end" if call.confidence_tokens > 0 else "skip",
             )
             yield _ChoiceStream(job, index, request)
 
 
 class _ChoiceStream:
-    """One choice of an answer: its job's emissions to Chunks."""
+    """One choice of an answer: turns its job's emissions into Chunks."""
 
     def __init__(self, job: Job, index: int, request: Request) -> None:
         self.job = job
         self.index = index
-        self.seen = False  # a token of it was made
+        self.has_tokens = False  # at least one token was generated
         self._tools = ToolCallParser(request) if request.tools else None
 
     def chunk(self, emission: Emission) -> Chunk | None:
-        """None when there is nothing to say yet."""
-        self.seen = self.seen or emission.tokens > 0
+        """None when the emission has no content for the client yet."""
+        self.has_tokens = self.has_tokens or emission.tokens > 0
         text, calls, reason = emission.text, tuple[ToolCallDelta, ...](), emission.finish_reason
         if self._tools is not None:
             text, calls = self._tools.feed(text)
@@ -213,7 +225,7 @@ class _ChoiceStream:
 
 
 class _EmissionQueue:
-    """The emissions of one call's jobs, for the task that reads them. On leaving, what still runs is cancelled."""
+    """The emissions of one call's jobs. Submits the jobs on enter, cancels the unfinished ones on exit."""
 
     def __init__(self, process: EngineProcess, jobs: list[Job], deadline: float) -> None:
         self._process = process
@@ -222,11 +234,11 @@ class _EmissionQueue:
         self._items: list[Emission] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: CausewayError | None = None
-        self._seen = False
+        self._has_emissions = False
 
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        # The engine keeps the deadline too; this one holds even if the engine does not answer.
+        # The engine enforces the deadline too; this timer is the backstop if the engine does not answer.
         self._timer = self._loop.call_at(self._deadline, self._expire)
         self._process.submit(self._jobs, self)
         return self
@@ -235,8 +247,8 @@ class _EmissionQueue:
         self._timer.cancel()
         self._process.cancel(job.id for job in self._jobs)
 
-    async def take(self) -> list[Emission]:
-        """All that came since the last time, at least one. Raises what ended the jobs."""
+    async def get(self) -> list[Emission]:
+        """All emissions since the last call, at least one. Raises the error that ended the jobs."""
         while not self._items:
             if self._error is not None:
                 raise self._error
@@ -249,16 +261,16 @@ class _EmissionQueue:
         return items
 
     def put(self, emissions: list[Emission]) -> None:
-        self._seen = True
+        self._has_emissions = True
         self._items += emissions
         self._wake()
 
     def engine_lost(self, reason: str) -> None:
-        self._error = EngineCrashed(reason, phase="stream" if self._seen else "first_token")
+        self._error = EngineCrashed(reason, phase="stream" if self._has_emissions else "first_token")
         self._wake()
 
     def _expire(self) -> None:
-        self._error = DeadlineExceeded("the deadline passed before the answer's end")
+        self._error = DeadlineExceeded("the deadline passed before the answer was complete")
         self._wake()
 
     def _wake(self) -> None:
@@ -274,46 +286,45 @@ def _prompts(request: Request) -> list[Prompt]:
 
 
 def _seeded(sampling: Sampling, choice: int) -> Sampling:
-    """Choices of one seed must differ, and be the same ones again next time."""
+    """Derive each choice's seed from the request's: choices differ, and are reproducible."""
     if sampling.seed is None or choice == 0:
         return sampling
-    fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
-    return Sampling(**{**fields, "seed": (sampling.seed + choice) % _SEEDS})
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % _SEEDS)
 
 
 def _merged(emissions: list[Emission]) -> list[Emission]:
-    """Plain pieces of one job that follow each other as one: a reader that is slower than the model catches up."""
+    """Merge consecutive plain emissions of one job, so that a reader slower than the model catches up."""
     merged: list[Emission] = []
     for emission in emissions:
         last = merged[-1] if merged else None
-        if last is not None and last.job == emission.job and _plain(last) and _plain(emission):
+        if last is not None and last.job == emission.job and _is_plain(last) and _is_plain(emission):
             merged[-1] = Emission(last.job, last.text + emission.text, last.tokens + emission.tokens)
         else:
             merged.append(emission)
     return merged
 
 
-def _plain(emission: Emission) -> bool:
+def _is_plain(emission: Emission) -> bool:
     ended = emission.finish_reason or emission.error
     return not (ended or emission.logprobs or emission.confidence)
 
 
-def _left(call: BackendRequest) -> float:
+def _time_left_s(call: BackendRequest) -> float:
     return max(0.0, call.deadline - asyncio.get_running_loop().time())
 
 
-def _known(kind: type[CausewayError]) -> Iterator[type[CausewayError]]:
+def _error_classes(kind: type[CausewayError]) -> Iterator[type[CausewayError]]:
     yield kind
     for narrower in kind.__subclasses__():
-        yield from _known(narrower)
+        yield from _error_classes(narrower)
 
 
-_CODES = {kind.code: kind for kind in reversed([*_known(errors.CausewayError)])}
+_CODES = {kind.code: kind for kind in reversed([*_error_classes(errors.CausewayError)])}
 
 
-def _error(emission: Emission, seen: bool) -> CausewayError:
-    """The engine's error code as the exception of that code."""
+def _error(emission: Emission, has_tokens: bool) -> CausewayError:
+    """The exception whose `code` the engine reported."""
     kind = _CODES.get(emission.error, errors.BackendError)
     if issubclass(kind, errors.BackendError):
-        return kind(emission.detail, phase="stream" if seen else "first_token")
+        return kind(emission.detail, phase="stream" if has_tokens else "first_token")
     return kind(emission.detail, param=emission.param or None)

@@ -1,0 +1,283 @@
+"""The engine children of this device: `EnginePool`, one engine per model, and `Supervisor`, which keeps a child alive.
+
+A new policy may name other models: their engines start when it is activated, and engines whose model is no longer named
+are closed. The states of a child:
+
+    starting ──▶ ready ──▶ backing_off ──▶ starting …        it crashed
+        └──────▶ failed ──▶ starting …                       the model cannot be loaded: requests fail at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Literal, Protocol
+
+import anyio.abc
+
+from models.catalog.artifact import ArtifactError
+from models.llama_cpp.process.parent import EngineProcess
+from models.llama_cpp.protocol import EngineOptions, ModelInfo
+from router.errors import EngineUnavailable
+from router.policy.compiled import Policy
+from router.types import Chunk, EdgeSignals, Embeddings, Request
+
+from ..backend import Backend, BackendRequest
+
+log = logging.getLogger(__name__)
+
+State = Literal["idle", "starting", "ready", "backing_off", "failed", "closed"]
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 30.0
+_STEADY_S = 30.0  # a child that lived this long resets the back-off
+_WATCH_S = 1.0
+
+
+class Engine(Backend, Protocol):
+    """What the pool needs of an `EngineBackend`."""
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    async def start(self) -> None: ...
+
+    async def count(self, request: Request) -> int | None: ...
+
+    def signals(self) -> EdgeSignals: ...
+
+
+class EnginePool:
+    """The `Backend` of the location `edge`. `make` creates the engine of a model; it may raise ArtifactError."""
+
+    def __init__(self, make: Callable[[str], Engine]) -> None:
+        self._make = make
+        self._engines: dict[str, Engine] = {}
+        self._missing: dict[str, str] = {}  # model → why it has no engine
+        self._first_model = ""
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    @property
+    def state(self) -> str:
+        """Of the first edge target's engine; "" without one."""
+        if self._first_model in self._missing:
+            return "missing"
+        engine = self._engines.get(self._first_model)
+        return "" if engine is None else str(engine.state)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return tuple(self._missing.values())
+
+    def restarts(self) -> Iterable[tuple[str, int]]:
+        """Per model, how often its child was restarted."""
+        return [(model, engine.restarts) for model, engine in self._engines.items()]
+
+    def use(self, policy: Policy) -> None:
+        """Serve the models of this policy's edge targets. Engines start in the background, after `start`."""
+        models = list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
+        self._first_model = models[0] if models else ""
+        removed = [self._engines.pop(model) for model in list(self._engines) if model not in models]
+        added = [engine for model in models if (engine := self._add(model)) is not None]
+        if self._tasks is not None:
+            for work in (*[engine.close for engine in removed], *[engine.start for engine in added]):
+                self._tasks.start_soon(_guarded, work)
+
+    def start(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Start the engines. `tasks` is the parent of everything that starts or closes them."""
+        self._tasks = tasks
+        for engine in self._engines.values():
+            tasks.start_soon(_guarded, engine.start)
+
+    def _add(self, model: str) -> Engine | None:
+        """A new engine for `model`; None if there is one already, or it cannot be created."""
+        if model in self._engines:
+            return None
+        try:
+            engine = self._engines[model] = self._make(model)
+        except ArtifactError as error:
+            self._missing[model] = str(error)
+            log.error("no engine for %s: %s", model, error)
+            return None
+        self._missing.pop(model, None)
+        return engine
+
+    # --- Backend -----------------------------------------------------------------------------------------------------
+
+    def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
+        return self._engine(call.target.model).generate(call)
+
+    async def embed(self, call: BackendRequest) -> Embeddings:
+        return await self._engine(call.target.model).embed(call)
+
+    async def close(self) -> None:
+        engines, self._engines = list(self._engines.values()), {}
+        async with anyio.create_task_group() as closing:
+            for engine in engines:
+                closing.start_soon(engine.close)
+
+    def _engine(self, model: str) -> Engine:
+        engine = self._engines.get(model)
+        if engine is None:
+            reason = self._missing.get(model, "no edge target of the active policy uses it")
+            raise EngineUnavailable(f"{model}: {reason}", phase="connect")
+        return engine
+
+    # --- signals -----------------------------------------------------------------------------------------------------
+
+    async def count(self, request: Request) -> int | None:
+        """`request.prompt_tokens`: the prompt's length in tokens of the first edge target's model."""
+        engine = self._engines.get(self._first_model)
+        return None if engine is None else await engine.count(request)
+
+    def signals(self) -> EdgeSignals:
+        engine = self._engines.get(self._first_model)
+        return EdgeSignals() if engine is None else engine.signals()
+
+
+async def _guarded(work: Callable[[], Awaitable[None]]) -> None:
+    """An engine that cannot start or stop is a target that is down; the daemon continues."""
+    try:
+        await work()
+    except Exception as error:
+        log.error("an engine could not be started or stopped: %s: %s", type(error).__name__, error)
+
+
+class Supervisor:
+    """Owns one child: starts it, restarts it after a crash, kills it when it is stuck.
+
+    Args:
+        name: of the model, for messages.
+        stuck_s: a child with jobs that makes no step for so many seconds is killed.
+    """
+
+    def __init__(self, options: EngineOptions, name: str, *, stuck_s: float = 30.0) -> None:
+        self._options = options
+        self._name = name
+        self._stuck_s = stuck_s
+        self._process: EngineProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._reason = "it was not started"
+        self._started = 0.0
+        self._state: State = "idle"
+        self._info: ModelInfo | None = None
+        self._restarts = 0
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """Of the model, after it was loaded once."""
+        return self._info
+
+    @property
+    def restarts(self) -> int:
+        """Children that ended unexpectedly."""
+        return self._restarts
+
+    @property
+    def process(self) -> EngineProcess | None:
+        """The child, while it is ready."""
+        process = self._process
+        return process if self._state == "ready" and process is not None and process.alive else None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running child."""
+        process = self._process
+        return process.pid if process is not None and self._state in ("starting", "ready") else None
+
+    def start(self) -> None:
+        """Start the child in the background; `close` ends it."""
+        if self._task is None:
+            self._started = asyncio.get_running_loop().time()
+            self._enter("starting", "it is being loaded")
+            self._task = asyncio.create_task(self._supervise(), name=f"engine {self._name}")
+
+    async def ready(self, deadline: float) -> EngineProcess:
+        """Wait for the child to be ready.
+
+        Raises:
+            EngineUnavailable: at the deadline (the loop's clock), or at once when the child cannot become ready.
+        """
+        loop = asyncio.get_running_loop()
+        while (process := self.process) is None:
+            if self._state in ("idle", "failed", "closed"):
+                raise EngineUnavailable(f"{self._name}: {self._reason}", phase="connect", retry_after_s=1.0)
+            changed: asyncio.Future[None] = loop.create_future()
+            self._waiters.append(changed)
+            # Not `wait_for`: if both happen at once, Python 3.11's lets the result swallow a cancellation.
+            try:
+                done, _ = await asyncio.wait([changed], timeout=max(0.0, deadline - loop.time()))
+            finally:
+                self._waiters = [waiter for waiter in self._waiters if waiter is not changed]
+            if not done:
+                waited_s = loop.time() - self._started
+                state = self._state.replace("_", " ")
+                raise EngineUnavailable(f"{self._name}: still {state} after {waited_s:.1f} s", phase="connect")
+        return process
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        try:
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])  # Not `await task`, which cannot tell its cancellation from the caller's.
+                if not task.cancelled():
+                    task.result()
+        finally:
+            self._enter("closed", "it was closed")
+
+    async def _supervise(self) -> None:
+        backoff_s = _FIRST_BACKOFF_S
+        loop = asyncio.get_running_loop()
+        while True:
+            self._enter("starting", "it is being loaded")
+            began = loop.time()
+            self._process = process = EngineProcess(self._options)
+            try:
+                await process.start()
+                self._info = await process.ready
+                self._enter("ready", "")
+                reason = await self._watch(process)
+                self._restarts += 1
+                self._enter("backing_off", reason)
+                log.error("engine %s: %s; restarting it", self._name, reason)
+            except EngineUnavailable as error:
+                self._enter("failed", error.message)
+                log.error("engine %s cannot be started: %s", self._name, error.message)
+            except Exception as error:  # the next try may succeed, and the daemon answers without an engine
+                self._enter("failed", f"{type(error).__name__}: {error}")
+                log.exception("engine %s", self._name)
+            finally:
+                await asyncio.shield(process.close())
+            if loop.time() - began > _STEADY_S:
+                backoff_s = _FIRST_BACKOFF_S
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    async def _watch(self, process: EngineProcess) -> str:
+        """Wait until the child ends, by itself or because it is stuck. Returns the reason."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if (await asyncio.wait([process.ended], timeout=min(_WATCH_S, self._stuck_s / 3)))[0]:
+                return process.ended.result()
+            if not process.jobs:
+                continue
+            if loop.time() - process.progress_at > self._stuck_s:
+                process.kill(f"it was stuck: {process.jobs} jobs and no step for {self._stuck_s:g} s")
+            else:
+                process.ping()
+
+    def _enter(self, state: State, reason: str) -> None:
+        self._state, self._reason = state, reason
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
