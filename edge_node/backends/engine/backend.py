@@ -83,6 +83,12 @@ class EngineBackend:
     def restarts(self) -> int:
         return self._supervisor.restarts
 
+    @property
+    def jobs(self) -> int:
+        """Jobs that the child has and did not finish."""
+        process = self._supervisor.process
+        return process.jobs if process is not None else 0
+
     async def start(self) -> None:
         self._supervisor.start()
 

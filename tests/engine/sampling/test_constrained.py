@@ -9,8 +9,8 @@ import pytest
 from models.llama_cpp.protocol import Prompt
 from router.types import Sampling
 
-from .conftest import Rig
-from .tiny_gguf import CONTROL
+from ..conftest import Rig
+from ..tiny_gguf import CONTROL
 
 COMMAND = json.dumps(
     {
@@ -84,7 +84,7 @@ def test_logprobs_and_confidence_work_under_a_grammar(rig: Rig) -> None:
 
 def test_a_schema_that_cannot_be_obeyed_is_an_error(rig: Rig) -> None:
     """Before anything is decoded."""
-    end = rig.ask("hello", json_schema='{"type":"unheard"}').end
+    end = rig.ask("hello", json_schema='{"type":"unknown"}').end
     assert end.error == "invalid_schema"
 
 

@@ -1,4 +1,4 @@
-"""Answers held to the words of an utterance: the device's own model in the engine, as the product runs it."""
+"""Answers constrained by the call grammar: the device's own model in the engine, as the product runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from models.function_calls.grammar import ANSWER_TOKENS, ANY_CALL, MAX_CHARACTER
 from models.llama_cpp.protocol import EngineOptions, Prompt
 from router.types import Message, Sampling
 
-from .conftest import Answer, Rig
+from ..conftest import Answer, Rig
 
 ASSISTANT = find_artifact("assistant")
 ALARM, QUESTION = "wake me up at six am", "what is the capital of france"
@@ -88,8 +88,8 @@ END = {"refusal": "end", "confidence_tokens": 8}
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
-    """One sequence, nothing remembered: in another batch the last digits of a logit are others."""
-    made = Rig(
+    """One sequence and no prefix cache: the last digits of a logit depend on the batch."""
+    rig = Rig(
         EngineOptions(
             model_path=str(ASSISTANT.path),
             threads=1,
@@ -98,142 +98,143 @@ def rig() -> Iterator[Rig]:
             refuse_token=ASSISTANT.manifest.refuse_token or "",
         )
     )
-    yield made
-    made.engine.close()
+    yield rig
+    rig.engine.close()
 
 
-def said(text: str) -> Prompt:
+def user_prompt(text: str) -> Prompt:
     return Prompt(messages=(Message("user", text),))
 
 
-def held(rig: Rig, text: str, **fields: object) -> Answer:
-    return rig.ask(said(text), **{"max_tokens": ANSWER_TOKENS, "copy_source": text, **fields})
+def constrained(rig: Rig, text: str, **fields: object) -> Answer:
+    return rig.ask(user_prompt(text), **{"max_tokens": ANSWER_TOKENS, "copy_source": text, **fields})
 
 
 def values(answer: Answer | str) -> list[str]:
     text = answer if isinstance(answer, str) else answer.text
     call = parse_call(text)
     assert call is not None, text
-    return [one for value in call.arguments.values() for one in (value if isinstance(value, list) else [value])]
+    return [item for value in call.arguments.values() for item in (value if isinstance(value, list) else [value])]
 
 
 def test_the_engine_answers_as_evaluation_does(rig: Rig) -> None:
-    """What `evaluate --grammar` measures is what users get: the same answers to the same utterances, refusals too."""
+    """`evaluate --grammar` measures what users get: the same answers to the same messages, refusals included."""
     assert len(TEXTS) == 50
     with GreedyModel(ASSISTANT.path, slots=1, context=512, threads=1) as model:
-        prompter = PromptRenderer(model.chat_template)
-        prompts = [model.tokenize(prompter.user(text)) for text in TEXTS]
+        renderer = PromptRenderer(model.chat_template)
+        prompts = [model.tokenize(renderer.user(text)) for text in TEXTS]
         measured = model.answers(prompts, ANSWER_TOKENS, [call_grammar(text) for text in TEXTS])
-    answers = [held(rig, text) for text in TEXTS]
-    assert [one.text for one in answers] == [one.text for one in measured]
+    answers = [constrained(rig, text) for text in TEXTS]
+    assert [answer.text for answer in answers] == [answer.text for answer in measured]
     assert {answer.end.refused for answer in answers} == {True, False}
     for text, answer in zip(TEXTS, answers, strict=True):
         assert all(value in text for value in values(answer))
 
 
-def test_an_argument_is_of_the_utterance_s_words(rig: Rig) -> None:
-    """Whatever the prompt has: here it names one time and the utterance another."""
-    free, bound = rig.ask(said(ALARM), max_tokens=64), rig.ask(said(ALARM), max_tokens=64, copy_source="at nine pm")
+def test_arguments_are_words_of_the_copy_source(rig: Rig) -> None:
+    """Whatever the prompt contains: here it names one time and the copy source another."""
+    free, copied = (
+        rig.ask(user_prompt(ALARM), max_tokens=64),
+        rig.ask(user_prompt(ALARM), max_tokens=64, copy_source="at nine pm"),
+    )
     assert any("six" in value for value in values(free))
-    assert values(bound)
-    assert all(value in "at nine pm" for value in values(bound))
+    assert values(copied)
+    assert all(value in "at nine pm" for value in values(copied))
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_no_utterance_fails_a_request(rig: Rig, text: str) -> None:
-    """Control characters, other scripts, pages of text: the answer is a call."""
-    answer = rig.ask(said("play it"), copy_source=text, max_tokens=ANSWER_TOKENS, refusal="skip")
+def test_any_copy_source_gives_a_call(rig: Rig, text: str) -> None:
+    """Control characters, other scripts, pages of text."""
+    answer = rig.ask(user_prompt("play it"), copy_source=text, max_tokens=ANSWER_TOKENS, refusal="skip")
     assert answer.end.error == ""
     assert answer.end.finish_reason == "stop"
     assert parse_call(answer.text) is not None, answer.text
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_sampled_answers_are_held_too(rig: Rig, seed: int) -> None:
-    """At a temperature where the model alone writes anything, a call comes that copies."""
+def test_sampled_answers_are_constrained_too(rig: Rig, seed: int) -> None:
+    """At a temperature at which the model alone writes noise."""
     text = "play Sunday Morning by The Velvet Underground"
-    answer = held(rig, text, sampling=Sampling(temperature=2.0, seed=seed), max_tokens=1500)
+    answer = constrained(rig, text, sampling=Sampling(temperature=2.0, seed=seed), max_tokens=1500)
     assert all(value in text for value in values(answer))
 
 
-# --- refusals, and what a handoff compares ----------------------------------------------------------------------------
+# --- refusals and confidence ------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_ends_the_answer_where_somebody_else_can_give_it(rig: Rig) -> None:
-    """The grammar does not stand before the refusal token, and it is no text."""
-    answer = held(rig, QUESTION, **END)
+def test_a_refusal_ends_the_answer_before_the_grammar(rig: Rig) -> None:
+    answer = constrained(rig, QUESTION, **END)
     assert answer.end.refused
     assert (answer.text, answer.tokens) == ("", 1)
 
 
-def test_after_a_refusal_that_is_passed_over_comes_a_call(rig: Rig) -> None:
-    """Where nobody else can answer, the model's guess is a call as well."""
-    answer = held(rig, QUESTION, refusal="skip")
+def test_a_skipped_refusal_is_followed_by_a_call(rig: Rig) -> None:
+    answer = constrained(rig, QUESTION, refusal="skip")
     assert answer.end.refused
     assert parse_call(answer.text) is not None
 
 
 def test_a_refusal_comes_first_or_not_at_all(rig: Rig) -> None:
-    """After the first token the model cannot get out of the call that it began."""
+    """After the first token the model cannot leave the call."""
     refuse = rig.engine.core.vocabulary.refuse_token
     assert refuse is not None
-    answer = held(rig, ALARM, sampling=Sampling(temperature=0.0, logit_bias=((refuse, 100.0),)), refusal="skip")
+    answer = constrained(rig, ALARM, sampling=Sampling(temperature=0.0, logit_bias=((refuse, 100.0),)), refusal="skip")
     assert answer.end.refused
     assert parse_call(answer.text) is not None
 
 
 @pytest.mark.parametrize("text", [ALARM, QUESTION, *TEXTS[20:28]])
 def test_the_first_token_s_confidence_is_the_model_s_own(rig: Rig, text: str) -> None:
-    """What the calibrator was fitted on: probabilities before any grammar, the refusal's among them."""
-    free, bound = rig.ask(said(text), max_tokens=1, **END), held(rig, text, max_tokens=1, **END)
-    assert bound.confidences == free.confidences
-    assert bound.confidences[0].tokens == 1
+    """The calibrator was fitted on probabilities before any grammar."""
+    free, copied = rig.ask(user_prompt(text), max_tokens=1, **END), constrained(rig, text, max_tokens=1, **END)
+    assert copied.confidences == free.confidences
+    assert copied.confidences[0].tokens == 1
 
 
-def test_logprobs_tell_what_the_model_thought(rig: Rig) -> None:
+def test_logprobs_are_the_model_s_own(rig: Rig) -> None:
     """Also of a token that it would not have chosen."""
-    free = rig.ask(said(ALARM), max_tokens=64, logprobs=0)
-    bound = rig.ask(said(ALARM), max_tokens=64, logprobs=0, copy_source="at nine pm")
-    first = next(at for at, (a, b) in enumerate(zip(free.logprobs, bound.logprobs, strict=False)) if a.token != b.token)
-    assert bound.logprobs[:first] == free.logprobs[:first]
-    assert bound.logprobs[first].logprob < free.logprobs[first].logprob
+    free = rig.ask(user_prompt(ALARM), max_tokens=64, logprobs=0)
+    copied = rig.ask(user_prompt(ALARM), max_tokens=64, logprobs=0, copy_source="at nine pm")
+    first = next(
+        at for at, (a, b) in enumerate(zip(free.logprobs, copied.logprobs, strict=False)) if a.token != b.token
+    )
+    assert copied.logprobs[:first] == free.logprobs[:first]
+    assert copied.logprobs[first].logprob < free.logprobs[first].logprob
 
 
-# --- who else has a say -----------------------------------------------------------------------------------------------
+# --- when the grammar does not apply ----------------------------------------------------------------------------------
 
 
-def test_a_caller_s_grammar_comes_before_the_utterance_s(rig: Rig) -> None:
-    """Who says what the answer is gets that."""
-    assert held(rig, ALARM, grammar='root ::= "no"').text == "no"
-    assert held(rig, ALARM, json_schema='{"const":7}').text.strip() == "7"
+def test_the_job_s_grammar_replaces_the_call_grammar(rig: Rig) -> None:
+    assert constrained(rig, ALARM, grammar='root ::= "no"').text == "no"
+    assert constrained(rig, ALARM, json_schema='{"const":7}').text.strip() == "7"
 
 
-def test_an_answer_that_must_not_end_is_free(rig: Rig) -> None:
-    """A call ends; behind it there would be nothing to say."""
-    answer = held(rig, ALARM, ignore_eos=True, max_tokens=80)
-    assert answer.text == rig.ask(said(ALARM), ignore_eos=True, max_tokens=80).text
+def test_ignore_eos_disables_the_call_grammar(rig: Rig) -> None:
+    """A call ends, and nothing could follow it."""
+    answer = constrained(rig, ALARM, ignore_eos=True, max_tokens=80)
+    assert answer.text == rig.ask(user_prompt(ALARM), ignore_eos=True, max_tokens=80).text
 
 
 @pytest.mark.parametrize("cut", [1, 9, 20, -2])
-def test_the_rest_of_an_answer_is_held_as_its_beginning(rig: Rig, cut: int) -> None:
-    """Cut anywhere and asked for again, the two parts make one call of the same words."""
-    whole = rig.ask(said(ALARM), max_tokens=64, copy_source="at nine pm").text
+def test_a_continued_answer_completes_the_call(rig: Rig, cut: int) -> None:
+    """Cut anywhere and continued, the two parts make one call of the same words."""
+    whole = rig.ask(user_prompt(ALARM), max_tokens=64, copy_source="at nine pm").text
     with GreedyModel(ASSISTANT.path, slots=1, context=64, threads=1) as model:
         prompt = PromptRenderer(model.chat_template).user(ALARM)
-    going_on = Prompt(text=prompt + whole[:cut], parse_special=True)
-    rest = rig.ask(going_on, max_tokens=ANSWER_TOKENS, copy_source="at nine pm", answer_prefix=whole[:cut]).text
+    continued = Prompt(text=prompt + whole[:cut], parse_special=True)
+    rest = rig.ask(continued, max_tokens=ANSWER_TOKENS, copy_source="at nine pm", answer_prefix=whole[:cut]).text
     assert all(value in "at nine pm" for value in values(whole[:cut] + rest))
 
 
-def test_a_beginning_that_is_no_call_is_gone_on_with_freely(rig: Rig) -> None:
-    """It came from somebody else: there is no grammar to go back to, and nothing fails."""
+def test_an_answer_prefix_that_is_no_call_continues_unconstrained(rig: Rig) -> None:
+    """The prefix came from another model: the grammar cannot apply, and nothing fails."""
     answer = rig.ask(Prompt(text="Well,"), max_tokens=4, copy_source=ALARM, answer_prefix="Well,")
     assert answer.end.error == ""
     assert answer.end.completion_tokens > 0
 
 
-def test_a_long_utterance_may_say_anything_in_a_call(rig: Rig) -> None:
-    """The general grammar is what the fallback holds to."""
+def test_a_long_copy_source_allows_any_text_in_a_call(rig: Rig) -> None:
     assert call_grammar("x" * 100_000) == ANY_CALL
-    answer = rig.ask(said(ALARM), max_tokens=64, copy_source="x" * 100_000)
+    answer = rig.ask(user_prompt(ALARM), max_tokens=64, copy_source="x" * 100_000)
     assert any("six" in value for value in values(answer))

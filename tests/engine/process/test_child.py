@@ -16,16 +16,16 @@ from models.llama_cpp.process.child import EXIT_ENGINE_FAILED, EXIT_PROTOCOL_ERR
 from models.llama_cpp.protocol import EngineOptions, Job, Prompt
 from router.types import Sampling
 
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60
+ROOT = Path(__file__).parents[3]
+TIMEOUT_S = 60
 
 
 class Link:
-    """Our end of a child."""
+    """The daemon's end of a child."""
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
-        self.socket.settimeout(PATIENCE_S)
+        self.socket.settimeout(TIMEOUT_S)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "models.llama_cpp.process.child", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -34,31 +34,31 @@ class Link:
         )
         theirs.close()
         self._reader = frames.child_message_reader()
-        self._got: list[frames.ChildMessage] = []
+        self._received: list[frames.ChildMessage] = []
 
     def send(self, message: frames.DaemonMessage) -> None:
         self.socket.sendall(frames.encode(message))
 
     def next(self) -> frames.ChildMessage:
-        while not self._got:
+        while not self._received:
             data = self.socket.recv(65536)
             assert data, "the child closed the link"
-            self._got += self._reader.feed(data)
-        return self._got.pop(0)
+            self._received += self._reader.feed(data)
+        return self._received.pop(0)
 
     def end(self) -> tuple[int, str]:
-        """Exit status and what it wrote, once it ended."""
-        _, said = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, said.decode()
+        """Wait for the exit; return the status and stderr."""
+        _, stderr = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, stderr.decode()
 
 
 @pytest.fixture
 def link() -> Iterator[Link]:
-    made = Link()
-    yield made
-    made.socket.close()
-    made.process.kill()
-    made.process.communicate()
+    link = Link()
+    yield link
+    link.socket.close()
+    link.process.kill()
+    link.process.communicate()
 
 
 @pytest.fixture
@@ -90,8 +90,10 @@ def test_one_frame_carries_every_token_of_a_step(ready: Link) -> None:
 
 def test_counting_and_stats_are_answered_while_it_decodes(ready: Link) -> None:
     """They do not wait for the answer that is running."""
-    asks = (frames.Count(7, Prompt(text="hello world")), frames.Count(8, Prompt(text="")), frames.Ping(9))
-    together = b"".join(bytes(frames.encode(ask)) for ask in (frames.Submit((job(1, max_tokens=None),)), *asks))
+    requests = (frames.Count(7, Prompt(text="hello world")), frames.Count(8, Prompt(text="")), frames.Ping(9))
+    together = b"".join(
+        bytes(frames.encode(message)) for message in (frames.Submit((job(1, max_tokens=None),)), *requests)
+    )
     ready.socket.sendall(together)
     others: list[frames.ChildMessage] = []
     while len(others) < 3:
@@ -111,17 +113,17 @@ def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_child(link: Link, tm
     failed = link.next()
     assert isinstance(failed, frames.Failed)
     assert (failed.code, failed.detail) == ("engine_unavailable", f"{tmp_path / 'no.gguf'}: No such file or directory")
-    status, said = link.end()
-    assert (status, said) == (EXIT_ENGINE_FAILED, "")
+    status, stderr = link.end()
+    assert (status, stderr) == (EXIT_ENGINE_FAILED, "")
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, b"\x01\x00\x00\x00\xc1"])
 def test_garbage_ends_the_child(ready: Link, garbage: bytes) -> None:
     """There is no way back into step, so it says why and goes."""
     ready.socket.sendall(garbage)
-    status, said = ready.end()
+    status, stderr = ready.end()
     assert status == EXIT_PROTOCOL_ERROR
-    assert "invalid message" in said
+    assert "invalid message" in stderr
 
 
 def test_something_before_load_ends_the_child(link: Link) -> None:

@@ -44,12 +44,12 @@ from router.types import (
     ToolChoice,
 )
 
-from .tiny_gguf import CONTROL, write_tiny_gguf
+from ..tiny_gguf import CONTROL, write_tiny_gguf
 
 TARGET = Target(name="small", at="edge", model="tiny")
 CONFIG = EngineConfig(threads=1, sequences=4)
 GREEDY = Sampling(temperature=0.0)
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 MakeBackend = Callable[..., EngineBackend]
 ENDLESS = {"max_tokens": 8000}
 
@@ -64,7 +64,7 @@ def chat(text: str = "hello", **fields: object) -> Request:
 
 
 def call(request: Request, **fields: object) -> BackendRequest:
-    fields = {"deadline": now() + PATIENCE_S, **fields}
+    fields = {"deadline": now() + TIMEOUT_S, **fields}
     return BackendRequest(id="d1", request=request, target=TARGET, **fields)  # type: ignore[arg-type]
 
 
@@ -81,44 +81,44 @@ def finish(chunks: list[Chunk], index: int = 0) -> str | None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that no one announces; a hang is the test's time-out."""
-    with anyio.fail_after(PATIENCE_S):
+    """Poll `condition`; a hang is the test's timeout."""
+    with anyio.fail_after(TIMEOUT_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
 def repair(path: Path, good: Path) -> None:
-    """Put a good file in a bad one's place, in one go."""
+    """Replace a bad file atomically."""
     shutil.copy(good, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
 
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With room for answers that take long enough to be interrupted."""
+    """A context large enough for answers that take long enough to be interrupted."""
     return write_tiny_gguf(tmp_path_factory.mktemp("model") / "roomy.gguf", context=8192)
 
 
 @pytest.fixture
 async def make_backend(tiny_model: Path) -> AsyncIterator[Callable[..., EngineBackend]]:
-    """Backends that are not started yet; they are closed whatever happens."""
-    made: list[EngineBackend] = []
+    """Make backends, not started yet; close them at the end."""
+    backends: list[EngineBackend] = []
 
     def make(path: Path = tiny_model, config: EngineConfig = CONFIG, **fields: object) -> EngineBackend:
-        made.append(EngineBackend(path, config, **fields))  # type: ignore[arg-type]
-        return made[-1]
+        backends.append(EngineBackend(path, config, **fields))  # type: ignore[arg-type]
+        return backends[-1]
 
     yield make
-    for one in made:
-        await one.close()
+    for backend in backends:
+        await backend.close()
 
 
 @pytest.fixture
 async def backend(make_backend: MakeBackend) -> EngineBackend:
-    made = make_backend(refuse_token="<|refuse|>")
-    await made.start()
-    await made.ready(now() + PATIENCE_S)
-    return made
+    backend = make_backend(refuse_token="<|refuse|>")
+    await backend.start()
+    await backend.ready(now() + TIMEOUT_S)
+    return backend
 
 
 async def test_an_answer_is_chunks_and_then_usage(backend: EngineBackend) -> None:
@@ -178,8 +178,8 @@ async def test_completions_take_several_prompts(backend: EngineBackend) -> None:
 async def test_confidence_rides_on_the_first_tokens_of_choice_0(backend: EngineBackend) -> None:
     """As a handoff wants it; without a handoff nobody computes it."""
     chunks = await answer(backend, chat(n=2), confidence_tokens=3)
-    told = [(chunk.index, chunk.confidence.tokens) for chunk in chunks if chunk.confidence]
-    assert told == [(0, 1), (0, 2), (0, 3)]
+    reported = [(chunk.index, chunk.confidence.tokens) for chunk in chunks if chunk.confidence]
+    assert reported == [(0, 1), (0, 2), (0, 3)]
     assert not any(chunk.confidence for chunk in await answer(backend, chat()))
 
 
@@ -220,7 +220,7 @@ async def test_a_named_tool_is_called(backend: EngineBackend) -> None:
     ("request_", "error"),
     [
         (chat(" ".join(["turn"] * 9000)), ContextLengthExceeded),
-        (chat(response_format=ResponseFormat(kind="json_schema", schema='{"type":"unheard"}')), InvalidGrammar),
+        (chat(response_format=ResponseFormat(kind="json_schema", schema='{"type":"unknown"}')), InvalidGrammar),
         (chat(sampling=Sampling(temperature=0.0, logit_bias=((99999, 1.0),))), InvalidRequest),
         (Request(kind="completion", model="small", prompts=("",)), InvalidRequest),
         (Request(kind="completion", model="small", prompts=("a",), suffix="b"), UnsupportedFeature),
@@ -254,9 +254,7 @@ async def test_leaving_an_answer_frees_its_place(backend: EngineBackend) -> None
     stream = backend.generate(call(chat(n=3, **ENDLESS)))
     assert (await anext(stream)).index in (0, 1, 2)
     await stream.aclose()  # type: ignore[attr-defined]
-    process = backend._supervisor.process
-    assert process is not None
-    assert process.jobs == 0
+    assert backend.jobs == 0
     assert finish(await answer(backend, chat()))
     assert backend.signals().queue == 0
 
@@ -274,9 +272,7 @@ async def test_cancelling_the_reader_frees_its_place(backend: EngineBackend) -> 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    process = backend._supervisor.process
-    assert process is not None
-    assert process.jobs == 0
+    assert backend.jobs == 0
 
 
 async def test_the_deadline_holds(backend: EngineBackend) -> None:
@@ -289,14 +285,13 @@ async def test_the_deadline_holds(backend: EngineBackend) -> None:
 async def test_the_queue_is_a_signal(backend: EngineBackend) -> None:
     """What has no place yet is counted; speed is known after the first answer."""
     assert backend.signals() == type(backend.signals())(queue=0, tokens_per_s=None, loaded=True)
-    process = backend._supervisor.process
-    assert process is not None
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGSTOP)
+    pid = backend.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
     reading = [asyncio.create_task(answer(backend, chat())) for _ in range(6)]
-    await until(lambda: process.jobs == 6)
+    await until(lambda: backend.jobs == 6)
     assert backend.signals().queue == 2
-    os.kill(process.pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGCONT)
     await asyncio.gather(*reading)
     assert backend.signals().queue == 0
     assert (backend.signals().tokens_per_s or 0) > 0
@@ -324,7 +319,7 @@ async def test_a_child_killed_before_the_first_token_says_so(backend: EngineBack
     assert backend.pid is not None
     os.kill(backend.pid, signal.SIGSTOP)
     reading = asyncio.create_task(answer(backend, chat()))
-    await until(lambda: (process := backend._supervisor.process) is not None and process.jobs == 1)
+    await until(lambda: backend.jobs == 1)
     os.kill(backend.pid, signal.SIGKILL)
     with pytest.raises(EngineCrashed) as caught:
         await reading
@@ -335,7 +330,7 @@ async def test_a_stuck_child_is_killed(make_backend: MakeBackend) -> None:
     """It has work, makes no step and does not answer: its requests fail, and a new one takes over."""
     backend = make_backend(stuck_s=1.5)
     await backend.start()
-    await backend.ready(now() + PATIENCE_S)
+    await backend.ready(now() + TIMEOUT_S)
     stopped = backend.pid
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
@@ -349,7 +344,7 @@ async def test_an_idle_child_is_not_stuck(make_backend: MakeBackend) -> None:
     """Without work nothing is expected of it."""
     backend = make_backend(stuck_s=0.03)
     await backend.start()
-    await backend.ready(now() + PATIENCE_S)
+    await backend.ready(now() + TIMEOUT_S)
     pid = backend.pid
     await asyncio.sleep(0.3)
     assert (backend.pid, backend.restarts, backend.state) == (pid, 0, "ready")
@@ -385,7 +380,7 @@ async def test_a_model_that_cannot_be_loaded_is_refused_at_once(
     backend = make_backend(path)
     await backend.start()
     with pytest.raises(EngineUnavailable, match="not a GGUF file"):
-        await backend.ready(now() + PATIENCE_S)
+        await backend.ready(now() + TIMEOUT_S)
     assert backend.pid is None
     repair(path, tiny_model)
     await until(lambda: backend.state == "ready")
@@ -424,11 +419,11 @@ async def test_closing_while_it_loads_leaves_no_child(make_backend: MakeBackend)
 
 async def test_it_does_not_matter_where_the_daemon_was_started(make_backend: MakeBackend, tmp_path: Path) -> None:
     """A module named `models` in the daemon's working directory is not taken for ours."""
-    (tmp_path / "models.py").write_text("raise SystemExit('the wrong one')")
+    (tmp_path / "models.py").write_text("raise SystemExit('the wrong module')")
     with contextlib.chdir(tmp_path):
         backend = make_backend()
         await backend.start()
-        await backend.ready(now() + PATIENCE_S)
+        await backend.ready(now() + TIMEOUT_S)
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -477,8 +472,8 @@ def test_it_runs_on_uvloop(tiny_model: Path) -> None:
 # --- models that answer with calls ------------------------------------------------------------------------------------
 
 
-def drawn_to(letter: str, path: Path) -> Sampling:
-    """Greedy, and every token of this letter alone is what the model wants most."""
+def prefer_letter(letter: str, path: Path) -> Sampling:
+    """Greedy, with a bias that makes this letter the model's first choice at every token."""
     with GreedyModel(path, slots=1, context=64, threads=1) as model:
         (token,) = model.tokenize(letter)
     return Sampling(temperature=0.0, logit_bias=((token, 1000.0),))
@@ -487,21 +482,21 @@ def drawn_to(letter: str, path: Path) -> Sampling:
 async def test_calls_are_held_to_what_was_said(make_backend: MakeBackend) -> None:
     """By the manifest's word, on this box and for this request: each of the three can leave the answer free."""
     artifact = find_artifact("assistant")
-    wish = drawn_to("Q", artifact.path)
-    ask = chat("wake me up at six am", sampling=wish, max_tokens=200)
-    bound = make_backend(artifact.path, answers=artifact.manifest.answers)
-    anything = make_backend(artifact.path, EngineConfig(threads=1, restrict_tool_arguments=False), answers="calls")
-    for one in (bound, anything):
-        await one.start()
-        await one.ready(now() + PATIENCE_S)
-    called = parse_call(text(await answer(bound, ask)))
+    sampling = prefer_letter("Q", artifact.path)
+    request = chat("wake me up at six am", sampling=sampling, max_tokens=200)
+    constrained = make_backend(artifact.path, answers=artifact.manifest.answers)
+    unconstrained = make_backend(artifact.path, EngineConfig(threads=1, restrict_tool_arguments=False), answers="calls")
+    for backend in (constrained, unconstrained):
+        await backend.start()
+        await backend.ready(now() + TIMEOUT_S)
+    called = parse_call(text(await answer(constrained, request)))
     assert called is not None
     assert "Q" not in str(called)
     free = [
-        await answer(bound, msgspec.structs.replace(ask, response_format=ResponseFormat("text"))),
-        await answer(anything, ask),
+        await answer(constrained, msgspec.structs.replace(request, response_format=ResponseFormat("text"))),
+        await answer(unconstrained, request),
     ]
-    assert {text(one)[:9] for one in free} == {"Q" * 9}
+    assert {text(chunks)[:9] for chunks in free} == {"Q" * 9}
 
 
 async def test_tools_that_may_be_called_leave_the_call_to_the_utterance(make_backend: MakeBackend) -> None:

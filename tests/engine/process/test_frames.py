@@ -52,9 +52,9 @@ def test_messages_survive_any_cut(sizes: list[int]) -> None:
     data = b"".join(bytes(frames.encode(message)) for message in TO_CHILD)
     reader, got = frames.daemon_message_reader(), []
     for size in sizes:
-        got += reader.feed(data[:size])
+        messages += reader.feed(data[:size])
         data = data[size:]
-    assert got + reader.feed(data) == TO_CHILD
+    assert messages + reader.feed(data) == TO_CHILD
 
 
 def test_the_child_s_messages_come_out_too() -> None:
