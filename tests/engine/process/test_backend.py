@@ -1,4 +1,4 @@
-"""The device's model as a Backend: real child, real crashes, requests in and Chunks out."""
+"""The device's model as a Backend: a real child process, real crashes, requests in and Chunks out."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def backend(make_backend: MakeBackend) -> EngineBackend:
 
 
 async def test_an_answer_is_chunks_and_then_usage(backend: EngineBackend) -> None:
-    """Text in pieces, one finish_reason, and the last chunk has the tokens of it all."""
+    """One finish_reason, and only the last chunk has usage."""
     chunks = await answer(backend, chat())
     assert finish(chunks) == "length"
     assert sum(chunk.tokens for chunk in chunks) == 8
@@ -133,13 +133,13 @@ async def test_an_answer_is_chunks_and_then_usage(backend: EngineBackend) -> Non
 
 
 async def test_many_answers_run_together(backend: EngineBackend) -> None:
-    """More than there are places, all whole."""
+    """More than the engine has slots."""
     answers = await asyncio.gather(*(answer(backend, chat(f"hello {i}", max_tokens=30)) for i in range(12)))
     assert all(sum(c.tokens for c in chunks) == 30 or finish(chunks) == "stop" for chunks in answers)
 
 
-async def test_choices_are_told_apart(backend: EngineBackend) -> None:
-    """n=3: each index has its own text and end, choices of a seed differ, the prompt counts once."""
+async def test_choices_have_indices_and_share_the_prompt(backend: EngineBackend) -> None:
+    """Choices of a seed differ, and the prompt counts once."""
     request = chat(" ".join(["turn"] * 50), n=3, sampling=Sampling(seed=7), max_tokens=12)
     first, again = await answer(backend, request), await answer(backend, request)
     assert len({text(first, index) for index in range(3)}) == 3
@@ -151,8 +151,7 @@ async def test_choices_are_told_apart(backend: EngineBackend) -> None:
 
 
 async def test_choices_of_a_seed_repeat(make_backend: MakeBackend) -> None:
-    """Made one after another, from the same cache: what runs beside an answer rounds its logits, and where two tokens
-    are as likely, that decides."""
+    """One sequence at a time: the other rows of a batch change how logits are rounded."""
     backend = make_backend(config=EngineConfig(threads=1, sequences=1))
     await backend.start()
     request = chat(" ".join(["turn"] * 50), n=3, sampling=Sampling(seed=7), max_tokens=12)
@@ -164,7 +163,7 @@ async def test_choices_of_a_seed_repeat(make_backend: MakeBackend) -> None:
 
 
 async def test_completions_take_several_prompts(backend: EngineBackend) -> None:
-    """Prompt p's choice c is number p·n + c; text and tokens both work; echo gives the prompt back."""
+    """Choice c of prompt p has index p·n + c; text, tokens and echo work."""
     request = Request(
         kind="completion", model="small", prompts=("hello", (300, 301)), n=2, max_tokens=3, echo=True, sampling=GREEDY
     )
@@ -175,16 +174,16 @@ async def test_completions_take_several_prompts(backend: EngineBackend) -> None:
     assert chunks[-1].usage.prompt_tokens == await backend.count(request) == 3
 
 
-async def test_confidence_rides_on_the_first_tokens_of_choice_0(backend: EngineBackend) -> None:
-    """As a handoff wants it; without a handoff nobody computes it."""
+async def test_confidence_comes_with_the_first_tokens_of_choice_0(backend: EngineBackend) -> None:
+    """Without a handoff it is not computed."""
     chunks = await answer(backend, chat(n=2), confidence_tokens=3)
     reported = [(chunk.index, chunk.confidence.tokens) for chunk in chunks if chunk.confidence]
     assert reported == [(0, 1), (0, 2), (0, 3)]
     assert not any(chunk.confidence for chunk in await answer(backend, chat()))
 
 
-async def test_a_refusal_is_a_cue_where_a_handoff_is_possible(backend: EngineBackend) -> None:
-    """Then it ends without text and with next to no confidence; else the model goes on with its best guess."""
+async def test_a_refusal_ends_the_answer_where_a_handoff_is_possible(backend: EngineBackend) -> None:
+    """Otherwise the model continues with its best guess."""
     refusing = Sampling(temperature=0.0, logit_bias=((CONTROL.index("<|refuse|>"), 1000.0),))
     chunks = await answer(backend, chat(sampling=refusing), confidence_tokens=4)
     assert (text(chunks), finish(chunks)) == ("", "stop")
@@ -196,14 +195,13 @@ async def test_a_refusal_is_a_cue_where_a_handoff_is_possible(backend: EngineBac
 
 
 async def test_a_json_schema_is_obeyed(backend: EngineBackend) -> None:
-    """response_format reaches the engine as a grammar."""
     schema = '{"type":"object","properties":{"on":{"type":"boolean"}},"required":["on"],"additionalProperties":false}'
     request = chat(response_format=ResponseFormat(kind="json_schema", name="x", schema=schema), max_tokens=60)
     assert isinstance(json.loads(text(await answer(backend, request)))["on"], bool)
 
 
 async def test_a_named_tool_is_called(backend: EngineBackend) -> None:
-    """The output is held to a call of that tool, which comes out as a tool call, not as text."""
+    """The call is a tool call, not text."""
     tool = Tool(
         name="light",
         parameters='{"type":"object","properties":{"on":{"type":"boolean"}},"required":["on"],"additionalProperties":false}',
@@ -230,17 +228,17 @@ async def test_a_named_tool_is_called(backend: EngineBackend) -> None:
         ),
     ],
 )
-async def test_what_the_engine_refuses_is_the_caller_s_error(
+async def test_the_engine_s_refusals_are_the_caller_s_errors(
     backend: EngineBackend, request_: Request, error: type[Exception]
 ) -> None:
-    """The engine's codes become the exceptions of the error tree, and the next request is answered."""
+    """The engine's codes become exceptions of the error tree; the next request is answered."""
     with pytest.raises(error):
         await answer(backend, request_)
     assert finish(await answer(backend, chat()))
 
 
 async def test_embeddings_come_in_the_order_of_their_texts(backend: EngineBackend) -> None:
-    """One vector per text; another number of dimensions than the model's is refused."""
+    """A number of dimensions other than the model's is refused."""
     request = Request(kind="embedding", model="small", prompts=("hello", "world", "hello"))
     made = await backend.embed(call(request))
     assert made.vectors[0] == made.vectors[2] != made.vectors[1]
@@ -249,8 +247,7 @@ async def test_embeddings_come_in_the_order_of_their_texts(backend: EngineBacken
         await backend.embed(call(Request(kind="embedding", model="small", prompts=("a",), dimensions=7)))
 
 
-async def test_leaving_an_answer_frees_its_place(backend: EngineBackend) -> None:
-    """aclose: nothing is left running, the signals say so, and the next answer is whole."""
+async def test_closing_an_answer_cancels_its_jobs(backend: EngineBackend) -> None:
     stream = backend.generate(call(chat(n=3, **ENDLESS)))
     assert (await anext(stream)).index in (0, 1, 2)
     await stream.aclose()  # type: ignore[attr-defined]
@@ -259,8 +256,7 @@ async def test_leaving_an_answer_frees_its_place(backend: EngineBackend) -> None
     assert backend.signals().queue == 0
 
 
-async def test_cancelling_the_reader_frees_its_place(backend: EngineBackend) -> None:
-    """A task that is cancelled while it waits for the next piece takes its jobs with it."""
+async def test_cancelling_the_reader_cancels_its_jobs(backend: EngineBackend) -> None:
     began = asyncio.Event()
 
     async def read() -> None:
@@ -275,15 +271,14 @@ async def test_cancelling_the_reader_frees_its_place(backend: EngineBackend) -> 
     assert backend.jobs == 0
 
 
-async def test_the_deadline_holds(backend: EngineBackend) -> None:
-    """Also when it has passed already; the error is no answer."""
+async def test_a_deadline_in_the_past_is_an_error(backend: EngineBackend) -> None:
     with pytest.raises(DeadlineExceeded):
         await answer(backend, chat(**ENDLESS), deadline=now())
     assert finish(await answer(backend, chat()))
 
 
 async def test_the_queue_is_a_signal(backend: EngineBackend) -> None:
-    """What has no place yet is counted; speed is known after the first answer."""
+    """Jobs without a slot are counted; the speed is known after the first answer."""
     assert backend.signals() == type(backend.signals())(queue=0, tokens_per_s=None, loaded=True)
     pid = backend.pid
     assert pid is not None
@@ -297,8 +292,8 @@ async def test_the_queue_is_a_signal(backend: EngineBackend) -> None:
     assert (backend.signals().tokens_per_s or 0) > 0
 
 
-async def test_a_killed_child_fails_what_it_held_and_comes_back(backend: EngineBackend) -> None:
-    """kill -9 in the middle: the running answer breaks, saying that tokens were seen; the next one is answered."""
+async def test_a_killed_child_fails_its_answers_and_is_restarted(backend: EngineBackend) -> None:
+    """The error's phase says that tokens were sent."""
     stream = backend.generate(call(chat(**ENDLESS)))
     await anext(stream)
     first = backend.pid
@@ -315,7 +310,7 @@ async def test_a_killed_child_fails_what_it_held_and_comes_back(backend: EngineB
 
 
 async def test_a_child_killed_before_the_first_token_says_so(backend: EngineBackend) -> None:
-    """Then another target may still give the whole answer."""
+    """Another target may still give the whole answer."""
     assert backend.pid is not None
     os.kill(backend.pid, signal.SIGSTOP)
     reading = asyncio.create_task(answer(backend, chat()))
@@ -327,7 +322,7 @@ async def test_a_child_killed_before_the_first_token_says_so(backend: EngineBack
 
 
 async def test_a_stuck_child_is_killed(make_backend: MakeBackend) -> None:
-    """It has work, makes no step and does not answer: its requests fail, and a new one takes over."""
+    """Its jobs fail, and a new child takes over."""
     backend = make_backend(stuck_s=1.5)
     await backend.start()
     await backend.ready(now() + TIMEOUT_S)
@@ -341,7 +336,6 @@ async def test_a_stuck_child_is_killed(make_backend: MakeBackend) -> None:
 
 
 async def test_an_idle_child_is_not_stuck(make_backend: MakeBackend) -> None:
-    """Without work nothing is expected of it."""
     backend = make_backend(stuck_s=0.03)
     await backend.start()
     await backend.ready(now() + TIMEOUT_S)
@@ -351,7 +345,7 @@ async def test_an_idle_child_is_not_stuck(make_backend: MakeBackend) -> None:
 
 
 async def test_requests_wait_for_a_child_that_is_loading(make_backend: MakeBackend) -> None:
-    """They are not refused; what cannot be counted yet is absent, not an error."""
+    """A count that is not available yet is None, not an error."""
     backend = make_backend()
     with pytest.raises(EngineUnavailable, match="not started"):
         await answer(backend, chat())
@@ -363,7 +357,6 @@ async def test_requests_wait_for_a_child_that_is_loading(make_backend: MakeBacke
 
 
 async def test_waiting_for_a_loading_child_ends_with_the_deadline(make_backend: MakeBackend) -> None:
-    """The error says what it waited for, and belongs to the connecting phase."""
     backend = make_backend()
     await backend.start()
     with pytest.raises(EngineUnavailable, match="still starting") as caught:
@@ -374,7 +367,7 @@ async def test_waiting_for_a_loading_child_ends_with_the_deadline(make_backend: 
 async def test_a_model_that_cannot_be_loaded_is_refused_at_once(
     make_backend: MakeBackend, tmp_path: Path, tiny_model: Path
 ) -> None:
-    """Nobody waits for it; when the file becomes good, the engine comes up by itself."""
+    """Once the file is repaired the engine recovers by itself."""
     path = tmp_path / "m.gguf"
     path.write_bytes(b"<html>")
     backend = make_backend(path)
@@ -387,8 +380,7 @@ async def test_a_model_that_cannot_be_loaded_is_refused_at_once(
     assert finish(await answer(backend, chat()))
 
 
-async def test_closing_ends_the_child_and_what_it_held(make_backend: MakeBackend) -> None:
-    """No process is left; who still waits is told."""
+async def test_closing_ends_the_child_and_its_answers(make_backend: MakeBackend) -> None:
     backend = make_backend()
     await backend.start()
     stream = backend.generate(call(chat(**ENDLESS)))
@@ -407,7 +399,7 @@ async def test_closing_ends_the_child_and_what_it_held(make_backend: MakeBackend
 
 
 async def test_closing_while_it_loads_leaves_no_child(make_backend: MakeBackend) -> None:
-    """At any moment of its start."""
+    """At any moment of the start."""
     for turns in range(4):
         backend = make_backend()
         await backend.start()
@@ -417,8 +409,8 @@ async def test_closing_while_it_loads_leaves_no_child(make_backend: MakeBackend)
         assert backend.pid is None
 
 
-async def test_it_does_not_matter_where_the_daemon_was_started(make_backend: MakeBackend, tmp_path: Path) -> None:
-    """A module named `models` in the daemon's working directory is not taken for ours."""
+async def test_the_working_directory_does_not_shadow_our_packages(make_backend: MakeBackend, tmp_path: Path) -> None:
+    """A module named `models` in the daemon's working directory is not imported by the child."""
     (tmp_path / "models.py").write_text("raise SystemExit('the wrong module')")
     with contextlib.chdir(tmp_path):
         backend = make_backend()
@@ -427,8 +419,8 @@ async def test_it_does_not_matter_where_the_daemon_was_started(make_backend: Mak
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_loop_that_ends_without_closing_it_ends(tiny_model: Path, killed: bool) -> None:
-    """A daemon that is cancelled in the middle does not hang on its child, and leaves none."""
+def test_an_event_loop_ends_without_close(tiny_model: Path, killed: bool) -> None:
+    """A cancelled daemon does not hang on its child, and leaves none behind."""
     pids: list[int] = []
 
     async def scenario() -> None:
@@ -451,7 +443,7 @@ def test_a_loop_that_ends_without_closing_it_ends(tiny_model: Path, killed: bool
 
 
 def test_it_runs_on_uvloop(tiny_model: Path) -> None:
-    """The daemon's loop: answers, a crash, and an orderly end."""
+    """Answers, a crash, and an orderly end."""
 
     async def scenario() -> None:
         backend = EngineBackend(tiny_model, CONFIG)
@@ -479,8 +471,8 @@ def prefer_letter(letter: str, path: Path) -> Sampling:
     return Sampling(temperature=0.0, logit_bias=((token, 1000.0),))
 
 
-async def test_calls_are_held_to_what_was_said(make_backend: MakeBackend) -> None:
-    """By the manifest's word, on this box and for this request: each of the three can leave the answer free."""
+async def test_call_arguments_are_copied_from_the_message(make_backend: MakeBackend) -> None:
+    """Unless the manifest, the box's configuration or the request leaves the answer unconstrained."""
     artifact = find_artifact("assistant")
     sampling = prefer_letter("Q", artifact.path)
     request = chat("wake me up at six am", sampling=sampling, max_tokens=200)
@@ -499,8 +491,8 @@ async def test_calls_are_held_to_what_was_said(make_backend: MakeBackend) -> Non
     assert {text(chunks)[:9] for chunks in free} == {"Q" * 9}
 
 
-async def test_tools_that_may_be_called_leave_the_call_to_the_utterance(make_backend: MakeBackend) -> None:
-    """A call of one of them is a tool call, with the words of what was said."""
+async def test_optional_tools_keep_the_call_grammar(make_backend: MakeBackend) -> None:
+    """A call of one of them is a tool call with words of the message."""
     artifact = find_artifact("assistant")
     backend = make_backend(artifact.path, answers=artifact.manifest.answers)
     await backend.start()

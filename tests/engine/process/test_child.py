@@ -1,4 +1,4 @@
-"""The child process by itself, over a real socketpair: it answers, and it ends when it should."""
+"""The child process over a real socketpair: it answers, and it exits when it should."""
 
 from __future__ import annotations
 
@@ -82,14 +82,12 @@ def until_end(link: Link, number: int) -> list[frames.Step]:
 
 
 def test_one_frame_carries_every_token_of_a_step(ready: Link) -> None:
-    """Two jobs that run together share their frames."""
     ready.send(frames.Submit((job(1, max_tokens=20), job(2, max_tokens=20))))
     steps = until_end(ready, 2)
     assert any({e.job for e in step.emissions} == {1, 2} for step in steps)
 
 
 def test_counting_and_stats_are_answered_while_it_decodes(ready: Link) -> None:
-    """They do not wait for the answer that is running."""
     requests = (frames.Count(7, Prompt(text="hello world")), frames.Count(8, Prompt(text="")), frames.Ping(9))
     together = b"".join(
         bytes(frames.encode(message)) for message in (frames.Submit((job(1, max_tokens=None),)), *requests)
@@ -107,8 +105,8 @@ def test_counting_and_stats_are_answered_while_it_decodes(ready: Link) -> None:
     assert others[2].stats.kv_total > 0
 
 
-def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_child(link: Link, tmp_path: Path) -> None:
-    """The reason comes as a message, not as a trace on stderr."""
+def test_a_model_that_cannot_be_loaded_is_reported_and_ends_the_child(link: Link, tmp_path: Path) -> None:
+    """The reason is a message, not a traceback on stderr."""
     link.send(frames.Load(EngineOptions(model_path=str(tmp_path / "no.gguf"))))
     failed = link.next()
     assert isinstance(failed, frames.Failed)
@@ -119,22 +117,20 @@ def test_a_model_that_cannot_be_loaded_is_told_and_ends_the_child(link: Link, tm
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, b"\x01\x00\x00\x00\xc1"])
 def test_garbage_ends_the_child(ready: Link, garbage: bytes) -> None:
-    """There is no way back into step, so it says why and goes."""
     ready.socket.sendall(garbage)
     status, stderr = ready.end()
     assert status == EXIT_PROTOCOL_ERROR
     assert "invalid message" in stderr
 
 
-def test_something_before_load_ends_the_child(link: Link) -> None:
-    """A daemon that does not keep to the protocol is not guessed at."""
+def test_a_request_before_load_ends_the_child(link: Link) -> None:
     link.send(frames.Ping(1))
     assert link.end()[0] == EXIT_ENGINE_FAILED
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_child_ends_when_the_daemon_goes(ready: Link, busy: bool) -> None:
-    """Idle or in the middle of an answer: a closed link is the end."""
+def test_the_child_exits_when_the_link_closes(ready: Link, busy: bool) -> None:
+    """Idle or in the middle of an answer."""
     if busy:
         ready.send(frames.Submit((job(1, max_tokens=None),)))
         ready.next()
@@ -143,7 +139,7 @@ def test_the_child_ends_when_the_daemon_goes(ready: Link, busy: bool) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_to_the_group_do_not_end_it(ready: Link, number: signal.Signals) -> None:
+def test_signals_to_the_process_group_do_not_end_it(ready: Link, number: signal.Signals) -> None:
     """Ctrl-C and a service manager's stop reach the child too; the daemon drains first."""
     ready.process.send_signal(number)
     ready.send(frames.Submit((job(1, max_tokens=3),)))
@@ -151,6 +147,6 @@ def test_signals_to_the_group_do_not_end_it(ready: Link, number: signal.Signals)
 
 
 def test_loading_is_quiet(ready: Link) -> None:
-    """llama.cpp's many lines are not on the daemon's stderr."""
+    """llama.cpp's log does not reach the daemon's stderr."""
     ready.socket.close()
     assert ready.end()[1] == ""

@@ -1,4 +1,4 @@
-"""Frames between daemon and child: any cut, and nothing but messages."""
+"""Frames between daemon and child: arbitrary cuts, and invalid input."""
 
 from __future__ import annotations
 
@@ -48,17 +48,15 @@ FROM_CHILD: list[frames.ChildMessage] = [
 
 @given(st.lists(st.integers(1, 50), max_size=20))
 def test_messages_survive_any_cut(sizes: list[int]) -> None:
-    """What was encoded comes out, however the bytes arrive."""
     data = b"".join(bytes(frames.encode(message)) for message in TO_CHILD)
-    reader, got = frames.daemon_message_reader(), []
+    reader, messages = frames.daemon_message_reader(), []
     for size in sizes:
         messages += reader.feed(data[:size])
         data = data[size:]
     assert messages + reader.feed(data) == TO_CHILD
 
 
-def test_the_child_s_messages_come_out_too() -> None:
-    """The other direction has messages of its own."""
+def test_the_child_s_messages_are_decoded() -> None:
     assert frames.child_message_reader().feed(b"".join(bytes(frames.encode(m)) for m in FROM_CHILD)) == FROM_CHILD
 
 
@@ -72,7 +70,7 @@ def test_the_child_s_messages_come_out_too() -> None:
         bytes(frames.encode(frames.Counted(1, 2))),
     ],
 )
-def test_garbage_is_no_message(data: bytes) -> None:
-    """A length without end, bytes that are no msgpack, a message of the wrong kind: an error each, never a wait."""
+def test_garbage_is_a_frame_error(data: bytes) -> None:
+    """A length out of range, bytes that are not msgpack, a message of the wrong direction: never a wait."""
     with pytest.raises(frames.FrameError):
         frames.daemon_message_reader().feed(data)

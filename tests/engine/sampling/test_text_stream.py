@@ -25,8 +25,7 @@ def run(stream: TextStream, parts: list[bytes]) -> list[str]:
 
 
 @given(st.text(), st.lists(st.integers(0, 1000)))
-def test_however_the_bytes_are_cut_the_text_is_the_same(text: str, cuts: list[int]) -> None:
-    """Characters split over tokens come out whole."""
+def test_the_text_does_not_depend_on_how_bytes_are_cut(text: str, cuts: list[int]) -> None:
     data = text.encode(errors="replace")
     assert "".join(run(TextStream(), pieces(data, cuts))) == data.decode()
 
@@ -37,7 +36,7 @@ def test_however_the_bytes_are_cut_the_text_is_the_same(text: str, cuts: list[in
     st.lists(st.integers(0, 1000)),
 )
 def test_a_stop_string_ends_the_text_before_it(text: str, stops: list[str], cuts: list[int]) -> None:
-    """Whatever the cuts, what is shown is a beginning of the text, up to the first stop string that was complete."""
+    """What is shown is a prefix of the text, up to the first complete stop string."""
     stream = TextStream(stops)
     shown = "".join(run(stream, pieces(text.encode(), cuts)))
     assert text.startswith(shown)
@@ -47,8 +46,7 @@ def test_a_stop_string_ends_the_text_before_it(text: str, stops: list[str], cuts
         assert shown == text
 
 
-def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> None:
-    """`ST` waits for `OP`; when something else comes, both are shown."""
+def test_the_beginning_of_a_stop_string_is_held_back() -> None:
     stream = TextStream(["STOP"])
     assert stream.feed(b"a ST") == "a "
     assert stream.feed(b"ILL") == "STILL"
@@ -58,7 +56,6 @@ def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> None:
 
 
 def test_half_a_character_at_the_end_becomes_a_replacement_character() -> None:
-    """An answer cut off by its token limit may end inside of a character."""
     stream = TextStream()
     assert stream.feed("é".encode()[:1]) == ""
     assert stream.finish() == "\ufffd"
