@@ -1,4 +1,4 @@
-"""The real thing for tests and benchmarks: Triton, gateway and edge daemon as the processes that a user starts."""
+"""Triton, gateway and edge daemon as real processes, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class Process:
-    """A child that says `ready …` on stdout; its stderr goes to `log`."""
+    """A child process that prints `ready …` on stdout; its stderr goes to `log`."""
 
     def __init__(self, name: str, command: list[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.name = name
@@ -56,7 +56,7 @@ class Process:
         self._lines.put(None)
 
     def ready(self) -> dict[str, str]:
-        """The key=value pairs of the ready line. Raises RuntimeError with the log's end if it never comes."""
+        """Return the key=value pairs of the ready line. Raises RuntimeError with the log's end if it does not come."""
         while True:
             try:
                 line = self._lines.get(timeout=READY_S)
@@ -70,23 +70,23 @@ class Process:
     def tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def family(self) -> list[psutil.Process]:
+    def descendants(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self.popen.pid).children(recursive=True)
         return []
 
     def kill(self) -> None:
-        """kill -9 of it and of all it started."""
-        family = self.family()
+        """Kill the process and its descendants with SIGKILL."""
+        descendants = self.descendants()
         self.popen.kill()
         self.popen.wait()
-        for child in family:
+        for child in descendants:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-        psutil.wait_procs(family)
+        psutil.wait_procs(descendants)
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 40.0) -> int:
-        """Ask it to drain; returns its exit status."""
+        """Send the signal, wait for the end, and return the exit status."""
         if self.popen.poll() is None:
             self.popen.send_signal(number)
         try:
@@ -97,7 +97,7 @@ class Process:
 
 
 class Stack:
-    """Ports stay the same over a restart, so that a killed part comes back where the others look for it."""
+    """The processes of one stack. Ports survive a restart, so that a killed part comes back at its address."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -133,7 +133,7 @@ class Stack:
     def start_edge(
         self, config: str = "", *, cloud_port: int | None = None, env: Mapping[str, str] | None = None
     ) -> Process:
-        """`config` is YAML beside server, cloud and state_dir, which are set here."""
+        """Start the daemon. `config`: YAML for keys other than server, cloud and state_dir."""
         path = self.folder / "edge.yaml"
         cloud = f"http://127.0.0.1:{cloud_port or self.gateway_port}/v1"
         path.write_text(
@@ -143,15 +143,15 @@ class Stack:
         )
         return self._start("edge", [str(BIN / "causeway-edge"), "serve", "--config", str(path)], env)
 
-    def settle(self) -> None:
-        """Wait until the device's model is loaded and the cloud was reached. Raises RuntimeError."""
+    def wait_until_loaded(self) -> None:
+        """Wait until the daemon and its model are ready. Raises RuntimeError."""
         ticks = threading.Event()
         for _ in range(int(READY_S / 0.05)):
             state = json.loads(urllib3.request("GET", f"{self.edge_url}/readyz", retries=False).data)
             if state["ready"] and state["edge"] == "ready":
                 return
             ticks.wait(0.05)
-        raise RuntimeError(f"the edge did not settle: {state}\n{self.parts['edge'].tail()}")
+        raise RuntimeError(f"the edge did not become ready: {state}\n{self.parts['edge'].tail()}")
 
     def _start(self, name: str, command: list[str], env: Mapping[str, str] | None = None) -> Process:
         part = self.parts[name] = Process(name, command, self.folder / f"{name}.log", env)
@@ -165,13 +165,13 @@ class Stack:
 
 @contextlib.contextmanager
 def running(folder: Path, *, edge_config: str = "") -> Iterator[Stack]:
-    """The whole stack, ready to answer; stopped in order at the end, killed if anything fails."""
+    """Run the whole stack, ready to answer. Stop it in order at the end; kill it if anything fails."""
     stack = Stack(folder)
     try:
         stack.start_triton().ready()
         stack.start_gateway().ready()
         stack.start_edge(edge_config).ready()
-        stack.settle()
+        stack.wait_until_loaded()
         yield stack
         stack.close()
     finally:

@@ -149,7 +149,7 @@ def memory_mb(stack: Stack) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for name, part in stack.parts.items():
-        for process in [psutil.Process(part.popen.pid), *part.family()]:
+        for process in [psutil.Process(part.popen.pid), *part.descendants()]:
             try:
                 found[f"{name}/{process.name()}"] = held_mb(process.pid)
             except (psutil.NoSuchProcess, OSError):
@@ -176,11 +176,11 @@ def _short(memory: dict[str, float]) -> str:
 
 async def faults(stack: Stack, length_s: float) -> None:
     await asyncio.sleep(length_s / 3)
-    engine = stack.parts["edge"].family()[0]
+    engine = stack.parts["edge"].descendants()[0]
     print(f"kill -9 engine child {engine.pid}", flush=True)
     engine.kill()
     await asyncio.sleep(length_s / 6)
-    server = next(p for p in stack.parts["triton"].family() if "tritonserver" in p.name())
+    server = next(p for p in stack.parts["triton"].descendants() if "tritonserver" in p.name())
     print(f"kill -9 tritonserver {server.pid}", flush=True)
     server.kill()
 

@@ -1,1 +1,1 @@
-"""The whole product on real parts: edge daemon, engine child, gateway, Triton, over real sockets."""
+"""The whole product on real parts: edge daemon, engine process, gateway and Triton, over real sockets."""

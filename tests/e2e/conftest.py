@@ -11,14 +11,14 @@ from tests.stack import Stack, running
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One stack for the tests that break nothing."""
+    """One stack for all tests that break nothing."""
     with running(tmp_path_factory.mktemp("stack")) as started:
         yield started
 
 
 @pytest.fixture
 def own_stack(tmp_path: Path) -> Iterator[Stack]:
-    """A stack of its own, for a test that breaks a part of it."""
+    """A separate stack for a test that breaks a part of it."""
     with running(tmp_path) as started:
         yield started
 

@@ -1,4 +1,4 @@
-"""The official `openai` client works against the edge, and its own types validate every answer and every chunk."""
+"""The official `openai` client against the edge: its own types validate every answer and every chunk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.stack import Stack
 
-from .asking import ENDLESS, SHORT, get
+from .requests import LONG_ANSWER, SHORT, get
 
 pytestmark = [pytest.mark.triton, pytest.mark.engine]
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": SHORT}]
@@ -45,7 +45,7 @@ def strict(chunk: ChatCompletionChunk) -> ChatCompletionChunk:
 
 @pytest.mark.parametrize("model", TARGETS)
 def test_whole_answer(client: OpenAI, model: str) -> None:
-    """A whole answer with usage, from the device and from the cloud."""
+    """With usage, from the device and from the cloud."""
     answer = client.chat.completions.create(model=model, messages=MESSAGES, temperature=0)
     ChatCompletion.model_validate(answer.model_dump(), strict=True)
     assert answer.choices[0].finish_reason == "stop"
@@ -54,7 +54,7 @@ def test_whole_answer(client: OpenAI, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", TARGETS)
-def test_stream_with_usage_adds_up_to_the_whole_answer(client: OpenAI, model: str) -> None:
+def test_a_stream_adds_up_to_the_whole_answer(client: OpenAI, model: str) -> None:
     """Chunks validate, share one id, end with finish_reason and then usage, and spell the whole answer's text."""
     body = {"model": model, "messages": MESSAGES, "temperature": 0, "seed": 5}
     whole = client.chat.completions.create(**body)
@@ -83,7 +83,7 @@ def test_two_choices(client: OpenAI, model: str) -> None:
 
 @pytest.mark.parametrize("model", TARGETS)
 def test_logprobs(client: OpenAI, model: str) -> None:
-    """Each token has its logprob and its best alternatives, the chosen one among them under greedy."""
+    """With greedy decoding the chosen token is the best alternative."""
     answer = client.chat.completions.create(
         model=model, messages=MESSAGES, temperature=0, logprobs=True, top_logprobs=3, max_tokens=6
     )
@@ -98,7 +98,7 @@ def test_logprobs(client: OpenAI, model: str) -> None:
 
 @pytest.mark.parametrize("model", TARGETS)
 def test_json_schema(client: OpenAI, model: str) -> None:
-    """The answer obeys the schema, whatever the model would rather say."""
+    """The answer conforms to the schema."""
     schema = {
         "type": "object",
         "properties": {"mood": {"enum": ["good", "bad"]}, "level": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -111,9 +111,9 @@ def test_json_schema(client: OpenAI, model: str) -> None:
         temperature=0,
         response_format={"type": "json_schema", "json_schema": {"name": "mood", "schema": schema, "strict": True}},
     )
-    said = json.loads(answer.choices[0].message.content or "")
-    assert said["mood"] in ("good", "bad")
-    assert 0 <= said["level"] <= 9
+    answer_object = json.loads(answer.choices[0].message.content or "")
+    assert answer_object["mood"] in ("good", "bad")
+    assert 0 <= answer_object["level"] <= 9
 
 
 @pytest.mark.parametrize("model", TARGETS)
@@ -167,10 +167,10 @@ async def test_async_client_streams(aclient: AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("model", TARGETS)
-async def test_leaving_mid_stream_cancels_the_work(stack: Stack, aclient: AsyncOpenAI, model: str) -> None:
-    """A client that closes its stream ends the work: the record says cancelled, and the next ask is answered."""
+async def test_closing_a_stream_cancels_the_generation(stack: Stack, aclient: AsyncOpenAI, model: str) -> None:
+    """The record says cancelled, and the next request is answer."""
     stream = await aclient.chat.completions.with_raw_response.create(
-        model=model, messages=MESSAGES, stream=True, **ENDLESS
+        model=model, messages=MESSAGES, stream=True, **LONG_ANSWER
     )
     decision = stream.headers["x-causeway-decision"]
     chunks = stream.parse()
@@ -178,12 +178,12 @@ async def test_leaving_mid_stream_cancels_the_work(stack: Stack, aclient: AsyncO
         break
     await chunks.close()
     assert (await aclient.chat.completions.create(model=model, messages=MESSAGES, temperature=0)).choices
-    told = get(f"{stack.edge_url}/v1/decisions/{decision}")
-    assert told["outcome"]["status"] == "cancelled"
+    record = get(f"{stack.edge_url}/v1/decisions/{decision}")
+    assert record["outcome"]["status"] == "cancelled"
 
 
-def test_errors_are_the_clients_own(client: OpenAI) -> None:
-    """Bad input raises the client's own exceptions, with the key's path."""
+def test_invalid_requests_raise_the_clients_own_errors(client: OpenAI) -> None:
+    """With the path of the invalid key."""
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(model="auto", messages=MESSAGES, temperature=9)
     assert bad.value.param == "temperature"

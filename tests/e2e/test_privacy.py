@@ -1,4 +1,4 @@
-"""What must stay on the device stays there, whatever fails: the wire to the cloud is tapped."""
+"""Requests bound to the device stay there, whatever fails: the connection to the cloud is tapped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.stack import Stack, free_port
 
-from .asking import ENDLESS, LONG, OUTSIDE, SHORT, ask, read, record, stream
+from .requests import LONG, LONG_ANSWER, OUTSIDE, SHORT, ask, read, record, stream
 
 pytestmark = pytest.mark.engine
 ONLY = {"x-causeway-prefer": "only_on_device"}
@@ -22,11 +22,11 @@ PRIVATE = {"x-causeway-tags": "private"}
 
 
 class Tap:
-    """Stands where the cloud stands, keeps every byte that arrives, and never answers but with 503."""
+    """Listens in place of the cloud, keeps every byte that arrives, and answers only 503."""
 
     def __init__(self) -> None:
         self.port = free_port()
-        self.heard = bytearray()
+        self.received = bytearray()
         self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -34,12 +34,12 @@ class Tap:
         with contextlib.suppress(OSError):
             while True:
                 peer, _ = self._listener.accept()
-                threading.Thread(target=self._hear, args=(peer,), daemon=True).start()
+                threading.Thread(target=self._receive, args=(peer,), daemon=True).start()
 
-    def _hear(self, peer: socket.socket) -> None:
+    def _receive(self, peer: socket.socket) -> None:
         with peer, contextlib.suppress(OSError):
             while data := peer.recv(65536):
-                self.heard += data
+                self.received += data
                 if b"\r\n\r\n" in data:
                     peer.sendall(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n")
 
@@ -51,7 +51,7 @@ class Tap:
 def tapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Tap]]:
     stack, tap = Stack(tmp_path_factory.mktemp("tapped")), Tap()
     stack.start_edge(cloud_port=tap.port).ready()
-    stack.settle()
+    stack.wait_until_loaded()
     yield stack, tap
     stack.close()
     tap.close()
@@ -59,46 +59,46 @@ def tapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Ta
 
 @pytest.mark.parametrize("headers", [ONLY, PRIVATE], ids=["only_on_device", "private"])
 @pytest.mark.parametrize("text", [SHORT, OUTSIDE, LONG], ids=["short", "outside", "long"])
-def test_nothing_leaves(tapped: tuple[Stack, Tap], headers: dict[str, str], text: str) -> None:
-    """Short, long or outside the device's domain: answered on the device, and no request goes out."""
+def test_no_request_leaves_the_device(tapped: tuple[Stack, Tap], headers: dict[str, str], text: str) -> None:
+    """Short, long or outside the device model's domain."""
     stack, tap = tapped
-    asked = ask(stack.edge_url, text, headers=headers, temperature=0.3)
-    assert asked.route == "edge"
-    assert b"POST" not in tap.heard
+    answer = ask(stack.edge_url, text, headers=headers, temperature=0.3)
+    assert answer.route == "edge"
+    assert b"POST" not in tap.received
 
 
-def test_a_named_cloud_model_is_refused(tapped: tuple[Stack, Tap]) -> None:
-    """Asking for the cloud by name with a private tag is an error that names the constraint, not an answer."""
+def test_a_cloud_target_is_rejected_for_a_private_request(tapped: tuple[Stack, Tap]) -> None:
+    """The error of a private request for a cloud target names the constraint."""
     stack, tap = tapped
     with pytest.raises(openai.InternalServerError, match="private-stays"):
         ask(stack.edge_url, SHORT, model="large", headers=PRIVATE)
-    assert b"POST" not in tap.heard
+    assert b"POST" not in tap.received
 
 
-def test_with_the_engine_dead_it_fails_closed(tapped: tuple[Stack, Tap]) -> None:
-    """The engine is killed while it answers a private ask: the caller gets an error, the cloud gets nothing."""
+def test_with_the_engine_killed_a_private_request_fails_closed(tapped: tuple[Stack, Tap]) -> None:
+    """The client gets an error, and the cloud gets nothing."""
     stack, tap = tapped
-    chunks = stream(stack.edge_url, SHORT, extra_headers=PRIVATE, **ENDLESS)
+    chunks = stream(stack.edge_url, SHORT, extra_headers=PRIVATE, **LONG_ANSWER)
     with pytest.raises(openai.APIError):
         list(read(chunks, after=2, do=lambda: _kill_engine(stack)))
-    assert b"POST" not in tap.heard
-    asked = ask(stack.edge_url, SHORT, headers=PRIVATE)
-    assert asked.route == "edge"
+    assert b"POST" not in tap.received
+    answer = ask(stack.edge_url, SHORT, headers=PRIVATE)
+    assert answer.route == "edge"
 
 
-def test_the_tap_hears_what_may_leave(tapped: tuple[Stack, Tap]) -> None:
-    """The watch itself works: an ask without constraint does reach the wire (and falls back to the device)."""
+def test_the_tap_receives_requests_that_may_leave(tapped: tuple[Stack, Tap]) -> None:
+    """Shows that the tap works: an unconstrained request reaches it, and falls back to the device."""
     stack, tap = tapped
-    asked = ask(stack.edge_url, LONG, temperature=0.4)
-    assert b"POST /v1/chat/completions" in tap.heard
-    assert b"exchange rate" in tap.heard
-    assert (asked.route, asked.degraded) == ("edge", True)
-    told = record(stack.edge_url, asked.id)["outcome"]["attempts"]
-    assert [a["target"] for a in told] == ["large", "small"]
+    answer = ask(stack.edge_url, LONG, temperature=0.4)
+    assert b"POST /v1/chat/completions" in tap.received
+    assert b"exchange rate" in tap.received
+    assert (answer.route, answer.degraded) == ("edge", True)
+    attempts = record(stack.edge_url, answer.id)["outcome"]["attempts"]
+    assert [attempt["target"] for attempt in attempts] == ["large", "small"]
 
 
-def test_a_private_answer_is_not_written_down(tapped: tuple[Stack, Tap]) -> None:
-    """Cached in memory at most: neither ask nor answer is found in any file of the state folder."""
+def test_a_private_answer_is_never_written_to_disk(tapped: tuple[Stack, Tap]) -> None:
+    """It is cached in memory only: no file holds the prompt or the answer."""
     stack, _ = tapped
     ask(stack.edge_url, "add marzipan to my shopping list", headers=PRIVATE, temperature=0)
     again = ask(stack.edge_url, "add marzipan to my shopping list", headers=PRIVATE, temperature=0)

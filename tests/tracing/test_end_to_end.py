@@ -55,7 +55,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) 
         stack.start_gateway("--config", str(config)).ready()
         stack.start_worker("--config", str(config)).ready()
         stack.start_edge(f"tracing: {{endpoint: '{url}'}}\n").ready()
-        stack.settle()
+        stack.wait_until_loaded()
         yield stack, background
         stack.close()
     finally:

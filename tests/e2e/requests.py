@@ -1,4 +1,4 @@
-"""Questions to a stack with the official client, and what the edge says of them."""
+"""Requests to a stack through the official OpenAI client, and their decision records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = (
 )
 OUTSIDE = "why was my card payment declined"
 UNCACHED = 0.7  # a temperature: sampled answers are not cached
-ENDLESS: dict[str, Any] = {  # an answer of a known, great length from any model: the schema leaves it no other way
+LONG_ANSWER: dict[str, Any] = {  # the schema forces any model to give an answer of a known, great length
     "response_format": {
         "type": "json_schema",
         "json_schema": {"name": "drone", "schema": {"type": "array", "items": {"enum": ["a"]}, "minItems": 400}},
@@ -28,7 +28,7 @@ ENDLESS: dict[str, Any] = {  # an answer of a known, great length from any model
 }
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Answered(msgspec.Struct, frozen=True):
     text: str
     headers: dict[str, str]
 
@@ -53,12 +53,12 @@ class Asked(msgspec.Struct, frozen=True):
         return self.headers["x-causeway-decision"]
 
 
-def ask(url: str, text: str, *, model: str = "auto", headers: dict[str, str] | None = None, **body: Any) -> Asked:
+def ask(url: str, text: str, *, model: str = "auto", headers: dict[str, str] | None = None, **body: Any) -> Answered:
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         raw = client.chat.completions.with_raw_response.create(
             model=model, messages=[{"role": "user", "content": text}], extra_headers=headers, **body
         )
-        return Asked(raw.parse().choices[0].message.content or "", dict(raw.headers))
+        return Answered(raw.parse().choices[0].message.content or "", dict(raw.headers))
 
 
 def stream(url: str, text: str, *, model: str = "auto", **body: Any) -> Stream[ChatCompletionChunk]:
@@ -69,9 +69,9 @@ def stream(url: str, text: str, *, model: str = "auto", **body: Any) -> Stream[C
 
 
 def read(chunks: Iterable[ChatCompletionChunk], *, after: int, do: Callable[[], object]) -> Iterator[str]:
-    """The text pieces and, last, the finish_reason; `do` is called once, when `after` chunks have come."""
-    for at, chunk in enumerate(chunks):
-        if at == after:
+    """Yield the text pieces and, last, the finish_reason; call `do` once, after `after` chunks."""
+    for number, chunk in enumerate(chunks):
+        if number == after:
             do()
         for choice in chunk.choices:
             yield choice.finish_reason or choice.delta.content or ""
