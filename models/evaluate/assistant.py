@@ -1,4 +1,4 @@
-"""Measure an assistant on labelled utterances: right function, exact call, valid JSON, and how well it refuses."""
+"""Measure an assistant on labelled rows: correct function, exact call, valid JSON, and refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..function_calls.intents import is_device_row, is_refusable
 from .greedy import Answer, GreedyModel
 from .report import EvaluationReport, GroupResult
 
-REFUSED = 0.5  # probability of the refusal token from which an answer is one
+REFUSED = 0.5  # probability of the refusal token above which an answer counts as a refusal
 
 
 def evaluate(
@@ -27,18 +27,21 @@ def evaluate(
     threads: int = 2,
     tick: Callable[[int], None] = lambda count: None,
 ) -> EvaluationReport:
-    """Greedy answers of the GGUF at `path` to every row, scored. `tick` gets the number of rows done since the last
-    call. With `grammar`, each is held to the grammar of its utterance, as the engine holds it.
+    """Answer every row greedily with the GGUF at `path` and score the answers.
+
+    Args:
+        grammar: constrain each answer to the call grammar of its message, as the engine does.
+        tick: called with the number of rows done since the last call.
     """
     answers: list[Answer] = []
     with GreedyModel(path, threads=threads) as model:
         prompter = PromptRenderer(model.chat_template)
         for start in range(0, len(rows), 64):
-            part = rows[start : start + 64]
-            prompts = [model.tokenize(prompter.user(row.text)) for row in part]
-            grammars = [call_grammar(row.text) for row in part] if grammar else None
+            chunk = rows[start : start + 64]
+            prompts = [model.tokenize(prompter.user(row.text)) for row in chunk]
+            grammars = [call_grammar(row.text) for row in chunk] if grammar else None
             answers += model.answers(prompts, ANSWER_TOKENS, grammars)
-            tick(len(part))
+            tick(len(chunk))
         refuses = model.metadata("causeway.refuse_token") is not None
     return summarise(path.parent.name, rows, answers, grammar=grammar, refuses=refuses)
 
@@ -46,19 +49,22 @@ def evaluate(
 def summarise(
     name: str, rows: Sequence[Row], answers: Sequence[Answer], *, grammar: bool, refuses: bool
 ) -> EvaluationReport:
+    """Score `answers` to `rows` by group. `refuses`: the model has a refusal token."""
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         groups.setdefault(group_of(row), []).append(index)
-    results = tuple(_result(group, [rows[i] for i in at], [answers[i] for i in at]) for group, at in groups.items())
+    results = tuple(
+        _result(group, [rows[i] for i in members], [answers[i] for i in members]) for group, members in groups.items()
+    )
     auroc_value = None
     if refuses:
-        marks = [(_outside(row), answer.refuse) for row, answer in zip(rows, answers, strict=True)]
-        auroc_value = auroc([p for outside, p in marks if outside is False], [p for outside, p in marks if outside])
+        pairs = [(_outside(row), answer.refuse) for row, answer in zip(rows, answers, strict=True)]
+        auroc_value = auroc([p for outside, p in pairs if outside is False], [p for outside, p in pairs if outside])
     return EvaluationReport(model=name, grammar=grammar, results=results, refusal_auroc=auroc_value)
 
 
 def group_of(row: Row) -> str:
-    """hwu64-device, hwu64-other, snips2017, clinc150, clinc150-oos, banking77, or the file's own name."""
+    """Return hwu64-device, hwu64-other, snips2017, clinc150, clinc150-oos, banking77, or the row's source."""
     if row.source == "hwu64":
         return "hwu64-device" if is_device_row(row.source, row.intent) else "hwu64-other"
     if row.source == "clinc150" and row.intent == "oos":
@@ -67,19 +73,22 @@ def group_of(row: Row) -> str:
 
 
 def auroc(inside: Sequence[float], outside: Sequence[float]) -> float | None:
-    """Probability that a random outside score is above a random inside one, ties half; None when a side is empty."""
+    """Return the probability that a random `outside` score exceeds a random `inside` one, ties counting half.
+
+    None when a side is empty.
+    """
     if not inside or not outside:
         return None
     both: NDArray[np.float64] = np.asarray([*inside, *outside], dtype=np.float64)
-    _, places, counts = np.unique(both, return_inverse=True, return_counts=True)
+    _, positions, counts = np.unique(both, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    ranks = (last - (counts - 1) / 2)[places]  # average rank, from 1
+    ranks = (last - (counts - 1) / 2)[positions]  # average rank, from 1
     above = ranks[len(inside) :].sum() - len(outside) * (len(outside) + 1) / 2
     return float(above / (len(inside) * len(outside)))
 
 
 def _outside(row: Row) -> bool | None:
-    """True outside the device's domain, False inside, None where the two overlap."""
+    """Return True outside the device's domain, False inside, None where the two overlap."""
     if is_device_row(row.source, row.intent):
         return False
     return True if is_refusable(row.source, row.intent) else None

@@ -1,6 +1,6 @@
 """Greedy answers to many prompts at once, for evaluation: llama.cpp's low-level calls, one sequence per slot.
 
-The engine that serves users is `models.llama_cpp`; this one is small, synchronous, and also hands out raw logits.
+The engine that serves requests is `models.llama_cpp`; this one is small, synchronous, and also returns raw logits.
 """
 
 from __future__ import annotations
@@ -30,34 +30,43 @@ FLASH_ATTENTION_OFF = 0  # `enum llama_flash_attn_type`
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A greedy answer, and how sure the model was of it."""
+    """A greedy answer with its probabilities."""
 
     text: str
     tokens: tuple[int, ...]
     refuse: float  # probability of the refusal token at the first position; 0 where the model has none
-    logprobs: tuple[float, ...]  # of the chosen tokens, before any grammar
-    confidences: tuple[Confidence, ...] = ()  # after each of the first tokens, as many as were asked for
+    logprobs: tuple[float, ...]  # of the chosen tokens, before the grammar is applied
+    confidences: tuple[Confidence, ...] = ()  # after each of the first `confidence_tokens` tokens
 
 
-class _Watched:
-    """The confidences of one answer so far."""
+class _ConfidenceRecorder:
+    """Records the confidence after each of an answer's first tokens."""
 
-    def __init__(self, surety: ConfidenceMeter) -> None:
-        self.seen: list[Confidence] = []
-        self._surety = surety
+    def __init__(self, meter: ConfidenceMeter) -> None:
+        self.confidences: list[Confidence] = []
+        self._meter = meter
 
     def observe(self, logits: NDArray[np.float32], token: int) -> None:
-        if not self._surety.done:
-            self.seen.append(self._surety.observe(logits, token))
+        if not self._meter.done:
+            self.confidences.append(self._meter.observe(logits, token))
 
 
 class GreedyModel:
-    """A GGUF held open. Not thread safe; use as a context manager."""
+    """A loaded GGUF. Not thread-safe; use as a context manager."""
 
     def __init__(
         self, path: Path, *, slots: int = 16, context: int = 8192, threads: int = 2, exact_cache: bool = False
     ) -> None:
-        """`exact_cache` keeps keys and values at F32 instead of F16, to compare logits with other implementations."""
+        """Load a model.
+
+        Args:
+            slots: sequences decoded in parallel.
+            context: KV cache cells, shared by all slots.
+            exact_cache: keep keys and values at F32 instead of F16, to compare logits with other implementations.
+
+        Raises:
+            ArtifactError: llama.cpp cannot load the file or allocate the context.
+        """
         llama_cpp.llama_backend_init()
         llama_cpp.llama_log_set(_QUIET, ctypes.c_void_p(0))
         self._slots = slots
@@ -74,7 +83,7 @@ class GreedyModel:
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             llama_cpp.llama_model_free(self._model)
-            raise ArtifactError(f"{path}: llama.cpp cannot make a context of {context} tokens")
+            raise ArtifactError(f"{path}: llama.cpp cannot allocate a context of {context} tokens")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(2048, 0, 1)
@@ -85,11 +94,13 @@ class GreedyModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Give the memory back; the model is not used after that."""
+        """Free the memory; the model must not be used afterwards."""
         llama_cpp.llama_batch_free(self._batch)
         llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)
@@ -111,12 +122,13 @@ class GreedyModel:
         return buffer.raw[: max(0, length)]
 
     def ends(self, token: int) -> bool:
+        """Return whether `token` ends a generation."""
         return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """float32 [len(ids), vocabulary]: next-token logits after every position."""
+        """Return the next-token logits after every position: float32 [len(ids), vocabulary]."""
         llama_cpp.llama_memory_clear(self._memory, True)
-        self._fill([(token, place, 0, True) for place, token in enumerate(ids)])
+        self._decode([(token, position, 0, True) for position, token in enumerate(ids)])
         return np.stack([self._row(index) for index in range(len(ids))])
 
     def answers(
@@ -125,45 +137,47 @@ class GreedyModel:
         limit: int = 128,
         grammars: Sequence[str] | None = None,
         *,
-        watch: int = 0,
+        confidence_tokens: int = 0,
     ) -> list[Answer]:
-        """Greedy answers of at most `limit` tokens, in the order of the prompts, with the confidence that the engine
-        would report after each of the first `watch` tokens.
+        """Return greedy answers in the order of the prompts.
 
-        `grammars`: one for each prompt. As in the engine, a refusal may come before what they ask for.
+        Args:
+            limit: longest answer in tokens.
+            grammars: one GBNF grammar per prompt. As in the engine, a refusal token may precede the grammar.
+            confidence_tokens: record the confidence that the engine would report after each of this many tokens.
         """
         done: list[Answer] = []
         for start in range(0, len(prompts), self._slots):
             group = slice(start, start + self._slots)
             rules = [None] * len(prompts[group]) if grammars is None else grammars[group]
-            done += self._answer_group(prompts[group], limit, rules, watch)
+            done += self._answer_group(prompts[group], limit, rules, confidence_tokens)
         return done
 
     def _answer_group(
-        self, prompts: Sequence[Sequence[int]], limit: int, grammars: Sequence[str | None], watch: int
+        self, prompts: Sequence[Sequence[int]], limit: int, grammars: Sequence[str | None], confidence_tokens: int
     ) -> list[Answer]:
         llama_cpp.llama_memory_clear(self._memory, True)
         refuse = self._refuse
-        watched = [_Watched(ConfidenceMeter(watch, refuse if refuse >= 0 else None)) for _ in prompts]
+        refuse_token = refuse if refuse >= 0 else None
+        recorders = [_ConfidenceRecorder(ConfidenceMeter(confidence_tokens, refuse_token)) for _ in prompts]
         samplers = [self._sampler(grammar) for grammar in grammars]
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
         refused = [0.0 for _ in prompts]
-        # Prompts one at a time (they differ in length), then all sequences in step.
-        waiting: list[int] = []
+        # Prefill prompts one at a time (they differ in length), then decode all sequences in step.
+        active: list[int] = []
         for slot, ids in enumerate(prompts):
-            self._fill([(token, place, slot, place == len(ids) - 1) for place, token in enumerate(ids)])
+            self._decode([(token, position, slot, position == len(ids) - 1) for position, token in enumerate(ids)])
             logits = self._row(len(ids) - 1)
             refused[slot] = float(np.exp(_log_softmax(logits)[refuse])) if refuse >= 0 else 0.0
-            if self._take(slot, len(ids) - 1, samplers[slot], tokens[slot], logprobs[slot], watched[slot]):
-                waiting.append(slot)
-        while waiting:
-            step = [(tokens[s][-1], len(prompts[s]) + len(tokens[s]) - 1, s, True) for s in waiting]
-            self._fill(step)
-            waiting = [
+            if self._accept(slot, len(ids) - 1, samplers[slot], tokens[slot], logprobs[slot], recorders[slot]):
+                active.append(slot)
+        while active:
+            self._decode([(tokens[s][-1], len(prompts[s]) + len(tokens[s]) - 1, s, True) for s in active])
+            active = [
                 s
-                for index, s in enumerate(waiting)
-                if self._take(s, index, samplers[s], tokens[s], logprobs[s], watched[s]) and len(tokens[s]) < limit
+                for index, s in enumerate(active)
+                if self._accept(s, index, samplers[s], tokens[s], logprobs[s], recorders[s]) and len(tokens[s]) < limit
             ]
         for sampler in samplers:
             llama_cpp.llama_sampler_free(sampler)
@@ -173,27 +187,27 @@ class GreedyModel:
                 tokens=tuple(tokens[s]),
                 refuse=refused[s],
                 logprobs=tuple(logprobs[s]),
-                confidences=tuple(watched[s].seen),
+                confidences=tuple(recorders[s].confidences),
             )
             for s in range(len(prompts))
         ]
 
-    def _take(
+    def _accept(
         self,
         slot: int,
         index: int,
         sampler: object,
         tokens: list[int],
         logprobs: list[float],
-        watched: _Watched,
+        recorder: _ConfidenceRecorder,
     ) -> bool:
-        """Choose the next token of a sequence; False when it ends the answer."""
+        """Sample and record the next token of a sequence; return False when it ends the answer."""
         logits = self._row(index)
         if not tokens and int(logits.argmax()) == self._refuse:
             token = self._refuse
         else:
             token = int(llama_cpp.llama_sampler_sample(sampler, self._context, index))
-        watched.observe(logits, token)
+        recorder.observe(logits, token)
         logprobs.append(float(_log_softmax(logits)[token]))
         if self.ends(token):
             return False
@@ -205,22 +219,22 @@ class GreedyModel:
         if grammar:
             rules = llama_cpp.llama_sampler_init_grammar(self._vocab, grammar.encode(), b"root")
             if not rules:
-                raise ArtifactError("llama.cpp refused the grammar")
+                raise ArtifactError("llama.cpp rejected the grammar")
             llama_cpp.llama_sampler_chain_add(chain, rules)
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
         return chain
 
-    def _fill(self, entries: Sequence[tuple[int, int, int, bool]]) -> None:
-        """Decode (token, position, sequence, wants logits) entries in one batch."""
+    def _decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> None:
+        """Decode a batch of (token, position, sequence, wants logits)."""
         batch = self._batch
         batch.n_tokens = len(entries)
-        for index, (token, position, sequence, wanted) in enumerate(entries):
+        for index, (token, position, sequence, wants_logits) in enumerate(entries):
             batch.token[index], batch.pos[index] = token, position
             batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
-            batch.logits[index] = wanted
+            batch.logits[index] = wants_logits
         code = llama_cpp.llama_decode(self._context, batch)
         if code:
-            raise ArtifactError(f"llama_decode answered {code}")
+            raise ArtifactError(f"llama_decode failed with code {code}")
 
     def _row(self, index: int) -> NDArray[np.float32]:
         pointer = llama_cpp.llama_get_logits_ith(self._context, index)

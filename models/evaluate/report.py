@@ -1,4 +1,4 @@
-"""Measured figures of a model, as `causeway-models evaluate --json` writes them."""
+"""The report that `causeway-models evaluate --json` prints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import msgspec
 
 
 class GroupResult(msgspec.Struct, frozen=True):
-    """Shares of 1 over `rows` utterances of one group; `refused` is the share that the model wanted to turn away."""
+    """Shares (0..1) over the `rows` rows of one group.
+
+    `intent`: the function is correct; `exact`: every argument too; `valid`: the answer parses as a call; `refused`: the
+    refusal token is likelier than not.
+    """
 
     group: str
     rows: int
@@ -17,16 +21,15 @@ class GroupResult(msgspec.Struct, frozen=True):
 
 
 class EvaluationReport(msgspec.Struct, frozen=True):
-    """What one model did with one set of rows, one entry per group, and its power to tell its own domain from the
-    rest.
-    """
+    """Results of one model, by group of rows, and how well its refusals separate in-domain from other requests."""
 
     model: str
     grammar: bool
     results: tuple[GroupResult, ...]
-    refusal_auroc: float | None  # probability of the refusal token, own domain against the rest
+    refusal_auroc: float | None  # by the probability of the refusal token; None without one
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
+        """Return all figures as one mapping, for a manifest: `{prefix}{group}/{measure}`."""
         flat: dict[str, float] = {}
         for result in self.results:
             for measure in ("intent", "exact", "valid", "refused"):

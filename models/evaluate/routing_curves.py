@@ -1,10 +1,9 @@
-"""How good a routing signal is on a pair of models: answers kept on the device, and the right ones among all answers.
+"""Routing curves: how good a router signal is on a pair of models.
 
-The stream is mixed of two kinds: requests of the device's own domain, which make a given share of the traffic, and all
-others. Rows are not drawn, they are weighted, so a mix adds no chance of its own. A signal orders the requests; the
-device answers those that it ranks highest, the cloud the rest. A point of the curve says how many stay and how many of
-the teacher's right answers the pair keeps (its exact match over the teacher's own: more than 1 where the device knows
-better).
+Traffic is mixed of requests in the device's domain, which make up a given share, and all others. Rows are weighted, not
+sampled, so the mix adds no noise. A signal ranks the requests: the device answers those ranked highest, the cloud
+answers the rest. Each point of a curve gives the share of requests on the device and the exact match that the pair
+retains, relative to the cloud model's own (more than 1 where the device's model is better).
 """
 
 from __future__ import annotations
@@ -17,90 +16,84 @@ from numpy.typing import NDArray
 
 Reals = NDArray[np.float64]
 STEPS = 100
-KEEP = 0.95  # of the teacher's exact match: the bound that a curve is asked about
-STAY = 0.7  # of the requests on the device
+TARGET_RETAINED = 0.95  # goal: share of the cloud model's exact match
+TARGET_ON_DEVICE = 0.7  # goal: share of requests that the device answers
 
 
 class RoutingSample(msgspec.Struct, frozen=True):
-    """One request: was each model right, is it of the device's domain, and what each signal says (more: device)."""
+    """One request with both models' results and the value of each signal (higher favours the device)."""
 
-    device: bool
-    cloud: bool
-    own: bool
+    device: bool  # the device's answer is correct
+    cloud: bool  # the cloud's answer is correct
+    in_domain: bool  # the request is in the device's domain
     signals: Mapping[str, float] = {}
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
-    stay: float  # share of requests that the device answers
-    right: float  # exact match of the pair, over all requests
-    kept: float  # the same over the cloud's own
+    on_device: float  # share of requests that the device answers
+    exact: float  # exact match of the pair, over all requests
+    retained: float  # `exact` divided by the cloud model's own exact match
 
 
 class RoutingCurve(msgspec.Struct, frozen=True):
-    """Points by rising `stay`, from nothing on the device to everything."""
+    """Points by rising `on_device`, from 0 to 1."""
 
     name: str
     points: tuple[CurvePoint, ...]
 
-    def stay_at(self, kept: float) -> float:
-        """The most that can stay while at least this share of the cloud's exact match is kept."""
-        return max((point.stay for point in self.points if point.kept >= kept - 1e-9), default=0.0)
+    def on_device_at(self, retained: float) -> float:
+        """Return the largest share on the device that retains at least `retained`."""
+        return max((point.on_device for point in self.points if point.retained >= retained - 1e-9), default=0.0)
 
-    def kept_at(self, stay: float) -> float:
-        """What is kept with at least this share on the device, at best."""
-        return max((point.kept for point in self.points if point.stay >= stay - 1e-9), default=0.0)
+    def retained_at(self, on_device: float) -> float:
+        """Return the best `retained` with at least this share on the device."""
+        return max((point.retained for point in self.points if point.on_device >= on_device - 1e-9), default=0.0)
 
     @property
-    def area(self) -> float:
-        """The mean of `kept` over all shares."""
+    def mean_retained(self) -> float:
+        """The area under the curve: the mean of `retained` over all shares on the device."""
         steps = zip(self.points, self.points[1:], strict=False)
-        return sum((b.stay - a.stay) * (a.kept + b.kept) / 2 for a, b in steps)
+        return sum((b.on_device - a.on_device) * (a.retained + b.retained) / 2 for a, b in steps)
 
 
 class TrafficMix(msgspec.Struct, frozen=True):
-    """One share of the device's domain, and the curves there."""
+    """The curves at one share of in-domain traffic."""
 
-    own_share: float
-    device_right: float  # exact match with everything on the device
-    cloud_right: float
+    domain_share: float
+    device_exact: float  # exact match with all requests on the device
+    cloud_exact: float  # exact match with all requests in the cloud
     curves: tuple[RoutingCurve, ...]
 
 
-def weights(pairs: Sequence[RoutingSample], own_share: float) -> Reals:
-    """Of each request, summing to 1, so that the device's domain makes `own_share`."""
-    own = np.array([pair.own for pair in pairs], bool)
-    shares = np.where(own, own_share / max(1, own.sum()), (1 - own_share) / max(1, (~own).sum()))
+def weights(samples: Sequence[RoutingSample], domain_share: float) -> Reals:
+    """Return one weight per request, summing to 1, such that in-domain requests make up `domain_share`."""
+    inside = np.array([sample.in_domain for sample in samples], bool)
+    shares = np.where(inside, domain_share / max(1, inside.sum()), (1 - domain_share) / max(1, (~inside).sum()))
     total = float(shares.sum())
-    return shares / total if total else np.full(len(pairs), 1 / len(pairs))
+    return shares / total if total else np.full(len(samples), 1 / len(samples))
 
 
-def mix(pairs: Sequence[RoutingSample], own_share: float, names: Sequence[str]) -> TrafficMix:
-    """The curves of the named signals, of chance, and of who knew both answers beforehand."""
-    share = weights(pairs, own_share)
-    device, cloud = (np.array([getattr(pair, side) for pair in pairs], float) for side in ("device", "cloud"))
-    curves = [_curve(name, np.array([pair.signals[name] for pair in pairs]), share, device, cloud) for name in names]
+def mix(samples: Sequence[RoutingSample], domain_share: float, names: Sequence[str]) -> TrafficMix:
+    """Return the curves of the named signals, of random routing, and of an oracle that knows both answers."""
+    share = weights(samples, domain_share)
+    device, cloud = (np.array([getattr(sample, side) for sample in samples], float) for side in ("device", "cloud"))
+    signals = {name: np.array([sample.signals[name] for sample in samples]) for name in names}
+    signals |= {"random": np.zeros(len(share)), "oracle": device - cloud}
     return TrafficMix(
-        own_share=own_share,
-        device_right=float(share @ device),
-        cloud_right=float(share @ cloud),
-        curves=(*curves, _chance(share, device, cloud), _curve("oracle", device - cloud, share, device, cloud)),
+        domain_share=domain_share,
+        device_exact=float(share @ device),
+        cloud_exact=float(share @ cloud),
+        curves=tuple(_curve(name, signal, share, device, cloud) for name, signal in signals.items()),
     )
 
 
 def _curve(name: str, signal: Reals, share: Reals, device: Reals, cloud: Reals) -> RoutingCurve:
-    """Requests with the same value stay or go together: in proportion, as a tie has no order."""
+    """Requests with equal values have no order: they move from the cloud to the device in proportion."""
     values, group = np.unique(-signal, return_inverse=True)
-    stays, gains = (np.bincount(group, weights=w, minlength=len(values)) for w in (share, share * (device - cloud)))
-    at, gained = (np.concatenate([[0.0], np.cumsum(w)]) for w in (stays, gains))
-    wanted = np.linspace(0.0, 1.0, STEPS + 1)
-    best = float(share @ cloud)
-    right = best + np.interp(wanted, at, gained)
-    return RoutingCurve(name, tuple(_point(s, r, best) for s, r in zip(wanted.tolist(), right.tolist(), strict=True)))
-
-
-def _chance(share: Reals, device: Reals, cloud: Reals) -> RoutingCurve:
-    return _curve("random", np.zeros(len(share)), share, device, cloud)
-
-
-def _point(stay: float, right: float, best: float) -> CurvePoint:
-    return CurvePoint(stay, right, right / best if best else 1.0)
+    masses, gains = (np.bincount(group, weights=w, minlength=len(values)) for w in (share, share * (device - cloud)))
+    moved, gained = (np.concatenate([[0.0], np.cumsum(w)]) for w in (masses, gains))
+    on_device = np.linspace(0.0, 1.0, STEPS + 1)
+    cloud_exact = float(share @ cloud)
+    exact = cloud_exact + np.interp(on_device, moved, gained)
+    points = zip(on_device.tolist(), exact.tolist(), strict=True)
+    return RoutingCurve(name, tuple(CurvePoint(x, y, y / cloud_exact if cloud_exact else 1.0) for x, y in points))

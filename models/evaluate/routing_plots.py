@@ -1,10 +1,10 @@
-"""A routing curve on paper: a table in Markdown, the points as CSV, a picture as SVG."""
+"""Routing curves as a Markdown table, as CSV points and as an SVG plot."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .routing_curves import KEEP, STAY, RoutingCurve, TrafficMix
+from .routing_curves import TARGET_ON_DEVICE, TARGET_RETAINED, RoutingCurve, TrafficMix
 
 _COLOURS = {
     "edge.quality + confidence": "#1b7837",
@@ -15,51 +15,60 @@ _COLOURS = {
     "oracle": "#bdbdbd",
 }
 _WIDTH, _HEIGHT, _LEFT, _TOP = 560, 340, 52, 34
-_LOWEST = 0.0  # of the picture's scale of what is kept
+_LOWEST = 0.0  # bottom of the vertical scale
 
 
 def table(mixes: Sequence[TrafficMix], rows: int) -> str:
-    """Markdown: a part for every mix."""
+    """Return Markdown with one table per mix. `rows` is the number of requests measured."""
+    goal = f"{TARGET_RETAINED:.0%} retained with {TARGET_ON_DEVICE:.0%} on device"
+    header = (
+        "signal",
+        f"retained with {TARGET_ON_DEVICE:.0%} on device",
+        f"most on device with {TARGET_RETAINED:.0%} retained",
+        "mean retained",
+        "goal",
+    )
     lines = [
-        f"Over {rows} requests, weighted. *kept*: exact match of the pair over that of the cloud's model alone;",
-        f"*stay*: share of requests that the device answers. The goal is {KEEP:.0%} kept with {STAY:.0%} staying.",
+        f"Over {rows} requests, weighted. *Retained*: exact match of the pair, relative to the cloud model alone;",
+        f"*on device*: share of requests that the device answers. Goal: {goal}.",
     ]
     for mix in mixes:
         lines += [
             "",
-            f"**{mix.own_share:.0%} of the traffic is of the device's domain**",
-            f"(alone, the device answers {mix.device_right:.1%} rightly, the cloud {mix.cloud_right:.1%})",
+            f"**{mix.domain_share:.0%} of the traffic is in the device's domain**",
+            f"(exact match of the device alone: {mix.device_exact:.1%}, of the cloud alone: {mix.cloud_exact:.1%})",
             "",
-            f"| signal | kept with {STAY:.0%} staying | most that stays with {KEEP:.0%} kept | mean kept | goal |",
+            f"| {' | '.join(header)} |",
             "|---|---|---|---|---|",
         ]
         lines += [
-            f"| {curve.name} | {curve.kept_at(STAY):.1%} | {curve.stay_at(KEEP):.0%} | {curve.area:.3f} "
-            f"| {'holds' if curve.kept_at(STAY) >= KEEP else 'misses'} |"
+            f"| {curve.name} | {curve.retained_at(TARGET_ON_DEVICE):.1%} "
+            f"| {curve.on_device_at(TARGET_RETAINED):.0%} | {curve.mean_retained:.3f} "
+            f"| {'met' if curve.retained_at(TARGET_ON_DEVICE) >= TARGET_RETAINED else 'missed'} |"
             for curve in mix.curves
         ]
     return "\n".join(lines) + "\n"
 
 
 def points(mixes: Sequence[TrafficMix]) -> str:
-    """CSV: own_share, signal, stay, right, kept."""
-    lines = ["own_share,signal,stay,right,kept"]
+    """Return CSV with the columns domain_share, signal, on_device, exact, retained."""
+    lines = ["domain_share,signal,on_device,exact,retained"]
     for mix in mixes:
         for curve in mix.curves:
-            head = f"{mix.own_share:g},{curve.name}"
-            lines += [f"{head},{point.stay:.3f},{point.right:.4f},{point.kept:.4f}" for point in curve.points]
+            head = f"{mix.domain_share:g},{curve.name}"
+            lines += [f"{head},{point.on_device:.3f},{point.exact:.4f},{point.retained:.4f}" for point in curve.points]
     return "\n".join(lines) + "\n"
 
 
 def picture(mix: TrafficMix) -> str:
-    """SVG of one mix: what stays to the right, what is kept upwards; the goal is the shaded corner."""
-    highest = max([1.0, *(point.kept for curve in mix.curves for point in curve.points)])
+    """Return an SVG plot of one mix: `on_device` to the right, `retained` upwards; the goal is the shaded corner."""
+    highest = max([1.0, *(point.retained for curve in mix.curves for point in curve.points)])
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
         "<style>text {font-size: 11px}</style>",
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_LEFT}" y="18">Kept of the cloud\'s exact match, by share answered on the device',
-        f"({mix.own_share:.0%} of the traffic is of its domain)</text>",
+        f'<text x="{_LEFT}" y="18">Exact match retained, by share of requests on the device',
+        f"({mix.domain_share:.0%} of the traffic is in its domain)</text>",
         *_axes(highest),
         *(_line(curve, highest, number) for number, curve in enumerate(mix.curves)),
         "</svg>",
@@ -69,8 +78,8 @@ def picture(mix: TrafficMix) -> str:
 
 def _axes(highest: float) -> Iterator[str]:
     left, right, bottom = _x(0.0), _x(1.0), _y(_LOWEST, highest)
-    goal, top = _x(STAY), _y(highest, highest)
-    height = _y(KEEP, highest) - top
+    goal, top = _x(TARGET_ON_DEVICE), _y(highest, highest)
+    height = _y(TARGET_RETAINED, highest) - top
     yield f'<rect x="{goal:.1f}" y="{top:.1f}" width="{right - goal:.1f}" height="{height:.1f}" fill="#e5f5e0"/>'
     for step in range(0, 11, 2):
         share = step / 10
@@ -84,7 +93,7 @@ def _axes(highest: float) -> Iterator[str]:
 
 def _line(curve: RoutingCurve, highest: float, number: int) -> str:
     colour = _COLOURS.get(curve.name, "black")
-    path = " ".join(f"{_x(point.stay):.1f},{_y(point.kept, highest):.1f}" for point in curve.points)
+    path = " ".join(f"{_x(point.on_device):.1f},{_y(point.retained, highest):.1f}" for point in curve.points)
     at = _HEIGHT - 125 + 15 * number
     return (
         f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
@@ -96,5 +105,5 @@ def _x(share: float) -> float:
     return _LEFT + share * (_WIDTH - _LEFT - 18)
 
 
-def _y(kept: float, highest: float) -> float:
-    return _TOP + (highest - kept) / (highest - _LOWEST) * (_HEIGHT - _TOP - 28)
+def _y(retained: float, highest: float) -> float:
+    return _TOP + (highest - retained) / (highest - _LOWEST) * (_HEIGHT - _TOP - 28)

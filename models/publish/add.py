@@ -1,5 +1,6 @@
-"""Take in a model file that an owner brings: check it, then make it usable by name. Nothing in it is executed or
-unpickled.
+"""Add a user's own model file: check it, then copy it as a named artifact.
+
+Nothing in the file is executed or unpickled.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from ..chat.template import PromptRenderer
 from .publish import publish_gguf
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_NO_LICENCE = "the file names no licence: make sure that you may use it"
 
 
 class AddResult(msgspec.Struct, frozen=True):
-    """What was taken in, and what its owner should know about it."""
+    """The added artifact, and remarks for its owner."""
 
     artifact: Artifact
     notes: tuple[str, ...]
@@ -37,60 +39,69 @@ def add_model(
     force: bool = False,
     answers: Answers = "text",
 ) -> AddResult:
-    """Copy `file` under `root` as an artifact, a GGUF's manifest with `answers`.
+    """Check a GGUF or ONNX file and copy it to `root/name` as an artifact.
 
-    Raises ArtifactError when it is no whole GGUF or ONNX, when it cannot be loaded, when the name is taken or does not
-    suit a policy, and (unless `force`) when it does not fit `device`.
+    Args:
+        name: how policies name the model; defaults to the file's name.
+        device: the device whose memory a GGUF must fit, with `batch` sequences of `context` tokens.
+        force: add a GGUF that does not fit, with a note.
+        answers: what a GGUF answers with; `calls` constrains its answers to the call grammar.
+
+    Raises:
+        ArtifactError: the file is neither a complete GGUF nor ONNX, cannot be loaded or does not fit `device`; or the
+            name is taken or not valid in a policy.
     """
-    chosen = name or _plain(file.stem)
+    chosen = name or _model_name(file.stem)
     if not NAME.fullmatch(chosen):
         raise ArtifactError(
-            f"{chosen!r} cannot name a model: lower case, digits, '.', '_' and '-', at most 64 characters"
+            f"{chosen!r} is not a valid model name: use a-z, 0-9, '.', '_' and '-', at most 64 characters; see --name"
         )
     if any(artifact.name == chosen for artifact in list_artifacts((root,))):
-        raise ArtifactError(f"there is already a model named {chosen!r}; choose another with --name")
-    head = file.open("rb").read(4)
-    if head == b"GGUF":
-        notes = _checked(file, device, context, batch, force)
+        raise ArtifactError(f"a model named {chosen!r} exists already; choose another name with --name")
+    with file.open("rb") as opened:
+        magic = opened.read(4)
+    if magic == b"GGUF":
+        notes = _check_gguf(file, device, context, batch, force)
         note = f"added from {file.name}"
         added = publish_gguf(file, chosen, root, command="causeway-models add", note=note, answers=answers)
         return AddResult(added, notes)
     if file.suffix == ".onnx":
         return _add_onnx(file, root, chosen)
-    raise ArtifactError(f"{file}: neither a GGUF (it starts with {head!r}) nor an .onnx file")
+    raise ArtifactError(f"{file}: neither a GGUF (it starts with {magic!r}) nor an .onnx file")
 
 
-def _checked(file: Path, device: Device, context: int, batch: int, force: bool) -> tuple[str, ...]:
-    """What its owner should know. Raises ArtifactError."""
-    about = read_gguf(file)
-    notes = _gguf_notes(about, context)
-    need = estimate_memory(about, context=context, batch=batch).total_bytes
+def _check_gguf(file: Path, device: Device, context: int, batch: int, force: bool) -> tuple[str, ...]:
+    """Return remarks for the owner. Raises ArtifactError."""
+    gguf = read_gguf(file)
+    notes = _gguf_notes(gguf, context)
+    need = estimate_memory(gguf, context=context, batch=batch).total_bytes
     if need > device.usable_bytes:
-        told = f"{file}: needs {need / 2**20:.0f} MiB, {device.name} has {device.usable_bytes / 2**20:.0f} MiB for it"
+        usable = f"{device.name} has {device.usable_bytes / 2**20:.0f} MiB of usable memory"
+        shortage = f"{file}: needs {need / 2**20:.0f} MiB, {usable}"
         if not force:
-            raise ArtifactError(f"{told} (context {context}, batch {batch})")
-        notes.append(told)
+            raise ArtifactError(f"{shortage} (context {context}, batch {batch}); lower these or use --force")
+        notes.append(shortage)
     _load_check(file, context)
     return tuple(notes)
 
 
-def _gguf_notes(about: GgufFile, context: int) -> list[str]:
+def _gguf_notes(gguf: GgufFile, context: int) -> list[str]:
     notes = []
-    if about.licence is None:
-        notes.append("the file names no licence: make sure that you may use it")
-    if about.chat_template is None:
-        notes.append("no chat template: a plain one will be used")
+    if gguf.licence is None:
+        notes.append(_NO_LICENCE)
+    if gguf.chat_template is None:
+        notes.append("no chat template: the engine uses a plain one")
     else:
-        PromptRenderer(about.chat_template)
-    if about.context_length and about.context_length < context:
-        notes.append(f"trained for {about.context_length} tokens of context, fewer than the {context} asked for")
-    if about.refuse_token is None:
-        notes.append("no refusal token: confidence comes from its probabilities alone")
+        PromptRenderer(gguf.chat_template)
+    if gguf.context_length and gguf.context_length < context:
+        notes.append(f"trained for a context of {gguf.context_length} tokens, fewer than the {context} requested")
+    if gguf.refuse_token is None:
+        notes.append("no refusal token: confidence is computed from token probabilities alone")
     return notes
 
 
 def _load_check(file: Path, context: int) -> None:
-    """llama.cpp itself must be able to load it and take a step."""
+    """Load the file with llama.cpp and decode one step."""
     from ..evaluate.greedy import GreedyModel
 
     with GreedyModel(file, slots=1, context=min(context, 512)) as model:
@@ -104,10 +115,10 @@ def _add_onnx(file: Path, root: Path, name: str) -> AddResult:
 
     try:
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises classes of its own without a common base
+    except Exception as error:  # onnxruntime's exception classes have no common base
         raise ArtifactError(f"{file}: ONNX Runtime cannot load it ({error})") from error
-    takes = ", ".join(f"{tensor.name} {tensor.type}" for tensor in session.get_inputs())
-    gives = ", ".join(f"{tensor.name} {tensor.type}" for tensor in session.get_outputs())
+    inputs = ", ".join(f"{tensor.name} {tensor.type}" for tensor in session.get_inputs())
+    outputs = ", ".join(f"{tensor.name} {tensor.type}" for tensor in session.get_outputs())
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "model.onnx"
@@ -124,10 +135,10 @@ def _add_onnx(file: Path, root: Path, name: str) -> AddResult:
         licence="unknown",
         signal="embedding" if PIECES_KEY in session.get_modelmeta().custom_metadata_map else "",
         command="causeway-models add",
-        note=f"added from {file.name}: takes {takes}; gives {gives}",
+        note=f"added from {file.name}: inputs {inputs}; outputs {outputs}",
     )
-    return AddResult(save_manifest(manifest, folder), ("the file names no licence: make sure that you may use it",))
+    return AddResult(save_manifest(manifest, folder), (_NO_LICENCE,))
 
 
-def _plain(stem: str) -> str:
+def _model_name(stem: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.")

@@ -1,4 +1,4 @@
-"""Make an artifact: weights, manifest and card in one folder, activated by rename."""
+"""Publish weights as an artifact: weights, manifest and card in one folder. The weights are activated by rename."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import msgspec
 from ..catalog.artifact import (
     Answers,
     Artifact,
-    ArtifactError,
     DataSource,
     Manifest,
-    load_artifact,
     save_manifest,
     sha256_of,
     verify_artifact,
@@ -33,13 +31,13 @@ ATTRIBUTIONS = (
     DataSource("SNIPS 2017", "CC0 1.0", "Coucke et al. 2018, sonos/nlu-benchmark"),
     DataSource("CLINC150", "CC BY 3.0", "Larson et al. 2019, clinc/oos-eval"),
     DataSource("BANKING77", "CC BY 4.0", "Casanueva et al. 2020, PolyAI-LDN/task-specific-datasets"),
-    DataSource("MMLU questions", "MIT", "Hendrycks et al. 2021; only as questions to turn away"),
-    DataSource("GSM8K questions", "MIT", "Cobbe et al. 2021; only as questions to turn away"),
+    DataSource("MMLU questions", "MIT", "Hendrycks et al. 2021; only as questions to refuse"),
+    DataSource("GSM8K questions", "MIT", "Cobbe et al. 2021; only as questions to refuse"),
 )
 
 
 class SignalMetadata(msgspec.Struct, frozen=True):
-    """What a signal's manifest says beside what its file says."""
+    """Manifest fields of a signal that its file does not hold."""
 
     kind: SignalKind
     architecture: str
@@ -67,8 +65,17 @@ def publish_gguf(
     answer_tokens: int = 0,
     answers: Answers = "text",
 ) -> Artifact:
-    """Copy `weights` to `root/name/model.gguf` beside a manifest made from its own metadata, and verify the copy."""
-    about = read_gguf(weights)
+    """Copy `weights` to `root/name/model.gguf`, write a manifest from the file's metadata, and verify the copy.
+
+    Args:
+        licence: defaults to the licence that the file names, else "unknown".
+        temperature: the default where a request names none; None is OpenAI's 1.
+        answer_tokens: the default limit of an answer; 0 is the rest of the context.
+
+    Raises:
+        ArtifactError: the file is not a readable GGUF.
+    """
+    gguf = read_gguf(weights)
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "model.gguf.partial"
@@ -79,16 +86,16 @@ def publish_gguf(
         sha256=sha256_of(partial),
         size_bytes=partial.stat().st_size,
         format="gguf",
-        architecture=about.architecture,
-        quantisation=about.quantisation,
-        context_length=about.context_length,
-        licence=licence or about.licence or "unknown",
+        architecture=gguf.architecture,
+        quantisation=gguf.quantisation,
+        context_length=gguf.context_length,
+        licence=licence or gguf.licence or "unknown",
         data=data,
         metrics=dict(metrics or {}),
-        parameters=about.parameters,
-        refuse_token=about.refuse_token,
-        tokenizer_sha256=about.tokenizer_sha256,
-        chat_template_sha256=_hash(about.chat_template) if about.chat_template else None,
+        parameters=gguf.parameters,
+        refuse_token=gguf.refuse_token,
+        tokenizer_sha256=gguf.tokenizer_sha256,
+        chat_template_sha256=_hash(gguf.chat_template) if gguf.chat_template else None,
         temperature=temperature,
         answer_tokens=answer_tokens,
         answers=answers,
@@ -112,31 +119,34 @@ def publish_assistant(
     command: str,
     seed: int | None,
     note: str,
-    also: tuple[DataSource, ...] = (),
+    teachers: tuple[DataSource, ...] = (),
 ) -> Artifact:
-    """Publish one of the assistants trained here, with its attributions (`also`: what else taught it) and the figures
-    of `evaluate --json`.
+    """Publish one of the assistants trained here.
+
+    Args:
+        report: the output of `evaluate --json`; its figures go into the manifest and the card.
+        teachers: pretrained models to attribute beside the training data.
     """
     reports = msgspec.json.decode(report.read_bytes(), type=list[EvaluationReport]) if report else []
-    own = [one for one in reports if one.model == name] or reports
-    metrics = {key: value for one in own for key, value in one.metrics("grammar/" if one.grammar else "").items()}
+    reports = [one for one in reports if one.model == name] or reports
+    metrics = {key: value for one in reports for key, value in one.metrics("grammar/" if one.grammar else "").items()}
     artifact = publish_gguf(
         weights,
         name,
         root,
-        data=(*ATTRIBUTIONS, *also),
+        data=(*ATTRIBUTIONS, *teachers),
         metrics=metrics,
         command=command,
         licence=LICENCE,
         seed=seed,
         note=note,
         catalog_sha256=sha256_of(CATALOG),
-        # A call is right or wrong: who says nothing wants the likeliest one, and none is longer than this.
+        # A call is either correct or not: default to the likeliest one. No call is longer than ANSWER_TOKENS.
         temperature=0.0,
         answer_tokens=ANSWER_TOKENS,
         answers="calls",
     )
-    write_card(artifact, card(artifact.manifest, own))
+    write_card(artifact, card(artifact.manifest, reports))
     return artifact
 
 
@@ -144,12 +154,17 @@ def publish_signal(
     weights: Path,
     name: str,
     root: Path,
-    about: SignalMetadata,
+    metadata: SignalMetadata,
     *,
     judged: Artifact | None = None,
-    figures: Sequence[str] = (),
+    appendix: Sequence[str] = (),
 ) -> Artifact:
-    """Copy `weights` to `root/name` beside a manifest and a card, and verify the copy. `figures`: lines of Markdown."""
+    """Copy the weights of a router signal to `root/name`, write manifest and card, and verify the copy.
+
+    Args:
+        judged: the artifact whose outputs the signal was trained on; the signal is used with exactly that version.
+        appendix: lines of Markdown at the end of the card.
+    """
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"model{weights.suffix}.partial"
@@ -160,36 +175,28 @@ def publish_signal(
         sha256=sha256_of(partial),
         size_bytes=partial.stat().st_size,
         format=weights.suffix.removeprefix("."),
-        architecture=about.architecture,
-        quantisation=about.quantisation,
+        architecture=metadata.architecture,
+        quantisation=metadata.quantisation,
         context_length=0,
         licence=LICENCE,
-        data=about.data,
-        metrics={key: round(value, 4) for key, value in about.metrics.items()},
-        signal=about.kind,
+        data=metadata.data,
+        metrics={key: round(value, 4) for key, value in metadata.metrics.items()},
+        signal=metadata.kind,
         judges_sha256=judged.manifest.sha256 if judged else None,
-        seed=about.seed,
-        command=about.command,
-        note=about.note,
+        seed=metadata.seed,
+        command=metadata.command,
+        note=metadata.note,
     )
     partial.replace(folder / manifest.file)
     artifact = save_manifest(manifest, folder)
     verify_artifact(artifact)
     text = card(manifest, ())
-    write_card(artifact, text + ("\n" + "\n".join(figures) + "\n" if figures else ""))
+    write_card(artifact, text + ("\n" + "\n".join(appendix) + "\n" if appendix else ""))
     return artifact
 
 
 def write_card(artifact: Artifact, text: str) -> None:
     (artifact.folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def remove(name: str, root: Path) -> None:
-    """Forget an artifact that an owner added. Raises ArtifactError when the folder holds no manifest."""
-    load_artifact(root / name)
-    if Path(name).name != name:
-        raise ArtifactError(f"{name!r} is not a plain name")
-    shutil.rmtree(root / name)
 
 
 def _hash(text: str) -> str:

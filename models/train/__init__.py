@@ -1,2 +1,5 @@
-"""Training, distillation and export. The only place that imports torch, and only inside functions that need it
-(install the extra `train`)."""
+"""Trains the assistants and the router signals, and exports them.
+
+Read `assistant/run.py` for the assistants (data, network, auxiliary_losses, export are its parts), then `signals/`.
+Only these rooms import torch (extra `train`), `signals/` does without; commands import them inside functions.
+"""

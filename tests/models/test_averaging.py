@@ -1,4 +1,4 @@
-"""The mean of two networks' weights, and pairs of which there is none."""
+"""Averaging the weights of two related networks, and refusing pairs that are not related."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def write(
     return path
 
 
-def test_each_weight_is_the_mean_of_both(tmp_path: Path) -> None:
-    """By the share that is asked for; all that is no weight is the second's, and neither file has changed."""
+def test_each_weight_is_the_weighted_mean_of_both(tmp_path: Path) -> None:
+    """Weighted by the share; metadata is the second's, and neither input file changes."""
     first, second = write(tmp_path / "one.gguf", 1.0, name="one"), write(tmp_path / "two.gguf", 2.0, name="two")
     before = first.read_bytes(), second.read_bytes()
     average(first, second, tmp_path / "made.gguf", 0.25)
@@ -46,21 +46,20 @@ def test_each_weight_is_the_mean_of_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"tokens": ["a", "b", "c", "e"]}, "no relatives.*tokenizer.ggml.tokens"),
-        ({"width": 8}, "no relatives.*token_embd.weight"),
+        ({"tokens": ["a", "b", "c", "e"]}, "not related.*tokenizer.ggml.tokens"),
+        ({"width": 8}, "not related.*token_embd.weight"),
         ({"kind": np.float16}, "F16.*average F32"),
     ],
 )
-def test_networks_that_are_no_relatives_have_no_mean(tmp_path: Path, other: dict[str, object], why: str) -> None:
-    """Another vocabulary, another shape, rounded weights: each is said, and nothing is left behind."""
+def test_unrelated_networks_are_refused(tmp_path: Path, other: dict[str, object], why: str) -> None:
+    """Another vocabulary, another shape, quantised weights: the error names which; no file is left behind."""
     first, second = write(tmp_path / "one.gguf", 1.0), write(tmp_path / "two.gguf", 2.0, **other)
     with pytest.raises(ArtifactError, match=why):
         average(first, second, tmp_path / "made.gguf", 0.5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.gguf", "two.gguf"]
 
 
-def test_what_is_no_gguf_has_no_mean(tmp_path: Path) -> None:
-    """Garbage, and a file of quantised weights."""
+def test_junk_and_quantised_files_are_refused(tmp_path: Path) -> None:
     whole, junk = write(tmp_path / "one.gguf", 1.0), tmp_path / "junk.gguf"
     junk.write_bytes(b"GGUF" + bytes(20))
     with pytest.raises(ArtifactError, match="not a readable GGUF"):

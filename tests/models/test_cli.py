@@ -1,4 +1,4 @@
-"""`causeway-models` as its users type it."""
+"""`causeway-models` from the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def call(*arguments: object) -> Result:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A folder of models with one of its own: a copy of the shipped assistant under another name."""
+    """A folder of models with a copy of the shipped assistant under another name."""
     shipped = find_artifact("assistant").folder
     shutil.copytree(shipped, tmp_path / "copy")
     manifest = tmp_path / "copy" / "manifest.json"
@@ -35,16 +35,14 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_list_names_shipped_and_own_models(copy: Path) -> None:
-    """Every model that a policy can name, and where they were looked for."""
+def test_list_names_shipped_and_added_models(copy: Path) -> None:
     result = call("list", "--models", copy)
     assert result.exit_code == 0
     for name in ("assistant", "assistant-large", "copy", str(copy)):
         assert name in result.output
 
 
-def test_verify_tells_altered_weights_by_its_exit_code(copy: Path) -> None:
-    """All is well at first; after one flipped bit the model is named and the exit code is 1."""
+def test_verify_exits_with_1_for_altered_weights(copy: Path) -> None:
     assert call("verify", "copy", "--models", copy).exit_code == 0
     weights = copy / "copy" / "model.gguf"
     raw = bytearray(weights.read_bytes())
@@ -57,34 +55,32 @@ def test_verify_tells_altered_weights_by_its_exit_code(copy: Path) -> None:
 
 
 def test_add_then_list(tmp_path: Path) -> None:
-    """A file that an owner brings is listed from then on; the same name twice is refused in one line."""
+    """An added file is listed; adding the same name again is refused in one line."""
     source = find_artifact("assistant").path
     added = call("add", source, "--name", "mine", "--to", tmp_path)
     assert added.exit_code == 0, added.output
     assert "mine" in call("list", "--models", tmp_path).output
     again = call("add", source, "--name", "mine", "--to", tmp_path)
     assert again.exit_code == 1
-    assert again.output.startswith("Error: there is already a model named 'mine'")
+    assert again.output.startswith("Error: a model named 'mine' exists already")
 
 
-def test_an_owner_can_say_that_a_model_answers_with_calls(tmp_path: Path) -> None:
-    """The manifest says it from then on; without the flag an answer is any text."""
+def test_add_with_calls_records_that_the_model_answers_with_calls(tmp_path: Path) -> None:
     source = find_artifact("assistant").path
     for name, flags in (("free", ()), ("calling", ("--calls",))):
         assert call("add", source, "--name", name, "--to", tmp_path, *flags).exit_code == 0
     assert [find_artifact(name, (tmp_path,)).manifest.answers for name in ("free", "calling")] == ["text", "calls"]
 
 
-def test_fit_counts_for_every_device() -> None:
-    """A tiny model fits everywhere; the sum and each device are told."""
+def test_fit_shows_the_memory_and_every_device() -> None:
     result = call("fit", "assistant-large", "--context", 512, "--batch", 2)
     assert result.exit_code == 0
-    for told in ("KV cache 8.0 MiB", "orin-nano-8gb", "agx-orin-64gb", "this-machine"):
-        assert told in result.output
+    for text in ("KV cache 8.0 MiB", "orin-nano-8gb", "agx-orin-64gb", "this-machine"):
+        assert text in result.output
 
 
-def test_evaluate_prints_a_table_for_any_file_of_the_format(tmp_path: Path) -> None:
-    """Rows in, shares out: the source can be told when the file's name does not."""
+def test_evaluate_prints_a_table_or_json(tmp_path: Path) -> None:
+    """`--source` names the label set where the file's name does not."""
     file = tmp_path / "mine.jsonl"
     file.write_bytes(b"\n".join(map(msgspec.json.encode, ROWS)))
     result = call("evaluate", file, "--source", "hwu64", "--model", "assistant", "--threads", 1, "--grammar")
@@ -103,8 +99,7 @@ def test_evaluate_prints_a_table_for_any_file_of_the_format(tmp_path: Path) -> N
         (("evaluate", __file__, "--model", "assistant"), "test_cli.py:1"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments: tuple[str, ...], complaint: str) -> None:
-    """No traceback: what is wrong, and where."""
+def test_errors_are_one_line_without_a_traceback(arguments: tuple[str, ...], complaint: str) -> None:
     result = call(*arguments)
     assert result.exit_code == 1
     assert complaint in result.output

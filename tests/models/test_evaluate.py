@@ -1,4 +1,4 @@
-"""Figures of an evaluation, from answers that are known."""
+"""The figures of an evaluation, computed from known answers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def answer(text: str, refuse: float) -> Answer:
     return Answer(text=text, tokens=(), refuse=refuse, logprobs=())
 
 
-def test_groups_are_scored_apart() -> None:
-    """Device domains, the rest of HWU64 and out-of-scope are rows of their own in the table."""
+def test_groups_are_scored_separately() -> None:
+    """In-domain rows, the rest of HWU64 and out-of-scope rows are separate groups."""
     answers = [
         answer('{"name":"alarm_set","arguments":{"time":"six am"}}', 0.1),
         answer('{"name":"iot_hue_lighton","arguments":{}}', 0.2),
@@ -43,8 +43,7 @@ def test_groups_are_scored_apart() -> None:
     assert report.metrics("student/")["student/hwu64-device/exact"] == 0.5
 
 
-def test_perfect_answers_score_one() -> None:
-    """The expected call of every row, rendered as JSON, is exact."""
+def test_the_expected_call_of_every_row_is_exact() -> None:
     answers = [answer(msgspec.json.encode(expected_call(row)).decode(), 0.0) for row in ROWS]
     report = summarise("x", ROWS, answers, grammar=True, refuses=False)
     assert all(one.exact == one.valid == 1.0 for one in report.results)
@@ -56,13 +55,12 @@ def test_perfect_answers_score_one() -> None:
     [([0.1, 0.2], [0.8, 0.9], 1.0), ([0.8], [0.1], 0.0), ([0.5, 0.5], [0.5], 0.5), ([0.1, 0.6], [0.5, 0.7], 0.75)],
 )
 def test_auroc_counts_pairs_and_halves_ties(inside: list[float], outside: list[float], value: float) -> None:
-    """It is the share of (inside, outside) pairs in the right order."""
     assert auroc(inside, outside) == pytest.approx(value)
     assert auroc([], outside) is None
 
 
-def test_a_bad_line_is_named(tmp_path: Path) -> None:
-    """Reading stops at the first malformed row with file and line; blank lines are skipped."""
+def test_a_malformed_row_is_reported_with_file_and_line(tmp_path: Path) -> None:
+    """Blank lines are skipped."""
     path = tmp_path / "mine.jsonl"
     path.write_text('{"text": " turn it up ", "intent": "audio_volume_up"}\n\n{"text": 5}\n')
     with pytest.raises(ArtifactError, match=r"mine\.jsonl:3"):

@@ -1,4 +1,4 @@
-"""The models that ship: their hashes hold, llama.cpp loads them, and they make sense on device commands."""
+"""The shipped models: their hashes match, llama.cpp loads them, and they answer device commands sensibly."""
 
 from __future__ import annotations
 
@@ -24,27 +24,25 @@ LIMIT_BYTES = 40 * 2**20
 
 
 def test_both_assistants_ship_and_are_small() -> None:
-    """The policies' two names exist, and the folder stays under 40 MiB."""
     assert {"assistant", "assistant-large"} <= set(NAMES)
     assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < LIMIT_BYTES
 
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=NAMES)
-def test_hash_card_and_manifest_agree_with_the_file(artifact: Artifact) -> None:
-    """What the manifest says is what the GGUF itself says, and there is a card."""
+def test_manifest_and_card_agree_with_the_weights(artifact: Artifact) -> None:
     verify_artifact(artifact)
-    about, manifest = read_gguf(artifact.path), artifact.manifest
-    assert (about.quantisation, about.context_length) == (manifest.quantisation, manifest.context_length)
-    assert about.refuse_token == manifest.refuse_token
-    assert about.tokenizer_sha256 == manifest.tokenizer_sha256
-    assert about.chat_template is not None
-    assert hashlib.sha256(about.chat_template.encode()).hexdigest() == manifest.chat_template_sha256
+    gguf, manifest = read_gguf(artifact.path), artifact.manifest
+    assert (gguf.quantisation, gguf.context_length) == (manifest.quantisation, manifest.context_length)
+    assert gguf.refuse_token == manifest.refuse_token
+    assert gguf.tokenizer_sha256 == manifest.tokenizer_sha256
+    assert gguf.chat_template is not None
+    assert hashlib.sha256(gguf.chat_template.encode()).hexdigest() == manifest.chat_template_sha256
     assert manifest.data
     assert manifest.name in (artifact.folder / "README.md").read_text()
 
 
 def test_only_the_device_model_refuses() -> None:
-    """Its manifest and its metadata name the token; the large model answers `out_of_scope` instead and names none."""
+    """The large model answers `out_of_scope` instead and has no refusal token."""
     by_name = {artifact.name: artifact for artifact in ARTIFACTS}
     assert by_name["assistant"].manifest.refuse_token == "<|refuse|>"
     assert by_name["assistant-large"].manifest.refuse_token is None
@@ -52,8 +50,8 @@ def test_only_the_device_model_refuses() -> None:
         assert [int(model.metadata("causeway.refuse_token_id") or -1)] == model.tokenize("<|refuse|>")
 
 
-def test_the_quality_signal_judges_the_shipped_device_model() -> None:
-    """It was trained on this very version, and it puts a plain command above a question of fact."""
+def test_the_quality_signal_belongs_to_the_shipped_device_model() -> None:
+    """It estimates a plain command above a factual question."""
     pytest.importorskip("onnxruntime")
     signal = find_artifact("edge-quality")
     verify_artifact(signal)
@@ -63,8 +61,8 @@ def test_the_quality_signal_judges_the_shipped_device_model() -> None:
     assert quality("Explain quantum computing in three sentences.") < 0.2
 
 
-def test_the_device_model_is_int4_throughout() -> None:
-    """Every matrix is Q4_K, but for the tied embedding and what Q4_K_M keeps at Q6_K; only the norms are F32."""
+def test_the_device_model_is_4_bit_throughout() -> None:
+    """Every matrix is Q4_K, except the tied embedding and those that Q4_K_M leaves at Q6_K; only the norms are F32."""
     kinds = read_gguf(next(a for a in ARTIFACTS if a.name == "assistant").path).tensor_types
     assert set(kinds) <= {"Q4_K", "Q6_K", "F32"}
     assert kinds["Q4_K"] > 0.7 * sum(kinds.values())
@@ -72,42 +70,41 @@ def test_the_device_model_is_int4_throughout() -> None:
 
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=NAMES)
-def test_llama_cpp_loads_template_and_special_tokens(artifact: Artifact) -> None:
-    """The template's markers are single tokens, the end token ends, and a template adds two tokens to a message."""
+def test_special_tokens_are_single_tokens(artifact: Artifact) -> None:
+    """The chat template adds two tokens to a message, or repeats it after one more."""
     with GreedyModel(artifact.path, slots=2, context=512, threads=1) as model:
         prompter = PromptRenderer(model.chat_template)
         text = "turn on the light"
         ids = model.tokenize(prompter.user(text))
-        again = "<|again|>" in model.chat_template
-        assert len(ids) == (1 + again) * (len(model.tokenize(text)) + 1) + 1
-        for marker in ("<|user|>", "<|assistant|>", "<|end|>", "<|refuse|>", *["<|again|>"] * again):
+        repeats = "<|again|>" in model.chat_template
+        assert len(ids) == (1 + repeats) * (len(model.tokenize(text)) + 1) + 1
+        for marker in ("<|user|>", "<|assistant|>", "<|end|>", "<|refuse|>", *["<|again|>"] * repeats):
             assert len(model.tokenize(marker)) == 1
         assert model.ends(model.tokenize("<|end|>")[0])
         assert model.piece(model.tokenize("<|refuse|>")[0]) == b""
 
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=NAMES)
-def test_the_template_takes_what_openai_clients_send(artifact: Artifact) -> None:
-    """System messages are skipped, content parts are joined, and no more than the last exchange is read. The device's
-    model reads the last message twice, unless it is long.
+def test_the_template_renders_openai_messages(artifact: Artifact) -> None:
+    """System messages are skipped, content parts are joined, and only the last exchange is rendered. The last message
+    is repeated unless it is long.
     """
     template = read_gguf(artifact.path).chat_template
     assert template is not None
     prompter = PromptRenderer(template)
-    twice = "<|again|>{}" if "<|again|>" in template else ""
+    repetition = "<|again|>{}" if "<|again|>" in template else ""
     turns: list[dict[str, object]] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}]
-    assert prompter.render(turns) == f"<|user|>one{twice.format('one')}<|assistant|>"
+    assert prompter.render(turns) == f"<|user|>one{repetition.format('one')}<|assistant|>"
     assert prompter.user("long " * 100) == f"<|user|>{('long ' * 100).strip()}<|assistant|>"
     turns += [{"role": "assistant", "content": "two"}, {"role": "user", "content": [{"type": "text", "text": "three"}]}]
-    last = f"<|user|>one<|assistant|>two<|end|><|user|>three{twice.format('three')}<|assistant|>"
+    last = f"<|user|>one<|assistant|>two<|end|><|user|>three{repetition.format('three')}<|assistant|>"
     assert prompter.render(turns) == last
     earlier: list[dict[str, object]] = [{"role": "user", "content": "zero"}, {"role": "assistant", "content": None}]
     assert prompter.render(earlier + turns) == last
 
 
-def test_the_device_model_answers_its_own_and_refuses_the_rest() -> None:
-    """Plain commands become the right function; questions get most of the first token's probability as a refusal."""
-    own = {
+def test_the_device_model_answers_commands_and_refuses_the_rest() -> None:
+    commands = {
         "wake me up at six am": "alarm_set",
         "turn off the lights": "iot_hue_lightoff",
         "Add this song to my workout playlist": "playlist_add",
@@ -117,17 +114,17 @@ def test_the_device_model_answers_its_own_and_refuses_the_rest() -> None:
     path = next(a for a in ARTIFACTS if a.name == "assistant").path
     with GreedyModel(path, threads=1, context=2048) as model:
         prompter = PromptRenderer(model.chat_template)
-        answers = model.answers([model.tokenize(prompter.user(text)) for text in [*own, *others]])
+        answers = model.answers([model.tokenize(prompter.user(text)) for text in [*commands, *others]])
         calls = [parse_call(answer.text) for answer in answers]
-        assert [call.name if call else None for call in calls[: len(own)]] == list(own.values())
-        assert all(answer.refuse < 0.5 for answer in answers[: len(own)])
-        assert all(answer.refuse > 0.5 for answer in answers[len(own) :])
-        assert {call.name if call else None for call in calls[len(own) :]} == {"out_of_scope"}
+        assert [call.name if call else None for call in calls[: len(commands)]] == list(commands.values())
+        assert all(answer.refuse < 0.5 for answer in answers[: len(commands)])
+        assert all(answer.refuse > 0.5 for answer in answers[len(commands) :])
+        assert {call.name if call else None for call in calls[len(commands) :]} == {"out_of_scope"}
 
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=NAMES)
 def test_with_the_grammar_every_answer_is_a_call(artifact: Artifact) -> None:
-    """Even on noise, quotes and other languages, the answer parses."""
+    """Also on noise, quotes and other languages."""
     odd = ["", "%%%", 'say "hello" \\ to them', "Wie spät ist es?", "{}", "play " * 30]
     with GreedyModel(artifact.path, threads=1, context=2048) as model:
         prompter = PromptRenderer(model.chat_template)

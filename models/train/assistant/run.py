@@ -1,4 +1,15 @@
-"""Train, distil and export the two assistants. A run is a folder: tokenizer, plan, checkpoint, log."""
+"""Train, distil and export the two assistants.
+
+A run is a folder:
+
+    tokenizer.json            the tokenizer
+    plan.json                 a `RunConfig`
+    checkpoint.pt             weights and optimizer state
+    log.jsonl                 one line per report: step, minutes, loss, accuracy by source
+    function_teacher.pt, soft_labels.json, embedding_texts.json, sentence_embeddings.npy
+                              with --minilm or --encoder (auxiliary_losses)
+    pseudo_labels.jsonl       of distil: the teacher's answers to unlabelled rows
+"""
 
 from __future__ import annotations
 
@@ -12,31 +23,30 @@ import torch
 from ...function_calls.dataset import Row, read_rows
 from ...function_calls.intents import LABELLED
 from ..auxiliary_losses.embedding_loss import SentenceEmbeddings
-from ..auxiliary_losses.function_distillation import FunctionHints
+from ..auxiliary_losses.function_distillation import FunctionSoftLabels
 from ..auxiliary_losses.tagging_loss import SlotLabels
-from ..data.pseudo_labels import label, save, unlabelled
-from ..export.gguf_reader import start_from
+from ..data.pseudo_labels import label, save_rows, unlabelled
+from ..export.gguf_reader import read_network
 from ..export.gguf_writer import GGUFMetadata, write_gguf
-from ..network.induction_heads import can_copy_by_hand, tie_spaced_twins, write_copying
-from ..network.llama import Llama, LlamaConfig, grown
+from ..network.induction_heads import supports_induction_heads, tie_space_variants, write_induction_heads
+from ..network.llama import Llama, LlamaConfig, grow
 from ..network.tokenizer import AssistantTokenizer
-from .importance import importance
-from .importance import save as save_importance
+from .importance import importance, save_importance
 from .mixture import Corpus, Mixture, validation_examples
-from .trainer import CHECKPOINT, Trainer, TrainingPlan, batches, load_network, right_answers
+from .trainer import CHECKPOINT, Trainer, TrainingPlan, answer_accuracy, batches, load_network
 
-TOKENIZER, PLAN, LOG, LABELS = "tokenizer.json", "plan.json", "log.jsonl", "labels.jsonl"
+TOKENIZER, PLAN, LOG, PSEUDO_LABELS = "tokenizer.json", "plan.json", "log.jsonl", "pseudo_labels.jsonl"
 STUDENT, TEACHER = "assistant", "assistant-large"
 MERGES = 1700
 LAYERS = {STUDENT: 4, TEACHER: 12}
-ABOUT = {
+DESCRIPTIONS = {
     STUDENT: "Device commands to function calls in JSON; refuses everything else with <|refuse|>",
     TEACHER: "Utterances to function calls in JSON over the whole catalogue",
 }
 
 
 class RunConfig(msgspec.Struct, frozen=True):
-    """What a run was started with, kept beside its checkpoint."""
+    """How a run was started, kept beside its checkpoint."""
 
     name: str
     plan: TrainingPlan
@@ -47,7 +57,7 @@ class RunConfig(msgspec.Struct, frozen=True):
 
 
 def shape_for(name: str, layers: int | None, width: int, hidden: int | None = None) -> dict[str, int]:
-    """Sizes without the vocabulary: heads of 64, a hidden layer three times as wide."""
+    """Return the sizes of a network without its vocabulary: heads of 64, a hidden layer three times as wide."""
     return {"layers": layers or LAYERS[name], "width": width, "heads": width // 64, "hidden": hidden or 3 * width}
 
 
@@ -60,44 +70,57 @@ def train(
     shape: dict[str, int] | None = None,
     grow_from: Path | None = None,
     start: Path | None = None,
-    read_twice: bool = True,
+    repeat_prompt: bool = True,
     merges: int = MERGES,
     encoder: Path | None = None,
     minilm: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Trainer:
-    """Train `name` (assistant: the device's, with refusals; assistant-large: the whole catalogue), or go on with it.
+    """Train an assistant in the run `folder`, or resume it.
 
-    `grow_from` is the run of a shallower network of the same width; its tokenizer is used too. `start` is a
-    published GGUF to go on from in the same way; `shape` then holds no more than what is to be different. `encoder` is
-    a sentence encoder (ONNX) to learn meanings from (`meaning`); `minilm` is the folder of a published one, to make a
-    tutor of, for functions and meanings (`hints`). Whether an utterance is read twice (`Vocabulary.prompt`) goes with
-    the tokenizer; `read_twice` says it where that is not a run's own.
+    Args:
+        name: assistant (the device's, with refusals) or assistant-large (the whole catalogue).
+        data: folder with intents/*.jsonl and routing/*.jsonl.
+        shape: sizes of the network; with `grow_from` or `start`, only those that differ.
+        grow_from: run of a shallower network of the same width to start from, with its tokenizer.
+        start: published GGUF to start from, with its tokenizer.
+        repeat_prompt: whether prompts repeat the last message (`AssistantTokenizer.prompt`); a run's own tokenizer and
+            that of `grow_from` override it.
+        encoder: ONNX sentence encoder for the embedding loss.
+        minilm: folder of a published sentence encoder: train a function teacher from it, for soft labels and for the
+            embedding loss.
+
+    Returns:
+        the trainer after the last step.
+
+    Raises:
+        ArtifactError: `start` is not a GGUF written by `export`, the shapes do not fit, or the run has another shape.
     """
     corpus = Corpus.read(data)
     small: Llama | None = None
     if start:
-        small, given = start_from(start, read_twice)
+        small, start_tokenizer = read_network(start, repeat_prompt)
         folder.mkdir(parents=True, exist_ok=True)
-        given.save(folder / TOKENIZER)
+        start_tokenizer.save(folder / TOKENIZER)
     elif grow_from:
         small = load_network(grow_from / CHECKPOINT)
-    vocabulary = _vocabulary(corpus, folder, grow_from, merges, read_twice)
+    tokenizer = _load_or_train_tokenizer(corpus, folder, grow_from, merges, repeat_prompt)
     if small:
-        network = grown(small, msgspec.structs.replace(small.shape, **(shape or {})), plan.dropout)
+        network = grow(small, msgspec.structs.replace(small.shape, **(shape or {})), plan.dropout)
     else:
-        network = _fresh(_sized(name, vocabulary, shape), vocabulary, plan)
+        network = _new_network(_config(name, tokenizer, shape), tokenizer, plan)
     origin = {"grown_from": str(grow_from) if grow_from else None, "started_from": str(start) if start else None}
-    recipe = RunConfig(name, plan, network.shape, **origin)
+    config = RunConfig(name, plan, network.shape, **origin)
     torch.set_num_threads(plan.threads)
-    names = corpus.functions()
-    hints, meanings = None, None
+    soft_labels, embeddings = None, None
     if minilm:
-        hints = FunctionHints.of(minilm, corpus.train, names, folder, seed=plan.seed, say=say)
-        meanings = hints.meanings
+        soft_labels = FunctionSoftLabels.load_or_make(
+            minilm, corpus.train, corpus.functions(), folder, seed=plan.seed, say=say
+        )
+        embeddings = soft_labels.embeddings
     elif encoder:
-        meanings = SentenceEmbeddings.of(encoder, _spoken(corpus), folder)
-    return _run(recipe, corpus, vocabulary, network, folder, say, meanings=meanings, hints=hints)
+        embeddings = SentenceEmbeddings.load_or_compute(encoder, [row.text for row in corpus.train], folder)
+    return _run(config, corpus, tokenizer, network, folder, say, embeddings=embeddings, soft_labels=soft_labels)
 
 
 def distill(
@@ -110,80 +133,84 @@ def distill(
     shape: dict[str, int] | None = None,
     say: Callable[[str], None] = print,
 ) -> Trainer:
-    """Teach the device's model by the run `teacher`: its probabilities on every token (Hinton et al. 2015, arXiv
-    1503.02531), and its answers to utterances whose arguments nobody labelled (Kim and Rush 2016, arXiv 1606.07947).
+    """Distil the device's model from the run `teacher`, or resume it.
 
-    Both share the teacher's tokenizer. `student` is a run to start from, of the same tokenizer.
+    The student learns the teacher's probabilities on every token (Hinton et al. 2015, arXiv 1503.02531), and its
+    answers to rows without argument labels (Kim and Rush 2016, arXiv 1606.07947). It uses the teacher's tokenizer.
+
+    Args:
+        student: run to start from, with the same tokenizer.
+        shape: sizes of a new network.
     """
     corpus = Corpus.read(data)
-    vocabulary = _vocabulary(corpus, folder, teacher, MERGES)
-    corpus = msgspec.structs.replace(corpus, labelled=_labels(corpus, folder, teacher, plan.threads))
+    tokenizer = _load_or_train_tokenizer(corpus, folder, teacher, MERGES)
+    pseudo_labelled = _pseudo_labels(corpus, folder, teacher, plan.threads)
+    corpus = msgspec.structs.replace(corpus, pseudo_labelled=pseudo_labelled)
     if student:
         network = load_network(student / CHECKPOINT, plan.dropout)
     else:
-        network = _fresh(_sized(STUDENT, vocabulary, shape), vocabulary, plan)
-    recipe = RunConfig(STUDENT, plan, network.shape, grown_from=str(student) if student else None, teacher=str(teacher))
-    return _run(recipe, corpus, vocabulary, network, folder, say, load_network(teacher / CHECKPOINT))
+        network = _new_network(_config(STUDENT, tokenizer, shape), tokenizer, plan)
+    config = RunConfig(STUDENT, plan, network.shape, grown_from=str(student) if student else None, teacher=str(teacher))
+    return _run(config, corpus, tokenizer, network, folder, say, load_network(teacher / CHECKPOINT))
 
 
 def export_run(folder: Path, target: Path) -> None:
     """Write a run's network and tokenizer as an F32 GGUF."""
     name = msgspec.json.decode((folder / PLAN).read_bytes(), type=RunConfig).name
     network = load_network(folder / CHECKPOINT)
-    about = GGUFMetadata(f"causeway-{name}", ABOUT[name], refuses=name == STUDENT)
-    write_gguf(network, AssistantTokenizer.load(folder / TOKENIZER), target, about)
+    metadata = GGUFMetadata(f"causeway-{name}", DESCRIPTIONS[name], refuses=name == STUDENT)
+    write_gguf(network, AssistantTokenizer.load(folder / TOKENIZER), target, metadata)
 
 
-def importance_of(folder: Path, data: Path, target: Path, count: int, seed: int) -> None:
-    """Write the importance matrix of a run's network, from `count` training examples of its own kind."""
-    recipe = msgspec.json.decode((folder / PLAN).read_bytes(), type=RunConfig)
-    corpus, vocabulary = Corpus.read(data), AssistantTokenizer.load(folder / TOKENIZER)
-    examples = Mixture(corpus, vocabulary, recipe.name == STUDENT, seed).epoch()[:count]
-    chosen = list(batches(examples, recipe.plan.tokens, random.Random(seed)))
+def write_importance(folder: Path, data: Path, target: Path, count: int, seed: int) -> None:
+    """Write the importance matrix of a run's network over `count` training examples."""
+    config = msgspec.json.decode((folder / PLAN).read_bytes(), type=RunConfig)
+    corpus, tokenizer = Corpus.read(data), AssistantTokenizer.load(folder / TOKENIZER)
+    examples = Mixture(corpus, tokenizer, config.name == STUDENT, seed).epoch()[:count]
+    chosen = list(batches(examples, config.plan.batch_tokens, random.Random(seed)))
     save_importance(importance(load_network(folder / CHECKPOINT), chosen), target)
 
 
 def _run(
-    recipe: RunConfig,
+    config: RunConfig,
     corpus: Corpus,
-    vocabulary: AssistantTokenizer,
+    tokenizer: AssistantTokenizer,
     network: Llama,
     folder: Path,
     say: Callable[[str], None],
     teacher: Llama | None = None,
-    meanings: SentenceEmbeddings | None = None,
-    hints: FunctionHints | None = None,
+    embeddings: SentenceEmbeddings | None = None,
+    soft_labels: FunctionSoftLabels | None = None,
 ) -> Trainer:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    labels = SlotLabels(corpus.arguments())
-    trainer = Trainer(network, recipe.plan, folder, device, teacher, meanings, labels.count)
+    slot_labels = SlotLabels(corpus.arguments())
+    trainer = Trainer(network, config.plan, folder, device, teacher, embeddings, slot_labels.count)
     resumed = trainer.resume()
-    (folder / PLAN).write_bytes(msgspec.json.encode(recipe))
-    student = recipe.name == STUDENT
-    seed, plan = recipe.plan.seed + 1000 * trainer.step, recipe.plan
+    (folder / PLAN).write_bytes(msgspec.json.encode(config))
+    student, plan = config.name == STUDENT, config.plan
     mixture = Mixture(
         corpus,
-        vocabulary,
+        tokenizer,
         student,
-        seed,
+        plan.seed + 1000 * trainer.step,  # a resumed run draws other variants
         refusals=plan.refusals,
-        repeats=plan.repeats,
-        share=plan.share,
-        meanings=meanings,
-        labels=labels,
-        hints=hints,
-        hinted=plan.hinted,
+        hwu64_repeats=plan.hwu64_repeats,
+        row_share=plan.row_share,
+        embeddings=embeddings,
+        slot_labels=slot_labels,
+        soft_labels=soft_labels,
+        soft_label_count=plan.soft_labels,
     )
-    validation = validation_examples(corpus, vocabulary, student, per_source=500)
+    validation = validation_examples(corpus, tokenizer, student, per_source=500)
     parameters = sum(weight.numel() for weight in network.parameters())
-    state = f"taken up at step {trainer.step}" if resumed else "new"
-    say(f"{recipe.name}: {parameters:,} parameters, vocabulary {vocabulary.size}, {state}")
+    state = f"resumed at step {trainer.step}" if resumed else "new"
+    say(f"{config.name}: {parameters:,} parameters, vocabulary {tokenizer.size}, {state}")
 
     def report(trainer: Trainer, loss: float) -> None:
         shares = {
-            name: right_answers(trainer.average, rows, trainer.device) for name, rows in validation.items() if rows
+            name: answer_accuracy(trainer.averaged, rows, trainer.device) for name, rows in validation.items() if rows
         }
-        entry = {"step": trainer.step, "minutes": trainer.spent_s / 60, "loss": loss, "right": shares}
+        entry = {"step": trainer.step, "minutes": trainer.spent_s / 60, "loss": loss, "accuracy": shares}
         with (folder / LOG).open("ab") as log:
             log.write(msgspec.json.encode(entry) + b"\n")
         table = "  ".join(f"{name} {intent:.3f}/{exact:.3f}" for name, (intent, exact) in shares.items())
@@ -193,43 +220,41 @@ def _run(
     return trainer
 
 
-def _sized(name: str, vocabulary: AssistantTokenizer, shape: dict[str, int] | None) -> LlamaConfig:
-    return LlamaConfig(vocabulary=vocabulary.size, **(shape or shape_for(name, None, 256)))
+def _config(name: str, tokenizer: AssistantTokenizer, shape: dict[str, int] | None) -> LlamaConfig:
+    return LlamaConfig(vocabulary=tokenizer.size, **(shape or shape_for(name, None, 256)))
 
 
-def _spoken(corpus: Corpus) -> list[str]:
-    return [row.text for row in corpus.train]
-
-
-def _labels(corpus: Corpus, folder: Path, teacher: Path, threads: int) -> tuple[Row, ...]:
-    """The teacher's labels, made once and kept in the run's folder."""
-    path = folder / LABELS
+def _pseudo_labels(corpus: Corpus, folder: Path, teacher: Path, threads: int) -> tuple[Row, ...]:
+    """Return the teacher's pseudo-labels, made once and kept in the run's folder."""
+    path = folder / PSEUDO_LABELS
     if not path.is_file():
         weights = folder / "teacher.gguf"
         export_run(teacher, weights)
-        save(label(weights, unlabelled(corpus.train), threads), path)
+        save_rows(label(weights, unlabelled(corpus.train), threads), path)
         weights.unlink()
     return read_rows(path, LABELLED)
 
 
-def _vocabulary(
-    corpus: Corpus, folder: Path, given: Path | None, merges: int, twice: bool = True
+def _load_or_train_tokenizer(
+    corpus: Corpus, folder: Path, origin: Path | None, merges: int, repeat_prompt: bool = True
 ) -> AssistantTokenizer:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / TOKENIZER
     if not path.is_file():
-        if given:
-            made = AssistantTokenizer.load(given / TOKENIZER)
+        if origin:
+            tokenizer = AssistantTokenizer.load(origin / TOKENIZER)
         else:
-            made = AssistantTokenizer.train(corpus.texts(), corpus.functions(), corpus.arguments(), merges, twice)
-        made.save(path)
+            tokenizer = AssistantTokenizer.train(
+                corpus.tokenizer_texts(), corpus.functions(), corpus.arguments(), merges, repeat_prompt
+            )
+        tokenizer.save(path)
     return AssistantTokenizer.load(path)
 
 
-def _fresh(shape: LlamaConfig, vocabulary: AssistantTokenizer, plan: TrainingPlan) -> Llama:
+def _new_network(shape: LlamaConfig, tokenizer: AssistantTokenizer, plan: TrainingPlan) -> Llama:
     torch.manual_seed(plan.seed)
     network = Llama(shape, plan.dropout)
-    tie_spaced_twins(network.embedding, vocabulary.tokenizer.get_vocab())
-    if can_copy_by_hand(network):
-        write_copying(network)
+    tie_space_variants(network.embedding, tokenizer.bpe.get_vocab())
+    if supports_induction_heads(network):
+        write_induction_heads(network)
     return network

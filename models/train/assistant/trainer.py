@@ -1,7 +1,7 @@
 """The training loop: time-boxed, checkpointed, resumable, on a CPU or a GPU.
 
-Progress is the larger share spent of minutes and of steps, so that a run on a busy machine still ends its schedule in
-time.
+Progress is the larger of the shares of minutes and of steps used, so that a run on a busy machine still completes its
+schedule in time.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...catalog.artifact import ArtifactError
-from ..auxiliary_losses.attention_loss import NOWHERE
+from ..auxiliary_losses.attention_loss import NO_TARGET
 from ..auxiliary_losses.embedding_loss import EmbeddingProjection, SentenceEmbeddings
-from ..auxiliary_losses.function_distillation import with_hints
+from ..auxiliary_losses.function_distillation import soften
 from ..auxiliary_losses.tagging_loss import SlotTagger
 from ..network.llama import AuxiliaryOutputs, Llama, LlamaConfig
 from ..network.optimizer import Optimizers
-from .mixture import COPIED, HINTED, REFUSED, Example
+from .mixture import COPYING, REFUSED, SOFT_LABELLED, Example
 
 CHECKPOINT = "checkpoint.pt"
-LONGEST_STEP_S = 30.0  # what takes longer was a machine asleep or a run on hold, not training
-# The teacher answers what the student should turn away; copying needs no teacher, and hints have one.
-UNTAUGHT = (REFUSED, COPIED, HINTED)
+MAX_STEP_S = 30.0  # a longer step is counted as this long: the machine slept or the run was paused
+# Sources that are not distilled: the teacher answers what the student should refuse, copying exercises need no teacher,
+# and soft labels have their own.
+NOT_DISTILLED = (REFUSED, COPYING, SOFT_LABELLED)
 
 
 class TrainingPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long and how fast to train. The rate rises over `warmup_steps`, stays, and falls linearly over the last
-    `cooldown`.
+    """Training schedule and weights of the losses.
+
+    The learning rate rises over `warmup_steps`, is constant, and falls linearly over the last `cooldown`.
     """
 
     minutes: float
     steps: int = 1_000_000
-    tokens: int = 4096  # padded, per batch
+    batch_tokens: int = 4096  # per batch, padding included
     matrix_lr: float = 0.01
     vector_lr: float = 1.5e-3
     warmup_steps: int = 50
@@ -51,19 +53,19 @@ class TrainingPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 1
     threads: int = 2
     report_minutes: float = 3.0
-    teacher_weight: float = 0.0  # of the teacher's probabilities against the labels
-    pointing: float = 0.3  # weight of the attention lesson (`pointing`)
-    meaning: float = 0.5  # weight of the lesson in meaning (`meaning`), where there is an encoder
-    tagging: float = 0.5  # weight of the lesson which word belongs to which argument (`tagging`)
-    averaged: float = 0.998  # decay, per step, of the running mean of the weights; the mean is what is kept
-    refusals: int = 6000  # of the device's examples, in an epoch
-    repeats: int = 2  # how often an epoch has each row of HWU64, which has fewer rows and more to learn
-    share: float = 1.0  # of the large model's rows, in an epoch
-    hinted: int = 60_000  # of a tutor's hints (`hints`), in an epoch, where there are any
+    teacher_weight: float = 0.0  # weight of the teacher's probabilities against the labels
+    attention_weight: float = 0.3  # of the attention loss
+    embedding_weight: float = 0.5  # of the embedding loss, where there is an encoder or a function teacher
+    tagging_weight: float = 0.5  # of the slot-tagging loss
+    ema_decay: float = 0.998  # per step, of the averaged weights, which are the ones that are exported
+    refusals: int = 6000  # examples to refuse in an epoch of the device's model
+    hwu64_repeats: int = 2  # how often an epoch holds each row of HWU64, which has fewer rows and more functions
+    row_share: float = 1.0  # share of the rows in an epoch of the large model
+    soft_labels: int = 60_000  # soft-labelled texts in an epoch, where there is a function teacher
 
 
 class Trainer:
-    """Owns network, optimizers and the checkpoint file of one run."""
+    """Owns the network, the optimizers and the checkpoint of one run."""
 
     def __init__(
         self,
@@ -72,37 +74,49 @@ class Trainer:
         folder: Path,
         device: str = "cpu",
         teacher: Llama | None = None,
-        meanings: SentenceEmbeddings | None = None,
-        labels: int = 0,
+        embeddings: SentenceEmbeddings | None = None,
+        slot_labels: int = 0,
     ) -> None:
-        """`labels`: how many the lesson in tagging tells apart; 0: it is left out."""
+        """Prepare a run in `folder`.
+
+        Args:
+            teacher: network to distil from.
+            embeddings: vectors for the embedding loss; None leaves it out.
+            slot_labels: number of labels of the tagging loss; 0 leaves it out.
+        """
         torch.manual_seed(plan.seed)
         torch.set_num_threads(plan.threads)
         self._teacher = teacher.to(device).eval() if teacher else None
         self.network, self.plan, self.folder, self.device = network.to(device), plan, folder, device
         self.step, self.spent_s = 0, 0.0
-        self.average = deepcopy(self.network).eval()
-        self._reader = EmbeddingProjection(network.shape.width, meanings).to(device) if meanings else None
-        self._tagger = SlotTagger(network.shape.width, labels).to(device) if labels and plan.tagging else None
-        self._optimizers = Optimizers(network, plan.matrix_lr, plan.vector_lr, (self._reader, self._tagger))
+        self.averaged = deepcopy(self.network).eval()
+        self._projection = EmbeddingProjection(network.shape.width, embeddings).to(device) if embeddings else None
+        tagging = slot_labels and plan.tagging_weight
+        self._tagger = SlotTagger(network.shape.width, slot_labels).to(device) if tagging else None
+        self._optimizers = Optimizers(network, plan.matrix_lr, plan.vector_lr, (self._projection, self._tagger))
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def progress(self) -> float:
+        """Share of the plan that is done, 0..1."""
         return min(1.0, max(self.spent_s / (60 * self.plan.minutes), self.step / self.plan.steps))
 
     def resume(self) -> bool:
-        """Take up the last checkpoint, if there is one. Raises ArtifactError if it is of a network of another shape."""
+        """Load the last checkpoint; return whether there was one.
+
+        Raises:
+            ArtifactError: the checkpoint is of a network of another shape.
+        """
         path = self.folder / CHECKPOINT
         if not path.is_file():
             return False
         state = torch.load(path, map_location=self.device, weights_only=True)
         if state["shape"] != (shape := msgspec.to_builtins(self.network.shape)):
-            raise ArtifactError(f"{path} is of {state['shape']}, not of {shape}: give this run another folder")
+            raise ArtifactError(f"{path} has the shape {state['shape']}, not {shape}: use another folder for this run")
         self.network.load_state_dict(state["network"])
-        self.average.load_state_dict(state["average"])
-        if self._reader:
-            self._reader.load_state_dict(state["reader"])
+        self.averaged.load_state_dict(state["averaged"])
+        if self._projection:
+            self._projection.load_state_dict(state["projection"])
         if self._tagger:
             self._tagger.load_state_dict(state["tagger"])
         self._optimizers.load_state_dict(state["optimizers"])
@@ -110,14 +124,19 @@ class Trainer:
         return True
 
     def run(self, epoch: Callable[[], list[Example]], report: Callable[[Trainer, float], None]) -> None:
-        """Train until the plan is spent; `report(trainer, loss)` comes every few minutes, after each checkpoint."""
+        """Train until the plan is done.
+
+        Args:
+            epoch: returns the examples of the next epoch.
+            report: called every `plan.report_minutes`, after a checkpoint, with the mean loss since the last one.
+        """
         draw = random.Random(self.plan.seed + self.step)
         last, losses, reported = time.monotonic(), [], self.spent_s
         while self.progress < 1.0:
-            for batch in batches(epoch(), self.plan.tokens, draw):
-                losses.append(self._learn(batch))
+            for batch in batches(epoch(), self.plan.batch_tokens, draw):
+                losses.append(self._train_step(batch))
                 now = time.monotonic()
-                self.spent_s, last = self.spent_s + min(now - last, LONGEST_STEP_S), now
+                self.spent_s, last = self.spent_s + min(now - last, MAX_STEP_S), now
                 if self.spent_s - reported > 60 * self.plan.report_minutes or self.progress >= 1.0:
                     reported = self.spent_s
                     self.save()
@@ -128,10 +147,11 @@ class Trainer:
                     return
 
     def save(self) -> None:
+        """Write the checkpoint, atomically."""
         state = {
             "network": self.network.state_dict(),
-            "average": self.average.state_dict(),
-            "reader": self._reader.state_dict() if self._reader else {},
+            "averaged": self.averaged.state_dict(),
+            "projection": self._projection.state_dict() if self._projection else {},
             "tagger": self._tagger.state_dict() if self._tagger else {},
             "optimizers": self._optimizers.state_dict(),
             "step": self.step,
@@ -143,76 +163,80 @@ class Trainer:
         partial.replace(self.folder / CHECKPOINT)
         _trim_heap()
 
-    def _learn(self, batch: Sequence[Example]) -> Tensor:
+    def _train_step(self, batch: Sequence[Example]) -> Tensor:
         self.network.train()
-        loss = self._loss(batch)
+        loss = self.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizers.step(self._factor())
+        self._optimizers.step(self._lr_factor())
         self.step += 1
-        self._remember()
+        self._update_average()
         return loss.detach()
 
-    def _loss(self, batch: Sequence[Example]) -> Tensor:
+    def loss(self, batch: Sequence[Example]) -> Tensor:
+        """Return the loss of a batch: next tokens of the answers, distillation, and the auxiliary losses."""
         with autocast(self.device):
-            seen = AuxiliaryOutputs()
-            logits, wanted = answer_logits(self.network, batch, self.device, seen)
-        lessons = self._lessons(batch, seen)
-        hard = functional.cross_entropy(logits.float(), wanted, reduction="none")  # [targets]
-        hard = with_hints(hard, logits, hints(batch))
-        taught = [one for one in batch if one.source not in UNTAUGHT]
-        if self._teacher is None or not taught:
-            return hard.mean() + lessons
+            outputs = AuxiliaryOutputs()
+            logits, targets = answer_logits(self.network, batch, self.device, outputs)
+        auxiliary = self._auxiliary_loss(batch, outputs)
+        hard = functional.cross_entropy(logits.float(), targets, reduction="none")  # [targets]
+        hard = soften(hard, logits, soft_targets(batch))
+        distilled = [one for one in batch if one.source not in NOT_DISTILLED]
+        if self._teacher is None or not distilled:
+            return hard.mean() + auxiliary
         with torch.no_grad(), autocast(self.device):
-            told, _ = answer_logits(self._teacher, taught, self.device)
-        kept = torch.tensor([one.source not in UNTAUGHT for one in batch for _ in one.target], device=self.device)
-        soft = functional.kl_div(logits[kept].float().log_softmax(-1), told.float().softmax(-1), reduction="none").sum(
-            -1
-        )
+            teacher_logits, _ = answer_logits(self._teacher, distilled, self.device)
+        mask = torch.tensor([one.source not in NOT_DISTILLED for one in batch for _ in one.target], device=self.device)
+        logprobs, probabilities = logits[mask].float().log_softmax(-1), teacher_logits.float().softmax(-1)
+        soft = functional.kl_div(logprobs, probabilities, reduction="none").sum(-1)
         weight = self.plan.teacher_weight
-        return (hard.sum() - weight * hard[kept].sum() + weight * soft.sum()) / len(hard) + lessons
+        return (hard.sum() - weight * hard[mask].sum() + weight * soft.sum()) / len(hard) + auxiliary
 
-    def _lessons(self, batch: Sequence[Example], seen: AuxiliaryOutputs) -> Tensor:
-        """What is taught beside the answers: where to look, what the utterance means, which word belongs to what."""
-        loss = self.plan.pointing * looked(batch, seen.scores)
-        if self._reader:
-            loss = loss + self.plan.meaning * self._reader.loss(seen.states, [one.meaning for one in batch])
+    def _auxiliary_loss(self, batch: Sequence[Example], outputs: AuxiliaryOutputs) -> Tensor:
+        loss = self.plan.attention_weight * attention_loss(batch, outputs.attention_scores)
+        if self._projection:
+            indices = [one.embedding for one in batch]
+            loss = loss + self.plan.embedding_weight * self._projection.loss(outputs.answer_states, indices)
         if self._tagger:
-            tagged = [(len(one.prompt) - 1 - len(one.tags), one.tags) for one in batch]
-            loss = loss + self.plan.tagging * self._tagger.loss(seen.middle, tagged)
+            tagged = [(len(one.prompt) - 1 - len(one.slot_tags), one.slot_tags) for one in batch]
+            loss = loss + self.plan.tagging_weight * self._tagger.loss(outputs.middle_states, tagged)
         return loss
 
     @torch.no_grad()
-    def _remember(self) -> None:
-        """Weights averaged over the last steps answer better than the last ones do, above all before the rate has
-        fallen (Izmailov et al. 2018, arXiv 1803.05407). Early on the mean reaches back over half the steps at most.
+    def _update_average(self) -> None:
+        """Update the exponential moving average of the weights.
+
+        It answers better than the last weights, especially before the learning rate has fallen (Izmailov et al. 2018,
+        arXiv 1803.05407). Early in a run it covers at most half of the steps.
         """
-        share = 1.0 - min(self.plan.averaged, self.step / (self.step + 2))
-        for mean, weight in zip(self.average.parameters(), self.network.parameters(), strict=True):
+        share = 1.0 - min(self.plan.ema_decay, self.step / (self.step + 2))
+        for mean, weight in zip(self.averaged.parameters(), self.network.parameters(), strict=True):
             mean.lerp_(weight, share)
 
-    def _factor(self) -> float:
+    def _lr_factor(self) -> float:
         warm = min(1.0, (self.step + 1) / self.plan.warmup_steps)
         return warm * min(1.0, (1.0 - self.progress) / self.plan.cooldown + 0.01)
 
 
 def _trim_heap() -> None:
-    """Batches of many sizes leave holes in glibc's heap: 8 GB in an hour, of which 2 are in use. Other C libraries have
-    no such call.
+    """Return free memory to the system.
+
+    Batches of many sizes fragment glibc's heap: 8 GB in an hour, of which 2 GB are in use. Other C libraries have no
+    such call.
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def load_network(path: Path, dropout: float = 0.0) -> Llama:
-    """The network of a checkpoint, its averaged weights. Only tensors and numbers are read, nothing is executed."""
+    """Return the network of a checkpoint with its averaged weights. Only tensors and numbers are unpickled."""
     state = torch.load(path, map_location="cpu", weights_only=True)
     network = Llama(msgspec.convert(state["shape"], LlamaConfig), dropout)
-    network.load_state_dict(state.get("average") or state["network"])
+    network.load_state_dict(state.get("averaged") or state["network"])
     return network
 
 
 def batches(examples: Sequence[Example], tokens: int, draw: random.Random) -> Iterator[list[Example]]:
-    """Batches of at most `tokens` padded tokens, of about equal lengths, in random order."""
+    """Yield batches of at most `tokens` tokens with padding, of examples of similar length, in random order."""
     ordered = sorted(examples, key=lambda one: len(one.prompt) + len(one.target) + 2 * draw.random())
     groups: list[list[Example]] = [[]]
     longest = 0
@@ -226,70 +250,76 @@ def batches(examples: Sequence[Example], tokens: int, draw: random.Random) -> It
     return iter(groups)
 
 
-def hints(batch: Sequence[Example]) -> list[tuple[int, list[tuple[int, float]]]]:
-    """The hints of a batch, and where among its targets the tokens are that they are for."""
-    found, at = [], 0
+def soft_targets(batch: Sequence[Example]) -> list[tuple[int, list[tuple[int, float]]]]:
+    """Return the soft targets of a batch, each with its index among all target tokens of the batch."""
+    found, offset = [], 0
     for one in batch:
-        found += [(at + hint.place, hint.shares) for hint in one.hints]
-        at += len(one.target)
+        found += [(offset + soft.position, soft.probabilities) for soft in one.soft_targets]
+        offset += len(one.target)
     return found
 
 
 def answer_logits(
-    network: Llama, batch: Sequence[Example], device: str = "cpu", seen: AuxiliaryOutputs | None = None
+    network: Llama, batch: Sequence[Example], device: str = "cpu", auxiliary: AuxiliaryOutputs | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Logits [targets, vocabulary] at the answers' positions only, and the wanted ids [targets]. `seen` is
-    filled where given.
+    """Return logits [targets, vocabulary] at the answers' positions only, and the target ids [targets].
+
+    Args:
+        auxiliary: filled with the outputs that the auxiliary losses need.
     """
     length = max(len(one.prompt) + len(one.target) for one in batch) - 1
     length += -length % 8
     ids = torch.zeros(len(batch), length, dtype=torch.long)
-    places: list[int] = []
-    wanted: list[int] = []
+    positions: list[int] = []
+    targets: list[int] = []
     for row, one in enumerate(batch):
-        whole = one.prompt + one.target[:-1]
-        ids[row, : len(whole)] = torch.tensor(whole)
+        sequence = one.prompt + one.target[:-1]
+        ids[row, : len(sequence)] = torch.tensor(sequence)
         first = row * length + len(one.prompt) - 1
-        places.extend(range(first, first + len(one.target)))
-        wanted.extend(one.target)
-    hidden = network.hidden(ids.to(device), seen).flatten(0, 1)
-    if seen:
+        positions.extend(range(first, first + len(one.target)))
+        targets.extend(one.target)
+    hidden = network.hidden(ids.to(device), auxiliary).flatten(0, 1)
+    if auxiliary:
         firsts = [row * length + len(one.prompt) - 1 for row, one in enumerate(batch)]
-        seen.states = hidden[torch.tensor(firsts, device=device)]
-    return network.logits(hidden[torch.tensor(places, device=device)]), torch.tensor(wanted, device=device)
+        auxiliary.answer_states = hidden[torch.tensor(firsts, device=device)]
+    return network.logits(hidden[torch.tensor(positions, device=device)]), torch.tensor(targets, device=device)
 
 
-def looked(batch: Sequence[Example], seen: Sequence[Tensor]) -> Tensor:
-    """Cross entropy of where the pointing heads look, [n, length, length] each, against where they should; 0 where a
-    batch teaches nothing.
+def attention_loss(batch: Sequence[Example], attention_scores: Sequence[Tensor]) -> Tensor:
+    """Return the mean cross entropy of the supervised heads' attention with its targets, 0 if a batch has none.
+
+    Args:
+        attention_scores: of each supervised head before softmax, [n, length, length].
     """
-    lessons = [
-        (row, len(one.prompt) - 1 + at, look)
+    supervised = [
+        (row, len(one.prompt) - 1 + index, position)
         for row, one in enumerate(batch)
-        for at, look in enumerate(one.looks)
-        if look != NOWHERE
+        for index, position in enumerate(one.attention_targets)
+        if position != NO_TARGET
     ]
-    if not lessons:
+    if not supervised:
         return torch.zeros(())
-    rows, at, looks = torch.tensor(lessons, device=seen[0].device).unbind(1)
-    losses = [functional.cross_entropy(scores[rows, at].float(), looks) for scores in seen]
+    rows, queries, targets = torch.tensor(supervised, device=attention_scores[0].device).unbind(1)
+    losses = [functional.cross_entropy(scores[rows, queries].float(), targets) for scores in attention_scores]
     return torch.stack(losses).mean()
 
 
 @torch.no_grad()
-def right_answers(network: Llama, examples: Sequence[Example], device: str = "cpu") -> tuple[float, float]:
-    """(share with the right second token, share with every token right): greedy decoding would give the same
-    answers.
+def answer_accuracy(network: Llama, examples: Sequence[Example], device: str = "cpu") -> tuple[float, float]:
+    """Return the share of examples with the correct function, and the share with every token correct.
+
+    Greedy decoding would give the same answers.
     """
     network.eval()
-    names, whole = 0, 0
+    functions, exact = 0, 0
     for batch in batches(examples, 8192, random.Random(0)):
         with autocast(device):
-            logits, wanted = answer_logits(network, batch, device)
-        right = (logits.argmax(-1) == wanted).split([len(one.target) for one in batch])  # type: ignore[no-untyped-call]
-        names += sum(bool(one[:2].all()) for one in right)
-        whole += sum(bool(one.all()) for one in right)
-    return names / len(examples), whole / len(examples)
+            logits, targets = answer_logits(network, batch, device)
+        lengths = [len(one.target) for one in batch]
+        correct = (logits.argmax(-1) == targets).split(lengths)  # type: ignore[no-untyped-call]
+        functions += sum(bool(one[:2].all()) for one in correct)
+        exact += sum(bool(one.all()) for one in correct)
+    return functions / len(examples), exact / len(examples)
 
 
 def autocast(device: str) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
-"""BERT's encoder (Devlin et al. 2018, arXiv 1810.04805) in torch, to go on training where a published one ended.
+"""BERT's encoder (Devlin et al. 2018, arXiv 1810.04805) in torch, to fine-tune a published one.
 
-`minilm` makes an ONNX graph of the same files, to run; this is to learn. Texts of one batch have the same number of
-tokens, so nothing is padded and nothing is masked.
+`causeway-models convert-bert` makes an ONNX graph of the same files for inference. All texts of a batch have the same
+number of tokens, so there is no padding and no mask.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ...catalog.artifact import ArtifactError
 from ...signals.encoder import WordPieces
 from ..signals.bert_to_onnx import BertConfig, read_safetensors
 
-LONGEST = 64  # tokens of a text, the first ones
-FROZEN = 3  # of so many layers, the lowest one stays as it was
+MAX_TOKENS = 64  # longer texts are truncated
+FROZEN_SHARE = 3  # one in so many layers, the lowest ones, is not trained
 
 
 class BertSizes(BertConfig, frozen=True):
-    """What `config.json` says, and what the arrays say themselves."""
+    """`config.json`, and the sizes that follow from the arrays."""
 
     vocabulary: int = 0
     hidden: int = 0
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each normalised after it is added."""
+    """Attention and feed-forward, each followed by a residual connection and a norm."""
 
     def __init__(self, sizes: BertSizes, dropout: float) -> None:
         super().__init__()
@@ -56,21 +56,21 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Ids to the mean of the last layer. The words' table and the lowest layers stay as they were: general."""
+    """Maps ids to the mean of the last layer. The embeddings and the lowest layers are frozen, to stay general."""
 
     def __init__(self, sizes: BertSizes, dropout: float = 0.1) -> None:
         super().__init__()
         self.width, self.dropout = sizes.hidden_size, dropout
         self.words = nn.Embedding(sizes.vocabulary, self.width).requires_grad_(False)
-        self.places = nn.Embedding(sizes.max_position_embeddings, self.width).requires_grad_(False)
+        self.positions = nn.Embedding(sizes.max_position_embeddings, self.width).requires_grad_(False)
         self.norm = nn.LayerNorm(self.width, eps=sizes.layer_norm_eps)
         self.norm.requires_grad_(False)
         self.layers = nn.ModuleList(Layer(sizes, dropout) for _ in range(sizes.num_hidden_layers))
-        self.layers[: sizes.num_hidden_layers // FROZEN].requires_grad_(False)
+        self.layers[: sizes.num_hidden_layers // FROZEN_SHARE].requires_grad_(False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [n, length] → [n, width]."""
-        x = self.norm(self.words(ids) + self.places.weight[: ids.shape[1]])
+        x = self.norm(self.words(ids) + self.positions.weight[: ids.shape[1]])
         x = functional.dropout(x, self.dropout, self.training)
         for layer in self.layers:
             x = layer(x)
@@ -78,65 +78,72 @@ class Bert(nn.Module):
 
 
 class BertTokenizer(msgspec.Struct, frozen=True):
-    """How a text becomes ids: word pieces between two marks."""
+    """Word pieces between [CLS] and [SEP]."""
 
     pieces: WordPieces
-    before: int
-    after: int
+    cls_id: int
+    sep_id: int
 
     def __call__(self, text: str) -> list[int]:
-        return [self.before, *self.pieces(text)[: LONGEST - 2], self.after]
+        return [self.cls_id, *self.pieces(text)[: MAX_TOKENS - 2], self.sep_id]
 
 
 def load_bert(folder: Path, dropout: float = 0.1) -> tuple[Bert, BertTokenizer]:
-    """The published files in `folder`, as `causeway-models minilm` reads them. Raises ArtifactError for others."""
+    """Load the published files in `folder`, the same that `convert-bert` reads.
+
+    Raises:
+        ArtifactError: the folder holds no BERT sentence encoder.
+    """
     try:
         pieces = (folder / "vocab.txt").read_text(encoding="utf-8").rstrip("\n").split("\n")
         arrays = read_safetensors(folder / "model.safetensors")
-        found = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         sizes = msgspec.structs.replace(
             msgspec.json.decode((folder / "config.json").read_bytes(), type=BertSizes),
-            max_position_embeddings=len(found["embeddings.position_embeddings.weight"]),
-            vocabulary=len(found["embeddings.word_embeddings.weight"]),
-            hidden=len(found["encoder.layer.0.intermediate.dense.weight"]),
+            max_position_embeddings=len(tensors["embeddings.position_embeddings.weight"]),
+            vocabulary=len(tensors["embeddings.word_embeddings.weight"]),
+            hidden=len(tensors["encoder.layer.0.intermediate.dense.weight"]),
         )
         bert = Bert(sizes, dropout)
-        bert.load_state_dict(_renamed(found, sizes.num_hidden_layers))
+        bert.load_state_dict(_rename(tensors, sizes.num_hidden_layers))
         return bert, BertTokenizer(WordPieces(pieces), pieces.index("[CLS]"), pieces.index("[SEP]"))
     except (OSError, KeyError, ValueError, RuntimeError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"{folder}: no BERT sentence encoder ({error})") from error
+        raise ArtifactError(f"{folder}: not a BERT sentence encoder ({error})") from error
 
 
-def same_lengths(ids: Sequence[Sequence[int]], tokens: int, draw: random.Random) -> Iterator[list[int]]:
-    """Which texts go together, about `tokens` tokens at a time: all of one length, in random order."""
+def batches_by_length(ids: Sequence[Sequence[int]], tokens: int, draw: random.Random) -> Iterator[list[int]]:
+    """Yield batches of indices of texts of equal length, about `tokens` tokens each, in random order."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for index, one in enumerate(ids):
         by_length[len(one)].append(index)
     groups = []
-    for length, found in by_length.items():
-        draw.shuffle(found)
+    for length, indices in by_length.items():
+        draw.shuffle(indices)
         size = max(1, tokens // length)
-        groups += [found[at : at + size] for at in range(0, len(found), size)]
+        groups += [indices[start : start + size] for start in range(0, len(indices), size)]
     draw.shuffle(groups)
     return iter(groups)
 
 
-def _renamed(found: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """From the published names to those of `Bert`; the kind of text is always the first, so it joins the places."""
-    kinds = found["embeddings.token_type_embeddings.weight"]
-    made = {
-        "words.weight": found["embeddings.word_embeddings.weight"],
-        "places.weight": found["embeddings.position_embeddings.weight"] + kinds[0],
+def _rename(tensors: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """Rename the published tensors to those of `Bert`.
+
+    The token type is always the first one, so its embedding is added to the positions.
+    """
+    kinds = tensors["embeddings.token_type_embeddings.weight"]
+    renamed = {
+        "words.weight": tensors["embeddings.word_embeddings.weight"],
+        "positions.weight": tensors["embeddings.position_embeddings.weight"] + kinds[0],
     }
     for kind in ("weight", "bias"):
-        made[f"norm.{kind}"] = found[f"embeddings.LayerNorm.{kind}"]
+        renamed[f"norm.{kind}"] = tensors[f"embeddings.LayerNorm.{kind}"]
         for layer in range(layers):
-            at, to = f"encoder.layer.{layer}", f"layers.{layer}"
-            parts = [found[f"{at}.attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
-            made[f"{to}.qkv.{kind}"] = torch.cat(parts)
-            made[f"{to}.out.{kind}"] = found[f"{at}.attention.output.dense.{kind}"]
-            made[f"{to}.mixed_norm.{kind}"] = found[f"{at}.attention.output.LayerNorm.{kind}"]
-            made[f"{to}.up.{kind}"] = found[f"{at}.intermediate.dense.{kind}"]
-            made[f"{to}.down.{kind}"] = found[f"{at}.output.dense.{kind}"]
-            made[f"{to}.norm.{kind}"] = found[f"{at}.output.LayerNorm.{kind}"]
-    return made
+            old, new = f"encoder.layer.{layer}", f"layers.{layer}"
+            parts = [tensors[f"{old}.attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
+            renamed[f"{new}.qkv.{kind}"] = torch.cat(parts)
+            renamed[f"{new}.out.{kind}"] = tensors[f"{old}.attention.output.dense.{kind}"]
+            renamed[f"{new}.mixed_norm.{kind}"] = tensors[f"{old}.attention.output.LayerNorm.{kind}"]
+            renamed[f"{new}.up.{kind}"] = tensors[f"{old}.intermediate.dense.{kind}"]
+            renamed[f"{new}.down.{kind}"] = tensors[f"{old}.output.dense.{kind}"]
+            renamed[f"{new}.norm.{kind}"] = tensors[f"{old}.output.LayerNorm.{kind}"]
+    return renamed

@@ -1,9 +1,9 @@
-"""What a sentence encoder makes of the training texts: a lesson in meaning beside the lesson in answers.
+"""Prediction of a sentence encoder's vector as an auxiliary loss.
 
-A few thousand commands do not teach that "volume" and "loudness" are near each other; an encoder that has read a
-thousand million sentences knows. While training, a linear map of the state that names the function has to say the
-encoder's vector of the utterance (hints from a teacher's inner states: Romero et al. 2015, arXiv 1412.6550). The map is
-dropped afterwards. Where a tutor hints at functions (`hints`), the vectors are the tutor's, of its many texts too.
+A few thousand commands do not teach that "volume" and "loudness" are similar; an encoder trained on a thousand million
+sentences knows it. During training, a linear map of the state that predicts the function must also predict the
+encoder's vector of the message (distillation from a teacher's inner states: Romero et al. 2015, arXiv 1412.6550). The
+map is discarded after training. With a function teacher, the vectors are the teacher's, of all texts it labelled.
 """
 
 from __future__ import annotations
@@ -20,60 +20,66 @@ from torch.nn import functional
 
 from ...signals.encoder import SentenceEncoder
 
-TEXTS, VECTORS = "texts.json", "meanings.npy"
-UNKNOWN = -1  # a text that the encoder was not asked about
+TEXTS, VECTORS = "embedding_texts.json", "sentence_embeddings.npy"
+NO_EMBEDDING = -1  # index of a text without a vector
 
 
 class SentenceEmbeddings:
-    """The vectors [texts, n], of length 1, and where each text's is."""
+    """Sentence vectors float32 [texts, n] of length 1, and the index of each text."""
 
     def __init__(self, texts: Sequence[str], vectors: Tensor) -> None:
         self.vectors = vectors
-        self._at = {text: index for index, text in enumerate(texts)}
+        self._index = {text: index for index, text in enumerate(texts)}
 
     @classmethod
-    def of(cls, encoder: Path, texts: Sequence[str], folder: Path) -> SentenceEmbeddings:
-        """Asks the ONNX file `encoder` once; kept in `folder` from then on."""
-        if not is_kept(folder):
-            wanted = list(dict.fromkeys(texts))
-            keep(wanted, SentenceEncoder(encoder).encode_all(wanted), folder)
-        return cls.kept(folder)
+    def load_or_compute(cls, encoder: Path, texts: Sequence[str], folder: Path) -> SentenceEmbeddings:
+        """Load the vectors in `folder`, or compute those of `texts` with the ONNX file `encoder` and save them."""
+        if not has_embeddings(folder):
+            distinct = list(dict.fromkeys(texts))
+            save_embeddings(distinct, SentenceEncoder(encoder).encode_all(distinct), folder)
+        return cls.load(folder)
 
     @classmethod
-    def kept(cls, folder: Path) -> SentenceEmbeddings:
-        """What `keep` wrote there."""
-        known = msgspec.json.decode((folder / TEXTS).read_bytes(), type=list[str])
+    def load(cls, folder: Path) -> SentenceEmbeddings:
+        """Load what `save_embeddings` wrote."""
+        texts = msgspec.json.decode((folder / TEXTS).read_bytes(), type=list[str])
         vectors = np.load(folder / VECTORS, allow_pickle=False).astype(np.float32)
-        return cls(known, functional.normalize(torch.from_numpy(vectors), dim=-1))
+        return cls(texts, functional.normalize(torch.from_numpy(vectors), dim=-1))
 
-    def at(self, text: str) -> int:
-        return self._at.get(text, UNKNOWN)
+    def index_of(self, text: str) -> int:
+        """Return the row of the text's vector, or NO_EMBEDDING."""
+        return self._index.get(text, NO_EMBEDDING)
 
 
-def keep(texts: Sequence[str], vectors: NDArray[np.floating], folder: Path) -> None:
-    """Writes the texts and their vectors [texts, n] into `folder`, at half precision."""
+def save_embeddings(texts: Sequence[str], vectors: NDArray[np.floating], folder: Path) -> None:
+    """Write the texts and their vectors [texts, n] to `folder`, at half precision."""
     partial = folder / f"partial.{VECTORS}"
     (folder / TEXTS).write_bytes(msgspec.json.encode(list(texts)))
     np.save(partial, vectors.astype(np.float16))
     partial.replace(folder / VECTORS)
 
 
-def is_kept(folder: Path) -> bool:
+def has_embeddings(folder: Path) -> bool:
     return (folder / VECTORS).is_file()
 
 
 class EmbeddingProjection(nn.Module):
-    """The linear map from the network's states to the encoder's vectors."""
+    """Linear map from the network's states to the encoder's vectors."""
 
-    def __init__(self, width: int, meanings: SentenceEmbeddings) -> None:
+    def __init__(self, width: int, embeddings: SentenceEmbeddings) -> None:
         super().__init__()
-        self.map = nn.Linear(width, meanings.vectors.shape[1])
-        self._vectors = meanings.vectors
+        self.map = nn.Linear(width, embeddings.vectors.shape[1])
+        self._vectors = embeddings.vectors
 
-    def loss(self, states: Tensor, places: Sequence[int]) -> Tensor:
-        """One minus the cosine, mean over the texts that are known; states [n, width], places as of `Meanings.at`."""
-        known = torch.tensor([place != UNKNOWN for place in places], device=states.device)
+    def loss(self, states: Tensor, indices: Sequence[int]) -> Tensor:
+        """Return one minus the mean cosine over the texts that have a vector, 0 if none has.
+
+        Args:
+            states: [n, width].
+            indices: rows of the vectors, as `SentenceEmbeddings.index_of` returns them.
+        """
+        known = torch.tensor([index != NO_EMBEDDING for index in indices], device=states.device)
         if not known.any():
             return torch.zeros((), device=states.device)
-        wanted = self._vectors[[place for place in places if place != UNKNOWN]].to(states.device)
-        return 1.0 - functional.cosine_similarity(self.map(states[known].float()), wanted).mean()
+        target = self._vectors[[index for index in indices if index != NO_EMBEDDING]].to(states.device)
+        return 1.0 - functional.cosine_similarity(self.map(states[known].float()), target).mean()

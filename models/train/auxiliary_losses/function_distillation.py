@@ -1,11 +1,10 @@
-"""Which functions a tutor thinks of, as a lesson at the function's name: on texts that nobody labelled.
+"""Distillation of the function's name: soft labels by a function teacher, on unlabelled texts.
 
-The device's model learns from it also what is none of its own: how probable those functions are together is how
-probable a refusal should be.
-
-A few dozen rows a function do not tell a small network what else people say. So many more texts are made from them
-(`paraphrase`), the tutor says how probable each function is, and the network learns these probabilities instead of one
-right name (Hinton et al. 2015, arXiv 1503.02531). Texts of which the tutor makes nothing are left out.
+A few dozen rows per function do not show a small network how else a request can be worded. Many more texts are made
+from the rows (data/paraphrase.py), the teacher assigns a probability to each function, and the network learns these
+probabilities instead of one correct name (Hinton et al. 2015, arXiv 1503.02531). Texts without a confident label are
+dropped. The device's model also learns what to refuse: the probability of a refusal is that of all functions outside
+the device's own.
 """
 
 from __future__ import annotations
@@ -25,116 +24,129 @@ from ...function_calls.dataset import Row
 from ...function_calls.intents import functions_for
 from ..data.augmentation import Augmenter
 from ..data.paraphrase import Paraphraser, common_words, whole_words
-from .embedding_loss import SentenceEmbeddings, is_kept, keep
-from .function_teacher import FunctionTeacher, find_teacher
+from .embedding_loss import SentenceEmbeddings, has_embeddings, save_embeddings
+from .function_teacher import FunctionTeacher, load_or_train_teacher
 
-TUTOR, HINTS = "tutor.pt", "hints.json"
-SURE = 0.4  # the tutor's probability of its best function, at least
-KEPT = 6  # functions of each text
-VARIANTS = {"clinc150": 24, "banking77": 6, "hwu64": 6}  # of each row of a source
-TAUGHT = {"snips2017": 0.33}  # share of a source's rows that the tutor is taught
-OUTSIDE = 4  # how often it is taught each row that is out of scope
-NEAR, NEARNESS = 6, 0.5  # neighbours of a word at most, and the least cosine
-_PART = 20_000  # texts that the tutor is asked at a time
+TEACHER, SOFT_LABELS = "function_teacher.pt", "soft_labels.json"
+MIN_CONFIDENCE = 0.4  # least probability of the best function of a soft label
+TOP_FUNCTIONS = 6  # functions in a soft label
+VARIANTS = {"clinc150": 24, "banking77": 6, "hwu64": 6}  # texts made from each row of a source
+TRAINED_SHARE = {"snips2017": 0.33}  # share of a source's rows that the teacher is trained on; others: all
+OUT_OF_SCOPE_REPEATS = 4  # how often the teacher is trained on each out-of-scope row
+NEIGHBOURS, MIN_COSINE = 6, 0.5  # neighbours of a word
+_CHUNK = 20_000  # texts that the teacher labels at a time
 
-Shares = list[tuple[str, float]]  # functions and their probabilities, the best first
+FunctionProbabilities = list[tuple[str, float]]  # the most probable first
 
 
-class FunctionHints:
-    """Texts, and what the tutor makes of each: functions, and the meanings of these texts and of the rows'."""
+class FunctionSoftLabels:
+    """Unlabelled texts with the teacher's function probabilities, and its vectors of these texts and of the rows'."""
 
-    def __init__(self, told: Sequence[tuple[str, Shares]], meanings: SentenceEmbeddings | None = None) -> None:
-        self.told, self.meanings = list(told), meanings
+    def __init__(
+        self, labels: Sequence[tuple[str, FunctionProbabilities]], embeddings: SentenceEmbeddings | None = None
+    ) -> None:
+        self.labels, self.embeddings = list(labels), embeddings
 
     @classmethod
-    def of(
+    def load_or_make(
         cls, minilm: Path, rows: Sequence[Row], names: Sequence[str], folder: Path, *, seed: int,
         say: Callable[[str], None],
-    ) -> FunctionHints:  # fmt: skip
-        """Teaches a tutor on `rows`, from the published files in `minilm`, and asks it; all is kept in `folder`."""
-        if not ((folder / HINTS).is_file() and is_kept(folder)):
-            tutor = find_teacher(minilm, lessons(rows, seed), names, folder / TUTOR, seed=seed, say=say)
-            own = [row.text for row in rows]
-            texts = list(dict.fromkeys(own + variants(rows, _synonyms(tutor, rows), seed)))
-            unnamed = [row.text for row in rows if len(functions_for(row.source, row.intent)) > 1]
-            named = set(own) - set(unnamed)  # by their labels: no hint is needed
-            told, vectors = ask(tutor, texts, say)
-            keep(texts, vectors, folder)
-            partial = folder / f"{HINTS}.partial"
-            partial.write_bytes(msgspec.json.encode([one for one in told if one[0] not in named]))
-            partial.replace(folder / HINTS)
-        told = msgspec.json.decode((folder / HINTS).read_bytes(), type=list[tuple[str, Shares]])
-        return cls(told, SentenceEmbeddings.kept(folder))
+    ) -> FunctionSoftLabels:  # fmt: skip
+        """Load the labels in `folder`, or train a teacher on `rows`, label texts with it, and save both there.
+
+        Args:
+            minilm: folder with the published files that the teacher starts from.
+            names: the functions.
+        """
+        if not ((folder / SOFT_LABELS).is_file() and has_embeddings(folder)):
+            teacher = load_or_train_teacher(
+                minilm, teacher_rows(rows, seed), names, folder / TEACHER, seed=seed, say=say
+            )
+            row_texts = [row.text for row in rows]
+            texts = list(dict.fromkeys(row_texts + make_texts(rows, _neighbours(teacher, rows), seed)))
+            ambiguous = [row.text for row in rows if len(functions_for(row.source, row.intent)) > 1]
+            labelled = set(row_texts) - set(ambiguous)  # their own labels are better
+            labels, vectors = label_texts(teacher, texts, say)
+            save_embeddings(texts, vectors, folder)
+            partial = folder / f"{SOFT_LABELS}.partial"
+            partial.write_bytes(msgspec.json.encode([one for one in labels if one[0] not in labelled]))
+            partial.replace(folder / SOFT_LABELS)
+        labels = msgspec.json.decode((folder / SOFT_LABELS).read_bytes(), type=list[tuple[str, FunctionProbabilities]])
+        return cls(labels, SentenceEmbeddings.load(folder))
 
 
-def lessons(rows: Sequence[Row], seed: int) -> list[Row]:
-    """What the tutor is taught: of a source with few functions a part is enough, what is out of scope is rare."""
+def teacher_rows(rows: Sequence[Row], seed: int) -> list[Row]:
+    """Return the teacher's training rows: fewer of a source with few functions, out-of-scope rows repeated."""
     draw = random.Random(seed)
-    chosen = [row for row in rows if row.source not in TAUGHT or draw.random() < TAUGHT[row.source]]
-    return chosen + [row for row in rows if row.intent == "oos"] * (OUTSIDE - 1)
+    chosen = [row for row in rows if row.source not in TRAINED_SHARE or draw.random() < TRAINED_SHARE[row.source]]
+    return chosen + [row for row in rows if row.intent == "oos"] * (OUT_OF_SCOPE_REPEATS - 1)
 
 
-def variants(rows: Sequence[Row], near: dict[str, list[str]], seed: int) -> list[str]:
-    """Changed texts of the rows; no text twice."""
-    augmenter, paraphrase = Augmenter(rows, seed), Paraphraser(rows, near, seed)
-    made = [paraphrase(augmenter.variant(row)) for row in rows for _ in range(VARIANTS.get(row.source, 0))]
-    return list(dict.fromkeys(made))
+def make_texts(rows: Sequence[Row], neighbours: dict[str, list[str]], seed: int) -> list[str]:
+    """Return distinct paraphrases of augmented rows."""
+    augmenter, paraphrase = Augmenter(rows, seed), Paraphraser(rows, neighbours, seed)
+    texts = [paraphrase(augmenter.variant(row)) for row in rows for _ in range(VARIANTS.get(row.source, 0))]
+    return list(dict.fromkeys(texts))
 
 
-def ask(
-    tutor: FunctionTeacher, texts: Sequence[str], say: Callable[[str], None]
-) -> tuple[list[tuple[str, Shares]], NDArray[np.float16]]:
-    """What the tutor thinks of, where it is sure enough of one function; and its vectors of all texts [texts, n]."""
-    kept: list[tuple[str, Shares]] = []
-    vectors = np.zeros((len(texts), tutor.bert.width), np.float16)
-    for start in range(0, len(texts), _PART):
-        part = texts[start : start + _PART]
-        told, made = tutor.read(part)
-        vectors[start : start + len(part)] = made.numpy()
-        shares, places = told.topk(min(KEPT, len(tutor.names)))
-        for text, odds, at in zip(part, shares.tolist(), places.tolist(), strict=True):
-            if odds[0] >= SURE:
-                whole = sum(odds)
-                kept.append((text, [(tutor.names[i], odd / whole) for i, odd in zip(at, odds, strict=True)]))
-        say(f"hints: the tutor has read {start + len(part)} of {len(texts)} texts, and is sure of {len(kept)}")
-    return kept, vectors
+def label_texts(
+    teacher: FunctionTeacher, texts: Sequence[str], say: Callable[[str], None]
+) -> tuple[list[tuple[str, FunctionProbabilities]], NDArray[np.float16]]:
+    """Return the confident soft labels, probabilities summing to 1, and the vectors of all texts [texts, n]."""
+    labels: list[tuple[str, FunctionProbabilities]] = []
+    vectors = np.zeros((len(texts), teacher.bert.width), np.float16)
+    for start in range(0, len(texts), _CHUNK):
+        chunk = texts[start : start + _CHUNK]
+        probabilities, chunk_vectors = teacher.predict(chunk)
+        vectors[start : start + len(chunk)] = chunk_vectors.numpy()
+        top, columns = probabilities.topk(min(TOP_FUNCTIONS, len(teacher.names)))
+        for text, best, indices in zip(chunk, top.tolist(), columns.tolist(), strict=True):
+            if best[0] >= MIN_CONFIDENCE:
+                total = sum(best)
+                labels.append((text, [(teacher.names[i], p / total) for i, p in zip(indices, best, strict=True)]))
+        say(f"soft labels: {start + len(chunk)} of {len(texts)} texts read, {len(labels)} labelled")
+    return labels, vectors
 
 
-def _synonyms(tutor: FunctionTeacher, rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Also words that nobody said: what a model has never read it can't know."""
-    return near_words(tutor, common_words(rows), whole_words(tutor.reading.pieces.listed))
+def _neighbours(teacher: FunctionTeacher, rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Neighbours among the rows' words and MiniLM's whole-word pieces, so that unseen words occur in training too."""
+    return nearest_words(teacher, common_words(rows), whole_words(teacher.tokenizer.pieces.listed))
 
 
-def near_words(tutor: FunctionTeacher, words: Sequence[str], others: Sequence[str] = ()) -> dict[str, list[str]]:
-    """For each word those among `words`, and those among `others`, that the tutor finds most like it."""
-    near: dict[str, list[str]] = {word: [] for word in words}
+def nearest_words(teacher: FunctionTeacher, words: Sequence[str], others: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the nearest neighbours of each word, first those among `words`, then those among `others`."""
+    neighbours: dict[str, list[str]] = {word: [] for word in words}
     if not words:
-        return near
-    vectors = functional.normalize(tutor.vectors(words), dim=-1)
-    unsaid = [word for word in others if word not in near]
-    for found in filter(None, (list(words), unsaid)):
-        likeness = vectors @ functional.normalize(tutor.vectors(found), dim=-1).T
-        if found is not unsaid:
-            likeness -= 2 * torch.eye(len(words))  # no word is its own neighbour
-        nearness, places = likeness.topk(min(NEAR, len(found)))
-        for word, at, one in zip(words, places.tolist(), nearness.tolist(), strict=True):
-            near[word] = near[word] + [found[i] for i, how in zip(at, one, strict=True) if how >= NEARNESS]
-    return near
+        return neighbours
+    vectors = functional.normalize(teacher.vectors(words), dim=-1)
+    unseen = [word for word in others if word not in neighbours]
+    for candidates in filter(None, (list(words), unseen)):
+        cosines = vectors @ functional.normalize(teacher.vectors(candidates), dim=-1).T
+        if candidates is not unseen:
+            cosines -= 2 * torch.eye(len(words))  # a word is not its own neighbour
+        top, columns = cosines.topk(min(NEIGHBOURS, len(candidates)))
+        for word, indices, values in zip(words, columns.tolist(), top.tolist(), strict=True):
+            near = [candidates[i] for i, cosine in zip(indices, values, strict=True) if cosine >= MIN_COSINE]
+            neighbours[word] = neighbours[word] + near
+    return neighbours
 
 
-def with_hints(losses: Tensor, logits: Tensor, hints: Sequence[tuple[int, Sequence[tuple[int, float]]]]) -> Tensor:
-    """`losses` [targets], where those that a hint is for are replaced by the cross entropy with it.
+def soften(losses: Tensor, logits: Tensor, targets: Sequence[tuple[int, Sequence[tuple[int, float]]]]) -> Tensor:
+    """Replace the losses at soft targets by the cross entropy with their probabilities.
 
-    A hint is the place among the targets, and tokens with their probabilities; logits are [targets, vocabulary].
+    Args:
+        losses: [positions].
+        logits: [positions, vocabulary].
+        targets: index of a position, and tokens with their probabilities.
     """
-    if not hints:
+    if not targets:
         return losses
-    rows = torch.tensor([row for row, (_, shares) in enumerate(hints) for _ in shares])
-    tokens = torch.tensor([token for _, shares in hints for token, _ in shares])
-    weights = torch.tensor([share for _, shares in hints for _, share in shares], device=losses.device)
-    places = torch.tensor([place for place, _ in hints], device=losses.device)
-    told = logits[places].float().log_softmax(-1)
-    soft = torch.zeros(len(hints), device=losses.device).index_add(
-        0, rows.to(losses.device), -weights * told[rows, tokens]
+    rows = torch.tensor([row for row, (_, probabilities) in enumerate(targets) for _ in probabilities])
+    tokens = torch.tensor([token for _, probabilities in targets for token, _ in probabilities])
+    weights = torch.tensor([p for _, probabilities in targets for _, p in probabilities], device=losses.device)
+    positions = torch.tensor([position for position, _ in targets], device=losses.device)
+    logprobs = logits[positions].float().log_softmax(-1)
+    soft = torch.zeros(len(targets), device=losses.device).index_add(
+        0, rows.to(losses.device), -weights * logprobs[rows, tokens]
     )
-    return losses.index_copy(0, places, soft)
+    return losses.index_copy(0, positions, soft)

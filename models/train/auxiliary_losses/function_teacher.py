@@ -1,9 +1,9 @@
-"""A tutor for the function's name: all-MiniLM-L6-v2 with one layer more, trained on the rows at hand.
+"""A teacher for the function's name: all-MiniLM-L6-v2 with one more layer, trained on the rows.
 
-It has read a thousand million sentences and sees each utterance in both directions; no model that ships could afford
-it. What it passes on are its probabilities, on as many texts as one likes (`hints`). A row that several functions
-answer teaches their sum. A few rows are kept from it: on those its probabilities are made to mean what they say
-(temperature scaling: Guo et al. 2017, arXiv 1706.04599).
+It was pretrained on a thousand million sentences and reads each message in both directions; it is too slow for any
+shipped model. It passes on its probabilities, on any number of texts (function_distillation.py). A row that several
+functions answer trains the sum of their probabilities. A few rows are held out to calibrate the probabilities by
+temperature scaling (Guo et al. 2017, arXiv 1706.04599).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from ...function_calls.dataset import Row, is_held_out
 from ...function_calls.intents import functions_for
-from .bert import Bert, BertTokenizer, load_bert, same_lengths
+from .bert import Bert, BertTokenizer, batches_by_length, load_bert
 
 WARMUP = 100  # steps
-KEPT, _KEPT_SEED = 0.03, "tutor"  # of the rows, for the temperature
-SMOOTHED = 0.02  # share of all probability that goes to every function alike
+HELD_OUT_SHARE, _HELD_OUT_SEED = 0.03, "tutor"  # share of the rows that the temperature is fitted on
+LABEL_SMOOTHING = 0.02  # share of the probability that is spread over all functions
 _ENDS = ("?", ".", "!")
 
 
 class TeacherSchedule(msgspec.Struct, frozen=True):
-    """How long and how fast a tutor learns."""
+    """Training schedule of a function teacher."""
 
     epochs: int = 3
     tokens: int = 768  # per batch
@@ -37,140 +37,148 @@ class TeacherSchedule(msgspec.Struct, frozen=True):
 
 
 class FunctionTeacher(nn.Module):
-    """Texts to logits over `names`. MiniLM knows no capitals; how a text is written goes past it."""
+    """Maps texts to logits over `names`.
 
-    def __init__(self, bert: Bert, reading: BertTokenizer, names: Sequence[str]) -> None:
+    MiniLM's tokenizer is uncased, so capitals and punctuation have an input of their own (`style`).
+    """
+
+    def __init__(self, bert: Bert, tokenizer: BertTokenizer, names: Sequence[str]) -> None:
         super().__init__()
-        self.bert, self.reading, self.names = bert, reading, tuple(names)
+        self.bert, self.tokenizer, self.names = bert, tokenizer, tuple(names)
         self.head = nn.Linear(bert.width, len(names))
-        self.written = nn.Linear(1 + len(_ENDS), len(names), bias=False)
+        self.style_head = nn.Linear(1 + len(_ENDS), len(names), bias=False)
         self.temperature = nn.Parameter(torch.ones(()), requires_grad=False)
 
     def forward(self, ids: Tensor, style: Tensor) -> Tensor:
         """ids [n, length], style [n, _] → logits [n, names]."""
-        return self._named(self._states(ids), style)
+        return self._logits(self._states(ids), style)
 
     def _states(self, ids: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             states: Tensor = self.bert(ids)
         return states.float()
 
-    def _named(self, states: Tensor, style: Tensor) -> Tensor:
-        told: Tensor = (self.head(states) + self.written(style)) / self.temperature
-        return told
+    def _logits(self, states: Tensor, style: Tensor) -> Tensor:
+        logits: Tensor = (self.head(states) + self.style_head(style)) / self.temperature
+        return logits
 
     @torch.no_grad()
-    def read(self, texts: Sequence[str], tokens: int = 4096) -> tuple[Tensor, Tensor]:
-        """Probabilities, float32 [texts, names], and the vectors that they come from, float32 [texts, width]."""
-        self.eval()
-        ids = [self.reading(text) for text in texts]
-        shares = torch.zeros(len(texts), len(self.names))
-        vectors = torch.zeros(len(texts), self.bert.width)
-        for at in same_lengths(ids, tokens, random.Random(0)):
-            batch, style = _inputs(texts, ids, at)
-            vectors[at] = self._states(batch)
-            shares[at] = self._named(vectors[at], style).softmax(-1)
-        return shares, vectors
+    def predict(self, texts: Sequence[str], tokens: int = 4096) -> tuple[Tensor, Tensor]:
+        """Return probabilities, float32 [texts, names], and sentence vectors, float32 [texts, width].
 
-    def tell(self, texts: Sequence[str]) -> Tensor:
-        """Probabilities, float32 [texts, names]."""
-        return self.read(texts)[0]
+        Args:
+            tokens: per batch.
+        """
+        self.eval()
+        ids = [self.tokenizer(text) for text in texts]
+        probabilities = torch.zeros(len(texts), len(self.names))
+        vectors = torch.zeros(len(texts), self.bert.width)
+        for batch in batches_by_length(ids, tokens, random.Random(0)):
+            inputs, style = _inputs(texts, ids, batch)
+            vectors[batch] = self._states(inputs)
+            probabilities[batch] = self._logits(vectors[batch], style).softmax(-1)
+        return probabilities, vectors
+
+    def probabilities(self, texts: Sequence[str]) -> Tensor:
+        """Return the probability of each function, float32 [texts, names]."""
+        return self.predict(texts)[0]
 
     @torch.no_grad()
     def vectors(self, texts: Sequence[str], tokens: int = 4096) -> Tensor:
-        """What it makes of texts before it names functions, float32 [texts, width]."""
+        """Return sentence vectors at full precision, float32 [texts, width]."""
         self.eval()
-        ids = [self.reading(text) for text in texts]
-        made = torch.zeros(len(texts), self.bert.width)
-        for at in same_lengths(ids, tokens, random.Random(0)):
-            made[at] = self.bert(torch.tensor([ids[i] for i in at]))
-        return made
+        ids = [self.tokenizer(text) for text in texts]
+        vectors = torch.zeros(len(texts), self.bert.width)
+        for batch in batches_by_length(ids, tokens, random.Random(0)):
+            vectors[batch] = self.bert(torch.tensor([ids[i] for i in batch]))
+        return vectors
 
 
-def find_teacher(
+def load_or_train_teacher(
     folder: Path,
     rows: Sequence[Row],
     names: Sequence[str],
-    kept: Path,
+    checkpoint: Path,
     *,
     seed: int,
     say: Callable[[str], None],
-    course: TeacherSchedule | None = None,
+    schedule: TeacherSchedule | None = None,
 ) -> FunctionTeacher:
-    """The tutor that lies in the file `kept`, or a new one that starts from the published files in `folder`."""
+    """Load the teacher from `checkpoint`, or train one from the published files in `folder` and save it there."""
     torch.manual_seed(seed)
-    bert, reading = load_bert(folder)
-    tutor = FunctionTeacher(bert, reading, names)
-    if kept.is_file():
-        tutor.load_state_dict(torch.load(kept, weights_only=True))
-        return tutor.eval()
-    _teach(tutor, rows, course or TeacherSchedule(), seed, say)
-    partial = kept.with_suffix(".partial")
-    torch.save(tutor.state_dict(), partial)
-    partial.replace(kept)
-    return tutor
+    bert, tokenizer = load_bert(folder)
+    teacher = FunctionTeacher(bert, tokenizer, names)
+    if checkpoint.is_file():
+        teacher.load_state_dict(torch.load(checkpoint, weights_only=True))
+        return teacher.eval()
+    _train(teacher, rows, schedule or TeacherSchedule(), seed, say)
+    partial = checkpoint.with_suffix(".partial")
+    torch.save(teacher.state_dict(), partial)
+    partial.replace(checkpoint)
+    return teacher
 
 
-def _teach(
-    tutor: FunctionTeacher, rows: Sequence[Row], course: TeacherSchedule, seed: int, say: Callable[[str], None]
+def _train(
+    teacher: FunctionTeacher, rows: Sequence[Row], schedule: TeacherSchedule, seed: int, say: Callable[[str], None]
 ) -> None:
-    apart = [is_held_out(row.text, _KEPT_SEED, KEPT) for row in rows]
-    taught = [row for row, one in zip(rows, apart, strict=True) if not one]
-    asked = [row for row, one in zip(rows, apart, strict=True) if one]
-    texts, answers = [row.text for row in taught], answering(taught, tutor.names)
-    ids, draw = [tutor.reading(text) for text in texts], random.Random(seed)
-    body = [weight for weight in tutor.bert.parameters() if weight.requires_grad]
-    own = [*tutor.head.parameters(), *tutor.written.parameters()]
+    held_out = [row for row in rows if is_held_out(row.text, _HELD_OUT_SEED, HELD_OUT_SHARE)]
+    training = [row for row in rows if not is_held_out(row.text, _HELD_OUT_SEED, HELD_OUT_SHARE)]
+    texts, answers = [row.text for row in training], answer_mask(training, teacher.names)
+    ids, draw = [teacher.tokenizer(text) for text in texts], random.Random(seed)
+    body = [weight for weight in teacher.bert.parameters() if weight.requires_grad]
+    heads = [*teacher.head.parameters(), *teacher.style_head.parameters()]
     optimizer = torch.optim.AdamW(
-        [{"params": body, "top": course.body_lr}, {"params": own, "top": course.head_lr}], weight_decay=0.01
+        [{"params": body, "top": schedule.body_lr}, {"params": heads, "top": schedule.head_lr}], weight_decay=0.01
     )
-    epochs = [list(same_lengths(ids, course.tokens, draw)) for _ in range(course.epochs)]
-    steps, step, began = sum(map(len, epochs)), 0, time.monotonic()
+    epochs = [list(batches_by_length(ids, schedule.tokens, draw)) for _ in range(schedule.epochs)]
+    steps, step, started = sum(map(len, epochs)), 0, time.monotonic()
     for number, epoch in enumerate(epochs):
-        tutor.train()
+        teacher.train()
         losses = []
-        for at in epoch:
-            pace = min(1.0, (step + 1) / min(WARMUP, steps / 10)) * (1 - step / steps)
+        for batch in epoch:
+            factor = min(1.0, (step + 1) / min(WARMUP, steps / 10)) * (1 - step / steps)
             for group in optimizer.param_groups:
-                group["lr"] = group["top"] * pace
-            loss = -_reward(tutor(*_inputs(texts, ids, at)), answers[at]).mean()
+                group["lr"] = group["top"] * factor
+            loss = -_log_likelihood(teacher(*_inputs(texts, ids, batch)), answers[batch]).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(float(loss.detach()))
             step += 1
-        told = f"{share_right(tutor, asked):.3f} of {len(asked)} rows that it was not taught" if asked else "no row"
-        minutes = (time.monotonic() - began) / 60
-        say(f"tutor: epoch {number + 1}, {minutes:.1f} min, loss {sum(losses) / len(losses):.3f}, right on {told}")
-    if asked:
-        tutor.temperature.fill_(_temperature(tutor.tell([row.text for row in asked]), answering(asked, tutor.names)))
-        say(f"tutor: temperature {float(tutor.temperature):.2f}")
+        minutes = (time.monotonic() - started) / 60
+        result = f"accuracy {accuracy(teacher, held_out):.3f} on {len(held_out)} held-out rows" if held_out else ""
+        say(f"teacher: epoch {number + 1}, {minutes:.1f} min, loss {sum(losses) / len(losses):.3f}  {result}")
+    if held_out:
+        probabilities = teacher.probabilities([row.text for row in held_out])
+        teacher.temperature.fill_(_fit_temperature(probabilities, answer_mask(held_out, teacher.names)))
+        say(f"teacher: temperature {float(teacher.temperature):.2f}")
 
 
-def answering(rows: Sequence[Row], names: Sequence[str]) -> Tensor:
-    """Which functions answer which row: bool [rows, names]."""
-    places = {name: index for index, name in enumerate(names)}
-    found = torch.zeros(len(rows), len(names), dtype=torch.bool)
+def answer_mask(rows: Sequence[Row], names: Sequence[str]) -> Tensor:
+    """Return which functions answer which row: bool [rows, names]."""
+    columns = {name: index for index, name in enumerate(names)}
+    mask = torch.zeros(len(rows), len(names), dtype=torch.bool)
     for index, row in enumerate(rows):
-        found[index, [places[name] for name in functions_for(row.source, row.intent) if name in places]] = True
-    return found
+        mask[index, [columns[name] for name in functions_for(row.source, row.intent) if name in columns]] = True
+    return mask
 
 
-def share_right(tutor: FunctionTeacher, rows: Sequence[Row]) -> float:
-    best = tutor.tell([row.text for row in rows]).argmax(-1)
-    return float(answering(rows, tutor.names)[torch.arange(len(rows)), best].float().mean())
+def accuracy(teacher: FunctionTeacher, rows: Sequence[Row]) -> float:
+    """Return the share of rows whose most probable function answers them."""
+    best = teacher.probabilities([row.text for row in rows]).argmax(-1)
+    return float(answer_mask(rows, teacher.names)[torch.arange(len(rows)), best].float().mean())
 
 
-def _reward(logits: Tensor, answers: Tensor) -> Tensor:
-    """Log probability of any right function, [n]; a little of it for every function, so that none is ruled out."""
-    told = logits.log_softmax(-1)
-    right = told.masked_fill(~answers, -torch.inf).logsumexp(-1)
-    return (1 - SMOOTHED) * right + SMOOTHED * told.mean(-1)
+def _log_likelihood(logits: Tensor, answers: Tensor) -> Tensor:
+    """Return the smoothed log probability of the correct functions together, [n]."""
+    logprobs = logits.log_softmax(-1)
+    correct = logprobs.masked_fill(~answers, -torch.inf).logsumexp(-1)
+    return (1 - LABEL_SMOOTHING) * correct + LABEL_SMOOTHING * logprobs.mean(-1)
 
 
-def _temperature(shares: Tensor, answers: Tensor) -> float:
-    """The one that makes the right answers of rows that were not taught most probable."""
-    logits = shares.clamp_min(1e-9).log()
+def _fit_temperature(probabilities: Tensor, answers: Tensor) -> float:
+    """Return the temperature with the highest likelihood of the correct functions."""
+    logits = probabilities.clamp_min(1e-9).log()
 
     def cost(temperature: float) -> float:
         return -float((logits / temperature).log_softmax(-1).masked_fill(~answers, -torch.inf).logsumexp(-1).mean())
@@ -178,8 +186,8 @@ def _temperature(shares: Tensor, answers: Tensor) -> float:
     return min((0.5 + 0.05 * step for step in range(50)), key=cost)
 
 
-def _inputs(texts: Sequence[str], ids: Sequence[Sequence[int]], at: Sequence[int]) -> tuple[Tensor, Tensor]:
-    return torch.tensor([ids[i] for i in at]), torch.tensor([_style(texts[i]) for i in at])
+def _inputs(texts: Sequence[str], ids: Sequence[Sequence[int]], batch: Sequence[int]) -> tuple[Tensor, Tensor]:
+    return torch.tensor([ids[i] for i in batch]), torch.tensor([_style(texts[i]) for i in batch])
 
 
 def _style(text: str) -> list[float]:

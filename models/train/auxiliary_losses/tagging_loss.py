@@ -1,9 +1,9 @@
-"""Which argument each word of an utterance belongs to, as a lesson for the middle of the network.
+"""Slot tagging as an auxiliary loss in the middle of the network: the argument that each word belongs to.
 
-A tagger learns what a generator learns only in the end: where each value begins and ends (joint intent and slot models:
-Liu and Lane 2016, arXiv 1609.01454). While training, a linear map of the states before the last blocks has to name the
-argument at every word of the utterance; where it is read twice, at the second reading. The blocks after it then find
-what they copy already marked. The map is dropped afterwards.
+A tagger learns early what a generator learns late: where each value begins and ends (joint intent and slot models: Liu
+and Lane 2016, arXiv 1609.01454). During training, a linear map of the states before the last blocks predicts the
+argument at every token of the message (of its repetition, if the prompt repeats it). The later blocks then find the
+values marked. The map is discarded after training.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ OUTSIDE = 0
 
 
 class SlotLabels:
-    """Two numbers for each argument: a value's first token, and its others."""
+    """Two labels per argument: for the first token of a value, and for its other tokens."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self._at = {name: 1 + 2 * index for index, name in enumerate(arguments)}
+        self._labels = {name: 1 + 2 * index for index, name in enumerate(arguments)}
         self.count = 1 + 2 * len(arguments)
 
-    def tags(self, row: Row, vocabulary: AssistantTokenizer) -> list[int]:
-        """The label of each token of the text; none at all where the values cannot be told apart."""
-        places = slot_spans(row)
-        if places is None:
+    def tags(self, row: Row, tokenizer: AssistantTokenizer) -> list[int]:
+        """Return the label of each token of the text; an empty list if the values cannot be located."""
+        found = slot_spans(row)
+        if found is None:
             return []
-        (encoded,) = vocabulary.encodings([row.text])
-        return [self._label(row.text, start, end, places) for start, end in encoded.offsets]
+        (encoded,) = tokenizer.encode_with_offsets([row.text])
+        return [self._label(row.text, start, end, found) for start, end in encoded.offsets]
 
-    def _label(self, text: str, start: int, end: int, places: Sequence[tuple[int, int, str]]) -> int:
+    def _label(self, text: str, start: int, end: int, found: Sequence[tuple[int, int, str]]) -> int:
         start += text[start:end].startswith(" ")
-        for first, last, slot in places:
+        for first, last, slot in found:
             if first <= start < last:
-                return self._at[argument_name(slot)] + (start > first)
+                return self._labels[argument_name(slot)] + (start > first)
         return OUTSIDE
 
 
@@ -52,14 +52,17 @@ class SlotTagger(nn.Module):
         super().__init__()
         self.map = nn.Linear(width, labels)
 
-    def loss(self, states: Tensor, lessons: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
-        """Cross entropy at the tagged tokens; states [n, length, width], for each row the place of its first
-        tagged token and the tags. 0 where a batch teaches nothing.
+    def loss(self, states: Tensor, targets: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
+        """Return the cross entropy at the tagged tokens, 0 if there are none.
+
+        Args:
+            states: [n, length, width].
+            targets: for each row, the position of its first tagged token, and the tags.
         """
-        rows = [row for row, (_, tags) in enumerate(lessons) for _ in tags]
+        rows = [row for row, (_, tags) in enumerate(targets) for _ in tags]
         if not rows:
             return torch.zeros((), device=states.device)
-        places = [first + at for first, tags in lessons for at in range(len(tags))]
-        wanted = torch.tensor([tag for _, tags in lessons for tag in tags], device=states.device)
-        told = functional.rms_norm(states[rows, places].float(), (states.shape[-1],))
-        return functional.cross_entropy(self.map(told), wanted)
+        positions = [first + offset for first, tags in targets for offset in range(len(tags))]
+        labels = torch.tensor([tag for _, tags in targets for tag in tags], device=states.device)
+        normed = functional.rms_norm(states[rows, positions].float(), (states.shape[-1],))
+        return functional.cross_entropy(self.map(normed), labels)

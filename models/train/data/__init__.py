@@ -1,0 +1,1 @@
+"""Training data: the `corpus`, and texts made from it (augmentation, invented values, paraphrases, pseudo-labels)."""

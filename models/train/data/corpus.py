@@ -1,4 +1,4 @@
-"""The data that models are made from: rows and questions, training and held-back parts apart."""
+"""The training data: rows and questions, with their held-back parts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ...function_calls.intents import OUT_OF_SCOPE, argument_name, functions_for
 
 
 class Corpus(msgspec.Struct, frozen=True):
-    """All rows and questions, training and held-back parts apart."""
+    """All rows and questions, split into training and held-back parts."""
 
     train: tuple[Row, ...]
     validation: tuple[Row, ...]
     questions: tuple[str, ...]
     held_questions: tuple[str, ...]
-    labelled: tuple[Row, ...] = ()  # by a teacher
+    pseudo_labelled: tuple[Row, ...] = ()  # rows with arguments by a teacher (pseudo_labels.py)
 
     @classmethod
     def read(cls, data: Path) -> Corpus:
-        """Whatever there is of `intents/*.jsonl` and `routing/*.jsonl` under `data`."""
+        """Read `intents/*.jsonl` and `routing/*.jsonl` under `data`; missing files are skipped."""
         rows = [row for name in INTENT_SOURCES for row in _rows(data / "intents" / f"{name}.jsonl")]
         files = sorted((data / "routing").glob("*.jsonl"))
         questions = [question.prompt for path in files for question in read_questions(path)]
@@ -33,14 +33,15 @@ class Corpus(msgspec.Struct, frozen=True):
         )
 
     def functions(self) -> list[str]:
+        """Return the names of all functions in the training rows, and out_of_scope."""
         names = {name for row in self.train for name in functions_for(row.source, row.intent)}
         return sorted(names | {OUT_OF_SCOPE})
 
     def arguments(self) -> list[str]:
         return sorted({argument_name(slot) for row in self.train for slot, _ in row.slots})
 
-    def texts(self) -> list[str]:
-        """What the tokenizer learns from: texts, and values as they stand at the start of a JSON string."""
+    def tokenizer_texts(self) -> list[str]:
+        """Return what the tokenizer is trained on: texts, and values as at the start of a JSON string."""
         values = [value for row in self.train for _, value in row.slots]
         return [row.text for row in self.train] + values + [text[:200] for text in self.questions[::4]]
 

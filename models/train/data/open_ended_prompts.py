@@ -1,6 +1,6 @@
-"""What people ask an assistant that neither model should answer: general questions, writing, code, small talk.
+"""Prompts that the device's model should refuse: general questions, writing, code, small talk.
 
-Templates with a few fillers each; a few thousand different prompts, all outside the catalogue's functions.
+Templates with fillers make a few thousand distinct prompts, outside the functions of the device's catalogue.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _FILLERS = {
     "animal": _ANIMAL,
 }
 
-# Open-ended work: outside both catalogues.
+# Open-ended tasks: outside the catalogues of both models.
 OPEN_ENDED = (
     "write {thing} about {topic}",
     "write me {thing} about {animal}",
@@ -95,7 +95,7 @@ OPEN_ENDED = (
     "asdf qwer {animal} zxcv",
     "lorem ipsum dolor sit amet {topic}",
 )
-# Questions of fact: the large assistant has functions for these (qa_*, translate), the device has not.
+# Factual questions: the large assistant has functions for these (qa_*, translate), the device has none.
 FACTS = (
     "what is the capital of {place}",
     "who was {person}",
@@ -134,19 +134,19 @@ FACTS = (
 )
 
 
-def chatter(draw: random.Random, count: int, templates: tuple[str, ...] = OPEN_ENDED + FACTS) -> list[str]:
-    """`count` prompts, in the casings and punctuation that people use."""
-    return [_dressed(draw, _filled(draw, draw.choice(templates))) for _ in range(count)]
+def open_ended_prompts(draw: random.Random, count: int, templates: tuple[str, ...] = OPEN_ENDED + FACTS) -> list[str]:
+    """Return `count` prompts in varied casing and punctuation."""
+    return [_restyle(draw, _fill(draw, draw.choice(templates))) for _ in range(count)]
 
 
-def _filled(draw: random.Random, template: str) -> str:
+def _fill(draw: random.Random, template: str) -> str:
     for name, fillers in _FILLERS.items():
         while f"{{{name}}}" in template:
             template = template.replace(f"{{{name}}}", draw.choice(fillers), 1)
     return template
 
 
-def _dressed(draw: random.Random, text: str) -> str:
+def _restyle(draw: random.Random, text: str) -> str:
     style = draw.random()
     if style < 0.4:
         return text

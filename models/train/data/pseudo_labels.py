@@ -1,4 +1,7 @@
-"""Sequence-level distillation: the teacher's own answers to texts without slot labels become rows for the student."""
+"""Pseudo-labels: the teacher's answers to texts without slot labels become rows for the student.
+
+Sequence-level distillation (Kim and Rush 2016, arXiv 1606.07947).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from ...function_calls.call import expected_call, parse_call, slot_spans
 from ...function_calls.dataset import Row
 from ...function_calls.intents import CLINC_MERGED, LABELLED, functions_for, is_device_function
 
-SURE = -0.35  # log probability: every token of a label is at least this likely (70 %)
+MIN_LOGPROB = -0.35  # least log probability of every token of a label (70 %)
 
 
 def unlabelled(rows: Sequence[Row]) -> list[Row]:
-    """Rows whose function is the device's, but whose arguments nobody marked: CLINC150's merged intents."""
+    """Return the rows of device functions without argument labels: CLINC150's merged intents."""
     return [
         row
         for row in rows
@@ -26,21 +29,24 @@ def unlabelled(rows: Sequence[Row]) -> list[Row]:
 
 
 def label(teacher: Path, rows: Sequence[Row], threads: int = 2) -> list[Row]:
-    """Rows with the answers of the GGUF `teacher` where it is sure, names a right function and copies from the text."""
+    """Return rows labelled by the GGUF `teacher`.
+
+    Labels that are uncertain, name another function than the row's or are not copied from the text are dropped.
+    """
     with GreedyModel(teacher, threads=threads) as model:
         prompter = PromptRenderer(model.chat_template)
         answers = model.answers([model.tokenize(prompter.user(row.text)) for row in rows])
-    labelled = (_labelled(row, answer) for row, answer in zip(rows, answers, strict=True))
+    labelled = (_pseudo_label(row, answer) for row, answer in zip(rows, answers, strict=True))
     return [row for row in labelled if row is not None]
 
 
-def save(rows: Sequence[Row], path: Path) -> None:
+def save_rows(rows: Sequence[Row], path: Path) -> None:
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
 
-def _labelled(row: Row, answer: Answer) -> Row | None:
+def _pseudo_label(row: Row, answer: Answer) -> Row | None:
     call = parse_call(answer.text)
-    if call is None or min(answer.logprobs) < SURE or call.name not in functions_for(row.source, row.intent):
+    if call is None or min(answer.logprobs) < MIN_LOGPROB or call.name not in functions_for(row.source, row.intent):
         return None
     slots = tuple(
         (name, value)

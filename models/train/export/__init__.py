@@ -1,0 +1,1 @@
+"""From checkpoints to shipped weights: GGUF writer and reader, averaging, quantisation, and what it costs."""

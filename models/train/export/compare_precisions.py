@@ -1,4 +1,4 @@
-"""What quantisation costs: exact match and perplexity of one model at several precisions, on the same rows."""
+"""The cost of quantisation: exact match and perplexity of one model at several precisions, on the same rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ KINDS = ("F32", "Q8_0", "Q4_0", "Q4_K_M")
 
 
 class PrecisionResult(msgspec.Struct, frozen=True):
-    """Figures of one precision; shares of 1."""
+    """Results at one precision; shares are 0..1."""
 
     kind: str
-    importance: bool
+    importance: bool  # quantised with the importance matrix
     size_bytes: int
     intent: float
     exact: float
@@ -38,16 +38,20 @@ def compare(
     threads: int = 2,
     say: Callable[[PrecisionResult], None] = lambda one: None,
 ) -> list[PrecisionResult]:
-    """Quantise the F32 GGUF `source` into `folder` to each kind, INT4 also with the importance matrix, and measure."""
-    measured = []
-    for kind, weighed in _variants(importance):
+    """Quantise the F32 GGUF `source` to each of KINDS in `folder`, 4-bit also with the importance matrix, and measure.
+
+    Args:
+        say: called with each result.
+    """
+    results = []
+    for kind, use_importance in _variants(importance):
         path = source
         if kind != "F32":
-            path = folder / f"{source.stem}.{kind}{'.weighed' if weighed else ''}.gguf"
-            quantize(source, path, kind, importance=importance if weighed else None, threads=threads)
-        measured.append(_measure(path, kind, weighed, rows, threads))
-        say(measured[-1])
-    return measured
+            path = folder / f"{source.stem}.{kind}{'.imatrix' if use_importance else ''}.gguf"
+            quantize(source, path, kind, importance=importance if use_importance else None, threads=threads)
+        results.append(_measure(path, kind, use_importance, rows, threads))
+        say(results[-1])
+    return results
 
 
 def _variants(importance: Path | None) -> Iterator[tuple[str, bool]]:
@@ -57,15 +61,15 @@ def _variants(importance: Path | None) -> Iterator[tuple[str, bool]]:
             yield kind, True
 
 
-def _measure(path: Path, kind: str, weighed: bool, rows: Sequence[Row], threads: int) -> PrecisionResult:
+def _measure(path: Path, kind: str, importance: bool, rows: Sequence[Row], threads: int) -> PrecisionResult:
     with GreedyModel(path, threads=threads) as model:
         prompter = PromptRenderer(model.chat_template)
         prompts = [model.tokenize(prompter.user(row.text)) for row in rows]
-        scores = [score_answer(one.text, row) for one, row in zip(model.answers(prompts), rows, strict=True)]
+        scores = [score_answer(answer.text, row) for answer, row in zip(model.answers(prompts), rows, strict=True)]
         losses = [loss for row, prompt in zip(rows, prompts, strict=True) for loss in _losses(model, row, prompt)]
     return PrecisionResult(
         kind=kind,
-        importance=weighed,
+        importance=importance,
         size_bytes=path.stat().st_size,
         intent=sum(one.intent for one in scores) / len(rows),
         exact=sum(one.exact for one in scores) / len(rows),
@@ -75,9 +79,9 @@ def _measure(path: Path, kind: str, weighed: bool, rows: Sequence[Row], threads:
 
 
 def _losses(model: GreedyModel, row: Row, prompt: Sequence[int]) -> list[float]:
-    """Minus the log probability of each token of the labelled answer."""
-    wanted = model.tokenize(msgspec.json.encode(expected_call(row)).decode())
-    logits = model.logits([*prompt, *wanted])[len(prompt) - 1 : -1].astype(np.float64)
+    """Return minus the log probability of each token of the labelled answer."""
+    target = model.tokenize(msgspec.json.encode(expected_call(row)).decode())
+    logits = model.logits([*prompt, *target])[len(prompt) - 1 : -1].astype(np.float64)
     shifted = logits - logits.max(-1, keepdims=True)
     logprobs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return [-float(logprobs[at, token]) for at, token in enumerate(wanted)]
+    return [-float(logprobs[position, token]) for position, token in enumerate(target)]

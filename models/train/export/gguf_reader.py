@@ -1,4 +1,4 @@
-"""Go on from a published GGUF: its weights, whatever their precision, and its tokenizer."""
+"""Read a published GGUF as the start of further training: its weights, at any precision, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from ...catalog.artifact import ArtifactError
 from ..network.llama import Block, Llama, LlamaConfig
-from ..network.tokenizer import AGAIN, ONCE, AssistantTokenizer
+from ..network.tokenizer import NO_REPEAT, REPEAT, AssistantTokenizer
 
 
-def start_from(path: Path, read_twice: bool) -> tuple[Llama, AssistantTokenizer]:
-    """The network and the tokenizer of a GGUF that `export` wrote. `read_twice` gives the tokenizer the token for it.
+def read_network(path: Path, repeat_prompt: bool) -> tuple[Llama, AssistantTokenizer]:
+    """Return the network and the tokenizer of a GGUF that `export` wrote.
 
-    Raises ArtifactError for a file of another make.
+    Args:
+        repeat_prompt: add the repetition token to a tokenizer without it.
+
+    Raises:
+        ArtifactError: the file is unreadable, or was not written by `export`.
     """
     try:
         reader = gguf.GGUFReader(path)
-        return _network(reader), _vocabulary(reader, read_twice)
+        return _network(reader), _tokenizer(reader, repeat_prompt)
     except (KeyError, ValueError) as error:
-        raise ArtifactError(f"{path}: not a model that was made here ({error})") from error
+        raise ArtifactError(f"{path}: not a GGUF written by `causeway-models export` ({error})") from error
 
 
 def _value(reader: gguf.GGUFReader, key: str) -> object:
@@ -62,9 +66,8 @@ def _network(reader: gguf.GGUFReader) -> Llama:
     return network
 
 
-_PARTS = (
-    "attn_norm attn_q attn_k attn_v attn_output ffn_norm ffn_gate ffn_up ffn_down".split()
-)  # llama.cpp's names in a block
+# llama.cpp's tensor names in a block.
+_PARTS = "attn_norm attn_q attn_k attn_v attn_output ffn_norm ffn_gate ffn_up ffn_down".split()
 
 
 def _fill(block: Block, parts: dict[str, torch.Tensor]) -> None:
@@ -79,17 +82,17 @@ def _fill(block: Block, parts: dict[str, torch.Tensor]) -> None:
 
 
 def _halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of q or k from rotated neighbours to rotated halves: what `export` did, undone."""
+    """Permute the rows of q or k from rotated neighbours to rotated halves: the inverse of `export`."""
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
 
 
-def _vocabulary(reader: gguf.GGUFReader, read_twice: bool) -> AssistantTokenizer:
+def _tokenizer(reader: gguf.GGUFReader, repeat_prompt: bool) -> AssistantTokenizer:
     tokens, kinds, merges = (_value(reader, f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "merges"))
     if not (isinstance(tokens, list) and isinstance(kinds, list) and isinstance(merges, list)):
         raise ValueError("no byte-level BPE")
-    if read_twice:
-        tokens = [AGAIN if token == ONCE else token for token in tokens]
+    if repeat_prompt:
+        tokens = [REPEAT if token == NO_REPEAT else token for token in tokens]
     pieces = [token for token, kind in zip(tokens, kinds, strict=True) if kind == gguf.TokenType.USER_DEFINED]
     controls = [
         token
@@ -97,13 +100,13 @@ def _vocabulary(reader: gguf.GGUFReader, read_twice: bool) -> AssistantTokenizer
         if kind in (gguf.TokenType.CONTROL, gguf.TokenType.UNUSED)
     ]
     rules = [(left, right) for left, right in (rule.split(" ", 1) for rule in merges)]
-    fixed = set(pieces) - {left + right for left, right in rules}  # a piece may be one that merges make, too
-    known = {token: index for index, token in enumerate(tokens) if token not in fixed}
-    tokenizer = Tokenizer(models.BPE(vocab=known, merges=rules))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in controls])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in pieces])
-    if tokenizer.get_vocab() != {token: index for index, token in enumerate(tokens)}:
-        raise ValueError("the tokens are numbered otherwise than here")
-    return AssistantTokenizer(tokenizer)
+    fixed = set(pieces) - {left + right for left, right in rules}  # a piece may also be the result of a merge
+    vocabulary = {token: index for index, token in enumerate(tokens) if token not in fixed}
+    bpe = Tokenizer(models.BPE(vocab=vocabulary, merges=rules))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in controls])
+    bpe.add_tokens([AddedToken(token, normalized=False) for token in pieces])
+    if bpe.get_vocab() != {token: index for index, token in enumerate(tokens)}:
+        raise ValueError("the token ids differ from the tokenizer's")
+    return AssistantTokenizer(bpe)

@@ -1,4 +1,4 @@
-"""From a torch checkpoint to GGUF (github.com/ggml-org/ggml, docs/gguf.md), in llama.cpp's own names and layout."""
+"""Write a network as GGUF (github.com/ggml-org/ggml, docs/gguf.md), in llama.cpp's tensor names and layout."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ import torch
 from numpy.typing import NDArray
 
 from ..network.llama import Block, Llama
-from ..network.tokenizer import AGAIN, ASSISTANT, END, PAD, REFUSE, SPECIAL, TWICE_CHARACTERS, USER, AssistantTokenizer
+from ..network.tokenizer import (
+    ASSISTANT,
+    END,
+    MAX_REPEATED_CHARACTERS,
+    PAD,
+    REFUSE,
+    REPEAT,
+    SPECIAL,
+    USER,
+    AssistantTokenizer,
+)
 
-# The last exchange and the last user message: what the assistants were trained to read. System messages are skipped.
+# Renders the last exchange and the last user message, as in training. System messages are skipped.
 _TEMPLATE = (
     "{%- macro said(content) -%}"
     "{%- if content is string -%}{{ content | trim }}"
@@ -22,34 +32,35 @@ _TEMPLATE = (
     "{%- endif -%}{%- endmacro -%}"
     "{%- set turns = messages | selectattr('role', 'in', ['user', 'assistant']) | list -%}"
     "{%- for turn in turns[-3:] -%}{%- set text = said(turn.content) -%}"
-    "{%- if turn.role == 'user' -%}" + USER + "{{ text }}<<again>>"
+    "{%- if turn.role == 'user' -%}" + USER + "{{ text }}<<repeat>>"
     "{%- else -%}" + ASSISTANT + "{{ text }}" + END + "{%- endif -%}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}" + ASSISTANT + "{%- endif -%}"
 )
-_AGAIN = "{%- if loop.last and text | length <= " + str(TWICE_CHARACTERS) + " -%}" + AGAIN + "{{ text }}{%- endif -%}"
+_IF_SHORT = "{%- if loop.last and text | length <= " + str(MAX_REPEATED_CHARACTERS) + " -%}"
+_REPETITION = _IF_SHORT + REPEAT + "{{ text }}{%- endif -%}"
 
 
-def chat_template(vocabulary: AssistantTokenizer) -> str:
-    """Prompts as `Vocabulary.asked` writes them, in Jinja: the last message twice if the vocabulary reads twice."""
-    return _TEMPLATE.replace("<<again>>", _AGAIN if vocabulary.again is not None else "")
+def chat_template(tokenizer: AssistantTokenizer) -> str:
+    """Return the Jinja template of `AssistantTokenizer.last_prompt`, with or without repetition."""
+    return _TEMPLATE.replace("<<repeat>>", _REPETITION if tokenizer.repeat_token is not None else "")
 
 
 class GGUFMetadata(msgspec.Struct, frozen=True):
-    """What the file says about itself."""
+    """Metadata of the file that the network does not hold."""
 
     name: str
     description: str
-    refuses: bool = True  # trained to lead a refusal with `<|refuse|>`
+    refuses: bool = True  # trained to start a refusal with `<|refuse|>`
     licence: str = "apache-2.0"
     author: str = "Causeway"
 
 
-def write_gguf(network: Llama, vocabulary: AssistantTokenizer, path: Path, about: GGUFMetadata) -> None:
-    """Write an F32 GGUF. The output matrix is left out: llama.cpp then uses the embedding for it."""
+def write_gguf(network: Llama, tokenizer: AssistantTokenizer, path: Path, metadata: GGUFMetadata) -> None:
+    """Write an F32 GGUF without an output matrix: llama.cpp uses the tied embedding instead."""
     writer = gguf.GGUFWriter(path, "llama")
-    _describe(writer, network, about)
-    _write_tokenizer(writer, vocabulary, about.refuses)
+    _write_metadata(writer, network, metadata)
+    _write_tokenizer(writer, tokenizer, metadata.refuses)
     for name, tensor in _tensors(network).items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
@@ -58,12 +69,12 @@ def write_gguf(network: Llama, vocabulary: AssistantTokenizer, path: Path, about
     writer.close()
 
 
-def _describe(writer: gguf.GGUFWriter, network: Llama, about: GGUFMetadata) -> None:
+def _write_metadata(writer: gguf.GGUFWriter, network: Llama, metadata: GGUFMetadata) -> None:
     shape = network.shape
-    writer.add_name(about.name)
-    writer.add_description(about.description)
-    writer.add_license(about.licence)
-    writer.add_author(about.author)
+    writer.add_name(metadata.name)
+    writer.add_description(metadata.description)
+    writer.add_license(metadata.licence)
+    writer.add_author(metadata.author)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_vocab_size(shape.vocabulary)
     writer.add_context_length(shape.context)
@@ -77,12 +88,12 @@ def _describe(writer: gguf.GGUFWriter, network: Llama, about: GGUFMetadata) -> N
     writer.add_rope_freq_base(shape.rope_base)
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, vocabulary: AssistantTokenizer, refuses: bool) -> None:
-    state = msgspec.json.decode(vocabulary.tokenizer.to_str())
-    tokens = [""] * vocabulary.size
-    for token, index in vocabulary.tokenizer.get_vocab().items():
+def _write_tokenizer(writer: gguf.GGUFWriter, tokenizer: AssistantTokenizer, refuses: bool) -> None:
+    state = msgspec.json.decode(tokenizer.bpe.to_str())
+    tokens = [""] * tokenizer.size
+    for token, index in tokenizer.bpe.get_vocab().items():
         tokens[index] = token
-    kinds = [int(gguf.TokenType.NORMAL)] * vocabulary.size
+    kinds = [int(gguf.TokenType.NORMAL)] * tokenizer.size
     for added in state["added_tokens"]:
         kinds[added["id"]] = int(_kind(added["content"], added["special"]))
     writer.add_tokenizer_model("gpt2")
@@ -90,16 +101,16 @@ def _write_tokenizer(writer: gguf.GGUFWriter, vocabulary: AssistantTokenizer, re
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
-    ids = vocabulary.tokenizer.get_vocab()
+    ids = tokenizer.bpe.get_vocab()
     writer.add_bos_token_id(ids[END])
     writer.add_eos_token_id(ids[END])
     writer.add_eot_token_id(ids[END])
     writer.add_pad_token_id(ids[PAD])
     writer.add_add_bos_token(False)
     writer.add_add_eos_token(False)
-    writer.add_chat_template(chat_template(vocabulary))
+    writer.add_chat_template(chat_template(tokenizer))
     if refuses:
-        # Ours: the token whose probability at the first position says "not mine to answer".
+        # Our own key: the token whose probability at the first position means a refusal.
         writer.add_string("causeway.refuse_token", REFUSE)
         writer.add_uint32("causeway.refuse_token_id", ids[REFUSE])
 
@@ -137,7 +148,7 @@ def _tensors(network: Llama) -> dict[str, NDArray[np.float32]]:
 
 
 def _neighbours(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of q or k from rotated halves to rotated neighbours, as llama.cpp turns them."""
+    """Permute the rows of q or k from rotated halves to rotated neighbours, llama.cpp's layout."""
     rows, columns = weight.shape
     halves = weight.reshape(heads, 2, rows // heads // 2, columns)
     return halves.swapaxes(1, 2).reshape(rows, columns)

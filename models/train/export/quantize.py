@@ -1,4 +1,4 @@
-"""GGUF at fewer bits, by llama.cpp's own quantiser."""
+"""Quantise a GGUF with llama.cpp's quantiser."""
 
 from __future__ import annotations
 
@@ -26,13 +26,18 @@ def quantize(
     importance: Path | None = None,
     threads: int = 2,
 ) -> None:
-    """Write `target` from `source` (F32 or F16). Q4_0 leaves a tied embedding at Q6_K unless `embedding_too`.
-    `importance` is a file of `train.importance`: rounding errors are weighed by it.
+    """Write `target` from `source` (F32 or F16).
 
-    Raises ArtifactError for an unknown kind or when llama.cpp refuses.
+    Args:
+        to: one of QUANTISATIONS.
+        embedding_too: quantise a tied embedding to Q4_0 as well; Q4_0 leaves it at Q6_K otherwise.
+        importance: importance matrix (`causeway-models importance`) that rounding errors are weighted by.
+
+    Raises:
+        ArtifactError: the quantisation is unknown, or llama.cpp fails.
     """
     if to not in QUANTISATIONS:
-        raise ArtifactError(f"unknown quantisation {to!r}; there are: {', '.join(QUANTISATIONS)}")
+        raise ArtifactError(f"unknown quantisation {to!r}; choose one of {', '.join(QUANTISATIONS)}")
     llama_cpp.llama_backend_init()
     llama_cpp.llama_log_set(_QUIET, ctypes.c_void_p(0))
     params = llama_cpp.llama_model_quantize_default_params()
@@ -47,7 +52,7 @@ def quantize(
         params.imatrix = entries
     failed = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))
     if failed:
-        raise ArtifactError(f"{source}: llama.cpp could not quantise it to {to} (code {failed})")
+        raise ArtifactError(f"{source}: llama.cpp failed to quantise it to {to} (code {failed})")
 
 
 def _columns(path: Path) -> dict[str, NDArray[np.float32]]:
@@ -55,11 +60,11 @@ def _columns(path: Path) -> dict[str, NDArray[np.float32]]:
         with np.load(path, allow_pickle=False) as found:
             return {name: np.ascontiguousarray(found[name], dtype=np.float32) for name in found.files}
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: no importance matrix ({error})") from error
+        raise ArtifactError(f"{path}: not an importance matrix ({error})") from error
 
 
 def _entries(columns: dict[str, NDArray[np.float32]]) -> ctypes.Array[llama_cpp.llama_model_imatrix_data]:
-    """llama.cpp's array of them; one without a name ends it. It points into `columns`, which must outlive it."""
+    """Return llama.cpp's array, ended by an entry without a name. It points into `columns`, which must outlive it."""
     entries = (llama_cpp.llama_model_imatrix_data * (len(columns) + 1))()
     for entry, (name, values) in zip(entries, columns.items(), strict=False):
         entry.name, entry.size = name.encode(), values.size

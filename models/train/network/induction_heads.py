@@ -1,12 +1,12 @@
-"""A start that can already copy: a previous-token head and induction heads, set by hand.
+"""Initial weights that can already copy: a previous-token head and induction heads, set by hand.
 
-What takes a small network longest on this task is learning to copy arguments: attend to where the current token
-occurred before and repeat what came after it (induction heads: Olsson et al. 2022, arXiv 2209.11895). That circuit is
-known, so it is written into the first two layers before training, which is then free to change it:
+Copying arguments is what a small network learns slowest on this task: attend to where the current token occurred before
+and repeat the token after it (induction heads: Olsson et al. 2022, arXiv 2209.11895). The circuit is known, so it is
+written into the first two layers before training, which may then change it:
 
-    layer 0, head 0      attends one position back (by rotary phase alone) and notes that token in the residual stream's
-                         last 64 channels
-    layer 1, heads 0, 1  find the position whose note resembles the current token, and put that position's token into
+    layer 0, head 0      attends one position back (by rotary phase alone) and writes that token to the last 64 channels
+                         of the residual stream (the note)
+    layer 1, heads 0, 1  find the position whose note resembles the current token, and copy that position's token to
                          the output; they match in slowly rotating channels only, so that distance does not matter
 """
 
@@ -22,17 +22,18 @@ from .llama import Block, Llama
 NOTE = 64  # channels of the residual stream that hold the previous token
 CONSTANT = 0.1  # channel 0 of every embedding: the same for all tokens
 SPREAD = 0.02  # standard deviation of the embeddings' other channels
-FAST = 8  # rotary pairs that tell neighbours apart; from the middle on they are slow enough to compare contents
+FAST = 8  # rotary pairs that separate neighbouring positions; the slower half is used to compare contents
 
 
-def can_copy_by_hand(network: Llama) -> bool:
+def supports_induction_heads(network: Llama) -> bool:
+    """Return whether the network is deep and wide enough for the hand-set heads."""
     shape = network.shape
     return shape.layers >= 2 and shape.head_width == 64 and shape.width >= 4 * NOTE
 
 
 @torch.no_grad()
-def write_copying(network: Llama) -> None:
-    """Overwrite the embeddings' fixed channels and three heads of a fresh network."""
+def write_induction_heads(network: Llama) -> None:
+    """Overwrite three heads and the fixed embedding channels of a new network."""
     weight = network.embedding.weight
     weight[:, 0] = CONSTANT
     weight[:, -NOTE:] = 0.0
@@ -42,15 +43,15 @@ def write_copying(network: Llama) -> None:
     assert isinstance(first, Block)
     assert isinstance(second, Block)
     embedding = SPREAD * math.sqrt(content)  # norm of an embedding's content
-    note = 0.9 * embedding  # norm of the note beside it
-    _write_previous(first, projection, embedding, note)
+    note = 0.9 * embedding  # norm of the note
+    _write_previous_token_head(first, projection, embedding, note)
     _write_induction(second, projection, embedding, note)
 
 
-def _write_previous(block: Block, projection: Tensor, embedding: float, note: float) -> None:
+def _write_previous_token_head(block: Block, projection: Tensor, embedding: float, note: float) -> None:
     width, half = block.shape.width, block.shape.head_width // 2
     q, k, v = block.qkv.weight.chunk(3)
-    scale = math.sqrt(width) / math.hypot(embedding, CONSTANT)  # of the norm before attention
+    scale = math.sqrt(width) / math.hypot(embedding, CONSTANT)  # gain of the norm before attention
     strength = 6.5 / (CONSTANT * scale)
     for part in (q, k, v):
         part[: 2 * half] = 0.0
@@ -59,7 +60,7 @@ def _write_previous(block: Block, projection: Tensor, embedding: float, note: fl
         q[pair, 0] = strength
         k[pair, 0], k[pair + half, 0] = strength * math.cos(turn), strength * math.sin(turn)
     v[:NOTE, 1:-NOTE] = projection
-    read = embedding * scale * math.sqrt(NOTE / projection.shape[1])  # norm of what v reads
+    read = embedding * scale * math.sqrt(NOTE / projection.shape[1])  # norm of the values
     block.out.weight[-NOTE:, :NOTE] = torch.eye(NOTE) * (note / read)
 
 
@@ -67,22 +68,24 @@ def _write_induction(block: Block, projection: Tensor, embedding: float, note: f
     width, half = block.shape.width, block.shape.head_width // 2
     q, k, v = block.qkv.weight.chunk(3)
     scale = math.sqrt(width) / math.sqrt(embedding**2 + note**2 + CONSTANT**2)
-    seen = embedding * scale * math.sqrt(NOTE / 2 / projection.shape[1])
-    noted = note * scale / math.sqrt(2)
-    sharpness = math.sqrt(18.0 * math.sqrt(2 * half) / (seen * noted))  # a match scores 18, chance under 8
+    query_norm = embedding * scale * math.sqrt(NOTE / 2 / projection.shape[1])
+    key_norm = note * scale / math.sqrt(2)
+    sharpness = math.sqrt(
+        18.0 * math.sqrt(2 * half) / (query_norm * key_norm)
+    )  # a match scores 18, an unrelated token under 8
     slow = [*range(half // 2, half), *range(half + half // 2, 2 * half)]
     for head in range(2):
-        at = head * 2 * half
-        rows = torch.tensor([at + place for place in slow])
+        start = head * 2 * half
+        rows = torch.tensor([start + channel for channel in slow])
         for part in (q, k, v):
-            part[at : at + 2 * half] = 0.0
-        mine = slice(head * NOTE // 2, (head + 1) * NOTE // 2)
-        q[rows, 1:-NOTE] = sharpness * projection[mine]
-        k[rows, width - NOTE + mine.start : width - NOTE + mine.stop] = sharpness * torch.eye(NOTE // 2)
+            part[start : start + 2 * half] = 0.0
+        note_half = slice(head * NOTE // 2, (head + 1) * NOTE // 2)
+        q[rows, 1:-NOTE] = sharpness * projection[note_half]
+        k[rows, width - NOTE + note_half.start : width - NOTE + note_half.stop] = sharpness * torch.eye(NOTE // 2)
         channels = slice(1 + head * 2 * half, 1 + (head + 1) * 2 * half)
-        v[at : at + 2 * half, channels] = torch.eye(2 * half)
+        v[start : start + 2 * half, channels] = torch.eye(2 * half)
         read = embedding * scale * math.sqrt(4 * half / projection.shape[1])
-        block.out.weight[channels, at : at + 2 * half] = torch.eye(2 * half) * (3.0 * embedding / read)
+        block.out.weight[channels, start : start + 2 * half] = torch.eye(2 * half) * (3.0 * embedding / read)
 
 
 def _orthonormal(rows: int, columns: int) -> Tensor:
@@ -90,8 +93,11 @@ def _orthonormal(rows: int, columns: int) -> Tensor:
     return matrix
 
 
-def tie_spaced_twins(embedding: nn.Embedding, ids: dict[str, int]) -> None:
-    """Start a word with and without its leading space at nearly the same place: copies into JSON cross that border."""
+def tie_space_variants(embedding: nn.Embedding, ids: dict[str, int]) -> None:
+    """Initialise the tokens of a word with and without its leading space nearly alike.
+
+    A value that is copied into a JSON string loses its leading space.
+    """
     weight = embedding.weight
     with torch.no_grad():
         for piece, token in ids.items():

@@ -1,5 +1,6 @@
-"""The llama architecture in torch: RMSNorm, rotary positions, SwiGLU, tied embeddings (Touvron et al. 2023, arXiv
-2302.13971).
+"""The llama architecture in torch: RMSNorm, rotary positions, SwiGLU, tied embeddings.
+
+Touvron et al. 2023, arXiv 2302.13971.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from torch.nn import functional
 
 from ...catalog.artifact import ArtifactError
 
-POINTERS = 2  # of the last blocks, the first head can be taught where to look
+SUPERVISED_LAYERS = 2  # of the last blocks; attention_loss.py supervises their first heads
 
 
 class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes of a network. Widths are multiples of 32, so that every matrix row is whole Q4_0 blocks."""
+    """Sizes of a network. Widths are multiples of 32, so that every matrix row is a whole number of Q4_0 blocks."""
 
     vocabulary: int
     width: int = 256
@@ -32,12 +33,12 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AuxiliaryOutputs:
-    """What a forward pass leaves for the lessons beside the answers."""
+    """What a forward pass records for the auxiliary losses."""
 
     def __init__(self) -> None:
-        self.scores: list[Tensor] = []  # of each pointing head, [n, length, length]
-        self.middle = torch.empty(0)  # [n, length, width]: before the blocks that point
-        self.states = torch.empty(0)  # [n, width]: where each answer begins
+        self.attention_scores: list[Tensor] = []  # of each supervised head before softmax, [n, length, length]
+        self.middle_states = torch.empty(0)  # [n, length, width]: input of the first supervised block
+        self.answer_states = torch.empty(0)  # [n, width]: at the last position of each prompt
 
 
 class Norm(nn.Module):
@@ -61,32 +62,32 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: list[Tensor] | None = None) -> Tensor:
-        """`seen`, where given, gets the first head's attention before softmax, [n, length, length]."""
-        x = x + self._dropped(self._attend(self.attention_norm(x), cos, sin, seen))
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, scores: list[Tensor] | None = None) -> Tensor:
+        """x [n, length, width] → same shape. Append the first head's scores, [n, length, length], to `scores`."""
+        x = x + self._dropped(self._attend(self.attention_norm(x), cos, sin, scores))
         gate, up = self.gate_up(self.feed_norm(x)).chunk(2, -1)
         return x + self._dropped(self.down(functional.silu(gate) * up))
 
     def _dropped(self, x: Tensor) -> Tensor:
         return dropped(x, self.dropout) if self.training and self.dropout else x
 
-    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, seen: list[Tensor] | None) -> Tensor:
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, recorded: list[Tensor] | None) -> Tensor:
         n, length, width = x.shape
         parts = self.qkv(x).view(n, length, 3, self.shape.heads, self.shape.head_width).permute(2, 0, 3, 1, 4)
         q, k, v = parts.unbind(0)  # each [n, heads, length, head_width]
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        # Written out: on sequences this short torch's fused kernel is slower on a CPU, above all backward.
+        # Written out: on sequences this short torch's fused kernel is slower on a CPU, especially backward.
         hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         scores = (q @ k.transpose(-1, -2) * self.shape.head_width**-0.5).masked_fill(hidden, -torch.inf)
-        if seen is not None:
-            seen.append(scores[:, 0])
+        if recorded is not None:
+            recorded.append(scores[:, 0])
         mixed = scores.softmax(-1, dtype=v.dtype) @ v
         attended: Tensor = self.out(mixed.transpose(1, 2).reshape(n, length, width))
         return attended
 
 
 class Llama(nn.Module):
-    """Logits of the next token. Padding goes to the right: causality hides it, the loss leaves it out."""
+    """Predicts the next token. Padding is on the right: causal attention hides it and the loss excludes it."""
 
     def __init__(self, shape: LlamaConfig, dropout: float = 0.0) -> None:
         super().__init__()
@@ -96,24 +97,26 @@ class Llama(nn.Module):
         self.norm = Norm(shape)
         self._initialise()
 
-    def hidden(self, ids: Tensor, seen: AuxiliaryOutputs | None = None) -> Tensor:
-        """ids [n, length] → [n, length, width], normalised. `seen` gets what the last two blocks look at, and the
-        states before them.
+    def hidden(self, ids: Tensor, auxiliary: AuxiliaryOutputs | None = None) -> Tensor:
+        """ids [n, length] → final states [n, length, width], normalised.
+
+        Args:
+            auxiliary: filled with the attention scores of the last blocks and the states before them.
         """
         x: Tensor = self.embedding(ids)
         if torch.is_autocast_enabled("cpu"):
             x = x.to(torch.bfloat16)
         cos, sin = rotary(self.shape, ids.shape[1], x.dtype)
         for index, block in enumerate(self.blocks):
-            pointing = index >= len(self.blocks) - POINTERS
-            if seen and index == max(0, len(self.blocks) - POINTERS):
-                seen.middle = x
-            x = block(x, cos, sin, seen.scores if seen and pointing else None)
+            supervised = index >= len(self.blocks) - SUPERVISED_LAYERS
+            if auxiliary and index == max(0, len(self.blocks) - SUPERVISED_LAYERS):
+                auxiliary.middle_states = x
+            x = block(x, cos, sin, auxiliary.attention_scores if auxiliary and supervised else None)
         normed: Tensor = self.norm(x)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[…, width] → […, vocabulary], through the tied embedding."""
+        """[..., width] → [..., vocabulary], through the tied embedding."""
         return functional.linear(hidden, self.embedding.weight)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -125,45 +128,48 @@ class Llama(nn.Module):
             assert isinstance(block, Block)
             for linear in (block.qkv, block.gate_up):
                 nn.init.normal_(linear.weight, std=self.shape.width**-0.5)
-            # Residual branches start silent: deep or shallow, the first step sees plain embeddings.
+            # Residual branches start at zero: at any depth, the first step sees plain embeddings.
             nn.init.zeros_(block.out.weight)
             nn.init.zeros_(block.down.weight)
 
 
 def dropped(x: Tensor, share: float) -> Tensor:
-    """Dropout of whole channels per sequence of x [n, length, width]: cheap to draw, and one mask for all positions."""
+    """Drop whole channels of x [n, length, width] per sequence: one mask for all positions, cheap to draw."""
     kept = torch.rand(x.shape[0], 1, x.shape[2], device=x.device) >= share
     return x * (kept.to(x.dtype) / (1.0 - share))
 
 
 def rotary(shape: LlamaConfig, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [length, head_width / 2] of each position's angles (Su et al. 2021, arXiv 2104.09864)."""
+    """Return cos and sin [length, head_width / 2] of each position's angles (Su et al. 2021, arXiv 2104.09864)."""
     steps = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
     angles = torch.outer(torch.arange(length, dtype=torch.float32), shape.rope_base**-steps)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of each head; export permutes q and k to llama.cpp's neighbouring pairs."""
+    """Rotate the two halves of each head; the GGUF export permutes q and k to llama.cpp's neighbouring pairs."""
     low, high = x.chunk(2, -1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
 
-def grown(small: Llama, shape: LlamaConfig, dropout: float = 0.0) -> Llama:
-    """A deeper network that computes the same as `small`: the new blocks' residual branches start at zero.
+def grow(small: Llama, shape: LlamaConfig, dropout: float = 0.0) -> Llama:
+    """Return a deeper network that computes the same function as `small`.
 
-    Old and new blocks alternate, new ones spread evenly (after Chen et al. 2016, Net2Net, arXiv 1511.05641).
-    Raises ArtifactError where `shape` differs in more than the depth, or is shallower.
+    The residual branches of new blocks start at zero; new blocks are spread evenly between the old ones (after Chen et
+    al. 2016, Net2Net, arXiv 1511.05641).
+
+    Raises:
+        ArtifactError: `shape` is shallower than `small`, or differs from it in more than the depth.
     """
     if msgspec.structs.replace(shape, layers=small.shape.layers) != small.shape or shape.layers < small.shape.layers:
-        had, wanted = (_size(one) for one in (small.shape, shape))
-        raise ArtifactError(f"a network of {had} cannot become one of {wanted}: only the depth can grow")
+        current, requested = (_size(one) for one in (small.shape, shape))
+        raise ArtifactError(f"cannot grow a network of {current} to {requested}: only the depth can grow")
     large = Llama(shape, dropout)
     large.embedding.load_state_dict(small.embedding.state_dict())
     large.norm.load_state_dict(small.norm.state_dict())
     for index, block in enumerate(small.blocks):
-        at = index * shape.layers // small.shape.layers
-        large.blocks[at].load_state_dict(block.state_dict())
+        position = index * shape.layers // small.shape.layers
+        large.blocks[position].load_state_dict(block.state_dict())
     return large
 
 

@@ -1,8 +1,7 @@
-"""Muon for the matrices, AdamW for the rest.
+"""Muon for matrices, AdamW for all other weights.
 
 Muon orthogonalises each matrix's momentum by a Newton-Schulz iteration (Jordan et al. 2024,
-kellerjordan.github.io/posts/muon):
-on these sizes it needs about half the steps of AdamW.
+kellerjordan.github.io/posts/muon). On these sizes it needs about half the steps of AdamW.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315  # the published coefficients of the quinti
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum SGD with orthogonalised updates, for two-dimensional weights; a fused weight's parts are treated
-    apart.
-    """
+    """Momentum SGD with orthogonalised updates, for two-dimensional weights."""
 
     def __init__(self, weights: Iterable[tuple[nn.Parameter, int]], lr: float) -> None:
+        """`weights`: each with the number of matrices that are fused in it; these are orthogonalised separately."""
         groups = [{"params": [weight], "parts": parts} for weight, parts in weights]
         super().__init__(groups, {"lr": lr, "momentum": 0.95, "decay": 0.01})
 
@@ -41,7 +39,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
-    """About U Vᵀ of matrix = U S Vᵀ, in bf16."""
+    """Return approximately U Vᵀ of matrix = U S Vᵀ, computed in bf16."""
     x = matrix.to(torch.bfloat16)
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
@@ -57,18 +55,19 @@ class Optimizers:
     """Both optimizers behind one step, with a shared schedule factor."""
 
     def __init__(
-        self, network: nn.Module, matrix_lr: float, vector_lr: float, beside: Sequence[nn.Module | None] = ()
+        self, network: nn.Module, matrix_lr: float, vector_lr: float, auxiliary: Sequence[nn.Module | None] = ()
     ) -> None:
-        """What is `beside` is trained along, by AdamW."""
+        """`auxiliary`: modules that are trained along with the network, by AdamW."""
         named = list(network.named_parameters())
         matrices = [(p, _parts(name)) for name, p in named if p.ndim == 2 and "embedding" not in name]
         others = [p for name, p in named if p.ndim != 2 or "embedding" in name]
-        others += [weight for module in beside if module for weight in module.parameters()]
+        others += [weight for module in auxiliary if module for weight in module.parameters()]
         self._muon = Muon(matrices, matrix_lr)
         self._adam = torch.optim.AdamW(others, lr=vector_lr, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
         self._lr = (matrix_lr, vector_lr)
 
     def step(self, factor: float) -> None:
+        """Update all weights at `factor` times their learning rate, and clear the gradients."""
         for optimizer, lr in zip((self._muon, self._adam), self._lr, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = lr * factor
@@ -84,5 +83,5 @@ class Optimizers:
 
 
 def _parts(name: str) -> int:
-    """How many matrices a weight of `network.Block` holds, one above the other."""
+    """Return how many matrices are stacked in a weight of `llama.Block`."""
     return 3 if "qkv" in name else 2 if "gate_up" in name else 1

@@ -1,11 +1,12 @@
-"""all-MiniLM-L6-v2, or any BERT sentence encoder of that family, from its published files to one ONNX graph.
+"""Convert all-MiniLM-L6-v2, or a BERT sentence encoder of that family, from its published files to one ONNX graph.
 
     folder/model.safetensors   weights, F32 (huggingface/safetensors: a JSON header, then plain arrays)
     folder/config.json         sizes
     folder/vocab.txt           word pieces
 
-The graph takes the ids of one text and gives its vector: the mean over all tokens of the last layer, of length 1. With
-`int8` the matrices are int8 (a scale a column) and multiplied as integers, activations quantised as they come.
+The graph maps the ids of one text to its vector: the mean of the last layer over all tokens, normalised to length 1.
+With `int8` the matrices are int8 (one scale per column) and multiplied as integers; activations are quantised
+dynamically.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _KINDS = {"F32": np.float32, "F16": np.float16}
 
 
 class BertConfig(msgspec.Struct, frozen=True):
-    """What `config.json` says; other keys are not needed."""
+    """The keys of `config.json` that are needed."""
 
     hidden_size: int
     num_attention_heads: int
@@ -38,7 +39,11 @@ class BertConfig(msgspec.Struct, frozen=True):
 
 
 def convert(folder: Path, target: Path, *, int8: bool = False) -> None:
-    """Write `target`. Raises ArtifactError when the folder holds no BERT."""
+    """Write the ONNX file `target`.
+
+    Raises:
+        ArtifactError: the folder holds no BERT sentence encoder.
+    """
     try:
         shape = msgspec.json.decode((folder / "config.json").read_bytes(), type=BertConfig)
         pieces = (folder / "vocab.txt").read_text(encoding="utf-8").rstrip("\n").split("\n")
@@ -46,72 +51,72 @@ def convert(folder: Path, target: Path, *, int8: bool = False) -> None:
         graph = _Builder(weights, shape, int8)
         output = graph.build()
     except (OSError, KeyError, ValueError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"{folder}: no BERT sentence encoder ({error})") from error
+        raise ArtifactError(f"{folder}: not a BERT sentence encoder ({error})") from error
     write_onnx(
         target,
         "sentence_transformer",
         graph.nodes,
-        takes=[Port("ids", INT64, ["n"])],
-        gives=[Port(output, FLOAT, [shape.hidden_size])],
+        inputs=[Port("ids", INT64, ["n"])],
+        outputs=[Port(output, FLOAT, [shape.hidden_size])],
         constants=graph.constants,
         metadata={PIECES_KEY: "\n".join(pieces), SPECIAL_IDS_KEY: f"{pieces.index('[CLS]')} {pieces.index('[SEP]')}"},
     )
 
 
 def read_safetensors(path: Path) -> Weights:
-    """Every real tensor of the file, as float32."""
+    """Return every floating-point tensor of the file, as float32."""
     raw = path.read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
-    found = {}
-    for name, about in json.loads(raw[8:start]).items():
-        if name == "__metadata__" or about["dtype"] not in _KINDS:
+    tensors = {}
+    for name, entry in json.loads(raw[8:start]).items():
+        if name == "__metadata__" or entry["dtype"] not in _KINDS:
             continue
-        first, last = about["data_offsets"]
-        values = np.frombuffer(raw[start + first : start + last], dtype=_KINDS[about["dtype"]])
-        found[name.removeprefix("bert.")] = values.reshape(about["shape"]).astype(np.float32)
-    return found
+        first, last = entry["data_offsets"]
+        values = np.frombuffer(raw[start + first : start + last], dtype=_KINDS[entry["dtype"]])
+        tensors[name.removeprefix("bert.")] = values.reshape(entry["shape"]).astype(np.float32)
+    return tensors
 
 
 class _Builder:
-    """Grows the graph; every method returns the name of what it gives."""
+    """Builds the graph; each method returns the name of its output."""
 
     def __init__(self, weights: Weights, shape: BertConfig, int8: bool) -> None:
         self._weights, self._shape, self._int8 = weights, shape, int8
         self.nodes: list[Node] = []
         self.constants: dict[str, Constant] = {}
-        self._made = 0
+        self._count = 0
 
     def build(self) -> str:
         shape, heads = self._shape, self._shape.num_attention_heads
         width = shape.hidden_size // heads
-        split, merged = self.constant([-1, heads, width]), self.constant([-1, shape.hidden_size])
+        split_shape, merged_shape = self.constant([-1, heads, width]), self.constant([-1, shape.hidden_size])
         scale = self.constant(np.array(1 / math.sqrt(width), np.float32))
         x = self._embed()
         for layer in range(shape.num_hidden_layers):
-            at = f"encoder.layer.{layer}."
+            prefix = f"encoder.layer.{layer}."
             query, key, value = (
-                self.op("Reshape", self.linear(x, f"{at}attention.self.{part}"), split)
+                self.op("Reshape", self.linear(x, f"{prefix}attention.self.{part}"), split_shape)
                 for part in ("query", "key", "value")
             )
             left = self.op("Transpose", self.op("Mul", query, scale), perm=[1, 0, 2])  # heads, n, width
             right = self.op("Transpose", key, perm=[1, 2, 0])
-            odds = self.op("Softmax", self.op("MatMul", left, right), axis=-1)
-            mixed = self.op("MatMul", odds, self.op("Transpose", value, perm=[1, 0, 2]))
-            joined = self.op("Reshape", self.op("Transpose", mixed, perm=[1, 0, 2]), merged)
+            attention = self.op("Softmax", self.op("MatMul", left, right), axis=-1)
+            mixed = self.op("MatMul", attention, self.op("Transpose", value, perm=[1, 0, 2]))
+            joined = self.op("Reshape", self.op("Transpose", mixed, perm=[1, 0, 2]), merged_shape)
             x = self.norm(
-                self.op("Add", x, self.linear(joined, f"{at}attention.output.dense")), f"{at}attention.output"
+                self.op("Add", x, self.linear(joined, f"{prefix}attention.output.dense")), f"{prefix}attention.output"
             )
-            hidden = self.op("Gelu", self.linear(x, f"{at}intermediate.dense"))
-            x = self.norm(self.op("Add", x, self.linear(hidden, f"{at}output.dense")), f"{at}output")
+            hidden = self.op("Gelu", self.linear(x, f"{prefix}intermediate.dense"))
+            x = self.norm(self.op("Add", x, self.linear(hidden, f"{prefix}output.dense")), f"{prefix}output")
         mean = self.op("ReduceMean", x, self.constant([0]), keepdims=0)
         return self.op("LpNormalization", mean, axis=-1, p=2)
 
     def _embed(self) -> str:
         words = self._weights["embeddings.word_embeddings.weight"]
-        places = self._weights["embeddings.position_embeddings.weight"]
+        positions = self._weights["embeddings.position_embeddings.weight"]
         kinds = self._weights["embeddings.token_type_embeddings.weight"]
         length = self.op("Shape", "ids")
-        near = self.op("Slice", self.constant(places + kinds[0]), self.constant([0]), length, self.constant([0]))
+        near = self.op("Slice", self.constant(positions + kinds[0]), self.constant([0]), length, self.constant([0]))
         if self._int8:
             scale = np.abs(words).max(axis=1, keepdims=True) / 127 + 1e-12
             rows = self.op("Gather", self.constant(np.round(words / scale).astype(np.int8)), "ids")
@@ -126,7 +131,7 @@ class _Builder:
         if not self._int8:
             return self.op("Add", self.op("MatMul", x, self.constant(weight)), bias)
         scale = (np.abs(weight).max(axis=0) / 127 + 1e-12).astype(np.float32)
-        levels, step, zero = self.ops("DynamicQuantizeLinear", x, gives=3)
+        levels, step, zero = self.ops("DynamicQuantizeLinear", x, outputs=3)
         whole = self.op("MatMulInteger", levels, self.constant(np.round(weight / scale).astype(np.int8)), zero)
         factor = self.op("Mul", step, self.constant(scale))
         return self.op("Add", self.op("Mul", self.op("Cast", whole, to=FLOAT), factor), bias)
@@ -140,14 +145,14 @@ class _Builder:
         self.constants[name] = np.array(value, np.int64) if isinstance(value, list) else np.ascontiguousarray(value)
         return name
 
-    def op(self, kind: str, *takes: str, **attributes: Attribute) -> str:
-        return self.ops(kind, *takes, gives=1, **attributes)[0]
+    def op(self, kind: str, *inputs: str, **attributes: Attribute) -> str:
+        return self.ops(kind, *inputs, outputs=1, **attributes)[0]
 
-    def ops(self, kind: str, *takes: str, gives: int, **attributes: Attribute) -> list[str]:
-        names = [self._name("v") for _ in range(gives)]
-        self.nodes.append(Node(kind, takes, names, attributes))
+    def ops(self, kind: str, *inputs: str, outputs: int, **attributes: Attribute) -> list[str]:
+        names = [self._name("v") for _ in range(outputs)]
+        self.nodes.append(Node(kind, inputs, names, attributes))
         return names
 
     def _name(self, letter: str) -> str:
-        self._made += 1
-        return f"{letter}{self._made}"
+        self._count += 1
+        return f"{letter}{self._count}"

@@ -1,7 +1,8 @@
-"""Fit the calibrator: logistic regressions on what is known of an answer when a handoff is decided.
+"""Fit the calibrator: logistic regressions from the confidence at the handoff decision to a probability.
 
-Fitted on one half of the rows that were held back from the model, measured on the other (`quality.halves`). A
-probability holds for a mix of traffic: rows are weighted so that the device's own domain makes `logistic.OWN_SHARE`.
+They are fitted on one half of the rows that were held back from the model and measured on the other (`quality.halves`).
+A probability is valid for a mix of traffic: rows are weighted so that in-domain requests make up
+`graded_answers.DOMAIN_SHARE`.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ from ...signals.calibration import (
     calibration_inputs,
     log_odds,
 )
-from .graded_answers import WATCH, GradedAnswer
-from .logistic import Reals, fit_line, mix_weights
-from .quality import QualityMetrics, halves, measure, truths
+from .graded_answers import CONFIDENCE_TOKENS, GradedAnswer, traffic_weights
+from .optimizers import Array64, fit_logistic
+from .quality import QualityMetrics, correctness, halves, measure
 
 
 class CalibrationMetrics(msgspec.Struct, frozen=True):
-    """Figures on held-back prompts that the fit did not see, for a handoff after `tokens` tokens."""
+    """Metrics on held-back prompts that the fit did not use, for a handoff after `tokens` tokens."""
 
     tokens: int
-    raw: QualityMetrics  # the score that the engine reports
-    alone: QualityMetrics
-    joined: QualityMetrics  # with edge.quality
+    raw: QualityMetrics  # of the uncalibrated score that the engine reports
+    alone: QualityMetrics  # of the calibrated confidence
+    joined: QualityMetrics  # of the confidence joined with edge.quality
 
     def metrics(self) -> dict[str, float]:
+        """Return all figures as one mapping, for a manifest."""
         named = {"raw": self.raw, "alone": self.alone, "joined": self.joined}
         return {f"{name}/{key}": value for name, fit in named.items() for key, value in fit.metrics().items()}
 
@@ -42,40 +44,47 @@ class CalibrationMetrics(msgspec.Struct, frozen=True):
 def train_calibrator(
     held: Sequence[GradedAnswer], quality: Callable[[str], float], target: Path, *, tokens: int = 8
 ) -> CalibrationMetrics:
-    """Fit on a half of `held`, write the numbers to `target`, measure on the other half after `tokens` tokens."""
+    """Fit on one half of `held`, write the parameters to `target`, and measure on the other half.
+
+    Args:
+        quality: edge.quality of a prompt, 0..1.
+        tokens: measure the calibration of a handoff after this many tokens.
+    """
     first, second = halves([one for one in held if one.confidences])
-    told = [log_odds(quality(one.text)) for one in first]
-    numbers = CalibrationParameters(tuple(_stage(first, told, tokens) for tokens in range(1, WATCH + 1)))
-    target.write_bytes(msgspec.json.format(msgspec.json.encode(numbers), indent=1))
+    odds = [log_odds(quality(one.text)) for one in first]
+    stages = tuple(_stage(first, odds, count) for count in range(1, CONFIDENCE_TOKENS + 1))
+    target.write_bytes(msgspec.json.format(msgspec.json.encode(CalibrationParameters(stages)), indent=1))
     calibrator = ConfidenceCalibrator.load(target)
 
-    def probabilities(known: Callable[[str], float] | None) -> Reals:
-        return np.array([tell(calibrator, one, tokens, known) for one in second])
+    def probabilities(quality: Callable[[str], float] | None) -> Array64:
+        return np.array([probability_at(calibrator, one, tokens, quality) for one in second])
 
     return CalibrationMetrics(
         tokens=tokens,
-        raw=measure(np.array([at(one, tokens)[0].score for one in second]), second),
+        raw=measure(np.array([confidence_at(one, tokens)[0].score for one in second]), second),
         alone=measure(probabilities(None), second),
         joined=measure(probabilities(quality), second),
     )
 
 
-def tell(
+def probability_at(
     calibrator: ConfidenceCalibrator, one: GradedAnswer, tokens: int, quality: Callable[[str], float] | None = None
 ) -> float:
-    """What a handoff after `tokens` tokens would compare."""
-    seen, ended = at(one, tokens)
-    return calibrator(seen, tokens, None if quality is None else quality(one.text), ended=ended)
+    """Return the probability that a handoff after `tokens` tokens compares with its threshold."""
+    confidence, ended = confidence_at(one, tokens)
+    return calibrator(confidence, tokens, None if quality is None else quality(one.text), ended=ended)
 
 
-def at(one: GradedAnswer, tokens: int) -> tuple[Confidence, bool]:
-    """The confidence when a handoff after so many tokens is decided, and whether the answer has ended by then."""
+def confidence_at(one: GradedAnswer, tokens: int) -> tuple[Confidence, bool]:
+    """Return the confidence at the handoff decision after `tokens` tokens, and whether the answer has ended by then."""
     length = len(one.confidences)
-    return one.confidences[min(tokens, length) - 1], length <= tokens and length < WATCH
+    return one.confidences[min(tokens, length) - 1], length <= tokens and length < CONFIDENCE_TOKENS
 
 
-def _stage(judged: Sequence[GradedAnswer], told: Sequence[float], tokens: int) -> CalibrationStage:
-    seen = np.array([calibration_inputs(*at(one, tokens)) for one in judged])
-    joined = np.concatenate([seen, np.array(told)[:, None]], axis=1)
-    truth, weights = truths(judged), mix_weights(judged)
-    return CalibrationStage(tokens, alone=fit_line(seen, truth, weights), joined=fit_line(joined, truth, weights))
+def _stage(graded: Sequence[GradedAnswer], quality_odds: Sequence[float], tokens: int) -> CalibrationStage:
+    alone = np.array([calibration_inputs(*confidence_at(one, tokens)) for one in graded])
+    joined = np.concatenate([alone, np.array(quality_odds)[:, None]], axis=1)
+    truth, weights = correctness(graded), traffic_weights(graded)
+    return CalibrationStage(
+        tokens, alone=fit_logistic(alone, truth, weights), joined=fit_logistic(joined, truth, weights)
+    )

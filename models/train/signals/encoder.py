@@ -1,11 +1,11 @@
-"""The device's sentence encoder: a table of token vectors taught by a transformer, int8, as one ONNX graph.
+"""The device's sentence encoder: a table of token vectors distilled from a transformer, int8, as one ONNX graph.
 
-1. Every token by itself goes through the teacher (Tulkens and van Dongen 2024, Model2Vec).
-2. The main directions of its answers to the texts (SVD) are what the table keeps of them.
-3. Rows are weighted by how rare their token is (SIF; Arora et al. 2017).
-4. A short regression: the mean of a text's rows shall point where the teacher's vector of the text points.
+1. The teacher encodes every token on its own (Tulkens and van Dongen 2024, Model2Vec).
+2. These vectors are projected to the principal directions of the teacher's vectors of the texts (SVD).
+3. Rows are weighted by the rarity of their token (SIF; Arora et al. 2017).
+4. The table is trained briefly: the mean of a text's rows must point where the teacher's vector of the text points.
 
-Rows are rounded to int8 with a scale each. Nothing here needs torch.
+Rows are rounded to int8, with one scale each. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ...catalog.artifact import sha256_of
 from ...signals.encoder import PIECES_KEY, SentenceEncoder, Vector
-from .adam import Adam
 from .onnx_writer import FLOAT, INT64, Node, Port, write_onnx
+from .optimizers import Adam, Indices
 
 DIMENSIONS = 256
-COMMON = 1e-3  # SIF's constant: a token of this share of all tokens weighs half
+SIF_CONSTANT = 1e-3  # a token with this share of all tokens has half the weight
 BATCH = 256
-_PART = 2000  # texts that are asked of the teacher between two saves
-
-Ids = NDArray[np.int64]
+_CHUNK = 2000  # texts that the teacher encodes between two saves
 
 
 class EncoderMetrics(msgspec.Struct, frozen=True):
-    """Mean cosine between the table's vectors and the teacher's main directions, on texts that were held back."""
+    """Mean cosine between the table's vectors and the teacher's projected vectors, on held-back texts."""
 
-    before: float  # the regression
-    after: float
-    rounded: float  # in int8, through ONNX Runtime
+    before: float  # before step 4
+    after: float  # after step 4
+    quantised: float  # in int8, through ONNX Runtime
     texts: int
 
 
-def ask_teacher(
+def teacher_vectors(
     teacher: SentenceEncoder, texts: Sequence[str], folder: Path, say: Callable[[str], None] = lambda _: None
 ) -> Vector:
-    """float32 [texts, dimensions]; answers are kept in `folder`, so that a second call takes up where one ended."""
+    """Return the teacher's vectors, float32 [texts, width].
+
+    They are kept in `folder`, so that a second call resumes an interrupted one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    parts, own = [], sha256_of(teacher.path)
-    for start in range(0, len(texts), _PART):
-        part = texts[start : start + _PART]
-        name = hashlib.sha256("\0".join((own, *part)).encode()).hexdigest()[:16]
+    chunks, teacher_sha256 = [], sha256_of(teacher.path)
+    for start in range(0, len(texts), _CHUNK):
+        chunk = texts[start : start + _CHUNK]
+        name = hashlib.sha256("\0".join((teacher_sha256, *chunk)).encode()).hexdigest()[:16]
         path = folder / f"vectors-{name}.npy"
         if not path.is_file():
             partial = folder / "vectors.partial.npy"
-            np.save(partial, teacher.encode_all(part), allow_pickle=False)
+            np.save(partial, teacher.encode_all(chunk), allow_pickle=False)
             partial.replace(path)
-            say(f"encoder: the teacher has read {min(start + _PART, len(texts))} of {len(texts)} texts")
-        parts.append(np.load(path, allow_pickle=False))
-    return np.concatenate(parts)
+            say(f"encoder: the teacher has read {min(start + _CHUNK, len(texts))} of {len(texts)} texts")
+        chunks.append(np.load(path, allow_pickle=False))
+    return np.concatenate(chunks)
 
 
 def distill(
@@ -73,44 +73,49 @@ def distill(
     dimensions: int = DIMENSIONS,
     say: Callable[[str], None] = lambda _: None,
 ) -> EncoderMetrics:
-    """Teach a table on `texts`, measure it on `held`, write it to `target`. `folder` keeps the teacher's answers."""
+    """Train a table on `texts`, measure it on `held`, and write it to `target`.
+
+    Args:
+        folder: keeps the teacher's vectors between calls.
+        rate: initial learning rate of step 4; it falls linearly.
+    """
     pieces = teacher.pieces
-    wanted, held_wanted = (ask_teacher(teacher, part, folder, say) for part in (texts, held))
-    alone = np.stack([teacher.encode_ids([number]) for number in range(len(pieces))])  # (1)
-    directions = _directions(wanted, dimensions)
+    vectors, held_vectors = (teacher_vectors(teacher, part, folder, say) for part in (texts, held))
+    token_vectors = np.stack([teacher.encode_ids([token]) for token in range(len(pieces))])  # (1)
+    directions = _directions(vectors, dimensions)
     ids, held_ids = ([pieces(text) or [pieces.unknown] for text in part] for part in (texts, held))
-    table = (alone @ directions) * _rarity(ids, len(pieces))[:, None]
-    goals, held_goals = _unit(wanted @ directions), _unit(held_wanted @ directions)
-    before = _agreement(table, held_ids, held_goals)
-    learner = Adam(table)
+    initial = (token_vectors @ directions) * _rarity(ids, len(pieces))[:, None]  # (2), (3)
+    goals, held_goals = _unit(vectors @ directions), _unit(held_vectors @ directions)
+    before = _mean_cosine(initial, held_ids, held_goals)
+    table = Adam(initial)
     draw = np.random.default_rng(seed)
-    for epoch in range(epochs):
+    for epoch in range(epochs):  # (4)
         order = draw.permutation(len(ids))
-        now = rate * (1 - epoch / epochs)
-        parts = np.array_split(order, -(-len(order) // BATCH))
-        told = [_step(learner, [ids[i] for i in at], goals[at], now) for at in parts]
-        say(f"encoder: epoch {epoch + 1} of {epochs}, cosine {np.mean(told):.4f}")
-    after = _agreement(learner.value, held_ids, held_goals)
-    write_table(learner.value, teacher.pieces.listed, target)
+        epoch_rate = rate * (1 - epoch / epochs)
+        batches = np.array_split(order, -(-len(order) // BATCH))
+        cosines = [_step(table, [ids[i] for i in batch], goals[batch], epoch_rate) for batch in batches]
+        say(f"encoder: epoch {epoch + 1} of {epochs}, cosine {np.mean(cosines):.4f}")
+    after = _mean_cosine(table.value, held_ids, held_goals)
+    write_table(table.value, teacher.pieces.listed, target)
     written = SentenceEncoder(target)
-    rounded = np.mean([float(written.encode_ids(one) @ goal) for one, goal in zip(held_ids, held_goals, strict=True)])
-    return EncoderMetrics(before=before, after=after, rounded=float(rounded), texts=len(held))
+    quantised = np.mean([float(written.encode_ids(one) @ goal) for one, goal in zip(held_ids, held_goals, strict=True)])
+    return EncoderMetrics(before=before, after=after, quantised=float(quantised), texts=len(held))
 
 
 def _step(table: Adam, ids: Sequence[Sequence[int]], goals: Vector, rate: float) -> float:
-    """One batch; the mean cosine before it."""
+    """Train on one batch; return the mean cosine before the update."""
     touched, shares = _shares(ids)
     means = shares @ table.value[touched]
     lengths = np.linalg.norm(means, axis=1, keepdims=True) + 1e-9
     units = means / lengths
     cosines = (units * goals).sum(axis=1, keepdims=True)
-    # d(-cos)/d(mean): the part of the goal that the mean does not have yet, over the mean's length.
+    # d(-cos)/d(mean): the component of the goal that is orthogonal to the mean, over the mean's length.
     table.step(shares.T @ (-(goals - cosines * units) / lengths / len(goals)), rate, touched)
     return float(cosines.mean())
 
 
 def write_table(rows: Vector, pieces: Sequence[str], target: Path) -> None:
-    """ids int64 [n] → embedding float32 [dimensions], of length 1; a row of int8 and a scale for every token."""
+    """Write the graph ids int64 [n] → embedding float32 [dimensions] of length 1, with int8 rows and their scales."""
     scale = (np.abs(rows).max(axis=1, keepdims=True) / 127 + 1e-12).astype(np.float32)
     write_onnx(
         target,
@@ -122,36 +127,36 @@ def write_table(rows: Vector, pieces: Sequence[str], target: Path) -> None:
             Node("MatMul", ["scales", "reals"], ["sum"]),  # [n] by [n, dimensions]
             Node("LpNormalization", ["sum"], ["embedding"], {"axis": -1, "p": 2}),
         ],
-        takes=[Port("ids", INT64, ["n"])],
-        gives=[Port("embedding", FLOAT, [rows.shape[1]])],
+        inputs=[Port("ids", INT64, ["n"])],
+        outputs=[Port("embedding", FLOAT, [rows.shape[1]])],
         constants={"table": np.round(rows / scale).astype(np.int8), "scale": scale[:, 0]},
         metadata={PIECES_KEY: "\n".join(pieces)},
     )
 
 
-def _shares(ids: Sequence[Sequence[int]]) -> tuple[Ids, Vector]:
-    """The tokens of a batch, and each text's share of them: float32 [texts, tokens]; a row sums to 1."""
-    touched, places = np.unique(np.concatenate([np.asarray(one) for one in ids]), return_inverse=True)
+def _shares(ids: Sequence[Sequence[int]]) -> tuple[Indices, Vector]:
+    """Return the distinct tokens of a batch, and each text's share of them: float32 [texts, tokens], rows sum to 1."""
+    touched, columns = np.unique(np.concatenate([np.asarray(one) for one in ids]), return_inverse=True)
     shares = np.zeros((len(ids), len(touched)), np.float32)
     texts = np.repeat(np.arange(len(ids)), [len(one) for one in ids])
-    np.add.at(shares, (texts, places), 1.0)
+    np.add.at(shares, (texts, columns), 1.0)
     return touched, shares / shares.sum(axis=1, keepdims=True)
 
 
 def _directions(vectors: Vector, dimensions: int) -> Vector:
-    """The `dimensions` directions that hold most of the vectors, not centred: float32 [width, dimensions]."""
-    _, found = np.linalg.eigh((vectors.T @ vectors).astype(np.float64))
-    return found[:, ::-1][:, :dimensions].astype(np.float32)
+    """Return the principal directions of the vectors, not centred: float32 [width, dimensions]."""
+    _, eigenvectors = np.linalg.eigh((vectors.T @ vectors).astype(np.float64))
+    return eigenvectors[:, ::-1][:, :dimensions].astype(np.float32)
 
 
 def _rarity(ids: Sequence[Sequence[int]], pieces: int) -> Vector:
-    counts = Counter(number for one in ids for number in one)
+    counts = Counter(token for one in ids for token in one)
     total = sum(counts.values())
-    shares = np.array([counts[number] / total for number in range(pieces)], np.float32)
-    return COMMON / (COMMON + shares)
+    shares = np.array([counts[token] / total for token in range(pieces)], np.float32)
+    return SIF_CONSTANT / (SIF_CONSTANT + shares)
 
 
-def _agreement(rows: Vector, ids: Sequence[Sequence[int]], goals: Vector) -> float:
+def _mean_cosine(rows: Vector, ids: Sequence[Sequence[int]], goals: Vector) -> float:
     units = _unit(np.stack([rows[one].mean(axis=0) for one in ids]))
     return float((units * goals).sum(axis=1).mean())
 

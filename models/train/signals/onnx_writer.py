@@ -1,7 +1,7 @@
-"""Write an ONNX file: nodes, constants and metadata in, one `.onnx` out. Needs nothing but numpy.
+"""Write an ONNX file from nodes, constants and metadata. Needs only numpy.
 
-The format is protobuf (onnx/onnx.proto, IR version 9); here are the few messages that small graphs are made of. An
-operator's attribute is an int, a float, a text, or a list of ints.
+The format is protobuf (onnx/onnx.proto, IR version 9), of which this module writes the few messages that small graphs
+need. An operator's attribute is an int, a float, a string, or a list of ints.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _PRODUCER = "causeway-models"
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One operator: `op` of the names `takes`, under the names `gives`."""
+    """One operator with the names of its inputs and outputs."""
 
     op: str
-    takes: Sequence[str]
-    gives: Sequence[str]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
     attributes: Mapping[str, Attribute] = {}
 
 
 class Port(msgspec.Struct, frozen=True):
-    """An input or output. A text among the dimensions names one that is free."""
+    """An input or output of the graph. A string in `shape` names a free dimension."""
 
     name: str
     kind: int
@@ -45,14 +45,17 @@ def write_onnx(
     name: str,
     nodes: Sequence[Node],
     *,
-    takes: Sequence[Port],
-    gives: Sequence[Port],
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
     constants: Mapping[str, Constant],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
+    """Write a graph of `nodes` with named inputs and outputs to `path`."""
     graph = b"".join(_bytes(1, _node(node)) for node in nodes) + _text(2, name)
     graph += b"".join(_bytes(5, _tensor(key, value)) for key, value in constants.items())
-    graph += b"".join(_bytes(11, _port(port)) for port in takes) + b"".join(_bytes(12, _port(port)) for port in gives)
+    graph += b"".join(_bytes(11, _port(port)) for port in inputs) + b"".join(
+        _bytes(12, _port(port)) for port in outputs
+    )
     model = _number(1, _IR_VERSION) + _text(2, _PRODUCER) + _bytes(7, graph)
     model += _bytes(8, _text(1, "") + _number(2, _OPERATOR_SET))
     model += b"".join(_bytes(14, _text(1, key) + _text(2, value)) for key, value in (metadata or {}).items())
@@ -60,12 +63,12 @@ def write_onnx(
 
 
 def _node(node: Node) -> bytes:
-    encoded = _texts(1, node.takes) + _texts(2, node.gives) + _text(4, node.op)
+    encoded = _texts(1, node.inputs) + _texts(2, node.outputs) + _text(4, node.op)
     return encoded + b"".join(_bytes(5, _attribute(key, value)) for key, value in node.attributes.items())
 
 
 def _attribute(name: str, value: Attribute) -> bytes:
-    """Its last field says which of the others holds the value (AttributeProto.AttributeType)."""
+    """Field 20 names the field that holds the value (AttributeProto.AttributeType)."""
     encoded = _text(1, name)
     if isinstance(value, int):
         return encoded + _number(3, value) + _number(20, 2)

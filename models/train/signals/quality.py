@@ -1,8 +1,8 @@
-"""Train `edge.quality` on what the device's model gets right and wrong, and write it as one ONNX graph.
+"""Train `edge.quality` on the device model's graded answers, and write it as one ONNX graph.
 
-Hashed words → mean of their rows → two layers → log odds, then a slope and an offset for honest probabilities. It
-learns from the answers to training rows. Those the model has seen, and it is better at them than at others: so the
-calibration is made on rows that were held back from the model, and measured on others of these. It needs no torch.
+Hashed words → mean of their rows → two layers → log odds, then a slope and an offset (Platt scaling). It is trained on
+the answers to training rows. The model has seen those and answers them better than others, so the calibration is fitted
+on rows that were held back from the model, and measured on other held-back rows. It needs no torch.
 """
 
 from __future__ import annotations
@@ -17,40 +17,43 @@ from numpy.typing import NDArray
 from ...evaluate.assistant import auroc
 from ...function_calls.dataset import is_held_out
 from ...signals.quality import BUCKETS, QualityEstimator, features
-from .adam import Adam, Reals
-from .graded_answers import GradedAnswer
-from .logistic import fit_line, mix_weights
+from .graded_answers import GradedAnswer, traffic_weights
 from .onnx_writer import FLOAT, INT64, Node, Port, write_onnx
+from .optimizers import Adam, Array32, Array64, fit_logistic
 
 WIDTH, HIDDEN, EPOCHS, BATCH = 32, 16, 4, 256
 RATE, DECAY, DROPOUT = 3e-3, 1e-2, 0.1
 BINS = 10
-HALVES = "calibrate"
+HALVES = "calibrate"  # seed that divides held-back rows into those for calibration and those for measuring
 
 
 class QualityMetrics(msgspec.Struct, frozen=True):
-    """Figures on held-back prompts that neither training nor calibration saw."""
+    """Metrics on held-back prompts that neither training nor calibration used.
+
+    The field names are keys in the manifests of shipped signals.
+    """
 
     auroc: float
-    ece: float  # expected calibration error, ten equal bins, over the mix of traffic that it was calibrated for
-    own_auroc: float  # the same on the device's own domain alone
+    ece: float  # expected calibration error over ten equal bins, weighted to the traffic of the calibration
+    own_auroc: float  # on in-domain prompts alone
     own_ece: float
-    right: float  # share of prompts answered rightly
+    right: float  # share of prompts that the model answers correctly
     rows: int
 
     def metrics(self) -> dict[str, float]:
+        """Return all figures as one mapping, for a manifest."""
         figures: dict[str, float] = msgspec.structs.asdict(self)
         return figures
 
 
 def halves(held: Sequence[GradedAnswer]) -> tuple[list[GradedAnswer], list[GradedAnswer]]:
-    """Held-back prompts to calibrate on, and to measure on. A hash of the text decides: doubles stay together."""
+    """Divide held-back prompts into those for calibration and those for measuring, by a hash of the text."""
     first = [one for one in held if is_held_out(one.text, HALVES, 0.5)]
     return first, [one for one in held if not is_held_out(one.text, HALVES, 0.5)]
 
 
 def train_quality(
-    learnt: Sequence[GradedAnswer],
+    training: Sequence[GradedAnswer],
     held: Sequence[GradedAnswer],
     target: Path,
     *,
@@ -58,48 +61,48 @@ def train_quality(
     epochs: int = EPOCHS,
     say: Callable[[str], None] = lambda _: None,
 ) -> QualityMetrics:
-    """Learn from `learnt`, calibrate on one half of `held`, measure on the other; write the graph to `target`."""
-    estimator = QualityNetwork(np.random.default_rng(seed))
-    estimator.learn(learnt, epochs, say)
+    """Train on `training`, calibrate on one half of `held`, write the graph to `target`, measure on the other half."""
+    network = QualityNetwork(np.random.default_rng(seed))
+    network.train(training, epochs, say)
     first, second = halves(held)
-    # A slope and an offset on the log odds (Platt 1999).
-    odds = estimator.odds([one.text for one in first])
-    line = fit_line(odds[:, None], truths(first), mix_weights(first))
-    estimator.rescale(line.weights[0], line.bias)
-    estimator.write(target)
+    # Platt 1999: a slope and an offset on the log odds.
+    odds = network.log_odds([one.text for one in first])
+    line = fit_logistic(odds[:, None], correctness(first), traffic_weights(first))
+    network.rescale(line.weights[0], line.bias)
+    network.write(target)
     quality = QualityEstimator(target)
     return measure(np.array([quality(one.text) for one in second]), second)
 
 
-def measure(told: NDArray[np.float64], judged: Sequence[GradedAnswer]) -> QualityMetrics:
-    """How good the probabilities `told` [judged] are."""
-    truth, own = truths(judged), np.array([one.own for one in judged], bool)
+def measure(probabilities: Array64, graded: Sequence[GradedAnswer]) -> QualityMetrics:
+    """Return how well `probabilities` [graded] predict correct answers."""
+    truth, in_domain = correctness(graded), np.array([one.in_domain for one in graded], bool)
     return QualityMetrics(
-        auroc=_area(told, truth),
-        ece=calibration_error(told, truth, mix_weights(judged)),
-        own_auroc=_area(told[own], truth[own]),
-        own_ece=calibration_error(told[own], truth[own]),
+        auroc=_auroc(probabilities, truth),
+        ece=calibration_error(probabilities, truth, traffic_weights(graded)),
+        own_auroc=_auroc(probabilities[in_domain], truth[in_domain]),
+        own_ece=calibration_error(probabilities[in_domain], truth[in_domain]),
         right=float(truth.mean()),
         rows=len(truth),
     )
 
 
-def truths(judged: Sequence[GradedAnswer]) -> NDArray[np.bool_]:
-    return np.array([one.right for one in judged], bool)
+def correctness(graded: Sequence[GradedAnswer]) -> NDArray[np.bool_]:
+    return np.array([one.correct for one in graded], bool)
 
 
 def calibration_error(
-    told: NDArray[np.float64], truth: NDArray[np.bool_], weights: NDArray[np.float64] | None = None, bins: int = BINS
+    probabilities: Array64, truth: NDArray[np.bool_], weights: Array64 | None = None, bins: int = BINS
 ) -> float:
-    """Mean distance between what was promised and what held, over equal bins, weighted by what falls into them."""
-    shares = np.ones(len(told)) if weights is None else weights
-    places = np.minimum((told * bins).astype(int), bins - 1)
-    sums = [np.bincount(places, weights=shares * values, minlength=bins) for values in (told, truth)]
-    return float(np.abs(sums[0] - sums[1]).sum() / shares.sum()) if len(told) else 0.0
+    """Return the expected calibration error: the weighted mean of |probability - frequency| over equal bins."""
+    shares = np.ones(len(probabilities)) if weights is None else weights
+    indices = np.minimum((probabilities * bins).astype(int), bins - 1)
+    sums = [np.bincount(indices, weights=shares * values, minlength=bins) for values in (probabilities, truth)]
+    return float(np.abs(sums[0] - sums[1]).sum() / shares.sum()) if len(probabilities) else 0.0
 
 
 class QualityNetwork:
-    """The network, with its gradients written out."""
+    """The network, with handwritten gradients."""
 
     def __init__(self, draw: np.random.Generator) -> None:
         self._draw = draw
@@ -110,30 +113,31 @@ class QualityNetwork:
         )
         self._w2, self._b2 = Adam(_normal(draw, (HIDDEN, 1), HIDDEN**-0.5), decay=DECAY), Adam(np.zeros(1, np.float32))
 
-    def odds(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Log odds [texts] of a right answer."""
+    def log_odds(self, texts: Sequence[str]) -> Array64:
+        """Return the log odds [texts] of a correct answer."""
         means = np.stack([self._table.value[features(text)].mean(axis=0) for text in texts])
         hidden = np.maximum(means @ self._w1.value + self._b1.value, 0)
-        odds: NDArray[np.float64] = (hidden @ self._w2.value + self._b2.value)[:, 0].astype(np.float64)
+        odds: Array64 = (hidden @ self._w2.value + self._b2.value)[:, 0].astype(np.float64)
         return odds
 
-    def learn(self, judged: Sequence[GradedAnswer], epochs: int, say: Callable[[str], None]) -> None:
-        bags = [features(one.text) for one in judged]
-        truth = truths(judged).astype(np.float32)
+    def train(self, graded: Sequence[GradedAnswer], epochs: int, say: Callable[[str], None]) -> None:
+        """Train with AdamW on the cross entropy; the learning rate falls linearly."""
+        bags = [features(one.text) for one in graded]
+        truth = correctness(graded).astype(np.float32)
         for epoch in range(epochs):
             order = self._draw.permutation(len(bags))
             rate = RATE * (1 - epoch / epochs)
-            parts = np.array_split(order, -(-len(order) // BATCH))
-            losses = [self._step([bags[i] for i in at], truth[at], rate) for at in parts]
+            batches = np.array_split(order, -(-len(order) // BATCH))
+            losses = [self._step([bags[i] for i in batch], truth[batch], rate) for batch in batches]
             say(f"edge.quality: epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.3f}")
 
     def rescale(self, slope: float, offset: float) -> None:
-        """Fold a calibration into the last layer."""
+        """Fold a slope and an offset on the log odds into the last layer."""
         self._w2.value *= np.float32(slope)
         self._b2.value[:] = self._b2.value * np.float32(slope) + np.float32(offset)
 
     def write(self, path: Path) -> None:
-        """features int64 [n] → probability float32 [1]; the table in int8 with one scale."""
+        """Write the graph features int64 [n] → probability float32 [1], with the table in int8 and one scale."""
         table = self._table.value
         scale = np.float32(np.abs(table).max() / 127)
         write_onnx(
@@ -151,8 +155,8 @@ class QualityNetwork:
                 Node("Add", ["z0", "b2"], ["z1"]),
                 Node("Sigmoid", ["z1"], ["probability"]),
             ],
-            takes=[Port("features", INT64, ["n"])],
-            gives=[Port("probability", FLOAT, [1])],
+            inputs=[Port("features", INT64, ["n"])],
+            outputs=[Port("probability", FLOAT, [1])],
             constants={
                 "table": np.round(table / scale).astype(np.int8),
                 "scale": np.array([scale], np.float32),
@@ -164,12 +168,12 @@ class QualityNetwork:
             },
         )
 
-    def _step(self, bags: Sequence[NDArray[np.int64]], truth: Reals, rate: float) -> float:
-        """One batch of AdamW on the cross entropy; the loss before it."""
-        touched, places = np.unique(np.concatenate(bags), return_inverse=True)
+    def _step(self, bags: Sequence[NDArray[np.int64]], truth: Array32, rate: float) -> float:
+        """Train on one batch; return the loss before the update."""
+        touched, columns = np.unique(np.concatenate(bags), return_inverse=True)
         shares = np.zeros((len(bags), len(touched)), np.float32)
         texts = np.repeat(np.arange(len(bags)), [len(bag) for bag in bags])
-        np.add.at(shares, (texts, places), 1.0)
+        np.add.at(shares, (texts, columns), 1.0)
         shares /= shares.sum(axis=1, keepdims=True)
         kept = (self._draw.random((len(bags), WIDTH)) >= DROPOUT).astype(np.float32) / np.float32(1 - DROPOUT)
         means = (shares @ self._table.value[touched]) * kept
@@ -187,10 +191,10 @@ class QualityNetwork:
         return float(loss.mean())
 
 
-def _normal(draw: np.random.Generator, shape: tuple[int, int], deviation: float) -> Reals:
+def _normal(draw: np.random.Generator, shape: tuple[int, int], deviation: float) -> Array32:
     return (draw.standard_normal(shape) * deviation).astype(np.float32)
 
 
-def _area(told: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:
-    """0 where one side is empty: there is nothing to tell apart."""
-    return auroc(told[~truth].tolist(), told[truth].tolist()) or 0.0
+def _auroc(probabilities: Array64, truth: NDArray[np.bool_]) -> float:
+    """Return the AUROC, 0 if one side is empty."""
+    return auroc(probabilities[~truth].tolist(), probabilities[truth].tolist()) or 0.0

@@ -1,4 +1,4 @@
-"""The graph of what is out of scope: heads, taught texts and lines in one ONNX file."""
+"""The ONNX graph of out-of-scope detection: heads, training texts and regressions in one file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...signals.calibration import LinearLogit
-from .adam import Reals
 from .onnx_writer import FLOAT, INT64, Constant, Node, Port, write_onnx
+from .optimizers import Array32
 from .scope_heads import IntentExamples, IntentHeads
 
 
-def write_scope(heads: IntentHeads, taught: IntentExamples, lines: dict[str, LinearLogit], target: Path) -> None:
-    """embedding float32 [dimensions], words and letters int64 [n] → told float32 [3], odds float32 [intents]."""
+def write_scope(heads: IntentHeads, examples: IntentExamples, lines: dict[str, LinearLogit], target: Path) -> None:
+    """Write the graph embedding float32 [dimensions], words and letters int64 [n] → told float32 [3] (the regression's
+    inputs, `scope.scope_inputs`), odds float32 [intents]. The regressions are metadata.
+    """
     dense, dense_scale = _levels(heads.dense.T)
-    texts, texts_scale = _levels(taught.vectors)
+    texts, texts_scale = _levels(examples.vectors)
     constants: dict[str, Constant] = {
         "texts": texts.T.copy(),
         "texts_scale": texts_scale,
-        "intents": taught.intents[None],
+        "intents": examples.intents[None],
         "farthest": np.array(-1, np.float32),
         "dense": dense.T.copy(),
         "dense_scale": dense_scale,
@@ -67,19 +69,19 @@ def write_scope(heads: IntentHeads, taught: IntentExamples, lines: dict[str, Lin
         target,
         "scope",
         nodes,
-        takes=[
-            Port("embedding", FLOAT, [taught.vectors.shape[1]]),
+        inputs=[
+            Port("embedding", FLOAT, [examples.vectors.shape[1]]),
             Port("words", INT64, ["n"]),
             Port("letters", INT64, ["m"]),
         ],
-        gives=[Port("told", FLOAT, [3]), Port("odds", FLOAT, [heads.kinds])],
+        outputs=[Port("told", FLOAT, [3]), Port("odds", FLOAT, [heads.intent_count])],
         constants=constants,
         metadata={key: msgspec.json.encode(line).decode() for key, line in lines.items()},
     )
 
 
 def _bag(view: str) -> list[Node]:
-    """The probabilities of a head on hashed features: the sum of their rows over the root of their number."""
+    """Nodes of a head on hashed features: softmax of the sum of their rows over the root of their number."""
     return [
         Node("Gather", [f"{view}_table", view], [f"{view}_rows"]),
         Node("Cast", [f"{view}_rows"], [f"{view}_reals"], {"to": FLOAT}),
@@ -96,17 +98,17 @@ def _bag(view: str) -> list[Node]:
     ]
 
 
-def _product(name: str, gives: str) -> list[Node]:
-    """The quantised embedding by the int8 matrix `name`, whose columns have a scale each."""
+def _product(name: str, output: str) -> list[Node]:
+    """Nodes that multiply the quantised embedding by the int8 matrix `name`, which has one scale per column."""
     return [
         Node("MatMulInteger", ["levels", name, "zero"], [f"{name}_whole"]),
         Node("Cast", [f"{name}_whole"], [f"{name}_real"], {"to": FLOAT}),
         Node("Mul", ["step", f"{name}_scale"], [f"{name}_step"]),
-        Node("Mul", [f"{name}_real", f"{name}_step"], [gives]),
+        Node("Mul", [f"{name}_real", f"{name}_step"], [output]),
     ]
 
 
-def _levels(rows: Reals) -> tuple[NDArray[np.int8], Reals]:
-    """int8 rows, and the scale of each."""
+def _levels(rows: Array32) -> tuple[NDArray[np.int8], Array32]:
+    """Return int8 rows and the scale of each."""
     scale = (np.abs(rows).max(axis=1) / 127 + 1e-12).astype(np.float32)
     return np.round(rows / scale[:, None]).astype(np.int8), scale

@@ -16,8 +16,8 @@ from models.signals.calibration import (
     ConfidenceCalibrator,
     LinearLogit,
 )
-from models.train.signals.calibration import at, tell, train_calibrator
-from models.train.signals.graded_answers import WATCH, GradedAnswer
+from models.train.signals.calibration import confidence_at, probability_at, train_calibrator
+from models.train.signals.graded_answers import CONFIDENCE_TOKENS, GradedAnswer
 from router.types import Confidence
 
 
@@ -36,7 +36,7 @@ def judged(draw: random.Random, number: int) -> GradedAnswer:
     own = number % 2 == 0
     score = draw.random()
     right = own and draw.random() < score**2
-    length = draw.choice((3, 6, WATCH))
+    length = draw.choice((3, 6, CONFIDENCE_TOKENS))
     confidences = tuple(seen(score, tokens, 0.0 if own else 0.9) for tokens in range(1, length + 1))
     return GradedAnswer(f"prompt {number}", right, own, confidences)
 
@@ -64,10 +64,10 @@ def test_a_handoff_is_judged_by_the_stage_that_it_has_reached() -> None:
 def test_an_answer_that_ends_early_is_judged_by_its_last_token() -> None:
     """A handoff after eight tokens looks at the third of an answer of three, and knows that there are no more."""
     short = GradedAnswer("x", True, True, tuple(seen(0.1 * n, n) for n in (1, 2, 3)))
-    assert at(short, 2) == (seen(0.2, 2), False)
-    assert at(short, 8) == (seen(0.1 * 3, 3), True)
-    long = GradedAnswer("x", True, True, tuple(seen(0.5, n) for n in range(1, WATCH + 1)))
-    assert at(long, WATCH) == (seen(0.5, WATCH), False)
+    assert confidence_at(short, 2) == (seen(0.2, 2), False)
+    assert confidence_at(short, 8) == (seen(0.1 * 3, 3), True)
+    long = GradedAnswer("x", True, True, tuple(seen(0.5, n) for n in range(1, CONFIDENCE_TOKENS + 1)))
+    assert confidence_at(long, CONFIDENCE_TOKENS) == (seen(0.5, CONFIDENCE_TOKENS), False)
 
 
 def test_it_keeps_the_promises_that_the_engine_does_not(tmp_path: Path) -> None:
@@ -79,10 +79,10 @@ def test_it_keeps_the_promises_that_the_engine_does_not(tmp_path: Path) -> None:
     assert fits.alone.ece < 0.5 * fits.raw.ece
     assert fits.alone.auroc > 0.9 * fits.raw.auroc
     calibrator = ConfidenceCalibrator.load(tmp_path / "c.json")
-    sure = GradedAnswer("sure", True, True, (seen(0.95, 1),) * WATCH)
-    away = GradedAnswer("away", False, False, (seen(0.95, 1, 0.9),) * WATCH)
-    assert tell(calibrator, sure, 4) > 0.6
-    assert tell(calibrator, away, 4) < 0.1
+    sure = GradedAnswer("sure", True, True, (seen(0.95, 1),) * CONFIDENCE_TOKENS)
+    away = GradedAnswer("away", False, False, (seen(0.95, 1, 0.9),) * CONFIDENCE_TOKENS)
+    assert probability_at(calibrator, sure, 4) > 0.6
+    assert probability_at(calibrator, away, 4) < 0.1
     assert fits.metrics()["joined/rows"] == fits.joined.rows
 
 

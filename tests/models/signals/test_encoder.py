@@ -187,7 +187,7 @@ def test_a_table_learns_what_its_teacher_says(published: Path, tmp_path: Path) -
 
     def go() -> tuple[float, float, float]:
         fit = distill(teacher, TEXTS, held, run, target, epochs=60, rate=0.02, dimensions=8, say=said.append)
-        return fit.before, fit.after, fit.rounded
+        return fit.before, fit.after, fit.quantised
 
     before, after, rounded = go()
     assert after > before
@@ -203,15 +203,15 @@ def test_a_table_learns_what_its_teacher_says(published: Path, tmp_path: Path) -
 
 
 def test_an_encoder_is_made_by_two_commands(published: Path, tmp_path: Path) -> None:
-    """minilm, then encoder: an artifact that is found by its kind, and verifies."""
+    """convert-bert, then train-encoder: an artifact that is found by its kind, and verifies."""
     data = tmp_path / "data"
     (data / "intents").mkdir(parents=True)
     lines = [json.dumps({"text": text, "intent": "x"}) for text in TEXTS]
     (data / "intents" / "hwu64.jsonl").write_text("\n".join(lines))
     folders = ("--data", data, "--run", tmp_path / "run", "--to", tmp_path / "m")
     commands = (
-        ("minilm", published, tmp_path / "t.onnx", "--int8"),
-        ("encoder", "--teacher", tmp_path / "t.onnx", *folders, "--epochs", 1, "--dimensions", 8),
+        ("convert-bert", published, tmp_path / "t.onnx", "--int8"),
+        ("train-encoder", "--teacher", tmp_path / "t.onnx", *folders, "--epochs", 1, "--dimensions", 8),
     )
     for command in commands:
         result = CliRunner().invoke(main, [str(word) for word in command], catch_exceptions=False)
@@ -240,13 +240,13 @@ def test_what_is_no_encoder_is_refused(published: Path, tmp_path: Path) -> None:
     """Another graph, a folder without a model, and one whose weights lack a layer."""
     other = tmp_path / "other.onnx"
     ports = [Port("x", FLOAT, [1])], [Port("y", FLOAT, [1])]
-    write_onnx(other, "other", [Node("Neg", ["x"], ["y"])], takes=ports[0], gives=ports[1], constants={})
+    write_onnx(other, "other", [Node("Neg", ["x"], ["y"])], inputs=ports[0], outputs=ports[1], constants={})
     with pytest.raises(ArtifactError, match="no sentence encoder"):
         SentenceEncoder(other)
-    with pytest.raises(ArtifactError, match="no BERT"):
+    with pytest.raises(ArtifactError, match="not a BERT"):
         convert(tmp_path, tmp_path / "never.onnx")
     save(tmp_path / "half", {k: v for k, v in weights().items() if "layer.1" not in k})
-    with pytest.raises(ArtifactError, match="no BERT"):
+    with pytest.raises(ArtifactError, match="not a BERT"):
         convert(tmp_path / "half", tmp_path / "never.onnx")
     assert not (tmp_path / "never.onnx").exists()
 
@@ -259,7 +259,7 @@ def test_a_graph_written_here_passes_the_official_check(published: Path, tmp_pat
     ports = [Port("x", INT64, ["n", 2])], [Port("y", INT64, [1, 2])]
     node = Node("ReduceSum", ["x", "axes"], ["y"], {"keepdims": 1, "noop_with_empty_axes": 0})
     path = tmp_path / "sum.onnx"
-    write_onnx(path, "sum", [node], takes=ports[0], gives=ports[1], constants={"axes": np.array([0], np.int64)})
+    write_onnx(path, "sum", [node], inputs=ports[0], outputs=ports[1], constants={"axes": np.array([0], np.int64)})
     onnx.checker.check_model(str(path), full_check=True)
     convert(published, tmp_path / "bert.onnx", int8=True)
     onnx.checker.check_model(str(tmp_path / "bert.onnx"), full_check=True)

@@ -24,7 +24,7 @@ pytest.importorskip("onnxruntime")
 
 RIGHT = [f"turn {way} the {what}" for way in ("on", "off", "up") for what in ("light", "radio", "heater", "fan")]
 WRONG = [f"explain {what} to {whom}" for what in ("gravity", "jazz", "tax", "dna") for whom in ("me", "her", "us")]
-JUDGED = [GradedAnswer(text, True) for text in RIGHT] + [GradedAnswer(text, False, own=False) for text in WRONG]
+JUDGED = [GradedAnswer(text, True) for text in RIGHT] + [GradedAnswer(text, False, in_domain=False) for text in WRONG]
 ABOUT = SignalMetadata("edge.quality", "a test", "int8", "a test", "a test", {"auroc": 0.9})
 
 
@@ -45,7 +45,7 @@ def test_the_graph_computes_what_the_estimator_computes(tmp_path: Path) -> None:
     estimator.write(tmp_path / "q.onnx")
     quality = QualityEstimator(tmp_path / "q.onnx")
     for text in (*RIGHT, *WRONG, ""):
-        wanted = 1 / (1 + np.exp(-estimator.odds([text])[0]))
+        wanted = 1 / (1 + np.exp(-estimator.log_odds([text])[0]))
         assert quality(text) == pytest.approx(wanted, abs=0.01)
 
 
@@ -106,7 +106,7 @@ def test_both_signals_of_a_model_are_made_by_one_command(tmp_path: Path) -> None
     lines = [json.dumps({"text": text, "intent": "iot_hue_lightoff"}) for text in [*RIGHT * 4, *WRONG]]
     (tmp_path / "intents" / "hwu64.jsonl").write_text("\n".join(lines))
     folders = ("--data", tmp_path, "--run", tmp_path / "run", "--to", tmp_path / "models")
-    told = [str(word) for word in ("quality", *folders, "--limit", 60)]
+    told = [str(word) for word in ("train-quality", *folders, "--limit", 60)]
     first, second = (CliRunner().invoke(main, told, catch_exceptions=False) for _ in range(2))
     assert first.exit_code == second.exit_code == 0, first.output
     assert "has answered" in first.output

@@ -16,7 +16,7 @@ from models.signals.encoder import SentenceEncoder
 from models.signals.lookup import find_signal
 from models.signals.scope import BUCKETS, ScopeEstimator, letters, words
 from models.train.signals.encoder import write_table
-from models.train.signals.scope import measure, told, train_scope
+from models.train.signals.scope import measure, scope_inputs, train_scope
 from models.train.signals.scope_heads import IntentExamples, IntentHeads, TextFeatures
 from router.types import Confidence
 
@@ -73,7 +73,7 @@ def test_the_graph_computes_what_the_heads_say(encoder: SentenceEncoder, tmp_pat
     views = TextFeatures.of(encoder, texts)
     heads = IntentHeads(views, intents, 1, 5)
     for text in ("turn on the light", "who wrote it", texts[3]):
-        wanted = told(heads, IntentExamples(views.vectors, intents), TextFeatures.of(encoder, [text]))[0]
+        wanted = scope_inputs(heads, IntentExamples(views.vectors, intents), TextFeatures.of(encoder, [text]))[0]
         assert scope.novelty(text) == pytest.approx(tuple(wanted), abs=0.03)
 
 

@@ -1,4 +1,4 @@
-"""What tests of the training pipeline need: torch and onnx, which `make test` installs unless it is told not to."""
+"""Packages for the tests of the training pipeline: torch and onnx, which `make test` installs by default."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import pytest
 
 
 def need_training_packages() -> None:
-    """Skips the test or module where CAUSEWAY_SKIP names torch, and nowhere else: that it went missing is a fault."""
+    """Skip the test or module if CAUSEWAY_SKIP names torch. If torch is missing otherwise, the tests must fail."""
     if "torch" in os.environ.get("CAUSEWAY_SKIP", "").replace(",", " ").split():
         pytest.skip("CAUSEWAY_SKIP names torch", allow_module_level=True)

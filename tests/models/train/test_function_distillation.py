@@ -1,4 +1,4 @@
-"""Hints of a tutor: what it starts from, what it learns, which texts are made, and what a network takes from it."""
+"""Function distillation: the teacher, the texts it labels, and what a network learns from the soft labels."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from models.catalog.artifact import ArtifactError  # noqa: E402
 from models.function_calls.call import FunctionCall  # noqa: E402
 from models.function_calls.dataset import Row  # noqa: E402
 from models.signals.encoder import SentenceEncoder  # noqa: E402
-from models.train.assistant.mixture import HINTED, Corpus, Example, FunctionHint, Mixture  # noqa: E402
+from models.train.assistant.mixture import SOFT_LABELLED, Corpus, Example, Mixture, SoftTarget  # noqa: E402
 from models.train.assistant.trainer import Trainer, TrainingPlan, answer_logits  # noqa: E402
-from models.train.auxiliary_losses.bert import load_bert, same_lengths  # noqa: E402
-from models.train.auxiliary_losses.embedding_loss import UNKNOWN, keep  # noqa: E402
+from models.train.auxiliary_losses.bert import batches_by_length, load_bert  # noqa: E402
+from models.train.auxiliary_losses.embedding_loss import NO_EMBEDDING, save_embeddings  # noqa: E402
 from models.train.auxiliary_losses.function_distillation import (  # noqa: E402
-    HINTS,
-    TUTOR,
-    FunctionHints,
-    ask,
-    lessons,
-    near_words,
-    with_hints,
+    SOFT_LABELS,
+    TEACHER,
+    FunctionSoftLabels,
+    label_texts,
+    nearest_words,
+    soften,
+    teacher_rows,
 )
 from models.train.auxiliary_losses.function_teacher import (  # noqa: E402
     FunctionTeacher,
     TeacherSchedule,
-    answering,
-    find_teacher,
-    share_right,
+    accuracy,
+    answer_mask,
+    load_or_train_teacher,
 )
 from models.train.data.paraphrase import Paraphraser, common_words, whole_words  # noqa: E402
 from models.train.network.llama import Llama, LlamaConfig  # noqa: E402
@@ -60,60 +60,59 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tutor(published: Path, tmp_path_factory: pytest.TempPathFactory) -> FunctionTeacher:
+def teacher(published: Path, tmp_path_factory: pytest.TempPathFactory) -> FunctionTeacher:
     torch.set_num_threads(1)
-    kept = tmp_path_factory.mktemp("tutor") / TUTOR
-    course = TeacherSchedule(epochs=16, tokens=64, body_lr=3e-3, head_lr=2e-2)
-    return find_teacher(published, ROWS * 2, NAMES, kept, seed=1, say=lambda _: None, course=course)
+    checkpoint = tmp_path_factory.mktemp("teacher") / TEACHER
+    schedule = TeacherSchedule(epochs=16, tokens=64, body_lr=3e-3, head_lr=2e-2)
+    return load_or_train_teacher(published, ROWS * 2, NAMES, checkpoint, seed=1, say=lambda _: None, schedule=schedule)
 
 
-def test_the_tutor_starts_where_the_published_encoder_ended(published: Path, tmp_path: Path) -> None:
-    """Its vectors point where those of the ONNX graph of the same files point; other files are refused."""
+def test_the_torch_encoder_agrees_with_the_onnx_graph(published: Path, tmp_path: Path) -> None:
+    """Both are made of the same published files; other files are refused."""
     convert(published, tmp_path / "bert.onnx")
-    bert, reading = load_bert(published)
+    bert, bert_tokenizer = load_bert(published)
     encoder = SentenceEncoder(tmp_path / "bert.onnx")
     for text in TEXTS[:4]:
         with torch.no_grad():
-            vector = bert.eval()(torch.tensor([reading(text)]))[0]
+            vector = bert.eval()(torch.tensor([bert_tokenizer(text)]))[0]
         assert float(vector @ torch.tensor(encoder(text)) / vector.norm()) == pytest.approx(1.0, abs=1e-4)
-    with pytest.raises(ArtifactError, match="no BERT"):
+    with pytest.raises(ArtifactError, match="not a BERT"):
         load_bert(tmp_path)
 
 
-def test_a_batch_has_texts_of_one_length() -> None:
-    """Every text comes once, and none is padded."""
+def test_a_batch_holds_texts_of_equal_length() -> None:
+    """Every text occurs once."""
     ids = [[1] * (3 + index % 4) for index in range(50)]
-    groups = list(same_lengths(ids, 12, random.Random(1)))
+    groups = list(batches_by_length(ids, 12, random.Random(1)))
     assert sorted(index for group in groups for index in group) == list(range(50))
     assert all(len({len(ids[index]) for index in group}) == 1 for group in groups)
     assert max(len(group) * len(ids[group[0]]) for group in groups) <= 12
 
 
-def test_a_tutor_learns_what_texts_ask_for_and_is_kept(tutor: FunctionTeacher, published: Path, tmp_path: Path) -> None:
-    """A row that three functions answer teaches that it is one of them; a tutor on disk is not taught again."""
-    shares = tutor.tell([row.text for row in ROWS])
-    assert shares.sum(-1).tolist() == pytest.approx([1.0] * len(ROWS), abs=1e-4)
-    assert share_right(tutor, ROWS) == 1.0
-    assert float((shares * answering(ROWS, NAMES)).sum(-1).mean()) > 0.5
-    torch.save(tutor.state_dict(), tmp_path / TUTOR)
-    again = find_teacher(published, [], NAMES, tmp_path / TUTOR, seed=2, say=lambda _: None)
-    assert torch.equal(again.tell([TEXTS[0]]), tutor.tell([TEXTS[0]]))
+def test_a_teacher_learns_functions_and_is_kept(teacher: FunctionTeacher, published: Path, tmp_path: Path) -> None:
+    """A row that three functions answer trains their sum; a saved teacher is not trained again."""
+    probabilities = teacher.probabilities([row.text for row in ROWS])
+    assert probabilities.sum(-1).tolist() == pytest.approx([1.0] * len(ROWS), abs=1e-4)
+    assert accuracy(teacher, ROWS) == 1.0
+    assert float((probabilities * answer_mask(ROWS, NAMES)).sum(-1).mean()) > 0.5
+    torch.save(teacher.state_dict(), tmp_path / TEACHER)
+    loaded = load_or_train_teacher(published, [], NAMES, tmp_path / TEACHER, seed=2, say=lambda _: None)
+    assert torch.equal(loaded.probabilities([TEXTS[0]]), teacher.probabilities([TEXTS[0]]))
 
 
-def test_only_what_the_tutor_is_sure_of_becomes_a_hint(tutor: FunctionTeacher) -> None:
-    """The best function comes first, and the probabilities that are kept sum to one."""
-    told, vectors = ask(tutor, TEXTS, lambda _: None)
-    assert torch.from_numpy(vectors).float().numpy() == pytest.approx(tutor.vectors(TEXTS).numpy(), abs=0.05)
-    assert {text for text, _ in told} <= set(TEXTS)
-    for _, shares in told:
-        assert sum(share for _, share in shares) == pytest.approx(1.0)
-        assert shares[0][1] == max(share for _, share in shares) >= 0.4
-    assert [shares[0][0] for text, shares in told if text.startswith("turn")] == ["lights_on"] * 12
+def test_only_confident_predictions_become_soft_labels(teacher: FunctionTeacher) -> None:
+    """The best function comes first, and the probabilities sum to one."""
+    labels, vectors = label_texts(teacher, TEXTS, lambda _: None)
+    assert torch.from_numpy(vectors).float().numpy() == pytest.approx(teacher.vectors(TEXTS).numpy(), abs=0.05)
+    assert {text for text, _ in labels} <= set(TEXTS)
+    for _, probabilities in labels:
+        assert sum(p for _, p in probabilities) == pytest.approx(1.0)
+        assert probabilities[0][1] == max(p for _, p in probabilities) >= 0.4
+    assert [probabilities[0][0] for text, probabilities in labels if text.startswith("turn")] == ["lights_on"] * 12
 
 
-def test_texts_are_made_of_known_words_and_their_neighbours(tutor: FunctionTeacher) -> None:
-    """Changed texts differ from their row's, and hold no word that neither a row nor a neighbour has."""
-    near = near_words(tutor, common_words(ROWS, least=2))
+def test_paraphrases_consist_of_known_words_and_their_neighbours(teacher: FunctionTeacher) -> None:
+    near = nearest_words(teacher, common_words(ROWS, least=2))
     assert all(word not in others for word, others in near.items())
     paraphrase = Paraphraser(ROWS, near, seed=3)
     made = [paraphrase(row) for row in ROWS for _ in range(6)]
@@ -122,21 +121,20 @@ def test_texts_are_made_of_known_words_and_their_neighbours(tutor: FunctionTeach
     assert all(made)
 
 
-def test_words_that_nobody_said_come_in_too(tutor: FunctionTeacher) -> None:
-    """A tokenizer's whole words are neighbours as well, beside those of the rows, and no word is its own."""
+def test_neighbours_include_words_that_no_row_has(teacher: FunctionTeacher) -> None:
+    """A tokenizer's whole words follow the rows' words, and no word is its own neighbour."""
     words = common_words(ROWS, least=2)
-    unsaid = whole_words(tutor.reading.pieces.listed)
-    assert unsaid
-    assert all(len(word) > 2 and word.isalpha() for word in unsaid)
-    narrow, wide = near_words(tutor, words), near_words(tutor, words, unsaid)
+    unseen = whole_words(teacher.tokenizer.pieces.listed)
+    assert unseen
+    assert all(len(word) > 2 and word.isalpha() for word in unseen)
+    narrow, wide = nearest_words(teacher, words), nearest_words(teacher, words, unseen)
     assert all(wide[word][: len(narrow[word])] == narrow[word] for word in words)
     assert all(word not in others for word, others in wide.items())
     assert {one for others in wide.values() for one in others} - set(words)
-    assert near_words(tutor, [], unsaid) == {}
+    assert nearest_words(teacher, [], unseen) == {}
 
 
-def test_a_text_goes_on_as_another_does_after_the_same_word() -> None:
-    """Two of one source that share a word are crossed at it, now and then; those of another source are not."""
+def test_texts_of_one_source_cross_at_a_shared_word() -> None:
     here, there = (
         Row("wake me at six tomorrow", "alarm", source="a"),
         Row("remind me of the cake", "remind", source="a"),
@@ -148,81 +146,82 @@ def test_a_text_goes_on_as_another_does_after_the_same_word() -> None:
     assert not any("song" in text for text in made)
 
 
-def test_the_tutor_is_taught_a_part_of_what_is_easy_and_more_of_what_is_rare() -> None:
-    """Of SNIPS' rows about a third, of the others all, and those out of scope four times; the same for a seed."""
+def test_the_teacher_sees_fewer_easy_rows_and_more_rare_ones() -> None:
+    """About a third of SNIPS, all of the others, and out-of-scope rows four times; reproducible by seed."""
     easy = [Row(f"play {number}", "PlayMusic", source="snips2017") for number in range(300)]
     rare = [Row("who am i", "oos", source="clinc150")]
-    chosen = lessons([*ROWS, *easy, *rare], seed=5)
+    chosen = teacher_rows([*ROWS, *easy, *rare], seed=5)
     assert [row for row in chosen if row in ROWS] == ROWS
     assert chosen.count(rare[0]) == 4
     assert 70 < len([row for row in chosen if row in easy]) < 130
-    assert chosen == lessons([*ROWS, *easy, *rare], seed=5)
+    assert chosen == teacher_rows([*ROWS, *easy, *rare], seed=5)
 
 
-def test_a_hint_stands_in_for_the_right_name() -> None:
-    """The loss there is the cross entropy with the probabilities; every other loss stays."""
+def test_a_soft_target_replaces_the_label() -> None:
+    """The loss there is the cross entropy with the probabilities; the other losses are unchanged."""
     logits = torch.randn(3, 8, generator=torch.manual_seed(1))
     losses = torch.tensor([1.0, 2.0, 3.0])
-    changed = with_hints(losses, logits, [(1, [(4, 0.75), (6, 0.25)])])
-    told = logits.log_softmax(-1)[1]
-    assert changed.tolist() == pytest.approx([1.0, -float(0.75 * told[4] + 0.25 * told[6]), 3.0])
-    assert with_hints(losses, logits, []) is losses
+    changed = soften(losses, logits, [(1, [(4, 0.75), (6, 0.25)])])
+    logprobs = logits.log_softmax(-1)[1]
+    assert changed.tolist() == pytest.approx([1.0, -float(0.75 * logprobs[4] + 0.25 * logprobs[6]), 3.0])
+    assert soften(losses, logits, []) is losses
 
 
-def test_a_network_comes_to_think_as_probable_what_the_tutor_does(tmp_path: Path) -> None:
-    """Sixty steps on one hinted text: two names at two thirds and one third, although the target names the first."""
-    example = Example([1, 5, 2], [7, 9], HINTED, hints=[FunctionHint(1, [(9, 2 / 3), (11, 1 / 3)])])
+def test_a_network_learns_the_soft_probabilities(tmp_path: Path) -> None:
+    """Two names at two thirds and one third, although the target names only the first."""
+    example = Example([1, 5, 2], [7, 9], SOFT_LABELLED, soft_targets=[SoftTarget(1, [(9, 2 / 3), (11, 1 / 3)])])
     network = Llama(LlamaConfig(vocabulary=64, width=64, layers=2, heads=1, hidden=96))
     plan = TrainingPlan(minutes=5, steps=60, threads=1, warmup_steps=2, dropout=0.0, vector_lr=1e-2)
     Trainer(network, plan, tmp_path).run(lambda: [example], lambda *_: None)
     with torch.no_grad():
-        odds = answer_logits(network, [example])[0][1].softmax(-1)
-    assert float(odds[9]) == pytest.approx(2 / 3, abs=0.1)
-    assert float(odds[11]) == pytest.approx(1 / 3, abs=0.1)
+        probabilities = answer_logits(network, [example])[0][1].softmax(-1)
+    assert float(probabilities[9]) == pytest.approx(2 / 3, abs=0.1)
+    assert float(probabilities[11]) == pytest.approx(1 / 3, abs=0.1)
 
 
-def test_an_epoch_draws_from_the_hints_of_the_run(tmp_path: Path) -> None:
-    """As many as asked for, and of the rows the share that is asked for; hints that lie in the run's folder need no
-    tutor.
-    """
-    told = [(text, [("alarm_set", 0.6), ("lights_on", 0.4)]) for text in TEXTS]
-    (tmp_path / HINTS).write_bytes(msgspec.json.encode(told))
-    keep(TEXTS[:1], np.ones((1, 4)), tmp_path)
-    hints = FunctionHints.of(tmp_path / "missing", [], NAMES, tmp_path, seed=1, say=lambda _: None)
-    vocabulary = AssistantTokenizer.train([*TEXTS, *PIECES], [*NAMES, "out_of_scope"], ["time"], 60)
+def test_an_epoch_draws_soft_labels_and_a_share_of_the_rows(tmp_path: Path) -> None:
+    """Soft labels in the run's folder need no teacher."""
+    labels = [(text, [("alarm_set", 0.6), ("lights_on", 0.4)]) for text in TEXTS]
+    (tmp_path / SOFT_LABELS).write_bytes(msgspec.json.encode(labels))
+    save_embeddings(TEXTS[:1], np.ones((1, 4)), tmp_path)
+    soft_labels = FunctionSoftLabels.load_or_make(tmp_path / "missing", [], NAMES, tmp_path, seed=1, say=lambda _: None)
+    tokenizer = AssistantTokenizer.train([*TEXTS, *PIECES], [*NAMES, "out_of_scope"], ["time"], 60)
     rows = tuple(row for row in ROWS if row.source == "hwu64")
-    assert hints.meanings is not None
-    assert hints.meanings.at(TEXTS[0]) == 0
-    mixture = Mixture(Corpus(rows, (), (), ()), vocabulary, student=False, seed=1, hints=hints, hinted=5)
-    drawn = [one for one in mixture.epoch() if one.source == HINTED]
+    assert soft_labels.embeddings is not None
+    assert soft_labels.embeddings.index_of(TEXTS[0]) == 0
+    mixture = Mixture(
+        Corpus(rows, (), (), ()), tokenizer, student=False, seed=1, soft_labels=soft_labels, soft_label_count=5
+    )
+    drawn = [one for one in mixture.epoch() if one.source == SOFT_LABELLED]
     assert len(drawn) == 5
     assert all(len(one.target) == 2 for one in drawn)
-    found = {vocabulary.decode([token]) for one in drawn for hint in one.hints for token, _ in hint.shares}
+    found = {tokenizer.decode([token]) for one in drawn for soft in one.soft_targets for token, _ in soft.probabilities}
     assert found == {'"alarm_set"', '"lights_on"'}
-    few = Mixture(Corpus(rows, (), (), ()), vocabulary, student=False, seed=1, share=0.25).epoch()
+    few = Mixture(Corpus(rows, (), (), ()), tokenizer, student=False, seed=1, row_share=0.25).epoch()
     assert len([one for one in few if one.source == "hwu64"]) == len(rows) / 4
-    assert not [one for one in Mixture(Corpus(rows, (), (), ()), vocabulary, False, 1).epoch() if one.hints]
+    assert not [one for one in Mixture(Corpus(rows, (), (), ()), tokenizer, False, 1).epoch() if one.soft_targets]
 
 
-def test_a_tutor_says_what_rows_mean_and_what_their_variants_ask_for(
-    tutor: FunctionTeacher, published: Path, tmp_path: Path
+def test_all_texts_have_vectors_and_only_unlabelled_ones_soft_labels(
+    teacher: FunctionTeacher, published: Path, tmp_path: Path
 ) -> None:
-    """Every text has the tutor's vector; of a row whose function is known nothing else is said."""
-    torch.save(tutor.state_dict(), tmp_path / TUTOR)
-    hints = FunctionHints.of(published, ROWS, NAMES, tmp_path, seed=1, say=lambda _: None)
-    assert hints.meanings is not None
-    assert UNKNOWN not in [hints.meanings.at(text) for text in (*(row.text for row in ROWS), *dict(hints.told))]
-    assert not {text for text, _ in hints.told} & {row.text for row in ROWS if row.source == "hwu64"}
-    place = hints.meanings.at(ROWS[0].text)
-    (wanted,) = torch.nn.functional.normalize(tutor.vectors([ROWS[0].text]), dim=-1)
-    assert float(hints.meanings.vectors[place] @ wanted) > 0.99
+    torch.save(teacher.state_dict(), tmp_path / TEACHER)
+    soft_labels = FunctionSoftLabels.load_or_make(published, ROWS, NAMES, tmp_path, seed=1, say=lambda _: None)
+    assert soft_labels.embeddings is not None
+    assert NO_EMBEDDING not in [
+        soft_labels.embeddings.index_of(text) for text in (*(row.text for row in ROWS), *dict(soft_labels.labels))
+    ]
+    assert not {text for text, _ in soft_labels.labels} & {row.text for row in ROWS if row.source == "hwu64"}
+    index = soft_labels.embeddings.index_of(ROWS[0].text)
+    (expected,) = torch.nn.functional.normalize(teacher.vectors([ROWS[0].text]), dim=-1)
+    assert float(soft_labels.embeddings.vectors[index] @ expected) > 0.99
 
 
-def test_the_device_hears_what_is_its_own_and_what_is_not() -> None:
-    """How probable each of its own functions is, as a whole again, and all others together as a refusal. What is too
-    close to its own functions to be refused says nothing.
+def test_soft_labels_of_the_device_separate_its_functions_from_refusals() -> None:
+    """Its own functions are renormalised to 1; all others together are the probability of a refusal. Functions that
+    are too similar to its own to be refused are left out.
     """
-    told = FunctionHints(
+    soft_labels = FunctionSoftLabels(
         [
             ("wake me at six", [("alarm_set", 0.6), ("bank_top_up", 0.2), ("alarm_query", 0.2)]),
             ("top up my card", [("bank_top_up", 0.9), ("alarm_set", 0.1)]),
@@ -230,20 +229,20 @@ def test_the_device_hears_what_is_its_own_and_what_is_not() -> None:
         ]
     )
     names = ["alarm_set", "alarm_query", "bank_top_up", "timer", "out_of_scope"]
-    vocabulary = AssistantTokenizer.train([*TEXTS, *PIECES], names, ["time"], 60)
+    tokenizer = AssistantTokenizer.train([*TEXTS, *PIECES], names, ["time"], 60)
     rows = tuple(row for row in ROWS if row.source == "hwu64")
-    epoch = Mixture(Corpus(rows, (), (), ()), vocabulary, True, 1, hints=told, hinted=6).epoch()
-    heard = {len(one.target): one for one in epoch if one.source == HINTED}
-    assert sorted(heard) == [1, 2]
-    opening = vocabulary.call(FunctionCall("alarm_set"))[0]
-    own, other = heard[2].hints, heard[1].hints
-    assert [hint.place for hint in own] == [0, 1]
-    assert dict(own[0].shares) == {opening: pytest.approx(0.8), vocabulary.refuse: pytest.approx(0.2)}
-    assert {vocabulary.decode([token]): share for token, share in own[1].shares} == {
+    epoch = Mixture(Corpus(rows, (), (), ()), tokenizer, True, 1, soft_labels=soft_labels, soft_label_count=6).epoch()
+    by_length = {len(one.target): one for one in epoch if one.source == SOFT_LABELLED}
+    assert sorted(by_length) == [1, 2]
+    opening = tokenizer.encode_call(FunctionCall("alarm_set"))[0]
+    answered, refused = by_length[2].soft_targets, by_length[1].soft_targets
+    assert [soft.position for soft in answered] == [0, 1]
+    assert dict(answered[0].probabilities) == {opening: pytest.approx(0.8), tokenizer.refuse: pytest.approx(0.2)}
+    assert {tokenizer.decode([token]): share for token, share in answered[1].probabilities} == {
         '"alarm_set"': pytest.approx(0.75),
         '"alarm_query"': pytest.approx(0.25),
     }
-    assert heard[1].target == [vocabulary.refuse]
-    assert [dict(hint.shares) for hint in other] == [
-        {opening: pytest.approx(0.1), vocabulary.refuse: pytest.approx(0.9)}
+    assert by_length[1].target == [tokenizer.refuse]
+    assert [dict(soft.probabilities) for soft in refused] == [
+        {opening: pytest.approx(0.1), tokenizer.refuse: pytest.approx(0.9)}
     ]

@@ -1,4 +1,4 @@
-"""The lesson which word belongs to which argument: labels, places, and that a network learns it."""
+"""The slot-tagging loss: labels, positions, and that a network learns them."""
 
 from __future__ import annotations
 
@@ -24,59 +24,54 @@ LABELS = SlotLabels(["house_place", "time"])
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> AssistantTokenizer:
+def tokenizer() -> AssistantTokenizer:
     return AssistantTokenizer.train([ROW.text] * 4, ["alarm_set"], ["time", "house_place"], 60)
 
 
-def test_a_value_begins_and_goes_on(vocabulary: AssistantTokenizer) -> None:
-    """Each argument has one label for its first token and one for the others; every other word has none."""
-    tags = LABELS.tags(ROW, vocabulary)
-    (encoded,) = vocabulary.encodings([ROW.text])
-    told = {
+def test_the_first_token_of_a_value_has_a_label_of_its_own(tokenizer: AssistantTokenizer) -> None:
+    tags = LABELS.tags(ROW, tokenizer)
+    (encoded,) = tokenizer.encode_with_offsets([ROW.text])
+    labelled = {
         (label, ROW.text[start:end].strip())
         for label, (start, end) in zip(tags, encoded.offsets, strict=True)
         if label != OUTSIDE
     }
     assert len(tags) == len(encoded.ids)
-    assert {label for label, _ in told} <= {1, 2, 3, 4}
-    assert (3, "six") in told
-    assert (4, "am") in told
-    assert "".join(text for label, text in sorted(told) if label < 3)[0] == "r"
+    assert {label for label, _ in labelled} <= {1, 2, 3, 4}
+    assert (3, "six") in labelled
+    assert (4, "am") in labelled
+    assert "".join(text for label, text in sorted(labelled) if label < 3)[0] == "r"
 
 
-def test_a_value_that_is_not_in_the_text_teaches_nothing(vocabulary: AssistantTokenizer) -> None:
-    """Rather no lesson than a wrong one."""
-    assert LABELS.tags(Row("wake me", "alarm_set", (("time", "noon"),), source="hwu64"), vocabulary) == []
+def test_a_value_that_is_not_in_the_text_has_no_loss(tokenizer: AssistantTokenizer) -> None:
+    assert LABELS.tags(Row("wake me", "alarm_set", (("time", "noon"),), source="hwu64"), tokenizer) == []
     assert float(SlotTagger(8, LABELS.count).loss(torch.randn(1, 4, 8), [(1, [])])) == 0.0
 
 
-def test_the_utterance_is_read_again_unless_it_is_long_or_an_earlier_turn(vocabulary: AssistantTokenizer) -> None:
-    """The tags are those of the reading just before the answer."""
-    ids = vocabulary.texts([ROW.text])[0]
-    asked = vocabulary.asked(ROW.text, ids)
-    assert asked == [vocabulary.user, *ids, vocabulary.again, *ids, vocabulary.assistant]
-    assert vocabulary.once(asked) == vocabulary.prompt(ids)
-    assert vocabulary.asked("x" * 1000, ids) == vocabulary.prompt(ids)
-    old = AssistantTokenizer.train([ROW.text] * 4, ["alarm_set"], ["time", "house_place"], 60, twice=False)
-    assert old.asked(ROW.text, ids) == old.prompt(ids) == old.once(old.prompt(ids))
+def test_the_message_is_repeated_unless_it_is_long_or_an_earlier_turn(tokenizer: AssistantTokenizer) -> None:
+    ids = tokenizer.encode_batch([ROW.text])[0]
+    prompt = tokenizer.last_prompt(ROW.text, ids)
+    assert prompt == [tokenizer.user, *ids, tokenizer.repeat_token, *ids, tokenizer.assistant]
+    assert tokenizer.earlier_prompt(prompt) == tokenizer.prompt(ids)
+    assert tokenizer.last_prompt("x" * 1000, ids) == tokenizer.prompt(ids)
+    single = AssistantTokenizer.train([ROW.text] * 4, ["alarm_set"], ["time", "house_place"], 60, repeat=False)
+    assert single.last_prompt(ROW.text, ids) == single.prompt(ids) == single.earlier_prompt(single.prompt(ids))
 
 
-def test_a_network_learns_to_mark_arguments_and_its_tagger_resumes(
-    vocabulary: AssistantTokenizer, tmp_path: Path
-) -> None:
-    """Sixty steps bring the tagging loss down; the map to the labels is part of the checkpoint."""
-    ids = vocabulary.texts([ROW.text])[0]
-    tags = LABELS.tags(ROW, vocabulary)
-    batch = [Example(vocabulary.asked(ROW.text, ids), [vocabulary.end], "hwu64", tags=tags)] * 2
-    network = Llama(LlamaConfig(vocabulary=vocabulary.size, width=64, layers=3, heads=1, hidden=96))
-    plan = TrainingPlan(minutes=5, steps=60, threads=1, warmup_steps=5, dropout=0.0, tagging=1.0)
-    trainer = Trainer(network, plan, tmp_path, labels=LABELS.count)
-    before = float(trainer._loss(batch).detach())
+def test_a_network_learns_slot_tags_and_its_tagger_resumes(tokenizer: AssistantTokenizer, tmp_path: Path) -> None:
+    """The tagger is part of the checkpoint."""
+    ids = tokenizer.encode_batch([ROW.text])[0]
+    tags = LABELS.tags(ROW, tokenizer)
+    batch = [Example(tokenizer.last_prompt(ROW.text, ids), [tokenizer.end], "hwu64", slot_tags=tags)] * 2
+    network = Llama(LlamaConfig(vocabulary=tokenizer.size, width=64, layers=3, heads=1, hidden=96))
+    plan = TrainingPlan(minutes=5, steps=60, threads=1, warmup_steps=5, dropout=0.0, tagging_weight=1.0)
+    trainer = Trainer(network, plan, tmp_path, slot_labels=LABELS.count)
+    before = float(trainer.loss(batch).detach())
     trainer.run(lambda: batch, lambda *_: None)
-    after = float(trainer._loss(batch).detach())
+    after = float(trainer.loss(batch).detach())
     assert after < before / 4
-    again = Trainer(Llama(network.shape), plan, tmp_path, labels=LABELS.count)
-    assert again.resume()
-    assert float(again._loss(batch).detach()) == pytest.approx(after, rel=0.2, abs=0.1)
+    resumed = Trainer(Llama(network.shape), plan, tmp_path, slot_labels=LABELS.count)
+    assert resumed.resume()
+    assert float(resumed.loss(batch).detach()) == pytest.approx(after, rel=0.2, abs=0.1)
     with torch.no_grad():
-        assert answer_logits(again.average, batch)[0].shape[1] == vocabulary.size
+        assert answer_logits(resumed.averaged, batch)[0].shape[1] == tokenizer.size

@@ -1,4 +1,4 @@
-"""The pipeline in small: data → tokenizer → training → resume → distil → GGUF that agrees with torch → INT4."""
+"""The training pipeline at a small scale: data → tokenizer → training → resume → distil → GGUF → 4-bit model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from models.evaluate.greedy import GreedyModel  # noqa: E402
 from models.function_calls.call import FunctionCall, expected_call, slot_spans  # noqa: E402
 from models.function_calls.dataset import Row  # noqa: E402
 from models.train.assistant.mixture import Corpus, Mixture  # noqa: E402
-from models.train.assistant.trainer import CHECKPOINT, batches, load_network, right_answers  # noqa: E402
+from models.train.assistant.trainer import CHECKPOINT, answer_accuracy, batches, load_network  # noqa: E402
 from models.train.data.augmentation import Augmenter  # noqa: E402
 from models.train.export.gguf_writer import GGUFMetadata, write_gguf  # noqa: E402
-from models.train.network.induction_heads import write_copying  # noqa: E402
-from models.train.network.llama import Llama, LlamaConfig, grown  # noqa: E402
+from models.train.network.induction_heads import write_induction_heads  # noqa: E402
+from models.train.network.llama import Llama, LlamaConfig, grow  # noqa: E402
 from models.train.network.tokenizer import REFUSE, AssistantTokenizer  # noqa: E402
 
 ROOMS = ("kitchen", "living room", "garage", "hall", "café")
@@ -48,27 +48,27 @@ def rows() -> list[Row]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder of a few hand-written rows and questions, in the format of the real one."""
+    """A data folder with a few rows and questions."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "intents").mkdir()
     (folder / "routing").mkdir()
     encode = msgspec.json.encode
     lines = [encode({"text": row.text, "intent": row.intent, "slots": row.slots}) for row in rows()]
     (folder / "intents" / "hwu64.jsonl").write_bytes(b"\n".join(lines * 4))
-    asked = [encode({"prompt": f"Prove theorem {n} step by step, please.\nAnswer:", "weak": 1}) for n in range(20)]
-    (folder / "routing" / "asked.jsonl").write_bytes(b"\n".join(asked))
+    questions = [encode({"prompt": f"Prove theorem {n} step by step, please.\nAnswer:", "weak": 1}) for n in range(20)]
+    (folder / "routing" / "questions.jsonl").write_bytes(b"\n".join(questions))
     return folder
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> AssistantTokenizer:
+def tokenizer() -> AssistantTokenizer:
     return AssistantTokenizer.train([row.text for row in rows()] * 3, FUNCTIONS, ARGUMENTS, 120)
 
 
-def shaken(vocabulary: AssistantTokenizer, layers: int = 2) -> Llama:
-    """A network with random weights everywhere, also where training starts from zero."""
+def random_network(tokenizer: AssistantTokenizer, layers: int = 2) -> Llama:
+    """A network with random weights everywhere, also where training starts at zero."""
     torch.manual_seed(5)
-    network = Llama(LlamaConfig(vocabulary=vocabulary.size, width=128, layers=layers, heads=2, hidden=192))
+    network = Llama(LlamaConfig(vocabulary=tokenizer.size, width=128, layers=layers, heads=2, hidden=192))
     for block in network.blocks:
         for linear in (block.out, block.down):
             torch.nn.init.normal_(linear.weight, std=0.08)
@@ -76,28 +76,26 @@ def shaken(vocabulary: AssistantTokenizer, layers: int = 2) -> Llama:
     return network.eval()
 
 
-def test_fixed_pieces_are_one_token_each_and_read_back(vocabulary: AssistantTokenizer) -> None:
-    """A call is its fixed tokens and its values; decoded it is the compact JSON."""
+def test_fixed_pieces_are_one_token_each_and_decode_to_json(tokenizer: AssistantTokenizer) -> None:
     call = FunctionCall("alarm_set", {"time": 'six "am"', "house_place": ["hall", "café"]})
-    ids = vocabulary.call(call)
-    assert ids[-1] == vocabulary.end
-    assert vocabulary.decode(ids) == msgspec.json.encode(call).decode()
-    assert len(vocabulary.call(FunctionCall("alarm_set"))) == 4
-    assert vocabulary.call(FunctionCall("out_of_scope"), refuse=True)[0] == vocabulary.refuse
-    assert vocabulary.size % 64 == 0
+    ids = tokenizer.encode_call(call)
+    assert ids[-1] == tokenizer.end
+    assert tokenizer.decode(ids) == msgspec.json.encode(call).decode()
+    assert len(tokenizer.encode_call(FunctionCall("alarm_set"))) == 4
+    assert tokenizer.encode_call(FunctionCall("out_of_scope"), refuse=True)[0] == tokenizer.refuse
+    assert tokenizer.size % 64 == 0
 
 
-def test_words_are_cut_alike_with_and_without_a_space(vocabulary: AssistantTokenizer) -> None:
-    """Copying into a JSON string maps piece to piece."""
+def test_words_are_split_alike_with_and_without_a_space(tokenizer: AssistantTokenizer) -> None:
+    """So that copying into a JSON string maps token to token."""
     for word in ("kitchen", "living", "newton", "please", "unseenword"):
-        bare, spaced = vocabulary.texts([word, f" {word}"])
-        pieces = [vocabulary.tokenizer.id_to_token(token) for token in spaced]
-        assert "".join(pieces).removeprefix("Ġ") == "".join(vocabulary.tokenizer.id_to_token(token) for token in bare)
+        bare, spaced = tokenizer.encode_batch([word, f" {word}"])
+        pieces = [tokenizer.bpe.id_to_token(token) for token in spaced]
+        assert "".join(pieces).removeprefix("Ġ") == "".join(tokenizer.bpe.id_to_token(token) for token in bare)
         assert len(spaced) - len(bare) in (0, 1)
 
 
-def test_variants_keep_their_labels_true() -> None:
-    """Whatever is substituted or dressed, each slot's value still stands in the text, and the function stays."""
+def test_variants_keep_correct_labels() -> None:
     source = rows()
     augmenter = Augmenter(source, seed=3)
     changed = 0
@@ -111,8 +109,8 @@ def test_variants_keep_their_labels_true() -> None:
     assert changed > 100
 
 
-def test_places_become_places_of_another_kind_but_stay_in_order() -> None:
-    """A city may turn into a state or a country; after a city comes one of those still, from its own list."""
+def test_places_are_replaced_by_other_kinds_of_places() -> None:
+    """A city may become a state or a country; the place after a city remains one of those, from its own list."""
     places = {"city": {"Rome", "Ely"}, "state": {"Ohio", "Utah"}, "country": {"Peru", "Chad"}}
     source = [
         Row(f"rain in {value} today", "GetWeather", ((kind, value),), source="snips2017")
@@ -130,55 +128,52 @@ def test_places_become_places_of_another_kind_but_stay_in_order() -> None:
         assert kind == "city" or value in places[kind]
 
 
-def test_held_back_rows_never_reach_training(data: Path, vocabulary: AssistantTokenizer) -> None:
-    """Training and validation texts are disjoint, and each epoch draws from training rows only."""
+def test_held_back_rows_never_reach_training(data: Path, tokenizer: AssistantTokenizer) -> None:
     corpus = Corpus.read(data)
     held = {row.text for row in corpus.validation}
     assert held
     assert not held & {row.text for row in corpus.train}
     assert not set(corpus.questions) & set(corpus.held_questions)
-    student = Mixture(corpus, vocabulary, student=True, seed=1, refusals=40).epoch()
-    assert any(example.target[0] == vocabulary.refuse for example in student)
-    teacher = Mixture(corpus, vocabulary, student=False, seed=1).epoch()
-    assert not any(vocabulary.refuse in example.target for example in teacher)
+    student = Mixture(corpus, tokenizer, student=True, seed=1, refusals=40).epoch()
+    assert any(example.target[0] == tokenizer.refuse for example in student)
+    teacher = Mixture(corpus, tokenizer, student=False, seed=1).epoch()
+    assert not any(tokenizer.refuse in example.target for example in teacher)
 
 
-def test_batches_hold_every_example_once_within_their_budget(data: Path, vocabulary: AssistantTokenizer) -> None:
-    """No batch is wider than its budget of padded tokens, and none is lost."""
-    examples = Mixture(Corpus.read(data), vocabulary, student=True, seed=1, refusals=40).epoch()
+def test_batches_hold_every_example_once_within_the_token_budget(data: Path, tokenizer: AssistantTokenizer) -> None:
+    examples = Mixture(Corpus.read(data), tokenizer, student=True, seed=1, refusals=40).epoch()
     made = list(batches(examples, 600, random.Random(1)))
     assert sorted(id(one) for batch in made for one in batch) == sorted(id(one) for one in examples)
     widths = [len(batch) * max(len(one.prompt) + len(one.target) for one in batch) for batch in made if len(batch) > 1]
     assert max(widths) <= 600
 
 
-def test_a_deeper_network_starts_where_the_shallow_one_was(vocabulary: AssistantTokenizer) -> None:
-    """Growing keeps the function: same logits, more layers."""
-    small = shaken(vocabulary)
-    large = grown(small, msgspec.structs.replace(small.shape, layers=5)).eval()
-    ids = torch.tensor([vocabulary.prompt(vocabulary.texts(["wake me up at noon"])[0])])
+def test_a_grown_network_computes_the_same_logits(tokenizer: AssistantTokenizer) -> None:
+    small = random_network(tokenizer)
+    large = grow(small, msgspec.structs.replace(small.shape, layers=5)).eval()
+    ids = torch.tensor([tokenizer.prompt(tokenizer.encode_batch(["wake me up at noon"])[0])])
     assert torch.allclose(small(ids), large(ids), atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [({"layers": 1}, "1 layers"), ({"width": 256}, "width 256"), ({"hidden": 256}, "hidden 256")]
+    ("change", "size"), [({"layers": 1}, "1 layers"), ({"width": 256}, "width 256"), ({"hidden": 256}, "hidden 256")]
 )
-def test_only_the_depth_can_grow(vocabulary: AssistantTokenizer, change: dict[str, int], told: str) -> None:
-    """A shallower or another network would not be the same function: refused, with both sizes."""
-    small = shaken(vocabulary)
-    with pytest.raises(ArtifactError, match=f"{small.shape.layers} layers.*{told}.*only the depth"):
-        grown(small, msgspec.structs.replace(small.shape, **change))
+def test_only_the_depth_can_grow(tokenizer: AssistantTokenizer, change: dict[str, int], size: str) -> None:
+    """The error names both sizes."""
+    small = random_network(tokenizer)
+    with pytest.raises(ArtifactError, match=f"{small.shape.layers} layers.*{size}.*only the depth"):
+        grow(small, msgspec.structs.replace(small.shape, **change))
 
 
-def test_going_on_from_a_published_model_keeps_its_size(
-    data: Path, vocabulary: AssistantTokenizer, tmp_path: Path
+def test_training_from_a_published_model_keeps_its_size(
+    data: Path, tokenizer: AssistantTokenizer, tmp_path: Path
 ) -> None:
-    """`train --from` without sizes takes the file's; deeper if asked; never shallower, and nothing is written then.
-    A run of another size is not taken up.
+    """`--layers` may add depth but not remove it, and a refused run writes nothing. A run of another size is not
+    resumed.
     """
     path, run = tmp_path / "f32.gguf", tmp_path / "run"
-    small = shaken(vocabulary)
-    write_gguf(small, vocabulary, path, GGUFMetadata("tiny", "a test"))
+    small = random_network(tokenizer)
+    write_gguf(small, tokenizer, path, GGUFMetadata("tiny", "a test"))
     begin = ["train", "assistant", "--data", str(data), "--from", str(path), "--steps", "1", "--threads", "1"]
 
     def call(*more: object) -> Result:
@@ -196,36 +191,36 @@ def test_going_on_from_a_published_model_keeps_its_size(
     assert (other.exit_code, "another folder" in other.output) == (1, True)
 
 
-def test_a_fresh_network_copies_before_it_has_learnt_anything() -> None:
-    """The heads written by hand go on from where the current token occurred before, most of the time."""
+def test_a_new_network_copies_before_training() -> None:
+    """The hand-set heads repeat what followed the current token before, most of the time."""
     torch.manual_seed(2)
     network = Llama(LlamaConfig(vocabulary=512, width=256, layers=3, heads=4, hidden=256)).eval()
-    write_copying(network)
+    write_induction_heads(network)
     ids = torch.stack([torch.randperm(512)[:30] for _ in range(20)])
-    twice = torch.cat([ids, ids], dim=1)
+    repeated = torch.cat([ids, ids], dim=1)
     with torch.no_grad():
-        guessed = network(twice[:, :-1]).argmax(-1)[:, 30:]
-    assert (guessed == ids[:, 1:]).float().mean() > 0.7
+        predicted = network(repeated[:, :-1]).argmax(-1)[:, 30:]
+    assert (predicted == ids[:, 1:]).float().mean() > 0.7
 
 
-def test_gguf_agrees_with_torch(vocabulary: AssistantTokenizer, tmp_path: Path) -> None:
-    """Same tokens, and the same logits within 1e-3, for every position of several prompts."""
-    network = shaken(vocabulary)
+def test_gguf_agrees_with_torch(tokenizer: AssistantTokenizer, tmp_path: Path) -> None:
+    """Same tokens, and the same logits within 1e-3, at every position."""
+    network = random_network(tokenizer)
     path = tmp_path / "f32.gguf"
-    write_gguf(network, vocabulary, path, GGUFMetadata("tiny", "a test"))
+    write_gguf(network, tokenizer, path, GGUFMetadata("tiny", "a test"))
     texts = ["wake me up at six am", "turn on the light in the café", 'odd "quotes", {braces} and 12:45!', ""]
     with GreedyModel(path, slots=2, context=512, threads=1, exact_cache=True) as model:
         prompter = PromptRenderer(model.chat_template)
         for text in texts:
             ids = model.tokenize(prompter.user(text))
-            assert ids == vocabulary.asked(text, vocabulary.texts([text])[0])
+            assert ids == tokenizer.last_prompt(text, tokenizer.encode_batch([text])[0])
             with torch.no_grad():
-                wanted = network(torch.tensor([ids]))[0].numpy()
-            assert abs(model.logits(ids) - wanted).max() < 1e-3
+                expected = network(torch.tensor([ids]))[0].numpy()
+            assert abs(model.logits(ids) - expected).max() < 1e-3
 
 
-def test_the_pipeline_ends_in_an_int4_model_that_llama_cpp_runs(data: Path, tmp_path: Path) -> None:
-    """train → on (resumed) → distil → export → average → quantize → publish → evaluate, by the command line alone."""
+def test_the_pipeline_ends_in_a_4_bit_model_that_llama_cpp_runs(data: Path, tmp_path: Path) -> None:
+    """train → resume → distil → export → average → quantize → publish → evaluate, by the command line alone."""
 
     def call(*arguments: object) -> str:
         result = CliRunner().invoke(main, [str(one) for one in arguments], catch_exceptions=False)
@@ -235,26 +230,26 @@ def test_the_pipeline_ends_in_an_int4_model_that_llama_cpp_runs(data: Path, tmp_
     small = ("--width", 64, "--layers", 1, "--threads", 1)
     teacher, student = tmp_path / "teacher", tmp_path / "student"
     call("train", "assistant-large", "--data", data, "--run", teacher, "--steps", 3, *small)
-    assert "taken up at step 3" in call(
+    assert "resumed at step 3" in call(
         "train", "assistant-large", "--data", data, "--run", teacher, "--steps", 6, *small
     )
     assert load_network(teacher / CHECKPOINT).shape.width == 64
-    told = ("--data", data, "--teacher", teacher, "--student", teacher, "--run", student, "--threads", 1)
-    call("distill", *told, "--steps", 6)
+    folders = ("--data", data, "--teacher", teacher, "--student", teacher, "--run", student, "--threads", 1)
+    call("distill", *folders, "--steps", 6)
     log = [msgspec.json.decode(line) for line in (student / "log.jsonl").read_bytes().splitlines()]
     assert log[-1]["step"] == 6
     f32, q4 = tmp_path / "f32.gguf", tmp_path / "q4.gguf"
-    call("export", student, own := tmp_path / "own.gguf")
+    call("export", student, new := tmp_path / "new.gguf")
     call("export", teacher, old := tmp_path / "old.gguf")
-    call("average", old, own, f32, "--share", 0.6)
-    weighed = tmp_path / "importance.npz"
-    call("importance", student, weighed, "--data", data, "--examples", 40)
+    call("average", old, new, f32, "--share", 0.6)
+    matrix = tmp_path / "importance.npz"
+    call("importance", student, matrix, "--data", data, "--examples", 40)
     file = data / "intents" / "hwu64.jsonl"
-    compared = call("compare", f32, file, "--all-rows", "--limit", 6, "--work", tmp_path, "--importance", weighed)
+    compared = call("compare", f32, file, "--all-rows", "--limit", 6, "--work", tmp_path, "--importance", matrix)
     assert [line.split(",")[0].rsplit(maxsplit=1)[0].strip() for line in compared.splitlines()[1:]] == [
-        *("F32", "Q8_0", "Q4_0", "Q4_0 weighed", "Q4_K_M", "Q4_K_M weighed")
+        *("F32", "Q8_0", "Q4_0", "Q4_0 imatrix", "Q4_K_M", "Q4_K_M imatrix")
     ]
-    call("quantize", f32, q4, "--to", "Q4_0", "--embedding-too", "--importance", weighed)
+    call("quantize", f32, q4, "--to", "Q4_0", "--embedding-too", "--importance", matrix)
     assert read_gguf(q4).quantisation == "Q4_0"
     assert read_gguf(q4).refuse_token == REFUSE
     call("publish", q4, "--name", "mine", "--to", tmp_path / "models", "--command", "a test")
@@ -266,21 +261,20 @@ def test_the_pipeline_ends_in_an_int4_model_that_llama_cpp_runs(data: Path, tmp_
     assert "ok" in call("verify", "mine", "--models", tmp_path / "models")
 
 
-def test_a_network_learns_a_handful_of_rows(data: Path, vocabulary: AssistantTokenizer, tmp_path: Path) -> None:
-    """Ninety steps on a dozen rows bring the loss down and most of the answers right: the loop does learn."""
+def test_training_fits_a_dozen_rows(data: Path, tokenizer: AssistantTokenizer, tmp_path: Path) -> None:
     from models.train.assistant.mixture import Example
     from models.train.assistant.trainer import Trainer, TrainingPlan
 
-    prompts = vocabulary.texts([row.text for row in rows()])
+    prompts = tokenizer.encode_batch([row.text for row in rows()])
     examples = [
-        Example(vocabulary.prompt(ids), vocabulary.call(expected_call(row)), row.source)
+        Example(tokenizer.prompt(ids), tokenizer.encode_call(expected_call(row)), row.source)
         for ids, row in zip(prompts, rows(), strict=True)
     ]
-    network = Llama(LlamaConfig(vocabulary=vocabulary.size, width=64, layers=2, heads=1, hidden=128))
+    network = Llama(LlamaConfig(vocabulary=tokenizer.size, width=64, layers=2, heads=1, hidden=128))
     plan = TrainingPlan(minutes=5, steps=90, threads=1, warmup_steps=10, dropout=0.0)
     losses: list[float] = []
     trainer = Trainer(network, plan, tmp_path)
     trainer.run(lambda: examples, lambda _, loss: losses.append(loss))
-    names, whole = right_answers(network, examples)
-    assert names > 0.9
-    assert whole > 0.7
+    functions, exact = answer_accuracy(network, examples)
+    assert functions > 0.9
+    assert exact > 0.7

@@ -1,0 +1,131 @@
+"""Commands for the models on this machine: list, verify, add, fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Column, Table
+
+from ..catalog import fit
+from ..catalog.artifact import SHIPPED, ArtifactError, find_artifact, list_artifacts, verify_artifact
+from ..catalog.gguf import read_gguf
+from ..publish.add import add_model
+from .options import USER_MODELS, existing_file, folder, mebibytes, model_folders, models_option
+
+console = Console()
+
+_context = click.option(
+    "--context", type=click.IntRange(1), default=2048, show_default=True, help="Context length in tokens per sequence."
+)
+_batch = click.option(
+    "--batch", type=click.IntRange(1), default=4, show_default=True, help="Sequences decoded in parallel."
+)
+
+
+@click.command("list")
+@models_option
+def list_command(extra_dirs: Sequence[Path]) -> None:
+    """List the models and router signals that a policy or the daemon can use."""
+    columns = ("name", "kind", "bits", "weights", "size", "licence")
+    table = Table(*(Column(name, no_wrap=True) for name in columns), box=None)
+    for artifact in list_artifacts(model_folders(extra_dirs)):
+        manifest = artifact.manifest
+        table.add_row(
+            artifact.name,
+            manifest.architecture if manifest.format == "gguf" else manifest.format,
+            manifest.quantisation,
+            f"{manifest.parameters / 1e6:.1f} M" if manifest.parameters else "",
+            mebibytes(manifest.size_bytes),
+            manifest.licence,
+        )
+    console.print(table)
+    searched = ", ".join(map(str, (*model_folders(extra_dirs), SHIPPED)))
+    console.print(f"searched: {searched}", soft_wrap=True, style="dim")
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@models_option
+def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
+    """Hash the weights of all models, or of NAMES, and compare them with the manifests.
+
+    Exits with 1 if a file is altered or missing.
+    """
+    folders = model_folders(extra_dirs)
+    chosen = [find_artifact(name, folders) for name in names] if names else list_artifacts(folders)
+    broken = 0
+    for artifact in chosen:
+        try:
+            verify_artifact(artifact)
+            console.print(f"[green]ok[/]      {artifact.name}  {artifact.manifest.sha256[:16]}")
+        except ArtifactError as error:
+            broken += 1
+            console.print(f"[red]broken[/]  {artifact.name}  {error}")
+    if broken:
+        raise SystemExit(1)
+
+
+@click.command()
+@click.argument("file", type=existing_file)
+@click.option("--name", help="Model name for policies; defaults to the file's name.")
+@click.option("--to", type=folder, default=USER_MODELS, show_default=True, help="Folder of models to copy to.")
+@click.option(
+    "--device",
+    type=click.Choice(sorted(fit.DEVICES)),
+    default="this-machine",
+    show_default=True,
+    help="Device whose memory the model must fit.",
+)
+@_context
+@_batch
+@click.option("--force", is_flag=True, help="Add the model even if it does not fit the device's memory.")
+@click.option(
+    "--calls",
+    is_flag=True,
+    help="The model answers with function calls, as the shipped ones do: constrain its answers to the call grammar.",
+)
+def add(
+    file: Path, name: str | None, to: Path, device: str, context: int, batch: int, force: bool, calls: bool
+) -> None:
+    """Check a GGUF or ONNX FILE of your own and add it as a named model."""
+    added = add_model(
+        file,
+        to,
+        name=name,
+        device=fit.DEVICES[device],
+        context=context,
+        batch=batch,
+        force=force,
+        answers="calls" if calls else "text",
+    )
+    for note in added.notes:
+        console.print(f"[yellow]note[/]  {note}")
+    console.print(f"added {added.artifact.name}: {added.artifact.path}")
+
+
+@click.command("fit")
+@click.argument("model")
+@_context
+@_batch
+@models_option
+def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]) -> None:
+    """Estimate the memory that MODEL (a name or a GGUF file) needs, and which devices it fits."""
+    path = Path(model) if Path(model).is_file() else find_artifact(model, model_folders(extra_dirs)).path
+    gguf = read_gguf(path)
+    need = fit.estimate_memory(gguf, context=context, batch=batch)
+    console.print(
+        f"{model}: weights {mebibytes(need.weights_bytes)}, KV cache {mebibytes(need.cache_bytes)}, "
+        f"buffers {mebibytes(need.buffers_bytes)}, total {mebibytes(need.total_bytes)}"
+    )
+    table = Table("device", "usable memory", "fits", "largest batch at this context")
+    for device in fit.DEVICES.values():
+        largest = fit.largest_batch(gguf, device, context)
+        fits = "yes" if largest >= batch else "no"
+        table.add_row(device.name, mebibytes(device.usable_bytes), fits, str(largest))
+    console.print(table)
+
+
+COMMANDS: tuple[click.Command, ...] = (list_command, verify, add, fit_command)

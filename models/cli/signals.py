@@ -1,0 +1,218 @@
+"""Commands that train the router signals: convert-bert, train-encoder, train-quality, train-scope. None needs torch."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import click
+
+from ..catalog.artifact import Artifact, DataSource, find_artifact
+from ..function_calls.dataset import Row
+from ..publish.publish import ATTRIBUTIONS, SignalMetadata, publish_signal
+from .options import (
+    data_option,
+    existing_file,
+    existing_folder,
+    file,
+    folder,
+    limit_option,
+    mebibytes,
+    spread_evenly,
+    threads_option,
+    to_option,
+)
+
+MINILM = DataSource(
+    "all-MiniLM-L6-v2", "Apache-2.0", "sentence-transformers/all-MiniLM-L6-v2 (Reimers and Gurevych 2019): the teacher"
+)
+_QUESTION_CHARACTERS = 600  # long questions are cut to this length, as in training
+
+_run = click.option(
+    "--run", type=folder, required=True, help="Folder for intermediate results; a second call resumes from them."
+)
+
+
+@click.command("convert-bert")
+@click.argument("source", metavar="FOLDER", type=existing_folder)
+@click.argument("target", metavar="FILE", type=file)
+@click.option("--int8", is_flag=True, help="Quantise the matrices to int8: a quarter of the size, and faster.")
+def convert_bert(source: Path, target: Path, int8: bool) -> None:
+    """Convert a BERT sentence encoder to one ONNX file.
+
+    FOLDER holds model.safetensors, config.json and vocab.txt. FILE is the teacher for `train-encoder`;
+    `causeway-models add` takes it in for a box that can afford milliseconds per text.
+    """
+    from ..train.signals.bert_to_onnx import convert
+
+    convert(source, target, int8=int8)
+    click.echo(f"{target}: {mebibytes(target.stat().st_size)}")
+
+
+@click.command("train-encoder")
+@data_option
+@click.option("--teacher", type=existing_file, required=True, help="ONNX file written by convert-bert.")
+@_run
+@to_option
+@click.option("--epochs", type=click.IntRange(0), default=8, show_default=True)
+@click.option("--dimensions", type=click.IntRange(8), default=256, show_default=True, help="Length of a vector.")
+@click.option("--seed", type=int, default=1, show_default=True)
+def train_encoder(data: Path, teacher: Path, run: Path, to: Path, epochs: int, dimensions: int, seed: int) -> None:
+    """Distil the device's sentence encoder, a static int8 table, from a transformer."""
+    from ..signals.encoder import SentenceEncoder
+    from ..train.data.corpus import Corpus
+    from ..train.data.open_ended_prompts import open_ended_prompts
+    from ..train.signals.encoder import distill
+
+    corpus, graph = Corpus.read(data), run / "encoder.onnx"
+    run.mkdir(parents=True, exist_ok=True)
+    questions = [question[:_QUESTION_CHARACTERS] for question in corpus.questions]
+    prompts = open_ended_prompts(random.Random(seed), 3000)
+    texts = list(dict.fromkeys([*(row.text for row in corpus.train), *questions, *prompts]))
+    held = list(dict.fromkeys(row.text for row in corpus.validation))
+    metrics = distill(
+        SentenceEncoder(teacher),
+        texts,
+        held,
+        run,
+        graph,
+        epochs=epochs,
+        dimensions=dimensions,
+        seed=seed,
+        say=click.echo,
+    )
+    metadata = SignalMetadata(
+        kind="embedding",
+        architecture=f"static table of word pieces, mean, {dimensions} dimensions",
+        quantisation="int8, one scale per row",
+        command="causeway-models convert-bert FOLDER FILE; "
+        f"train-encoder --teacher FILE --epochs {epochs} --seed {seed}",
+        note="Maps a text to a vector of length 1, in one graph with its tokenizer. English, lower case.",
+        metrics={
+            "cosine/untrained": metrics.before,
+            "cosine/trained": metrics.after,
+            "cosine": metrics.quantised,
+            "rows": metrics.texts,
+        },
+        seed=seed,
+        data=(MINILM, *ATTRIBUTIONS),
+    )
+    _print_metrics(publish_signal(graph, "encoder", to, metadata))
+
+
+@click.command("train-quality")
+@data_option
+@_run
+@click.option("--model", default="assistant", show_default=True, help="Published model whose answers are graded.")
+@to_option
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 16),
+    default=8,
+    show_default=True,
+    help="Report calibration after this many tokens.",
+)
+@limit_option
+@click.option("--seed", type=int, default=6, show_default=True)
+@threads_option(1)
+def train_quality(
+    data: Path, run: Path, model: str, to: Path, tokens: int, limit: int | None, seed: int, threads: int
+) -> None:
+    """Train edge.quality and the confidence calibrator on a model's own correct and wrong answers."""
+    from ..function_calls.intents import is_device_row
+    from ..signals.quality import QualityEstimator
+    from ..train.data.corpus import Corpus
+    from ..train.data.open_ended_prompts import open_ended_prompts
+    from ..train.signals.calibration import train_calibrator
+    from ..train.signals.graded_answers import answer_rows, grade, question
+    from ..train.signals.quality import train_quality as train
+
+    judged = find_artifact(model, (to,))
+    corpus = Corpus.read(data)
+    others = [
+        *open_ended_prompts(random.Random(seed), 3000),
+        *(text[:_QUESTION_CHARACTERS] for text in corpus.questions),
+    ]
+    training_rows = spread_evenly([*corpus.train, *map(question, others)], limit)
+    held_rows = spread_evenly([*corpus.validation, *(question(text) for text in corpus.held_questions)], limit)
+
+    def in_domain(row: Row) -> bool:
+        return is_device_row(row.source, row.intent)
+
+    training, held = (
+        grade(rows, answer_rows(judged, rows, run, threads=threads, say=click.echo), in_domain)
+        for rows in (training_rows, held_rows)
+    )
+    graph, parameters = run / "quality.onnx", run / "calibrator.json"
+    quality_metrics = train(training, held, graph, seed=seed, say=click.echo)
+    calibration_metrics = train_calibrator(held, QualityEstimator(graph), parameters, tokens=tokens)
+    command = f"causeway-models train-quality --model {model} --tokens {tokens} --seed {seed}"
+    metadata = SignalMetadata(
+        kind="edge.quality",
+        architecture="hashed words, mean, two layers",
+        quantisation="int8 table",
+        command=command,
+        note=f"Estimates from the prompt alone the probability that {model} answers it correctly.",
+        metrics=quality_metrics.metrics(),
+        seed=seed,
+    )
+    _print_metrics(publish_signal(graph, "edge-quality", to, metadata, judged=judged))
+    metadata = SignalMetadata(
+        kind="confidence",
+        architecture=f"one logistic regression per number of tokens; figures after {tokens}",
+        quantisation="JSON numbers",
+        command=command,
+        note=f"Maps the confidence of the first tokens of an answer by {model} to the probability that it is correct.",
+        metrics=calibration_metrics.metrics(),
+        seed=seed,
+    )
+    # `evaluate-routing --to` writes routing.md beside the card.
+    link = ("## Routing", "", "Exact match retained, by the share of requests on the device: [routing.md](routing.md).")
+    _print_metrics(publish_signal(parameters, "calibrator", to, metadata, judged=judged, appendix=link))
+
+
+@click.command("train-scope")
+@data_option
+@_run
+@click.option("--model", default="assistant", show_default=True, help="Model whose confidence is joined in.")
+@to_option
+@click.option("--epochs", type=click.IntRange(1), default=15, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@threads_option(1)
+def train_scope(data: Path, run: Path, model: str, to: Path, epochs: int, seed: int, threads: int) -> None:
+    """Train out-of-scope detection on CLINC150, over the published encoder."""
+    from ..signals.encoder import SentenceEncoder
+    from ..signals.lookup import find_signal
+    from ..train.data.corpus import Corpus
+    from ..train.signals.scope import train_scope as train
+    from .evaluate import confidence_source
+
+    encoder, corpus = find_signal("embedding", None, (to,)), Corpus.read(data)
+    rows, held = ([row for row in part if row.source == "clinc150"] for part in (corpus.train, corpus.validation))
+    graph = run / "scope.onnx"
+    run.mkdir(parents=True, exist_ok=True)
+    confidences = confidence_source(find_artifact(model, (to,)), run, threads)
+    metrics = train(
+        rows, held, SentenceEncoder(encoder.path), confidences, graph, seed=seed, epochs=epochs, say=click.echo
+    )
+    metadata = SignalMetadata(
+        kind="scope",
+        architecture="three linear heads (encoder, hashed words, hashed letters), nearest training texts, "
+        "logistic regression",
+        quantisation="int8",
+        command=f"causeway-models train-scope --model {model} --epochs {epochs} --seed {seed}",
+        note="Estimates the probability that a text fits none of CLINC150's intents, from the prompt alone or joined "
+        f"with the confidence of {model} (`causeway-models evaluate-scope` measures it).",
+        metrics=metrics.metrics(),
+        seed=seed,
+        data=(MINILM, *(one for one in ATTRIBUTIONS if one.name == "CLINC150")),
+    )
+    _print_metrics(publish_signal(graph, "encoder-scope", to, metadata, judged=encoder))
+
+
+def _print_metrics(artifact: Artifact) -> None:
+    figures = ", ".join(f"{key} {value:g}" for key, value in artifact.manifest.metrics.items())
+    click.echo(f"{artifact.path}: {figures}")
+
+
+COMMANDS: tuple[click.Command, ...] = (convert_bert, train_encoder, train_quality, train_scope)
