@@ -11,7 +11,7 @@ import hashlib
 
 import msgspec
 
-from router.decision.cache_key import fingerprint
+from router.decision.decide import fingerprint
 from router.policy.signals import is_sampled
 from router.types import Request, Usage
 

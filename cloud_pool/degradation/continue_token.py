@@ -21,7 +21,7 @@ import msgspec
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from models.chat.template import MARK
-from router.decision.cache_key import fingerprint
+from router.decision.decide import fingerprint
 from router.errors import ConfigError, InvalidRequest, PermissionDenied
 from router.types import Chunk, Request
 

@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
-from router.decision.cache_key import CachePlanMemo
+from router.decision.decide import CachePlanMemo
 from router.errors import (
     AuthenticationFailed,
     BodyTooLarge,

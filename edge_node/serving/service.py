@@ -21,8 +21,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from router.decision.attempts import AttemptSequence
-from router.decision.cache_key import CachePlanMemo, CachePlanner, is_cacheable
-from router.decision.decide import decide
+from router.decision.decide import CachePlanMemo, CachePlanner, decide, is_cacheable
 from router.errors import AllAttemptsFailed, BackendError, CausewayError, ClientGone, DeadlineExceeded, QueueFull
 from router.openai import CachedAnswer
 from router.policy.compiled import Policy

@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ..decision.cache_key import plan_cache
-from ..decision.decide import decide
+from ..decision.decide import decide, plan_cache
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem, SourceLocation
 from ..errors import ModelNotFound

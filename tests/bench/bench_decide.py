@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.decision.cache_key import plan_cache
-from router.decision.decide import decide
+from router.decision.decide import decide, plan_cache
 from router.policy.compiled import Policy, parse_policy
 from router.types import (
     CloudSignals,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.decision.cache_key import CachePlanMemo, CachePlanner
+from router.decision.decide import CachePlanMemo, CachePlanner
 from router.policy.compiled import Policy, parse_policy
 from router.types import DeviceSignals, Message, Request, Sampling, Snapshot
 

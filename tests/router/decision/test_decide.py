@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.decision.cache_key import plan_cache
-from router.decision.decide import decide, model_names
+from router.decision.decide import decide, model_names, plan_cache
 from router.errors import InvalidRequest, ModelNotFound
 from router.policy.compiled import Policy, parse_policy
 from router.types import (

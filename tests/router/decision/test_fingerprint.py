@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.decision.cache_key import KEY_BYTES, UNKEYED_FIELDS, fingerprint
+from router.decision.decide import KEY_BYTES, UNKEYED_FIELDS, fingerprint
 from router.types import (
     ImagePart,
     Message,
