@@ -161,7 +161,7 @@ def build(config: Config, tasks: TaskGroup) -> App:
     pools = build_pools(config, tiers, metrics, tasks, repairs)
     doors = {tier.name: tier.config.admission_settings for tier in tiers}
     cache = build_cache(config, by_name(tiers), metrics)
-    find_stale = nothing_stale if cache is None else cache.stale
+    find_stale = nothing_stale if cache is None else cache.find_stale
     lanes = build_serving(config, tiers, pools.by_tier, doors, metrics, find_stale=find_stale, client=desk.client)
     caching_service = CachingService(cache, lanes.service.answer)
     repairs.listeners.append(lanes.warmer.loaded)

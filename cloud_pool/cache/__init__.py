@@ -1,22 +1,20 @@
-"""One cache of answers for all gateways, in Redis, and one answer for all who ask the same at the same time.
+"""One cache of answers for all gateways, in Redis, and single-flight: identical requests share one generation.
 
-    rules      may this request's answer be kept at all, and under which key    pure
-    entry      an answer as bytes in Redis: checked, bounded, compressed
-    scripts    what Redis runs: enter, renew, publish, keep, close, leave, watch
-    store      the door to Redis: bounded time, faults counted
-    flight     one answer in the making on this gateway, and its listeners
-    reply      what one request learns about its answer: from where, its head, who pays
-    front      in front of the service: from the cache, from somebody else, or made
-    lead       makes the answer under a lease, and tells the others
-    follow     reads an answer that another gateway is making
-    shared     rules, keys and Redis as the rest of the gateway sees them: `SharedCache.stale` is the ladder's last rung
+    rules            may the answer be cached, and under which key    pure
+    entry_codec      an answer as bytes in Redis: authenticated, bounded, compressed
+    scripts, lua     what Redis runs: enter, renew, publish, keep, close, leave, watch, stale, drop
+    store            calls to Redis: bounded in time, faults counted
+    single_flight    one generation on this gateway with its subscribers, its leader and followers of remote leaders
+    caching_service  in front of the service: from the cache, from a generation in progress, or generated
+    shared_cache     rules, keys and Redis as the rest of the gateway sees them
 
-One lease for each key and priority. Whoever holds it makes the answer; its fence, which never comes again, is checked
-by every script that writes, so a leader that was thought dead changes nothing when it comes back. The lease is renewed
-while the work goes on; when its gateway dies it runs out, and a follower takes over. The leader's pieces go to a stream
-in Redis only once somebody on another gateway wants them (who asks for them tells the leader's gateway by pub/sub, and
-the next renewal says so too): an answer that nobody shares costs Redis two calls, however many tokens it has.
+There is one lease for each cache key and priority. Its holder, the leader, generates the answer. Every script that
+writes checks the lease's fence, which is never reused, so a leader that was thought dead changes nothing when it comes
+back. The leader renews the lease while it works; when its gateway dies the lease expires and a follower takes over.
+The leader writes its chunks to a stream in Redis only once a request on another gateway wants them (the follower tells
+the leader's gateway by pub/sub, and the next renewal reports it too): an answer that nothing else asks for costs Redis
+two calls, however many tokens it has.
 
-Nobody waits for anybody beyond their own deadline, more urgent requests never wait for less urgent ones, and what
-breaks is not shared: whoever followed a leader that failed asks again, a bounded number of times, then alone.
+No request waits beyond its own deadline, and more urgent requests never wait for less urgent ones. Errors are not
+shared: the followers of a leader that failed try again, a bounded number of times, and then each generates for itself.
 """

@@ -1,11 +1,12 @@
-"""In front of the service: one reply for each request, from the cache, from somebody else's answer, or made.
+"""In front of the service: one reply for each request, from the cache, from a generation in progress, or generated.
 
-1. kept out of the cache (or there is none): straight from the service                    bypass
-2. somebody here asks the same already: listen to that flight                             coalesced
-3. one call to Redis for a new flight: an answer                                          hit
-4.                                     another gateway makes it: follow                   coalesced
-5.                                     nobody does, or Redis is away: make it             miss
-6. who made it failed or died: (3) again for those who still listen, `_ROUNDS` times, then each for itself
+1. The request must not use the cache, or there is none: straight from the service.         bypass
+2. An identical request is in progress on this gateway: subscribe to its generation.        coalesced
+3. Otherwise start a generation with one call to Redis: there is a stored answer.           hit
+4.                                                      another gateway leads: follow it.   coalesced
+5.                                                      no gateway leads, or Redis is
+                                                        unavailable: generate the answer.   miss
+6. The leader failed or died: (3) again for the remaining subscribers, `_ROUNDS` times, then each generates for itself.
 """
 
 from __future__ import annotations
@@ -23,175 +24,191 @@ from router.types import Chunk
 
 from ..observability.tracing import OUTCOME
 from ..serving.request_context import AnswerHead, CachedAnswer, Generate, Piece, RequestContext
-from .rules import cached
+from .rules import cached_usage
 from .shared_cache import SharedCache
 from .single_flight.follower import GenerationFollower
 from .single_flight.leader import GenerationLeader
-from .single_flight.reply import FirstToken, Reply
+from .single_flight.reply import OnFirstToken, Reply
 from .single_flight.resume import EmittedPrefix, ResumeFilter
 from .single_flight.shared_generation import GenerationRestarted, SharedGeneration, SharingFailed, Subscriber
 from .store import FollowLimitReached, GenerationKey, LeaderLease, RedisUnavailable, RemoteLeader
 
 _ROUNDS = 3
-_GOODBYE_S = 2.0
-_FOUND: Mapping[type, str] = {
+_SHUTDOWN_S = 2.0
+_LOOKUP_OUTCOMES: Mapping[type, str] = {
     CachedAnswer: "hit",
     LeaderLease: "lead",
     RemoteLeader: "follow",
     FollowLimitReached: "follow_limit",
 }
-"""What a trace says of a lookup."""
+"""Outcomes of a lookup in traces."""
 _log = logging.getLogger("causeway.cloud.cache")
 
 
 class CachingService:
-    """`cache` None: everything goes straight through. `make` is the service."""
+    """Owns this gateway's generations.
 
-    def __init__(self, cache: SharedCache | None, make: Generate) -> None:
+    Args:
+        cache: None: every request goes straight to the service.
+        generate: the service.
+    """
+
+    def __init__(self, cache: SharedCache | None, generate: Generate) -> None:
         self._cache = cache
-        self._make = make
+        self._generate = generate
         self._tasks: TaskGroup | None = None
-        self._flights: dict[GenerationKey, SharedGeneration] = {}
-        self._leads: dict[GenerationKey, GenerationLeader] = {}
+        self._generations: dict[GenerationKey, SharedGeneration] = {}
+        self._leaders: dict[GenerationKey, GenerationLeader] = {}
         self._following = 0
-        self._flying = 0
-        self._landed = anyio.Event()
+        self._running = 0
+        self._generation_ended = anyio.Event()
 
     def start(self, tasks: TaskGroup) -> None:
-        """`tasks` is the parent of all answers in the making from now on."""
+        """`tasks` is the parent of all generations from now on."""
         self._tasks = tasks
         if self._cache is not None:
-            tasks.start_soon(self._cache.store.listen, self._told)
+            tasks.start_soon(self._cache.store.watch_wakeups, self._wake_leader)
 
     async def close(self) -> None:
-        """After the tasks were cancelled: what is in the making gives its leases back."""
+        """After the tasks were cancelled: wait until the leaders have released their leases, then leave Redis."""
         if self._cache is None:
             return
-        with anyio.move_on_after(_GOODBYE_S):
-            while self._flying:
-                self._landed = anyio.Event()
-                await self._landed.wait()
+        with anyio.move_on_after(_SHUTDOWN_S):
+            while self._running:
+                self._generation_ended = anyio.Event()
+                await self._generation_ended.wait()
         await self._cache.store.close()
 
-    def reply(
-        self, call: RequestContext, first_token: FirstToken = lambda _: None
-    ) -> tuple[Reply, AsyncGenerator[Piece, None]]:
-        """The reply, and its Head and chunks. They raise CausewayError; closing them leaves the answer to the others.
+    @property
+    def generations(self) -> tuple[SharedGeneration, ...]:
+        return tuple(self._generations.values())
 
-        `first_token` is told the tier, more than once, when a token is here that was made on this request's account.
+    @property
+    def leaders(self) -> tuple[GenerationLeader, ...]:
+        return tuple(self._leaders.values())
+
+    @property
+    def following(self) -> int:
+        """Leaders on other gateways that this one follows now."""
+        return self._following
+
+    def reply(
+        self, context: RequestContext, on_first_token: OnFirstToken = lambda _: None
+    ) -> tuple[Reply, AsyncGenerator[Piece, None]]:
+        """Return the reply and its pieces. They raise CausewayError; closing them leaves the answer to other requests.
+
+        `on_first_token` gets the tier, possibly more than once, when a token has come that is billed to this request.
         """
         cache = self._cache
         if cache is None:
-            return Reply(first_token, ""), self._make(call)
-        reply = Reply(first_token)
-        key = cache.key(call.request, call.tenant)
-        chunks = self._straight(reply, call) if key is None else self._shared(cache, reply, call, _slot(key, call))
-        return reply, self._headed(cache, reply, chunks)
+            return Reply(on_first_token, ""), self._generate(context)
+        reply = Reply(on_first_token)
+        cache_key = cache.key(context.request, context.tenant)
+        if cache_key is None:
+            chunks = self._bypass(reply, context)
+        else:
+            chunks = self._share(cache, reply, context, _generation_key(cache_key, context))
+        return reply, self._with_head(cache, reply, chunks)
 
-    async def _headed(
+    async def _with_head(
         self, cache: SharedCache, reply: Reply, chunks: AsyncGenerator[Chunk, None]
     ) -> AsyncGenerator[Piece, None]:
-        headed = False
+        has_head = False
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    if not headed:
-                        headed = True
+                    if not has_head:
+                        has_head = True
                         yield reply.head
-                    yield chunk if reply.paid or chunk.usage is None else _cached(chunk)
+                    yield chunk if reply.billable or chunk.usage is None else _with_cached_usage(chunk)
         finally:
             cache.metrics.answered(reply.status or "bypass")
 
-    async def _straight(
-        self, reply: Reply, call: RequestContext, resume: ResumeFilter | None = None
+    async def _bypass(
+        self, reply: Reply, context: RequestContext, resume: ResumeFilter | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        reply.alone(said=resume is not None)
-        async with aclosing(self._make(call)) as pieces:
+        reply.detached(resumed=resume is not None)
+        async with aclosing(self._generate(context)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, AnswerHead):
                     if resume is None:
-                        reply.begun(piece)
+                        reply.on_head(piece)
                     continue
-                reply.heard(piece)
-                new = piece if resume is None else resume.take(piece)
+                reply.on_chunk(piece)
+                new = piece if resume is None else resume.filter(piece)
                 if new is not None:
                     yield new
 
-    # --- one request's side ------------------------------------------------------------------------------------------
+    # --- one request -------------------------------------------------------------------------------------------------
 
-    async def _shared(
-        self, cache: SharedCache, reply: Reply, call: RequestContext, slot: GenerationKey
+    async def _share(
+        self, cache: SharedCache, reply: Reply, context: RequestContext, key: GenerationKey
     ) -> AsyncGenerator[Chunk, None]:
-        said = EmittedPrefix()
-        with self._joined(cache, call, slot) as subscriber:
-            reply.shared(subscriber)
+        emitted = EmittedPrefix()
+        with self._subscription(cache, context, key) as subscriber:
+            reply.joined(subscriber)
             try:
-                async with aclosing(_listened(subscriber, reply, said, streams=call.request.stream)) as chunks:
+                async with aclosing(_read(subscriber, reply, emitted, streams=context.request.stream)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 return
             except SharingFailed:
                 pass
-        async with aclosing(self._straight(reply, call, said.resume())) as chunks:
+        async with aclosing(self._bypass(reply, context, emitted.resume())) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     @contextmanager
-    def _joined(self, cache: SharedCache, call: RequestContext, slot: GenerationKey) -> Iterator[Subscriber]:
+    def _subscription(self, cache: SharedCache, context: RequestContext, key: GenerationKey) -> Iterator[Subscriber]:
         """Raises Draining."""
         if self._tasks is None:
             raise Draining("this gateway has not started")
-        generation = self._flights.get(slot)
+        generation = self._generations.get(key)
         if generation is None or not generation.joinable:
-            generation = self._flights[slot] = SharedGeneration(slot, cache.config.max_buffer_bytes)
-            subscriber = generation.join(call)
-            self._flying += 1
-            self._tasks.start_soon(self._fly, cache, generation)
+            generation = self._generations[key] = SharedGeneration(key, cache.config.max_buffer_bytes)
+            subscriber = generation.join(context)
+            self._running += 1
+            self._tasks.start_soon(self._run_generation, cache, generation)
         else:
-            if (
-                call.trace is not None
-                and generation.listeners
-                and (other := generation.listeners[0].call.trace) is not None
-            ):
-                call.trace.joined(other)
-            subscriber = generation.join(call)
+            generation.link_traces(context)
+            subscriber = generation.join(context)
         try:
             yield subscriber
         finally:
             generation.leave(subscriber)
 
-    # --- the flight's side -------------------------------------------------------------------------------------------
+    # --- one generation ----------------------------------------------------------------------------------------------
 
-    async def _fly(self, cache: SharedCache, generation: SharedGeneration) -> None:
+    async def _run_generation(self, cache: SharedCache, generation: SharedGeneration) -> None:
         fault: Draining | SharingFailed = Draining("this gateway is shutting down", retry_after_s=1.0)
         try:
             with anyio.CancelScope() as scope:
-                for at in range(_ROUNDS):
-                    if at:
+                for number in range(_ROUNDS):
+                    if number:
                         generation.restart()
                     generation.on_leave = lambda: generation.abandon(scope)
-                    await self._round(cache, generation)
-                    if generation.finished or not generation.listeners:
+                    await self._run_round(cache, generation)
+                    if generation.finished or not generation.subscribers:
                         return
             fault = SharingFailed()
         except Exception as error:
             _log.error("an answer could not be shared: %s", type(error).__name__)
             fault = SharingFailed()
         finally:
-            if self._flights.get(generation.slot) is generation:
-                del self._flights[generation.slot]
+            if self._generations.get(generation.key) is generation:
+                del self._generations[generation.key]
             if not generation.finished:
                 generation.finish(fault)
-            self._flying -= 1
-            self._landed.set()
+            self._running -= 1
+            self._generation_ended.set()
 
-    async def _round(self, cache: SharedCache, generation: SharedGeneration) -> None:
-        """Afterwards the flight has landed, or what it followed or led has failed."""
+    async def _run_round(self, cache: SharedCache, generation: SharedGeneration) -> None:
+        """Afterwards the generation is finished, or the leader that it followed or was has failed."""
         found = await self._look_up(cache, generation)
         if found is None:
             return await self._lead(cache, generation, None)
         if isinstance(found, CachedAnswer):
-            generation.head, generation.kept_s = found.head, found.age_s
+            generation.head, generation.cached_age_s = found.head, found.age_s
             for chunk in found.chunks:
                 await generation.send(chunk)
             return generation.finish()
@@ -207,53 +224,55 @@ class CachingService:
     async def _look_up(
         self, cache: SharedCache, generation: SharedGeneration
     ) -> CachedAnswer | LeaderLease | RemoteLeader | FollowLimitReached | None:
-        """None: Redis is away."""
-        step, outcome = generation.traced("lookup"), "redis_unavailable"
+        """None: Redis is unavailable."""
+        span, outcome = generation.start_span("lookup"), "redis_unavailable"
+        may_follow = self._following < cache.config.max_followed
         try:
-            # Whoever leaves now must not leave a lease behind that nobody knows of.
+            # Shielded: a request that leaves now must not leave a lease behind that this gateway does not know of.
             with anyio.CancelScope(shield=True):
-                found = await cache.store.enter(generation.slot, may_follow=self._following < cache.config.max_followed)
-            outcome = _FOUND[type(found)]
+                found = await cache.store.join_or_lead(generation.key, may_follow=may_follow)
+            outcome = _LOOKUP_OUTCOMES[type(found)]
             return found
         except RedisUnavailable:
             return None
         finally:
-            if step is not None:
-                step.end(said={OUTCOME: outcome})
+            if span is not None:
+                span.end(attributes={OUTCOME: outcome})
 
     async def _follow(self, cache: SharedCache, generation: SharedGeneration, leader: RemoteLeader) -> None:
         self._following += 1
-        step = generation.traced("follow")
+        span = generation.start_span("follow")
         try:
             await GenerationFollower(
                 cache.store, cache.metrics, generation, leader, poll_s=cache.config.lease_s / 3
             ).run()
         finally:
             self._following -= 1
-            if step is not None:
-                step.end(said={OUTCOME: "whole" if generation.finished else "broken"})
+            if span is not None:
+                span.end(attributes={OUTCOME: "whole" if generation.finished else "broken"})
 
     async def _lead(self, cache: SharedCache, generation: SharedGeneration, lease: LeaderLease | None) -> None:
-        lead = GenerationLeader(
-            cache.store, cache.codec, cache.metrics, self._make, generation, lease, lease_s=cache.config.lease_s
+        leader = GenerationLeader(
+            cache.store, cache.codec, cache.metrics, self._generate, generation, lease, lease_s=cache.config.lease_s
         )
-        self._leads[generation.slot] = lead
+        self._leaders[generation.key] = leader
         try:
-            await lead.run()
+            await leader.run()
         finally:
-            if self._leads.get(generation.slot) is lead:
-                del self._leads[generation.slot]
+            if self._leaders.get(generation.key) is leader:
+                del self._leaders[generation.key]
 
-    def _told(self, slot: GenerationKey) -> None:
-        lead = self._leads.get(slot)
-        if lead is not None:
-            lead.wanted()
+    def _wake_leader(self, key: GenerationKey) -> None:
+        leader = self._leaders.get(key)
+        if leader is not None:
+            leader.on_remote_follower()
 
 
-async def _listened(
-    subscriber: Subscriber, reply: Reply, said: EmittedPrefix, *, streams: bool
+async def _read(
+    subscriber: Subscriber, reply: Reply, emitted: EmittedPrefix, *, streams: bool
 ) -> AsyncGenerator[Chunk, None]:
-    """What a flight says, once. A whole answer is held back until it is whole: it can start over unseen."""
+    """Yield each chunk of the generation once. Without streaming, chunks are held back until the end: the answer may
+    start over unnoticed."""
     held: list[Chunk] = []
     resume: ResumeFilter | None = None
     while True:
@@ -261,17 +280,17 @@ async def _listened(
             chunk = await subscriber.next()
         except GenerationRestarted:
             held.clear()
-            resume = said.resume()
+            resume = emitted.resume()
             continue
         if chunk is None:
             break
         if resume is None:
-            reply.heard(chunk)
-        new = chunk if resume is None else resume.take(chunk)
+            reply.on_chunk(chunk)
+        new = chunk if resume is None else resume.filter(chunk)
         if new is None:
             continue
         if streams:
-            said.note(new)
+            emitted.add(new)
             yield new
         else:
             held.append(new)
@@ -279,11 +298,11 @@ async def _listened(
         yield chunk
 
 
-def _slot(key: str, call: RequestContext) -> GenerationKey:
-    """The urgent wait for none who are less so, and who takes a tier's whole answer or none for none who take less."""
-    return GenerationKey(key, f"{call.priority}.critical" if call.critical else call.priority)
+def _generation_key(cache_key: str, context: RequestContext) -> GenerationKey:
+    """Requests share a generation only within a priority, and critical ones only with critical ones."""
+    return GenerationKey(cache_key, f"{context.priority}.critical" if context.critical else context.priority)
 
 
-def _cached(chunk: Chunk) -> Chunk:
+def _with_cached_usage(chunk: Chunk) -> Chunk:
     assert chunk.usage is not None
-    return msgspec.structs.replace(chunk, usage=cached(chunk.usage))
+    return msgspec.structs.replace(chunk, usage=cached_usage(chunk.usage))

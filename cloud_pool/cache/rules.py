@@ -1,8 +1,8 @@
-"""What may be kept, and under which key. Pure.
+"""Which answers may be cached, and under which key. Pure.
 
-The rules are the edge's: no sampled answers, no tools, nothing private. Three are the cloud's own: the temperature that
-counts is the tier's where the caller names none; an answer that repeats the prompt (`echo`) is not kept, for prompts
-never enter the cache; and a key belongs to one tenant.
+The rules are the edge's: no sampled answers, no tools, nothing private. Three are the cloud's own: where the request
+has no temperature the tier's counts; an answer that repeats the prompt (`echo`) is not cached, because prompts never
+enter the cache; and a key belongs to one tenant.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..config.tiers import Tier
 from .config import CacheConfig
 
 NO_STORE = "no-store"
-"""The tag that `Cache-Control: no-store` becomes; no `private_tags` needs to name it."""
+"""The tag that stands for `Cache-Control: no-store`; it is private without being in `private_tags`."""
 
 
-def refusal(request: Request, tier: Tier, config: CacheConfig) -> str:
-    """Why the answer must be kept out of the cache; "" when it need not be."""
+def bypass_reason(request: Request, tier: Tier, config: CacheConfig) -> str:
+    """Return why the request must bypass the cache; "" if it may use it."""
     if not config.enabled:
         return "off"
     if request.kind == "embedding":
@@ -42,30 +42,30 @@ def refusal(request: Request, tier: Tier, config: CacheConfig) -> str:
 
 
 class CacheKeys:
-    """Keys of answers. `secret` makes them unguessable; the version and all that words a tier's prompt are in them."""
+    """Cache keys, from `secret` (which makes them unguessable), `version` and all that shapes a tier's prompt."""
 
     def __init__(self, config: CacheConfig, secret: bytes = b"") -> None:
         self._salt = (hashlib.blake2b(secret).digest() if secret else b"", config.version)
         self._scopes: dict[str, bytes] = {}  # by tier
 
     def key(self, request: Request, tier: Tier, tenant: str) -> str:
-        """32 hex digits, a one-way digest: no prompt can be read from it."""
+        """Return 32 hex digits, a one-way digest: no prompt can be read from it."""
         scope = self._scopes.get(tier.name)
         if scope is None:
-            said = msgspec.msgpack.encode((self._salt, tier.name, tier.model, tier.max_tokens, tier.chat_format))
-            scope = self._scopes[tier.name] = hashlib.blake2b(said, digest_size=32).digest()
-        # The scope has a fixed length, so no tenant's name can run into it.
+            identity = msgspec.msgpack.encode((self._salt, tier.name, tier.model, tier.max_tokens, tier.chat_format))
+            scope = self._scopes[tier.name] = hashlib.blake2b(identity, digest_size=32).digest()
+        # The scope has a fixed length, so no tenant's name can be confused with it.
         return fingerprint(_resolved(request, tier), scope + tenant.encode("utf-8", "replace")).hex()
 
 
 def _resolved(request: Request, tier: Tier) -> Request:
-    """As the tier takes it: its own name, whatever alias was used, and its own temperature where none was named."""
+    """The request as the tier sees it: the tier's name instead of an alias, its temperature where there is none."""
     sampling = request.sampling
     if sampling.temperature is None:
         sampling = msgspec.structs.replace(sampling, temperature=tier.chat_format.temperature)
     return msgspec.structs.replace(request, model=tier.name, sampling=sampling)
 
 
-def cached(usage: Usage) -> Usage:
-    """Of an answer that cost its reader no tokens of the tier: all of the prompt was found."""
+def cached_usage(usage: Usage) -> Usage:
+    """Return the usage of an answer that cost its client no tokens of the tier: all prompt tokens count as cached."""
     return Usage(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens)

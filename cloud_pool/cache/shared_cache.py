@@ -1,4 +1,4 @@
-"""The shared cache as the rest of the gateway sees it: its rules, its keys and its Redis."""
+"""The shared cache as the rest of the gateway sees it: rules, keys and Redis."""
 
 from __future__ import annotations
 
@@ -17,14 +17,28 @@ from ..serving.request_context import CachedAnswer
 from .config import CacheConfig
 from .entry_codec import EntryCodec
 from .metrics import CacheMetrics
-from .rules import CacheKeys, refusal
+from .rules import CacheKeys, bypass_reason
 from .store import AnswerStore, RedisUnavailable
 
-_SECRET_BYTES = 16  # at least
+_MIN_SECRET_BYTES = 16
 
 
 class SharedCache:
-    """`tiers` by name and alias. `home` names this gateway to the others."""
+    """Rules, keys and store of one gateway.
+
+    Args:
+        config: the `cache` section.
+        redis_url: the Redis that the gateways share.
+        tiers: by name and alias.
+        registry: for the cache's metrics.
+        secret: see `cache.secret_file`.
+        gateway_id: identifies this gateway to the others; "": a random id.
+        clock: monotonic time in seconds.
+        now_ms: replaces Redis's clock in tests; negative: use Redis's.
+
+    Raises:
+        ConfigError: `redis_url` is not a Redis URL.
+    """
 
     def __init__(
         self,
@@ -34,48 +48,51 @@ class SharedCache:
         registry: CollectorRegistry,
         *,
         secret: bytes = b"",
-        home: str = "",
+        gateway_id: str = "",
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: -1,
     ) -> None:
-        """Raises ConfigError."""
         self.config = config
         self.metrics = CacheMetrics(registry)
         self.codec = EntryCodec(
             secret, compress_above_bytes=config.compress_above_bytes, max_entry_bytes=config.max_entry_bytes
         )
-        home = home or secrets.token_hex(8)
-        self.store = AnswerStore(redis_url, config, self.codec, self.metrics, home=home, clock=clock, now_ms=now_ms)
+        gateway_id = gateway_id or secrets.token_hex(8)
+        self.store = AnswerStore(
+            redis_url, config, self.codec, self.metrics, gateway_id=gateway_id, clock=clock, now_ms=now_ms
+        )
         self._keys = CacheKeys(config, secret)
         self._tiers = tiers
 
     def key(self, request: Request, tenant: str) -> str | None:
-        """None: the answer must be kept out of the cache."""
+        """Return the cache key; None: the request bypasses the cache."""
         tier = self._tiers.get(request.model)
-        if tier is None or refusal(request, tier, self.config):
+        if tier is None or bypass_reason(request, tier, self.config):
             return None
         return self._keys.key(request, tier, tenant)
 
-    async def stale(self, request: Request, tenant: str) -> CachedAnswer | None:
-        """The last answer to the same question, however old within `ttl_s` and `stale_if_error_s`: better than a
-        refusal. Bounded in time; never raises."""
+    async def find_stale(self, request: Request, tenant: str) -> CachedAnswer | None:
+        """Return the last answer to the same question if it is younger than `ttl_s` + `stale_if_error_s`.
+
+        Bounded in time; never raises.
+        """
         key = self.key(request, tenant)
         if key is None:
             return None
         try:
-            return await self.store.stale(key, self.config.ttl_s + self.config.stale_if_error_s)
+            return await self.store.find_stale(key, self.config.ttl_s + self.config.stale_if_error_s)
         except RedisUnavailable:
             return None
 
 
 def read_secret(config: CacheConfig) -> bytes:
-    """Raises ConfigError."""
+    """Read `cache.secret_file`; b"" if there is none. Raises ConfigError."""
     if not config.secret_file:
         return b""
     try:
         secret = Path(config.secret_file).read_bytes().strip()
     except OSError as error:
         raise ConfigError(str(error), where="cache.secret_file") from error
-    if len(secret) < _SECRET_BYTES:
-        raise ConfigError(f"a secret has at least {_SECRET_BYTES} bytes", where="cache.secret_file")
+    if len(secret) < _MIN_SECRET_BYTES:
+        raise ConfigError(f"a secret needs at least {_MIN_SECRET_BYTES} bytes", where="cache.secret_file")
     return secret

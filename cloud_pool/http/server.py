@@ -167,7 +167,7 @@ class Server:
     def _settle(
         self, entry: LedgerEntry, reply: Reply, tally: RequestMetrics, outcome: str, trace: Trace | None
     ) -> None:
-        entry.outcome, entry.cache, entry.paid = outcome, reply.status, reply.paid
+        entry.outcome, entry.cache, entry.paid = outcome, reply.status, reply.billable
         tally.stop()
 
         def used(usage: Usage) -> None:
@@ -178,7 +178,7 @@ class Server:
             if entry.deferred:
                 self._ledger.close(entry)
 
-        entry.deferred = not reply.account(tally.usage, used)
+        entry.deferred = not reply.settle(tally.usage, used)
 
     async def _call(self, http: web.BaseRequest, parse: Parse, arrived: float, entry: LedgerEntry) -> RequestContext:
         """Raises CausewayError: who asks, how, and for what, is the caller's fault."""
@@ -280,7 +280,7 @@ class RequestMetrics:
 
     def seen(self, reply: Reply, chunk: Chunk) -> None:
         if chunk.tokens:
-            if not self._told and reply.paid:
+            if not self._told and reply.billable:
                 self.first_token(self.tier)
             self._made += chunk.tokens
         if chunk.usage is not None:

@@ -1,7 +1,7 @@
-"""How much time this process itself lost: its event loop was late, because the machine or the process was busy.
+"""Event-loop lag: the time that this process lost because the machine or the process itself was busy.
 
-A first token that came in such a time may have been there long before it was seen. It says nothing about the tier, and
-a limit that was cut for it would make a busy machine's gateway refuse what its tiers could do.
+A first token that arrives during a lag may have been there long before the gateway read it, so it says nothing about
+the tier. If the concurrency limit were cut for it, a gateway on a busy machine would refuse what its tiers can do.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-EVERY_S = 0.02
+INTERVAL_S = 0.02
 
 
 class EventLoopLag:
-    """Owns the sum of lost seconds. It stays 0 while nobody watches."""
+    """Owns the sum of lost seconds, which stays 0 unless `watch` runs."""
 
     def __init__(
         self,
@@ -30,15 +30,15 @@ class EventLoopLag:
         self._due = math.inf
 
     def lost_s(self) -> float:
-        """Since it began, that which is being lost included."""
+        """Return the seconds lost since the start, including a lag in progress."""
         return self._lost_s + max(0.0, self._clock() - self._due)
 
     async def watch(self) -> None:
-        """For as long as somebody asks."""
+        """Measure until cancelled."""
         try:
             while True:
-                self._due = self._clock() + EVERY_S
-                await self._sleep(EVERY_S)
+                self._due = self._clock() + INTERVAL_S
+                await self._sleep(INTERVAL_S)
                 self._lost_s = self.lost_s()
         finally:
             self._due = math.inf

@@ -1,7 +1,6 @@
-"""The gateway's and the worker's log: one line an event, as text or as JSON. It is never handed a prompt or an answer.
+"""The log of gateway and worker: one line per event, as text or as JSON. Prompts and answers are never logged.
 
-In JSON every line that belongs to a request has its id, which the edge gave (`x-request-id`): it is the decision's id
-there.
+In JSON each line that belongs to a request has the request's id (`x-request-id`), at the edge the decision's id.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from contextvars import ContextVar
 from typing import Literal, TextIO
 
 REQUEST: ContextVar[str] = ContextVar("REQUEST", default="")
-"""The id of the request that this task works for; "" for none."""
+"""The id of the request that this task serves; "" for none."""
 
 
 class JsonFormatter(logging.Formatter):
-    """``{"time", "level", "logger", "message"}``, ``request`` where there is one, ``exception`` for a failure."""
+    """``{"time", "level", "logger", "message"}``, with ``request`` if there is one and ``exception`` for a failure."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = dt.datetime.fromtimestamp(record.created, dt.UTC)
@@ -36,7 +35,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_log(level: str, log_format: Literal["text", "json"], stream: TextIO = sys.stderr) -> None:
-    """Everything from `level` up, to `stream`, once: a second call replaces the first."""
+    """Log everything from `level` up to `stream`. A second call replaces the first."""
     handler = logging.StreamHandler(stream)
     if log_format == "json":
         handler.setFormatter(JsonFormatter())

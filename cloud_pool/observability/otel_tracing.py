@@ -1,10 +1,11 @@
-"""Traces of what gateways and workers do, to an OpenTelemetry collector: a span a request, one for each call to a
-Triton, on which Triton hangs its own, and one for each step in the shared cache. They hang on the caller's, so that one
-trace leads from the device into the model.
+"""Traces of gateways and workers, sent to an OpenTelemetry collector.
+
+A span for each request, one for each call to a Triton (the parent of Triton's own spans) and one for each operation in
+the shared cache. A request's span is a child of the client's, so one trace leads from the device into the model.
 
 A job's `send` (accepted by a gateway), `receive` (claimed), `process` (each of its runs) and the delivery of its
-webhook are in the trace of whoever sent it. The last three hang on `send` and are linked to it, as the conventions for
-messages ask; they may be made days later, by other processes.
+webhook are in the trace of the client that sent it. The last three are children of `send` and linked to it, as the
+messaging conventions ask; other processes may create them days later.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from . import tracing
 _FLUSH_S = 2.0
 _OK = "ok"
 _PROPAGATOR = TraceContextTextMapPropagator()
-_TOLD = "x-causeway-"
+_HEADER_PREFIX = "x-causeway-"
 
 
 class OtelTracing:
-    """To `config.endpoint`, with what the OTEL_EXPORTER_OTLP_* variables say (headers, certificates)."""
+    """Exports to `config.endpoint`; headers and certificates come from the OTEL_EXPORTER_OTLP_* variables."""
 
     def __init__(self, config: TracingConfig, service: str) -> None:
         self._provider = TracerProvider(
@@ -58,16 +59,16 @@ class OtelTracing:
 
     def begin(self, request: Request, id: str, traceparent: str) -> OtelTrace:  # noqa: A002 -- of the request
         parent = _context(traceparent)
-        carried = {"causeway.request": id, **request_attributes(request)}
+        attributes = {"causeway.request": id, **request_attributes(request)}
         name = span_name(request.kind, request.model)
-        return OtelTrace(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER, carried))
+        return OtelTrace(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER, attributes))
 
     def close(self) -> None:
-        # The provider waits for its exporter, which goes on trying for as long as it is not told to stop.
-        enough = threading.Timer(_FLUSH_S, self._exporter.shutdown)
-        enough.start()
+        # The provider waits for its exporter, which retries until it is shut down.
+        timer = threading.Timer(_FLUSH_S, self._exporter.shutdown)
+        timer.start()
         self._provider.shutdown()
-        enough.cancel()
+        timer.cancel()
 
 
 class OtelJobTrace:
@@ -75,40 +76,40 @@ class OtelJobTrace:
         self._tracer = tracer
 
     def send(self, job: str, queue: str, traceparent: str) -> OtelSpan:
-        carried = messaging_attributes("send", queue, job)
-        return OtelSpan(self._tracer.start_span(f"send {queue}", _context(traceparent), SpanKind.PRODUCER, carried))
+        attributes = messaging_attributes("send", queue, job)
+        return OtelSpan(self._tracer.start_span(f"send {queue}", _context(traceparent), SpanKind.PRODUCER, attributes))
 
     def received(self, job: str, queue: str, traceparent: str, began: float) -> None:
-        sent, carried = _context(traceparent), messaging_attributes("receive", queue, job)
+        sent, attributes = _context(traceparent), messaging_attributes("receive", queue, job)
         links = _links(sent)
         self._tracer.start_span(
-            f"receive {queue}", sent, SpanKind.CLIENT, carried, links, start_time=int(began * 1e9)
+            f"receive {queue}", sent, SpanKind.CLIENT, attributes, links, start_time=int(began * 1e9)
         ).end()
 
     def process(self, request: Request, job: str, queue: str, traceparent: str, attempt: int) -> OtelTrace:
         sent = _context(traceparent)
-        carried = {
+        attributes = {
             "causeway.request": job,
             "causeway.attempt": attempt,
             **request_attributes(request),
             **messaging_attributes("process", queue, job),
         }
-        span = self._tracer.start_span(f"process {queue}", sent, SpanKind.CONSUMER, carried, _links(sent))
+        span = self._tracer.start_span(f"process {queue}", sent, SpanKind.CONSUMER, attributes, _links(sent))
         return OtelTrace(self._tracer, span)
 
     def deliver(self, job: str, host: str, traceparent: str, tried: int) -> OtelSpan:
         sent = _context(traceparent)
-        carried: Attributes = {
+        attributes: Attributes = {
             "messaging.message.id": job,
             "http.request.method": "POST",
             "http.request.resend_count": tried,
             "server.address": host,
         }
-        return OtelSpan(self._tracer.start_span("POST webhook", sent, SpanKind.CLIENT, carried, _links(sent)))
+        return OtelSpan(self._tracer.start_span("POST webhook", sent, SpanKind.CLIENT, attributes, _links(sent)))
 
 
 class OtelTrace:
-    """One request's span, or that of one run of a job."""
+    """The span of one request, or of one run of a job."""
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
         self._tracer = tracer
@@ -120,21 +121,21 @@ class OtelTrace:
 
     def call(self, model: str, endpoint: str) -> OtelCallTrace:
         host, _, port = endpoint.rpartition(":")
-        carried: Attributes = {
+        attributes: Attributes = {
             "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.model": model,
             "server.address": host,
             "server.port": int(port) if port.isdigit() else 0,
         }
-        within = trace.set_span_in_context(self._span)
-        return OtelCallTrace(self._tracer.start_span(f"triton {model}", within, SpanKind.CLIENT, carried))
+        parent = trace.set_span_in_context(self._span)
+        return OtelCallTrace(self._tracer.start_span(f"triton {model}", parent, SpanKind.CLIENT, attributes))
 
-    def cache(self, step: tracing.CacheStep) -> OtelSpan:
-        carried: Attributes = {"db.system.name": "redis", "db.operation.name": step}
-        within = trace.set_span_in_context(self._span)
-        return OtelSpan(self._tracer.start_span(f"cache {step}", within, SpanKind.CLIENT, carried))
+    def cache(self, operation: tracing.CacheOperation) -> OtelSpan:
+        attributes: Attributes = {"db.system.name": "redis", "db.operation.name": operation}
+        parent = trace.set_span_in_context(self._span)
+        return OtelSpan(self._tracer.start_span(f"cache {operation}", parent, SpanKind.CLIENT, attributes))
 
-    def joined(self, other: tracing.Trace) -> None:
+    def add_link(self, other: tracing.Trace) -> None:
         if isinstance(other, OtelTrace):
             self._span.add_link(other.context)
 
@@ -142,10 +143,14 @@ class OtelTrace:
         self._span.add_event("admitted")
 
     def end(self, *, tier: str, outcome: str, usage: Usage, headers: Mapping[str, str]) -> None:
-        told = {name.replace(_TOLD, "causeway."): value for name, value in headers.items() if name.startswith(_TOLD)}
+        described = {
+            name.replace(_HEADER_PREFIX, "causeway."): value
+            for name, value in headers.items()
+            if name.startswith(_HEADER_PREFIX)
+        }
         error = "" if outcome == _OK else outcome
         self._span.set_attributes(
-            {"gen_ai.response.model": tier, **told, **usage_attributes(usage), **error_attributes(error)}
+            {"gen_ai.response.model": tier, **described, **usage_attributes(usage), **error_attributes(error)}
         )
         if error:
             self._span.set_status(Status(StatusCode.ERROR, error))
@@ -153,20 +158,20 @@ class OtelTrace:
 
 
 class OtelSpan:
-    """The span of one thing done for a request or a job."""
+    """The span of one operation for a request or a job."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
 
     @property
     def traceparent(self) -> str:
-        own = self._span.get_span_context()
-        return f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
+        context = self._span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
-    def end(self, error: str = "", said: Mapping[str, str | int] | None = None) -> None:
+    def end(self, error: str = "", attributes: Mapping[str, str | int] | None = None) -> None:
         if not self._span.is_recording():
             return
-        self._span.set_attributes(said or {})
+        self._span.set_attributes(attributes or {})
         if error:
             self._span.set_attributes(error_attributes(error))
             self._span.set_status(Status(StatusCode.ERROR, error))
@@ -185,6 +190,6 @@ def _context(traceparent: str) -> Context:
 
 
 def _links(sent: Context) -> tuple[Link, ...]:
-    """To the span that sent the job; none where nobody traced it."""
-    found = trace.get_current_span(sent).get_span_context()
-    return (Link(found),) if found.is_valid else ()
+    """Link to the span that sent the job; none if it was not traced."""
+    sender = trace.get_current_span(sent).get_span_context()
+    return (Link(sender),) if sender.is_valid else ()

@@ -1,4 +1,4 @@
-"""What the gateway needs of tracing: without a collector nothing of OpenTelemetry is loaded."""
+"""The tracing interface of the gateway. Without a collector nothing of OpenTelemetry is loaded."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Literal, Protocol
 from router.types import Request, Usage
 
 OUTCOME = "causeway.outcome"
-"""Attribute of a step that can end well in more ways than one."""
-CacheStep = Literal["lookup", "follow", "keep"]
+"""Attribute of a span that can end well in more than one way."""
+CacheOperation = Literal["lookup", "follow", "keep"]
 
 
-class Step(Protocol):
-    """One thing done for a request or a job."""
+class Span(Protocol):
+    """One operation for a request or a job."""
 
     @property
     def traceparent(self) -> str:
-        """For whoever hangs spans of their own on it: Triton, a worker."""
+        """Parent for spans that other processes create: Triton, a worker."""
         ...
 
-    def end(self, error: str = "", said: Mapping[str, str | int] | None = None) -> None:
-        """`error`: the code of router.errors; `said`: attributes. Once; what comes later is ignored."""
+    def end(self, error: str = "", attributes: Mapping[str, str | int] | None = None) -> None:
+        """End the span once; later calls are ignored. `error`: a code of router.errors."""
         ...
 
 
-class CallTrace(Step, Protocol):
+class CallTrace(Span, Protocol):
     """A call to one endpoint."""
 
     def first_token(self) -> None: ...
@@ -36,40 +36,40 @@ class Trace(Protocol):
 
     def call(self, model: str, endpoint: str) -> CallTrace: ...
 
-    def cache(self, step: CacheStep) -> Step:
-        """Something asked of the shared cache."""
+    def cache(self, operation: CacheOperation) -> Span:
+        """Start the span of an operation in the shared cache."""
         ...
 
-    def joined(self, other: Trace) -> None:
-        """The work of that request answers this one, too."""
+    def add_link(self, other: Trace) -> None:
+        """Link to the request whose generation answers this one too."""
         ...
 
     def admitted(self) -> None:
-        """It has its place: until now it waited."""
+        """Record that the request has its permit: until now it waited."""
         ...
 
     def end(self, *, tier: str, outcome: str, usage: Usage, headers: Mapping[str, str]) -> None:
-        """`outcome`: "ok" or an error's code; `headers`: what the answer said about itself."""
+        """End the trace. `outcome`: "ok" or an error's code; `headers`: the answer's response headers."""
         ...
 
 
 class JobTrace(Protocol):
-    """What becomes of jobs between accepted and run; `traceparent` is that of the job's `send`."""
+    """The life of jobs. `traceparent` is that of the job's `send` span unless stated otherwise."""
 
-    def send(self, job: str, queue: str, traceparent: str) -> Step:
-        """It is being accepted. `traceparent`: the caller's, "" for none."""
+    def send(self, job: str, queue: str, traceparent: str) -> Span:
+        """Start the span of accepting a job. `traceparent`: the client's, "" for none."""
         ...
 
     def received(self, job: str, queue: str, traceparent: str, began: float) -> None:
-        """A claim brought it. `began`: Unix s, when the claim did."""
+        """Record that a worker claimed the job. `began`: Unix time in seconds at which the claim started."""
         ...
 
     def process(self, request: Request, job: str, queue: str, traceparent: str, attempt: int) -> Trace:
-        """It is run, for the `attempt`-th time."""
+        """Start the trace of run number `attempt`."""
         ...
 
-    def deliver(self, job: str, host: str, traceparent: str, tried: int) -> Step:
-        """Its webhook is told, after `tried` times."""
+    def deliver(self, job: str, host: str, traceparent: str, tried: int) -> Span:
+        """Start the span of delivering the job's webhook after `tried` attempts."""
         ...
 
 
@@ -78,9 +78,9 @@ class Tracing(Protocol):
     def jobs(self) -> JobTrace: ...
 
     def begin(self, request: Request, id: str, traceparent: str) -> Trace:  # noqa: A002 -- of the request
-        """`traceparent`: the caller's, "" for none."""
+        """Start a request's trace. `traceparent`: the client's, "" for none."""
         ...
 
     def close(self) -> None:
-        """Blocks until what is left is sent, a few seconds at most where nobody takes it."""
+        """Block until the remaining spans are sent; a few seconds at most if the collector is unavailable."""
         ...

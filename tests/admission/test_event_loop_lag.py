@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from cloud_pool.admission import AdmissionController
-from cloud_pool.observability.event_loop_lag import EVERY_S, EventLoopLag
+from cloud_pool.observability.event_loop_lag import INTERVAL_S, EventLoopLag
 
 from .simulation import settings
 
@@ -44,9 +44,9 @@ async def test_what_is_being_lost_counts_already() -> None:
     loop, seen = Late(), []
 
     async def stalled(seconds: float) -> None:
-        loop.now += EVERY_S / 2
+        loop.now += INTERVAL_S / 2
         seen.append(lag.lost_s())
-        loop.now += EVERY_S / 2 + 0.4
+        loop.now += INTERVAL_S / 2 + 0.4
         seen.append(lag.lost_s())
         raise EOFError
 

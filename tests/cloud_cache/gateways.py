@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -118,7 +119,7 @@ class Gateway:
         return self.registry.get_sample_value("causeway_cloud_cache_faults_total", {"fault": name}) or 0.0
 
     def die(self) -> None:
-        self.cache.store._retry_at = float("inf")
+        self.cache.store.suspend(math.inf)
         self.stop()
 
     def ask(

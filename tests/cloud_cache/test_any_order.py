@@ -91,9 +91,9 @@ class Bed:
             expected = (CloudFailed, Draining) if gone else CloudFailed
             assert asked.error is None or isinstance(asked.error, expected)
             if isinstance(asked.error, CloudFailed):
-                assert asked.reply.paid, "an error of somebody else's"
+                assert asked.reply.billable, "an error of somebody else's"
         runs = sum(len(each.script.asked) for each in self.gateways)
-        assert sum(asked.reply.paid for _, asked in self.asked) == runs, "each run is paid once"
+        assert sum(asked.reply.billable for _, asked in self.asked) == runs, "each run is paid once"
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -115,7 +115,7 @@ def test_any_order(redis_server: RedisServer, actions: list[tuple[str, int | Non
             await bed.settle()
             bed.check()
             await until(
-                lambda: not any(each.caching_service._flights or each.caching_service._following for each in made)
+                lambda: not any(each.caching_service.generations or each.caching_service.following for each in made)
             )
 
     asyncio.run(asyncio.wait_for(run(), 60.0))

@@ -65,6 +65,6 @@ async def test_a_whole_gateway_starts_with_a_cache(tmp_path: Path) -> None:
 )
 def test_what_can_wait_gives_redis_more_time(redis_timeout_s: float, lease_s: float, patient_s: float) -> None:
     """Jobs do not miss a kept answer over milliseconds; and never less time than was configured."""
-    patient = CacheConfig(enabled=True, redis_timeout_s=redis_timeout_s, lease_s=lease_s).patient()
+    patient = CacheConfig(enabled=True, redis_timeout_s=redis_timeout_s, lease_s=lease_s).for_background()
     assert patient.redis_timeout_s == patient_s
     patient.check("redis://x")

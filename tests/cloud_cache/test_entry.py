@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.cache.entry_codec import CorruptEntry, EntryCodec, pack_pieces, unpack_pieces
+from cloud_pool.cache.entry_codec import CorruptEntry, EntryCodec, pack_batch, unpack_batch
 from cloud_pool.serving.request_context import AnswerHead
 from router.types import Chunk, TokenLogprob, ToolCallDelta, Usage
 
@@ -67,7 +67,7 @@ def test_anything_else_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptEntry):
         codec().unpack(KEY, data, 0.0)
     with pytest.raises(CorruptEntry):
-        unpack_pieces(data, 0)
+        unpack_batch(data, 0)
 
 
 def test_an_entry_belongs_to_its_key_and_secret() -> None:
@@ -106,9 +106,9 @@ def test_what_is_not_kept(chunks: list[Chunk]) -> None:
 
 def test_pieces_that_come_twice_count_once() -> None:
     """A batch that overlaps what is there gives only the rest; one behind a gap is corrupt."""
-    data = pack_pieces(2, HEAD, ANSWER[2:4])
-    assert unpack_pieces(data, 2) == (HEAD, ANSWER[2:4])
-    assert unpack_pieces(data, 3)[1] == ANSWER[3:4]
-    assert unpack_pieces(data, 9)[1] == ()
+    data = pack_batch(2, HEAD, ANSWER[2:4])
+    assert unpack_batch(data, 2) == (HEAD, ANSWER[2:4])
+    assert unpack_batch(data, 3)[1] == ANSWER[3:4]
+    assert unpack_batch(data, 9)[1] == ()
     with pytest.raises(CorruptEntry):
-        unpack_pieces(data, 1)
+        unpack_batch(data, 1)

@@ -52,12 +52,12 @@ async def test_without_redis_requests_go_on(two: Two, own_redis: RedisServer) ->
     assert [each.reply.status for each in asked] == ["miss", "coalesced"]
     assert len(one.script.asked) == 1
     assert one.fault("redis_unavailable") > 0
-    assert await one.cache.stale(ask(), "acme") is None
+    assert await one.cache.find_stale(ask(), "acme") is None
     own_redis.start()
     await asyncio.sleep(0.1)
     one.script.permit(9)
     await one.ask(ask()).end()
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     other.script.permit(9)
     assert (await other.ask(ask()).end()).reply.status == "hit"
 
@@ -68,7 +68,7 @@ async def test_a_redis_that_hangs_costs_its_timeout_once(two: Two, own_redis: Re
     assert own_redis._process is not None
     one.script.permit(99)
     await one.ask(ask("warm")).end()
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     one.cache.store._config = msgspec.structs.replace(one.cache.config, redis_retry_after_s=3600.0)
     os.kill(own_redis._process.pid, signal.SIGSTOP)
     try:
@@ -78,7 +78,7 @@ async def test_a_redis_that_hangs_costs_its_timeout_once(two: Two, own_redis: Re
     assert {each.text for each in asked} == {"one two three"}
     # The first call waited; of each of the others' calls (enter, renewals of none, keep) none was made.
     assert one.fault("redis_unavailable") >= 20
-    assert one.cache.store._retry_at > 0
+    assert one.cache.store.is_suspended
 
 
 async def test_redis_dies_under_a_follower(two: Two, own_redis: RedisServer) -> None:
@@ -108,7 +108,7 @@ async def test_redis_forgets_while_an_answer_is_made(two: Two, own_redis: RedisS
     assert (await other.ask(ask()).end()).reply.status == "miss"
     one.script.permit(9)
     assert (await leader.end()).text == "one two three"
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     assert one.fault("lost_lease") == 1
 
 
@@ -135,7 +135,7 @@ async def test_rubbish_is_no_answer(two: Two, own_redis: RedisServer, hasty: Cac
     one, other = two
     one.script.permit(9)
     await one.ask(ask()).end()
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     with redis.Redis.from_url(own_redis.url) as client:
         key = entry_of(client, hasty)
         value = client.hget(key, "value")
@@ -155,7 +155,7 @@ async def test_rubbish_is_no_answer(two: Two, own_redis: RedisServer, hasty: Cac
         other.script.permit(9)
         found = await other.ask(ask()).end()
         assert (found.text, found.reply.status) == ("one two three", "miss")
-        await until(lambda: not other.caching_service._flights)
+        await until(lambda: not other.caching_service.generations)
         assert other.fault("corrupt") == (1 if harm in ("turned bits", "cut", "empty") else 0)
         assert client.hget(key, "value") == value
     assert (await one.ask(ask()).end()).reply.status == "hit"
@@ -166,11 +166,11 @@ async def test_rubbish_is_no_stale_answer(two: Two, own_redis: RedisServer, hast
     one, other = two
     one.script.permit(9)
     await one.ask(ask()).end()
-    await until(lambda: not one.caching_service._flights)
-    assert await other.cache.stale(ask(), "acme") is not None
+    await until(lambda: not one.caching_service.generations)
+    assert await other.cache.find_stale(ask(), "acme") is not None
     with redis.Redis.from_url(own_redis.url) as client:
         client.hset(entry_of(client, hasty), "value", b"rubbish")
-    assert await other.cache.stale(ask(), "acme") is None
+    assert await other.cache.find_stale(ask(), "acme") is None
     assert other.fault("corrupt") == 1
 
 
@@ -195,7 +195,6 @@ async def test_rubbish_among_the_pieces(two: Two, own_redis: RedisServer, hasty:
 async def test_word_that_does_not_come_through(two: Two, own_redis: RedisServer) -> None:
     """Without pub/sub a leader hears of its followers when it renews its lease: later, and not never."""
     one, other = two
-    one.cache.store._redis.connection_pool.reset()
     with redis.Redis.from_url(own_redis.url) as client:
         client.client_kill_filter(_type="pubsub")
         client.acl_setuser("default", reset_channels=True, enabled=True)

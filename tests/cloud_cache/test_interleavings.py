@@ -27,7 +27,7 @@ from .gateways import Clock
 
 LEASE_S, TTL_S, STALE_S = 3.0, 10.0, 20.0
 NAMES = st.sampled_from(["a", "b", "c"])
-SLOT = GenerationKey("0" * 32, "standard")
+KEY = GenerationKey("0" * 32, "standard")
 _machines = itertools.count()
 
 
@@ -49,7 +49,7 @@ class Leases(RuleBasedStateMachine):
         self.codec = EntryCodec(b"", compress_above_bytes=1000, max_entry_bytes=1000)
         self.metrics = CacheMetrics(CollectorRegistry())
         self.stores = {
-            name: AnswerStore(self.url, config, self.codec, self.metrics, home=name, now_ms=self.clock)
+            name: AnswerStore(self.url, config, self.codec, self.metrics, gateway_id=name, now_ms=self.clock)
             for name in "abc"
         }
         self.leases: dict[str, LeaderLease] = {}  # what each gateway believes to hold
@@ -86,13 +86,13 @@ class Leases(RuleBasedStateMachine):
     @rule(name=NAMES)
     def enter(self, name: str) -> None:
         """A fresh answer, else follow whoever leads, else lead."""
-        found = self.loop.run_until_complete(self.stores[name].enter(SLOT, may_follow=True))
+        found = self.loop.run_until_complete(self.stores[name].join_or_lead(KEY, may_follow=True))
         if self.kept is not None and self.now - self.kept[1] < TTL_S:
             assert isinstance(found, CachedAnswer)
             assert found.chunks[0].text == self.kept[0]
             assert abs(found.age_s - (self.now - self.kept[1])) < 0.01
         elif self.is_led and self.holder is not None and self.holder[0] != name:
-            assert found == RemoteLeader(SLOT, self.holder[1].fence)
+            assert found == RemoteLeader(KEY, self.holder[1].fence)
             self.leaders[name] = found
             self.wanted_until = self.now + 2 * LEASE_S
         else:
@@ -124,11 +124,13 @@ class Leases(RuleBasedStateMachine):
         lease = self.leases.pop(name)
         text = f"answer {next(self.answers)}"
         value = (
-            self.codec.pack(SLOT.key, AnswerHead(), [Chunk(text=text, finish_reason="stop")]) if worth_keeping else b""
+            self.codec.pack(KEY.cache_key, AnswerHead(), [Chunk(text=text, finish_reason="stop")])
+            if worth_keeping
+            else b""
         )
         assert value is not None
         held = self.holder == (name, lease)
-        assert self.loop.run_until_complete(self.stores[name].keep(lease, value, b"")) == held
+        assert self.loop.run_until_complete(self.stores[name].finish(lease, value, b"")) == held
         if held:
             self.holder = None
             self.kept = (text, self.now) if worth_keeping else self.kept
@@ -149,7 +151,7 @@ class Leases(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.leases)))
         lease = self.leases[name]
         held = self.holds(name)
-        stays = self.loop.run_until_complete(self.stores[name].leave(lease))
+        stays = self.loop.run_until_complete(self.stores[name].release_if_unwanted(lease))
         assert stays == (held and self.wanted_until > self.now)
         if not stays:
             del self.leases[name]
@@ -161,7 +163,7 @@ class Leases(RuleBasedStateMachine):
         """A follower waits exactly while its leader holds a lease that has not run out."""
         name = data.draw(st.sampled_from(sorted(self.leaders)))
         leader = self.leaders[name]
-        waits = self.loop.run_until_complete(self.stores[name].watch(leader))
+        waits = self.loop.run_until_complete(self.stores[name].announce_interest(leader))
         assert waits == (self.is_led and self.holder is not None and self.holder[1].fence == leader.fence)
         if waits:
             self.wanted_until = self.now + 2 * LEASE_S
@@ -171,7 +173,7 @@ class Leases(RuleBasedStateMachine):
     @rule(name=NAMES)
     def stale(self, name: str) -> None:
         """What was kept stands in for a refusal, until its time is over."""
-        found = self.loop.run_until_complete(self.stores[name].stale(SLOT.key, TTL_S + STALE_S))
+        found = self.loop.run_until_complete(self.stores[name].find_stale(KEY.cache_key, TTL_S + STALE_S))
         if self.kept is not None and self.now - self.kept[1] < TTL_S + STALE_S:
             assert found is not None
             assert found.chunks[0].text == self.kept[0]

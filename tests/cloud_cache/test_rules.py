@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.cache.rules import CacheKeys, refusal
+from cloud_pool.cache.rules import CacheKeys, bypass_reason
 from cloud_pool.cache.single_flight.resume import EmittedPrefix, ResumeFilter
 from cloud_pool.config.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
@@ -50,7 +50,7 @@ TOOL = (Tool("lamp"),)
 )
 def test_what_is_kept_out(request_: Request, tier: Tier, config: CacheConfig, why: str) -> None:
     """Sampled answers, tools, echoes of the prompt and what is private stay out unless the operator says otherwise."""
-    assert refusal(request_, tier, config) == why
+    assert bypass_reason(request_, tier, config) == why
 
 
 def test_one_question_has_one_key() -> None:
@@ -126,12 +126,12 @@ def test_same_words_are_said_once(text: str, had: int, old: set[int], new: set[i
     said = EmittedPrefix()
     got = ""
     for piece in cut(text[:had], old) if text[:had] else []:
-        said.note(Chunk(text=piece))
+        said.add(Chunk(text=piece))
         got += piece
     resume = said.resume() or ResumeFilter({})
     again = [Chunk(text=piece, tokens=1) for piece in cut(text, new)]
     again += [Chunk(finish_reason="stop"), Chunk(usage=Usage(1, 1))]
-    rest = [piece for piece in map(resume.take, again) if piece is not None]
+    rest = [piece for piece in map(resume.filter, again) if piece is not None]
     assert got + "".join(piece.text for piece in rest) == text
     assert [piece.finish_reason for piece in rest[-2:]] == ["stop", None]
 
@@ -147,35 +147,35 @@ def test_same_words_are_said_once(text: str, had: int, old: set[int], new: set[i
 def test_other_words_break_the_stream(piece: Chunk) -> None:
     """A new try that says something else, or ends before what was said, is no continuation."""
     said = EmittedPrefix()
-    said.note(Chunk(text="one word"))
+    said.add(Chunk(text="one word"))
     resume = said.resume()
     assert resume is not None
     with pytest.raises(StreamBroken):
-        resume.take(piece)
+        resume.filter(piece)
 
 
 def test_an_ended_choice_ends_once() -> None:
     """Who has a choice to its end gets the rest of the others and the usage, and breaks if the choice goes on."""
     said = EmittedPrefix()
     for had in (Chunk(text="one"), Chunk(finish_reason="stop"), Chunk(text="tw", index=1)):
-        said.note(had)
+        said.add(had)
     again = [Chunk(text="one"), Chunk(text="two", index=1), Chunk(finish_reason="stop")]
     rest = [Chunk(index=1, finish_reason="stop"), Chunk(usage=Usage(1, 1))]
     resume = said.resume()
     assert resume is not None
-    assert [resume.take(chunk) for chunk in (*again, *rest)] == [None, Chunk(text="o", index=1), None, *rest]
+    assert [resume.filter(chunk) for chunk in (*again, *rest)] == [None, Chunk(text="o", index=1), None, *rest]
     with pytest.raises(StreamBroken):
-        resume.take(Chunk(text=" more"))
-    said.note(rest[1])
+        resume.filter(Chunk(text=" more"))
+    said.add(rest[1])
     counted = said.resume()
     assert counted is not None
-    assert counted.take(rest[1]) is None
+    assert counted.filter(rest[1]) is None
 
 
 def test_only_plain_text_goes_on() -> None:
     """A stream that has had more than text cannot be continued; one that had nothing starts afresh."""
     said = EmittedPrefix()
     assert said.resume() is None
-    said.note(Chunk(tool_calls=(ToolCallDelta(0, "{}"),)))
+    said.add(Chunk(tool_calls=(ToolCallDelta(0, "{}"),)))
     with pytest.raises(StreamBroken):
         said.resume()

@@ -30,12 +30,12 @@ async def test_answer_is_kept_for_all_gateways(two: Two, clock: Clock) -> None:
     one, other = two
     one.script.permit(9)
     made = await one.ask(ask()).end()
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     clock.move(7.0)
     found = await other.ask(ask()).end()
     assert made.text == found.text == "one two three"
     assert (made.reply.status, found.reply.status) == ("miss", "hit")
-    assert (made.reply.paid, found.reply.paid) == (True, False)
+    assert (made.reply.billable, found.reply.billable) == (True, False)
     assert found.headers == {"x-causeway-tier": "large", "x-causeway-cache": "hit", "age": "7"}
     assert made.usage == Usage(20, 3)
     assert found.usage == Usage(20, 3, cached_tokens=20)
@@ -49,7 +49,7 @@ async def test_streamed_and_whole_share(two: Two, first: bool) -> None:
     one, other = two
     one.script.permit(9)
     made = await one.ask(ask(stream=first)).end()
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     found = await other.ask(ask(stream=not first)).end()
     assert made.text == found.text
     assert found.reply.status == "hit"
@@ -61,17 +61,17 @@ async def test_old_answers_are_made_anew(two: Two, clock: Clock, config: CacheCo
     one, other = two
     one.script.permit(99)
     await one.ask(ask()).end()
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     clock.move(config.ttl_s)
-    stale = await other.cache.stale(ask(), "acme")
+    stale = await other.cache.find_stale(ask(), "acme")
     assert stale is not None
     assert stale.age_s == config.ttl_s
-    assert await other.cache.stale(ask(), "emca") is None
+    assert await other.cache.find_stale(ask(), "emca") is None
     again = await one.ask(ask()).end()
     assert again.reply.status == "miss"
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     clock.move(config.ttl_s + config.stale_if_error_s)
-    assert await other.cache.stale(ask(), "acme") is None
+    assert await other.cache.find_stale(ask(), "acme") is None
 
 
 async def test_followers_stream_while_the_leader_streams(two: Two) -> None:
@@ -90,7 +90,7 @@ async def test_followers_stream_while_the_leader_streams(two: Two) -> None:
     await follower.end()
     assert follower.text == "one two three"
     assert (leader.reply.status, follower.reply.status) == ("miss", "coalesced")
-    assert (leader.reply.paid, follower.reply.paid) == (True, False)
+    assert (leader.reply.billable, follower.reply.billable) == (True, False)
     assert follower.headers["x-causeway-tier"] == "large"
     assert follower.usage == Usage(20, 3, cached_tokens=20)
     assert not other.script.asked
@@ -106,7 +106,7 @@ async def test_one_gateway_asks_redis_once(two: Two) -> None:
     assert {each.text for each in asked} == {"one two three"}
     assert len(one.script.asked) == 1
     assert sorted(each.reply.status for each in asked) == ["coalesced"] * 19 + ["miss"]
-    assert sum(each.reply.paid for each in asked) == 1
+    assert sum(each.reply.billable for each in asked) == 1
 
 
 async def test_calls_to_redis(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> None:
@@ -123,11 +123,11 @@ async def test_calls_to_redis(redis_server: RedisServer, config: CacheConfig, cl
 
             one.script.permit(999)
             await one.ask(ask("the scripts are loaded now")).end()
-            await until(lambda: not one.caching_service._flights)
+            await until(lambda: not one.caching_service.generations)
             before = calls()
             for each in [one.ask(ask(stream=True)) for _ in range(20)]:
                 await each.end()
-            await until(lambda: not one.caching_service._flights)
+            await until(lambda: not one.caching_service.generations)
             made = calls()
             assert (await one.ask(ask()).end()).reply.status == "hit"
             assert (made - before, calls() - made) == (2, 1)
@@ -142,7 +142,7 @@ async def test_pieces_cross_redis_only_where_somebody_waits(
     one, _ = two
     one.script.permit(9)
     await one.ask(ask(stream=True)).end()
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     with redis.Redis.from_url(redis_server.url) as client:
         keys = [key.decode() for key in client.keys(f"{config.key_prefix}:*")]
         ttls = [client.pttl(key) for key in keys]
@@ -173,13 +173,13 @@ async def test_a_leader_whose_client_leaves_goes_on_for_those_here(two: Two) -> 
     await until(lambda: second.text == "one ")
     await first.leave()
     bills: list[Usage] = []
-    assert first.reply.work is not None
-    first.reply.work.when_over(bills.append)
+    assert first.reply.usage is not None
+    first.reply.usage.on_end(bills.append)
     assert not bills
     one.script.permit(3)
     await second.end()
     assert second.text == "one two three"
-    assert second.reply.work is None
+    assert second.reply.usage is None
     assert bills == [Usage(20, 3)]
     assert one.script.stopped == 0
 
@@ -196,7 +196,7 @@ async def test_a_leader_whose_client_leaves_goes_on_for_those_elsewhere(two: Two
     one.script.permit(3)
     assert (await follower.end()).text == "one two three"
     assert (one.script.stopped, len(other.script.asked)) == (0, 0)
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     assert (await other.ask(ask()).end()).reply.status == "hit"
 
 
@@ -208,7 +208,7 @@ async def test_nobody_left_stops_the_work(two: Two) -> None:
     await until(lambda: asked.text == "one ")
     await asked.leave()
     await until(lambda: one.script.stopped == 1)
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     other.script.permit(9)
     assert (await other.ask(ask()).end()).reply.status == "miss"
     assert other.fault("leader_takeover") == 0
@@ -268,7 +268,7 @@ async def test_tenants_are_apart(two: Two) -> None:
     one, other = two
     one.script.permit(9)
     await one.ask(ask(), tenant="acme").end()
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     strangers = [other.ask(ask(), tenant="emca"), one.ask(ask(), tenant="emca2")]
     await until(lambda: len(other.script.asked) == 1 and len(one.script.asked) == 2)
     one.script.permit(9)
@@ -285,7 +285,7 @@ async def test_the_urgent_do_not_wait_for_the_rest(two: Two) -> None:
     await until(lambda: len(other.script.asked) == 1)
     other.script.permit(9)
     assert (await urgent.end()).reply.status == "miss"
-    await until(lambda: not other.caching_service._flights)
+    await until(lambda: not other.caching_service.generations)
     assert (await one.ask(ask(), priority="standard").end()).reply.status == "hit"
     one.script.permit(9)
     await bulk.end()
@@ -327,9 +327,9 @@ async def test_what_is_kept_out_stays_out(
     asked = [one.ask(request_), one.ask(request_)]
     for each in asked:
         assert (await each.end()).reply.status == "bypass"
-        assert each.reply.paid
+        assert each.reply.billable
     assert len(one.script.asked) == 2
-    assert await one.cache.stale(request_, "acme") is None
+    assert await one.cache.find_stale(request_, "acme") is None
     with redis.Redis.from_url(redis_server.url) as client:
         assert not client.keys(f"{config.key_prefix}:*")
 
@@ -342,10 +342,10 @@ async def test_second_choice_is_shared_and_not_kept(two: Two) -> None:
     one.script.permit(1)
     await until(lambda: leader.text == "one ")
     follower = other.ask(ask())
-    await until(lambda: one.caching_service._leads and next(iter(one.caching_service._leads.values()))._waited_for)
+    await until(lambda: one.caching_service.leaders and one.caching_service.leaders[0].has_remote_followers)
     one.script.permit(3)
     assert (await follower.end()).headers["x-causeway-degraded"] == "true"
-    await until(lambda: not one.caching_service._flights)
+    await until(lambda: not one.caching_service.generations)
     other.script.permit(9)
     assert (await other.ask(ask()).end()).reply.status == "miss"
 
@@ -361,7 +361,7 @@ async def test_errors_are_not_shared(two: Two, error: Exception) -> None:
     leader = one.ask(ask())
     await until(lambda: len(one.script.asked) == 1)
     beside, elsewhere = one.ask(ask()), other.ask(ask())
-    await until(lambda: bool(other.caching_service._following))
+    await until(lambda: bool(other.caching_service.following))
     one.script.error = None
     one.script.permit(3 + 1)
     assert (await leader.end()).error is error
@@ -393,7 +393,7 @@ async def test_after_some_rounds_each_asks_for_itself(two: Two) -> None:
     for each in asked:
         assert isinstance((await each.end()).error, CloudFailed)
     assert len(one.script.asked) == 6
-    assert not one.caching_service._flights
+    assert not one.caching_service.generations
 
 
 async def test_a_broken_stream_goes_on_where_it_was(two: Two) -> None:
@@ -411,7 +411,7 @@ async def test_a_broken_stream_goes_on_where_it_was(two: Two) -> None:
     other.script.permit(9)
     assert (await follower.end()).text == "one two three"
     assert follower.error is None
-    assert follower.reply.paid
+    assert follower.reply.billable
 
 
 async def test_two_answers_never_become_one(two: Two) -> None:
@@ -486,10 +486,10 @@ async def test_a_leader_that_was_taken_for_dead_changes_nothing(
         clock.move(3601.0)
         one.script.permit(9)
         assert (await one.ask(ask()).end()).reply.status == "miss"
-        await until(lambda: not one.caching_service._flights)
+        await until(lambda: not one.caching_service.generations)
         slow.permit(9)
         assert (await first.end()).text == "stale words"
-        await until(lambda: not late.caching_service._flights)
+        await until(lambda: not late.caching_service.generations)
         assert late.fault("lost_lease") == 1
     assert (await other.ask(ask()).end()).text == "one two three"
 
@@ -501,7 +501,7 @@ async def test_too_large_is_not_kept(redis_server: RedisServer, config: CacheCon
         one.script.permit(99)
         for count in (1, 2):
             assert (await one.ask(ask()).end()).reply.status == "miss"
-            await until(lambda: not one.caching_service._flights)
+            await until(lambda: not one.caching_service.generations)
             assert one.fault("not_stored") == count
 
 
@@ -516,9 +516,9 @@ async def test_a_long_answer_is_bounded_in_memory(redis_server: RedisServer, con
         leader = one.ask(ask(stream=True))
         script.permit(50)
         await until(lambda: leader.text == "word " * 50)
-        assert one.caching_service._flights
-        (flight,) = one.caching_service._flights.values()
-        assert flight._bytes <= 2000
+        assert one.caching_service.generations
+        (generation,) = one.caching_service.generations
+        assert generation.buffered_bytes <= 2000
         other.script.permit(9)
         assert (await other.ask(ask()).end()).reply.status == "miss"
         script.permit(99)
@@ -532,7 +532,7 @@ async def test_too_many_followed_at_once(redis_server: RedisServer, config: Cach
         leaders = [one.ask(ask("a")), one.ask(ask("b"))]
         await until(lambda: len(one.script.asked) == 2)
         followers = [other.ask(ask("a"))]
-        await until(lambda: other.caching_service._following == 1)
+        await until(lambda: other.caching_service.following == 1)
         other.script.permit(9)
         assert (await other.ask(ask("b")).end()).reply.status == "miss"
         assert other.fault("follow_limit") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -154,7 +155,7 @@ async def test_what_is_kept_out_is_kept_out_both_ways(bed: Bed, offer: MakeOffer
 
 async def test_a_cache_that_is_away_costs_nothing_but_the_sharing(bed: Bed, offer: MakeOffer) -> None:
     """The job is answered all the same."""
-    bed.worker.cache.store._retry_at = float("inf")
+    bed.worker.cache.store.suspend(math.inf)
     (record,) = await bed.done(offer())
     assert record.cache == "miss"
     assert (await bed.answer(record))["choices"][0]["message"]["content"] == "one two three"  # type: ignore[index]

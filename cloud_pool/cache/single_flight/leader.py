@@ -1,4 +1,4 @@
-"""Making an answer, under a lease where Redis gave one, and telling other gateways about it once they ask."""
+"""Generates an answer, under a lease if Redis granted one, and publishes it once other gateways wait for it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequ
 
 from ...observability.tracing import OUTCOME, Trace
 from ...serving.request_context import AnswerHead, Generate
-from ..entry_codec import EntryCodec, pack_pieces
+from ..entry_codec import EntryCodec, pack_batch
 from ..metrics import CacheMetrics
 from ..store import AnswerStore, LeaderLease, RedisUnavailable
 from .shared_generation import GenerationUsage, SharedGeneration, Subscriber
 
 _log = logging.getLogger("causeway.cloud.cache")
-_GOODBYE_S = 1.0  # for giving a lease back: also when this gateway stops
+_RELEASE_S = 1.0  # to end the lease, also while this gateway stops
 
 
 class GenerationLeader:
-    """One try at an answer, on the account of the listener that has waited longest.
+    """One attempt at an answer, billed to the subscriber that has waited longest.
 
-    1. it ends well: the flight lands, and the answer is kept
-    2. it is the question's fault (InvalidRequest): so it is everybody's
-    3. it breaks otherwise: the error is that listener's alone, the others may ask again
-    4. nobody here listens any more: it goes on while somebody on another gateway waits, else it stops
+    1. It succeeds: the generation is finished and the answer stored.
+    2. The question is at fault (InvalidRequest): every subscriber gets the error.
+    3. It fails otherwise: only the billed subscriber gets the error, the others may try again.
+    4. The last subscriber leaves: the attempt goes on while another gateway waits, otherwise it stops.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class GenerationLeader:
         store: AnswerStore,
         codec: EntryCodec,
         metrics: CacheMetrics,
-        make: Generate,
+        generate: Generate,
         generation: SharedGeneration,
         lease: LeaderLease | None,
         *,
@@ -44,163 +44,170 @@ class GenerationLeader:
         self._store = store
         self._codec = codec
         self._metrics = metrics
-        self._make = make
-        self._flight = generation
+        self._generate = generate
+        self._generation = generation
         self._lease = lease
-        self._tick_s = lease_s / 3
-        self._stir = anyio.Event()
-        self._waited_for = False  # on another gateway
+        self._interval_s = lease_s / 3
+        self._wakeup = anyio.Event()
+        self._has_remote_followers = False
         self._published = 0  # chunks
 
-    def wanted(self) -> None:
-        """Somebody on another gateway waits for this answer."""
-        if not self._waited_for:
-            self._waited_for = True
-            self._flight.on_send = self._poke
-            self._poke()
+    @property
+    def has_remote_followers(self) -> bool:
+        """Whether another gateway has asked for this answer."""
+        return self._has_remote_followers
+
+    def on_remote_follower(self) -> None:
+        """Another gateway waits for this answer: publish from now on."""
+        if not self._has_remote_followers:
+            self._has_remote_followers = True
+            self._generation.on_send = self._wake
+            self._wake()
 
     async def run(self) -> None:
-        """Afterwards the flight has landed, or those who are left may ask again. Never raises CausewayError."""
+        """Afterwards the generation is finished, or the other subscribers may try again. Raises no CausewayError."""
         error: CausewayError | None = Draining("this gateway is shutting down", retry_after_s=1.0)
-        if not self._flight.listeners:  # they left while Redis was asked
-            with anyio.move_on_after(_GOODBYE_S, shield=True):
-                return await self._give_back(error)
-        payer = self._flight.listeners[0]
-        work = payer.work = GenerationUsage()
-        self._flight.on_leave = self._poke
+        if not self._generation.subscribers:  # they left during the call to Redis
+            with anyio.move_on_after(_RELEASE_S, shield=True):
+                return await self._end_lease(error)
+        billed = self._generation.subscribers[0]
+        usage = billed.usage = GenerationUsage()
+        self._generation.on_leave = self._wake
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._tend, tasks.cancel_scope)
-                error = await self._work(payer, work)
+                tasks.start_soon(self._maintain, tasks.cancel_scope)
+                error = await self._run(billed, usage)
                 tasks.cancel_scope.cancel()
         finally:
-            work.end()
-            self._flight.on_send = self._flight.on_leave = lambda: None
-            self._conclude(payer, error)
-            with anyio.move_on_after(_GOODBYE_S, shield=True):
-                await self._give_back(error, payer.call.trace)
+            usage.end()
+            self._generation.on_send = self._generation.on_leave = lambda: None
+            self._conclude(billed, error)
+            with anyio.move_on_after(_RELEASE_S, shield=True):
+                await self._end_lease(error, billed.context.trace)
 
-    async def _work(self, payer: Subscriber, work: GenerationUsage) -> CausewayError | None:
+    async def _run(self, billed: Subscriber, usage: GenerationUsage) -> CausewayError | None:
+        context = billed.context
         try:
-            with anyio.fail_after(max(0.0, payer.call.deadline - anyio.current_time())):
-                async with aclosing(self._make(payer.call)) as pieces:
+            with anyio.fail_after(max(0.0, context.deadline - anyio.current_time())):
+                async with aclosing(self._generate(context)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, AnswerHead):
-                            self._flight.head = piece
+                            self._generation.head = piece
                             continue
-                        work.count(piece)
-                        await self._flight.send(piece)
+                        usage.count(piece)
+                        await self._generation.send(piece)
         except CausewayError as error:
             return error
         except TimeoutError:
-            return DeadlineExceeded("the deadline passed while the answer was being made")
+            return DeadlineExceeded("the deadline passed while the answer was being generated")
         except Exception as error:
             _log.error("an answer failed unexpectedly: %s", type(error).__name__)
             return CausewayError("The gateway failed.")
         return None
 
-    def _conclude(self, payer: Subscriber, error: CausewayError | None) -> None:
+    def _conclude(self, billed: Subscriber, error: CausewayError | None) -> None:
         if error is None:
-            self._flight.finish()  # (1)
+            self._generation.finish()  # (1)
         elif isinstance(error, InvalidRequest):
-            self._flight.finish(error)  # (2)
+            self._generation.finish(error)  # (2)
         else:
-            self._flight.fail(payer, error)  # (3), (4)
+            self._generation.fail(billed, error)  # (3), (4)
 
-    async def _give_back(self, error: CausewayError | None, trace: Trace | None = None) -> None:
-        """The lease, with the answer if there is one. `trace`: of who had it made."""
+    async def _end_lease(self, error: CausewayError | None, trace: Trace | None = None) -> None:
+        """End the lease, with the answer if there is one. `trace`: of the billed request."""
         lease, self._lease = self._lease, None
         if lease is None:
             return
         try:
-            if error is not None or not self._flight.whole:
+            if error is not None or not self._generation.whole:
                 await self._store.release(lease)
                 return
-            step, outcome = None if trace is None else trace.cache("keep"), "redis_unavailable"
+            span, outcome = None if trace is None else trace.cache("keep"), "redis_unavailable"
             try:
-                outcome = await self._keep(lease)
+                outcome = await self._store_answer(lease)
             finally:
-                if step is not None:
-                    step.end(said={OUTCOME: outcome})
+                if span is not None:
+                    span.end(attributes={OUTCOME: outcome})
         except RedisUnavailable:
-            return  # it runs out
+            return  # the lease expires
 
-    async def _keep(self, lease: LeaderLease) -> str:
-        """What a trace says of it. Raises Away."""
-        head, chunks = self._flight.head or AnswerHead(), self._flight.chunks()
-        value = self._codec.pack(lease.slot.key, head, chunks) if head.keep else None
+    async def _store_answer(self, lease: LeaderLease) -> str:
+        """Return the outcome for the trace. Raises RedisUnavailable."""
+        head, chunks = self._generation.head or AnswerHead(), self._generation.chunks()
+        value = self._codec.pack(lease.key.cache_key, head, chunks) if head.keep else None
         if value is None:
             self._metrics.fault("not_stored")
-        if not await self._store.keep(lease, value or b"", self._unsaid() if self._waited_for else b""):
+        rest = self._unpublished() if self._has_remote_followers else b""
+        if not await self._store.finish(lease, value or b"", rest):
             self._metrics.fault("lost_lease")
             return "lost_lease"
         return "not_stored" if value is None else "kept"
 
-    # --- beside the work ---------------------------------------------------------------------------------------------
+    # --- beside the generation ---------------------------------------------------------------------------------------
 
-    def _poke(self) -> None:
-        self._stir.set()
+    def _wake(self) -> None:
+        self._wakeup.set()
 
-    async def _tend(self, scope: anyio.CancelScope) -> None:
-        """Renews the lease, tells who waits elsewhere, and stops the work when nobody wants it."""
+    async def _maintain(self, scope: anyio.CancelScope) -> None:
+        """Renew the lease, publish to other gateways, and stop the generation when no request wants it any more."""
         while True:
-            with anyio.move_on_after(self._tick_s) as tick:
-                await self._stir.wait()
-            self._stir = anyio.Event()
-            if not self._flight.listeners and not await self._wanted_elsewhere():
-                if not self._flight.listeners:  # nobody came meanwhile
-                    self._flight.abandon(scope)
+            with anyio.move_on_after(self._interval_s) as interval:
+                await self._wakeup.wait()
+            self._wakeup = anyio.Event()
+            if not self._generation.subscribers and not await self._is_wanted_elsewhere():
+                if not self._generation.subscribers:  # none came during the call to Redis
+                    self._generation.abandon(scope)
                     return
                 continue
             if self._lease is not None:
-                await self._tell(self._lease, due=tick.cancelled_caught)
+                await self._update_lease(self._lease, due=interval.cancelled_caught)
 
-    async def _wanted_elsewhere(self) -> bool:
+    async def _is_wanted_elsewhere(self) -> bool:
         lease = self._lease
         if lease is None:
             return False
         try:
-            if await self._store.leave(lease):
-                self.wanted()
+            if await self._store.release_if_unwanted(lease):
+                self.on_remote_follower()
                 return True
         except RedisUnavailable:
             pass
         self._lease = None
         return False
 
-    async def _tell(self, lease: LeaderLease, *, due: bool) -> None:
-        if not self._flight.whole:  # too long to be shared
+    async def _update_lease(self, lease: LeaderLease, *, due: bool) -> None:
+        if not self._generation.whole:  # too long to be shared
             self._lease = None
-            await _quietly(self._store.release(lease))
+            await _ignore_unavailable(self._store.release(lease))
             return
         try:
-            if self._waited_for and self._published < self._flight.length:
+            if self._has_remote_followers and self._published < self._generation.length:
                 interest = await self._publish(lease)
             elif due:
                 interest = await self._store.renew(lease)
             else:
                 return
         except RedisUnavailable:
-            return  # asked again at the next tick: the lease outlives two of them
+            return  # the next interval tries again: the lease outlives two of them
         if interest is None:
             self._metrics.fault("lost_lease")
             self._lease = None
         elif interest:
-            self.wanted()
+            self.on_remote_follower()
 
     async def _publish(self, lease: LeaderLease) -> bool | None:
-        until = self._flight.length
-        interest = await self._store.publish(lease, self._unsaid())
-        self._published = until
+        length = self._generation.length
+        interest = await self._store.publish(lease, self._unpublished())
+        self._published = length
         return interest
 
-    def _unsaid(self) -> bytes:
-        """What was not said for sure: a call that was cut off may have arrived."""
-        at = self._published
-        return pack_pieces(at, None if at else self._flight.head, self._flight.chunks(at))
+    def _unpublished(self) -> bytes:
+        """The chunks that may not have arrived: a call that timed out may have arrived all the same."""
+        first = self._published
+        return pack_batch(first, None if first else self._generation.head, self._generation.chunks(first))
 
 
-async def _quietly(call: Awaitable[None]) -> None:
+async def _ignore_unavailable(call: Awaitable[None]) -> None:
     try:
         await call
     except RedisUnavailable:

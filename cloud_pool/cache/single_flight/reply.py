@@ -1,4 +1,4 @@
-"""What becomes known about one request's answer: where it came from, its head, and who pays for it."""
+"""What becomes known about one request's answer: its source, its head, and whether it is billed to the request."""
 
 from __future__ import annotations
 
@@ -13,69 +13,76 @@ from ...serving.request_context import AnswerHead
 from ..metrics import CacheStatus
 from .shared_generation import GenerationUsage, Subscriber
 
-STATUS = "x-causeway-cache"
-FirstToken = Callable[[str], None]
-"""Is told the tier."""
+STATUS_HEADER = "x-causeway-cache"
+OnFirstToken = Callable[[str], None]
+"""Gets the tier."""
 
 
 class Reply:
-    """One request's answer. What it says is true from the first chunk on."""
+    """One request's answer. Its properties are final from the first chunk on."""
 
-    def __init__(self, first_token: FirstToken, status: CacheStatus | Literal[""] = "bypass") -> None:
+    def __init__(self, on_first_token: OnFirstToken, status: CacheStatus | Literal[""] = "bypass") -> None:
         self.status: CacheStatus | Literal[""] = status  # "": there is no cache
-        self._first_token = first_token
-        self._listener: Subscriber | None = None
-        self._alone = True
+        self._on_first_token = on_first_token
+        self._subscriber: Subscriber | None = None
+        self._detached = True
         self._head = AnswerHead()
 
     @property
-    def paid(self) -> bool:
-        """Whether tokens were made on this request's account."""
-        return self._head.stale_s is None and (self._alone or self.work is not None)
+    def billable(self) -> bool:
+        """Whether tokens were generated that are billed to this request."""
+        return self._head.stale_s is None and (self._detached or self.usage is not None)
 
     @property
-    def work(self) -> GenerationUsage | None:
-        """What was made on this request's account and others may listen to: it may outlast the request."""
-        return None if self._listener is None else self._listener.work
+    def usage(self) -> GenerationUsage | None:
+        """The usage of a shared generation that is billed to this request: it may outlast the request."""
+        return None if self._subscriber is None else self._subscriber.usage
 
     @property
     def head(self) -> AnswerHead:
-        """The answer's, with what the cache has to say."""
-        generation = None if self._alone or self._listener is None else self._listener.generation
-        age_s = self._head.stale_s if generation is None or generation.kept_s is None else generation.kept_s
+        """The answer's head with the cache's headers."""
+        generation = None if self._detached or self._subscriber is None else self._subscriber.generation
+        age_s = self._head.stale_s if generation is None or generation.cached_age_s is None else generation.cached_age_s
         age = () if age_s is None else (("age", str(int(age_s))),)
-        return msgspec.structs.replace(self._head, headers=(*self._head.headers, (STATUS, self.status), *age))
+        return msgspec.structs.replace(self._head, headers=(*self._head.headers, (STATUS_HEADER, self.status), *age))
 
-    def account(self, seen: Usage, told: Callable[[Usage], None]) -> bool:
-        """Tells, once, what was made on this request's account. False: later, when it is all made, for others may still
-        listen to it. `seen`: what the answer has said of itself."""
-        work = self.work if self.paid else None
-        if work is not None and not work.over:
-            work.when_over(told)
+    def settle(self, reported: Usage, on_usage: Callable[[Usage], None]) -> bool:
+        """Call `on_usage` exactly once with the usage that is billed to this request.
+
+        Args:
+            reported: what the answer itself reported.
+            on_usage: called at once, or at the end of a generation that goes on for other subscribers.
+
+        Returns:
+            False if `on_usage` will be called later.
+        """
+        usage = self.usage if self.billable else None
+        if usage is not None and not usage.ended:
+            usage.on_end(on_usage)
             return False
-        told(Usage() if not self.paid else seen if work is None else work.usage)
+        on_usage(Usage() if not self.billable else reported if usage is None else usage.total)
         return True
 
-    def shared(self, subscriber: Subscriber) -> None:
-        """Somebody's flight answers, perhaps this request's own."""
-        self._listener, self._alone, self.status = subscriber, False, "miss"
+    def joined(self, subscriber: Subscriber) -> None:
+        """The request subscribed to a generation, perhaps to one of its own."""
+        self._subscriber, self._detached, self.status = subscriber, False, "miss"
 
-    def alone(self, *, said: bool) -> None:
-        """Nobody else's answer helped, or none may."""
-        self._alone = True
-        if self._listener is not None and not said:
+    def detached(self, *, resumed: bool) -> None:
+        """The request is answered by itself: sharing failed, or is not allowed. `resumed`: it goes on in mid-answer."""
+        self._detached = True
+        if self._subscriber is not None and not resumed:
             self.status = "miss"
 
-    def begun(self, head: AnswerHead) -> None:
+    def on_head(self, head: AnswerHead) -> None:
         self._head = head
         if head.stale_s is not None:
             self.status = "stale"
 
-    def heard(self, chunk: Chunk) -> None:
-        """A chunk is here; the client may have none yet."""
-        if self._listener is not None and not self._alone:
-            generation = self._listener.generation
-            self.status = "miss" if self.work else "coalesced" if generation.kept_s is None else "hit"
-            self.begun(generation.head or AnswerHead())
-        if chunk.tokens and self.paid:
-            self._first_token(self._head.tier)
+    def on_chunk(self, chunk: Chunk) -> None:
+        """A chunk has come; the client may not have any yet."""
+        if self._subscriber is not None and not self._detached:
+            generation = self._subscriber.generation
+            self.status = "miss" if self.usage else "coalesced" if generation.cached_age_s is None else "hit"
+            self.on_head(generation.head or AnswerHead())
+        if chunk.tokens and self.billable:
+            self._on_first_token(self._head.tier)

@@ -1,7 +1,7 @@
-"""An answer that starts over, for a client that has its beginning: the same words are said once.
+"""An answer that restarts, for a client that already has its beginning: the client gets the same text once.
 
-Greedy answers to one question mostly begin alike. Where the new one does not begin with what was said, or where more
-than plain text was said, the stream is broken and says so: a client never gets two answers in one.
+Greedy answers to one question mostly begin alike. Where the new answer does not begin with the text that was sent, or
+where more than plain text was sent, the stream ends with an error: a client never gets a mixture of two answers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from router.types import Chunk
 
 
 class EmittedPrefix:
-    """What a client has, by choice."""
+    """What a client has already received, by choice."""
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
@@ -22,7 +22,7 @@ class EmittedPrefix:
         self._anything = False
         self._counted = False
 
-    def note(self, chunk: Chunk) -> None:
+    def add(self, chunk: Chunk) -> None:
         self._anything = True
         self._counted = self._counted or chunk.usage is not None
         if chunk.text:
@@ -33,7 +33,7 @@ class EmittedPrefix:
             self._plain = False
 
     def resume(self) -> ResumeFilter | None:
-        """None where the client has nothing yet. Raises StreamBroken."""
+        """Return a filter for the restarted answer; None if the client has nothing yet. Raises StreamBroken."""
         if not self._anything:
             return None
         if not self._plain:
@@ -42,15 +42,15 @@ class EmittedPrefix:
 
 
 class ResumeFilter:
-    """Leaves out of an answer what was said before: `texts` by choice, the choices that had `ended`, and the usage."""
+    """Removes from an answer what was sent before: `texts` by choice, the ends of `ended` choices, and the usage."""
 
     def __init__(self, texts: dict[int, str], ended: frozenset[int] = frozenset(), *, counted: bool = False) -> None:
         self._counted = counted
         self._left = texts
         self._ended = ended
 
-    def take(self, chunk: Chunk) -> Chunk | None:
-        """What of it is new; None for nothing. Raises StreamBroken."""
+    def filter(self, chunk: Chunk) -> Chunk | None:
+        """Return the part of the chunk that is new; None if nothing is. Raises StreamBroken."""
         if chunk.usage is not None:
             return None if self._counted else chunk
         left = self._left.get(chunk.index, "")
@@ -71,4 +71,7 @@ class ResumeFilter:
 
 
 def _broken() -> StreamBroken:
-    return StreamBroken("who made the answer died, and it cannot be continued. Ask again.", phase="stream")
+    return StreamBroken(
+        "The gateway that generated the answer died, and the answer cannot be continued. Send the request again.",
+        phase="stream",
+    )

@@ -1,8 +1,9 @@
-"""One answer in the making on this gateway, and those who listen to it.
+"""One generation on this gateway and its subscribers.
 
-The answer may start over, when who made it failed or died: `epoch` rises, what was said is dropped, and each listener
-sees to what it has passed on already (resume). Pieces are kept for whoever joins late. Past `buffer_bytes` nobody may
-join any more, pieces that everybody has are dropped, and the maker waits for the slowest listener: memory is bounded.
+The answer may restart when its leader failed or died: `epoch` rises, the chunks so far are dropped, and each subscriber
+filters out what it has already passed on (resume). Chunks are buffered for requests that join late. Beyond
+`buffer_bytes` no request may join any more, chunks that every subscriber has are dropped, and the producer waits for
+the slowest subscriber: memory is bounded.
 """
 
 from __future__ import annotations
@@ -15,87 +16,94 @@ import anyio
 from router.errors import CausewayError, DeadlineExceeded
 from router.types import Chunk, Usage
 
-from ...observability.tracing import CacheStep, Step
+from ...observability.tracing import CacheOperation, Span, Trace
 from ...serving.request_context import AnswerHead, RequestContext
 from ..store import GenerationKey
 
-_CHUNK_BYTES = 160  # without its text; about as much per logprob
+_CHUNK_BYTES = 160  # of a chunk without its text; about as much for each logprob
 
 
 class SharingFailed(Exception):
-    """Sharing did not help: each listener asks for itself."""
+    """Sharing did not help: each subscriber generates for itself."""
 
 
 class GenerationRestarted(Exception):
-    """The answer starts over."""
+    """The answer restarts from its beginning."""
 
 
 class GenerationUsage:
-    """What one request had made, and pays for: it may outlast the request where others listen."""
+    """The usage of a generation that is billed to one request, which it may outlast for other subscribers."""
 
     def __init__(self) -> None:
-        self.usage = Usage()
-        self.over = False
-        self._made = 0
-        self._told: list[Callable[[Usage], None]] = []
+        self.total = Usage()
+        self.ended = False
+        self._tokens = 0
+        self._listeners: list[Callable[[Usage], None]] = []
 
     def count(self, chunk: Chunk) -> None:
-        self._made += chunk.tokens
-        said = chunk.usage or self.usage
-        self.usage = Usage(said.prompt_tokens, said.completion_tokens or self._made, said.cached_tokens)
+        self._tokens += chunk.tokens
+        usage = chunk.usage or self.total
+        self.total = Usage(usage.prompt_tokens, usage.completion_tokens or self._tokens, usage.cached_tokens)
 
     def end(self) -> None:
-        if not self.over:
-            self.over = True
-            for told in self._told:
-                told(self.usage)
+        if not self.ended:
+            self.ended = True
+            for listener in self._listeners:
+                listener(self.total)
 
-    def when_over(self, told: Callable[[Usage], None]) -> None:
-        if self.over:
-            told(self.usage)
+    def on_end(self, listener: Callable[[Usage], None]) -> None:
+        """Call `listener` with the total, now or at the end."""
+        if self.ended:
+            listener(self.total)
         else:
-            self._told.append(told)
+            self._listeners.append(listener)
 
 
 class Subscriber:
-    """One request's place. `work` is what was made on its account; `error` is its own, nobody else's."""
+    """One request at a generation. `usage`: what is billed to it, if anything; `error`: concerns it alone."""
 
-    def __init__(self, generation: SharedGeneration, call: RequestContext) -> None:
+    def __init__(self, generation: SharedGeneration, context: RequestContext) -> None:
         self.generation = generation
-        self.call = call
+        self.context = context
         self.epoch = generation.epoch
         self.position = 0  # of the next chunk, counted from the first
-        self.work: GenerationUsage | None = None
+        self.usage: GenerationUsage | None = None
         self.error: CausewayError | None = None
 
     async def next(self) -> Chunk | None:
-        """The next chunk, None after the last. Raises the answer's error, DeadlineExceeded, Again or Alone."""
+        """Return the next chunk, None after the last.
+
+        Raises:
+            GenerationRestarted: the answer starts over.
+            SharingFailed: generate without sharing.
+            CausewayError: the answer's error, or DeadlineExceeded.
+        """
         return await self.generation.read(self)
 
 
 class SharedGeneration:
-    """`kept_s`: the age of an answer that was found and is not being made."""
+    """`cached_age_s`: the age of a stored answer; None while an answer is generated."""
 
-    def __init__(self, slot: GenerationKey, buffer_bytes: int) -> None:
-        self.slot = slot
+    def __init__(self, key: GenerationKey, buffer_bytes: int) -> None:
+        self.key = key
         self.head: AnswerHead | None = None
-        self.kept_s: float | None = None
+        self.cached_age_s: float | None = None
         self.epoch = 0
         self.finished = False
         self.abandoned = False
         self.fault: CausewayError | SharingFailed | None = None
-        self.listeners: list[Subscriber] = []  # the one that has waited longest first
+        self.subscribers: list[Subscriber] = []  # the one that has waited longest first
         self.on_leave: Callable[[], None] = lambda: None
         self.on_send: Callable[[], None] = lambda: None
         self._chunks: list[Chunk] = []
         self._dropped = 0  # chunks before the first one that is still here
         self._bytes = 0
         self._buffer_bytes = buffer_bytes
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiters: set[asyncio.Future[None]] = set()
 
     @property
     def whole(self) -> bool:
-        """Whether every chunk so far is still here: else it can be neither joined nor kept."""
+        """Whether all chunks so far are buffered: otherwise the answer can be neither joined nor stored."""
         return self._dropped == 0 and self._bytes <= self._buffer_bytes
 
     @property
@@ -104,19 +112,33 @@ class SharedGeneration:
 
     @property
     def length(self) -> int:
-        """Chunks so far."""
+        """The number of chunks so far, dropped ones included."""
         return self._dropped + len(self._chunks)
 
+    @property
+    def buffered_bytes(self) -> int:
+        return self._bytes
+
     def chunks(self, after: int = 0) -> tuple[Chunk, ...]:
-        """From number `after`; only of a flight that is whole."""
+        """Return the chunks from number `after` on; only of a generation that is `whole`."""
         return tuple(self._chunks[after:])
 
-    def traced(self, step: CacheStep) -> Step | None:
-        """In the trace of who has waited longest; None where that is not traced."""
-        trace = self.listeners[0].call.trace if self.listeners else None
-        return None if trace is None else trace.cache(step)
+    @property
+    def _trace(self) -> Trace | None:
+        """The trace of the subscriber that has waited longest."""
+        return self.subscribers[0].context.trace if self.subscribers else None
 
-    # --- the maker's side --------------------------------------------------------------------------------------------
+    def start_span(self, operation: CacheOperation) -> Span | None:
+        """Start a span in the trace of the subscriber that has waited longest; None if it is not traced."""
+        trace = self._trace
+        return None if trace is None else trace.cache(operation)
+
+    def link_traces(self, context: RequestContext) -> None:
+        """Link the trace of a request that is about to join to the trace that holds the generation's spans."""
+        if context.trace is not None and (other := self._trace) is not None:
+            context.trace.add_link(other)
+
+    # --- the producer's side -----------------------------------------------------------------------------------------
 
     async def send(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
@@ -127,52 +149,52 @@ class SharedGeneration:
             await self._change(None)
 
     def restart(self) -> None:
-        """What was said so far is void."""
+        """Drop the chunks so far: the answer starts over."""
         self.epoch += 1
-        self.head, self.kept_s = None, None
+        self.head, self.cached_age_s = None, None
         self._chunks, self._dropped, self._bytes = [], 0, 0
         self._wake()
 
     def finish(self, fault: CausewayError | SharingFailed | None = None) -> None:
-        """It is over; without a fault the answer is complete."""
+        """End the generation; without a fault the answer is complete."""
         self.fault, self.finished = fault, True
         self._wake()
 
     def abandon(self, scope: anyio.CancelScope) -> None:
-        """Nobody listens, and the work in `scope` ends: nobody may join it any more."""
+        """Stop the work in `scope`: there is no subscriber, and none may join any more."""
         self.abandoned = True
         scope.cancel()
 
     def fail(self, subscriber: Subscriber, error: CausewayError) -> None:
-        """The answer broke for `listener`, on whose account it was made."""
+        """The attempt that was billed to `subscriber` failed: only it gets the error."""
         subscriber.error = error
-        if subscriber in self.listeners:
-            self.listeners.remove(subscriber)
+        if subscriber in self.subscribers:
+            self.subscribers.remove(subscriber)
         self._wake()
 
     def _trim(self) -> bool:
-        """Drop what every listener has; False when the buffer is still too full."""
-        # Who has not noticed yet that the answer starts over has none of it.
-        positions = [subscriber.position if subscriber.epoch == self.epoch else 0 for subscriber in self.listeners]
+        """Drop the chunks that every subscriber has; False if the buffer is still too full."""
+        # A subscriber that has not noticed the restart yet has none of the chunks.
+        positions = [subscriber.position if subscriber.epoch == self.epoch else 0 for subscriber in self.subscribers]
         slowest = min(positions, default=self.length)
         count = max(0, slowest - self._dropped)
-        gone, self._chunks = self._chunks[:count], self._chunks[count:]
+        dropped, self._chunks = self._chunks[:count], self._chunks[count:]
         self._dropped += count
-        self._bytes -= sum(map(_size, gone))
+        self._bytes -= sum(map(_size, dropped))
         return self._bytes <= self._buffer_bytes
 
-    # --- the listeners' side -----------------------------------------------------------------------------------------
+    # --- the subscribers' side ---------------------------------------------------------------------------------------
 
-    def join(self, call: RequestContext) -> Subscriber:
-        subscriber = Subscriber(self, call)
-        self.listeners.append(subscriber)
+    def join(self, context: RequestContext) -> Subscriber:
+        subscriber = Subscriber(self, context)
+        self.subscribers.append(subscriber)
         return subscriber
 
     def leave(self, subscriber: Subscriber) -> None:
-        if subscriber in self.listeners:
-            self.listeners.remove(subscriber)
+        if subscriber in self.subscribers:
+            self.subscribers.remove(subscriber)
         self._wake()
-        if not self.listeners:
+        if not self.subscribers:
             self.on_leave()
 
     async def read(self, subscriber: Subscriber) -> Chunk | None:
@@ -182,35 +204,35 @@ class SharedGeneration:
             if subscriber.epoch != self.epoch:
                 subscriber.epoch, subscriber.position = self.epoch, 0
                 raise GenerationRestarted
-            at = subscriber.position - self._dropped
-            if at < len(self._chunks):
+            index = subscriber.position - self._dropped
+            if index < len(self._chunks):
                 subscriber.position += 1
                 if self._bytes > self._buffer_bytes:
-                    self._wake()  # the maker may be waiting for this very listener
-                return self._chunks[at]
+                    self._wake()  # the producer may be waiting for this very subscriber
+                return self._chunks[index]
             if self.finished:
                 if self.fault is not None:
                     raise self.fault
                 return None
-            await self._change(subscriber.call.deadline)
+            await self._change(subscriber.context.deadline)
 
     async def _change(self, deadline: float | None) -> None:
         loop = asyncio.get_running_loop()
         change: asyncio.Future[None] = loop.create_future()
-        self._waiting.add(change)
+        self._waiters.add(change)
         timer = None if deadline is None else loop.call_at(deadline, _expire, change)
         try:
             await change
         finally:
-            self._waiting.discard(change)
+            self._waiters.discard(change)
             if timer is not None:
                 timer.cancel()
 
     def _wake(self) -> None:
-        for change in self._waiting:
+        for change in self._waiters:
             if not change.done():
                 change.set_result(None)
-        self._waiting.clear()
+        self._waiters.clear()
 
 
 def _expire(change: asyncio.Future[None]) -> None:

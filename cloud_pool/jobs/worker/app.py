@@ -83,7 +83,7 @@ async def _work(
     doors = {name: AdmissionSettings(permits=count, max_queued=count) for name, count in places.items()}
     lanes = build_serving(config, tiers, pools.by_tier, doors, metrics)
     repairs.listeners.append(lanes.warmer.loaded)
-    patient = msgspec.structs.replace(config, cache=config.cache.patient())
+    patient = msgspec.structs.replace(config, cache=config.cache.for_background())
     caching_service = CachingService(build_cache(patient, by_name(tiers), metrics), lanes.service.answer)
     tracing = build_tracing(config, "causeway-worker")
     trace = None if tracing is None else tracing.jobs

@@ -15,7 +15,7 @@ from router.errors import CausewayError, DeadlineExceeded
 from router.openai import AnswerEncoder, coalesce, parse_chat, parse_completion
 from router.types import Chunk, Request, RoutingHints
 
-from ...cache.single_flight.reply import STATUS
+from ...cache.single_flight.reply import STATUS_HEADER
 from ...serving.request_context import AnswerHead
 from ..errors import ResultTooLarge
 from ..record import Endpoint, JobRecord
@@ -88,7 +88,7 @@ async def _collect(
     async with aclosing(runner.run(job_run)) as pieces:
         async for piece in pieces:
             if isinstance(piece, AnswerHead):
-                cache = dict(piece.headers).get(STATUS, "")
+                cache = dict(piece.headers).get(STATUS_HEADER, "")
                 continue
             found.append(piece)
             tokens += piece.tokens

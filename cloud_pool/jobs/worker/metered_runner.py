@@ -81,5 +81,5 @@ class MeteredRunner:
             outcome = error.code
             raise
         finally:
-            entry.cache, entry.paid = reply.status, reply.paid
-            entry.deferred = not reply.account(seen, used)
+            entry.cache, entry.paid = reply.status, reply.billable
+            entry.deferred = not reply.settle(seen, used)
