@@ -1,4 +1,4 @@
-"""A tiny real model, and an engine on it that is told what to do and asked what came out."""
+"""A tiny real model, and a rig that runs jobs on it and collects their emissions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from router.types import Message, Sampling
 from .tiny_gguf import write_tiny_gguf
 
 GREEDY = Sampling(temperature=0.0)
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class Answer:
@@ -31,10 +31,10 @@ class Answer:
 
 
 class Rig:
-    """A running engine, its emissions kept by job. `on_step` is called in the engine's thread after each step."""
+    """A running engine; keeps emissions by job. `on_step` is called in the engine's thread after each step."""
 
     def __init__(self, options: EngineOptions, on_failure: Callable[[Exception], None] | None = None) -> None:
-        self.seen: dict[int, list[Emission]] = {}
+        self.emissions: dict[int, list[Emission]] = {}
         self.steps: list[list[Emission]] = []
         self.on_step: Callable[[list[Emission]], None] = lambda emissions: None
         self._changed = threading.Condition()
@@ -46,7 +46,7 @@ class Rig:
         with self._changed:
             self.steps.append(emissions)
             for emission in emissions:
-                self.seen.setdefault(emission.job, []).append(emission)
+                self.emissions.setdefault(emission.job, []).append(emission)
             self._changed.notify_all()
         self.on_step(emissions)
         with self._changed:
@@ -65,40 +65,40 @@ class Rig:
         self.engine.submit(job)
         return job.id
 
-    def at_once(self, begin: Callable[[], list[int]]) -> list[int]:
-        """What `begin` returns, after it ran between two steps: the engine sees all that it submits together."""
-        begun: list[list[int]] = []
+    def between_steps(self, submit: Callable[[], list[int]]) -> list[int]:
+        """Call `submit` between two steps, so that the engine sees its jobs together; return its result."""
+        results: list[list[int]] = []
 
-        def between(emissions: list[Emission]) -> None:
+        def on_step(emissions: list[Emission]) -> None:
             self.on_step = lambda emissions: None
-            begun.append(begin())
+            results.append(submit())
 
-        self.on_step = between
-        self.ask("time", max_tokens=1)
-        self.wait_for(lambda: bool(begun))
-        return begun[0]
+        self.on_step = on_step
+        self.run("time", max_tokens=1)
+        self.wait_for(lambda: bool(results))
+        return results[0]
 
-    def ends(self) -> list[int]:
-        """Jobs in the order in which they ended."""
+    def finished_jobs(self) -> list[int]:
+        """Return jobs in the order in which they ended."""
         return [e.job for step in self.steps for e in step if e.finish_reason or e.error]
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, PATIENCE_S), "the engine did not get there"
+            assert self._changed.wait_for(condition, TIMEOUT_S), "the engine did not reach this state"
 
-    def ended(self, job: int) -> bool:
-        return any(e.finish_reason or e.error for e in self.seen.get(job, ()))
+    def finished(self, job: int) -> bool:
+        return any(e.finish_reason or e.error for e in self.emissions.get(job, ()))
 
     def answer(self, job: int) -> Answer:
-        self.wait_for(lambda: self.ended(job))
-        return Answer(self.seen[job])
+        self.wait_for(lambda: self.finished(job))
+        return Answer(self.emissions[job])
 
-    def ask(self, prompt: Prompt | str, **fields: object) -> Answer:
+    def run(self, prompt: Prompt | str, **fields: object) -> Answer:
         return self.answer(self.start(prompt, **fields))
 
 
 def chat(*texts: str) -> Prompt:
-    """User and assistant in turns."""
+    """Return a conversation of user and assistant turns."""
     roles = ("user", "assistant")
     return Prompt(messages=tuple(Message(role=roles[i % 2], content=text) for i, text in enumerate(texts)))
 
@@ -115,22 +115,22 @@ def tiny_options(tiny_model: Path) -> EngineOptions:
 
 @pytest.fixture(scope="module")
 def rig(tiny_options: EngineOptions) -> Iterator[Rig]:
-    """One engine for a module's tests."""
-    made = Rig(tiny_options)
-    yield made
-    made.engine.close()
+    """One engine for the tests of a module."""
+    rig = Rig(tiny_options)
+    yield rig
+    rig.engine.close()
 
 
 @pytest.fixture
 def make_rig(tiny_options: EngineOptions) -> Iterator[Callable[..., Rig]]:
-    """Engines with options of their own."""
-    made: list[Rig] = []
+    """Make engines with changed options; close them at the end."""
+    rigs: list[Rig] = []
 
     def make(**changes: object) -> Rig:
         fields = {name: getattr(tiny_options, name) for name in tiny_options.__struct_fields__} | changes
-        made.append(Rig(EngineOptions(**fields)))  # type: ignore[arg-type]
-        return made[-1]
+        rigs.append(Rig(EngineOptions(**fields)))  # type: ignore[arg-type]
+        return rigs[-1]
 
     yield make
-    for one in made:
-        one.engine.close()
+    for rig in rigs:
+        rig.engine.close()

@@ -1,4 +1,4 @@
-"""Several jobs together: they join and leave between steps, share what they can, and nobody waits for a long prompt."""
+"""Several jobs together: they join and leave between steps, share prefixes, and never wait for a long prompt."""
 
 from __future__ import annotations
 
@@ -14,24 +14,21 @@ LONG = "turn on the light in the kitchen and set the alarm for six " * 6
 
 
 def test_jobs_run_together(rig: Rig) -> None:
-    """Four answers of 40 tokens take far fewer steps than 160."""
     before = rig.engine.stats().steps
-    jobs = rig.at_once(lambda: [rig.start(f"hello {i}", max_tokens=40, ignore_eos=True) for i in range(4)])
+    jobs = rig.between_steps(lambda: [rig.start(f"hello {i}", max_tokens=40, ignore_eos=True) for i in range(4)])
     assert [rig.answer(job).end.completion_tokens for job in jobs] == [40] * 4
     assert rig.engine.stats().steps - before < 50
 
 
 def test_a_job_joins_while_others_run(rig: Rig) -> None:
-    """A short answer that came later ends before a long one that came first."""
-    first = rig.at_once(lambda: [rig.start("hello", max_tokens=300, ignore_eos=True)])[0]
-    later = rig.at_once(lambda: [rig.start("world", max_tokens=2)])[0]
+    first = rig.between_steps(lambda: [rig.start("hello", max_tokens=300, ignore_eos=True)])[0]
+    later = rig.between_steps(lambda: [rig.start("world", max_tokens=2)])[0]
     assert rig.answer(first).end.completion_tokens == 300
     assert rig.answer(later).end.finish_reason
-    assert rig.ends()[-2:] == [later, first]
+    assert rig.finished_jobs()[-2:] == [later, first]
 
 
-def test_more_jobs_than_places_wait_their_turn(make_rig: MakeRig) -> None:
-    """With two places five jobs are all answered, in order of arrival."""
+def test_jobs_beyond_the_slots_wait_in_order(make_rig: MakeRig) -> None:
     rig = make_rig(sequences=2)
     most = 0
 
@@ -43,15 +40,15 @@ def test_more_jobs_than_places_wait_their_turn(make_rig: MakeRig) -> None:
     jobs = [rig.start(f"hello {i}", max_tokens=10, ignore_eos=True) for i in range(5)]
     assert all(rig.answer(job).end.completion_tokens == 10 for job in jobs)
     assert most == 2
-    assert rig.ends() == sorted(rig.ends())
+    assert rig.finished_jobs() == sorted(rig.finished_jobs())
 
 
 def test_a_long_prompt_does_not_stall_running_answers(make_rig: MakeRig) -> None:
-    """Its prompt is read in pieces, and the running answer gets a token beside each piece."""
+    """It is prefilled in chunks, and the running answer gets a token beside each chunk."""
     rig = make_rig(batch_tokens=32)
     before = 0
 
-    def begin() -> list[int]:
+    def submit() -> list[int]:
         nonlocal before
         before = len(rig.steps)
         return [
@@ -59,73 +56,74 @@ def test_a_long_prompt_does_not_stall_running_answers(make_rig: MakeRig) -> None
             rig.start(" ".join(["turn"] * 300), max_tokens=2),
         ]
 
-    running, late = rig.at_once(begin)
+    running, late = rig.between_steps(submit)
     rig.answer(late)
     first = next(i for i, step in enumerate(rig.steps) if any(e.job == late for e in step))
     between = rig.steps[before:first]
     assert len(between) >= 300 // 32 - 1
-    # Half a character is told with its other half.
+    # A token that is part of a character is emitted with the rest of it.
     assert sum(e.tokens for step in between for e in step if e.job == running) >= len(between) - 3
 
 
-def test_prompts_are_read_side_by_side(make_rig: MakeRig) -> None:
-    """A short prompt behind a long one does not wait for all of it."""
+def test_prompts_are_prefilled_side_by_side(make_rig: MakeRig) -> None:
     rig = make_rig(batch_tokens=32)
-    long, short = rig.at_once(
+    long, short = rig.between_steps(
         lambda: [rig.start(" ".join(["turn"] * 400), max_tokens=1), rig.start("hello", max_tokens=1)]
     )
     rig.answer(long)
-    assert rig.ends()[-2:] == [short, long]
+    assert rig.finished_jobs()[-2:] == [short, long]
 
 
-def test_a_prompt_s_beginning_is_decoded_once(make_rig: MakeRig) -> None:
-    """A later prompt with the same beginning finds it, and its answer is what it would have been without."""
+def test_a_shared_prefix_is_decoded_once(make_rig: MakeRig) -> None:
+    """The answer is the same as without the prefix cache."""
     cold, warm = make_rig(prefix_cache_bytes=0), make_rig()
     prompt = LONG + "hello"
-    assert cold.ask(LONG + "world").end.cached_tokens == 0
-    without = cold.ask(prompt)
+    assert cold.run(LONG + "world").end.cached_tokens == 0
+    without = cold.run(prompt)
     assert without.end.cached_tokens == 0
-    first = warm.ask(LONG + "world")
+    first = warm.run(LONG + "world")
     assert first.end.cached_tokens == 0
-    second = warm.ask(prompt)
+    second = warm.run(prompt)
     assert second.end.cached_tokens >= second.end.prompt_tokens - 3 > 64
     assert second.text == without.text
 
 
-def test_a_conversation_goes_on_from_its_last_answer(rig: Rig) -> None:
-    """The whole exchange so far is found again, the answer included where its text gives the same tokens."""
-    said = rig.ask(chat(LONG), grammar='root ::= "hello world"')
-    before = said.end.prompt_tokens
-    follow = rig.ask(chat(LONG, said.text, "and now"))
+def test_a_conversation_continues_from_its_cached_turns(rig: Rig) -> None:
+    """The answer included, where its text gives the same tokens."""
+    first = rig.run(chat(LONG), grammar='root ::= "hello world"')
+    before = first.end.prompt_tokens
+    follow = rig.run(chat(LONG, first.text, "and now"))
     assert follow.end.cached_tokens >= before
 
 
 def test_the_same_prompt_again_costs_one_token(rig: Rig) -> None:
-    """All but its last token is known; that one is decoded for its logits."""
-    first = rig.ask(LONG + " stop")
-    again = rig.ask(LONG + " stop")
+    """The last token is decoded for its logits."""
+    first = rig.run(LONG + " stop")
+    again = rig.run(LONG + " stop")
     assert again.end.cached_tokens == again.end.prompt_tokens - 1
     assert again.text == first.text
 
 
-def test_saved_beginnings_are_bounded_in_bytes(make_rig: MakeRig) -> None:
-    """The least recently used goes first."""
+def test_the_prefix_cache_is_bounded_in_bytes(make_rig: MakeRig) -> None:
+    """Least recently used first."""
     rig = make_rig(prefix_cache_bytes=400_000)
     prefixes = rig.engine.core.prefix_cache
     assert prefixes is not None
     for number in range(12):
-        rig.ask(Prompt(tokens=(6 + number,) * 100))
+        rig.run(Prompt(tokens=(6 + number,) * 100))
         assert 0 < prefixes.bytes <= 400_000
     assert 0 < len(prefixes) < 12
-    assert rig.ask(Prompt(tokens=(6 + 11,) * 100)).end.cached_tokens == 99
-    assert rig.ask(Prompt(tokens=(6,) * 100)).end.cached_tokens == 0
+    assert rig.run(Prompt(tokens=(6 + 11,) * 100)).end.cached_tokens == 99
+    assert rig.run(Prompt(tokens=(6,) * 100)).end.cached_tokens == 0
 
 
 def test_choices_share_their_prompt(make_rig: MakeRig) -> None:
-    """n jobs with one prompt: it is decoded once, the others take its cells, and seeds make them differ."""
+    """The prompt of n jobs is decoded once; seeds make the answers differ."""
     rig = make_rig()
     before = rig.engine.stats().steps
-    jobs = rig.at_once(lambda: [rig.start(LONG, max_tokens=30, sampling=Sampling(seed=seed)) for seed in (1, 2, 3, 4)])
+    jobs = rig.between_steps(
+        lambda: [rig.start(LONG, max_tokens=30, sampling=Sampling(seed=seed)) for seed in (1, 2, 3, 4)]
+    )
     answers = [rig.answer(job) for job in jobs]
     cached = sorted(answer.end.cached_tokens for answer in answers)
     assert cached == [0] + [answers[0].end.prompt_tokens - 1] * 3
@@ -134,7 +132,6 @@ def test_choices_share_their_prompt(make_rig: MakeRig) -> None:
 
 
 def test_shared_cells_are_counted_once(make_rig: MakeRig) -> None:
-    """While n choices run, their common prompt fills its cells one time; at the end none is left in use."""
     rig = make_rig()
     most = 0
 

@@ -1,4 +1,4 @@
-"""What this machine can hold: threads from free cores, tokens from free memory."""
+"""What this machine can run: threads from idle cores, tokens from free memory."""
 
 from __future__ import annotations
 
@@ -22,18 +22,16 @@ def options(**fields: int) -> EngineOptions:
     ("allowed", "busy", "threads"), [(1.0, 0.0, 1), (2.0, 0.1, 1), (2.0, 2.0, 1), (0.5, 0.0, 1), (64.0, 64.0, 1)]
 )
 def test_a_busy_or_small_machine_gets_one_thread(allowed: float, busy: float, threads: int) -> None:
-    """Never more than the free cores less the daemon's, never none."""
     assert choose_threads(0, allowed, busy) == threads
 
 
-def test_asked_threads_are_taken_up_to_what_is_allowed() -> None:
-    """An operator's word counts, but not beyond affinity and quota."""
+def test_configured_threads_are_cut_to_the_allowed_cores() -> None:
     assert choose_threads(2, allowed=4.0, busy=4.0) == 2
     assert choose_threads(16, allowed=4.0, busy=0.0) == 4
 
 
 def test_the_cgroup_s_quota_is_read(tmp_path: Path) -> None:
-    """`max` and a file that is not there mean no limit."""
+    """`max` and a missing file mean no limit."""
     file = tmp_path / "cpu.max"
     assert cgroup_quota(file) == float("inf")
     file.write_text("max 100000\n")
@@ -42,28 +40,26 @@ def test_the_cgroup_s_quota_is_read(tmp_path: Path) -> None:
     assert cgroup_quota(file) == 1.5
 
 
-def test_without_a_wish_the_model_s_own_context_is_used() -> None:
-    """All sequences together get as much as they could use, up to a bound."""
+def test_the_model_s_own_context_is_the_default() -> None:
     plan = plan_memory(
         options(sequences=4), trained_context=2048, kv_bytes_per_token=4096, weights_bytes=3 * MB, free=8000 * MB
     )
     assert (plan.context_tokens, plan.kv_tokens) == (2048, 8192)
 
 
-def test_little_memory_shortens_the_context_before_it_refuses() -> None:
-    """With less free memory the context shrinks; with next to none the error names both sides."""
-    few = plan_memory(
+def test_little_memory_shortens_the_context_before_it_is_an_error() -> None:
+    plan = plan_memory(
         options(), trained_context=131072, kv_bytes_per_token=32768, weights_bytes=700 * MB, free=200 * MB
     )
-    assert 256 <= few.context_tokens < 131072
-    assert few.kv_tokens * 32768 <= 200 * MB
+    assert 256 <= plan.context_tokens < 131072
+    assert plan.kv_tokens * 32768 <= 200 * MB
     with pytest.raises(EngineUnavailable, match=r"256 tokens needs 8 MB.*4 MB of memory are free"):
         plan_memory(options(), trained_context=131072, kv_bytes_per_token=32768, weights_bytes=700 * MB, free=4 * MB)
 
 
-def test_an_asked_context_is_kept_or_refused() -> None:
-    """What the operator asked for is not silently made smaller, unless the model itself ends earlier."""
-    asked = options(context_tokens=4096, sequences=2)
+def test_a_configured_context_is_kept_or_refused() -> None:
+    """Never reduced silently, unless the model's own context is shorter."""
+    configured = options(context_tokens=4096, sequences=2)
     assert (
         plan_memory(
             asked, trained_context=8192, kv_bytes_per_token=4096, weights_bytes=0, free=1000 * MB
@@ -77,10 +73,9 @@ def test_an_asked_context_is_kept_or_refused() -> None:
         == 2048
     )
     with pytest.raises(EngineUnavailable, match=r"4096 tokens needs 16 MB.*10 MB"):
-        plan_memory(asked, trained_context=8192, kv_bytes_per_token=4096, weights_bytes=0, free=10 * MB)
+        plan_memory(configured, trained_context=8192, kv_bytes_per_token=4096, weights_bytes=0, free=10 * MB)
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:
-    """The message says how much is needed and how much is free."""
     with pytest.raises(EngineUnavailable, match=r"needs 700 MB and 300 MB"):
         check_weights_fit(Path("m.gguf"), 700 * MB, 300 * MB)

@@ -1,4 +1,4 @@
-"""Model files: broken ones are refused with a reason, and loading and closing leaves nothing behind."""
+"""Model files: broken ones are refused with a reason; loading and closing leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,19 +22,16 @@ def refusal(path: Path, **fields: object) -> str:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """The message has the path and the system's reason."""
     assert refusal(tmp_path / "no.gguf") == f"{tmp_path / 'no.gguf'}: No such file or directory"
 
 
-def test_a_file_that_is_no_gguf_says_how_it_begins(tmp_path: Path) -> None:
-    """A wrong download (an HTML page, a safetensors file) is recognised."""
+def test_a_file_that_is_no_gguf_is_refused_with_its_first_bytes(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"<html>not found</html>")
     assert "not a GGUF file (it begins with b'<htm')" in refusal(path)
 
 
 def test_a_newer_format_is_named(tmp_path: Path) -> None:
-    """A file from the future is no corrupt file."""
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF" + (9).to_bytes(4, "little") + b"\0" * 64)
     assert "version 9 is newer" in refusal(path)
@@ -42,31 +39,27 @@ def test_a_newer_format_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0, 6, 200, 20_000, 100_000])
 def test_a_truncated_file_is_refused(tmp_path: Path, tiny_model: Path, kept: int) -> None:
-    """Wherever the copy stopped, it is an error with the file's name, not a crash."""
     path = tmp_path / "m.gguf"
     path.write_bytes(tiny_model.read_bytes()[:kept])
     assert str(path) in refusal(path)
 
 
 def test_noise_behind_a_good_header_is_refused(tmp_path: Path, tiny_model: Path) -> None:
-    """Metadata that is no metadata gives llama.cpp's own words."""
     path = tmp_path / "m.gguf"
     path.write_bytes(tiny_model.read_bytes()[:64] + b"\xff" * 5000)
     assert "llama.cpp cannot load it" in refusal(path)
 
 
-def test_a_refusal_token_that_is_none_is_refused(tiny_model: Path) -> None:
-    """Else a manifest's typing error would silently make every answer look confident."""
+def test_a_refusal_token_that_is_not_one_token_is_refused(tiny_model: Path) -> None:
+    """A typing error in a manifest would silently raise every confidence."""
     assert "'hello hello' is 2 tokens" in refusal(tiny_model, refuse_token="hello hello")
 
 
 def test_a_context_beyond_memory_is_refused(tiny_model: Path) -> None:
-    """Asked for more cells than this machine can have, the engine says so instead of trying."""
     assert "MB of KV cache" in refusal(tiny_model, kv_tokens=2**31 - 1)
 
 
-def test_what_is_loaded_is_told(tiny_model: Path) -> None:
-    """ModelInfo describes the file and the choices made."""
+def test_info_describes_the_model_and_its_limits(tiny_model: Path) -> None:
     rig = Rig(EngineOptions(model_path=str(tiny_model), threads=1, sequences=3))
     info = rig.engine.info
     rig.engine.close()
@@ -82,11 +75,11 @@ def test_what_is_loaded_is_told(tiny_model: Path) -> None:
 
 
 def test_an_engine_can_be_closed_and_another_one_started(tiny_model: Path) -> None:
-    """Closing gives everything back, also while answers are running; they end with an error."""
+    """Also while answers are running; they end with an error."""
     for _ in range(3):
         rig = Rig(EngineOptions(model_path=str(tiny_model), threads=1, sequences=2))
         jobs = [rig.start("hello", max_tokens=None, ignore_eos=True) for _ in range(4)]
-        rig.wait_for(lambda rig=rig, jobs=jobs: jobs[0] in rig.seen)  # type: ignore[misc]
+        rig.wait_for(lambda rig=rig, jobs=jobs: jobs[0] in rig.emissions)  # type: ignore[misc]
         rig.engine.close()
         assert {rig.answer(job).end.error or rig.answer(job).end.finish_reason for job in jobs} <= {
             "engine_unavailable",
@@ -95,11 +88,10 @@ def test_an_engine_can_be_closed_and_another_one_started(tiny_model: Path) -> No
 
 
 def test_a_model_without_a_chat_template_gets_a_plain_one(tmp_path: Path) -> None:
-    """Messages are written out as `role: content` lines."""
     path = write_tiny_gguf(tmp_path / "bare.gguf", template=None)
     rig = Rig(EngineOptions(model_path=str(path), threads=1))
     assert not rig.engine.info.has_chat_template
     written = Prompt(text="user: hello\nassistant:")
     assert rig.engine.count(chat("hello")) == rig.engine.count(written)
-    assert rig.ask(chat("hello")).end.error == ""
+    assert rig.run(chat("hello")).end.error == ""
     rig.engine.close()

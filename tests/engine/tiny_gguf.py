@@ -1,6 +1,6 @@
-"""A llama of random weights with a real byte-level BPE tokenizer: small, seeded, written by numpy and `gguf` alone.
+"""A small llama model of seeded random weights with a real byte-level BPE tokenizer, written with numpy and `gguf`.
 
-What it says is noise, but every path of the engine (tokenizer, KV cache, grammar, special tokens) is the real one.
+Its answers are noise, but every path of the engine (tokenizer, KV cache, grammar, special tokens) is the real one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEMPLATE = (
 
 
 def byte_letters() -> list[str]:
-    """GPT-2's printable letter of each byte (Radford et al. 2019, encoder.py `bytes_to_unicode`)."""
+    """Return GPT-2's printable letter of each byte (Radford et al. 2019, encoder.py `bytes_to_unicode`)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     letters, spare = [""] * 256, 256
     for byte in range(256):
@@ -41,7 +41,7 @@ def byte_letters() -> list[str]:
 
 
 def vocabulary(words: Iterable[str] = WORDS) -> tuple[list[str], list[str]]:
-    """(tokens, merges): each word, with and without a space before it, is one token."""
+    """Return (tokens, merges) in which each word, with and without a space before it, is one token."""
     letters = byte_letters()
     tokens, merges = [*CONTROL, *letters], []
     known = set(tokens)
@@ -71,7 +71,7 @@ def write_tiny_gguf(
     template: str | None = TEMPLATE,
     padding: int = 0,
 ) -> Path:
-    """Write the model; `padding` unused tokens make the vocabulary larger. float32 weights."""
+    """Write the model with float32 weights; `padding` adds unused tokens to the vocabulary."""
     tokens, merges = vocabulary(words)
     tokens += [f"<unused{i}>" for i in range(padding)]
     types = [TokenType.CONTROL if token in CONTROL else TokenType.NORMAL for token in tokens]

@@ -107,7 +107,7 @@ def user_prompt(text: str) -> Prompt:
 
 
 def constrained(rig: Rig, text: str, **fields: object) -> Answer:
-    return rig.ask(user_prompt(text), **{"max_tokens": ANSWER_TOKENS, "copy_source": text, **fields})
+    return rig.run(user_prompt(text), **{"max_tokens": ANSWER_TOKENS, "copy_source": text, **fields})
 
 
 def values(answer: Answer | str) -> list[str]:
@@ -134,8 +134,8 @@ def test_the_engine_answers_as_evaluation_does(rig: Rig) -> None:
 def test_arguments_are_words_of_the_copy_source(rig: Rig) -> None:
     """Whatever the prompt contains: here it names one time and the copy source another."""
     free, copied = (
-        rig.ask(user_prompt(ALARM), max_tokens=64),
-        rig.ask(user_prompt(ALARM), max_tokens=64, copy_source="at nine pm"),
+        rig.run(user_prompt(ALARM), max_tokens=64),
+        rig.run(user_prompt(ALARM), max_tokens=64, copy_source="at nine pm"),
     )
     assert any("six" in value for value in values(free))
     assert values(copied)
@@ -145,7 +145,7 @@ def test_arguments_are_words_of_the_copy_source(rig: Rig) -> None:
 @pytest.mark.parametrize("text", ODD)
 def test_any_copy_source_gives_a_call(rig: Rig, text: str) -> None:
     """Control characters, other scripts, pages of text."""
-    answer = rig.ask(user_prompt("play it"), copy_source=text, max_tokens=ANSWER_TOKENS, refusal="skip")
+    answer = rig.run(user_prompt("play it"), copy_source=text, max_tokens=ANSWER_TOKENS, refusal="skip")
     assert answer.end.error == ""
     assert answer.end.finish_reason == "stop"
     assert parse_call(answer.text) is not None, answer.text
@@ -186,15 +186,15 @@ def test_a_refusal_comes_first_or_not_at_all(rig: Rig) -> None:
 @pytest.mark.parametrize("text", [ALARM, QUESTION, *TEXTS[20:28]])
 def test_the_first_token_s_confidence_is_the_model_s_own(rig: Rig, text: str) -> None:
     """The calibrator was fitted on probabilities before any grammar."""
-    free, copied = rig.ask(user_prompt(text), max_tokens=1, **END), constrained(rig, text, max_tokens=1, **END)
+    free, copied = rig.run(user_prompt(text), max_tokens=1, **END), constrained(rig, text, max_tokens=1, **END)
     assert copied.confidences == free.confidences
     assert copied.confidences[0].tokens == 1
 
 
 def test_logprobs_are_the_model_s_own(rig: Rig) -> None:
     """Also of a token that it would not have chosen."""
-    free = rig.ask(user_prompt(ALARM), max_tokens=64, logprobs=0)
-    copied = rig.ask(user_prompt(ALARM), max_tokens=64, logprobs=0, copy_source="at nine pm")
+    free = rig.run(user_prompt(ALARM), max_tokens=64, logprobs=0)
+    copied = rig.run(user_prompt(ALARM), max_tokens=64, logprobs=0, copy_source="at nine pm")
     first = next(
         at for at, (a, b) in enumerate(zip(free.logprobs, copied.logprobs, strict=False)) if a.token != b.token
     )
@@ -213,28 +213,28 @@ def test_the_job_s_grammar_replaces_the_call_grammar(rig: Rig) -> None:
 def test_ignore_eos_disables_the_call_grammar(rig: Rig) -> None:
     """A call ends, and nothing could follow it."""
     answer = constrained(rig, ALARM, ignore_eos=True, max_tokens=80)
-    assert answer.text == rig.ask(user_prompt(ALARM), ignore_eos=True, max_tokens=80).text
+    assert answer.text == rig.run(user_prompt(ALARM), ignore_eos=True, max_tokens=80).text
 
 
 @pytest.mark.parametrize("cut", [1, 9, 20, -2])
 def test_a_continued_answer_completes_the_call(rig: Rig, cut: int) -> None:
     """Cut anywhere and continued, the two parts make one call of the same words."""
-    whole = rig.ask(user_prompt(ALARM), max_tokens=64, copy_source="at nine pm").text
+    whole = rig.run(user_prompt(ALARM), max_tokens=64, copy_source="at nine pm").text
     with GreedyModel(ASSISTANT.path, slots=1, context=64, threads=1) as model:
         prompt = PromptRenderer(model.chat_template).user(ALARM)
     continued = Prompt(text=prompt + whole[:cut], parse_special=True)
-    rest = rig.ask(continued, max_tokens=ANSWER_TOKENS, copy_source="at nine pm", answer_prefix=whole[:cut]).text
+    rest = rig.run(continued, max_tokens=ANSWER_TOKENS, copy_source="at nine pm", answer_prefix=whole[:cut]).text
     assert all(value in "at nine pm" for value in values(whole[:cut] + rest))
 
 
 def test_an_answer_prefix_that_is_no_call_continues_unconstrained(rig: Rig) -> None:
     """The prefix came from another model: the grammar cannot apply, and nothing fails."""
-    answer = rig.ask(Prompt(text="Well,"), max_tokens=4, copy_source=ALARM, answer_prefix="Well,")
+    answer = rig.run(Prompt(text="Well,"), max_tokens=4, copy_source=ALARM, answer_prefix="Well,")
     assert answer.end.error == ""
     assert answer.end.completion_tokens > 0
 
 
 def test_a_long_copy_source_allows_any_text_in_a_call(rig: Rig) -> None:
     assert call_grammar("x" * 100_000) == ANY_CALL
-    answer = rig.ask(user_prompt(ALARM), max_tokens=64, copy_source="x" * 100_000)
+    answer = rig.run(user_prompt(ALARM), max_tokens=64, copy_source="x" * 100_000)
     assert any("six" in value for value in values(answer))
