@@ -60,20 +60,17 @@ def test_little_memory_shortens_the_context_before_it_is_an_error() -> None:
 def test_a_configured_context_is_kept_or_refused() -> None:
     """Never reduced silently, unless the model's own context is shorter."""
     configured = options(context_tokens=4096, sequences=2)
-    assert (
-        plan_memory(
-            asked, trained_context=8192, kv_bytes_per_token=4096, weights_bytes=0, free=1000 * MB
-        ).context_tokens
-        == 4096
-    )
-    assert (
-        plan_memory(
-            asked, trained_context=2048, kv_bytes_per_token=4096, weights_bytes=0, free=1000 * MB
-        ).context_tokens
-        == 2048
-    )
+
+    def context(trained: int, free_mb: int) -> int:
+        plan = plan_memory(
+            configured, trained_context=trained, kv_bytes_per_token=4096, weights_bytes=0, free=free_mb * MB
+        )
+        return plan.context_tokens
+
+    assert context(trained=8192, free_mb=1000) == 4096
+    assert context(trained=2048, free_mb=1000) == 2048
     with pytest.raises(EngineUnavailable, match=r"4096 tokens needs 16 MB.*10 MB"):
-        plan_memory(configured, trained_context=8192, kv_bytes_per_token=4096, weights_bytes=0, free=10 * MB)
+        context(trained=8192, free_mb=10)
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:

@@ -158,7 +158,7 @@ def test_a_single_answer_without_cells_is_out_of_memory(make_rig: MakeRig) -> No
 
 
 def test_a_broken_context_ends_every_job(tiny_options: EngineOptions) -> None:
-    """And calls on_failure once."""
+    """And `on_failure` is called once."""
     failures: list[Exception] = []
     rig = Rig(tiny_options, failures.append)
     jobs = rig.between_steps(lambda: [rig.start(f"hello {i}", max_tokens=100, ignore_eos=True) for i in range(6)])
