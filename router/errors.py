@@ -12,7 +12,7 @@ Phase = Literal["connect", "send", "first_token", "stream"]
 
 
 class CausewayError(Exception):
-    """The base of all errors that a client can see.
+    """An internal fault; the base of all errors that a client can see.
 
     Args:
         message: for people: what is wrong, where, what to do.

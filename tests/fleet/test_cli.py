@@ -70,7 +70,7 @@ def test_lint_gives_programs_one_json_object(folder: Path) -> None:
     assert report["problems"] == [
         {
             "file": str(folder / "default.yaml"),
-            "line": 10,
+            "line": 11,
             "column": 9,
             "key": "targets.small.at",
             "severity": "error",
@@ -130,7 +130,7 @@ def test_test_shows_what_was_expected_and_what_was_found(folder: Path) -> None:
     spoil(folder, "request.prompt_tokens < 48", "request.prompt_tokens < 4")
     result = run("test", folder)
     assert result.exit_code == 1
-    name = "FAIL a short ask starts on the device and may be handed off"
+    name = "FAIL a short prompt starts on the device and may be handed off"
     assert f"{folder / 'cases' / 'default.yaml'}:3:5: {name}" in result.output
     assert "      - expected  [small, large, small]" in result.output
     assert "      + found     [large, small]" in result.output

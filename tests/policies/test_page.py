@@ -1,0 +1,21 @@
+"""policies/README.md names what a policy's author can meet: reasons, keys of cases, functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from router.checks.cases import CaseRequest, CaseSnapshot, Expect
+from router.policy.cel_source import FUNCTIONS, METHODS
+from router.types import ReasonCode
+
+PAGE = (Path(__file__).parents[2] / "policies" / "README.md").read_text(encoding="utf-8")
+KEYS = [field.name for struct in (CaseRequest, CaseSnapshot, Expect) for field in msgspec.structs.fields(struct)]
+
+
+@pytest.mark.parametrize("word", sorted({*get_args(ReasonCode), *KEYS, *FUNCTIONS, *METHODS}))
+def test_the_page_names_it(word: str) -> None:
+    assert f"`{word}`" in PAGE
