@@ -26,6 +26,12 @@ from .options import (
 MINILM = DataSource(
     "all-MiniLM-L6-v2", "Apache-2.0", "sentence-transformers/all-MiniLM-L6-v2 (Reimers and Gurevych 2019): the teacher"
 )
+# For the calibrator's card: `evaluate-routing --to` writes routing.md beside it.
+ROUTING_LINK = (
+    "## Routing",
+    "",
+    "Exact match retained, by the share of requests on the device: [routing.md](routing.md).",
+)
 _QUESTION_CHARACTERS = 600  # long questions are cut to this length, as in training
 
 _run = click.option(
@@ -166,9 +172,7 @@ def train_quality(
         metrics=calibration_metrics.metrics(),
         seed=seed,
     )
-    # `evaluate-routing --to` writes routing.md beside the card.
-    link = ("## Routing", "", "Exact match retained, by the share of requests on the device: [routing.md](routing.md).")
-    _print_metrics(publish_signal(parameters, "calibrator", to, metadata, judged=judged, appendix=link))
+    _print_metrics(publish_signal(parameters, "calibrator", to, metadata, judged=judged, appendix=ROUTING_LINK))
 
 
 @click.command("train-scope")

@@ -146,7 +146,7 @@ def publish_assistant(
         answer_tokens=ANSWER_TOKENS,
         answers="calls",
     )
-    write_card(artifact, card(artifact.manifest, reports))
+    write_card(artifact)
     return artifact
 
 
@@ -190,13 +190,13 @@ def publish_signal(
     partial.replace(folder / manifest.file)
     artifact = save_manifest(manifest, folder)
     verify_artifact(artifact)
-    text = card(manifest, ())
-    write_card(artifact, text + ("\n" + "\n".join(appendix) + "\n" if appendix else ""))
+    write_card(artifact, appendix)
     return artifact
 
 
-def write_card(artifact: Artifact, text: str) -> None:
-    (artifact.folder / "README.md").write_text(text, encoding="utf-8")
+def write_card(artifact: Artifact, appendix: Sequence[str] = ()) -> None:
+    """Write the model card beside the weights, from the manifest alone. `appendix`: lines of Markdown at its end."""
+    (artifact.folder / "README.md").write_text(card(artifact.manifest, appendix), encoding="utf-8")
 
 
 def _hash(text: str) -> str:

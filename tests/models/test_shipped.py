@@ -10,7 +10,9 @@ import pytest
 from models.catalog.artifact import SHIPPED, Artifact, find_artifact, list_artifacts, verify_artifact
 from models.catalog.gguf import read_gguf
 from models.chat.template import PromptRenderer
+from models.cli.signals import ROUTING_LINK
 from models.function_calls.call import parse_call
+from models.publish.card import card
 from models.signals.quality import QualityEstimator
 
 llama_cpp = pytest.importorskip("llama_cpp")
@@ -39,6 +41,13 @@ def test_manifest_and_card_agree_with_the_weights(artifact: Artifact) -> None:
     assert hashlib.sha256(gguf.chat_template.encode()).hexdigest() == manifest.chat_template_sha256
     assert manifest.data
     assert manifest.name in (artifact.folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("artifact", list_artifacts(), ids=lambda artifact: artifact.name)
+def test_cards_are_generated_from_the_manifests(artifact: Artifact) -> None:
+    """The calibrator's card ends with a link to the routing figures."""
+    written = (artifact.folder / "README.md").read_text(encoding="utf-8")
+    assert written in (card(artifact.manifest), card(artifact.manifest, ROUTING_LINK))
 
 
 def test_only_the_device_model_refuses() -> None:
