@@ -1,8 +1,8 @@
 """Sentence encoder: text -> a unit vector, in one ONNX graph over token ids, with the word pieces in its metadata.
 
 Two kinds of file have the same interface. The shipped one is a static table (Tulkens and van Dongen 2024, Model2Vec):
-the mean of its tokens' rows, int8, tens of microseconds. A transformer (all-MiniLM-L6-v2, made by `causeway-models
-convert-bert`) takes milliseconds, for a box that can afford it.
+the mean of its tokens' rows, int8, tens of microseconds. A transformer (all-MiniLM-L6-v2, converted by
+`causeway-models convert-bert`) takes milliseconds, for a box that can afford it.
 
 Metadata keys: `causeway.pieces` (word pieces, one per line) and `causeway.around` (ids that a transformer needs before
 and after the text).

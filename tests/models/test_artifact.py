@@ -1,4 +1,4 @@
-"""Artifacts: manifests, finding them by name, and noticing altered weights."""
+"""Artifacts: manifests, finding them by name, and detecting altered weights."""
 
 from __future__ import annotations
 
@@ -44,14 +44,12 @@ def make(root: Path, name: str = "tiny", weights: bytes = b"GGUF weights") -> Ar
 
 
 def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    """What is saved is loaded again, field for field."""
     saved = make(tmp_path)
     assert load_artifact(tmp_path / "tiny") == saved
     verify_artifact(saved)
 
 
-def test_one_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    """Weights of the right size with one bit changed do not verify."""
+def test_one_flipped_bit_fails_verification(tmp_path: Path) -> None:
     artifact = make(tmp_path)
     raw = bytearray(artifact.path.read_bytes())
     raw[5] ^= 1
@@ -60,8 +58,7 @@ def test_one_flipped_bit_is_noticed(tmp_path: Path) -> None:
         verify_artifact(artifact)
 
 
-def test_truncated_and_missing_weights_are_told_apart(tmp_path: Path) -> None:
-    """A short file names both sizes, an absent one is not found."""
+def test_truncated_and_missing_weights_are_different_errors(tmp_path: Path) -> None:
     artifact = make(tmp_path)
     artifact.path.write_bytes(b"GGUF")
     with pytest.raises(ArtifactCorrupt, match="4 bytes, the manifest says 12"):
@@ -73,8 +70,7 @@ def test_truncated_and_missing_weights_are_told_apart(tmp_path: Path) -> None:
         find_artifact("tiny", (tmp_path,))
 
 
-def test_an_unknown_name_is_told_with_what_there_is(tmp_path: Path) -> None:
-    """The error lists the names and the folders that were searched."""
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
     make(tmp_path, "mine")
     with pytest.raises(ArtifactNotFound, match="no model named 'yours'") as error:
         find_artifact("yours", (tmp_path,))
@@ -83,7 +79,6 @@ def test_an_unknown_name_is_told_with_what_there_is(tmp_path: Path) -> None:
 
 
 def test_an_owners_model_hides_a_shipped_one_of_the_same_name(tmp_path: Path) -> None:
-    """Extra folders come first, and each name is listed once."""
     mine = make(tmp_path, "assistant")
     assert find_artifact("assistant", (tmp_path,)) == mine
     names = [artifact.name for artifact in list_artifacts((tmp_path,))]
@@ -91,23 +86,22 @@ def test_an_owners_model_hides_a_shipped_one_of_the_same_name(tmp_path: Path) ->
 
 
 def test_a_folder_that_does_not_exist_holds_nothing(tmp_path: Path) -> None:
-    """A missing extra folder is no error: an owner may have added no model yet."""
+    """An owner may have added no model yet."""
     assert list_artifacts((tmp_path / "none",)) == list_artifacts()
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         ({"file": "../../etc/passwd"}, "same folder"),
         ({"surprise": 1}, "unknown field"),
         ({"size_bytes": "many"}, "size_bytes"),
     ],
 )
-def test_a_bad_manifest_is_refused_with_its_path(tmp_path: Path, change: dict[str, object], complaint: str) -> None:
-    """Paths that leave the folder, unknown keys and wrong types are errors that name the file."""
+def test_a_bad_manifest_is_refused_with_its_path(tmp_path: Path, change: dict[str, object], message: str) -> None:
     artifact = make(tmp_path)
     content = msgspec.json.decode((artifact.folder / "manifest.json").read_bytes()) | change
     (artifact.folder / "manifest.json").write_bytes(msgspec.json.encode(content))
-    with pytest.raises(ArtifactError, match=complaint) as error:
+    with pytest.raises(ArtifactError, match=message) as error:
         load_artifact(artifact.folder)
     assert "manifest.json" in str(error.value)

@@ -1,4 +1,4 @@
-"""Calls as JSON, where slots stand in a text, and scoring."""
+"""Calls as JSON, slots located in a text, and scoring."""
 
 from __future__ import annotations
 
@@ -16,27 +16,24 @@ ALARM = Row(
 
 
 def test_the_expected_call_has_its_arguments_in_text_order() -> None:
-    """Slots are labelled in any order, the answer follows the text."""
     assert expected_call(ALARM) == FunctionCall("alarm_set", {"time": "six am", "date": "monday"})
     assert list(expected_call(ALARM).arguments) == ["time", "date"]
 
 
 def test_an_argument_that_occurs_twice_is_a_list() -> None:
-    """Two values of one slot keep their order."""
     row = Row(
         text="add milk and eggs", intent="lists_createoradd", slots=(("item", "milk"), ("item", "eggs")), source="hwu64"
     )
     assert expected_call(row).arguments == {"item": ["milk", "eggs"]}
 
 
-def test_snips_names_become_readable() -> None:
-    """Camel case turns into the catalogue's own names."""
+def test_snips_names_become_snake_case() -> None:
     row = Row(text="weather for May", intent="GetWeather", slots=(("timeRange", "May"),), source="snips2017")
     assert expected_call(row) == FunctionCall("weather_get", {"time_range": "May"})
 
 
 def test_values_are_found_on_word_boundaries_and_never_twice() -> None:
-    """`to` is the word, not the start of `today`; two equal values take two places."""
+    """`to` is the word, not the start of `today`; equal values take different places."""
     row = Row(text="today take one to one", intent="x", slots=(("a", "to"), ("b", "one"), ("c", "one")))
     assert slot_spans(row) == ((11, 14, "b"), (15, 17, "a"), (18, 21, "c"))
     assert slot_spans(Row(text="nothing here", intent="x", slots=(("a", "else"),))) is None
@@ -58,28 +55,27 @@ def test_values_are_found_on_word_boundaries_and_never_twice() -> None:
     ],
 )
 def test_scores(answer: str, valid: bool, intent: bool, exact: bool) -> None:
-    """Exact means intent and every argument, spelt the same, in any order."""
+    """Exact means the function and every argument, spelt the same, in any order."""
     result = score_answer(answer, ALARM)
     assert (result.valid, result.intent, result.exact) == (valid, intent, exact)
 
 
 def test_a_merged_clinc_intent_accepts_each_of_its_functions() -> None:
-    """CLINC150 has no slots: its rows are exact when the function is one of the right ones, whatever its arguments."""
+    """CLINC150 has no slots: arguments do not count."""
     row = Row(text="is it raining", intent="weather", source="clinc150")
     assert score_answer('{"name":"weather_get","arguments":{"city":"Oslo"}}', row).exact
     assert score_answer('{"name":"weather_query","arguments":{}}', row).exact
     assert not score_answer('{"name":"alarm_set","arguments":{}}', row).intent
 
 
-def test_parse_gives_none_for_what_is_no_call() -> None:
-    """A list of numbers as an argument is not a call of ours."""
+def test_parse_call_returns_none_for_anything_else() -> None:
     assert parse_call('{"name":"x","arguments":{"a":["b","c"]}}') == FunctionCall("x", {"a": ["b", "c"]})
     assert parse_call('{"name":"x","arguments":{"a":[1]}}') is None
     assert parse_call("[]") is None
 
 
 def test_the_split_follows_the_text_alone() -> None:
-    """Doubles in other casing fall on the same side, about a tenth is held back, another seed gives another split."""
+    """Duplicates in other casing stay together; about a tenth is held out; another seed gives another split."""
     texts = [f"set the light to {n}" for n in range(2000)]
     held = [text for text in texts if is_held_out(text)]
     assert 140 < len(held) < 260

@@ -1,4 +1,4 @@
-"""The shipped catalogue and the schemas made from it."""
+"""The shipped function catalogue and the schemas made from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ ROWS = (
 
 
 def test_the_shipped_catalogue_covers_all_four_sources() -> None:
-    """Names are unique and readable, refusals are in it, and the device's part is a part."""
     catalog = load_catalog()
     names = [function.name for function in catalog]
     assert names == sorted(set(names))
@@ -34,17 +33,16 @@ def test_the_shipped_catalogue_covers_all_four_sources() -> None:
 
 
 def test_a_catalogue_is_made_from_rows_and_reads_back(tmp_path: Path) -> None:
-    """Merged intents add no function of their own, arguments are renamed, and the file round-trips."""
-    made = catalog_of(ROWS)
-    by_name = {function.name: function for function in made}
+    """Merged intents add no function of their own; arguments are renamed."""
+    catalog = catalog_of(ROWS)
+    by_name = {function.name: function for function in catalog}
     assert set(by_name) == {"alarm_set", "weather_get", "flip_coin", "bank_card_arrival", OUT_OF_SCOPE}
     assert by_name["weather_get"] == FunctionSpec("weather_get", "snips2017", True, ("time_range",))
-    save_catalog(made, tmp_path / "c.json")
-    assert load_catalog(tmp_path / "c.json") == made
+    save_catalog(catalog, tmp_path / "c.json")
+    assert load_catalog(tmp_path / "c.json") == catalog
 
 
-def test_a_schema_takes_what_the_models_answer() -> None:
-    """Every argument of an expected call is a property of its function's schema, in OpenAI's shape."""
+def test_a_schema_accepts_the_expected_calls() -> None:
     by_name = {function.name: function for function in load_catalog()}
     for row in ROWS[:2]:
         call = expected_call(row)
@@ -55,7 +53,6 @@ def test_a_schema_takes_what_the_models_answer() -> None:
 
 
 def test_a_missing_or_bad_catalogue_is_an_error(tmp_path: Path) -> None:
-    """The error names the file."""
     with pytest.raises(ArtifactError, match="gone"):
         load_catalog(tmp_path / "gone.json")
     (tmp_path / "bad.json").write_text('[{"name": 1}]')

@@ -1,4 +1,4 @@
-"""Reading GGUF files, taking in models that an owner brings, memory estimates, quantisation."""
+"""Reading GGUF files, adding an owner's models, memory estimates, quantisation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(file: Path, root: Path, name: str | None = None, device: Device = ROOMY,
 
 
 def test_an_owners_gguf_becomes_usable_by_name(tmp_path: Path) -> None:
-    """It is copied, described from its own metadata and verified; the original stays where it was."""
+    """It is copied, described from its metadata and verified; the original stays."""
     mine = tmp_path / "My Model.Q4_0.gguf"
     mine.write_bytes(SHIPPED.read_bytes())
     added = add(mine, tmp_path / "models")
@@ -36,7 +36,6 @@ def test_an_owners_gguf_becomes_usable_by_name(tmp_path: Path) -> None:
 
 
 def test_a_truncated_gguf_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    """Half a file is told apart from a whole one before anything is copied."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(SHIPPED.read_bytes()[:5000])
     with pytest.raises(ArtifactError, match=r"broken\.gguf"):
@@ -48,7 +47,6 @@ def test_a_truncated_gguf_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     ("name", "content"), [("x.gguf", b"PK\x03\x04 a zip"), ("x.pt", b"\x80\x04 pickle"), ("x.onnx", b"junk")]
 )
 def test_other_files_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
-    """Neither an archive, nor a pickle, nor a broken ONNX file is taken in."""
     pytest.importorskip("onnxruntime")
     file = tmp_path / name
     file.write_bytes(content)
@@ -59,19 +57,17 @@ def test_other_files_are_refused(tmp_path: Path, name: str, content: bytes) -> N
 
 @pytest.mark.parametrize("name", ["../up", "A B", "", "x" * 65, "/etc"])
 def test_names_that_cannot_be_policy_names_are_refused(tmp_path: Path, name: str) -> None:
-    """A name is no path."""
     with pytest.raises(ArtifactError, match="not a valid model name"):
         add(SHIPPED, tmp_path, name=name or "-")
 
 
 def test_a_taken_name_is_refused(tmp_path: Path) -> None:
-    """A shipped name cannot be hidden by accident."""
     with pytest.raises(ArtifactError, match="a model named 'assistant' exists already"):
         add(SHIPPED, tmp_path, name="assistant")
 
 
 def test_a_model_that_does_not_fit_needs_force(tmp_path: Path) -> None:
-    """The error names both sizes; forced, it is added with a note."""
+    """The error names both sizes; with force it is added with a note."""
     tight = Device("tight", 2**20)
     with pytest.raises(ArtifactError, match=r"tight has 1 MiB|tight has 0 MiB"):
         add(SHIPPED, tmp_path, name="mine", device=tight)
@@ -80,7 +76,7 @@ def test_a_model_that_does_not_fit_needs_force(tmp_path: Path) -> None:
 
 
 def test_memory_grows_with_context_and_batch() -> None:
-    """The cache is layers · heads · (key + value width) · two bytes a token: exact for the shipped model."""
+    """layers · heads · (key + value width) · 2 bytes per token: exact for the shipped model."""
     model = read_gguf(SHIPPED)
     one = estimate_memory(model, context=1024, batch=1)
     four = estimate_memory(model, context=1024, batch=4)
@@ -102,15 +98,15 @@ with GreedyModel(Path(sys.argv[1]), slots=8, context=16384, threads=1) as model:
 """
 
 
-def test_the_estimate_is_near_what_a_process_really_takes() -> None:
-    """Resident memory of a process with eight sequences of 2048 tokens: at most the estimate, at least half of it."""
-    ran = subprocess.run([sys.executable, "-c", MEASURE, str(SHIPPED)], capture_output=True, text=True, check=True)
+def test_the_estimate_is_near_a_process_s_resident_memory() -> None:
+    """Eight sequences of 2048 tokens: at most 10 % above the estimate, at least half of it."""
+    result = subprocess.run([sys.executable, "-c", MEASURE, str(SHIPPED)], capture_output=True, text=True, check=True)
     need = estimate_memory(read_gguf(SHIPPED), context=2048, batch=8).total_bytes
-    assert 0.5 * need < int(ran.stdout) < 1.1 * need
+    assert 0.5 * need < int(result.stdout) < 1.1 * need
 
 
 def test_quantising_to_an_unknown_kind_or_from_junk_is_an_error(tmp_path: Path) -> None:
-    """The kinds are listed; a file that is no GGUF leaves no output that looks like one."""
+    """No output is left that looks like a GGUF."""
     with pytest.raises(ArtifactError, match="Q4_0"):
         quantize(SHIPPED, tmp_path / "out.gguf", "Q3_X")
     junk = tmp_path / "junk.gguf"

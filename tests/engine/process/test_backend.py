@@ -240,9 +240,9 @@ async def test_the_engine_s_refusals_are_the_caller_s_errors(
 async def test_embeddings_come_in_the_order_of_their_texts(backend: EngineBackend) -> None:
     """A number of dimensions other than the model's is refused."""
     request = Request(kind="embedding", model="small", prompts=("hello", "world", "hello"))
-    made = await backend.embed(call(request))
-    assert made.vectors[0] == made.vectors[2] != made.vectors[1]
-    assert made.usage.prompt_tokens == await backend.count(request)
+    embeddings = await backend.embed(call(request))
+    assert embeddings.vectors[0] == embeddings.vectors[2] != embeddings.vectors[1]
+    assert embeddings.usage.prompt_tokens == await backend.count(request)
     with pytest.raises(UnsupportedFeature, match="64 dimensions"):
         await backend.embed(call(Request(kind="embedding", model="small", prompts=("a",), dimensions=7)))
 

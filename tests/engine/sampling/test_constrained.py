@@ -35,14 +35,14 @@ def test_a_schema_s_answers_are_valid(rig: Rig, seed: int) -> None:
     """Sampled from a model of random weights."""
     answer = rig.run("hello", json_schema=COMMAND, sampling=Sampling(seed=seed), max_tokens=300)
     assert answer.end.finish_reason == "stop"
-    made = json.loads(answer.text)
-    assert made["name"] in ("light_on", "light_off")
-    assert 0 <= made["level"] <= 10
-    assert len(made["room"]) <= 8
-    assert 1 <= len(made["tags"]) <= 3
-    assert all(isinstance(tag, bool) for tag in made["tags"])
-    assert made["note"] is None or len(made["note"]) <= 5
-    assert isinstance(made["where"]["x"], (int, float))
+    value = json.loads(answer.text)
+    assert value["name"] in ("light_on", "light_off")
+    assert 0 <= value["level"] <= 10
+    assert len(value["room"]) <= 8
+    assert 1 <= len(value["tags"]) <= 3
+    assert all(isinstance(tag, bool) for tag in value["tags"])
+    assert value["note"] is None or len(value["note"]) <= 5
+    assert isinstance(value["where"]["x"], (int, float))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -56,8 +56,8 @@ def test_any_object_is_an_object(rig: Rig, seed: int) -> None:
 
 def test_greedy_answers_obey_a_schema(rig: Rig) -> None:
     schema = '{"type":"object","properties":{"a":{"type":"boolean"}},"required":["a"],"additionalProperties":false}'
-    made = json.loads(rig.run("hello", json_schema=schema, max_tokens=40).text)
-    assert isinstance(made["a"], bool)
+    value = json.loads(rig.run("hello", json_schema=schema, max_tokens=40).text)
+    assert isinstance(value["a"], bool)
 
 
 def test_control_tokens_do_not_fill_a_grammar_s_text(rig: Rig) -> None:

@@ -9,7 +9,7 @@ from router.errors import InvalidGrammar
 
 
 @pytest.mark.parametrize(
-    ("schema", "place"),
+    ("schema", "message"),
     [
         ("nonsense", "not JSON"),
         ("[]", "not an object"),
@@ -31,10 +31,10 @@ from router.errors import InvalidGrammar
         ('{"description":"' + "x" * 70_000 + '"}', "characters"),
     ],
 )
-def test_an_unsupported_schema_is_refused_with_its_path(schema: str, place: str) -> None:
+def test_an_unsupported_schema_is_refused_with_its_path(schema: str, message: str) -> None:
     with pytest.raises(InvalidGrammar) as caught:
         schema_to_gbnf(schema)
-    assert place in caught.value.message
+    assert message in caught.value.message
     assert (caught.value.status, caught.value.code) == (400, "invalid_schema")
 
 

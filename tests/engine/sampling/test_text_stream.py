@@ -11,8 +11,8 @@ from models.llama_cpp.sampling.text_stream import TextStream
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
-    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[a:b] for a, b in pairwise(places)]
+    bounds = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[a:b] for a, b in pairwise(bounds)]
 
 
 def run(stream: TextStream, parts: list[bytes]) -> list[str]:

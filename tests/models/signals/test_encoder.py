@@ -1,4 +1,4 @@
-"""The sentence encoder: word pieces, one graph, MiniLM as ONNX against its own mathematics, and the distillation."""
+"""The sentence encoder: word pieces, MiniLM as ONNX compared with a reference, and the distillation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PIECES += [
     "who",
     "was",
 ]
-WIDTH, HEADS, LAYERS, PLACES = 16, 2, 2, 300
+WIDTH, HEADS, LAYERS, POSITIONS = 16, 2, 2, 300
 TEXTS = [
     f"{what} {way} the {where}" for what in ("turn", "wake me") for way in ("on", "off", "up") for where in PIECES[8:12]
 ]
@@ -72,9 +72,9 @@ def weights(seed: int = 1) -> dict[str, Reals]:
     def some(*shape: int) -> Reals:
         return (draw.standard_normal(shape) * 0.4).astype(np.float32)
 
-    made = {
+    tensors = {
         "embeddings.word_embeddings.weight": some(len(PIECES), WIDTH),
-        "embeddings.position_embeddings.weight": some(PLACES, WIDTH),
+        "embeddings.position_embeddings.weight": some(POSITIONS, WIDTH),
         "embeddings.token_type_embeddings.weight": some(2, WIDTH),
     }
     norms = ["embeddings"]
@@ -84,19 +84,19 @@ def weights(seed: int = 1) -> dict[str, Reals]:
         sizes |= {f"{at}attention.output.dense": (WIDTH, WIDTH), f"{at}intermediate.dense": (4 * WIDTH, WIDTH)}
         sizes |= {f"{at}output.dense": (WIDTH, 4 * WIDTH)}
         for name, size in sizes.items():
-            made |= {f"{name}.weight": some(*size), f"{name}.bias": some(size[0])}
+            tensors |= {f"{name}.weight": some(*size), f"{name}.bias": some(size[0])}
         norms += [f"{at}attention.output", f"{at}output"]
     for name in norms:
-        made |= {f"{name}.LayerNorm.weight": 1 + some(WIDTH), f"{name}.LayerNorm.bias": some(WIDTH)}
-    return made
+        tensors |= {f"{name}.LayerNorm.weight": 1 + some(WIDTH), f"{name}.LayerNorm.bias": some(WIDTH)}
+    return tensors
 
 
 def save(folder: Path, tensors: dict[str, Reals]) -> None:
     """As a published sentence encoder: safetensors, sizes, word pieces."""
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, value in tensors.items():
-        place = [len(data), len(data) + value.nbytes]
-        header[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": place}  # type: ignore[dict-item]
+        offsets = [len(data), len(data) + value.nbytes]
+        header[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": offsets}  # type: ignore[dict-item]
         data += value.tobytes()
     encoded = json.dumps(header).encode()
     folder.mkdir(exist_ok=True)
@@ -141,8 +141,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_words_are_cut_as_bert_cuts_them() -> None:
-    """Lower case, no accents, punctuation apart, the longest piece first, and one unknown for what cannot be cut."""
+def test_words_are_split_as_bert_splits_them() -> None:
     pieces = WordPieces(PIECES)
 
     def cut(text: str) -> list[str]:
@@ -159,10 +158,8 @@ def test_words_are_cut_as_bert_cuts_them() -> None:
 
 
 @pytest.mark.parametrize(("int8", "close"), [(False, 0.9999), (True, 0.98)])
-def test_a_transformer_says_in_onnx_what_its_weights_say(
-    published: Path, tmp_path: Path, int8: bool, close: float
-) -> None:
-    """The graph agrees with the formulas, in int8 nearly; its start and end marks are put around by itself."""
+def test_the_onnx_graph_agrees_with_the_reference(published: Path, tmp_path: Path, int8: bool, close: float) -> None:
+    """In int8 nearly; the graph adds the start and end tokens itself."""
     target = tmp_path / "bert.onnx"
     convert(published, target, int8=int8)
     encoder = SentenceEncoder(target)
@@ -175,27 +172,25 @@ def test_a_transformer_says_in_onnx_what_its_weights_say(
         assert float(found @ wanted) > close, text
 
 
-def test_a_table_learns_what_its_teacher_says(published: Path, tmp_path: Path) -> None:
-    """The regression brings the table nearer to the teacher on texts that it did not see; rounding takes little away;
-    a second run asks the teacher nothing.
-    """
+def test_a_table_learns_from_its_teacher(published: Path, tmp_path: Path) -> None:
+    """On held-out texts; a second run does not call the teacher."""
     convert(published, tmp_path / "bert.onnx")
-    said: list[str] = []
+    output: list[str] = []
     teacher = SentenceEncoder(tmp_path / "bert.onnx")
     run, target = tmp_path / "run", tmp_path / "table.onnx"
     held = ["turn the radio off please", "who was up at noon", "play it on the light"]
 
-    def go() -> tuple[float, float, float]:
-        fit = distill(teacher, TEXTS, held, run, target, epochs=60, rate=0.02, dimensions=8, say=said.append)
+    def run_distillation() -> tuple[float, float, float]:
+        fit = distill(teacher, TEXTS, held, run, target, epochs=60, rate=0.02, dimensions=8, say=output.append)
         return fit.before, fit.after, fit.quantised
 
-    before, after, rounded = go()
+    before, after, rounded = run_distillation()
     assert after > before
     assert rounded == pytest.approx(after, abs=0.02)
-    assert any("the teacher has read" in line for line in said)
-    said.clear()
-    assert go() == (before, after, rounded)
-    assert not any("the teacher has read" in line for line in said)
+    assert any("the teacher has read" in line for line in output)
+    output.clear()
+    assert run_distillation() == (before, after, rounded)
+    assert not any("the teacher has read" in line for line in output)
     table = SentenceEncoder(target)
     assert table.pieces.listed == tuple(PIECES)
     assert table("turn on the lights").shape == (8,)
@@ -203,7 +198,6 @@ def test_a_table_learns_what_its_teacher_says(published: Path, tmp_path: Path) -
 
 
 def test_an_encoder_is_made_by_two_commands(published: Path, tmp_path: Path) -> None:
-    """convert-bert, then train-encoder: an artifact that is found by its kind, and verifies."""
     data = tmp_path / "data"
     (data / "intents").mkdir(parents=True)
     lines = [json.dumps({"text": text, "intent": "x"}) for text in TEXTS]
@@ -216,17 +210,17 @@ def test_an_encoder_is_made_by_two_commands(published: Path, tmp_path: Path) -> 
     for command in commands:
         result = CliRunner().invoke(main, [str(word) for word in command], catch_exceptions=False)
         assert result.exit_code == 0, result.output
-    made = load_artifact(tmp_path / "m" / "encoder")
-    verify_artifact(made)
-    assert find_signal("embedding", None, (tmp_path / "m",)) == made
-    assert "all-MiniLM-L6-v2" in (made.folder / "README.md").read_text()
+    artifact = load_artifact(tmp_path / "m" / "encoder")
+    verify_artifact(artifact)
+    assert find_signal("embedding", None, (tmp_path / "m",)) == artifact
+    assert "all-MiniLM-L6-v2" in (artifact.folder / "README.md").read_text()
 
 
-def test_a_transformer_that_is_added_goes_before_the_table_that_ships(published: Path, tmp_path: Path) -> None:
-    """One file holds graph and word pieces, so `add` is all it takes; the scope that ships keeps to its own encoder."""
+def test_an_added_transformer_precedes_the_shipped_table(published: Path, tmp_path: Path) -> None:
+    """The shipped scope estimator keeps its own encoder."""
     convert(published, tmp_path / "large-encoder.onnx", int8=True)
-    told = ["add", str(tmp_path / "large-encoder.onnx"), "--to", str(tmp_path / "mine")]
-    result = CliRunner().invoke(main, told, catch_exceptions=False)
+    command = ["add", str(tmp_path / "large-encoder.onnx"), "--to", str(tmp_path / "mine")]
+    result = CliRunner().invoke(main, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     found = find_signal("embedding", None, (tmp_path / "mine",))
     assert found.name == "large-encoder"
@@ -236,8 +230,8 @@ def test_a_transformer_that_is_added_goes_before_the_table_that_ships(published:
         find_judged_artifact(found, (tmp_path / "mine",))
 
 
-def test_what_is_no_encoder_is_refused(published: Path, tmp_path: Path) -> None:
-    """Another graph, a folder without a model, and one whose weights lack a layer."""
+def test_other_files_are_refused(published: Path, tmp_path: Path) -> None:
+    """Another graph, a folder without a model, and weights that lack a layer."""
     other = tmp_path / "other.onnx"
     ports = [Port("x", FLOAT, [1])], [Port("y", FLOAT, [1])]
     write_onnx(other, "other", [Node("Neg", ["x"], ["y"])], inputs=ports[0], outputs=ports[1], constants={})
@@ -251,8 +245,7 @@ def test_what_is_no_encoder_is_refused(published: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "never.onnx").exists()
 
 
-def test_a_graph_written_here_passes_the_official_check(published: Path, tmp_path: Path) -> None:
-    """The onnx package has nothing to complain of."""
+def test_our_graphs_pass_the_onnx_checker(published: Path, tmp_path: Path) -> None:
     need_training_packages()
     import onnx
 
@@ -265,8 +258,7 @@ def test_a_graph_written_here_passes_the_official_check(published: Path, tmp_pat
     onnx.checker.check_model(str(tmp_path / "bert.onnx"), full_check=True)
 
 
-def test_the_encoder_that_ships_knows_what_is_alike() -> None:
-    """It is small, it verifies, and it puts a paraphrase nearer than another subject."""
+def test_the_shipped_encoder_ranks_a_paraphrase_first() -> None:
     shipped = find_signal("embedding")
     verify_artifact(shipped)
     assert shipped.manifest.size_bytes < 10 * 2**20

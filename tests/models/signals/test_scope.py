@@ -1,4 +1,4 @@
-"""Out of scope: what a few taught intents do not cover, from the prompt alone and with a model's confidence."""
+"""Out-of-scope detection: from the prompt alone, and with a model's confidence."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ WORDS = sorted({word for row in (*INSIDE, *OUTSIDE) for word in row.text.split()
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> SentenceEncoder:
-    """A table of random rows, one a word: like words, like vectors, and nothing more."""
+    """A table of random rows, one per word."""
     path = tmp_path_factory.mktemp("encoder") / "table.onnx"
     rows = np.random.default_rng(1).standard_normal((len(WORDS) + 1, 32)).astype(np.float32)
     write_table(rows, ["[UNK]", *WORDS], path)
     return SentenceEncoder(path)
 
 
-def ask(texts: Sequence[str]) -> list[Confidence]:
-    """A model that is unsure of exactly what is out of scope."""
+def confidences(texts: Sequence[str]) -> list[Confidence]:
+    """Return the confidences of a model that is unsure of exactly the texts that are out of scope."""
     return [Confidence(1, 0.2 if text in ODD else 0.9, -0.5, 0.5, 1.0, 0.7 if text in ODD else 0.1) for text in texts]
 
 
 def test_it_learns_which_texts_no_intent_fits(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    """Taught on some rows it tells the others apart, names their intents, and a model's doubt makes it surer."""
+    """The model's confidence improves it."""
     taught, held = [*INSIDE[::2], *OUTSIDE[::2]], [*INSIDE[1::2], *OUTSIDE[1::2]]
-    fit = train_scope(taught, held, encoder, ask, tmp_path / "s.onnx", epochs=30)
+    fit = train_scope(taught, held, encoder, confidences, tmp_path / "s.onnx", epochs=30)
     assert fit.auroc > 0.9
     assert fit.joined_auroc >= fit.half_auroc
     assert fit.intent > 0.9
@@ -59,14 +59,12 @@ def test_it_learns_which_texts_no_intent_fits(encoder: SentenceEncoder, tmp_path
     scope = ScopeEstimator(tmp_path / "s.onnx", encoder)
     assert scope("turn on the light in the kitchen") < 0.5 < scope("who wrote the first novel about rome")
     assert 0.0 <= scope("") <= 1.0
-    assert measure(scope, held, ask).auroc == fit.auroc
+    assert measure(scope, held, confidences).auroc == fit.auroc
 
 
 def test_the_graph_computes_what_the_heads_say(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    """Up to the rounding to int8: how undecided, and how far the nearest taught text is, of any intent and of the
-    likeliest.
-    """
-    train_scope([*INSIDE, *OUTSIDE], [*INSIDE, *OUTSIDE], encoder, ask, tmp_path / "s.onnx", epochs=5)
+    """Up to the rounding to int8."""
+    train_scope([*INSIDE, *OUTSIDE], [*INSIDE, *OUTSIDE], encoder, confidences, tmp_path / "s.onnx", epochs=5)
     scope = ScopeEstimator(tmp_path / "s.onnx", encoder)
     texts = [row.text for row in INSIDE]
     intents = np.array([sorted(KINDS).index(row.intent) for row in INSIDE])
@@ -78,7 +76,7 @@ def test_the_graph_computes_what_the_heads_say(encoder: SentenceEncoder, tmp_pat
 
 
 def test_features_are_bounded_whatever_the_text() -> None:
-    """Always inside their tables; of a long text no more than of its beginning; letters are never none."""
+    """Of a long text only the beginning counts; letters are never empty."""
     for text in ("", "x", "日本語", "word " * 5000, "x" * 1_000_000):
         assert 1 <= len(letters(text)) < 2000
         for found in (letters(text), words(text)):
@@ -86,21 +84,18 @@ def test_features_are_bounded_whatever_the_text() -> None:
             assert all(0 <= bucket < BUCKETS for bucket in found)
 
 
-def test_figures_without_an_outside_are_none(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    """A file in which everything is in scope has nothing to tell apart, and says 0."""
-    train_scope([*INSIDE, *OUTSIDE], [*INSIDE, *OUTSIDE], encoder, ask, tmp_path / "s.onnx", epochs=1)
-    fit = measure(ScopeEstimator(tmp_path / "s.onnx", encoder), INSIDE, ask)
+def test_figures_without_out_of_scope_rows_are_zero(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    train_scope([*INSIDE, *OUTSIDE], [*INSIDE, *OUTSIDE], encoder, confidences, tmp_path / "s.onnx", epochs=1)
+    fit = measure(ScopeEstimator(tmp_path / "s.onnx", encoder), INSIDE, confidences)
     assert (fit.auroc, fit.joined_auroc, fit.outside) == (0.0, 0.0, 0)
 
 
-def test_what_is_no_estimate_is_refused(encoder: SentenceEncoder) -> None:
-    """Another graph of ours is told apart by what it says of itself."""
+def test_another_graph_is_refused(encoder: SentenceEncoder) -> None:
     with pytest.raises(ArtifactError, match="not an out-of-scope estimator"):
         ScopeEstimator(encoder.path, encoder)
 
 
-def test_the_estimate_that_ships_belongs_to_the_encoder_that_ships() -> None:
-    """It verifies, and puts a question of the assistant's below one that nothing answers."""
+def test_the_shipped_estimator_belongs_to_the_shipped_encoder() -> None:
     shipped = find_signal("scope")
     verify_artifact(shipped)
     scope = ScopeEstimator.for_encoder(shipped, find_signal("embedding"))
