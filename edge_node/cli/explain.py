@@ -104,7 +104,7 @@ def _signals(explanation: RouteExplanation) -> Table:
     }
     table = Table.grid(padding=(0, 2))
     for group, signals in groups.items():
-        present = [f"{name} {_format(value)}" for name, value in signals.items() if value is not None]
+        present = [f"{name} {_format(value)}" for name, value in signals.items() if value not in (None, ())]
         if present:
             table.add_row(Text(f"{group:7}"), Text(", ".join(present)))
     return table

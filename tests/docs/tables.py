@@ -20,6 +20,7 @@ import fleet.cli.commands
 import models.cli.commands
 from edge_node.config.layers import leaves_of
 from edge_node.config.schema import MEANING, Config, config_keys
+from edge_node.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from fleet.cli.commands import policy_schema
 from router import errors
 from router.policy.signals import SIGNALS
@@ -179,6 +180,12 @@ def metric_names(package: str) -> set[str]:
     return names
 
 
+def edge_headers() -> str:
+    rows = [(f"`{name}`", "request", text) for name, text in REQUEST_HEADERS.items()]
+    rows += [(f"`{name}`", "response", text) for name, text in RESPONSE_HEADERS.items()]
+    return table(("header", "in", "meaning"), rows)
+
+
 # --- errors, signals, policies ---------------------------------------------------------------------------------------
 
 
@@ -269,6 +276,7 @@ def _resolve(node: Mapping[str, object], schema: Mapping[str, object]) -> dict[s
 TABLES: Mapping[str, Callable[[], str]] = {
     "edge-config": edge_config,
     "edge-commands": lambda: _commands("causeway-edge", edge_node.cli.main.main),
+    "edge-headers": edge_headers,
     "edge-metrics": lambda: _metrics("edge_node"),
     "gateway-config": gateway_config,
     "cloud-commands": lambda: _commands("causeway-cloud", cloud_pool.cli.main.main),

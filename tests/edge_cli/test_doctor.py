@@ -208,7 +208,7 @@ def test_signals_are_checked_only_if_the_policy_uses_them() -> None:
 
 
 def test_signals_of_another_model_version_and_altered_signals_are_warnings(tmp_path: Path) -> None:
-    """Other weights of that name have no estimator and hand off by the engine's raw score; other bytes are said."""
+    """Other weights of the same name have no estimator, and hand off by the engine's raw score."""
     policy = parse_policy(QUALITY)
     real = find_artifact("assistant")
     manifest = msgspec.structs.replace(real.manifest, sha256="0" * 64)

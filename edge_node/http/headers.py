@@ -1,0 +1,28 @@
+"""The headers of the daemon's HTTP API. The reference in ``edge_node/README.md`` is generated from these tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REQUEST_HEADERS: Mapping[str, str] = {
+    "Authorization": "`Bearer KEY`; required if `server.keys` is set",
+    "x-causeway-prefer": "`prefer_on_device`, `only_on_device`, `prefer_cloud` or `only_cloud`; "
+    "narrows the policy, never widens it",
+    "x-causeway-tags": "tags for the policy's rules, separated by commas; at most 32 tags of at most 64 characters",
+    "x-causeway-deadline-ms": "time left for this request, milliseconds",
+    "traceparent": "W3C trace context of the client",
+}
+
+RESPONSE_HEADERS: Mapping[str, str] = {
+    "x-causeway-decision": "id of the decision record, see `GET /v1/decisions/{id}`",
+    "x-causeway-route": "where the answer came from: `edge`, `cloud` or `cache`",
+    "x-causeway-target": "name of the policy's target that made the answer",
+    "x-causeway-reason": "name of the rule that chose the target, or `fallback: CODE`, `handoff: CODE`, `cache`, "
+    "`stale: CODE`, `model_named`, `continued`",
+    "x-causeway-cache": "`hit`; `stale` (an old answer after an error); `miss`; `coalesced` (shared with an identical "
+    "request in progress); `bypass` (the policy allows no caching)",
+    "x-causeway-policy": "`name@revision` of the active policy",
+    "x-causeway-degraded": "`true` if the answer is second choice: a fallback, a stale answer or a lower cloud tier",
+    "x-request-id": "same as `x-causeway-decision`",
+    "Retry-After": "seconds to wait before a retry, on 429 and 503",
+}
