@@ -1,4 +1,4 @@
-"""The bed's processes: started together, killed one by one, started again under the ports that they had."""
+"""The bed's processes: started together, killed one by one, restarted on the same ports."""
 
 from __future__ import annotations
 
@@ -18,40 +18,39 @@ import msgspec
 import psutil
 
 from cloud_pool.accounts.identity.issuing import issue, new_key, read_private
-from cloud_pool.config.schema import Config, TierConfig
 from tests.redis_server import RedisServer
 from tests.stack import Process, free_port
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
-RESTART_S = 0.5
+RESTART_TIMEOUT_S = 60.0
+RESTART_PAUSE_S = 0.5
 Model = Literal["journaled", "paced"]
 
 
-class Pace(msgspec.Struct, frozen=True):
-    """Of a paced replica: a request takes prefill_s + (tokens - 1) * step_s, `slots` at once."""
+class ReplicaSpeed(msgspec.Struct, frozen=True):
+    """The speed of a paced replica: a request takes prefill_s + (tokens - 1) * step_s, `slots` run at once."""
 
     slots: int = 8
     prefill_s: float = 0.1
     step_s: float = 0.05
 
 
-PACE = Pace()
+SPEED = ReplicaSpeed()
 
 
 class Replica:
-    """One Triton with one model, under its launcher."""
+    """One Triton with one model, under the product's launcher."""
 
-    def __init__(self, folder: Path, number: int, tier: str, model: Model, pace: Pace) -> None:
+    def __init__(self, folder: Path, number: int, tier: str, model: Model, speed: ReplicaSpeed) -> None:
         self.name = f"triton-{number}"
         self.tier = tier
         self.journal = folder / f"{self.name}.journal"
         self.journal.touch()
-        self._pace = folder / f"{self.name}.pace"
-        self.pace(pace)
+        self._speed = folder / f"{self.name}.speed"
+        self.set_speed(speed)
         self.grpc, self.http, self.metrics = free_port(), free_port(), free_port()
         ports = [str(port) for port in (self.grpc, self.http, self.metrics)]
-        files = ["--journal", str(self.journal), "--pace", str(self._pace)]
+        files = ["--journal", str(self.journal), "--speed", str(self._speed)]
         command = [sys.executable, "-m", "tests.bed.replica", tier, "--model", model, *files, "--ports", *ports]
         self.process = Process(self.name, command, folder / f"{self.name}.log", {"PYTHONPATH": str(ROOT)})
 
@@ -59,29 +58,29 @@ class Replica:
     def address(self) -> str:
         return f"127.0.0.1:{self.grpc}"
 
-    def pace(self, pace: Pace) -> None:
-        """In force within a tenth of a second."""
-        written = self._pace.with_suffix(".new")
-        written.write_bytes(msgspec.json.encode(pace))
-        written.replace(self._pace)
+    def set_speed(self, speed: ReplicaSpeed) -> None:
+        """Change a paced replica's speed; it takes effect within 0.1 s."""
+        written = self._speed.with_suffix(".new")
+        written.write_bytes(msgspec.json.encode(speed))
+        written.replace(self._speed)
 
     @property
     def server(self) -> psutil.Process | None:
-        return _one(self.process.popen.pid, "tritonserver")
+        return _child(self.process.popen.pid, "tritonserver")
 
     @property
     def stub(self) -> psutil.Process | None:
         """The model's process."""
         server = self.server
-        return None if server is None else _one(server.pid, "triton_python_b")
+        return None if server is None else _child(server.pid, "triton_python_b")
 
     def calls(self) -> list[str]:
-        """What the model was asked to run: marks of requests, `-` for the gateways' own."""
+        """Return the calls of the model: the mark of each request, `-` for the gateways' own probes."""
         return self.journal.read_text().splitlines()
 
 
 class Bed:
-    """`tiers`: a name for each replica; replicas of one name are one tier, in the order of their first."""
+    """All processes of the bed. `tiers` names the tier of each replica, in the order of the fallback."""
 
     def __init__(
         self,
@@ -89,31 +88,28 @@ class Bed:
         tiers: tuple[str, ...],
         *,
         model: Model = "paced",
-        pace: Pace = PACE,
+        speed: ReplicaSpeed = SPEED,
         tier: dict[str, Any] | None = None,
         config: dict[str, Any] | None = None,
         workers: int = 2,
     ) -> None:
         self.folder = folder
         self.redis = RedisServer(folder, "--maxmemory-policy", "noeviction")
-        self.replicas = [Replica(folder, number, name, model, pace) for number, name in enumerate(tiers, 1)]
+        self.replicas = [Replica(folder, number, name, model, speed) for number, name in enumerate(tiers, 1)]
         self._key = folder / "private.pem"
         new_key(self._key, folder / "keys.json")
         self._ports = [free_port(), free_port()]
-        self._parts: dict[str, Process] = {}
+        self._processes: dict[str, Process] = {}
         self._workers = workers
         self.restarts = 0
         (folder / "gateway.yaml").write_text(json.dumps(self._config(tier or {}, config or {}), indent=1))
 
     def _config(self, tier: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-        """JSON is YAML, so it is written as such."""
+        """Return the gateway's configuration, which is written as JSON: JSON is YAML."""
         tiers = []
         for name in dict.fromkeys(replica.tier for replica in self.replicas):
             addresses = [replica.address for replica in self.replicas if replica.tier == name]
-            where: dict[str, Any] = {"triton": addresses[0]}
-            if len(addresses) > 1:
-                where = {"endpoints": addresses}
-            tiers.append({"name": name, **where, **tier})
+            tiers.append({"name": name, "endpoints": addresses, **tier})
         server = {"drain_s": 2, "readiness_cache_s": 0.2} | more.pop("server", {})
         jobs = {
             "lease_s": 2,
@@ -125,8 +121,8 @@ class Bed:
             "webhooks": {"allowed_networks": ["127.0.0.0/8"], "allow_http": True, "timeout_s": 3},
         }
         identity = {"key_file": "keys.json"}
-        plain = {"server": server, "tiers": tiers, "redis": self.redis.url, "identity": identity, "jobs": jobs}
-        return plain | more
+        config = {"server": server, "tiers": tiers, "redis": self.redis.url, "identity": identity, "jobs": jobs}
+        return config | more
 
     def token(self, tenant: str, device: str = "kiosk") -> str:
         return issue(
@@ -146,8 +142,8 @@ class Bed:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the parts that are supervised from here: gateway-1, worker-2 …"""
-        return tuple(self._parts)
+        """Names of the processes that this bed restarts: gateway-1, worker-2 …"""
+        return tuple(self._processes)
 
     def start(self) -> None:
         for replica in self.replicas:
@@ -156,19 +152,19 @@ class Bed:
             self._launch(f"gateway-{number}")
         for number in range(1, self._workers + 1):
             self._launch(f"worker-{number}")
-        for part in self._parts.values():
-            part.ready()
+        for process in self._processes.values():
+            process.ready()
 
     def serve_from(self, replicas: list[Replica]) -> None:
-        """Of the only tier: these are its endpoints from now on. Gateways read their file again, as when an operator
-        has edited it; who is left out drains."""
+        """Change the endpoints of the only tier. Gateways reload their file, as after an operator's edit; replicas that
+        are left out drain."""
         path = self.folder / "gateway.yaml"
         config = json.loads(path.read_text())
         config["tiers"][0]["endpoints"] = [replica.address for replica in replicas]
         path.write_text(json.dumps(config, indent=1))
-        for name, part in self._parts.items():
+        for name, process in self._processes.items():
             if name.startswith("gateway"):
-                part.popen.send_signal(signal.SIGHUP)
+                process.popen.send_signal(signal.SIGHUP)
 
     def _launch(self, name: str) -> Process:
         kind, _, number = name.partition("-")
@@ -176,51 +172,53 @@ class Bed:
         command += ["--config", str(self.folder / "gateway.yaml"), "--log", "info"]
         if kind == "gateway":
             command += ["--port", str(self._ports[int(number) - 1])]
-        part = self._parts[name] = Process(name, command, self.folder / f"{name}.log", {"PYTHONPATH": str(ROOT)})
-        return part
+        process = self._processes[name] = Process(name, command, self.folder / f"{name}.log", {"PYTHONPATH": str(ROOT)})
+        return process
 
-    def part(self, name: str) -> Process:
-        return self._parts[name]
+    def process(self, name: str) -> Process:
+        return self._processes[name]
 
     async def crash(self, name: str) -> None:
-        """kill -9 of a gateway or worker; started again as a supervisor does, and ready when this returns."""
-        self._parts[name].kill()
-        ends = time.monotonic() + PATIENCE_S
+        """Kill a gateway or worker with SIGKILL and restart it as a supervisor does; it is ready on return."""
+        self._processes[name].kill()
+        ends = time.monotonic() + RESTART_TIMEOUT_S
         while True:
             try:
                 self.restarts += 1
                 await asyncio.to_thread(self._launch(name).ready)
                 return
-            except RuntimeError:  # a worker does not start without its Redis, which may be away as well
+            except RuntimeError:  # A worker does not start without Redis, which may be down as well.
                 if time.monotonic() > ends:
                     raise
-            await asyncio.sleep(RESTART_S)
+            await asyncio.sleep(RESTART_PAUSE_S)
 
-    async def crash_redis(self, away_s: float) -> None:
+    async def crash_redis(self, down_s: float) -> None:
         await asyncio.to_thread(self.redis.kill)
-        await asyncio.sleep(away_s)
+        await asyncio.sleep(down_s)
         await asyncio.to_thread(self.redis.start)
 
     def tails(self) -> str:
-        """The ends of all logs, for who has to find out."""
-        processes = [*self._parts.values(), *(replica.process for replica in self.replicas)]
+        """Return the last lines of all logs."""
+        processes = [*self._processes.values(), *(replica.process for replica in self.replicas)]
         return "\n".join(f"--- {process.name}\n{process.tail(12)}" for process in processes)
 
     def memory_mb(self) -> dict[str, float]:
-        """Resident, of each gateway and worker."""
-        return {name: psutil.Process(part.popen.pid).memory_info().rss / 1e6 for name, part in self._parts.items()}
+        """Return the resident memory of each gateway and worker."""
+        return {
+            name: psutil.Process(process.popen.pid).memory_info().rss / 1e6 for name, process in self._processes.items()
+        }
 
     def close(self) -> None:
-        for part in [*self._parts.values(), *(replica.process for replica in self.replicas)]:
+        for process in [*self._processes.values(), *(replica.process for replica in self.replicas)]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(part.popen.pid, 18)  # SIGCONT, where a tool stopped it
-            part.kill()
+                os.kill(process.popen.pid, signal.SIGCONT)  # A tool may have stopped it.
+            process.kill()
         self.redis.kill()
 
 
 @contextlib.contextmanager
-def standing(tiers: tuple[str, ...], **more: Any) -> Iterator[Bed]:
-    """A bed that is ready, in a folder of its own; nothing of it stays."""
+def running_bed(tiers: tuple[str, ...], **more: Any) -> Iterator[Bed]:
+    """Start a bed in a temporary folder, and end and remove everything afterwards."""
     with tempfile.TemporaryDirectory(prefix="bed-") as folder:
         bed = Bed(Path(folder), tiers, **more)
         try:
@@ -230,17 +228,7 @@ def standing(tiers: tuple[str, ...], **more: Any) -> Iterator[Bed]:
             bed.close()
 
 
-def has_endpoints() -> bool:
-    """Whether a tier may have several replicas."""
-    return "endpoints" in TierConfig.__struct_fields__
-
-
-def laddered(*tiers: str) -> dict[str, Any]:
-    """Of the configuration, where there is a ladder: work falls from each tier to the next."""
-    return {"degradation": {"tiers": tiers}} if "degradation" in Config.__struct_fields__ else {}
-
-
-def _one(parent: int, name: str) -> psutil.Process | None:
+def _child(parent: int, name: str) -> psutil.Process | None:
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(parent).children():
             if child.name().startswith(name) and child.status() != psutil.STATUS_ZOMBIE:

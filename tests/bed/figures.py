@@ -1,4 +1,4 @@
-"""Percentiles and tables."""
+"""Quantiles and text tables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """The value that `share` of them do not exceed; 0 of none."""
-    found = sorted(values)
-    return found[min(len(found) - 1, int(share * len(found)))] if found else 0.0
+    """Return the value that `share` of them do not exceed; 0 for no values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

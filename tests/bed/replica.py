@@ -20,36 +20,40 @@ _MODELS = Path(__file__).parent / "models"
 
 
 def options(artifact: str) -> EngineOptions:
-    found = find_artifact(artifact, ())
+    resolved = find_artifact(artifact, ())
+    refuse_token = resolved.manifest.refuse_token or ""
     return EngineOptions(
-        model_path=str(found.path.absolute()), sequences=16, threads=1, refuse_token=found.manifest.refuse_token or ""
+        model_path=str(resolved.path.absolute()),
+        sequences=16,
+        threads=1,
+        refuse_token=refuse_token,
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", help="of the tier, and of the artifact where the model is journaled")
+    parser.add_argument("name", help="name of the tier, and of the artifact with --model journaled")
     parser.add_argument("--model", choices=("journaled", "paced"), default="paced")
     parser.add_argument("--journal", type=Path, required=True)
-    parser.add_argument("--pace", type=Path, default=Path())
+    parser.add_argument("--speed", type=Path, default=Path())
     parser.add_argument("--ports", type=int, nargs=3, required=True, help="gRPC, HTTP, metrics")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     environment = find_environment(Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)))
     clear_orphans()
     prefix = memory_prefix(os.getpid())
-    ports = Ports("127.0.0.1", *told.ports)
+    ports = Ports("127.0.0.1", *arguments.ports)
     with tempfile.TemporaryDirectory(prefix="causeway-bed-") as folder:
-        write_repository(Path(folder), (ServedModel(told.name, options(told.name)),))
-        version = Path(folder) / told.name / "1"
-        (version / "model.py").write_bytes((_MODELS / f"{told.model}.py").read_bytes())
+        write_repository(Path(folder), (ServedModel(arguments.name, options(arguments.name)),))
+        version = Path(folder) / arguments.name / "1"
+        (version / "model.py").write_bytes((_MODELS / f"{arguments.model}.py").read_bytes())
         bed = {
             "model": str(TEMPLATES / "llama_cpp" / "1" / "model.py"),
-            "journal": str(told.journal.absolute()),
-            "pace": str(told.pace.absolute()),
+            "journal": str(arguments.journal.absolute()),
+            "speed": str(arguments.speed.absolute()),
         }
         (version / "bed.json").write_text(json.dumps(bed))
         launcher = Launcher(
-            command(environment, Path(folder), (told.name,), ports, drain_s=1.0, prefix=prefix),
+            command(environment, Path(folder), (arguments.name,), ports, drain_s=1.0, prefix=prefix),
             environment.environ(os.environ),
             ports,
             memory_prefix=prefix,

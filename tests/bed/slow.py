@@ -1,13 +1,14 @@
 """`python -m tests.bed.slow`: of three replicas of a tier, one becomes ten times slower, and later one hangs.
 
-The load is `--load` of what the pool can do. Times are of whole answers and to the first token, at the client. Two of
-three replicas have to do half as much again each, and then requests wait that did not: so much of it is capacity's, and
-nobody's choice. It is measured too, with the third replica taken out of the configuration before it becomes slow.
+The load is `--load` of the pool's capacity. Times are those of complete answers and to the first token, at the client.
+Two of three replicas have to serve half as much again each, so some requests wait that did not before: that part of the
+slowdown is due to capacity. It is measured too, with the third replica removed from the configuration before it becomes
+slow. Checks:
 
-1. with one replica ten times slower, the 99th percentile is at most SLOWER times the healthy pool's
-2. a replica that hangs (SIGSTOP of server and model) is ejected within EJECTED_S of the first deadline that passed:
-   none of the requests that were asked later fails
-3. when it goes on, it is used again within BACK_S
+1. With one replica ten times slower, the 99th percentile is at most MAX_SLOWDOWN times that of the healthy pool.
+2. A replica that hangs (SIGSTOP of server and model) is ejected within EJECTED_S of the first missed deadline: no
+   request that is sent later fails.
+3. When it continues, it gets requests again within RETURN_S.
 """
 
 from __future__ import annotations
@@ -17,120 +18,122 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import Iterator
 
 import aiohttp
 import psutil
 
-from .asking import Told
-from .bed import Bed, Pace, Replica, has_endpoints, standing
+from .bed import Bed, Replica, ReplicaSpeed, running_bed
+from .client import RequestResult
 from .figures import quantile, table
-from .load import GAUGES, HEADS, Gauges, Kind, good, loaded, odd, row, ttft_ms
+from .load import GAUGES, HEADS, GaugeSampler, LoadProfile, answers, faulty, open_loop, row, ttft_ms
 
-PACE = Pace(slots=8, prefill_s=0.2, step_s=0.1)
+SPEED = ReplicaSpeed(slots=8, prefill_s=0.2, step_s=0.1)
 TOKENS = 4
-SLOWER = 1.5
+MAX_SLOWDOWN = 1.5
 EJECTED_S = 2.0
 DEADLINE_MS = 3_000
-BACK_S = 45.0
-USED = 20
+RETURN_S = 45.0
+MIN_REQUESTS = 20
 _FACTOR = 10.0
 _SLOW_START_S = 12.0
 
 
 def pool_capacity(replicas: int) -> float:
-    """Requests a second, by the replicas' clocks."""
-    return replicas * PACE.slots / (PACE.prefill_s + (TOKENS - 1) * PACE.step_s)
+    """Return the pool's capacity in requests a second, by the replicas' speed."""
+    return replicas * SPEED.slots / (SPEED.prefill_s + (TOKENS - 1) * SPEED.step_s)
 
 
-def took_ms(told: list[Told], share: float) -> float:
-    return 1000.0 * quantile((each.ended_at - each.asked_at for each in good(told)), share)
+def duration_ms(results: list[RequestResult], share: float) -> float:
+    return 1000.0 * quantile((each.ended_at - each.sent_at for each in answers(results)), share)
 
 
-async def one_slow(bed: Bed, session: aiohttp.ClientSession, kind: Kind, seconds: float) -> list[str]:
-    """What was wrong."""
-    healthy = await loaded(session, bed.urls, (kind,), seconds)
+async def one_slow(bed: Bed, session: aiohttp.ClientSession, profile: LoadProfile, seconds: float) -> list[str]:
+    """Slow one replica down and return the failed checks."""
+    healthy = await open_loop(session, bed.urls, (profile,), seconds)
     victim = bed.replicas[1]
     bed.serve_from([one for one in bed.replicas if one is not victim])
-    two = await loaded(session, bed.urls, (kind,), seconds, seed=2)
+    two = await open_loop(session, bed.urls, (profile,), seconds, seed=2)
     bed.serve_from(bed.replicas)
-    await loaded(session, bed.urls, (kind,), _SLOW_START_S, seed=6)
+    await open_loop(session, bed.urls, (profile,), _SLOW_START_S, seed=6)
     before = len(victim.calls())
-    victim.pace(Pace(PACE.slots, PACE.prefill_s * _FACTOR, PACE.step_s * _FACTOR))
+    victim.set_speed(ReplicaSpeed(SPEED.slots, SPEED.prefill_s * _FACTOR, SPEED.step_s * _FACTOR))
     began = time.monotonic()
-    slow = await loaded(session, bed.urls, (kind,), seconds, seed=2)
+    slow = await open_loop(session, bed.urls, (profile,), seconds, seed=2)
     calls = sum(mark != "-" for mark in victim.calls()[before:])
-    victim.pace(PACE)
-    settled = [told for told in slow if told.asked_at - began >= seconds / 3]
-    phases = {"healthy": healthy, "without one": two, "one slow": slow, "its last two thirds": settled}
+    victim.set_speed(SPEED)
+    settled = [each for each in slow if each.sent_at - began >= seconds / 3]
+    phases = {"healthy": healthy, "two replicas": two, "one slow": slow, "last two thirds": settled}
     print(
         table(
-            (*HEADS, "took p99 ms"), [[*row(name, told), f"{took_ms(told, 0.99):.0f}"] for name, told in phases.items()]
+            (*HEADS, "total p99 ms"),
+            [[*row(name, results), f"{duration_ms(results, 0.99):.0f}"] for name, results in phases.items()],
         )
     )
-    print(f"the slow replica got {calls / max(1, len(slow)):.1%} of the calls; times the healthy pool's p99:")
-    ratios = {name: of_healthy(told, healthy) for name, told in phases.items() if told is not healthy}
-    for name, found in ratios.items():
-        print(f"  {name}: " + ", ".join(f"{what} × {ratio:.2f}" for what, ratio in found.items()))
-    wrong = [
-        f"the p99 {what} is {ratio:.2f} times the healthy pool's, {ratios['without one'][what]:.2f} times without it"
+    print(f"the slow replica got {calls / max(1, len(slow)):.1%} of the calls; p99 in multiples of the healthy pool's:")
+    ratios = {name: slowdown(results, healthy) for name, results in phases.items() if results is not healthy}
+    for name, figures in ratios.items():
+        print(f"  {name}: " + ", ".join(f"{what} × {ratio:.2f}" for what, ratio in figures.items()))
+    failures = [
+        f"the p99 {what} is {ratio:.2f} times the healthy pool's, {ratios['two replicas'][what]:.2f} times without it"
         for what, ratio in ratios["one slow"].items()
-        if ratio > SLOWER
+        if ratio > MAX_SLOWDOWN
     ]
-    failed = sum(told.outcome != "answer" for told in slow)
-    return wrong + odd(slow) + ([f"{failed} requests failed with one slow replica"] if failed else [])
+    failed = sum(each.outcome != "answer" for each in slow)
+    return failures + faulty(slow) + ([f"{failed} requests failed with one slow replica"] if failed else [])
 
 
-def of_healthy(told: list[Told], healthy: list[Told]) -> dict[str, float]:
-    """p99s, as times the healthy pool's."""
+def slowdown(results: list[RequestResult], healthy: list[RequestResult]) -> dict[str, float]:
+    """Return the p99s in multiples of the healthy pool's."""
     return {
-        "of the answer": took_ms(told, 0.99) / took_ms(healthy, 0.99),
-        "to the first token": ttft_ms(good(told), 0.99) / ttft_ms(good(healthy), 0.99),
+        "of the answer": duration_ms(results, 0.99) / duration_ms(healthy, 0.99),
+        "to the first token": ttft_ms(answers(results), 0.99) / ttft_ms(answers(healthy), 0.99),
     }
 
 
-async def one_hung(bed: Bed, session: aiohttp.ClientSession, kind: Kind, seconds: float) -> list[str]:
-    """What was wrong."""
-    await asyncio.sleep(seconds / 3)  # what the slow one still held has ended
+async def one_hung(bed: Bed, session: aiohttp.ClientSession, profile: LoadProfile, seconds: float) -> list[str]:
+    """Stop one replica and return the failed checks."""
+    await asyncio.sleep(seconds / 3)  # Until the slow replica has finished its requests.
     victim = bed.replicas[2]
-    load = asyncio.ensure_future(loaded(session, bed.urls, (kind,), seconds, seed=3))
+    load = asyncio.ensure_future(open_loop(session, bed.urls, (profile,), seconds, seed=3))
     await asyncio.sleep(seconds / 6)
     stopped = time.monotonic()
     before = len(victim.calls())
     with frozen(victim):
-        async with Gauges(session, bed.urls, GAUGES) as gauges:
-            told = await load
-        after = await loaded(session, bed.urls, (kind,), 5.0, seed=4)
-    print(table(HEADS, [row("one hangs", told), row("5 s more", after)]))
-    print(f"gauges of a gateway, mean to most, from the stop on: {gauges}")
+        async with GaugeSampler(session, bed.urls, GAUGES) as gauges:
+            results = await load
+        after = await open_loop(session, bed.urls, (profile,), 5.0, seed=4)
+    print(table(HEADS, [row("one hangs", results), row("5 s more", after)]))
+    print(f"gauges of a gateway, mean to maximum, from the stop on: {gauges}")
     failed = [
-        each for each in told + after if each.outcome != "answer" and each.asked_at >= stopped - DEADLINE_MS / 1e3
+        each for each in results + after if each.outcome != "answer" and each.sent_at >= stopped - DEADLINE_MS / 1e3
     ]
-    wrong = odd(told + after)
+    failures = faulty(results + after)
     if failed:
         first = min(each.ended_at for each in failed)
-        last = max(each.asked_at for each in failed)
+        last = max(each.sent_at for each in failed)
         print(
             f"{len(failed)} requests failed, the first {first - stopped:.2f} s after the stop; the last of them was "
-            f"asked {last - stopped:.2f} s after it, {last - first:+.2f} s from the first failure"
+            f"sent {last - stopped:.2f} s after it, {last - first:+.2f} s from the first failure"
         )
         if last - first > EJECTED_S:
-            wrong.append(f"the hung replica was still used {last - first:.1f} s after the first failure")
+            failures.append(f"the hung replica was still used {last - first:.1f} s after the first failure")
     else:
         print("no request failed")
-    back = asyncio.ensure_future(loaded(session, bed.urls, (kind,), BACK_S, seed=5))
+    back = asyncio.ensure_future(open_loop(session, bed.urls, (profile,), RETURN_S, seed=5))
     resumed = time.monotonic()
-    while len(set(victim.calls()[before:]) - {"-"}) < USED and not back.done():
+    while len(set(victim.calls()[before:]) - {"-"}) < MIN_REQUESTS and not back.done():
         await asyncio.sleep(0.1)
-    print(f"{time.monotonic() - resumed:.1f} s after it went on, the replica had had {USED} requests")
+    print(f"{time.monotonic() - resumed:.1f} s after it continued, the replica had got {MIN_REQUESTS} requests")
     if back.done():
-        wrong.append("the replica that went on was hardly used again")
+        failures.append("the replica got hardly any requests after it continued")
     back.cancel()
-    return wrong
+    return failures
 
 
 @contextlib.contextmanager
-def frozen(replica: Replica):  # type: ignore[no-untyped-def]
-    """SIGSTOP of server and model; SIGCONT at the end."""
+def frozen(replica: Replica) -> Iterator[None]:
+    """Stop server and model with SIGSTOP, and continue them at the end."""
     processes = [one for one in (replica.server, replica.stub) if one is not None]
     for one in processes:
         one.suspend()
@@ -142,30 +145,27 @@ def frozen(replica: Replica):  # type: ignore[no-untyped-def]
                 one.resume()
 
 
-async def measured(bed: Bed, seconds: float, load: float) -> list[str]:
+async def measure(bed: Bed, seconds: float, load: float) -> list[str]:
     per_s = load * pool_capacity(len(bed.replicas))
-    kind = Kind(name="interactive", per_s=per_s, token=bed.token("acme"), deadline_ms=DEADLINE_MS)
-    patient = Kind(name="interactive", per_s=per_s, token=bed.token("acme"), deadline_ms=15_000)
+    profile = LoadProfile(name="interactive", per_s=per_s, token=bed.token("acme"), deadline_ms=DEADLINE_MS)
+    patient = LoadProfile(name="interactive", per_s=per_s, token=bed.token("acme"), deadline_ms=15_000)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await loaded(session, bed.urls, (patient,), 5.0)
-        wrong = await one_slow(bed, session, patient, seconds)
-        return wrong + await one_hung(bed, session, kind, seconds)
+        await open_loop(session, bed.urls, (patient,), 5.0)
+        failures = await one_slow(bed, session, patient, seconds)
+        return failures + await one_hung(bed, session, profile, seconds)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
-    parser.add_argument("--load", type=float, default=0.5, help="share of what the pool can do")
-    told = parser.parse_args()
-    if not has_endpoints():
-        print("a tier has one replica only: there is nothing to measure")
-        return 2
+    parser.add_argument("--load", type=float, default=0.5, help="share of the pool's capacity")
+    arguments = parser.parse_args()
     tier = {"concurrency": 24, "max_queued": 64}
-    with standing(("assistant-large",) * 3, pace=PACE, tier=tier, workers=0) as bed:
-        wrong = asyncio.run(measured(bed, told.seconds, told.load))
-    for what in wrong:
-        print(f"WRONG: {what}")
-    return 1 if wrong else 0
+    with running_bed(("assistant-large",) * 3, speed=SPEED, tier=tier, workers=0) as bed:
+        failures = asyncio.run(measure(bed, arguments.seconds, arguments.load))
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """`python -m tests.bed.tenants`: two tenants of one tier, and one of them floods it.
 
-The quiet tenant asks for a fifth of what the tier can do, all the while; the other first does the same, then asks for
-three times what the tier can do, at the same priority, and so on in turns. The quiet one's 99th percentile, to the
-first token and of the whole answer, may move by MOVED, and its requests are answered.
+The quiet tenant sends a fifth of the tier's capacity throughout. The other tenant does the same at first, then sends
+three times the capacity at the same priority, and so on in turns. The quiet tenant's 99th percentiles, to the first
+token and of the complete answer, may rise by MAX_RISE, and all its requests are answered.
 
-In a flood it asks at the very moments at which it asked in the calm before, so that its own bursts are in both; and all
-calms and all floods are taken together, from the first moment of each, for of a few hundred requests the 99th
-percentile is the third worst.
+During a flood the quiet tenant's requests arrive at the same moments as in the calm before, so that its own bursts are
+in both. All calms and all floods are taken together, each from its first moment, because of a few hundred requests the
+99th percentile is the third worst.
 """
 
 from __future__ import annotations
@@ -18,90 +18,90 @@ import sys
 import aiohttp
 import msgspec
 
-from .asking import Told
-from .bed import Bed, standing
+from .bed import Bed, running_bed
+from .client import RequestResult
 from .figures import table
-from .load import GAUGES, HEADS, Gauges, Kind, good, loaded, odd, row, ttft_ms
-from .overload import PACE, TOKENS
-from .slow import took_ms
+from .load import GAUGES, HEADS, GaugeSampler, LoadProfile, answers, faulty, open_loop, row, ttft_ms
+from .overload import SPEED, TOKENS
+from .slow import duration_ms
 
-MOVED = 0.2
+MAX_RISE = 0.2
 SETTLE_S = 5.0
-_CAPACITY = PACE.slots / (PACE.prefill_s + (TOKENS - 1) * PACE.step_s)
+_CAPACITY = SPEED.slots / (SPEED.prefill_s + (TOKENS - 1) * SPEED.step_s)
 
 
-async def measured(bed: Bed, seconds: float, times: float, rounds: int) -> list[str]:
-    """What was wrong."""
-    quiet = Kind(name="quiet", per_s=0.2 * _CAPACITY, token=bed.token("quiet"))
-    other = Kind(name="other", per_s=0.2 * _CAPACITY, token=bed.token("loud"))
+async def measure(bed: Bed, seconds: float, times: float, rounds: int) -> list[str]:
+    """Apply the load and return the failed checks."""
+    quiet = LoadProfile(name="quiet", per_s=0.2 * _CAPACITY, token=bed.token("quiet"))
+    other = LoadProfile(name="other", per_s=0.2 * _CAPACITY, token=bed.token("loud"))
     flood = msgspec.structs.replace(other, name="flood", per_s=times * _CAPACITY)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        calm: list[Told] = []
-        loud: list[Told] = []
-        await loaded(session, bed.urls, (quiet, other), SETTLE_S)
+        in_calm: list[RequestResult] = []
+        in_flood: list[RequestResult] = []
+        await open_loop(session, bed.urls, (quiet, other), SETTLE_S)
         for turn in range(1, rounds + 1):
-            before_it = await loaded(session, bed.urls, (quiet, other), seconds, seed=turn)
-            async with Gauges(session, bed.urls, GAUGES) as gauges:
-                in_it = await loaded(session, bed.urls, (quiet, flood), seconds, seed=turn)
-            p99s = [f"{ttft_ms(good(_of(told, 'quiet')), 0.99):.0f} ms" for told in (before_it, in_it)]
-            print(f"flood {turn}: the quiet tenant's p99 to the first token {p99s[0]} before it, {p99s[1]} in it")
-            print(f"gauges of a gateway, mean to most: {gauges}")
-            calm, loud = calm + before_it, loud + in_it
-            await loaded(session, bed.urls, (quiet, other), SETTLE_S)
-    before, after = (_of(told, "quiet") for told in (calm, loud))
+            calm_results = await open_loop(session, bed.urls, (quiet, other), seconds, seed=turn)
+            async with GaugeSampler(session, bed.urls, GAUGES) as gauges:
+                flood_results = await open_loop(session, bed.urls, (quiet, flood), seconds, seed=turn)
+            p99s = [f"{ttft_ms(answers(_of(each, 'quiet')), 0.99):.0f} ms" for each in (calm_results, flood_results)]
+            print(f"flood {turn}: the quiet tenant's p99 to the first token {p99s[0]} before, {p99s[1]} during it")
+            print(f"gauges of a gateway, mean to maximum: {gauges}")
+            in_calm, in_flood = in_calm + calm_results, in_flood + flood_results
+            await open_loop(session, bed.urls, (quiet, other), SETTLE_S)
+    before, after = (_of(each, "quiet") for each in (in_calm, in_flood))
     rows = {
         "quiet, calm": before,
-        "other, calm": _of(calm, "other"),
+        "other, calm": _of(in_calm, "other"),
         "quiet, flood": after,
-        "flood": _of(loud, "flood"),
+        "flood": _of(in_flood, "flood"),
     }
-    heads = (*HEADS, "took p50 ms", "p99")
+    heads = (*HEADS, "total p50 ms", "p99")
     print(
         table(
             heads,
             [
-                [*row(name, told), *(f"{took_ms(told, share):.0f}" for share in (0.5, 0.99))]
-                for name, told in rows.items()
+                [*row(name, results), *(f"{duration_ms(results, share):.0f}" for share in (0.5, 0.99))]
+                for name, results in rows.items()
             ],
         )
     )
-    moved = {
-        "to the first token": ttft_ms(good(after), 0.99) / ttft_ms(good(before), 0.99) - 1.0,
-        "of the answer": took_ms(after, 0.99) / took_ms(before, 0.99) - 1.0,
+    rise = {
+        "to the first token": ttft_ms(answers(after), 0.99) / ttft_ms(answers(before), 0.99) - 1.0,
+        "of the answer": duration_ms(after, 0.99) / duration_ms(before, 0.99) - 1.0,
     }
-    served = len(good(_of(loud, "flood"))) / seconds / rounds
-    print("the quiet tenant's p99 moved by", {name: f"{share:+.1%}" for name, share in moved.items()})
-    print(f"answered: {len(good(loud)) / seconds / rounds / _CAPACITY:.2f} of capacity, the flood {served:.1f}/s")
-    wrong = [f"p99 {name} moved by {share:+.1%}" for name, share in moved.items() if share > MOVED]
-    failed = len(after) - len(good(after))
+    served = len(answers(_of(in_flood, "flood"))) / seconds / rounds
+    print("the quiet tenant's p99 changed by", {name: f"{share:+.1%}" for name, share in rise.items()})
+    print(
+        f"answered: {len(answers(in_flood)) / seconds / rounds / _CAPACITY:.2f} of capacity, the flood {served:.1f}/s"
+    )
+    failures = [f"p99 {name} changed by {share:+.1%}" for name, share in rise.items() if share > MAX_RISE]
+    failed = len(after) - len(answers(after))
     return (
-        wrong
-        + odd(calm + loud)
+        failures
+        + faulty(in_calm + in_flood)
         + ([f"{failed} of the quiet tenant's {len(after)} requests were not answered"] if failed else [])
     )
 
 
-def _of(told: list[Told], kind: str) -> list[Told]:
-    return [each for each in told if each.kind == kind]
+def _of(results: list[RequestResult], profile: str) -> list[RequestResult]:
+    return [each for each in results if each.profile == profile]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each calm and each flood")
-    parser.add_argument("--rounds", type=int, default=2, help="of a calm and a flood")
-    parser.add_argument("--times", type=float, default=3.0, help="the capacity, for the flood")
-    parser.add_argument(
-        "--fixed", action="store_true", help="each gateway half of the slots, and no search for a limit"
-    )
-    told = parser.parse_args()
-    tier = {"concurrency": PACE.slots, "max_queued": 64}
-    if told.fixed:
-        tier |= {"concurrency": PACE.slots // 2, "min_concurrency": 0}
-    with standing(("assistant-large", "assistant"), pace=PACE, tier=tier, workers=0) as bed:
-        wrong = asyncio.run(measured(bed, told.seconds, told.times, told.rounds))
-    for what in wrong:
-        print(f"WRONG: {what}")
-    return 1 if wrong else 0
+    parser.add_argument("--seconds", type=float, default=40.0, help="duration of each calm and each flood")
+    parser.add_argument("--rounds", type=int, default=2, help="number of pairs of a calm and a flood")
+    parser.add_argument("--times", type=float, default=3.0, help="the flood, in multiples of the capacity")
+    parser.add_argument("--fixed", action="store_true", help="a fixed limit: each gateway has half of the slots")
+    arguments = parser.parse_args()
+    tier = {"concurrency": SPEED.slots, "max_queued": 64}
+    if arguments.fixed:
+        tier |= {"concurrency": SPEED.slots // 2, "min_concurrency": 0}
+    with running_bed(("assistant-large", "assistant"), speed=SPEED, tier=tier, workers=0) as bed:
+        failures = asyncio.run(measure(bed, arguments.seconds, arguments.times, arguments.rounds))
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

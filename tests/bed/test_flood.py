@@ -1,4 +1,4 @@
-"""Much more than a tier can do, at once: honest refusals, one outcome each, and all well afterwards."""
+"""A burst far beyond a tier's capacity."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ import pytest
 
 from cloud_pool.cli.main import ENVIRONMENT
 
-from .asking import Told, ask
-from .bed import Pace, standing
+from .bed import ReplicaSpeed, running_bed
+from .client import RequestResult, send
 
-MANY = 120
-PACE = Pace(slots=4, prefill_s=0.05, step_s=0.02)
+BURST = 120
+SPEED = ReplicaSpeed(slots=4, prefill_s=0.05, step_s=0.02)
 
 
 @pytest.mark.triton
 @pytest.mark.redis
 @pytest.mark.slow
-async def test_a_burst_has_one_outcome_each() -> None:
-    """Of a burst some are answered whole, the others are told when to come back, and the tier is free at the end."""
+async def test_each_request_of_a_burst_is_answered_or_rejected_with_retry_after() -> None:
     if not (Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)) / "triton.json").is_file():
         pytest.skip("no Triton environment: `make setup` makes it")
     tier = {"concurrency": 4, "max_queued": 8}
-    with standing(("assistant-large",), pace=PACE, tier=tier, workers=0) as bed:
+    with running_bed(("assistant-large",), speed=SPEED, tier=tier, workers=0) as bed:
         token = bed.token("acme")
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-            async def one(number: int) -> Told:
+            async def send_one(number: int) -> RequestResult:
                 url = bed.urls[number % 2]
-                return await ask(session, url, kind="burst", tier="assistant-large", token=token, tokens=4)
+                return await send(session, url, profile="burst", tier="assistant-large", token=token, tokens=4)
 
-            told = await asyncio.gather(*(one(number) for number in range(MANY)))
-            outcomes = collections.Counter(each.outcome for each in told)
-            assert set(outcomes) == {"answer", "refused"}, outcomes
-            for each in told:
-                if each.outcome == "refused":
+            results = await asyncio.gather(*(send_one(number) for number in range(BURST)))
+            outcomes = collections.Counter(each.outcome for each in results)
+            assert set(outcomes) == {"answer", "rejected"}, outcomes
+            for each in results:
+                if each.outcome == "rejected":
                     assert each.status in (429, 503)
                     assert int(each.retry_after) >= 1
-            assert len(bed.replicas[0].calls()) <= MANY
-            after = await one(0)
+            assert len(bed.replicas[0].calls()) <= BURST
+            after = await send_one(0)
         assert after.outcome == "answer"

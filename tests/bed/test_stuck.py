@@ -1,4 +1,4 @@
-"""A model's process that dies while Triton loads it, at once: the worst moment there is."""
+"""A model process (stub) that dies at the worst moment: while Triton loads the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from cloud_pool.cli.main import ENVIRONMENT
 
-from .bed import PACE, Replica
+from .bed import SPEED, Replica
 
 
 def is_ready(replica: Replica) -> bool:
@@ -25,12 +25,12 @@ def is_ready(replica: Replica) -> bool:
 
 @pytest.mark.triton
 @pytest.mark.slow
-async def test_a_stub_that_dies_while_it_is_loaded() -> None:
-    """Triton would wait for it for ever, with its ports closed: the launcher ends it, and the next one is ready."""
+async def test_a_stub_that_dies_during_load_does_not_block_triton() -> None:
+    """Triton would wait for the stub for ever with its ports closed: the launcher ends and restarts Triton."""
     if not (Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)) / "triton.json").is_file():
         pytest.skip("no Triton environment: `make setup` makes it")
     with tempfile.TemporaryDirectory(prefix="bed-") as folder:
-        replica = Replica(Path(folder), 1, "assistant-large", "paced", PACE)
+        replica = Replica(Path(folder), 1, "assistant-large", "paced", SPEED)
         try:
             replica.process.ready()
             server = replica.server

@@ -1,7 +1,7 @@
-"""In Triton's stub, as `1/model.py`: the product's own model, and a line in a journal for each call, before it runs.
+"""A model for Triton's stub, as `1/model.py`: the product's own, with a journal line for each call before it runs.
 
 `bed.json` beside this file is {"model": path of the product's model.py, "journal": path}. A call without a mark of the
-bed is one of the gateways' own (a probe, a warm-up), and is noted as `-`.
+bed is a gateway's probe or warm-up, and is written as `-`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""In Triton's stub, as `1/model.py`: a model whose speed is the clock's. The tensors are those of the product's model.
+"""A model for Triton's stub, as `1/model.py`, whose speed is set by the clock. Its tensors are the product model's.
 
-`bed.json` beside this file is {"journal": path, "pace": path}. The pace file is {"slots", "prefill_s", "step_s"}
-and may change at any moment: it is read again ten times a second. What does not fit into the slots waits, first come
-first served, as in a server that batches continuously; where somebody waits, a cancelled sequence's slot is free at the
-next of its steps, of which there are several in a prefill too.
+`bed.json` beside this file is {"journal": path, "speed": path}. The speed file is {"slots", "prefill_s", "step_s"} and
+may change at any moment: it is read ten times a second. Sequences beyond the slots wait in arrival order, as in a
+server with continuous batching. While sequences wait, the slot of a cancelled one is free at its next step; a prefill
+has several steps too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import triton_python_backend_utils as pb_utils
 
 _BED = json.loads((Path(__file__).parent / "bed.json").read_text())
 _MARK = re.compile(r"qz(\d+)qz")
-_LOOK_S = 0.1
+_READ_S = 0.1
 _STEP_S = 0.02
 
 
@@ -42,9 +42,9 @@ class TritonPythonModel:
         self._waiting: collections.deque[Sequence] = collections.deque()
         self._running: list[tuple[float, int, Sequence]] = []  # by the time of the next token
         self._order = itertools.count()
-        self._looked_at = self._dropped_at = 0.0
+        self._read_at = self._dropped_at = 0.0
         self._closing = False
-        self._look(time.monotonic())
+        self._read_speed(time.monotonic())
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -52,10 +52,10 @@ class TritonPythonModel:
         for request in requests:
             found = _MARK.search(_text(request, "text_input"))
             os.write(self._journal, f"{found[1] if found else '-'}\n".encode())
-            wanted = json.loads(_text(request, "sampling_parameters") or "{}")
-            own = json.loads(request.parameters() or "{}")
-            left_s = own.get("causeway_deadline_ms", 120_000) / 1000.0
-            sequence = Sequence(request.get_response_sender(), int(wanted["max_tokens"]), time.monotonic() + left_s)
+            sampling = json.loads(_text(request, "sampling_parameters") or "{}")
+            parameters = json.loads(request.parameters() or "{}")
+            left_s = parameters.get("causeway_deadline_ms", 120_000) / 1000.0
+            sequence = Sequence(request.get_response_sender(), int(sampling["max_tokens"]), time.monotonic() + left_s)
             with self._changed:
                 self._waiting.append(sequence)
                 self._changed.notify()
@@ -70,26 +70,26 @@ class TritonPythonModel:
         while True:
             with self._changed:
                 now = time.monotonic()
-                self._look(now)
+                self._read_speed(now)
                 self._drop_cancelled(now)
                 self._admit(now)
                 if self._closing:
                     return
                 if not self._running or self._running[0][0] > now:
-                    until = self._running[0][0] - now if self._running else _LOOK_S
-                    self._changed.wait(min(until, _STEP_S if self._waiting else _LOOK_S))
+                    until = self._running[0][0] - now if self._running else _READ_S
+                    self._changed.wait(min(until, _STEP_S if self._waiting else _READ_S))
                     continue
                 _, _, sequence = heapq.heappop(self._running)
             self._token(sequence, now)
 
-    def _look(self, now: float) -> None:
-        if now - self._looked_at >= _LOOK_S:
-            pace = json.loads(Path(_BED["pace"]).read_text())
-            self._slots, self._prefill_s, self._step_s = pace["slots"], pace["prefill_s"], pace["step_s"]
-            self._looked_at = now
+    def _read_speed(self, now: float) -> None:
+        if now - self._read_at >= _READ_S:
+            speed = json.loads(Path(_BED["speed"]).read_text())
+            self._slots, self._prefill_s, self._step_s = speed["slots"], speed["prefill_s"], speed["step_s"]
+            self._read_at = now
 
     def _drop_cancelled(self, now: float) -> None:
-        """Where somebody waits for a slot: those of sequences that nobody wants any more are free."""
+        """Free the slots of cancelled and overdue sequences while others wait."""
         if self._waiting and len(self._running) >= self._slots and now - self._dropped_at >= _STEP_S:
             self._dropped_at = now
             self._running = [entry for entry in self._running if not self._is_over(entry[2], now)]
@@ -112,12 +112,12 @@ class TritonPythonModel:
                 heapq.heappush(self._running, (now + self._step_s, next(self._order), sequence))
 
     def _is_over(self, sequence: Sequence, now: float) -> bool:
-        """Cancelled or out of time: ended, and its slot is free."""
+        """Tell whether the sequence was cancelled or is out of time; if so, end it."""
         cancelled = sequence.sender.is_cancelled()
         if not cancelled and now < sequence.ends:
             return False
-        code, why = ("CANCELLED", "cancelled") if cancelled else ("UNAVAILABLE", "deadline_exceeded: out of time")
-        fault = pb_utils.TritonError(why, getattr(pb_utils.TritonError, code))
+        code, message = ("CANCELLED", "cancelled") if cancelled else ("UNAVAILABLE", "deadline_exceeded: out of time")
+        fault = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
         sequence.sender.send(
             pb_utils.InferenceResponse(error=fault), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         )

@@ -1,4 +1,4 @@
-"""What the bed's client calls an answer, and what its tools count: a tool that sees no fault proves nothing."""
+"""The bed's client and checks recognise faults; a tool that sees none proves nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from .asking import Told, ask
+from .client import RequestResult, send
 from .figures import quantile
-from .overload import changes, flips, recovery_s, swings
+from .overload import device_changes, majority_changes, recovery_s, side_changes
 
 TOKENS = 3
 
@@ -35,8 +35,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 @asynccontextmanager
-async def saying(*events: bytes, status: int = 200, cut: bool = False) -> AsyncIterator[str]:
-    """The URL of a server that answers everything with these events."""
+async def serving(*events: bytes, status: int = 200, cut: bool = False) -> AsyncIterator[str]:
+    """Yield the URL of a server that answers every request with these events."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if status != 200:
@@ -60,91 +60,85 @@ async def saying(*events: bytes, status: int = 200, cut: bool = False) -> AsyncI
         await runner.cleanup()
 
 
-async def told(url: str) -> Told:
+async def result_of(url: str) -> RequestResult:
     async with aiohttp.ClientSession() as session:
-        return await ask(session, url, kind="test", tier="assistant", token="x", tokens=TOKENS)
+        return await send(session, url, profile="test", tier="assistant", token="x", tokens=TOKENS)
 
 
 @pytest.mark.parametrize(
     ("events", "outcome"),
     [
         ((TEXT, END, USAGE, DONE), "answer"),
-        ((TEXT, STOP, USAGE, DONE), "false"),
-        ((TEXT, END, SHORT, DONE), "false"),
-        ((TEXT, END, END, USAGE, DONE), "false"),
-        ((TEXT, END, USAGE, FAULT), "false"),
-        ((TEXT, DONE), "false"),
+        ((TEXT, STOP, USAGE, DONE), "invalid"),
+        ((TEXT, END, SHORT, DONE), "invalid"),
+        ((TEXT, END, END, USAGE, DONE), "invalid"),
+        ((TEXT, END, USAGE, FAULT), "invalid"),
+        ((TEXT, DONE), "invalid"),
         ((TEXT, FAULT), "broken"),
         ((TEXT,), "broken"),
         ((TEXT, END, USAGE), "broken"),
     ],
 )
 async def test_outcomes_of_streams(events: tuple[bytes, ...], outcome: str) -> None:
-    """Only a stream that ends as it was asked to, once and whole, is an answer; one that ends too well is false."""
-    async with saying(*events) as url:
-        assert (await told(url)).outcome == outcome
+    """Only a stream that ends as requested, once and complete, is an answer."""
+    async with serving(*events) as url:
+        assert (await result_of(url)).outcome == outcome
 
 
 async def test_outcomes_without_a_stream() -> None:
-    """A refusal keeps its code and when to come back; a cut stream and a server that is not there have their own."""
-    async with saying(status=503) as url:
-        found = await told(url)
-        assert (found.outcome, found.status, found.code, found.retry_after) == ("refused", 503, "overloaded", "3")
-    async with saying(TEXT, cut=True) as url:
-        assert (await told(url)).outcome == "broken"
-    assert (await told("http://127.0.0.1:1")).outcome == "connection"
+    async with serving(status=503) as url:
+        result = await result_of(url)
+        assert (result.outcome, result.status, result.code, result.retry_after) == ("rejected", 503, "overloaded", "3")
+    async with serving(TEXT, cut=True) as url:
+        assert (await result_of(url)).outcome == "broken"
+    assert (await result_of("http://127.0.0.1:1")).outcome == "connection"
 
 
-def answered(asked_at: float, tier: str = "assistant-large", ttft_s: float = 0.1) -> Told:
-    return Told(mark="1", kind="test", asked_at=asked_at, outcome="answer", tier=tier, ttft_s=ttft_s)
+def answered(sent_at: float, tier: str = "assistant-large", ttft_s: float = 0.1) -> RequestResult:
+    return RequestResult(mark="1", profile="test", sent_at=sent_at, outcome="answer", tier=tier, ttft_s=ttft_s)
 
 
-def test_changes_of_tier_are_counted() -> None:
-    """By the tier that most requests of a second got; what lies outside the span does not count."""
+def test_majority_changes_count_within_the_span_only() -> None:
     large, small = "assistant-large", "assistant"
     seen = [answered(at + 0.1, tier) for at, tier in enumerate((large, small, small, large, small))]
     seen += [answered(3.2, small), answered(3.3, small)]
-    assert flips(seen, 0.0, 5.0) == 1
-    assert flips(seen, 1.0, 3.0) == 0
+    assert majority_changes(seen, 0.0, 5.0) == 1
+    assert majority_changes(seen, 1.0, 3.0) == 0
 
 
-def test_a_divided_kind_has_not_changed_sides() -> None:
-    """Two thirds have to come from one tier, and later from the other."""
+def test_side_changes_need_two_thirds_of_a_second() -> None:
     large, small = "assistant-large", "assistant"
 
-    def second(at: int, larges: int) -> list[Told]:
+    def second(at: int, larges: int) -> list[RequestResult]:
         return [answered(at + 0.1 * n, large if n < larges else small) for n in range(6)]
 
     divided = [each for at, larges in enumerate((4, 3, 2, 3, 2, 3, 4)) for each in second(at, larges)]
-    assert swings(divided, 0.0, 7.0) == 2
+    assert side_changes(divided, 0.0, 7.0) == 2
     even = [each for at in range(7) for each in second(at, 3)]
-    assert swings(even, 0.0, 7.0) == 0
+    assert side_changes(even, 0.0, 7.0) == 0
 
 
-def test_a_devices_changes_are_its_own() -> None:
-    """Devices on different tiers have not changed; one that is answered by another tier than before has, each time."""
+def test_device_changes_are_counted_per_device() -> None:
     seen = []
     for at in range(10):
         for device, tier in ((0, "assistant-large"), (1, "assistant"), (2, ("assistant", "assistant-large")[at % 2])):
-            told = answered(at + 0.1 * device, tier)
-            told.device = device
-            seen.append(told)
-    assert changes(seen, 0.0, 10.0) == 9 / 3
-    assert changes(seen[:1], 0.0, 10.0) == changes([], 0.0, 10.0) == 0
+            result = answered(at + 0.1 * device, tier)
+            result.device = device
+            seen.append(result)
+    assert device_changes(seen, 0.0, 10.0) == 9 / 3
+    assert device_changes(seen[:1], 0.0, 10.0) == device_changes([], 0.0, 10.0) == 0
 
 
-def test_recovery_is_the_last_request_that_was_not_well() -> None:
-    """Late, by the wrong tier or refused: the last of them says when it was over; none is at once."""
+def test_recovery_is_the_last_late_degraded_or_rejected_request() -> None:
     well = [answered(10.0 + at) for at in range(10)]
     assert recovery_s(well, 10.0, 0.2) == 0.0
     assert recovery_s([*well, answered(12.5, ttft_s=0.3)], 10.0, 0.2) == 2.5
     assert recovery_s([*well, answered(14.0, "assistant")], 10.0, 0.2) == 4.0
-    refused = Told(mark="1", kind="test", asked_at=16.0, outcome="refused", status=503)
-    assert recovery_s([*well, refused], 10.0, 0.2) == 6.0
+    rejected = RequestResult(mark="1", profile="test", sent_at=16.0, outcome="rejected", status=503)
+    assert recovery_s([*well, rejected], 10.0, 0.2) == 6.0
 
 
 def test_quantiles() -> None:
-    """Of nothing 0; else the value with that share below it."""
     assert quantile([], 0.5) == 0.0
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile(range(100), 0.99) == 99

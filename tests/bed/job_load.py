@@ -1,4 +1,4 @@
-"""Jobs, and everything that they do to the outside: what was accepted, what ended, what a receiver was told."""
+"""Jobs and all their effects: which were accepted, how each ended, and which webhooks arrived."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import msgspec
 
 from tests.jobs.webhook_receiver import Receiver
 
-from .asking import body_of, new_mark
+from .client import body_of, new_mark
 
-REQUEST_S = 10.0
+REQUEST_TIMEOUT_S = 10.0
 PAUSE_S = 0.2
 _ENDS = ("succeeded", "failed", "dead", "cancelled", "expired")
 
 
-class Accepted(msgspec.Struct):
+class AcceptedJob(msgspec.Struct):
     """What one Idempotency-Key led to."""
 
     key: str
     mark: str
-    hooked: bool
-    ids: set[str] = msgspec.field(default_factory=set)  # of every 202 that came back for it
-    status: str = ""  # how it ended
-    ends: int = 0  # how often its events say so
+    has_webhook: bool
+    ids: set[str] = msgspec.field(default_factory=set)  # of every 202 answer for the key
+    status: str = ""  # its final one
+    ends: int = 0  # end events in its event stream
     tokens: int = 0
 
 
-class Jobs:
-    """Offers jobs through whichever gateway answers, again and again under one key until one says 202."""
+class JobLoad:
+    """Submits jobs to any gateway, again and again under one key until a gateway answers 202."""
 
     def __init__(
         self, session: aiohttp.ClientSession, urls: tuple[str, ...], token: str, receiver: Receiver, rng: random.Random
@@ -42,38 +42,38 @@ class Jobs:
         self._headers = {"authorization": f"Bearer {token}"}
         self._receiver = receiver
         self._rng = rng
-        self.accepted: list[Accepted] = []
-        self.offers = 0
-        self.refused: collections.Counter[str] = collections.Counter()
+        self.accepted: list[AcceptedJob] = []
+        self.submissions = 0
+        self.rejected: collections.Counter[str] = collections.Counter()
 
-    async def offer(self, tier: str, tokens: int) -> None:
-        """Returns when it is accepted. Now and then it is offered once more, as by a client that heard nothing."""
+    async def submit(self, tier: str, tokens: int) -> None:
+        """Submit a job until it is accepted; one in five once more, as by a client that lost the answer."""
         mark = new_mark()
-        job = Accepted(f"key-{mark}", mark, self._rng.random() < 0.5)
+        job = AcceptedJob(f"key-{mark}", mark, self._rng.random() < 0.5)
         body = body_of(mark, tier, tokens, stream=False)
-        if job.hooked:
+        if job.has_webhook:
             body["webhook"] = f"http://127.0.0.1:{self._receiver.port}/"
         again = self._rng.random() < 0.2
-        while not await self._offered(job, body):
+        while not await self._is_accepted(job, body):
             await asyncio.sleep(PAUSE_S)
         self.accepted.append(job)
-        while again and not await self._offered(job, body):
+        while again and not await self._is_accepted(job, body):
             await asyncio.sleep(PAUSE_S)
 
-    async def _offered(self, job: Accepted, body: dict[str, Any]) -> bool:
-        self.offers += 1
-        status, answer = await self._asked("POST", "/v1/jobs", json=body, headers={"idempotency-key": job.key})
+    async def _is_accepted(self, job: AcceptedJob, body: dict[str, Any]) -> bool:
+        self.submissions += 1
+        status, answer = await self._request("POST", "/v1/jobs", json=body, headers={"idempotency-key": job.key})
         if status != 202:
-            self.refused[f"{status} {answer.get('error', {}).get('code', '')}"] += 1
+            self.rejected[f"{status} {answer.get('error', {}).get('code', '')}"] += 1
             return False
         job.ids.add(answer["id"])
         return True
 
-    async def ended(self, jobs: list[Accepted], patience_s: float) -> list[Accepted]:
-        """Those of `jobs` that are lost: gone, or without an end when the time is over."""
+    async def wait_for_ends(self, jobs: list[AcceptedJob], timeout_s: float) -> list[AcceptedJob]:
+        """Return those of `jobs` that are missing or without an end after `timeout_s`."""
         waiting = list(jobs)
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 while waiting:
                     waiting = [job for job in waiting if not await self._has_ended(job)]
                     await asyncio.sleep(PAUSE_S)
@@ -81,8 +81,8 @@ class Jobs:
             pass
         return waiting
 
-    async def _has_ended(self, job: Accepted) -> bool:
-        status, view = await self._asked("GET", f"/v1/jobs/{min(job.ids)}")
+    async def _has_ended(self, job: AcceptedJob) -> bool:
+        status, view = await self._request("GET", f"/v1/jobs/{min(job.ids)}")
         if status != 200 or view["status"] not in _ENDS:
             return False
         job.status = view["status"]
@@ -90,12 +90,12 @@ class Jobs:
             job.tokens = view["result"]["usage"]["completion_tokens"]
         return True
 
-    async def count_ends(self, job: Accepted) -> None:
-        """How often the job's events tell of an end."""
+    async def count_ends(self, job: AcceptedJob) -> None:
+        """Count the end events in the job's event stream."""
         for url in self._urls:
             job.ends = 0
             try:
-                async with asyncio.timeout(REQUEST_S):
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
                     async with self._session.get(
                         f"{url}/v1/jobs/{min(job.ids)}/events", headers=self._headers
                     ) as reply:
@@ -105,13 +105,13 @@ class Jobs:
             except (aiohttp.ClientError, ConnectionError, TimeoutError):
                 continue
 
-    async def _asked(self, method: str, path: str, **more: Any) -> tuple[int, dict[str, Any]]:
-        """(0, {}) where there is no answer."""
-        headers = self._headers | more.pop("headers", {})
+    async def _request(self, method: str, path: str, **options: Any) -> tuple[int, dict[str, Any]]:
+        """Return the status and the body; (0, {}) where there is no answer."""
+        headers = self._headers | options.pop("headers", {})
         url = self._rng.choice(self._urls) + path
         try:
-            async with asyncio.timeout(REQUEST_S):
-                async with self._session.request(method, url, headers=headers, **more) as reply:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                async with self._session.request(method, url, headers=headers, **options) as reply:
                     return reply.status, await reply.json()
         except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError):
             return 0, {}
