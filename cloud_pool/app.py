@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anyio
-import msgspec
 import redis.asyncio
 from aiohttp import hdrs
 from anyio import to_thread
@@ -16,6 +15,7 @@ from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
 
+from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
 from .accounts.identity.authenticator import Authenticator
 from .accounts.identity.key_set import KeySet
@@ -48,37 +48,7 @@ from .serving.assembly import ReloadListeners, build_serving
 from .serving.service import nothing_stale
 
 _CONNECTIONS = 64  # to Redis
-_PREPARE_S = 3.0
-_FLUSH_S = 3.0  # at the end, for what tenants have used
 _log = logging.getLogger("causeway.cloud")
-
-
-class Accounts(msgspec.Struct, frozen=True):
-    """Who may ask, and what is kept about it."""
-
-    gate: Authenticator
-    ledger: Ledger
-    accounts: TenantAccounting
-    audit: AuditLog
-    revocations: RevocationList
-    client: redis.asyncio.Redis | None
-
-    async def prepare(self) -> None:
-        """What is revoked is known before anybody may ask; a Redis that is away delays that by a moment."""
-        with anyio.move_on_after(_PREPARE_S):
-            await self.revocations.refresh()
-
-    def start(self, tasks: TaskGroup) -> None:
-        self.audit.start()
-        tasks.start_soon(self.revocations.watch)
-        tasks.start_soon(self.accounts.watch)
-
-    async def close(self) -> None:
-        with anyio.move_on_after(_FLUSH_S):
-            await self.accounts.flush()
-        await to_thread.run_sync(self.audit.close)
-        if self.client is not None:
-            await self.client.aclose()
 
 
 class App:
@@ -88,7 +58,7 @@ class App:
         self,
         config: Config,
         server: Server,
-        desk: Accounts,
+        accounts: Accounts,
         jobs: JobsGateway | None,
         pools: Pools,
         warmer: TierWarmer,
@@ -100,7 +70,7 @@ class App:
     ) -> None:
         self._config = config
         self._server = server
-        self._desk = desk
+        self._accounts = accounts
         self._jobs = jobs
         self.pools = pools
         self._warmth = warmer
@@ -125,9 +95,9 @@ class App:
         if self._heartbeat is not None:
             self._tasks.start_soon(self._heartbeat.watch)
         self._front.start(self._tasks)
-        await self._desk.prepare()
+        await self._accounts.prepare()
         await self._listener.start()
-        self._desk.start(self._tasks)
+        self._accounts.start(self._tasks)
         if self._jobs is not None:
             self._tasks.start_soon(self._jobs.watch)
 
@@ -144,7 +114,7 @@ class App:
     async def close(self) -> None:
         """What the background work used. Not before that has ended: a probe needs its channel until its last step."""
         await self._front.close()
-        await self._desk.close()
+        await self._accounts.close()
         if self._jobs is not None:
             await self._jobs.close()
         await self.pools.close()
@@ -156,33 +126,33 @@ def build(config: Config, tasks: TaskGroup) -> App:
     """Everything checked and wired, nothing started. `tasks` is the parent of background work. Raises ConfigError."""
     tiers = load_tiers(config)
     metrics = Metrics()
-    desk = build_accounts(config, metrics)
+    accounts = build_accounts(config, metrics)
     repairs = ReloadListeners(metrics.count_reload)
     pools = build_pools(config, tiers, metrics, tasks, repairs)
     doors = {tier.name: tier.config.admission_settings for tier in tiers}
     cache = build_cache(config, by_name(tiers), metrics)
     find_stale = nothing_stale if cache is None else cache.find_stale
-    lanes = build_serving(config, tiers, pools.by_tier, doors, metrics, find_stale=find_stale, client=desk.client)
+    lanes = build_serving(config, tiers, pools.by_tier, doors, metrics, find_stale=find_stale, client=accounts.redis)
     caching_service = CachingService(cache, lanes.service.answer)
     repairs.listeners.append(lanes.warmer.loaded)
     readiness = Readiness(pools.by_tier, config.server.readiness_cache_s)
     tracing = build_tracing(config, "causeway-gateway")
-    jobs = build_jobs(config, by_name(tiers), desk, metrics, tracing)
+    jobs = build_jobs(config, by_name(tiers), accounts, metrics, tracing)
     server = Server(
         config.server,
         by_name(tiers),
         lanes.service,
         readiness,
-        desk.gate,
-        desk.ledger,
+        accounts.authenticator,
+        accounts.ledger,
         metrics,
         caching_service=caching_service,
         critical_tenants=config.degradation.critical_tenants,
-        jobs=(lambda _: None) if jobs is None else jobs.handler,
+        jobs=(lambda _: None) if jobs is None else jobs.api.handler,
         tracing=tracing,
     )
     return App(
-        config, server, desk, jobs, pools, lanes.warmer, lanes.lag, lanes.heartbeat, caching_service, tracing, tasks
+        config, server, accounts, jobs, pools, lanes.warmer, lanes.lag, lanes.heartbeat, caching_service, tracing, tasks
     )
 
 
@@ -214,7 +184,7 @@ def build_cache(config: Config, tiers: Mapping[str, Tier], metrics: Metrics) -> 
 
 
 def build_jobs(
-    config: Config, tiers: Mapping[str, Tier], desk: Accounts, metrics: Metrics, tracing: Tracing | None
+    config: Config, tiers: Mapping[str, Tier], accounts: Accounts, metrics: Metrics, tracing: Tracing | None
 ) -> JobsGateway | None:
     """None without a Redis. Raises ConfigError."""
     settings = with_shared_redis(config.jobs, config.redis)
@@ -223,33 +193,33 @@ def build_jobs(
     return JobsGateway(
         settings,
         tiers,
-        lambda http: desk.gate.principal(http.headers.get(hdrs.AUTHORIZATION, "")),
+        lambda http: accounts.authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, "")),
         metrics.registry,
-        limits=desk.ledger.limits,
+        limits=accounts.ledger.limits,
         trace=None if tracing is None else tracing.jobs,
     )
 
 
 def build_accounts(config: Config, metrics: Metrics) -> Accounts:
-    """Raises ConfigError."""
+    """Build identity, tenants and audit log. Raises ConfigError."""
     tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else StaticTokens()
     client = open_redis(config.redis) if config.redis else None
     keys = KeySet(Path(config.identity.key_file)) if config.identity.key_file else None
     verifier = TokenVerifier(config.identity, keys) if keys is not None else None
     revocations = RevocationList(config.identity, client)
-    book = UsageRecorder(config.tenants, client)
-    accounts = TenantAccounting(config.tenants, TenantRateLimiter(config.tenants, client), book)
+    limiter, usage = TenantRateLimiter(config.tenants, client), UsageRecorder(config.tenants, client)
+    accounting = TenantAccounting(config.tenants, limiter, usage)
     audit = AuditLog(config.audit_file)
     tenants = TenantMetrics(metrics.registry)
     tenants.watch(
-        local_checks=lambda: accounts.budgets.local_checks,
+        local_checks=lambda: limiter.local_checks,
         stale_accepts=lambda: revocations.stale_accepts,
-        usage_lost=lambda: book.lost,
+        usage_lost=lambda: usage.lost,
         audit_lost=lambda: audit.lost,
-        keys_stale=lambda: float(keys is not None and bool(keys.fault)),
+        key_file_stale=lambda: float(keys is not None and bool(keys.last_error)),
     )
-    gate = Authenticator(tokens, verifier, revocations)
-    return Accounts(gate, Ledger(accounts, audit, tenants), accounts, audit, revocations, client)
+    authenticator = Authenticator(tokens, verifier, revocations)
+    return Accounts(authenticator, Ledger(accounting, audit, tenants), accounting, audit, revocations, client)
 
 
 def open_redis(url: str) -> redis.asyncio.Redis:

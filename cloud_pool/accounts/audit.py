@@ -1,7 +1,7 @@
-"""Who asked, under which policy, on which tier, for how many tokens. Never what was asked or answered.
+"""Audit log: caller, policy, tier, tokens and outcome of each request, never its content. One JSON object per line.
 
-One JSON line a request. Lines are written by a thread of their own: a disk that is slow or full costs records, which
-are counted, and never an answer. A file that was moved away (log rotation) is opened anew.
+A thread writes the lines: a slow or full disk loses records, which are counted, and delays no answer. After a log
+rotation the file is opened again.
 """
 
 from __future__ import annotations
@@ -21,27 +21,30 @@ _log = logging.getLogger("causeway.cloud.audit")
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """There is no field that could hold content: names are checked where they enter, the rest are numbers."""
+    """No field can hold content: names are validated where they enter, all else are numbers and known words."""
 
     at: float  # unix, s
     id: str  # the request's, as in logs and traces
     tenant: str
     device: str
     token_id: str  # "" for a static token
-    policy: str  # name@revision at the edge that asked, "" where it did not say
+    policy: str  # name@revision of the edge's policy; "" if the edge sent none
     route: str  # chat, completion, job
-    tier: str  # "" when it was refused before
+    tier: str  # "" if refused before a tier was known
     outcome: str  # ok, or an error's code
     prompt_tokens: int = 0
     completion_tokens: int = 0
     micro_usd: int = 0
-    cache: str = ""  # hit, stale, miss, coalesced, bypass; "" where there is no cache
+    cache: str = ""  # hit, stale, miss, coalesced, bypass; "" without a cache
 
 
 class AuditLog:
-    """`target` is a path, "-" for stdout, "" for none. `lost` counts records that were never written.
+    """Appends records to a file.
 
-    `open_file` is how it is opened: path → binary file, for appending.
+    Args:
+        target: a path, "-" for stdout, "" for none
+        capacity: records that may wait for the thread
+        open_file: opens a path as a binary file for appending
     """
 
     def __init__(
@@ -57,20 +60,23 @@ class AuditLog:
         self._thread: threading.Thread | None = None
         self._file: IO[bytes] | None = None
         self._inode = -1
-        self._lost_on_enqueue = 0  # on the callers' side: each side counts its own, so that no count is torn
+        # Two counters, because two threads count: an increment is not atomic.
+        self._lost_on_enqueue = 0
         self._lost_on_write = 0
 
     @property
     def lost(self) -> int:
+        """Records that were not written."""
         return self._lost_on_enqueue + self._lost_on_write
 
     def start(self) -> None:
+        """Start the thread."""
         if self._target:
             self._thread = threading.Thread(target=self._write_all, name="audit", daemon=True)
             self._thread.start()
 
-    def offer(self, record: AuditRecord) -> None:
-        """Never waits."""
+    def enqueue(self, record: AuditRecord) -> None:
+        """Hand a record to the thread. Never blocks: a full queue loses the record."""
         if not self._target:
             return
         try:
@@ -79,7 +85,7 @@ class AuditLog:
             self._lost_on_enqueue += 1
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Writes what waits, unless that takes longer than `timeout_s`."""
+        """Write the pending records, for at most about `timeout_s`, and end the thread."""
         if self._thread is None:
             return
         try:
@@ -103,7 +109,7 @@ class AuditLog:
         self._close_file()
 
     def _write(self, line: bytes) -> None:
-        """Raises OSError. A line that a full disk cut short is ended, so that it spoils no other."""
+        """Append a line, or end one that a full disk cut short, so that it spoils no other. Raises OSError."""
         if self._target == "-":
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()

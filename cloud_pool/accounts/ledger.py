@@ -1,4 +1,4 @@
-"""What each request leaves behind, whatever becomes of it: its tenant's usage and cost, and one audit record."""
+"""One ledger entry per request: limits before it; usage, cost and one audit record after it, whatever its outcome."""
 
 from __future__ import annotations
 
@@ -20,64 +20,68 @@ _POLICY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,64})?")
 
 
 class LedgerEntry:
-    """One request, filled in as it becomes known. `Ledger.close` is called exactly once."""
+    """One request. The owner fills it in as facts become known and calls `Ledger.close` exactly once."""
 
-    def __init__(self, route: str) -> None:
-        self.route = route
+    def __init__(self, route: str, policy: str = "") -> None:
+        self.route = route  # chat, completion or job
+        self.policy = policy
         self.id = ""
         self.principal: Principal | None = None
-        self.policy = ""
         self.tier = ""
-        self.told: dict[str, str] = {}  # the answer's headers about itself
-        self.grant: TokenReservation | None = None
-        self.prompt_guess = 0  # tokens, from the body's length
+        self.response_headers: dict[str, str] = {}
+        self.reservation: TokenReservation | None = None
+        self.estimated_prompt_tokens = 0  # from the body's length
         self.usage = Usage()
         self.cache = ""
-        self.deferred = False  # closed when the work is over, which outlasts the request
-        self.paid = True  # whether tokens were made on this request's account
-        self.outcome = ClientGone.code  # what it is when the handler is cancelled
+        self.closes_later = False  # at the end of a shared generation, which may outlast the request
+        self.billable = True  # False: the tokens were generated for another request
+        self.outcome = ClientGone.code  # stays when the handler is cancelled
 
 
 class Ledger:
+    """Opens and closes entries.
+
+    Args:
+        wall_clock: unix time, s
+    """
+
     def __init__(
         self,
-        accounts: TenantAccounting,
+        accounting: TenantAccounting,
         audit: AuditLog,
         metrics: TenantMetrics,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._accounts = accounts
+        self._accounting = accounting
         self._audit = audit
         self._metrics = metrics
         self._wall_clock = wall_clock
 
     def open(self, route: str, headers: Mapping[str, str]) -> LedgerEntry:
-        """`x-causeway-policy` (name@revision) is the asker's own word: kept for the record, believed for nothing."""
-        entry = LedgerEntry(route)
-        said = headers.get("x-causeway-policy", "")
-        entry.policy = said if _POLICY.fullmatch(said) else ""
-        return entry
+        """Open an entry. The policy comes from `x-causeway-policy` (name@revision), which is recorded, not trusted."""
+        policy = headers.get("x-causeway-policy", "")
+        return LedgerEntry(route, policy if _POLICY.fullmatch(policy) else "")
 
     def limits(self, principal: Principal) -> TenantLimits:
-        return self._accounts.limits(principal.tenant)
+        """Return the limits of the principal's tenant."""
+        return self._accounting.config.limits(principal.tenant)
 
     async def admit(self, entry: LedgerEntry, principal: Principal, request: Request, body_bytes: int) -> None:
-        """Raises RateLimited."""
-        entry.prompt_guess = body_bytes // BYTES_PER_TOKEN
-        entry.grant = await self._accounts.admit(principal.tenant, request, body_bytes)
+        """Reserve the request's tokens. Raises RateLimited."""
+        entry.estimated_prompt_tokens = body_bytes // BYTES_PER_TOKEN
+        entry.reservation = await self._accounting.reserve(principal.tenant, request, body_bytes)
 
     def close(self, entry: LedgerEntry) -> None:
+        """Settle the reservation and write the audit record. A refused request has no reservation and costs nothing."""
         usage, micro_usd = entry.usage, 0
-        if entry.grant is not None:
-            if entry.paid and not usage.prompt_tokens and (usage.completion_tokens or entry.outcome == ClientGone.code):
-                # The prompt's length comes with the last chunk: who leaves before it has used the model all the same.
-                usage = Usage(entry.prompt_guess, usage.completion_tokens)
-            tenant = entry.grant.tenant
-            micro_usd = self._accounts.ended(entry.grant, entry.tier, entry.route, usage)
-            self._metrics.used(tenant, entry.tier, entry.route, usage, micro_usd)
+        if entry.reservation is not None:
+            if self._prompt_is_unknown(entry):
+                usage = Usage(entry.estimated_prompt_tokens, usage.completion_tokens)
+            micro_usd = self._accounting.settle(entry.reservation, entry.tier, entry.route, usage)
+            self._metrics.count(entry.reservation.tenant, entry.tier, entry.route, usage, micro_usd)
         principal = entry.principal
-        self._audit.offer(
+        self._audit.enqueue(
             AuditRecord(
                 at=self._wall_clock(),
                 id=entry.id,
@@ -94,3 +98,9 @@ class Ledger:
                 cache=entry.cache,
             )
         )
+
+    def _prompt_is_unknown(self, entry: LedgerEntry) -> bool:
+        # The prompt's length comes with the last chunk. A client that leaves earlier has used the model all the same.
+        if not entry.billable or entry.usage.prompt_tokens:
+            return False
+        return bool(entry.usage.completion_tokens) or entry.outcome == ClientGone.code

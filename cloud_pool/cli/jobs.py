@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import click
 
@@ -14,14 +14,19 @@ from router.errors import CausewayError, ConfigError
 
 from ..config.loader import Flags, load_config
 from ..jobs.config import with_shared_redis
-from ..jobs.lua.scripts import SCRIPTS
 from ..jobs.store.job_store import JobStore
-from ..jobs.store.redis_client import RedisClient
 from ..observability.logs import start_log
-from .main import LogLevel, refuse, until_stopped
+from .process import LogLevel, refuse, until_stopped
 
 _PATH = click.Path(path_type=Path)
 T = TypeVar("T")
+
+
+class _Source(NamedTuple):
+    """Where the jobs are: a configuration file, a Redis URL, or both."""
+
+    config: Path | None
+    redis: str | None
 
 
 @click.command()
@@ -30,9 +35,9 @@ T = TypeVar("T")
 @click.option("--triton", help="host:port of Triton's gRPC, for every tier.")
 @click.option("--tier", "tiers", multiple=True, help="A tier to work for; repeatable.")
 @click.option("--model-dir", "model_dirs", multiple=True, type=_PATH, help="Searched for artifacts first; repeatable.")
-@click.option("--metrics-host", default="127.0.0.1", show_default=True)
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve /metrics there; 0: any free one.")
-@click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve /metrics on.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve /metrics on this port; 0: any free one.")
+@click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]), help="Log level.")
 def worker(
     path: Path | None,
     redis: str | None,
@@ -56,8 +61,8 @@ def worker(
     try:
         config = load_config(path, flags)
         start_log(config.log, config.log_format)
-        at = None if metrics_port is None else (metrics_host, metrics_port)
-        until_stopped(lambda stop: run(config, stop, at, lambda: load_config(path, flags)))
+        metrics_address = None if metrics_port is None else (metrics_host, metrics_port)
+        until_stopped(lambda stop: run(config, stop, metrics_address, lambda: load_config(path, flags)))
     except ConfigError as error:
         refuse(error.message)
 
@@ -67,74 +72,71 @@ def worker(
 @click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.pass_context
 def dlq(context: click.Context, path: Path | None, redis: str | None) -> None:
-    """Dead letters: jobs whose attempts are used up. What they asked is not shown."""
-    context.obj = path, redis
+    """Manage dead letters: jobs that used up their attempts. Their content is never shown."""
+    context.obj = _Source(path, redis)
 
 
 @dlq.command("list")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many.")
 @click.pass_obj
-def list_dead_letters(place: tuple[Path | None, str | None], limit: int) -> None:
-    """Newest first: when, job, owner, tier, attempts, last fault."""
-    for letter in _run_with_store(place, lambda store: store.dead_letters(limit)):
-        at = datetime.fromtimestamp(letter.died / 1000, tz=UTC).isoformat(timespec="seconds")
-        click.echo("\t".join((at, letter.id, letter.owner, letter.tier, str(letter.attempts), letter.code)))
+def list_dead_letters(source: _Source, limit: int) -> None:
+    """List dead letters, newest first: time, job, owner, tier, attempts, code of the last error."""
+    for letter in _run_with_store(source, lambda store: store.dead_letters(limit)):
+        died_at = datetime.fromtimestamp(letter.died / 1000, tz=UTC).isoformat(timespec="seconds")
+        click.echo("\t".join((died_at, letter.id, letter.owner, letter.tier, str(letter.attempts), letter.code)))
 
 
 @dlq.command("retry")
 @click.argument("jobs", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All that `list` shows by default.")
 @click.pass_obj
-def retry(place: tuple[Path | None, str | None], jobs: tuple[str, ...], every: bool) -> None:
-    """Queue them again, with all their attempts and a new deadline. A batch's line is not: send a new batch."""
-    _for_each_job(place, jobs, every, "queued again", lambda store, job: store.retry(job))
+def retry(source: _Source, jobs: tuple[str, ...], every: bool) -> None:
+    """Queue dead letters again, with all attempts and a new deadline. Lines of a batch stay: send a new batch."""
+    _for_each_job(source, jobs, every, "queued again", lambda store, job: store.retry(job))
 
 
 @dlq.command("purge")
 @click.argument("jobs", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All that `list` shows by default.")
 @click.pass_obj
-def purge(place: tuple[Path | None, str | None], jobs: tuple[str, ...], every: bool) -> None:
-    """Delete them, with all that they asked."""
-    _for_each_job(place, jobs, every, "purged", lambda store, job: store.purge(job))
+def purge(source: _Source, jobs: tuple[str, ...], every: bool) -> None:
+    """Delete dead letters with their requests."""
+    _for_each_job(source, jobs, every, "purged", lambda store, job: store.purge(job))
 
 
 def _for_each_job(
-    place: tuple[Path | None, str | None],
-    jobs: tuple[str, ...],
-    every: bool,
-    done: str,
-    act: Callable[[JobStore, str], Awaitable[bool]],
+    source: _Source, jobs: tuple[str, ...], every: bool, done: str, act: Callable[[JobStore, str], Awaitable[bool]]
 ) -> None:
+    """Apply `act` and print a line per job. Exits with status 1 if it failed for any of them."""
     if bool(jobs) == every:
-        refuse("name the jobs, or say --all")
+        refuse("name the jobs, or use --all")
 
-    async def all_of_them(store: JobStore) -> list[tuple[str, bool]]:
+    async def act_on_all(store: JobStore) -> list[tuple[str, bool]]:
         names = [letter.id for letter in await store.dead_letters()] if every else list(jobs)
         return [(job, await act(store, job)) for job in names]
 
-    found = _run_with_store(place, all_of_them)
-    for job, worked in found:
-        click.echo(f"{job}\t{done if worked else 'left: it is no dead letter, or its batch has counted it'}")
-    if not all(worked for _, worked in found):
+    results = _run_with_store(source, act_on_all)
+    for job, succeeded in results:
+        click.echo(f"{job}\t{done if succeeded else 'left: not a dead letter, or already counted by its batch'}")
+    if not all(succeeded for _, succeeded in results):
         raise SystemExit(1)
 
 
-def _run_with_store(place: tuple[Path | None, str | None], work: Callable[[JobStore], Awaitable[T]]) -> T:
-    path, redis = place
+def _run_with_store(source: _Source, work: Callable[[JobStore], Awaitable[T]]) -> T:
+    from ..jobs.stores import JobStores
 
-    async def worked() -> T:
-        config = load_config(path, Flags(redis=redis))
+    async def run() -> T:
+        config = load_config(source.config, Flags(redis=source.redis))
         settings = with_shared_redis(config.jobs, config.redis)
         if not settings.redis:
-            raise ConfigError("which Redis? Give --redis, or a --config that names it", where="redis")
-        database = RedisClient(settings.redis, settings.key_prefix, SCRIPTS)
+            raise ConfigError("give --redis, or a --config that names it", where="redis")
+        stores = JobStores.open(settings)
         try:
-            return await work(JobStore(database, settings))
+            return await work(stores.jobs)
         finally:
-            await database.close()
+            await stores.close()
 
     try:
-        return asyncio.run(worked())
+        return asyncio.run(run())
     except CausewayError as error:
         refuse(error.message)

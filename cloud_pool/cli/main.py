@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, NoReturn, TypeVar
 
 import click
 import msgspec
@@ -25,12 +21,11 @@ from ..observability.logs import start_log
 from ..triton_server.environment import find_environment
 from ..triton_server.launcher import Launcher, Ports, choose_ports, clear_orphans, command, memory_prefix
 from ..triton_server.repository import ServedModel, write_repository
+from .process import LogLevel, refuse, until_stopped
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-triton"
-LogLevel = Literal["debug", "info", "warning", "error"]
 _PORT = click.IntRange(0, 65535)
 _PATH = click.Path(path_type=Path)
-T = TypeVar("T")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -212,34 +207,3 @@ def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> 
         options, model_path=str(artifact.path.absolute()), refuse_token=artifact.manifest.refuse_token or ""
     )
     return ServedModel(name, own)
-
-
-def until_stopped(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
-    """Run until SIGTERM or Ctrl-C asks `work` to stop; a Ctrl-C after that ends it at once.
-
-    A further SIGTERM means nothing new: the kernel sends one for each thread of a parent that dies (prctl(2)).
-    """
-
-    async def supervised() -> T:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(work(stop))
-
-        def interrupt() -> None:
-            if stop.is_set():
-                task.cancel()
-            stop.set()
-
-        loop.add_signal_handler(signal.SIGTERM, stop.set)
-        loop.add_signal_handler(signal.SIGINT, interrupt)
-        return await task
-
-    try:
-        return asyncio.run(supervised())
-    except asyncio.CancelledError:
-        sys.exit(1)
-
-
-def refuse(message: str) -> NoReturn:
-    click.echo(f"causeway-cloud: {message}", err=True)
-    sys.exit(2)

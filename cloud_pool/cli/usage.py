@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from datetime import UTC, datetime
 
 import click
@@ -14,21 +13,19 @@ from rich.console import Console
 from rich.table import Table
 
 from ..accounts.tenants.usage import UsageRow, read_usage
+from .process import report_errors
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("tenant")
-@click.option("--redis", "url", envvar="CAUSEWAY_REDIS", required=True, help="The one that the gateways use.")
-@click.option("--day", help="UTC, as 2026-11-21; today where it is left out.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--redis", "url", envvar="CAUSEWAY_REDIS", required=True, help="URL of the gateways' Redis.")
+@click.option("--day", help="UTC, as 2026-11-21; default: today.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@report_errors(RedisError, OSError, ValueError)
 def usage_command(tenant: str, url: str, day: str | None, as_json: bool) -> None:
-    """What a tenant used on a day, and what it costs."""
+    """Show what a tenant used on a day, and what it costs."""
     day = day or datetime.now(UTC).strftime("%Y-%m-%d")
-    try:
-        rows = asyncio.run(_read(url, tenant, day))
-    except (RedisError, OSError, ValueError) as error:
-        click.echo(f"causeway-cloud: {error}", err=True)
-        sys.exit(2)
+    rows = asyncio.run(_read(url, tenant, day))
     if as_json:
         click.echo(msgspec.json.encode(rows).decode())
         return
@@ -40,6 +37,6 @@ def usage_command(tenant: str, url: str, day: str | None, as_json: bool) -> None
 
 
 async def _read(url: str, tenant: str, day: str) -> tuple[UsageRow, ...]:
-    """Raises RedisError, or ValueError for what is no URL."""
+    """Raises RedisError, or ValueError for an invalid URL."""
     async with redis.asyncio.Redis.from_url(url) as client:
         return await read_usage(client, tenant, day)

@@ -118,7 +118,7 @@ class Server:
         try:
             return await self._recorded(http, parse, prefix, entry)
         finally:
-            if not entry.deferred:
+            if not entry.closes_later:
                 self._ledger.close(entry)
 
     async def _recorded(
@@ -140,8 +140,8 @@ class Server:
                 assert isinstance(head, AnswerHead)
                 entry.tier = tally.tier = head.tier
                 encoder = AnswerEncoder(call.request, f"{prefix}-{call.id}", head.tier, int(self._wall_clock()))
-                entry.told = dict(head.headers)
-                headers = {"x-request-id": call.id, **entry.told}
+                entry.response_headers = dict(head.headers)
+                headers = {"x-request-id": call.id, **entry.response_headers}
                 chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # the Head comes once, and first
                 if call.request.stream:
                     response = await streamed(http, chunks, partial(tally.seen, reply), encoder, headers)
@@ -167,18 +167,18 @@ class Server:
     def _settle(
         self, entry: LedgerEntry, reply: Reply, tally: RequestMetrics, outcome: str, trace: Trace | None
     ) -> None:
-        entry.outcome, entry.cache, entry.paid = outcome, reply.status, reply.billable
+        entry.outcome, entry.cache, entry.billable = outcome, reply.status, reply.billable
         tally.stop()
 
         def used(usage: Usage) -> None:
             entry.usage = usage
             tally.end(outcome, usage)
             if trace is not None:
-                trace.end(tier=tally.tier, outcome=outcome, usage=usage, headers=entry.told)
-            if entry.deferred:
+                trace.end(tier=tally.tier, outcome=outcome, usage=usage, headers=entry.response_headers)
+            if entry.closes_later:
                 self._ledger.close(entry)
 
-        entry.deferred = not reply.settle(tally.usage, used)
+        entry.closes_later = not reply.settle(tally.usage, used)
 
     async def _call(self, http: web.BaseRequest, parse: Parse, arrived: float, entry: LedgerEntry) -> RequestContext:
         """Raises CausewayError: who asks, how, and for what, is the caller's fault."""

@@ -1,22 +1,25 @@
 """Asynchronous jobs on Redis: accepted once, run at least once, with exactly one effect.
 
-    accept      record, queue entry and idempotency key in one script         store, scripts
-    claim       a batch sized to the tier's free places, priorities by weight  worker, shares
-    run         the same service that answers interactive requests             runner
-    report      only the holder of the newest fence may end a job              verdicts, store
-    tell        events (SSE), webhooks (outbox in the same script)             events, webhooks, delivery
-    batches     OpenAI's /v1/files and /v1/batches over the same jobs          batches, feeder
+    http/        /v1/jobs, /v1/files, /v1/batches, /v1/webhooks/secret
+    submission   a caller's body -> a checked job
+    store/       accept, claim, report: JobStore and its Redis client; the durability check
+    lua/         the scripts behind it; lua/__init__.py lists the Redis keys
+    worker/      claims jobs for its free slots, runs them on the gateway's own service, reports
+    webhooks/    an outbox of deliveries, signed and sent by workers
+    batches/     OpenAI's batches: lines of a file become jobs
+    gateway      the parts that a gateway has; worker/runtime: those of a worker
 
-A job's life is the table in `states`; the scripts get that table, and no other code moves a job. Every claim raises
-the job's `fence`. A worker that was thought dead, or whose job was cancelled, holds an old fence: what it reports is
-refused, so a second run of a job never has a second effect.
+`states` is the table of a job's life. The scripts use that table, and no other code changes a job's state. Every claim
+increments the job's `fence`. A worker that was taken for dead, or whose job was cancelled, holds an old fence, and its
+report is refused: a second run of a job never has a second effect.
 
-What "accepted" means: 202 is sent after Redis has answered, and with `appendonly yes, appendfsync always` it answers
-after the record is on its disk. `durability` refuses to start on anything less. A Redis that fails over to a replica
-may lose what the replica had not yet received: WAIT is not used, for it would not be undone where too few answer.
+Accepted means: the gateway sends 202 after Redis has answered, and with `appendonly yes, appendfsync always` Redis
+answers after the record is on disk. `store/durability` refuses jobs on a Redis with weaker settings. A Redis that fails
+over to a replica may lose what the replica had not received yet. WAIT is not used: a write that too few replicas
+confirm is not undone by it.
 
-When the connection breaks while a job is being accepted, the caller gets 503 and cannot know: with an
-`Idempotency-Key` it sends the same again and gets the same job; without one it may get a second.
+When the connection breaks while a job is being accepted, the caller gets 503 and cannot know the outcome. With an
+`Idempotency-Key` it sends the same request again and gets the same job; without one it may get a second job.
 
-All keys share one hash tag (`{causeway}`), so that scripts also run on Redis Cluster, in one slot.
+All keys share one hash tag (`{causeway}`), so that the scripts run on Redis Cluster, in one slot.
 """

@@ -1,4 +1,4 @@
-"""How jobs are kept, run and told. All bounded: what is beyond a bound is refused with 4xx, never dropped."""
+"""Configuration of jobs, webhooks and batches. Everything is bounded; what exceeds a bound gets 4xx, never dropped."""
 
 from __future__ import annotations
 
@@ -13,50 +13,56 @@ _DAY_S = 86_400.0
 
 
 class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    allowed_networks: tuple[str, ...] = ()  # networks that may be reached though they are private, as 10.1.0.0/16
+    """Section `jobs.webhooks`."""
+
+    allowed_networks: tuple[str, ...] = ()  # private networks that webhooks may reach, as 10.1.0.0/16
     allow_http: bool = False  # beside https
     timeout_s: Seconds = 15.0  # of one delivery
-    concurrency: Positive = 16
-    disable_after_410_s: Seconds = 7 * _DAY_S  # how long an address that said 410 gets nothing
+    concurrency: Positive = 16  # deliveries of one worker at a time
+    disable_after_410_s: Seconds = 7 * _DAY_S  # how long a URL that answered 410 Gone gets no deliveries
 
 
 class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `jobs.batches`."""
+
     max_file_bytes: Positive = 16 * 1024 * 1024
     max_files: Positive = 100  # of one owner
     max_lines: Positive = 10_000
     max_line_bytes: Positive = 1024 * 1024
-    completion_window_s: Seconds = _DAY_S
+    completion_window_s: Seconds = _DAY_S  # the 24h of completion_window
     file_ttl_s: Seconds = 7 * _DAY_S
-    lines_per_step: Positive = 200  # lines accepted in one go: other work comes between
+    lines_per_step: Positive = 200  # lines that become jobs at a time: other work comes between
 
 
 class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    redis: str = ""  # URL; "": the one that gateways share, and without that there are no jobs here
-    durability: Literal["require", "warn"] = "require"  # of a Redis that may forget on kill -9
-    key_prefix: str = "{causeway}:jobs"  # of all keys; the braces keep them in one slot of a cluster
+    """Section `jobs`."""
+
+    redis: str = ""  # URL; "": the Redis that gateways share; without either there are no jobs
+    durability: Literal["require", "warn"] = "require"  # of a Redis that may lose jobs on kill -9: refuse or log
+    key_prefix: str = "{causeway}:jobs"  # of all Redis keys; the braces keep them in one slot of a cluster
     max_body_bytes: Positive = 1024 * 1024
     max_result_bytes: Positive = 4 * 1024 * 1024
     max_queued: Positive = 20_000  # jobs of one tier and priority
-    max_unfinished: Positive = 20_000  # unfinished jobs of one owner
-    max_dead_letters: Positive = 10_000  # dead letters kept
+    max_unfinished: Positive = 20_000  # jobs of one owner
+    max_dead_letters: Positive = 10_000
     max_event_streams: Positive = 256  # clients that follow events, per gateway
-    default_deadline_s: Seconds = _DAY_S  # where the caller names none
+    default_deadline_s: Seconds = _DAY_S  # of a job whose request names no deadline
     max_deadline_s: Seconds = 7 * _DAY_S
-    result_ttl_s: Seconds = _DAY_S  # results, events and idempotency keys, after the end
+    result_ttl_s: Seconds = _DAY_S  # of results, events and idempotency keys, after the job's end
     dead_letter_ttl_s: Seconds = 7 * _DAY_S
-    max_attempts: Positive = 5
-    attempt_timeout_s: Seconds = 300.0  # one run
-    lease_s: Seconds = 15.0  # a worker that is silent for so long has died
-    lease_check_s: Seconds = 0.4  # how soon a cancelled job's worker knows
-    reclaim_interval_s: Seconds = 1.0  # how often a worker without jobs looks for those of the dead
-    backoff_s: Seconds = 1.0
+    max_attempts: Positive = 5  # then the job is a dead letter
+    attempt_timeout_s: Seconds = 300.0  # of one run
+    lease_s: Seconds = 15.0  # a worker that does not renew its lease for so long is taken for dead
+    lease_check_s: Seconds = 0.4  # how soon a worker notices that a job was cancelled
+    reclaim_interval_s: Seconds = 1.0  # how often a worker looks for jobs of dead workers
+    backoff_s: Seconds = 1.0  # before the second attempt; doubles with each further one, with jitter
     backoff_max_s: Seconds = 60.0
     concurrency: Annotated[int, Meta(ge=0)] = 0  # jobs of a tier in one worker; 0: the tier's own
-    drain_s: Annotated[float, Meta(ge=0)] = 20.0
+    drain_s: Annotated[float, Meta(ge=0)] = 20.0  # on SIGTERM; unfinished jobs then return to their queue
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()
 
 
 def with_shared_redis(config: JobsConfig, shared: str) -> JobsConfig:
-    """Jobs live in a Redis of their own, or in the one that gateways share."""
+    """Return the configuration with the shared Redis, unless jobs have a Redis of their own."""
     return config if config.redis else msgspec.structs.replace(config, redis=shared)

@@ -1,4 +1,4 @@
-"""The faults that only jobs have, leaves of router.errors."""
+"""Errors that only jobs have: leaves of the tree in router.errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from router.errors import CausewayError, InvalidRequest
 
 
 class JobStoreUnavailable(CausewayError):
-    """Redis does not answer, or cannot write. Whether it took the last command is not known."""
+    """Redis does not answer, or cannot write. Whether it executed the last command is unknown."""
 
     status = 503
     code = "job_store_unavailable"
@@ -14,11 +14,11 @@ class JobStoreUnavailable(CausewayError):
 
 
 class JobStoreRefused(JobStoreUnavailable):
-    """Redis answers, with an error: it cannot write, or may not be asked this."""
+    """Redis answers with an error: it cannot write, or forbids the command."""
 
 
 class JobStoreNotDurable(JobStoreUnavailable):
-    """Redis is set up so that what it acknowledged may be lost: no job is taken."""
+    """Redis may lose what it acknowledged, by its settings: no job is accepted."""
 
     code = "job_store_not_durable"
     retryable = False
@@ -32,26 +32,26 @@ class IdempotencyConflict(InvalidRequest):
 
 
 class JobAlreadyEnded(InvalidRequest):
-    """What ended cannot be cancelled."""
+    """A job or batch that has ended cannot be cancelled."""
 
     status = 409
     code = "job_ended"
 
 
 class WebhookRefused(InvalidRequest):
-    """The address is one that no webhook may go to."""
+    """Webhooks may not be sent to this URL."""
 
     code = "webhook_refused"
 
 
 class WebhookDisabled(InvalidRequest):
-    """The address answered 410 Gone."""
+    """The URL answered 410 Gone."""
 
     code = "webhook_disabled"
 
 
 class ResultTooLarge(InvalidRequest):
-    """The answer is beyond what is kept; it would be as large again."""
+    """The answer is larger than `max_result_bytes`; another attempt would not change that."""
 
     status = 422
     code = "answer_too_large"

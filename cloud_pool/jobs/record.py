@@ -1,4 +1,4 @@
-"""A job as it is kept, and as its owner sees it."""
+"""A job: as submitted, as stored, and as the API shows it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Literal
 import msgspec
 
 from router.errors import CausewayError
+from router.openai import parse_chat, parse_completion
+from router.types import Request, RoutingHints
 
 from ..admission import Priority
 from .states import FINAL_STATES, JobState
@@ -16,33 +18,35 @@ WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller wants done, checked and ready to be accepted."""
+    """A checked job, ready to be accepted."""
 
     id: str
-    owner: str
+    owner: str  # tenant/device
     tier: str
     priority: Priority
     endpoint: Endpoint
-    body: bytes  # of the request, as OpenAI has it
+    body: bytes  # an OpenAI request
     deadline_ms: int  # unix
     webhook: str = ""
     idempotency: str = ""  # digest of the caller's key; "": none
-    digest: str = ""  # of all that was asked, to compare with under the same key
-    batch: str = ""  # whose line it is
-    tags: tuple[str, ...] = ()  # of the headers; the body may have its own
-    traceparent: str = ""  # of the span that sends it
-    ttl_ms: int = 0  # kept so long after its end; 0: as all are
+    digest: str = ""  # of body and headers, compared under the same key
+    batch: str = ""  # the batch whose line this is
+    tags: tuple[str, ...] = ()  # from the headers; the body may have its own
+    traceparent: str = ""  # of the span that submits it
+    ttl_ms: int = 0  # time to live after its end; 0: the configured one
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A job in Redis. Times are unix, ms."""
+
     id: str
     owner: str
     tier: str
     priority: Priority
     endpoint: Endpoint
-    body: bytes  # empty once it has ended, unless it may be retried
+    body: bytes  # empty after its end, unless it is a dead letter
     state: JobState
-    created: int  # unix ms, as all times here
+    created: int
     deadline: int
     started: int | None = None
     finished: int | None = None
@@ -53,35 +57,43 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     webhook: str = ""
     webhook_status: WebhookStatus = ""
     batch: str = ""
-    tags: str = ""  # with commas
+    tags: str = ""  # separated by commas
     traceparent: str = ""
-    cache: str = ""  # what the shared cache did for the answer
+    cache: str = ""  # outcome of the shared cache for the answer
 
     @property
     def ended(self) -> bool:
+        """Whether the job is in a final state."""
         return self.state in FINAL_STATES
 
     @property
-    def tagged(self) -> tuple[str, ...]:
+    def tag_list(self) -> tuple[str, ...]:
+        """`tags` as a tuple."""
         return tuple(self.tags.split(",")) if self.tags else ()
 
 
 def parse_record(fields: dict[str, bytes]) -> JobRecord:
-    """From Redis's hash. Raises msgspec.ValidationError for a record that is none."""
+    """Parse a Redis hash. Raises msgspec.ValidationError."""
     body = fields.get("body", b"")
     plain = {name: value.decode() for name, value in fields.items() if name not in ("body", "error")}
     record = msgspec.convert(plain | {"body": b"", "error": b""}, JobRecord, strict=False)
     return msgspec.structs.replace(record, body=body, error=fields.get("error", b""))
 
 
+def parse_request(endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, ...] = ()) -> Request:
+    """Parse a job's body. `tags` come from the headers and join those of the body. Raises InvalidRequest."""
+    parse = parse_chat if endpoint == "/v1/chat/completions" else parse_completion
+    return parse(body, RoutingHints(client=owner, tags=tags))
+
+
 def encode_error(error: CausewayError) -> bytes:
-    """The inner object of OpenAI's error."""
-    fault = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return msgspec.json.encode(fault)
+    """Return the inner object of OpenAI's error as JSON."""
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return msgspec.json.encode(fields)
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """`GET /v1/jobs/{id}`; times are unix seconds."""
+    """`GET /v1/jobs/{id}`. Times are unix seconds."""
 
     id: str
     object: str = "job"
@@ -101,7 +113,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     webhook_status: str | None
 
 
-def view(record: JobRecord, result: bytes = b"") -> JobView:
+def job_view(record: JobRecord, result: bytes = b"") -> JobView:
+    """Return what the API shows of a record. `result` is JSON."""
     return JobView(
         id=record.id,
         status=record.state.value,

@@ -1,4 +1,4 @@
-"""A job's life as a table. A missing key is an illegal move. The Lua scripts are given this very table."""
+"""Table of a job's life. A missing key is an illegal transition. The Lua scripts use this very table."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from typing import Final
 
 
 class JobState(StrEnum):
+    """State of a job, as in the API."""
+
     QUEUED = "queued"
     WAITING = "waiting"  # for its next attempt
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    DEAD = "dead"  # its attempts are used up: a person may retry or purge it
+    DEAD = "dead"  # its attempts are used up: an operator may retry or purge it
     CANCELLED = "cancelled"
     EXPIRED = "expired"  # its deadline passed
 
 
 class JobEvent(StrEnum):
+    """What changes a job's state."""
+
     CLAIM = "claim"
-    RELEASE = "release"  # a draining worker gives it back
+    RELEASE = "release"  # a draining worker returns it to the queue
     POSTPONE = "postpone"
     PROMOTE = "promote"
     SUCCEED = "succeed"
@@ -31,7 +35,7 @@ class JobEvent(StrEnum):
 
 
 class IllegalTransition(RuntimeError):
-    """A fault of ours: the table has no such row."""
+    """A bug: the table has no such row."""
 
 
 TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
@@ -46,12 +50,12 @@ TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
         JobEvent.EXPIRE: JobState.EXPIRED,
     },
     JobState.RUNNING: {
-        JobEvent.CLAIM: JobState.RUNNING,  # its worker died: another takes it over, with a new fence
+        JobEvent.CLAIM: JobState.RUNNING,  # its worker died: another one takes over, with a new fence
         JobEvent.RELEASE: JobState.QUEUED,
         JobEvent.POSTPONE: JobState.WAITING,
         JobEvent.SUCCEED: JobState.SUCCEEDED,
         JobEvent.FAIL: JobState.FAILED,
-        # Also without a report: a job that kills each worker that claims it must end somewhere.
+        # Also without a report of a worker: a job that kills each worker that runs it must end.
         JobEvent.EXHAUST: JobState.DEAD,
         JobEvent.CANCEL: JobState.CANCELLED,
         JobEvent.EXPIRE: JobState.EXPIRED,
@@ -66,11 +70,11 @@ TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
 FINAL_STATES: Final = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.DEAD, JobState.CANCELLED, JobState.EXPIRED}
 )
-"""The caller's job is over. Of these only `dead` can live again, by an operator's hand."""
+"""The job is over. An operator may still retry a dead one."""
 
 
 def next_state(state: JobState, event: JobEvent) -> JobState:
-    """Raises IllegalMove."""
+    """Return the next state. Raises IllegalTransition."""
     try:
         return TRANSITIONS[state][event]
     except KeyError:

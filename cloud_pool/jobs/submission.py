@@ -1,6 +1,6 @@
-"""A caller's body → an offer: what the endpoint takes, and beside it `priority`, `deadline_ms`, `webhook`, `endpoint`.
+"""A caller's body -> a new job: an OpenAI request with `priority`, `deadline_ms`, `webhook` and `endpoint` beside it.
 
-The fields of ours are taken out before the request is kept: what is left is a plain OpenAI request.
+These four fields are removed before the request is stored, so that a plain OpenAI request is left.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from ..admission import Priority
 from ..config.tiers import Tier
 from ..serving.service import check_supported
 from .config import JobsConfig
-from .record import Endpoint, NewJob
-from .webhooks.address import Network
-from .webhooks.outbox import MAX_URL, check_webhook_url
-from .worker.execution import parse_request
+from .record import Endpoint, NewJob, parse_request
+from .webhooks.address import MAX_URL, allowed_networks, check_webhook_url
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _EXTENSION_FIELDS = ("priority", "deadline_ms", "webhook", "endpoint")
@@ -37,52 +35,65 @@ class _ExtensionFields(msgspec.Struct, frozen=True):
 
 
 class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
-    """A body with what its headers said."""
+    """A body with what its headers say."""
 
     owner: str
     body: bytes
     priority: Priority = "standard"
-    deadline_ms: int | None = None
+    deadline_ms: int | None = None  # time left
     key: str = ""  # Idempotency-Key
     tags: tuple[str, ...] = ()
 
 
 class SubmissionParser:
-    """`tiers` by name and alias."""
+    """Checks submissions. `tiers` are by name and alias."""
 
-    def __init__(self, config: JobsConfig, tiers: Mapping[str, Tier], allowed: tuple[Network, ...]) -> None:
+    def __init__(self, config: JobsConfig, tiers: Mapping[str, Tier]) -> None:
+        """Raises ConfigError for an invalid `jobs.webhooks.allowed_networks`."""
         self._config = config
         self._tiers = tiers
-        self._allowed = allowed
+        self._allowed = allowed_networks(config.webhooks)
 
-    def offer(self, ask: JobSubmission, now_ms: int, limits: TenantLimits) -> NewJob:
-        """Raises InvalidRequest, ModelNotFound, UnsupportedFeature or WebhookRefused."""
-        extras, body = _split(ask.body)
-        request = self.checked(extras.endpoint, ask.body, ask.owner, ask.tags)  # as it came: a key given twice is seen
+    def parse(self, submission: JobSubmission, now_ms: int, limits: TenantLimits) -> NewJob:
+        """Return the job. `now_ms` is unix time.
+
+        Raises:
+            InvalidRequest: the body, a field of ours or a limit of the tenant
+            ModelNotFound: no such tier
+            UnsupportedFeature: the tier cannot do what the request asks
+            WebhookRefused: webhooks may not be sent to this URL
+        """
+        extensions, body = _split(submission.body)
+        # The body as it came: the parser then sees a key that is given twice.
+        request = self.validate(extensions.endpoint, submission.body, submission.owner, submission.tags)
         limits.check_request(request)
-        deadline_ms = ask.deadline_ms if extras.deadline_ms is None else extras.deadline_ms
+        deadline_ms = submission.deadline_ms if extensions.deadline_ms is None else extensions.deadline_ms
         if deadline_ms is not None and deadline_ms <= 0:
             raise InvalidRequest("`deadline_ms` is the time left, more than 0", param="deadline_ms")
-        if extras.webhook:
-            if len(extras.webhook) > MAX_URL:
-                raise InvalidRequest(f"`webhook` is longer than {MAX_URL} characters", param="webhook")
-            check_webhook_url(extras.webhook, allow_http=self._config.webhooks.allow_http, allowed=self._allowed)
+        if len(extensions.webhook) > MAX_URL:
+            raise InvalidRequest(f"`webhook` is longer than {MAX_URL} characters", param="webhook")
+        if extensions.webhook:
+            allow_http = self._config.webhooks.allow_http
+            check_webhook_url(extensions.webhook, allow_http=allow_http, allowed=self._allowed)
         return NewJob(
             id=f"job_{secrets.token_hex(12)}",
-            owner=ask.owner,
+            owner=submission.owner,
             tier=self._tiers[request.model].name,
-            priority=extras.priority or ask.priority,
-            endpoint=extras.endpoint,
+            priority=extensions.priority or submission.priority,
+            endpoint=extensions.endpoint,
             body=body,
             deadline_ms=now_ms + self._time_ms(deadline_ms),
-            webhook=extras.webhook,
-            idempotency=key_digest(ask.key),
-            digest=_digest(ask),
-            tags=ask.tags,
+            webhook=extensions.webhook,
+            idempotency=key_digest(submission.key),
+            digest=_digest(submission),
+            tags=submission.tags,
         )
 
-    def checked(self, endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, ...] = ()) -> Request:
-        """What would only fail later fails now. Raises InvalidRequest, ModelNotFound or UnsupportedFeature."""
+    def validate(self, endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, ...] = ()) -> Request:
+        """Parse a body and check all that would only fail when it runs.
+
+        Raises InvalidRequest, ModelNotFound or UnsupportedFeature.
+        """
         request = parse_request(endpoint, body, owner, tags)
         if request.model not in self._tiers:
             known = ", ".join(self._tiers)
@@ -90,7 +101,8 @@ class SubmissionParser:
         check_supported(request)
         return request
 
-    def tier(self, request: Request) -> str:
+    def tier_name(self, request: Request) -> str:
+        """Return the name of the tier that the request's model stands for."""
         return self._tiers[request.model].name
 
     def _time_ms(self, deadline_ms: int | None) -> int:
@@ -100,7 +112,10 @@ class SubmissionParser:
 
 
 def key_digest(key: str) -> str:
-    """Of an Idempotency-Key: the key itself may be anybody's secret. Raises InvalidRequest."""
+    """Return the digest of an Idempotency-Key, which is stored in its place: a key may be a secret.
+
+    Raises InvalidRequest.
+    """
     if not key:
         return ""
     if not _KEY.fullmatch(key):
@@ -108,24 +123,24 @@ def key_digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _digest(ask: JobSubmission) -> str:
-    """Of all that was asked."""
-    headers = ",".join((ask.priority, *ask.tags)).encode()
-    return hashlib.sha256(headers + b"\0" + ask.body).hexdigest()
+def _digest(submission: JobSubmission) -> str:
+    """Return the digest of everything that must be the same under the same Idempotency-Key."""
+    headers = ",".join((submission.priority, *submission.tags)).encode()
+    return hashlib.sha256(headers + b"\0" + submission.body).hexdigest()
 
 
 def _split(body: bytes) -> tuple[_ExtensionFields, bytes]:
-    """Ours, and the body without it. What is malformed in the rest is said by the parser of the endpoint."""
+    """Return our fields, and the body without them. The endpoint's parser reports what else is malformed."""
     try:
         document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest("The body is not a JSON object.") from None
-    found = {name: document.pop(name) for name in _EXTENSION_FIELDS if name in document}
-    if not found:
+    fields = {name: document.pop(name) for name in _EXTENSION_FIELDS if name in document}
+    if not fields:
         return _ExtensionFields(), body
     try:
-        extras = msgspec.json.decode(msgspec.json.encode(found), type=_ExtensionFields)
+        extensions = msgspec.json.decode(msgspec.json.encode(fields), type=_ExtensionFields)
     except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$.")
-        raise InvalidRequest(reason, param=place.rstrip("`") or None) from None
-    return extras, msgspec.json.encode(document)
+        reason, _, path = str(error).partition(" - at `$.")
+        raise InvalidRequest(reason, param=path.rstrip("`") or None) from None
+    return extensions, msgspec.json.encode(document)

@@ -14,7 +14,7 @@ from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.jobs.config import WebhookConfig
 from router.errors import ConfigError
 from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, rest, talk
-from tests.jobs.conftest import clock, config, database, offer, redis_server, store  # noqa: F401  (fixtures)
+from tests.jobs.conftest import clock, config, database, offer, redis_server, store, stores  # noqa: F401  (fixtures)
 from tests.jobs.test_webhooks import Names, Post, post, url  # noqa: F401  (fixtures)
 from tests.jobs.webhook_receiver import Receiver, receiving
 
@@ -138,7 +138,7 @@ async def test_no_name_leads_inside(post: Post, inside: Receiver, address: str) 
 @pytest.mark.redis
 async def test_a_mapped_address_does_not_reach_ipv4(post: Post) -> None:  # noqa: F811
     """A socket of IPv6 to ::ffff:127.0.0.1 would arrive at 127.0.0.1, even where other IPv4 networks are allowed."""
-    allowed = WebhookConfig(allow=("10.0.0.0/8", "::1/128"), allow_http=True, timeout_s=3.0)
+    allowed = WebhookConfig(allowed_networks=("10.0.0.0/8", "::1/128"), allow_http=True, timeout_s=3.0)
     async with receiving() as receiver:
         for host, names in (("[::ffff:127.0.0.1]", None), ("mapped.example.com", Names("::ffff:127.0.0.1"))):
             job = await post.ended_job(url(receiver, host))
@@ -155,7 +155,7 @@ async def test_where_it_is_allowed_it_arrives(
     names: Names | None,
 ) -> None:
     """The refusals above are the rule's doing: the same delivery goes through to a network that is allowed."""
-    deliverer = post.deliverer(WebhookConfig(allow=("::1/128",), allow_http=True, timeout_s=5.0), names)
+    deliverer = post.deliverer(WebhookConfig(allowed_networks=("::1/128",), allow_http=True, timeout_s=5.0), names)
     job = await post.ended_job(url(inside, host))
     await deliverer.deliver_due()
     assert (len(inside.arrived), await post.status(job)) == (1, "delivered")

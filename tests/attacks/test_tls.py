@@ -18,11 +18,11 @@ from cryptography.x509.oid import NameOID
 
 from cloud_pool.jobs.config import WebhookConfig
 from tests.cloud.test_listener import gateway, is_alive
-from tests.jobs.conftest import clock, config, database, offer, redis_server, store  # noqa: F401  (fixtures)
+from tests.jobs.conftest import clock, config, database, offer, redis_server, store, stores  # noqa: F401  (fixtures)
 from tests.jobs.test_webhooks import Names, Post, post  # noqa: F401  (fixtures)
 from tests.jobs.webhook_receiver import receiving
 
-INSIDE = WebhookConfig(allow=("127.0.0.0/8", "::1/128"), timeout_s=5.0)
+INSIDE = WebhookConfig(allowed_networks=("127.0.0.0/8", "::1/128"), timeout_s=5.0)
 NAME = "hooks.example.com"
 TOO_OLD = dt.timedelta(days=-1)
 Certified = Callable[..., tuple[Path, ssl.SSLContext]]

@@ -9,9 +9,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from cloud_pool.jobs.config import WebhookConfig
 from cloud_pool.jobs.errors import WebhookRefused
-from cloud_pool.jobs.webhooks.address import parse_networks
-from cloud_pool.jobs.webhooks.outbox import check_webhook_url
-from tests.jobs.conftest import clock, config, database, offer, redis_server, store  # noqa: F401  (fixtures)
+from cloud_pool.jobs.webhooks.address import allowed_networks, check_webhook_url
+from tests.jobs.conftest import clock, config, database, offer, redis_server, store, stores  # noqa: F401  (fixtures)
 from tests.jobs.test_webhooks import Names, Post, post, receiver, url  # noqa: F401  (fixtures)
 from tests.jobs.webhook_receiver import Receiver
 
@@ -91,7 +90,7 @@ async def test_no_spelling_of_the_inside_is_called(post: Post, receiver: Receive
 )
 def test_a_literal_of_the_inside_is_refused_when_it_is_offered(host: str) -> None:
     """A job with such a webhook is not taken at all; an allow-list for another network changes nothing."""
-    for allowed in ((), parse_networks(("10.200.0.0/16",), "test")):
+    for allowed in ((), allowed_networks(WebhookConfig(allowed_networks=("10.200.0.0/16",)))):
         with pytest.raises(WebhookRefused):
             check_webhook_url(f"https://{host}/hook", allow_http=False, allowed=allowed)
 
@@ -99,7 +98,7 @@ def test_a_literal_of_the_inside_is_refused_when_it_is_offered(host: str) -> Non
 @pytest.mark.redis
 async def test_an_answer_with_a_good_and_a_bad_address(post: Post, receiver: Receiver) -> None:  # noqa: F811
     """Each address is judged by itself: the good one, where nobody listens, opens no way to the bad one."""
-    allowed = WebhookConfig(allow=("127.0.0.2/32",), allow_http=True, timeout_s=3.0)
+    allowed = WebhookConfig(allowed_networks=("127.0.0.2/32",), allow_http=True, timeout_s=3.0)
     for addresses in (("127.0.0.2", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")):
         deliverer = post.deliverer(allowed, Several(*addresses))
         job = await post.ended_job(url(receiver, "mixed.example.com"))
@@ -110,7 +109,7 @@ async def test_an_answer_with_a_good_and_a_bad_address(post: Post, receiver: Rec
 @pytest.mark.redis
 async def test_a_name_that_turns_between_deliveries(post: Post, receiver: Receiver) -> None:  # noqa: F811
     """What was allowed at the first delivery is looked at anew at the next: the name leads inside now."""
-    allowed = WebhookConfig(allow=("127.0.0.2/32",), allow_http=True, timeout_s=3.0)
+    allowed = WebhookConfig(allowed_networks=("127.0.0.2/32",), allow_http=True, timeout_s=3.0)
     deliverer = post.deliverer(allowed, Names("127.0.0.2", "127.0.0.1"))
     job = await post.ended_job(url(receiver, "rebind.example.com"))
     for _ in range(3):
@@ -122,7 +121,7 @@ async def test_a_name_that_turns_between_deliveries(post: Post, receiver: Receiv
 @pytest.mark.redis
 async def test_a_redirect_inside_is_not_followed(post: Post, receiver: Receiver) -> None:  # noqa: F811
     """The receiver's address is allowed and sends on to another path of its own: only the first is called."""
-    deliverer = post.deliverer(WebhookConfig(allow=("127.0.0.0/8",), allow_http=True, timeout_s=3.0))
+    deliverer = post.deliverer(WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True, timeout_s=3.0))
     receiver.answers = [307]
     job = await post.ended_job(url(receiver))
     await deliverer.deliver_due()

@@ -79,7 +79,7 @@ async def _serve(
 ) -> None:
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
     tiers, metrics = load_tiers(config), Metrics()
-    desk = build_accounts(config, metrics)
+    accounts = build_accounts(config, metrics)
     cache = None
     if config.cache.enabled:
         secret = read_secret(config.cache)
@@ -88,13 +88,20 @@ async def _serve(
     service = cast("Service", SimpleNamespace(answer=script))
     ready = Readiness({}, 1.0)
     server = Server(
-        config.server, by_name(tiers), service, ready, desk.gate, desk.ledger, metrics, caching_service=caching_service
+        config.server,
+        by_name(tiers),
+        service,
+        ready,
+        accounts.authenticator,
+        accounts.ledger,
+        metrics,
+        caching_service=caching_service,
     )
     listener = Listener(config.server, server.handle)
     async with anyio.create_task_group() as tasks, aiohttp.ClientSession() as session:
-        await desk.prepare()
+        await accounts.prepare()
         await listener.start()
-        desk.start(tasks)
+        accounts.start(tasks)
         caching_service.start(tasks)
         started.set_result(Served(f"http://127.0.0.1:{listener.port}", script, metrics, session))
         await stop.wait()
@@ -102,7 +109,7 @@ async def _serve(
         tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
             await caching_service.close()
-            await desk.close()
+            await accounts.close()
 
 
 async def main(path: str) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from cloud_pool.cli.main import ENVIRONMENT, until_stopped
+from cloud_pool.cli.main import ENVIRONMENT
+from cloud_pool.cli.process import until_stopped
 from cloud_pool.triton_server.environment import find_environment
 from cloud_pool.triton_server.launcher import Launcher, Ports, clear_orphans, command, memory_prefix
 from cloud_pool.triton_server.repository import TEMPLATES

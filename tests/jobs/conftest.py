@@ -15,10 +15,10 @@ import pytest
 import pytest_asyncio
 
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.stores import JobStores
 
 from .redis_server import RedisServer
 
@@ -75,15 +75,20 @@ def config(redis_server: RedisServer) -> JobsConfig:
 
 
 @pytest_asyncio.fixture
-async def database(config: JobsConfig) -> AsyncIterator[RedisClient]:
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
-    yield database
-    await database.close()
+async def stores(config: JobsConfig, clock: Clock) -> AsyncIterator[JobStores]:
+    stores = JobStores.open(config, clock)
+    yield stores
+    await stores.close()
 
 
 @pytest.fixture
-def store(database: RedisClient, config: JobsConfig, clock: Clock) -> JobStore:
-    return JobStore(database, config, clock=clock)
+def database(stores: JobStores) -> RedisClient:
+    return stores.database
+
+
+@pytest.fixture
+def store(stores: JobStores) -> JobStore:
+    return stores.jobs
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from cloud_pool.accounts.identity.principal import Principal
 from cloud_pool.http.responses import refusal
-from cloud_pool.jobs.http.job_api import Handler
+from cloud_pool.jobs.http.routing import Handler
 from router.errors import AuthenticationFailed, CausewayError, NotFound
 
 

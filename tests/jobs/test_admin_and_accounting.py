@@ -47,7 +47,7 @@ async def dead_job(store: JobStore, offer: MakeOffer, config: JobsConfig) -> str
     for _ in range(config.max_attempts):
         (record,) = (await store.claim("w", "large", ["standard"])).records
         await store.postpone(job, record.fence, CloudFailed("broken"), store.now_ms, counts=True)
-        await store.tick()
+        await store.promote_and_expire()
     return job
 
 
@@ -124,7 +124,7 @@ async def test_a_gateway_on_a_forgetful_redis_takes_no_jobs(config: JobsConfig, 
         )
         try:
             headers = {"authorization": "Bearer kiosk"}
-            async with serving(gateway.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
+            async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
                 async with http.post("/v1/jobs", json=CHAT) as response:
                     fault = (await response.json())["error"]
                     assert (response.status, fault["code"]) == (503, "job_store_not_durable")
@@ -142,8 +142,8 @@ class Books:
     def __init__(self, folder: Path, config: TenantsConfig) -> None:
         self.path = folder / "audit"
         self.audit = AuditLog(str(self.path))
-        accounts = TenantAccounting(config, TenantRateLimiter(config, None), UsageRecorder(config, None))
-        self.ledger = Ledger(accounts, self.audit, TenantMetrics(CollectorRegistry()))
+        accounting = TenantAccounting(config, TenantRateLimiter(config, None), UsageRecorder(config, None))
+        self.ledger = Ledger(accounting, self.audit, TenantMetrics(CollectorRegistry()))
 
     def records(self) -> list[dict[str, object]]:
         self.audit.close()

@@ -18,9 +18,9 @@ from cloud_pool.config.schema import TierConfig
 from cloud_pool.config.tiers import Tier
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobApi
-from cloud_pool.jobs.store.durability import DurabilityCheck
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
 from router.sse import Event, SSEParser
@@ -34,19 +34,13 @@ CHAT = {"model": "big", "messages": [{"role": "user", "content": "a secret quest
 
 
 @pytest_asyncio.fixture
-async def http(
-    config: JobsConfig, database: RedisClient, store: JobStore, clock: Clock
-) -> AsyncIterator[aiohttp.ClientSession]:
+async def http(config: JobsConfig, stores: JobStores) -> AsyncIterator[aiohttp.ClientSession]:
     config = msgspec.structs.replace(config, max_body_bytes=5000, max_event_streams=1)
-    durability = DurabilityCheck(database, "require")
 
     def limits(asker: Principal) -> TenantLimits:
         return TenantLimits(max_tokens=50, max_body_bytes=300) if asker.tenant == "capped" else TenantLimits()
 
-    intake = SubmissionParser(config, {"large": TIER, "big": TIER}, ())
-    api = JobApi(
-        config, database, store, intake, WebhookOutbox(database, config.webhooks, clock=clock), durability, who, limits
-    )
+    api = JobApi(config, stores, SubmissionParser(config, {"large": TIER, "big": TIER}), who, limits)
     async with serving(api.handler) as url:
         headers = {"authorization": "Bearer kiosk"}
         async with aiohttp.ClientSession(url, headers=headers) as session:
@@ -126,7 +120,7 @@ async def test_the_same_key_at_once_is_one_job(http: aiohttp.ClientSession, stor
     """Twenty callers race with one key: one job."""
     answers = await asyncio.gather(*(offered(http, idempotency_key="k") for _ in range(20)))
     assert len({str(job["id"]) for _, job in answers}) == 1
-    assert len(await store.owned("kiosk/1", limit=50)) == 1
+    assert len(await store.list_owned("kiosk/1", limit=50)) == 1
 
 
 async def test_another_owners_job_is_404(http: aiohttp.ClientSession) -> None:
@@ -217,7 +211,7 @@ async def test_a_bad_offer_is_refused(
     """With its reason and the key's path, and nothing is accepted."""
     found, fault = await offered(http, CHAT | changes, **headers)
     assert (found, fault["error"]["param"]) == (status, param)  # type: ignore[index]
-    assert await store.owned("kiosk/1") == []
+    assert await store.list_owned("kiosk/1") == []
 
 
 @pytest.mark.parametrize(
@@ -248,7 +242,7 @@ async def test_a_disabled_webhook_is_refused(
     (record,) = (await store.claim("w", "large", ["standard"])).records
     await store.succeed(str(job["id"]), record.fence, b"{}")
     (hook,) = await hooks.claim(1)
-    await hooks.end(hook, "disabled")
+    await hooks.finish(hook, "disabled")
     status, fault = await offered(http, body)
     assert (status, fault["error"]["code"]) == (400, "webhook_disabled")  # type: ignore[index]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import anyio
@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.jobs.batches.batch_store import BatchStore
-from cloud_pool.jobs.batches.file_store import FileStore
 from cloud_pool.jobs.batches.input_file import read_lines
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.batches.states import BATCH_TRANSITIONS, is_final, source_states
 from cloud_pool.jobs.config import BatchConfig, JobsConfig
-from cloud_pool.jobs.gateway import JobsGateway, WorkerRuntime
+from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from router.errors import ContextLengthExceeded, ModelNotFound
 from router.types import Chunk
 
@@ -53,10 +53,10 @@ def config(config: JobsConfig) -> JobsConfig:
 
 @pytest_asyncio.fixture
 async def url(config: JobsConfig, clock: Clock) -> AsyncIterator[str]:
-    desk = JobsGateway(config, TIERS, who, CollectorRegistry(), clock=clock)
-    async with serving(desk.handler) as found:
+    gateway = JobsGateway(config, TIERS, who, CollectorRegistry(), clock=clock)
+    async with serving(gateway.api.handler) as found:
         yield found
-    await desk.close()
+    await gateway.close()
 
 
 @pytest_asyncio.fixture
@@ -66,12 +66,8 @@ async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 @pytest.fixture
-def feeder(config: JobsConfig, database: RedisClient, store: JobStore, clock: Clock) -> BatchProcessor:
-    """Looks at batches when a test says so."""
-    batches = BatchStore(database, config.batches, clock=clock)
-    return BatchProcessor(
-        batches, FileStore(database, config.batches, clock=clock), store, SubmissionParser(config, TIERS, ()), config
-    )
+def processor(config: JobsConfig, stores: JobStores) -> BatchProcessor:
+    return BatchProcessor(stores, SubmissionParser(config, TIERS), config)
 
 
 async def batch_of(client: openai.AsyncOpenAI, *lines: str) -> openai.types.Batch:
@@ -109,7 +105,7 @@ class AtWork:
         await self._crew.close()
 
 
-def over(client: openai.AsyncOpenAI, name: str) -> Callable[[], object]:
+def over(client: openai.AsyncOpenAI, name: str) -> Callable[[], Awaitable[bool]]:
     async def is_so() -> bool:
         return is_final((await client.batches.retrieve(name)).status)
 
@@ -151,12 +147,12 @@ async def test_a_batch_goes_through(client: openai.AsyncOpenAI, config: JobsConf
     assert output.bytes == len((await client.files.content(output.id)).content)
 
 
-async def test_each_bad_line_is_named(client: openai.AsyncOpenAI, feeder: BatchProcessor, store: JobStore) -> None:
+async def test_each_bad_line_is_named(client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore) -> None:
     """One fault is enough to run none of them, and every fault is told with its line."""
     lines = ["{", line("a"), line("a"), line("b", url="/v1/completions"), line("c", method="GET"), '{"custom_id":"d"}']
     lines += [line("e", body={"model": "nowhere", "messages": BODY["messages"]}), line("f", body={"model": "big"})]
     batch = await batch_of(client, *lines, line("g" * 3000))
-    await feeder.step()
+    await processor.step()
     ended = await client.batches.retrieve(batch.id)
     assert ended.status == "failed"
     assert ended.errors is not None
@@ -173,25 +169,25 @@ async def test_each_bad_line_is_named(client: openai.AsyncOpenAI, feeder: BatchP
     assert (await store.depths()).queues == ()
 
 
-async def test_an_empty_or_too_long_file_fails(client: openai.AsyncOpenAI, feeder: BatchProcessor) -> None:
+async def test_an_empty_or_too_long_file_fails(client: openai.AsyncOpenAI, processor: BatchProcessor) -> None:
     """A batch has at least one line and at most so many."""
     for lines, code in ((["", " "], "empty_file"), ([line(str(at)) for at in range(21)], "too_many_lines")):
         batch = await batch_of(client, *lines)
-        await feeder.step()
+        await processor.step()
         ended = await client.batches.retrieve(batch.id)
         assert ended.errors is not None
         assert [fault.code for fault in ended.errors.data or []] == [code]
 
 
-async def test_a_cancelled_batch_stops(client: openai.AsyncOpenAI, feeder: BatchProcessor, store: JobStore) -> None:
+async def test_a_cancelled_batch_stops(client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore) -> None:
     """What was answered stays, all else is cancelled, also lines that never became jobs; cancelling again is 409."""
     batch = await batch_of(client, *(line(str(at)) for at in range(6)))
-    await feeder.step()  # validated
-    await feeder.step()  # three lines fed
+    await processor.step()  # validated
+    await processor.step()  # three lines fed
     (first,) = (await store.claim("w", "large", ["bulk"])).records
     await store.succeed(first.id, first.fence, b'{"an":"answer"}')
     assert (await client.batches.cancel(batch.id)).status == "cancelling"
-    await feeder.step()
+    await processor.step()
     ended = await client.batches.retrieve(batch.id)
     assert ended.status == "cancelled"
     assert [row["custom_id"] for row in await content(client, ended.output_file_id)] == ["0"]
@@ -204,17 +200,17 @@ async def test_a_cancelled_batch_stops(client: openai.AsyncOpenAI, feeder: Batch
 
 
 async def test_a_late_batch_expires(
-    client: openai.AsyncOpenAI, feeder: BatchProcessor, store: JobStore, clock: Clock
+    client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore, clock: Clock
 ) -> None:
     """At the end of its window what was not answered has expired, and what was stays."""
     batch = await batch_of(client, *(line(str(at)) for at in range(5)))
-    await feeder.step()
-    await feeder.step()
+    await processor.step()
+    await processor.step()
     (first,) = (await store.claim("w", "large", ["bulk"])).records
     await store.succeed(first.id, first.fence, b'{"an":"answer"}')
     clock.now += 86_401
-    await store.tick()
-    await feeder.step()
+    await store.promote_and_expire()
+    await processor.step()
     ended = await client.batches.retrieve(batch.id)
     assert ended.status == "expired"
     assert len(await content(client, ended.output_file_id)) == 1
@@ -222,30 +218,27 @@ async def test_a_late_batch_expires(
 
 
 async def test_feeding_twice_is_feeding_once(
-    client: openai.AsyncOpenAI, feeder: BatchProcessor, store: JobStore, database: RedisClient
+    client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore, database: RedisClient
 ) -> None:
-    """A feeder that died before it said how far it was: the lines are offered again, and are the same jobs."""
+    """A processor that died before it said how far it was: the lines are offered again, and are the same jobs."""
     batch = await batch_of(client, line("a"), line("b"))
-    await feeder.step()
-    await feeder.step()
+    await processor.step()
+    await processor.step()
     await database.command("HSET", database.key("batch", batch.id), "submitted", 0)
-    await feeder.step()
+    await processor.step()
     assert [(one.queued, one.running) for one in (await store.depths()).queues] == [(2, 0)]
 
 
 async def test_a_full_queue_holds_a_batch_up(
-    client: openai.AsyncOpenAI, database: RedisClient, config: JobsConfig, clock: Clock
+    client: openai.AsyncOpenAI, stores: JobStores, config: JobsConfig, clock: Clock
 ) -> None:
     """Lines wait in the file, not in Redis's memory twice, and go on when there is room."""
     config = msgspec.structs.replace(config, max_queued=1)
-    store = JobStore(database, config, clock=clock)
-    batches = BatchStore(database, config.batches, clock=clock)
-    feeder = BatchProcessor(
-        batches, FileStore(database, config.batches, clock=clock), store, SubmissionParser(config, TIERS, ()), config
-    )
+    store = JobStore(stores.database, config, clock=clock)
+    processor = BatchProcessor(msgspec.structs.replace(stores, jobs=store), SubmissionParser(config, TIERS), config)
     batch = await batch_of(client, line("a"), line("b"), line("c"))
     for _ in range(12):
-        await feeder.step()
+        await processor.step()
         clock.now += 1.0
         for record in (await store.claim("w", "large", ["bulk"])).records:
             await store.succeed(record.id, record.fence, b"{}")
@@ -272,7 +265,7 @@ async def test_files_are_an_owners_own(client: openai.AsyncOpenAI, url: str) -> 
         assert [one async for one in thief.batches.list()] == []
 
 
-async def test_files_come_back_and_go(client: openai.AsyncOpenAI, feeder: BatchProcessor) -> None:
+async def test_files_come_back_and_go(client: openai.AsyncOpenAI, processor: BatchProcessor) -> None:
     """A file is given back byte by byte; a batch that was made of it outlives it; one too many is refused."""
     batch = await batch_of(client, line("a"))
     data = await client.files.content(batch.input_file_id)
@@ -280,7 +273,7 @@ async def test_files_come_back_and_go(client: openai.AsyncOpenAI, feeder: BatchP
     assert (await client.files.delete(batch.input_file_id)).deleted
     with pytest.raises(openai.NotFoundError):
         await client.files.content(batch.input_file_id)
-    await feeder.step()
+    await processor.step()
     assert (await client.batches.retrieve(batch.id)).status == "in_progress"
     for _ in range(3):
         await client.files.create(file=("in.jsonl", b"x"), purpose="batch")

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -20,7 +20,7 @@ from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.store.durability import DurabilityCheck
 from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient, items, pairs
+from cloud_pool.jobs.store.redis_client import RedisClient, as_fields, as_list
 from cloud_pool.jobs.worker.runner import JobRun
 from router.errors import CloudFailed, ConfigError
 from router.types import Chunk
@@ -46,12 +46,12 @@ def own_redis() -> Iterator[RedisServer]:
 
 async def ends(database: RedisClient, job: str) -> list[str]:
     """How the job's events say that it ended: exactly one effect is exactly one of these."""
-    entries = items(await database.command("XRANGE", database.key("events", job), "-", "+"))
-    told = [pairs(items(entry)[1])["event"].decode() for entry in entries]
+    entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))
+    told = [as_fields(as_list(entry)[1])["event"].decode() for entry in entries]
     return [what for what in told if what not in ("queued", "running", "waiting", "progress")]
 
 
-def all_ended(store: JobStore, jobs: list[str]) -> Callable[[], object]:
+def all_ended(store: JobStore, jobs: list[str]) -> Callable[[], Awaitable[bool]]:
     async def is_so() -> bool:
         try:
             return all([(await store.get(job, "kiosk")).ended for job in jobs])
@@ -201,10 +201,10 @@ async def test_a_full_redis_takes_nothing_and_lets_jobs_end(
     await database.command("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(JobStoreUnavailable):
         await store.accept(offer(id="job_refused"))
-    assert await store.find("job_refused") is None
+    assert await store.lookup("job_refused") is None
     assert await store.succeed(first.id, first.fence, b"{}")
     await store.cancel(second.id, "kiosk")
     assert await store.postpone(third.id, third.fence, CloudFailed("broken"), store.now_ms, counts=True)
-    assert await store.tick() == 1
+    assert await store.promote_and_expire() == 1
     assert [record.id for record in (await store.claim("w", "large", ["standard"])).records] == [third.id]
     await database.close()

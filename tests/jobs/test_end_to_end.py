@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from cloud_pool.jobs.lua.scripts import SCRIPTS
-from cloud_pool.jobs.store.redis_client import RedisClient, items, pairs
+from cloud_pool.jobs.store.redis_client import RedisClient, as_fields, as_list
 from tests.cloud.conftest import Command, Pool
 
 from .conftest import until
@@ -98,7 +98,7 @@ async def test_accepted_jobs_survive_every_kill(bed: Bed) -> None:
     database = RedisClient(bed.redis.url, "{causeway}:jobs", SCRIPTS)
 
     async def state(job: str) -> str:
-        fields = pairs(await database.command("HGETALL", database.key("job", job)))
+        fields = as_fields(await database.command("HGETALL", database.key("job", job)))
         return fields["state"].decode()
 
     async def begun() -> bool:
@@ -123,8 +123,8 @@ async def test_accepted_jobs_survive_every_kill(bed: Bed) -> None:
         assert view["status"] == "succeeded"
         assert view["result"]["object"] == "chat.completion"  # type: ignore[index]
         assert (await asked(url, "GET", f"/jobs/{job}", "other-secret"))[0] == 404
-        entries = items(await database.command("XRANGE", database.key("events", job), "-", "+"))
-        ends = [pairs(items(entry)[1])["event"] for entry in entries]
+        entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))
+        ends = [as_fields(as_list(entry)[1])["event"] for entry in entries]
         assert ends.count(b"succeeded") == 1
     async with aiohttp.ClientSession() as http, http.get(metrics) as response:
         text = await response.text()

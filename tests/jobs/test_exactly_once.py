@@ -12,7 +12,7 @@ import msgspec
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient, items, pairs, text
+from cloud_pool.jobs.store.redis_client import RedisClient, as_fields, as_list, as_text
 from cloud_pool.jobs.worker.runner import JobRun
 from router.errors import CloudFailed
 from router.types import Chunk
@@ -56,10 +56,10 @@ async def test_stolen_jobs_have_one_effect(
     runs = Counter(job_run.id for runner in runners for job_run in runner.asked)
     assert sum(runs.values()) > len(jobs)  # else nothing was tried here
     for job in jobs:
-        entries = items(await database.command("XRANGE", database.key("events", job), "-", "+"))
-        told = Counter(pairs(items(entry)[1])["event"] for entry in entries)
+        entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))
+        told = Counter(as_fields(as_list(entry)[1])["event"] for entry in entries)
         assert told[b"succeeded"] == 1
-    deliveries = items(await database.command("ZRANGE", database.key("webhooks"), 0, -1))
-    assert sorted(text(delivery).partition(".")[0] for delivery in deliveries) == sorted(jobs)
+    deliveries = as_list(await database.command("ZRANGE", database.key("webhooks"), 0, -1))
+    assert sorted(as_text(delivery).partition(".")[0] for delivery in deliveries) == sorted(jobs)
     (depth,) = (await store.depths()).queues
     assert (depth.queued, depth.running) == (0, 0)

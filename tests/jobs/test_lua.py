@@ -9,7 +9,8 @@ import pytest
 import redis
 
 import cloud_pool
-from cloud_pool.accounts.tenants.scripts import ADD_USAGE_SCRIPT, SETTLE_SCRIPT, TAKE_SCRIPT
+from cloud_pool.accounts.tenants.rate_limiter import SETTLE_SCRIPT, TAKE_SCRIPT
+from cloud_pool.accounts.tenants.usage import ADD_USAGE_SCRIPT
 from cloud_pool.cache.scripts import SCRIPTS as CACHE_SCRIPTS
 from cloud_pool.jobs.lua.scripts import SCRIPTS as JOB_SCRIPTS
 from cloud_pool.redis_scripts import load_script

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.jobs.backoff import WEBHOOK_RETRY_DELAYS_S, job_retry_delay_s, webhook_retry_delay_s
+from cloud_pool.jobs.backoff import job_retry_delay_s
+from cloud_pool.jobs.config import WebhookConfig
 from cloud_pool.jobs.errors import WebhookRefused
 from cloud_pool.jobs.states import FINAL_STATES, TRANSITIONS, IllegalTransition, JobEvent, JobState, next_state
-from cloud_pool.jobs.store.durability import faults
-from cloud_pool.jobs.webhooks.address import forbidden_reason, parse_networks
-from cloud_pool.jobs.webhooks.outbox import check_webhook_url
+from cloud_pool.jobs.store.durability import durability_problems
+from cloud_pool.jobs.webhooks.address import allowed_networks, check_webhook_url, forbidden_reason
+from cloud_pool.jobs.webhooks.delivery import RETRY_DELAYS_S, webhook_retry_delay_s
 from cloud_pool.jobs.worker.failure_policy import classify_failure, is_tier_unavailable
 from cloud_pool.jobs.worker.weighted_priorities import PRIORITY_WEIGHTS, WeightedRoundRobin
 from cloud_pool.upstreams.triton.errors import StubProcessDied
@@ -56,31 +57,31 @@ def test_a_job_ends_once(events: list[JobEvent]) -> None:
 @given(st.integers(1, 10_000), CHANCE)
 def test_a_pause_is_within_its_bounds(tried: int, chance: float) -> None:
     """Never zero, never beyond the cap, however often it was tried."""
-    assert 0.0 < job_retry_delay_s(tried, chance, base_s=1.0, cap_s=60.0) <= 60.0
+    assert 0.0 < job_retry_delay_s(tried, chance, base_s=1.0, max_s=60.0) <= 60.0
 
 
 @pytest.mark.parametrize(("tried", "ceiling"), [(1, 1.0), (2, 2.0), (4, 8.0), (7, 60.0)])
 def test_pauses_double(tried: int, ceiling: float) -> None:
     """The longest pause doubles with each attempt up to the cap."""
-    assert job_retry_delay_s(tried, 0.0, base_s=1.0, cap_s=60.0) == ceiling
+    assert job_retry_delay_s(tried, 0.0, base_s=1.0, max_s=60.0) == ceiling
 
 
 @given(st.integers(1, 50), CHANCE)
 def test_a_webhook_is_tried_for_days_and_then_given_up(tried: int, chance: float) -> None:
     """Each pause is within a fifth of its place in the list; behind the list's end there is none."""
     pause = webhook_retry_delay_s(tried, chance)
-    if tried > len(WEBHOOK_RETRY_DELAYS_S):
+    if tried > len(RETRY_DELAYS_S):
         assert pause is None
     else:
         assert pause is not None
-        assert abs(pause / WEBHOOK_RETRY_DELAYS_S[tried - 1] - 1.0) <= 0.2001
+        assert abs(pause / RETRY_DELAYS_S[tried - 1] - 1.0) <= 0.2001
 
 
 def test_shares_follow_the_weights() -> None:
     """In each round every priority gets its weight, and even the lightest gets a turn."""
     shares = WeightedRoundRobin()
     for _ in range(3):
-        assert Counter(shares.take(sum(PRIORITY_WEIGHTS.values()))) == dict(PRIORITY_WEIGHTS)
+        assert Counter(shares.next(sum(PRIORITY_WEIGHTS.values()))) == dict(PRIORITY_WEIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +143,11 @@ def test_what_is_not_global_is_refused(number: int) -> None:
 
 def test_an_allow_list_wins() -> None:
     """A private network that was named may be called, and only that one."""
-    allowed = parse_networks(("10.1.0.0/16",), "here")
+    allowed = allowed_networks(WebhookConfig(allowed_networks=("10.1.0.0/16",)))
     assert forbidden_reason("10.1.2.3", allowed) == ""
     assert forbidden_reason("10.2.0.1", allowed)
-    with pytest.raises(ConfigError, match="here"):
-        parse_networks(("10.1.0.1/16",), "here")
+    with pytest.raises(ConfigError, match="allowed_networks"):
+        allowed_networks(WebhookConfig(allowed_networks=("10.1.0.1/16",)))
 
 
 @pytest.mark.parametrize(
@@ -220,4 +221,4 @@ DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "no
 )
 def test_a_redis_that_forgets_is_known(changes: dict[str, str], named: tuple[str, ...]) -> None:
     """Each setting with which an acknowledged job could vanish is named."""
-    assert tuple(fault.partition(" ")[0] for fault in faults(DURABLE | changes)) == named
+    assert tuple(fault.partition(" ")[0] for fault in durability_problems(DURABLE | changes)) == named

@@ -14,10 +14,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.gateway import WorkerRuntime
 from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.store.durability import DurabilityCheck
 from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from router.errors import ConfigError
 from tests.cloud.conftest import Command
 

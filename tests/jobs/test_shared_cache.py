@@ -64,16 +64,16 @@ class Bed:
         jobs = [(await self.store.accept(one)).id for one in offers]
 
         async def all_over() -> bool:
-            return all([(await self.store.find(job)).ended for job in jobs])  # type: ignore[union-attr]
+            return all([(await self.store.lookup(job)).ended for job in jobs])  # type: ignore[union-attr]
 
         async with Shift(self.store, self.runner, self._config):  # type: ignore[arg-type]
             await until(all_over)
-        found = [await self.store.find(job) for job in jobs]
+        found = [await self.store.lookup(job) for job in jobs]
         assert [one.state for one in found if one] == [JobState.SUCCEEDED] * len(jobs)
         return [one for one in found if one]
 
     async def answer(self, record: JobRecord) -> dict[str, object]:
-        return json.loads(await self.store.result(record.id))  # type: ignore[no-any-return]
+        return json.loads(await self.store.read_result(record.id))  # type: ignore[no-any-return]
 
 
 @pytest_asyncio.fixture
@@ -165,10 +165,10 @@ async def test_headers_travel_with_the_job(
     config: JobsConfig, store: JobStore, database: RedisClient, clock: Clock
 ) -> None:
     """`Cache-Control: no-store` and tags of the POST hold when the job runs, and its owner reads what the cache did."""
-    desk = JobsGateway(config, TIERS, who, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, TIERS, who, CollectorRegistry(), clock=clock)
     try:
         async with (
-            serving(desk.handler) as url,
+            serving(gateway.api.handler) as url,
             aiohttp.ClientSession(url, headers={"authorization": "Bearer a"}) as http,
         ):
             said = {"cache-control": "no-store", "x-causeway-tags": "night,till", "idempotency-key": "k"}
@@ -178,20 +178,20 @@ async def test_headers_travel_with_the_job(
             async with http.post("/v1/jobs", json=body(), headers={"idempotency-key": "k"}) as response:
                 assert response.status == 409  # not the same ask
             (record,) = (await store.claim("w", "large", ["standard"])).records
-            assert record.tagged == ("night", "no-store", "till")
+            assert record.tag_list == ("night", "no-store", "till")
             await store.succeed(record.id, record.fence, b"{}", "coalesced")
             async with http.get(f"/v1/jobs/{job['id']}") as response:
                 assert (await response.json())["cache"] == "coalesced"
     finally:
-        await desk.close()
+        await gateway.close()
 
 
 async def test_a_batchs_headers_hold_for_its_lines(config: JobsConfig, clock: Clock, bed: Bed) -> None:
     """`Cache-Control: no-store` on the batch keeps each of its lines out of the cache."""
-    desk = JobsGateway(config, TIERS, who, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, TIERS, who, CollectorRegistry(), clock=clock)
     row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body()}
     try:
-        async with serving(desk.handler) as url:
+        async with serving(gateway.api.handler) as url:
             client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="kiosk", max_retries=0)
             for said, asked in (({"cache-control": "no-store"}, 1), ({}, 2), ({}, 2)):
                 file = await client.files.create(file=("in.jsonl", json.dumps(row).encode()), purpose="batch")
@@ -210,4 +210,4 @@ async def test_a_batchs_headers_hold_for_its_lines(config: JobsConfig, clock: Cl
                 assert len(bed.worker.script.asked) == asked
             await client.close()
     finally:
-        await desk.close()
+        await gateway.close()

@@ -13,7 +13,7 @@ from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.record import JobRecord, NewJob
 from cloud_pool.jobs.states import FINAL_STATES, JobState
 from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient, items
+from cloud_pool.jobs.store.redis_client import RedisClient, as_list
 from router.errors import CloudFailed, NotFound, QueueFull, RateLimited
 
 from .conftest import BODY, Clock, until
@@ -28,7 +28,7 @@ async def test_an_accepted_job_is_kept_whole(store: JobStore, offer: MakeOffer) 
     record = await store.get(accepted.id, "kiosk")
     assert not accepted.known
     assert (record.state, record.body, record.webhook) == (JobState.QUEUED, BODY, "https://example.com/hook")
-    assert [found.id for found in await store.owned("kiosk")] == [accepted.id]
+    assert [found.id for found in await store.list_owned("kiosk")] == [accepted.id]
 
 
 async def test_the_same_key_and_body_is_the_same_job(store: JobStore, offer: MakeOffer) -> None:
@@ -69,7 +69,7 @@ async def test_another_owners_job_is_not_there(store: JobStore, offer: MakeOffer
         await store.get(accepted.id, "thief")
     with pytest.raises(NotFound):
         await store.cancel(accepted.id, "thief")
-    assert await store.owned("thief") == []
+    assert await store.list_owned("thief") == []
 
 
 async def test_queues_and_owners_are_bounded(
@@ -83,7 +83,7 @@ async def test_queues_and_owners_are_bounded(
     await store.accept(offer(priority="bulk"))
     with pytest.raises(RateLimited):
         await store.accept(offer(priority="interactive"))
-    assert await store.find("job_refused") is None
+    assert await store.lookup("job_refused") is None
 
 
 async def test_success_stores_the_result_once(store: JobStore, offer: MakeOffer) -> None:
@@ -92,7 +92,7 @@ async def test_success_stores_the_result_once(store: JobStore, offer: MakeOffer)
     (record,) = (await store.claim("w", "large", ["standard"])).records
     assert await store.succeed(record.id, record.fence, b"{}")
     assert await store.succeed(record.id, record.fence, b'{"second":1}')  # its answer was lost: done is done
-    assert await store.result(record.id) == b"{}"
+    assert await store.read_result(record.id) == b"{}"
     assert (await store.get(record.id, "kiosk")).state is JobState.SUCCEEDED
     assert (await store.claim("w", "large", ["standard"])).records == ()
 
@@ -112,7 +112,7 @@ async def test_an_old_fence_has_no_effect(
 
     await until(adopted)
     assert (new[0].id, new[0].fence) == (old.id, old.fence + 1)
-    assert await store.keep("first", [(old.id, old.fence)], renew=True) == {old.id}
+    assert await store.renew_leases("first", [(old.id, old.fence)], renew=True) == {old.id}
     assert not await store.succeed(old.id, old.fence, b"{}")
     assert not await store.fail(old.id, old.fence, FAULT)
     assert not await store.postpone(old.id, old.fence, FAULT, 0, counts=True)
@@ -127,7 +127,7 @@ async def test_a_renewed_lease_is_kept(
     store = JobStore(database, msgspec.structs.replace(config, lease_s=600.0), clock=clock)
     await store.accept(offer())
     (held,) = (await store.claim("first", "large", ["standard"])).records
-    assert await store.keep("first", [(held.id, held.fence)], renew=True) == set()
+    assert await store.renew_leases("first", [(held.id, held.fence)], renew=True) == set()
     assert (await store.claim("second", "large", ["standard"])).records == ()
 
 
@@ -137,7 +137,7 @@ async def test_attempts_end_in_a_dead_letter(store: JobStore, offer: MakeOffer, 
     for _ in range(config.max_attempts):
         (record,) = (await store.claim("w", "large", ["standard"])).records
         assert await store.postpone(record.id, record.fence, FAULT, store.now_ms, counts=True)
-        await store.tick()
+        await store.promote_and_expire()
     assert (await store.get(record.id, "kiosk")).state is JobState.DEAD
     assert (await store.get(record.id, "kiosk")).body == BODY  # for the retry
     (letter,) = await store.dead_letters()
@@ -161,7 +161,7 @@ async def test_a_purged_letter_is_gone(
     await store.postpone(record.id, record.fence, FAULT, 0, counts=True)
     assert await store.purge(record.id)
     assert await store.dead_letters() == []
-    assert await store.find(record.id) is None
+    assert await store.lookup(record.id) is None
     assert not (await store.accept(offer(idempotency="k", digest="d"))).known
 
 
@@ -187,7 +187,7 @@ async def test_what_was_not_its_fault_does_not_count(store: JobStore, offer: Mak
     for _ in range(config.max_attempts + 3):
         (record,) = (await store.claim("w", "large", ["standard"])).records
         await store.postpone(record.id, record.fence, FAULT, store.now_ms, counts=False)
-        await store.tick()
+        await store.promote_and_expire()
     assert (await store.get(record.id, "kiosk")).state is JobState.QUEUED
 
 
@@ -196,9 +196,9 @@ async def test_a_postponed_job_waits_its_time(store: JobStore, offer: MakeOffer,
     await store.accept(offer())
     (record,) = (await store.claim("w", "large", ["standard"])).records
     await store.postpone(record.id, record.fence, FAULT, store.now_ms + 1000, counts=True)
-    assert await store.tick() == 0
+    assert await store.promote_and_expire() == 0
     clock.now += 1.0
-    assert await store.tick() == 1
+    assert await store.promote_and_expire() == 1
     assert (await store.claim("w", "large", ["standard"])).records[0].id == record.id
 
 
@@ -211,11 +211,11 @@ async def test_a_late_job_expires(store: JobStore, offer: MakeOffer, clock: Cloc
         if state == "waiting":
             await store.postpone(record.id, record.fence, FAULT, store.now_ms + 10**9, counts=True)
     clock.now += 3600.0
-    assert await store.tick() == 1
+    assert await store.promote_and_expire() == 1
     assert (await store.get(accepted.id, "kiosk")).state is JobState.EXPIRED
     assert (await store.claim("w", "large", ["standard"])).records == ()
     if state == "running":
-        assert await store.keep("w", [(record.id, record.fence)], renew=False) == {record.id}
+        assert await store.renew_leases("w", [(record.id, record.fence)], renew=False) == {record.id}
 
 
 @pytest.mark.parametrize("claimed", [False, True])
@@ -286,22 +286,22 @@ async def test_listing_goes_page_by_page(
         clock.now += 1
         names.append((await store.accept(offer())).id)
     await database.command("DEL", database.key("job", names[3]))
-    first = [record.id for record in await store.owned("kiosk", limit=2)]
+    first = [record.id for record in await store.list_owned("kiosk", limit=2)]
     assert first == [names[4], names[2]]
-    assert [record.id for record in await store.owned("kiosk", after=first[-1], limit=9)] == [names[1], names[0]]
+    assert [record.id for record in await store.list_owned("kiosk", after=first[-1], limit=9)] == [names[1], names[0]]
     with pytest.raises(NotFound):
-        await store.owned("kiosk", after="job_nowhere")
+        await store.list_owned("kiosk", after="job_nowhere")
 
 
 async def test_events_tell_the_life_of_a_job(store: JobStore, database: RedisClient, offer: MakeOffer) -> None:
     """Each move leaves one event, in order."""
     accepted = await store.accept(offer())
     (record,) = (await store.claim("w", "large", ["standard"])).records
-    await store.note(record.id, record.fence, b'{"tokens":3}')
+    await store.publish_progress(record.id, record.fence, b'{"tokens":3}')
     await store.succeed(record.id, record.fence, b"{}")
-    entries = items(await database.command("XRANGE", database.key("events", accepted.id), "-", "+"))
-    assert [items(items(entry)[1])[1] for entry in entries] == [b"queued", b"running", b"progress", b"succeeded"]
-    assert JobState(items(items(entries[-1])[1])[1].decode()) in FINAL_STATES
+    entries = as_list(await database.command("XRANGE", database.key("events", accepted.id), "-", "+"))
+    assert [as_list(as_list(entry)[1])[1] for entry in entries] == [b"queued", b"running", b"progress", b"succeeded"]
+    assert JobState(as_list(as_list(entries[-1])[1])[1].decode()) in FINAL_STATES
 
 
 async def test_an_unreachable_redis_is_a_503(config: JobsConfig, clock: Clock, offer: MakeOffer) -> None:

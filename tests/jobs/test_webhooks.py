@@ -105,7 +105,7 @@ async def test_a_delivery_is_signed(post: Post, receiver: Receiver) -> None:
     job = await post.ended_job(url(receiver))
     assert await deliverer.deliver_due() == 1
     ((headers, body),) = receiver.arrived
-    (secret,) = await post.hooks.keys("kiosk")
+    (secret,) = await post.hooks.signing_secrets("kiosk")
     said = Webhook(secret).verify(body, headers)
     assert (said["type"], said["data"]) == ("job.succeeded", {"id": job, "status": "succeeded", "object": "job"})
     assert await post.status(job) == "delivered"
@@ -115,8 +115,8 @@ async def test_a_delivery_is_signed(post: Post, receiver: Receiver) -> None:
 async def test_a_rotated_secret_signs_beside_the_new_one(post: Post, receiver: Receiver) -> None:
     """For a day receivers with the old secret and with the new one both accept; then the old one is gone."""
     deliverer = post.deliverer()
-    (old,) = await post.hooks.keys("kiosk")
-    new, previous = await post.hooks.keys("kiosk", rotate=True)
+    (old,) = await post.hooks.signing_secrets("kiosk")
+    new, previous = await post.hooks.signing_secrets("kiosk", rotate=True)
     assert previous == old != new
     await post.ended_job(url(receiver))
     await deliverer.deliver_due()
@@ -124,8 +124,8 @@ async def test_a_rotated_secret_signs_beside_the_new_one(post: Post, receiver: R
     for secret in (old, new):
         Webhook(secret).verify(body, headers)
     post.clock.now += 86_401
-    assert await post.hooks.keys("kiosk") == (new,)
-    assert await post.hooks.keys("another") != (new,)
+    assert await post.hooks.signing_secrets("kiosk") == (new,)
+    assert await post.hooks.signing_secrets("another") != (new,)
 
 
 @pytest.mark.parametrize("status", [500, 503, 404, 301, 302, 307, 308])
@@ -181,7 +181,7 @@ async def test_a_delivery_outlives_its_deliverer(post: Post, receiver: Receiver)
     post.clock.now += 60.0
     assert await deliverer.deliver_due() == 1
     assert await post.status(job) == "delivered"
-    assert not await post.hooks.end(lost, "failed")
+    assert not await post.hooks.finish(lost, "failed")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "169.254.169.254", "10.0.0.1", "::1", "::ffff:127.0.0.1"])

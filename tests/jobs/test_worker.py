@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 import anyio
 import msgspec
@@ -30,7 +30,7 @@ from .scripted_worker import Scripted, Shift, answers
 MakeOffer = Callable[..., NewJob]
 
 
-def reached(store: JobStore, job: str, state: JobState) -> Callable[[], object]:
+def reached(store: JobStore, job: str, state: JobState) -> Callable[[], Awaitable[bool]]:
     async def is_so() -> bool:
         return (await store.get(job, "kiosk")).state is state
 
@@ -69,7 +69,7 @@ async def test_a_job_is_answered(store: JobStore, offer: MakeOffer, config: Jobs
     runner = Scripted()
     async with Shift(store, runner, config) as shift:
         await until(reached(store, job, JobState.SUCCEEDED))
-    body = json.loads(await store.result(job))
+    body = json.loads(await store.read_result(job))
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"]["content"] == "an answer"
     assert body["usage"]["total_tokens"] == 7
@@ -181,7 +181,7 @@ async def test_a_cancelled_job_is_stopped(store: JobStore, offer: MakeOffer, con
         await until(reached(store, second, JobState.RUNNING))
     assert shift.count("superseded") == 1
     assert (await store.get(job, "kiosk")).state is JobState.CANCELLED
-    assert await store.result(job) == b""
+    assert await store.read_result(job) == b""
 
 
 async def test_a_drained_worker_gives_back(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:

@@ -16,9 +16,10 @@ from cloud_pool.accounts.tenants.config import TenantsConfig
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.config.schema import TracingConfig
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
-from cloud_pool.jobs.gateway import JobsGateway, WorkerRuntime
+from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
 from cloud_pool.jobs.worker.runner import ServiceBackend
+from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.observability.otel_tracing import OtelTracing
 from router.errors import CloudFailed
 from tests.cloud_cache.gateways import TIERS, Asked, Gateway, Script, ask, gateway
@@ -59,7 +60,9 @@ class Bed:
         await self.collector.start()
         settings = TracingConfig(endpoint=self.collector.url)
         self.here, self.there = OtelTracing(settings, "causeway-gateway"), OtelTracing(settings, "causeway-worker")
-        self.desk = JobsGateway(self._config, TIERS, who, CollectorRegistry(), trace=self.here.jobs, clock=self._tick)
+        self.gateway = JobsGateway(
+            self._config, TIERS, who, CollectorRegistry(), trace=self.here.jobs, clock=self._tick
+        )
         runner = MeteredRunner(
             ServiceBackend(self.worker.caching_service, TIERS, {}), self._books.ledger, self.there.jobs
         )
@@ -72,7 +75,7 @@ class Bed:
         number = f"{next(_traces):032x}"
         headers = {"authorization": "Bearer acme", "traceparent": CALLER.format(int(number, 16))}
         stop = asyncio.Event()
-        async with serving(self.desk.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
+        async with serving(self.gateway.api.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
             async with http.post("/v1/jobs", json={**BODY, "webhook": self._url, **changes}) as response:
                 job = str((await response.json())["id"])
 
@@ -92,7 +95,7 @@ class Bed:
         return self.collector.spans
 
     async def close(self) -> None:
-        await self.desk.close()
+        await self.gateway.close()
         await self.crew.close()
         for tracing in (self.here, self.there):
             await asyncio.to_thread(tracing.close)
@@ -193,7 +196,7 @@ async def test_a_receiver_that_refuses_is_an_error(bed: Bed, receiver: Receiver)
 async def test_a_refused_job_is_a_send_that_failed(bed: Bed) -> None:
     """A conflict under an idempotency key, say: the span has its code, and nothing hangs on it."""
     headers = {"authorization": "Bearer acme", "idempotency-key": "k", "traceparent": CALLER.format(77_777)}
-    async with serving(bed.desk.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
+    async with serving(bed.gateway.api.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
         for body, status in ((BODY, 202), (BODY | {"max_tokens": 1}, 409)):
             async with http.post("/v1/jobs", json=body) as response:
                 assert response.status == status

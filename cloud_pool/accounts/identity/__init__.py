@@ -1,15 +1,16 @@
-"""Who asks: bearer tokens → a Principal, on every request, in microseconds where the token was seen before.
+"""Authentication: a bearer token -> Principal, on every request, in microseconds for a token that was seen before.
 
-    settings      what tokens this gateway takes
-    keyset        the public keys, a JWKS file that is read again when it changes
-    claims        what a token says, and which of it is believed: a pure function of the claims and `now`
-    verifier      token → claims, by the keys; a bounded cache of those verified
-    revocation    tokens and devices that are refused before they expire: a list in Redis, a copy here
-    gate          `Authorization` → Principal: static tokens or signed ones
-    issuing       the other side: new keys, new tokens
-    commands      `causeway-cloud keys`
+    config.py          accepted tokens
+    authenticator.py   `Authorization` header -> Principal: static or signed tokens
+    principal.py       tenant, device and scopes of a caller
+    static_tokens.py   tokens from a file
+    token_verifier.py  signed token -> claims; a bounded cache of verified tokens
+    claims.py          the claims and their checks, pure functions of the claims and `now`
+    key_set.py         the public keys: a JWKS file that is read again when it changes
+    revocation.py      tokens and devices that are refused before they expire: a list in Redis, a copy in each gateway
+    issuing.py         new keys and new tokens, for `causeway-cloud keys`
 
-A token is a JWT (RFC 7519) signed with Ed25519 (RFC 8037). One algorithm is taken, keys come from the key set alone
-(`jwk`, `jku`, `x5u` and `x5c` in a header are never looked at), and nothing inside is believed before the signature
-holds.
+A signed token is a JWT (RFC 7519) with an Ed25519 signature (RFC 8037). Only this algorithm is accepted, keys come
+from the key set alone (`jwk`, `jku`, `x5u` and `x5c` headers are ignored), and no claim is used before the signature
+was verified.
 """

@@ -1,8 +1,8 @@
-"""`Authorization` → Principal, for every request.
+"""`Authorization` header -> Principal, for every request.
 
-1. no tokens configured at all (loopback only): ANYONE
-2. a bearer token that looks like a JWT, where keys are configured: signature, claims, revocation
-3. any other: the static tokens, of the tenant `default`, without the scope `admin`
+1. No tokens are configured (loopback only): ANYONE.
+2. A bearer token that looks like a JWT, if keys are configured: signature, claims, revocation.
+3. Any other bearer token: the static tokens, of the tenant `default`, without the scope `admin`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ _STATIC_SCOPES = frozenset({"chat", "jobs"})
 
 
 class Authenticator:
-    """`verifier` and `revocations` None: static tokens only."""
+    """Authenticates callers.
+
+    Args:
+        verifier, revocations: None for static tokens only
+        clock: monotonic time, s
+        wall_clock: unix time, s
+    """
 
     def __init__(
         self,
@@ -39,7 +45,12 @@ class Authenticator:
         self._wall_clock = wall_clock
 
     def principal(self, authorization: str) -> Principal:
-        """Raises AuthenticationFailed, or IdentityUnavailable while nobody can be told apart from a revoked device."""
+        """Return the caller.
+
+        Raises:
+            AuthenticationFailed: the token is missing, invalid, expired or revoked
+            IdentityUnavailable: the copy of the revocations is too old (`when_revocations_stale: deny`)
+        """
         if self._verifier is None and not self._static.known:  # (1)
             return ANYONE
         scheme, _, token = authorization.partition(" ")

@@ -1,4 +1,4 @@
-"""What a token says, and which of it is believed. The signature has been checked by then (verifier)."""
+"""Claims of a signed token and their checks. The verifier has checked the signature before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ClaimName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """RFC 7519's registered claims, all of them required, and ours. Times are unix, s."""
+    """RFC 7519's registered claims, all required, and ours. Times are unix, s."""
 
     iss: str
     aud: str | tuple[str, ...]
@@ -31,18 +31,20 @@ class Claims(msgspec.Struct, frozen=True):
 
     @property
     def owner(self) -> str:
+        """`tenant/device`"""
         return f"{self.tenant}/{self.sub}"
 
     def principal(self) -> Principal:
+        """Return the caller that these claims describe."""
         return Principal(self.tenant, self.sub, frozenset(self.scope.split()), self.jti)
 
 
 def check(claims: Claims, config: IdentityConfig, now: float) -> None:
-    """`now` is unix time, s. Raises AuthenticationFailed.
+    """Check all claims. `now` is unix time, s. Raises AuthenticationFailed.
 
-    1. from our issuer, and for us (RFC 7519 4.1.1, 4.1.3)
-    2. not over, not before its time; the clocks may differ by `clock_skew_s` (4.1.4, 4.1.5)
-    3. no token that lives for ever, and none from the future
+    1. Issuer and audience match (RFC 7519 4.1.1, 4.1.3).
+    2. The token has not expired and is valid already; clocks may differ by `clock_skew_s` (4.1.4, 4.1.5).
+    3. Its lifetime is at most `max_lifetime_s`, and it was not issued in the future.
     """
     if claims.iss != config.issuer:  # (1)
         raise AuthenticationFailed("the token is from another issuer")
@@ -56,8 +58,8 @@ def check(claims: Claims, config: IdentityConfig, now: float) -> None:
 
 
 def check_time(claims: Claims, config: IdentityConfig, now: float) -> None:
-    """Also of a token that was verified before. Raises AuthenticationFailed."""
-    # Written so that a time which is no number (NaN) is refused as well.
+    """Check (2) alone, for a token that was verified before. Raises AuthenticationFailed."""
+    # Written so that a time that is no number (NaN) is refused as well.
     if not now < claims.exp + config.clock_skew_s:
         raise AuthenticationFailed("the token has expired")
     if not claims.nbf <= now + config.clock_skew_s:

@@ -1,4 +1,4 @@
-"""What tokens a gateway takes, as its configuration says it."""
+"""Configuration of signed tokens."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import msgspec
 from msgspec import Meta
 
 MAX_TOKEN_LIFETIME_S = 366 * 86400.0
-"""No gateway can be told to take a token that lives longer: then its revocation may be forgotten."""
+"""Upper bound of `max_lifetime_s` on every gateway: a revoked token may be forgotten after this time."""
 WhenRevocationsStale = Literal["allow", "deny"]
 
 
 class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Signed tokens that the gateway accepts.
+    """Section `identity`: the signed tokens that the gateway accepts.
 
     `when_revocations_stale`: what a signed token gets while the copy of the revocations is older than
     `revocations_max_age_s`.
@@ -25,13 +25,11 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_file: str = ""  # JWKS; "": no signed tokens
     issuer: str = "causeway"
     audience: str = "causeway-cloud"
-    clock_skew_s: Annotated[float, Meta(ge=0, le=300)] = 30.0  # between the issuer's clock and ours
-    max_lifetime_s: Annotated[float, Meta(gt=0, le=MAX_TOKEN_LIFETIME_S)] = (
-        90 * 86400.0
-    )  # a token that would live longer is refused
+    clock_skew_s: Annotated[float, Meta(ge=0, le=300)] = 30.0  # between the issuer's clock and the gateway's
+    max_lifetime_s: Annotated[float, Meta(gt=0, le=MAX_TOKEN_LIFETIME_S)] = 90 * 86400.0  # longer ones are refused
     max_token_bytes: Annotated[int, Meta(ge=256, le=16384)] = 4096
     token_cache_size: Annotated[int, Meta(ge=0)] = 10000  # verified tokens that are remembered
-    revocations_refresh_s: Annotated[float, Meta(gt=0)] = 2.0  # how often Redis is asked
+    revocations_refresh_s: Annotated[float, Meta(gt=0)] = 2.0  # how often Redis is read
     revocations_max_age_s: Annotated[float, Meta(gt=0)] = 60.0
-    revocations_file: str = ""  # the copy on disk, for a start while Redis is away; "": none
+    revocations_file: str = ""  # the copy on disk, for a start while Redis is unavailable; "": none
     when_revocations_stale: WhenRevocationsStale = "allow"

@@ -1,4 +1,4 @@
-"""New keys and new tokens. Private keys live where tokens are issued, never on a gateway."""
+"""New keys and new tokens. Private keys stay where tokens are issued, never on a gateway."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .token_verifier import ALGORITHM
 
 
 def new_key(private_file: Path, key_file: Path) -> Jwk:
-    """Writes a new private key (mode 0600, never over another) and adds its public half to the key set.
+    """Write a new private key (mode 0600) and add its public half to the key set.
 
-    Raises ConfigError.
+    Raises ConfigError, also for a private file that exists: no key is ever overwritten.
     """
     private = Ed25519PrivateKey.generate()
     jwk = public_jwk(private.public_key())
@@ -40,7 +40,7 @@ def new_key(private_file: Path, key_file: Path) -> Jwk:
 
 
 def remove_key(key_file: Path, kid: str) -> None:
-    """Every token that it signed is refused from then on. Raises ConfigError: unknown, or the last one."""
+    """Remove a key and thereby refuse its tokens. Raises ConfigError if it is unknown or the last one."""
     known = read_jwks(key_file).keys
     kept = tuple(key for key in known if key.kid != kid)
     if len(kept) == len(known):
@@ -51,21 +51,21 @@ def remove_key(key_file: Path, kid: str) -> None:
 
 
 def write_jwks(path: Path, keys: Jwks) -> None:
-    """By rename: a gateway reads the old set or the new one. Raises ConfigError."""
-    full = {
+    """Replace the key set by rename: a gateway reads the old or the new one. Raises ConfigError."""
+    document = {
         "keys": [{"kid": k.kid, "kty": k.kty, "crv": k.crv, "alg": k.alg, "use": k.use, "x": k.x} for k in keys.keys]
     }
-    written = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        written.write_bytes(msgspec.json.format(msgspec.json.encode(full)) + b"\n")
-        written.replace(path)
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+        temporary.replace(path)
     except OSError as error:
-        written.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
 
 
 def read_private(path: Path) -> Ed25519PrivateKey:
-    """Raises ConfigError."""
+    """Read a private key. Raises ConfigError."""
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
@@ -88,7 +88,7 @@ def issue(
     now: float,
     lifetime_s: float,
 ) -> tuple[str, Claims]:
-    """A token that is valid from `now` (unix, s). Raises ConfigError for names that no gateway would take."""
+    """Sign a token that is valid from `now` (unix, s). Raises ConfigError for names that no gateway accepts."""
     document = {
         "iss": issuer,
         "aud": audience,

@@ -1,4 +1,4 @@
-"""The public keys that tokens are verified with: a JWKS file (RFC 7517, 8037), several keys at a time.
+"""The public keys of signed tokens: a JWKS file (RFC 7517, 8037) with one or more keys.
 
 Rotation: add the new key, wait until every gateway has read it (a second), issue with it, and remove the old key when
 its last token has expired. A file that cannot be read leaves the last good keys in place.
@@ -23,7 +23,7 @@ _KEY_BYTES = 32
 
 
 class Jwk(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One public key. A private part (`d`) is refused: it has no business on a gateway."""
+    """One public key. A private part (`d`) is refused: a gateway must not hold one."""
 
     kid: str
     x: str  # base64url of the 32 bytes
@@ -34,7 +34,7 @@ class Jwk(msgspec.Struct, frozen=True, omit_defaults=True):
     d: str = ""
 
     def public(self) -> Ed25519PublicKey:
-        """Raises ValueError."""
+        """Return the key. Raises ValueError."""
         if self.d:
             raise ValueError(f"the key {self.kid!r} is a private one; only public keys belong here")
         raw = base64.urlsafe_b64decode(self.x + "=" * (-len(self.x) % 4))
@@ -44,77 +44,80 @@ class Jwk(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Jwks(msgspec.Struct, frozen=True):
+    """A JSON Web Key Set."""
+
     keys: tuple[Jwk, ...]
 
 
 def public_jwk(key: Ed25519PublicKey) -> Jwk:
-    """Its `kid` is the key's thumbprint (RFC 7638), so the same key always has the same name."""
+    """Return the JWK of a key. Its `kid` is the key's thumbprint (RFC 7638): the same key always has the same name."""
     x = _unpadded(key.public_bytes_raw())
     canonical = f'{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}'
     return Jwk(kid=_unpadded(hashlib.sha256(canonical.encode()).digest()), x=x, kty="OKP", crv="Ed25519")
 
 
 def read_jwks(path: Path) -> Jwks:
-    """Raises ConfigError."""
+    """Read and check a key file. Raises ConfigError."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Jwks)
+        jwks = msgspec.json.decode(path.read_bytes(), type=Jwks)
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"not a set of Ed25519 keys: {error}", where=str(path)) from error
-    _parse_keys(found, path)
-    return found
+    _parse_keys(jwks, path)
+    return jwks
 
 
-def _parse_keys(found: Jwks, path: Path) -> Mapping[str, Ed25519PublicKey]:
+def _parse_keys(jwks: Jwks, path: Path) -> Mapping[str, Ed25519PublicKey]:
     keys: dict[str, Ed25519PublicKey] = {}
-    for at, jwk in enumerate(found.keys):
+    for index, jwk in enumerate(jwks.keys):
         if jwk.kid in keys:
-            raise ConfigError(f"two keys are called {jwk.kid!r}", where=f"{path}: keys[{at}]")
+            raise ConfigError(f"two keys are called {jwk.kid!r}", where=f"{path}: keys[{index}]")
         try:
             keys[jwk.kid] = jwk.public()
         except (ValueError, binascii.Error) as error:
-            raise ConfigError(str(error), where=f"{path}: keys[{at}]") from error
+            raise ConfigError(str(error), where=f"{path}: keys[{index}]") from error
     if not keys:
         raise ConfigError("there is no key in the file", where=str(path))
     return keys
 
 
 class KeySet:
-    """Owns the keys in use. `generation` grows with each change; `fault`: why the file's last change is not used."""
+    """The keys in use. `revision` grows with each change; `last_error`: why the file's last change is not in use."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError: a gateway does not start without keys."""
+        """Raises ConfigError: a gateway does not start without valid keys."""
         self._path = path
-        self._seen = self._stamp()
+        self._stamp = self._read_stamp()
         self._keys = _parse_keys(read_jwks(path), path)
         self._checked_at = float("-inf")
-        self.generation = 0
-        self.fault = ""
+        self.revision = 0
+        self.last_error = ""
 
     def get(self, kid: str, now: float) -> Ed25519PublicKey | None:
-        """`now` is monotonic, s. The file is looked at once a second at most."""
+        """Return a key by its `kid`, after `refresh`. `now` is monotonic, s."""
         self.refresh(now)
         return self._keys.get(kid)
 
     def refresh(self, now: float) -> None:
+        """Read the file again if it changed, at most once a second. An invalid file leaves the keys as they are."""
         if now - self._checked_at < CHECK_EVERY_S:
             return
         self._checked_at = now
-        stamp = self._stamp()
-        if stamp == self._seen:
+        stamp = self._read_stamp()
+        if stamp == self._stamp:
             return
-        self._seen = stamp
+        self._stamp = stamp
         try:
             self._keys = _parse_keys(read_jwks(self._path), self._path)
         except ConfigError as error:
-            self.fault = error.message
+            self.last_error = error.message
             return
-        self.fault = ""
-        self.generation += 1
+        self.last_error = ""
+        self.revision += 1
 
-    def _stamp(self) -> tuple[int, int, int]:
-        """A rename over the file changes the inode, where time and size may be the same."""
+    def _read_stamp(self) -> tuple[int, int, int]:
+        """Return the file's identity. A rename changes the inode, even if time and size stay the same."""
         try:
             status = self._path.stat()
         except OSError:

@@ -1,4 +1,4 @@
-"""Who asks, once it is known."""
+"""The authenticated caller."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from router.errors import PermissionDenied
 Scope = Literal["chat", "jobs", "admin"]
 SCOPES: tuple[Scope, ...] = ("chat", "jobs", "admin")
 DEFAULT_TENANT = "default"
-"""Of static tokens, and of everyone on a loopback gateway without tokens."""
+"""Tenant of static tokens, and of every caller of a loopback gateway without tokens."""
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """A device of a tenant. What it owns (a job, a result) is its tenant's and its own: compare `owner`."""
+    """A device of a tenant. Jobs and results belong to a device: compare `owner`."""
 
     tenant: str
     device: str
@@ -24,13 +24,14 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def owner(self) -> str:
+        """`tenant/device`"""
         return f"{self.tenant}/{self.device}"
 
     def require(self, scope: Scope) -> None:
-        """Raises PermissionDenied."""
+        """Raises PermissionDenied if the token lacks `scope`."""
         if scope not in self.scopes:
             raise PermissionDenied(f"This token may not do this: it lacks the scope `{scope}`.")
 
 
 ANYONE = Principal(DEFAULT_TENANT, "", frozenset(SCOPES))
-"""Where no token is asked for, which only a gateway on loopback may do."""
+"""Every caller of a gateway without tokens, which may listen on loopback only."""

@@ -1,4 +1,4 @@
-"""Who may ask: the devices' bearer tokens, from a file with one a line.
+"""Static bearer tokens, from a file with one per line.
 
     kiosk-17  sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
     kiosk-18  a-token-in-the-clear
@@ -22,37 +22,44 @@ _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
 
 
 class StaticToken(msgspec.Struct, frozen=True):
+    """A device and the hash of its token."""
+
     device: str
     digest: bytes  # sha256, [32]
 
 
 class StaticTokens(msgspec.Struct, frozen=True):
-    known: tuple[StaticToken, ...] = ()  # none: everyone on loopback may ask
+    """All static tokens. Without any, every caller on loopback is accepted."""
+
+    known: tuple[StaticToken, ...] = ()
 
     def device(self, authorization: str) -> str:
-        """The name of who sends this header, "" where no token is asked for. Raises AuthenticationFailed."""
+        """Return the device whose token the header holds; "" if no tokens are configured.
+
+        Raises AuthenticationFailed.
+        """
         if not self.known:
             return ""
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise AuthenticationFailed("send `Authorization: Bearer <token>`")
         digest = hashlib.sha256(secret.strip().encode()).digest()
-        found = ""
-        for token in self.known:  # all of them, whichever fits: the time taken tells nothing
+        device = ""
+        for token in self.known:  # Compare with all of them: the time taken must not tell which one matches.
             if hmac.compare_digest(token.digest, digest):
-                found = token.device
-        if not found:
+                device = token.device
+        if not device:
             raise AuthenticationFailed("the bearer token is not known here")
-        return found
+        return device
 
 
 def load_tokens(path: Path) -> StaticTokens:
-    """Raises ConfigError: unreadable, malformed, or without any token (which would let everyone in)."""
+    """Read a token file. Raises ConfigError if it is unreadable, malformed, or empty, which would accept all."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(error), where=str(path)) from error
-    found = []
+    tokens = []
     for number, line in enumerate(lines, 1):
         fields = line.partition("#")[0].split()
         if not fields:
@@ -64,7 +71,7 @@ def load_tokens(path: Path) -> StaticTokens:
         if secret.startswith("sha256:") and not hashed:
             raise ConfigError("sha256: must be followed by 64 hex digits", where=f"{path}:{number}")
         digest = bytes.fromhex(hashed[1]) if hashed else hashlib.sha256(secret.encode()).digest()
-        found.append(StaticToken(device, digest))
-    if not found:
+        tokens.append(StaticToken(device, digest))
+    if not tokens:
         raise ConfigError("there is no token in the file", where=str(path))
-    return StaticTokens(tuple(found))
+    return StaticTokens(tuple(tokens))

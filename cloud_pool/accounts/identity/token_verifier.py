@@ -1,10 +1,10 @@
-"""Token → claims. Refused in this order, each step cheaper than the next:
+"""Signed token -> claims. A token is refused for, in this order, from cheap to expensive:
 
-1. longer than `max_token_bytes`: not even split
-2. a head that names another algorithm than EdDSA, an extension that must be understood (`crit`), or no key
-3. a key that is not in our set
-4. a signature that does not hold
-5. claims that are missing, malformed, or not for us, now
+1. more than `max_token_bytes`: it is not even split
+2. a header with another algorithm than EdDSA, with an extension that must be understood (`crit`), or without a key id
+3. a key that is not in the key set
+4. an invalid signature
+5. claims that are missing, malformed, or not for this gateway at this time
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .config import IdentityConfig
 from .key_set import KeySet
 
 ALGORITHM = "EdDSA"
-# Times are checked by us, with `now` as an argument; PyJWT would ask the clock itself.
+# `claims` checks the times, with `now` as an argument; PyJWT would read the clock itself.
 _SIGNATURE_ONLY: jwt.types.Options = {
     "verify_signature": True,
     "verify_exp": False,
@@ -37,8 +37,8 @@ _SIGNATURE_ONLY: jwt.types.Options = {
 }
 
 
-class _Head(msgspec.Struct, frozen=True):
-    """Of a token's head. `jwk`, `jku`, `x5u`, `x5c`: keys that a stranger sends are not for us to read."""
+class _Header(msgspec.Struct, frozen=True):
+    """A token's header. `jwk`, `jku`, `x5u` and `x5c` are ignored: a caller cannot bring its own key."""
 
     alg: str
     kid: str
@@ -46,31 +46,31 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class TokenVerifier:
-    """Owns the cache of verified tokens, which holds their hashes and claims. A change of keys empties it."""
+    """Verifies tokens. Remembers hashes and claims of verified ones until the keys change."""
 
     def __init__(self, config: IdentityConfig, keys: KeySet) -> None:
         self._config = config
         self._keys = keys
-        self._generation = keys.generation
+        self._key_revision = keys.revision
         self._verified: OrderedDict[bytes, Claims] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._verified)
 
     def verify(self, token: str, *, now: float, now_unix: float) -> Claims:
-        """`now` is monotonic, s. Raises AuthenticationFailed."""
+        """Return the claims of a token. `now` is monotonic, `now_unix` unix time, s. Raises AuthenticationFailed."""
         if len(token) > self._config.max_token_bytes:  # (1)
             raise AuthenticationFailed("the token is too long")
         self._keys.refresh(now)
-        if self._generation != self._keys.generation:
+        if self._key_revision != self._keys.revision:
             self._verified.clear()
-            self._generation = self._keys.generation
+            self._key_revision = self._keys.revision
         digest = hashlib.blake2b(token.encode(errors="replace"), digest_size=32).digest()
-        known = self._verified.get(digest)
-        if known is not None:
-            check_time(known, self._config, now_unix)
+        verified = self._verified.get(digest)
+        if verified is not None:
+            check_time(verified, self._config, now_unix)
             self._verified.move_to_end(digest)
-            return known
+            return verified
         claims = self._read(token, now)
         check(claims, self._config, now_unix)
         self._verified[digest] = claims
@@ -79,33 +79,33 @@ class TokenVerifier:
         return claims
 
     def _read(self, token: str, now: float) -> Claims:
-        head = _head(token)
-        key = self._keys.get(head.kid, now)
+        header = _header(token)
+        key = self._keys.get(header.kid, now)
         if key is None:  # (3)
             raise AuthenticationFailed("the token's key is not known here")
         try:
-            found = jwt.decode_complete(token, key, algorithms=[ALGORITHM], options=_SIGNATURE_ONLY)  # (4)
-            return msgspec.convert(found["payload"], Claims)  # (5)
+            decoded = jwt.decode_complete(token, key, algorithms=[ALGORITHM], options=_SIGNATURE_ONLY)  # (4)
+            return msgspec.convert(decoded["payload"], Claims)  # (5)
         except jwt.InvalidTokenError as error:
-            raise AuthenticationFailed("the token's signature does not hold") from error
+            raise AuthenticationFailed("the token's signature is invalid") from error
         except (msgspec.ValidationError, RecursionError) as error:
-            raise AuthenticationFailed(f"the token's claims are not as they should be: {error}") from error
+            raise AuthenticationFailed(f"the token's claims are invalid: {error}") from error
 
 
-def _head(token: str) -> _Head:
+def _header(token: str) -> _Header:
     """Raises AuthenticationFailed. (2)"""
     parts = token.split(".")
     try:
         if len(parts) != 3 or not token.isascii():
-            raise ValueError("three parts of letters are needed")
-        head = msgspec.json.decode(base64.b64decode(_padded(parts[0]), altchars=b"-_", validate=True), type=_Head)
+            raise ValueError("a JWT has three parts")
+        header = msgspec.json.decode(base64.b64decode(_padded(parts[0]), altchars=b"-_", validate=True), type=_Header)
     except (ValueError, binascii.Error, msgspec.DecodeError, RecursionError) as error:
-        raise AuthenticationFailed("the token is no JWT") from error
-    if head.alg != ALGORITHM:
-        raise AuthenticationFailed(f"tokens are signed with {ALGORITHM} here")
-    if bytes(head.crit):
-        raise AuthenticationFailed("the token needs an extension that is not known here")
-    return head
+        raise AuthenticationFailed("the token is not a JWT") from error
+    if header.alg != ALGORITHM:
+        raise AuthenticationFailed(f"tokens must be signed with {ALGORITHM}")
+    if bytes(header.crit):
+        raise AuthenticationFailed("the token needs an extension that this gateway does not know")
+    return header
 
 
 def _padded(text: str) -> str:

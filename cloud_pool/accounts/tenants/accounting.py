@@ -1,4 +1,4 @@
-"""One call before the work, one after it."""
+"""Rates and usage together: one call before a request, one after it."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import anyio
 
 from router.types import Request, Usage
 
-from .config import Price, TenantLimits, TenantsConfig
+from .config import Price, TenantsConfig
 from .rate_limiter import TenantRateLimiter, TokenReservation
 from .usage import UsageRecorder
 
-BYTES_PER_TOKEN = 4  # of English text; a wrong guess is put right when the answer has ended
-_ANSWER_TOKENS = 256  # reserved for an answer whose length nobody has bounded
+BYTES_PER_TOKEN = 4  # of English text; `settle` corrects the estimate
+_ANSWER_TOKENS = 256  # reserved for an answer without a maximum length
 
 
 class TenantAccounting:
-    def __init__(self, config: TenantsConfig, budgets: TenantRateLimiter, book: UsageRecorder) -> None:
-        self._config = config
+    """Reserves and settles requests; writes usage to Redis in the background."""
+
+    def __init__(self, config: TenantsConfig, limiter: TenantRateLimiter, usage: UsageRecorder) -> None:
+        self.config = config
         self._prices = {price.tier: price for price in config.prices}
-        self.budgets = budgets
-        self.book = book
+        self._limiter = limiter
+        self._usage = usage
 
-    def limits(self, tenant: str) -> TenantLimits:
-        return self._config.limits(tenant)
-
-    async def admit(self, tenant: str, request: Request, body_bytes: int) -> TokenReservation:
-        """Before anything is tokenised. Raises RateLimited."""
+    async def reserve(self, tenant: str, request: Request, body_bytes: int) -> TokenReservation:
+        """Reserve an estimate of the request's tokens, before it is tokenised. Raises RateLimited."""
         answer = (request.max_tokens or _ANSWER_TOKENS) * request.n
-        return await self.budgets.take(tenant, body_bytes // BYTES_PER_TOKEN + answer)
+        return await self._limiter.reserve(tenant, body_bytes // BYTES_PER_TOKEN + answer)
 
-    def ended(self, grant: TokenReservation, tier: str, route: str, usage: Usage) -> int:
-        """Exactly once for each grant, whatever became of the request. The cost in micro-dollars."""
+    def settle(self, reservation: TokenReservation, tier: str, route: str, usage: Usage) -> int:
+        """Record what a request used, exactly once per reservation. Returns its cost in micro-dollars."""
         micro_usd = self._prices.get(tier, Price(tier=tier)).micro_usd(usage)
-        self.budgets.settle(grant, usage.prompt_tokens + usage.completion_tokens, micro_usd)
-        self.book.record(grant.tenant, tier, route, usage, micro_usd)
+        self._limiter.settle(reservation, usage.prompt_tokens + usage.completion_tokens, micro_usd)
+        self._usage.record(reservation.tenant, tier, route, usage, micro_usd)
         return micro_usd
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Flush every `usage_flush_s`, until cancelled."""
         while True:
-            await anyio.sleep(self._config.usage_flush_s)
+            await anyio.sleep(self.config.usage_flush_s)
             await self.flush()
 
     async def flush(self) -> None:
-        await self.budgets.flush()
-        await self.book.flush()
+        """Write what was settled since the last flush to Redis."""
+        await self._limiter.flush()
+        await self._usage.flush()

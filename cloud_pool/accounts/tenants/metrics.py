@@ -1,6 +1,6 @@
-"""What tenants use and what their accounts could not keep, for Prometheus.
+"""Prometheus metrics of tenants and accounts.
 
-Tenants' names come from signed tokens and the configuration, never from what a caller writes.
+Tenants' names come from signed tokens and the configuration, never from a request's content.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ ReadGauge = Callable[[], float]
 
 
 class TenantMetrics:
+    """Usage by tenant, and what accounting had to skip."""
+
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._tokens = Counter(
-            "causeway_cloud_tenant_tokens", "Tokens by tenant.", ("tenant", "tier", "type"), registry=registry
+            "causeway_cloud_tenant_tokens", "Tokens used, by tenant.", ("tenant", "tier", "type"), registry=registry
         )
         self._usd = Counter(
-            "causeway_cloud_tenant_usd", "Cost by tenant, USD.", ("tenant", "tier", "route"), registry=registry
+            "causeway_cloud_tenant_usd", "Cost in USD, by tenant.", ("tenant", "tier", "route"), registry=registry
         )
 
-    def used(self, tenant: str, tier: str, route: str, usage: Usage, micro_usd: int) -> None:
+    def count(self, tenant: str, tier: str, route: str, usage: Usage, micro_usd: int) -> None:
+        """Count one request."""
         self._tokens.labels(tenant, tier, "prompt").inc(usage.prompt_tokens)
         self._tokens.labels(tenant, tier, "completion").inc(usage.completion_tokens)
         self._usd.labels(tenant, tier, route).inc(micro_usd / MICRO_USD_PER_USD)
@@ -38,18 +41,26 @@ class TenantMetrics:
         stale_accepts: ReadGauge,
         usage_lost: ReadGauge,
         audit_lost: ReadGauge,
-        keys_stale: ReadGauge,
+        key_file_stale: ReadGauge,
     ) -> None:
-        """Read at each scrape."""
+        """Export these values; each is read at every scrape."""
         for name, text, read in (
             (
                 "causeway_cloud_local_rate_checks",
-                "Rate checks made without Redis, on this gateway's share.",
+                "Rate checks made without Redis, against this gateway's local share.",
                 local_checks,
             ),
-            ("causeway_cloud_stale_revocation_accepts", "Tokens let in on an old list of revocations.", stale_accepts),
+            (
+                "causeway_cloud_stale_revocation_accepts",
+                "Tokens accepted while the copy of the revocations was too old.",
+                stale_accepts,
+            ),
             ("causeway_cloud_usage_records_lost", "Requests missing in the tenants' usage.", usage_lost),
             ("causeway_cloud_audit_records_lost", "Audit records that were not written.", audit_lost),
-            ("causeway_cloud_key_file_stale", "1: the key file's last change is not in use.", keys_stale),
+            (
+                "causeway_cloud_key_file_stale",
+                "1 while the last change of the key file is invalid and therefore not in use.",
+                key_file_stale,
+            ),
         ):
             Gauge(name, text, registry=self._registry).set_function(read)

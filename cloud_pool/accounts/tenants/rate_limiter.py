@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Final, cast
 
 import anyio
 import msgspec
@@ -22,21 +22,50 @@ from redis.exceptions import RedisError
 
 from router.errors import RateLimited
 
+from ...redis_scripts import load_script
 from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
-from .scripts import SETTLE_SCRIPT, TAKE_SCRIPT, requests_key, tokens_key, usage_key
-from .token_bucket import TokenBucket
+from .redis_keys import requests_key, tokens_key, usage_key
 
-_MAX_LOCAL_TENANTS = 10_000  # tenants whose buckets are kept here
+_LUA: Final = f"{__package__}.lua"
+_TOKEN_BUCKET: Final = load_script(_LUA, "token_bucket")
+TAKE_SCRIPT: Final = load_script(_LUA, "take", _TOKEN_BUCKET)
+SETTLE_SCRIPT: Final = load_script(_LUA, "settle", _TOKEN_BUCKET)
+_MAX_LOCAL_TENANTS = 10_000  # tenants with local buckets
 _log = logging.getLogger("causeway.cloud.tenants")
 
 
 class TokenReservation(msgspec.Struct, frozen=True):
+    """Tokens taken from a tenant's bucket in advance."""
+
     tenant: str
-    tokens: int  # reserved
+    tokens: int
+
+
+class TokenBucket(msgspec.Struct, frozen=True):
+    """A local token bucket. It holds at most `capacity` and gains `rate` per second, as lua/token_bucket.lua does.
+
+    A bucket may be in debt: an answer that was longer than reserved is paid for before the next one begins.
+    """
+
+    level: float
+    at: float  # monotonic, s: when the bucket had this level
+
+    def refilled(self, rate: float, capacity: float, now: float) -> TokenBucket:
+        """Return the bucket at `now`. A clock that was set back changes nothing."""
+        gained = max(0.0, now - self.at) * rate
+        return TokenBucket(min(capacity, self.level + gained), now)
+
+    def wait_s(self, rate: float, amount: float) -> float:
+        """Return the time until the bucket holds `amount`; 0 if it does."""
+        return max(0.0, amount - self.level) / rate
+
+    def debited(self, amount: float, capacity: float) -> TokenBucket:
+        """Return the bucket without `amount`; a negative amount is a refund."""
+        return TokenBucket(min(capacity, self.level - amount), self.at)
 
 
 class _LocalBuckets(msgspec.Struct):
-    """One tenant's share."""
+    """Local buckets and cost of one tenant."""
 
     requests: TokenBucket
     tokens: TokenBucket
@@ -45,7 +74,14 @@ class _LocalBuckets(msgspec.Struct):
 
 
 class TenantRateLimiter:
-    """`client` None: (2) with the whole rates. `now_s` replaces Redis's own clock, for tests."""
+    """Rate limits by tenant.
+
+    Args:
+        client: None for local buckets only, with the whole rates
+        clock: monotonic time, s
+        wall_clock: unix time, s
+        now_s: replaces Redis's clock in tests; a negative value uses Redis's clock
+    """
 
     def __init__(
         self,
@@ -69,8 +105,8 @@ class TenantRateLimiter:
         self._unsettled: dict[str, int] = {}
         self.local_checks = 0
 
-    async def take(self, tenant: str, tokens: int) -> TokenReservation:
-        """Reserves `tokens`, a full bucket's worth at most. Raises RateLimited that says when to come back."""
+    async def reserve(self, tenant: str, tokens: int) -> TokenReservation:
+        """Take one request and `tokens`, at most a full bucket. Raises RateLimited with the time to wait."""
         limits = self._config.limits(tenant)
         tokens = min(tokens, limits.tokens_per_minute) if limits.tokens_per_minute else tokens
         if limits.requests_per_s or limits.tokens_per_minute or limits.usd_per_day:
@@ -79,21 +115,22 @@ class TenantRateLimiter:
                 raise _rate_limited(exhausted, wait_s, limits, self._wall_clock())
         return TokenReservation(tenant, tokens)
 
-    def settle(self, grant: TokenReservation, used_tokens: int, micro_usd: int) -> None:
-        """Exactly once for each grant. Redis hears of it with the next `flush`."""
-        limits = self._config.limits(grant.tenant)
+    def settle(self, reservation: TokenReservation, used_tokens: int, micro_usd: int) -> None:
+        """Correct a reservation by what was used, exactly once. The next `flush` sends the difference to Redis."""
+        tenant = reservation.tenant
+        limits = self._config.limits(tenant)
         if limits.tokens_per_minute:
-            self._unsettled[grant.tenant] = self._unsettled.get(grant.tenant, 0) + used_tokens - grant.tokens
+            self._unsettled[tenant] = self._unsettled.get(tenant, 0) + used_tokens - reservation.tokens
         if limits.usd_per_day:
-            local = self._local(grant.tenant, limits)
+            local = self._local(tenant, limits)
             day = _day(self._wall_clock())
             local.micro_usd = micro_usd + (local.micro_usd if local.day == day else 0)
             local.day = day
 
     async def flush(self) -> None:
-        """Faults are counted where the next `take` meets them; what could not be told is told the local buckets."""
-        owed, self._unsettled = self._unsettled, {}
-        for tenant, amount in owed.items():
+        """Send settled differences to Redis. If that fails, the local buckets take them; the next check logs it."""
+        unsettled, self._unsettled = self._unsettled, {}
+        for tenant, amount in unsettled.items():
             limits = self._config.limits(tenant)
             rate, capacity = limits.tokens_per_minute / 60.0, float(limits.tokens_per_minute)
             try:
@@ -103,16 +140,16 @@ class TenantRateLimiter:
                     await self._settle([tokens_key(tenant)], [self._now_s(), rate, capacity, amount])
             except (RedisError, OSError, TimeoutError):
                 local = self._local(tenant, limits)
-                local.tokens = local.tokens.less(amount, capacity * self._share)
+                local.tokens = local.tokens.debited(amount, capacity * self._share)
 
     async def _check(self, tenant: str, limits: TenantLimits, tokens: int) -> tuple[str, float]:
-        """What lacks ("requests", "tokens", "budget", or "" when nothing does), and for how long, s."""
+        """Return what is exhausted ("requests", "tokens", "budget", or "" for nothing) and the time to wait, s."""
         if self._take is not None and self._clock() >= self._retry_at:
             try:
                 with anyio.fail_after(self._config.redis_timeout_s):
                     return await self._check_in_redis(tenant, limits, tokens)  # (1)
             except (RedisError, OSError, TimeoutError) as error:
-                _log.warning("tenants' rates are this gateway's own for now: %s", str(error) or type(error).__name__)
+                _log.warning("tenants' rates are checked locally: %s", str(error) or type(error).__name__)
                 self._retry_at = self._clock() + self._config.redis_retry_after_s
         if self._redis is not None:
             self.local_checks += 1
@@ -120,18 +157,16 @@ class TenantRateLimiter:
 
     async def _check_in_redis(self, tenant: str, limits: TenantLimits, tokens: int) -> tuple[str, float]:
         assert self._take is not None
-        day = _day(self._wall_clock())
+        keys = [requests_key(tenant), tokens_key(tenant), usage_key(tenant, _day(self._wall_clock()))]
         numbers = (
             limits.requests_per_s,
-            limits.capacity,
+            limits.request_capacity,
             limits.tokens_per_minute / 60.0,
             limits.tokens_per_minute,
             tokens,
             round(limits.usd_per_day * MICRO_USD_PER_USD),
         )
-        reply = await self._take(
-            [requests_key(tenant), tokens_key(tenant), usage_key(tenant, day)], [self._now_s(), *numbers]
-        )
+        reply = await self._take(keys, [self._now_s(), *numbers])
         exhausted, wait_ms = cast("tuple[bytes | str, int]", reply)
         return (exhausted.decode() if isinstance(exhausted, bytes) else exhausted), wait_ms / 1000.0
 
@@ -141,34 +176,34 @@ class TenantRateLimiter:
         spent = local.micro_usd if local.day == _day(self._wall_clock()) else 0
         if limits.usd_per_day and spent >= limits.usd_per_day * MICRO_USD_PER_USD * share:
             return "budget", 0.0
-        rate, capacity = limits.requests_per_s * share, max(1.0, limits.capacity * share)
+        rate, capacity = limits.requests_per_s * share, max(1.0, limits.request_capacity * share)
         token_rate, token_capacity = limits.tokens_per_minute / 60.0 * share, limits.tokens_per_minute * share
-        tokens_wanted = min(float(tokens), token_capacity)
-        requests = local.requests.filled(rate, capacity, now)
-        budget = local.tokens.filled(token_rate, token_capacity, now)
-        if rate and (wait_s := requests.wait_s(rate, 1.0)) > 0:
+        needed = min(float(tokens), token_capacity)
+        request_bucket = local.requests.refilled(rate, capacity, now)
+        token_bucket = local.tokens.refilled(token_rate, token_capacity, now)
+        if rate and (wait_s := request_bucket.wait_s(rate, 1.0)) > 0:
             return "requests", wait_s
-        if token_rate and (wait_s := budget.wait_s(token_rate, tokens_wanted)) > 0:
+        if token_rate and (wait_s := token_bucket.wait_s(token_rate, needed)) > 0:
             return "tokens", wait_s
-        local.requests, local.tokens = requests.less(1.0, capacity), budget.less(tokens_wanted, token_capacity)
+        local.requests = request_bucket.debited(1.0, capacity)
+        local.tokens = token_bucket.debited(needed, token_capacity)
         return "", 0.0
 
     def _local(self, tenant: str, limits: TenantLimits) -> _LocalBuckets:
-        found = self._local_buckets.get(tenant)
-        if found is None:
+        buckets = self._local_buckets.get(tenant)
+        if buckets is None:
             now = self._clock()
+            requests = TokenBucket(max(1.0, limits.request_capacity * self._share), now)
             tokens = TokenBucket(limits.tokens_per_minute * self._share, now)
-            found = self._local_buckets[tenant] = _LocalBuckets(
-                TokenBucket(max(1.0, limits.capacity * self._share), now), tokens
-            )
+            buckets = self._local_buckets[tenant] = _LocalBuckets(requests, tokens)
             while len(self._local_buckets) > _MAX_LOCAL_TENANTS:
                 self._local_buckets.popitem(last=False)
         self._local_buckets.move_to_end(tenant)
-        return found
+        return buckets
 
 
 def _rate_limited(exhausted: str, wait_s: float, limits: TenantLimits, now: float) -> RateLimited:
-    """`now` is unix time, s."""
+    """Return the error. `now` is unix time, s; a spent budget waits for the next UTC day."""
     if exhausted == "requests":
         message = f"Your limit is {limits.requests_per_s:g} requests a second."
     elif exhausted == "tokens":

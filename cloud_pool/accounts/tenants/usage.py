@@ -1,9 +1,9 @@
-"""Tokens and cost per tenant, tier and route, in one Redis hash a tenant and UTC day.
+"""Tokens and cost per tenant, tier and route, in one Redis hash per tenant and UTC day.
 
-    requests|<tier>|<route>  prompt|…  completion|…  micro_usd|…      and `micro_usd`, the day's sum
+    requests|<tier>|<route>  prompt|...  completion|...  micro_usd|...     and `micro_usd`, the day's sum
 
-A route is what the work came as: chat, completion, job. Written in batches off the request's path; a batch keeps its
-name until Redis has confirmed it, so a lost reply counts nothing twice. While Redis is away sums grow here, bounded.
+A route is chat, completion or job. Usage is written in batches off the request path. A batch keeps its id until Redis
+has confirmed it, so that a lost reply counts nothing twice. While Redis is unavailable sums grow here, bounded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Final
 
 import anyio
 import msgspec
@@ -20,15 +21,19 @@ from redis.exceptions import RedisError
 
 from router.types import Usage
 
+from ...redis_scripts import load_script
 from .config import MICRO_USD_PER_USD, TenantsConfig
-from .scripts import ADD_USAGE_SCRIPT, batch_key, usage_key
+from .redis_keys import batch_key, usage_key
 
-_MAX_PENDING_FIELDS = 20_000  # kept while Redis is away; beyond, `lost` counts
+ADD_USAGE_SCRIPT: Final = load_script(f"{__package__}.lua", "add")
+_MAX_PENDING_FIELDS = 20_000  # while Redis is unavailable
 _FLUSH_TIMEOUT_S = 5.0
 TOTAL = "micro_usd"
 
 
 class _PendingUsage(msgspec.Struct, frozen=True):
+    """One batch: sums of a tenant and day that Redis has not confirmed."""
+
     id: str
     tenant: str
     day: str
@@ -36,7 +41,7 @@ class _PendingUsage(msgspec.Struct, frozen=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """What a tenant used on a day, of a tier, by a route."""
+    """Usage of a tenant on a day, by tier and route."""
 
     tier: str
     route: str
@@ -47,7 +52,12 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 
 class UsageRecorder:
-    """Owns the sums that Redis has not heard of yet. `lost` counts requests that found no room here."""
+    """Sums usage and writes it to Redis. `lost` counts requests that were not recorded because too much was pending.
+
+    Args:
+        client: None to record nothing
+        wall_clock: unix time, s
+    """
 
     def __init__(
         self,
@@ -60,22 +70,22 @@ class UsageRecorder:
         self._add = client.register_script(ADD_USAGE_SCRIPT) if client is not None else None
         self._wall_clock = wall_clock
         self._sums: dict[tuple[str, str], dict[str, int]] = {}
-        self._sending: list[_PendingUsage] = []
+        self._pending: list[_PendingUsage] = []
         self._fields = 0
         self.lost = 0
 
     def record(self, tenant: str, tier: str, route: str, usage: Usage, micro_usd: int) -> None:
-        """One request's use."""
+        """Add one request."""
         if self._add is None:
             return
         day = datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y-%m-%d")
         sums = self._sums.setdefault((tenant, day), {})
-        at = f"{tier}|{route}"
+        suffix = f"{tier}|{route}"
         amounts = {
-            f"requests|{at}": 1,
-            f"prompt|{at}": usage.prompt_tokens,
-            f"completion|{at}": usage.completion_tokens,
-            f"micro_usd|{at}": micro_usd,
+            f"requests|{suffix}": 1,
+            f"prompt|{suffix}": usage.prompt_tokens,
+            f"completion|{suffix}": usage.completion_tokens,
+            f"micro_usd|{suffix}": micro_usd,
             TOTAL: micro_usd,
         }
         new = sum(field not in sums for field in amounts)
@@ -87,24 +97,24 @@ class UsageRecorder:
             sums[field] = sums.get(field, 0) + amount
 
     async def flush(self) -> bool:
-        """Whether Redis has all of it now."""
+        """Write all sums to Redis. Returns False if some are still pending."""
         if self._add is None:
             return True
-        self._sending += [
+        self._pending += [
             _PendingUsage(secrets.token_hex(12), tenant, day, sums)
             for (tenant, day), sums in self._sums.items()
             if sums
         ]
         self._sums = {}
-        keep_s = self._config.usage_retention_days * 86400
+        retention_s = self._config.usage_retention_days * 86400
         try:
-            while self._sending:
-                batch = self._sending[0]
+            while self._pending:
+                batch = self._pending[0]
                 pairs = [value for pair in batch.sums.items() for value in pair]
                 keys = [usage_key(batch.tenant, batch.day), batch_key(batch.tenant, batch.id)]
                 with anyio.fail_after(_FLUSH_TIMEOUT_S):
-                    await self._add(keys, [keep_s, *pairs])
-                self._sending.pop(0)
+                    await self._add(keys, [retention_s, *pairs])
+                self._pending.pop(0)
                 self._fields -= len(batch.sums)
         except (RedisError, OSError, TimeoutError):
             return False
@@ -112,21 +122,21 @@ class UsageRecorder:
 
 
 async def read_usage(client: redis.asyncio.Redis, tenant: str, day: str) -> tuple[UsageRow, ...]:
-    """`day` is UTC, 2026-11-21. Raises RedisError."""
-    found: dict[tuple[str, str], dict[str, int]] = {}
+    """Read the usage of a tenant on a UTC day, as 2026-11-21. Raises RedisError."""
+    sums: dict[tuple[str, str], dict[str, int]] = {}
     for name, amount in (await client.hgetall(usage_key(tenant, day))).items():
-        what, _, at = (name.decode() if isinstance(name, bytes) else name).partition("|")
-        tier, _, route = at.partition("|")
-        if at:
-            found.setdefault((tier, route), {})[what] = int(amount)
+        quantity, _, suffix = (name.decode() if isinstance(name, bytes) else name).partition("|")
+        tier, _, route = suffix.partition("|")
+        if suffix:
+            sums.setdefault((tier, route), {})[quantity] = int(amount)
     return tuple(
         UsageRow(
             tier,
             route,
-            sums.get("requests", 0),
-            sums.get("prompt", 0),
-            sums.get("completion", 0),
-            sums.get("micro_usd", 0) / MICRO_USD_PER_USD,
+            amounts.get("requests", 0),
+            amounts.get("prompt", 0),
+            amounts.get("completion", 0),
+            amounts.get("micro_usd", 0) / MICRO_USD_PER_USD,
         )
-        for (tier, route), sums in sorted(found.items())
+        for (tier, route), amounts in sorted(sums.items())
     )

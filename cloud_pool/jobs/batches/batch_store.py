@@ -1,4 +1,4 @@
-"""Batches in Redis, in OpenAI's shape. What makes them go on is `feeder`."""
+"""Batches in Redis. `processor` advances them."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from ..config import BatchConfig
 from ..errors import IdempotencyConflict, JobAlreadyEnded
 from ..record import Endpoint
 from ..states import JobState
-from ..store.redis_client import Argument, RedisClient, data, items, number, pairs, text
+from ..store.redis_client import Argument, RedisClient, as_bytes, as_fields, as_int, as_list, as_text
 from .file_store import FileStore
-from .input_file import BatchLineError
 from .states import BatchState, is_final, source_states
 
 COMPLETION_WINDOW = "24h"
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch. Times are unix, ms."""
+
     id: str
     owner: str
-    input: str
+    input: str  # file id
     endpoint: Endpoint
     state: BatchState
-    created: int  # unix ms, as all times here
+    created: int
     expires: int
     metadata: str = "null"  # JSON
-    tags: str = ""  # of each line, with commas
-    traceparent: str = ""  # of the span that sent it
+    tags: str = ""  # of each line, separated by commas
+    traceparent: str = ""  # of the span that created it
     total: int = 0
     submitted: int = 0  # lines that have become jobs
-    ended: int = 0  # of those, how many ended
+    ended: int = 0  # of those
     completed: int = 0
     failed: int = 0
-    output: str = ""  # file ids
-    errors: str = ""
-    faults: str = ""  # JSON, of the input's lines
+    output: str = ""  # file id
+    errors: str = ""  # file id
+    line_errors: str = ""  # JSON, of an invalid input file
     in_progress_at: int | None = None
     finalizing_at: int | None = None
     completed_at: int | None = None
@@ -50,7 +51,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineOutcome(msgspec.Struct, frozen=True):
-    """What became of a line's job; `state` is None for a line that never was one."""
+    """Outcome of a line's job; `state` is None for a line that never became a job."""
 
     custom_id: str
     state: JobState | None
@@ -59,7 +60,11 @@ class LineOutcome(msgspec.Struct, frozen=True):
 
 
 class BatchStore:
-    """Raises StoreUnavailable, everywhere, when Redis does not answer."""
+    """Batches. Every method raises JobStoreUnavailable while Redis does not answer.
+
+    Args:
+        clock: unix time, s
+    """
 
     def __init__(self, database: RedisClient, config: BatchConfig, *, clock: Callable[[], float] = time.time) -> None:
         self._db = database
@@ -68,6 +73,7 @@ class BatchStore:
 
     @property
     def now_ms(self) -> int:
+        """Unix time."""
         return int(self._clock() * 1000)
 
     async def create(
@@ -82,12 +88,21 @@ class BatchStore:
         tags: tuple[str, ...] = (),
         traceparent: str = "",
     ) -> Batch:
-        """Raises NotFound for a file that is not the owner's input, or IdempotencyConflict."""
+        """Create a batch, or return the one with this name.
+
+        Args:
+            metadata: JSON
+            digest: of the request, compared with that of a batch with this name
+
+        Raises:
+            NotFound: `file` is no input file of the owner
+            IdempotencyConflict: the name belongs to a batch with another digest
+        """
         now = self.now_ms
         expires = now + int(self._config.completion_window_s * 1000)
         plain = ("endpoint", endpoint, "metadata", metadata, "expires", expires)
         fields = (*plain, "tags", ",".join(tags), "traceparent", traceparent)
-        verdict = text(await self._db.run("batch_create", now, name, owner, file, digest, *fields))
+        verdict = as_text(await self._db.run("batch_create", now, name, owner, file, digest, *fields))
         if verdict == "absent":
             raise NotFound(f"There is no file {file[:80]!r} of yours with purpose batch.", param="input_file_id")
         if verdict == "conflict":
@@ -95,139 +110,82 @@ class BatchStore:
         return await self.get(name, owner)
 
     async def get(self, name: str, owner: str) -> Batch:
-        """Raises NotFound, also for what belongs to another."""
-        found = await self.find(name)
-        if found is None or found.owner != owner:
+        """Return a batch of `owner`. Raises NotFound, also for a batch of another owner."""
+        batch = await self.lookup(name)
+        if batch is None or batch.owner != owner:
             raise NotFound(f"There is no batch {name[:80]!r} of yours.")
-        return found
+        return batch
 
-    async def find(self, name: str) -> Batch | None:
-        fields = pairs(await self._db.command("HGETALL", self._db.key("batch", name)))
+    async def lookup(self, name: str) -> Batch | None:
+        """Return a batch of any owner."""
+        fields = as_fields(await self._db.command("HGETALL", self._db.key("batch", name)))
         plain = {key: value.decode() for key, value in fields.items()}
         return msgspec.convert(plain, Batch, strict=False) if plain else None
 
-    async def owned(self, owner: str, *, after: str, limit: int) -> list[Batch]:
-        """Newest first, from behind `after`."""
+    async def list_owned(self, owner: str, *, after: str, limit: int) -> list[Batch]:
+        """Return batches of `owner`, newest first, from behind the batch `after`."""
         key = self._db.key("batches", owner)
-        names = [text(name) for name in items(await self._db.command("ZREVRANGE", key, 0, -1))]
-        found: list[Batch] = []
+        names = [as_text(name) for name in as_list(await self._db.command("ZREVRANGE", key, 0, -1))]
+        batches: list[Batch] = []
         for name in names[names.index(after) + 1 if after in names else 0 :]:
-            batch = await self.find(name)
+            batch = await self.lookup(name)
             if batch is None:
                 await self._db.command("ZREM", key, name)
-            elif len(found) < limit:
-                found.append(batch)
+            elif len(batches) < limit:
+                batches.append(batch)
             else:
                 break
-        return found
+        return batches
 
     async def cancel(self, batch: Batch) -> None:
-        """Raises JobEnded."""
-        if not await self.move(batch.id, "cancelling"):
+        """Begin to cancel a batch. Raises JobAlreadyEnded."""
+        if not await self.transition(batch.id, "cancelling"):
             raise JobAlreadyEnded(f"The batch {batch.id} is {batch.state}: there is nothing to cancel.")
 
-    # --- the feeder ------------------------------------------------------------------------------------------------
+    # --- the processor ---------------------------------------------------------------------------------------------
 
     async def claim(self, lease_s: float) -> Batch | None:
-        """One that is due for a look; nobody else looks at it for `lease_s`."""
-        name = text(await self._db.run("batch_claim", self.now_ms, int(lease_s * 1000)))
-        return await self.find(name) if name else None
+        """Return a batch that is due for a step; no other worker gets it for `lease_s`."""
+        name = as_text(await self._db.run("batch_claim", self.now_ms, int(lease_s * 1000)))
+        return await self.lookup(name) if name else None
 
-    async def schedule_check(self, name: str, pause_s: float) -> None:
-        await self._db.run("batch_schedule", name, self.now_ms + int(pause_s * 1000))
+    async def schedule_step(self, name: str, delay_s: float) -> None:
+        """Make a batch due in `delay_s`."""
+        await self._db.run("batch_schedule", name, self.now_ms + int(delay_s * 1000))
 
-    async def fed(self, name: str, lines: int) -> None:
+    async def record_submitted_lines(self, name: str, lines: int) -> None:
+        """Record that the first `lines` lines have become jobs."""
         await self._db.command("HSET", self._db.key("batch", name), "submitted", lines)
 
-    async def move(self, name: str, to: BatchState, *fields: Argument) -> bool:
-        """Also true when it is there already. False: the table has no such row."""
+    async def transition(self, name: str, to: BatchState, *fields: Argument) -> bool:
+        """Move a batch to a state and set `fields` (name, value, ...).
+
+        Returns True also if it is there already, and False if the table has no such transition.
+        """
         sources = source_states(to)
         ttl = int(self._config.file_ttl_s * 1000)
-        over = int(is_final(to))
-        arguments = (self.now_ms, name, to, over, ttl, len(sources), *sources, *fields)
-        return number(await self._db.run("batch_transition", *arguments)) > 0
+        arguments = (self.now_ms, name, to, int(is_final(to)), ttl, len(sources), *sources, *fields)
+        return as_int(await self._db.run("batch_transition", *arguments)) > 0
 
-    async def content(self, name: str, files: FileStore) -> bytes:
+    async def read_input(self, name: str, files: FileStore) -> bytes:
+        """Return the input file as it was when the batch was created."""
         return b"".join([piece async for piece in files.pieces(self._db.key("batch", name, "parts"))])
 
     async def set_custom_ids(self, name: str, custom_ids: Sequence[str]) -> None:
-        """What the caller calls each line; also of those that never become a job."""
+        """Store the custom_id of every line, also of lines that will never become jobs."""
         await self._db.run("batch_set_custom_ids", name, *custom_ids)
 
-    async def ended(self, name: str, lines: range) -> list[LineOutcome]:
-        """What became of each of these lines, from 1."""
-        found = []
-        jobs = (batch_job_id(name, at) for at in lines)
-        for row in items(await self._db.run("batch_line_outcomes", name, lines[0], *jobs)):
-            custom_id, state, error, result = items(row)
-            became = JobState(text(state)) if state else None
-            found.append(LineOutcome(text(custom_id), became, data(error), data(result)))
-        return found
+    async def line_outcomes(self, name: str, lines: range) -> list[LineOutcome]:
+        """Return the outcome of each of these lines, which count from 1."""
+        jobs = (batch_job_id(name, line) for line in lines)
+        outcomes = []
+        for row in as_list(await self._db.run("batch_line_outcomes", name, lines[0], *jobs)):
+            custom_id, state, error, result = as_list(row)
+            job_state = JobState(as_text(state)) if state else None
+            outcomes.append(LineOutcome(as_text(custom_id), job_state, as_bytes(error), as_bytes(result)))
+        return outcomes
 
 
 def batch_job_id(batch: str, line: int) -> str:
+    """Return the id of a line's job: always the same, so that a line can be submitted repeatedly. Lines from 1."""
     return f"job_{batch.removeprefix('batch_')}-{line}"
-
-
-class _RequestCounts(msgspec.Struct):
-    total: int
-    completed: int
-    failed: int
-
-
-class _InputErrors(msgspec.Struct):
-    data: list[BatchLineError]
-    object: str = "list"
-
-
-class BatchView(msgspec.Struct, kw_only=True):
-    """OpenAI's batch object; times in unix seconds."""
-
-    id: str
-    object: str = "batch"
-    endpoint: str
-    errors: _InputErrors | None
-    input_file_id: str
-    completion_window: str = COMPLETION_WINDOW
-    status: BatchState
-    output_file_id: str | None
-    error_file_id: str | None
-    created_at: int
-    in_progress_at: int | None
-    expires_at: int
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
-    expired_at: int | None
-    cancelling_at: int | None
-    cancelled_at: int | None
-    request_counts: _RequestCounts
-    metadata: msgspec.Raw
-
-
-def batch_view(batch: Batch) -> BatchView:
-    faults = _InputErrors(msgspec.json.decode(batch.faults, type=list[BatchLineError])) if batch.faults else None
-    return BatchView(
-        id=batch.id,
-        endpoint=batch.endpoint,
-        errors=faults,
-        input_file_id=batch.input,
-        status=batch.state,
-        output_file_id=batch.output or None,
-        error_file_id=batch.errors or None,
-        created_at=batch.created // 1000,
-        in_progress_at=_seconds(batch.in_progress_at),
-        expires_at=batch.expires // 1000,
-        finalizing_at=_seconds(batch.finalizing_at),
-        completed_at=_seconds(batch.completed_at),
-        failed_at=_seconds(batch.failed_at),
-        expired_at=_seconds(batch.expired_at),
-        cancelling_at=_seconds(batch.cancelling_at),
-        cancelled_at=_seconds(batch.cancelled_at),
-        request_counts=_RequestCounts(batch.total, batch.completed, batch.failed),
-        metadata=msgspec.Raw(batch.metadata.encode()),
-    )
-
-
-def _seconds(ms: int | None) -> int | None:
-    return None if ms is None else ms // 1000

@@ -1,4 +1,4 @@
-"""What became of a batch's lines, in OpenAI's shape, read from its jobs whenever it is asked for."""
+"""Output and error files in OpenAI's format, read from the batch's jobs on each download."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ _PAGE = 50
 
 
 class BatchResults:
+    """Reads results."""
+
     def __init__(self, batches: BatchStore) -> None:
         self._batches = batches
 
     async def lines(self, batch: Batch, part: ResultPart) -> AsyncIterator[bytes]:
-        """The lines of a file of results."""
-        async for at, ended in self.ended(batch, part):
-            yield _result(batch, at, ended) + b"\n"
+        """Yield the lines of an output file (succeeded jobs) or an error file (all others)."""
+        async for line, outcome in self.outcomes(batch, part):
+            yield _output_line(batch, line, outcome) + b"\n"
 
-    async def ended(self, batch: Batch, part: ResultPart) -> AsyncIterator[tuple[int, LineOutcome]]:
+    async def outcomes(self, batch: Batch, part: ResultPart) -> AsyncIterator[tuple[int, LineOutcome]]:
+        """Yield the lines of a part, from 1, with their outcomes."""
         for first in range(1, batch.total + 1, _PAGE):
             page = range(first, min(first + _PAGE, batch.total + 1))
-            for at, became in zip(page, await self._batches.ended(batch.id, page), strict=True):
-                if (became.state is JobState.SUCCEEDED) == (part == "output"):
-                    yield at, became
+            for line, outcome in zip(page, await self._batches.line_outcomes(batch.id, page), strict=True):
+                if (outcome.state is JobState.SUCCEEDED) == (part == "output"):
+                    yield line, outcome
 
 
 class _LineResponse(msgspec.Struct):
@@ -51,23 +54,16 @@ class _OutputLine(msgspec.Struct):
 _NOT_RUN_CODES = {JobState.CANCELLED: "batch_cancelled", JobState.EXPIRED: "batch_expired", None: "batch_expired"}
 
 
-def _result(batch: Batch, at: int, ended: LineOutcome) -> bytes:
-    """A line of OpenAI's output or error file."""
-    job = line_job_id(batch, at)
-    if ended.state is JobState.SUCCEEDED:
-        return msgspec.json.encode(
-            _OutputLine(f"batch_req_{job}", ended.custom_id, _LineResponse(200, job, msgspec.Raw(ended.result)), None)
-        )
-    never = _NOT_RUN_CODES.get(ended.state)
-    if never is not None:
-        if ended.state is None and batch.cancelling_at is not None:
-            never = "batch_cancelled"
-        fault = _LineError(never, "This request was not completed before the batch ended.")
+def _output_line(batch: Batch, line: int, outcome: LineOutcome) -> bytes:
+    job = batch_job_id(batch.id, line)
+    if outcome.state is JobState.SUCCEEDED:
+        response = _LineResponse(200, job, msgspec.Raw(outcome.result))
+        return msgspec.json.encode(_OutputLine(f"batch_req_{job}", outcome.custom_id, response, None))
+    not_run = _NOT_RUN_CODES.get(outcome.state)
+    if not_run is not None:
+        if outcome.state is None and batch.cancelling_at is not None:
+            not_run = "batch_cancelled"
+        error = _LineError(not_run, "This request was not completed before the batch ended.")
     else:
-        fault = msgspec.json.decode(ended.error or b'{"code":"internal_error","message":""}', type=_LineError)
-    return msgspec.json.encode(_OutputLine(f"batch_req_{job}", ended.custom_id, None, fault))
-
-
-def line_job_id(batch: Batch, at: int) -> str:
-    """The job of the file's request number `at`, from 1: always the same, so that feeding can be repeated."""
-    return batch_job_id(batch.id, at)
+        error = msgspec.json.decode(outcome.error or b'{"code":"internal_error","message":""}', type=_LineError)
+    return msgspec.json.encode(_OutputLine(f"batch_req_{job}", outcome.custom_id, None, error))

@@ -1,11 +1,11 @@
-"""What moves batches on, in every worker; one worker at a time looks at a batch, and each step can be repeated.
+"""Advance batches. Every worker runs this; one worker at a time advances a batch, and each step can be repeated.
 
-1. validating    read the file; a fault in any line fails the batch, with each fault named; else in_progress
-2. in_progress   lines become jobs of priority bulk, as many as the queues take; line 7 is always the same job
-3. cancelling    its jobs are cancelled
-4. all its jobs have ended: the results get their files, and the batch is completed, expired or cancelled
+1. validating: read the file. An error in any line fails the batch, with all errors listed; else it is in_progress.
+2. in_progress: lines become jobs of priority bulk, as many as the queues accept. Line 7 is always the same job.
+3. cancelling: cancel its jobs.
+4. All its jobs have ended: add the output files; the batch is completed, expired or cancelled.
 
-Lines that never became a job, because the batch was cancelled or expired first, stand in the file of errors.
+Lines that never became jobs, because the batch was cancelled or expired before, are in the error file.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from ..config import JobsConfig
 from ..errors import JobAlreadyEnded, JobStoreUnavailable
 from ..record import NewJob
 from ..states import JobState
-from ..store.job_store import JobStore
+from ..stores import JobStores
 from ..submission import SubmissionParser
-from .batch_store import Batch, BatchStore
-from .file_store import FileStore, ResultPart
+from .batch_store import Batch, batch_job_id
+from .file_store import ResultPart
 from .input_file import BatchLine, BatchLineError, read_lines
-from .output_file import BatchResults, line_job_id
+from .output_file import BatchResults
 from .states import BatchState
 
 _log = logging.getLogger("causeway.cloud.batches")
 _LEASE_S = 30.0
-_CHECK_INTERVAL_S = 0.5
+_STEP_INTERVAL_S = 0.5
 
 
 class BatchProcessor:
-    def __init__(
-        self, batches: BatchStore, files: FileStore, store: JobStore, intake: SubmissionParser, config: JobsConfig
-    ) -> None:
-        self._batches = batches
-        self._results = BatchResults(batches)
-        self._parsed: tuple[str, list[BatchLine]] = ("", [])  # of the batch that is being fed
-        self._files = files
-        self._store = store
-        self._intake = intake
+    """Advances due batches step by step."""
+
+    def __init__(self, stores: JobStores, parser: SubmissionParser, config: JobsConfig) -> None:
+        self._batches = stores.batches
+        self._files = stores.files
+        self._jobs = stores.jobs
+        self._results = BatchResults(stores.batches)
+        self._parser = parser
         self._config = config
+        self._parsed: tuple[str, list[BatchLine]] = ("", [])  # the batch whose lines were submitted last
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Advance batches until cancelled."""
         while True:
             try:
-                busy = await self.step()
+                advanced = await self.step()
             except JobStoreUnavailable as error:
                 _log.warning("%s", error.message)
-                busy = False
-            if not busy:
-                await anyio.sleep(_CHECK_INTERVAL_S)
+                advanced = False
+            if not advanced:
+                await anyio.sleep(_STEP_INTERVAL_S)
 
     async def step(self) -> bool:
-        """Looks at one batch, if any is due. Raises StoreUnavailable."""
+        """Advance one batch. Returns False if none is due. Raises JobStoreUnavailable."""
         batch = await self._batches.claim(_LEASE_S)
         if batch is None:
             return False
@@ -67,64 +67,70 @@ class BatchProcessor:
             await self._validate(batch)  # (1)
         elif batch.state == "cancelling":
             await self._cancel(batch)  # (3)
-        elif batch.state == "finalizing" or await self._fed(batch):
+        elif batch.state == "finalizing" or await self._all_lines_ended(batch):
             await self._finish(batch)  # (4)
         return True
 
     # --- (1), (2), (3) ---------------------------------------------------------------------------------------------
 
     async def _validate(self, batch: Batch) -> None:
-        content = await self._batches.content(batch.id, self._files)
-        # On a thread: ten thousand bodies take a while, and jobs run on this loop.
-        lines, faults = await anyio.to_thread.run_sync(self._read, batch, content)
-        if faults:
-            await self._batches.move(batch.id, "failed", "faults", msgspec.json.encode(faults))
+        lines, errors = await self._read(batch)
+        if errors:
+            await self._batches.transition(batch.id, "failed", "line_errors", msgspec.json.encode(errors))
             return
         await self._batches.set_custom_ids(batch.id, [line.custom_id for line in lines])
-        await self._batches.move(batch.id, "in_progress", "total", len(lines))
+        await self._batches.transition(batch.id, "in_progress", "total", len(lines))
 
-    def _read(self, batch: Batch, content: bytes) -> tuple[list[BatchLine], list[BatchLineError]]:
-        bounds = self._config.batches
+    async def _read(self, batch: Batch) -> tuple[list[BatchLine], list[BatchLineError]]:
+        content = await self._batches.read_input(batch.id, self._files)
+        limits = self._config.batches
 
-        def check(body: bytes) -> str:
-            return self._intake.tier(self._intake.checked(batch.endpoint, body, batch.owner))
+        def resolve_tier(body: bytes) -> str:
+            return self._parser.tier_name(self._parser.validate(batch.endpoint, body, batch.owner))
 
-        return read_lines(
-            content, batch.endpoint, check, max_lines=bounds.max_lines, max_line_bytes=bounds.max_line_bytes
-        )
+        def read() -> tuple[list[BatchLine], list[BatchLineError]]:
+            return read_lines(
+                content,
+                batch.endpoint,
+                resolve_tier,
+                max_lines=limits.max_lines,
+                max_line_bytes=limits.max_line_bytes,
+            )
 
-    async def _fed(self, batch: Batch) -> bool:
-        """(2) Whether all that shall run has run."""
-        late = self._store.now_ms >= batch.expires
+        # On a thread: ten thousand bodies take a while, and jobs run on this event loop.
+        return await anyio.to_thread.run_sync(read)
+
+    async def _all_lines_ended(self, batch: Batch) -> bool:
+        """(2)"""
+        late = self._jobs.now_ms >= batch.expires
         if batch.submitted < batch.total and not late:
-            await self._feed(batch)
+            await self._submit_lines(batch)
             return False
-        over = batch.ended >= batch.submitted
-        if not over:
-            await self._batches.schedule_check(batch.id, _CHECK_INTERVAL_S)
-        return over
+        ended = batch.ended >= batch.submitted
+        if not ended:
+            await self._batches.schedule_step(batch.id, _STEP_INTERVAL_S)
+        return ended
 
-    async def _feed(self, batch: Batch) -> None:
+    async def _submit_lines(self, batch: Batch) -> None:
         if self._parsed[0] != batch.id:
-            content = await self._batches.content(batch.id, self._files)
-            self._parsed = batch.id, (await anyio.to_thread.run_sync(self._read, batch, content))[0]
-        lines, fed = self._parsed[1], batch.submitted
+            self._parsed = batch.id, (await self._read(batch))[0]
+        lines, submitted = self._parsed[1], batch.submitted
         try:
-            for line in lines[fed : fed + self._config.batches.lines_per_step]:
-                await self._store.accept(self._offer(batch, line, fed + 1))
-                fed += 1
+            for line in lines[submitted : submitted + self._config.batches.lines_per_step]:
+                await self._jobs.accept(self._new_job(batch, line, submitted + 1))
+                submitted += 1
         except JobAlreadyEnded:
-            pass  # it was cancelled meanwhile: the next look sees that
+            pass  # cancelled in the meantime: the next step sees that
         except (QueueFull, RateLimited):
-            await self._batches.schedule_check(batch.id, _CHECK_INTERVAL_S)
+            await self._batches.schedule_step(batch.id, _STEP_INTERVAL_S)
         else:
-            await self._batches.schedule_check(batch.id, 0.0)
+            await self._batches.schedule_step(batch.id, 0.0)
         finally:
-            await self._batches.fed(batch.id, fed)
+            await self._batches.record_submitted_lines(batch.id, submitted)
 
-    def _offer(self, batch: Batch, line: BatchLine, at: int) -> NewJob:
+    def _new_job(self, batch: Batch, line: BatchLine, number: int) -> NewJob:
         return NewJob(
-            id=line_job_id(batch, at),
+            id=batch_job_id(batch.id, number),
             owner=batch.owner,
             tier=line.tier,
             priority="bulk",
@@ -138,21 +144,20 @@ class BatchProcessor:
         )
 
     async def _cancel(self, batch: Batch) -> None:
-        for at in range(
-            1, batch.submitted + self._config.batches.lines_per_step + 1
-        ):  # a feeder may have died before it said so
+        # One step more than recorded: a worker may have died between submitting lines and recording them.
+        for line in range(1, batch.submitted + self._config.batches.lines_per_step + 1):
             with suppress(JobAlreadyEnded, NotFound):
-                await self._store.cancel(line_job_id(batch, at), batch.owner)
+                await self._jobs.cancel(batch_job_id(batch.id, line), batch.owner)
         await self._publish(batch, "cancelled")
 
     # --- (4) -------------------------------------------------------------------------------------------------------
 
     async def _finish(self, batch: Batch) -> None:
-        if batch.state != "finalizing" and not await self._batches.move(batch.id, "finalizing"):
-            return  # it was cancelled meanwhile: the next look sees that
+        if batch.state != "finalizing" and not await self._batches.transition(batch.id, "finalizing"):
+            return  # cancelled in the meantime: the next step sees that
         expired = batch.submitted < batch.total
-        async for _, line in self._results.ended(batch, "errors"):
-            expired = expired or line.state is JobState.EXPIRED
+        async for _, outcome in self._results.outcomes(batch, "errors"):
+            expired = expired or outcome.state is JobState.EXPIRED
         await self._publish(batch, "expired" if expired else "completed")
 
     async def _publish(self, batch: Batch, state: BatchState) -> None:
@@ -168,4 +173,6 @@ class BatchProcessor:
                 name = f"file-{batch.id.removeprefix('batch_')}-{part}"
                 await self._files.add_results(name, batch.owner, size, batch.id, part)
                 fields += [part, name]
-        await self._batches.move(batch.id, state, "completed", counts["output"], "failed", counts["errors"], *fields)
+        await self._batches.transition(
+            batch.id, state, "completed", counts["output"], "failed", counts["errors"], *fields
+        )

@@ -1,4 +1,4 @@
-"""A batch's life, as OpenAI names its states. A missing key is an illegal move."""
+"""Table of a batch's life, with OpenAI's names. A missing entry is an illegal transition."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ BATCH_TRANSITIONS: Final[dict[BatchState, frozenset[BatchState]]] = {
 
 
 def source_states(state: BatchState) -> tuple[BatchState, ...]:
-    """From where `state` may be entered."""
+    """Return the states from which `state` can be entered."""
     return tuple(source for source, targets in BATCH_TRANSITIONS.items() if state in targets)
 
 
 def is_final(state: BatchState) -> bool:
+    """Whether no transition leaves `state`."""
     return not BATCH_TRANSITIONS[state]

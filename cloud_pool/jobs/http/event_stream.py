@@ -1,4 +1,4 @@
-"""A job's events as server-sent events: from the start or from behind Last-Event-ID, then live until the job's end."""
+"""A job's events as server-sent events: from the start or after Last-Event-ID, then live until the job ends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 from router.errors import InvalidRequest
 
 from ..states import FINAL_STATES
-from ..store.redis_client import RedisClient, Reply, items, pairs, text
+from ..store.redis_client import RedisClient, Reply, as_fields, as_list, as_text
 
 _ID = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _BLOCK_MS = 2000
-_QUIET = 7  # blocks without an event, then a comment, so that proxies keep the connection
+_SILENT_BLOCKS = 7  # without an event; then a comment keeps proxies from closing the connection
 START = "0-0"
 COMMENT = b": still there\n\n"
-_ENDS = frozenset(state.value for state in FINAL_STATES)
+_FINAL_EVENTS = frozenset(state.value for state in FINAL_STATES)
 
 
 class _EventData(msgspec.Struct, omit_defaults=True):
@@ -27,7 +27,7 @@ class _EventData(msgspec.Struct, omit_defaults=True):
 
 
 def read_last_id(header: str) -> str:
-    """Raises InvalidRequest."""
+    """Return the event id after which a client continues. Raises InvalidRequest."""
     if not header:
         return START
     if not _ID.fullmatch(header):
@@ -35,39 +35,42 @@ def read_last_id(header: str) -> str:
     return header
 
 
-async def stream_events(database: RedisClient, job: str, last: str) -> AsyncGenerator[bytes, None]:
-    """SSE bytes. Ends behind the event of the job's end, or when the stream is gone. Raises StoreUnavailable."""
+async def stream_events(database: RedisClient, job: str, last_id: str) -> AsyncGenerator[bytes, None]:
+    """Yield SSE bytes until the event that ends the job, or until its events have expired.
+
+    Raises JobStoreUnavailable.
+    """
     key = database.key("events", job)
-    quiet = 0
-    while not await _is_over(database, key, last):
-        reply = items(await database.command("XREAD", "COUNT", 100, "BLOCK", _BLOCK_MS, "STREAMS", key, last))
-        for entry in items(items(reply[0])[1]) if reply else []:
-            last = text(items(entry)[0])
-            yield _event(entry)
-        quiet = 0 if reply else quiet + 1
-        if quiet >= _QUIET:
-            quiet = 0
+    silent = 0
+    while not await _is_over(database, key, last_id):
+        reply = as_list(await database.command("XREAD", "COUNT", 100, "BLOCK", _BLOCK_MS, "STREAMS", key, last_id))
+        for entry in as_list(as_list(reply[0])[1]) if reply else []:
+            last_id = as_text(as_list(entry)[0])
+            yield _encode(entry)
+        silent = 0 if reply else silent + 1
+        if silent >= _SILENT_BLOCKS:
+            silent = 0
             yield COMMENT
 
 
-async def _is_over(database: RedisClient, key: str, last: str) -> bool:
-    """Nothing comes behind `last`: the job has ended with it, or its events are forgotten."""
-    newest = items(await database.command("XREVRANGE", key, "+", "-", "COUNT", 1))
+async def _is_over(database: RedisClient, key: str, last_id: str) -> bool:
+    """Whether no event will come after `last_id`."""
+    newest = as_list(await database.command("XREVRANGE", key, "+", "-", "COUNT", 1))
     if not newest:
         return True
-    at, fields = items(newest[0])
-    return _number(text(at)) <= _number(last) and pairs(fields)["event"].decode() in _ENDS
+    entry_id, fields = as_list(newest[0])
+    return _order(as_text(entry_id)) <= _order(last_id) and as_fields(fields)["event"].decode() in _FINAL_EVENTS
 
 
-def _number(entry: str) -> tuple[int, int]:
-    time, _, order = entry.partition("-")
-    return int(time), int(order)
+def _order(entry_id: str) -> tuple[int, int]:
+    time, _, sequence = entry_id.partition("-")
+    return int(time), int(sequence)
 
 
-def _event(entry: Reply) -> bytes:
-    at, fields = items(entry)
-    told = pairs(fields)
-    what, data = told["event"].decode(), told["data"]
+def _encode(entry: Reply) -> bytes:
+    entry_id, fields = as_list(entry)
+    values = as_fields(fields)
+    event, data = values["event"].decode(), values["data"]
     raw = msgspec.Raw(data) if data else None
-    said = _EventData(what, progress=raw) if what == "progress" else _EventData(what, error=raw)
-    return b"id: %b\nevent: %b\ndata: %b\n\n" % (text(at).encode(), what.encode(), msgspec.json.encode(said))
+    body = _EventData(event, progress=raw) if event == "progress" else _EventData(event, error=raw)
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (as_text(entry_id).encode(), event.encode(), msgspec.json.encode(body))

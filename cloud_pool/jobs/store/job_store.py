@@ -1,4 +1,4 @@
-"""Jobs in Redis: what `scripts` does, with types. Wall-clock times are unix milliseconds and come from the caller."""
+"""Jobs in Redis: the scripts of `lua/`, with types. Times are unix ms from the process's wall clock."""
 
 from __future__ import annotations
 
@@ -13,51 +13,63 @@ from ...admission import Priority
 from ..config import JobsConfig
 from ..errors import IdempotencyConflict, JobAlreadyEnded
 from ..record import JobRecord, NewJob, encode_error, parse_record
-from .redis_client import RedisClient, Reply, data, items, number, pairs, text
+from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text
 
-_RETRY_S = 5.0
-_SILENT_MS = 3_600_000
-_LONGEST_WAIT_S = 2.0  # well within the time in which any answer must come
+_RETRY_AFTER_S = 5.0
+_IDLE_CONSUMER_MS = 3_600_000
+_MAX_WAIT_S = 2.0  # below the client's timeout
 
 
 class AcceptedJob(msgspec.Struct, frozen=True):
+    """Result of `accept`."""
+
     id: str
-    known: bool  # it was accepted before, under the same idempotency key
+    known: bool  # accepted before, under the same idempotency key
 
 
 class ClaimedJobs(msgspec.Struct, frozen=True):
+    """Result of `claim`."""
+
     records: tuple[JobRecord, ...]
-    seen: tuple[str, ...]  # the last entry of each priority's queue, to wait for the next
+    last_entries: tuple[str, ...]  # of each priority's queue; `wait` waits for later ones
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A dead letter. It says nothing of what was asked."""
+    """A job that used up its attempts, without its content."""
 
     id: str
     owner: str
     tier: str
     attempts: int
-    code: str
+    code: str  # of the last error
     died: int  # unix ms
 
 
 class QueueDepth(msgspec.Struct, frozen=True):
+    """One queue."""
+
     tier: str
     priority: str
     queued: int
     running: int
-    oldest_ms: int  # unix; 0: nothing is queued
+    oldest_ms: int  # unix, of the oldest queued job; 0: nothing is queued
 
 
 class QueueDepths(msgspec.Struct, frozen=True):
+    """All queues."""
+
     queues: tuple[QueueDepth, ...]
     dead: int
-    waiting: int
+    waiting: int  # for their next attempt
     pending_deliveries: int
 
 
 class JobStore:
-    """Raises StoreUnavailable, everywhere, when Redis does not answer."""
+    """Accepts, claims and finishes jobs. Every method raises JobStoreUnavailable while Redis does not answer.
+
+    Args:
+        clock: unix time, s
+    """
 
     def __init__(self, database: RedisClient, config: JobsConfig, *, clock: Callable[[], float] = time.time) -> None:
         self._db = database
@@ -66,162 +78,179 @@ class JobStore:
 
     @property
     def now_ms(self) -> int:
+        """Unix time."""
         return int(self._clock() * 1000)
 
     @property
-    def _ttl(self) -> int:
+    def _result_ttl_ms(self) -> int:
         return int(self._config.result_ttl_s * 1000)
 
     @property
-    def _dead_ttl(self) -> int:
+    def _dead_letter_ttl_ms(self) -> int:
         return int(self._config.dead_letter_ttl_s * 1000)
 
     @property
-    def _forgotten(self) -> int:
-        """No record is kept for longer, ms after its acceptance."""
+    def _max_record_age_ms(self) -> int:
+        """No record lives longer after its acceptance."""
         config = self._config
         longest_s = config.max_deadline_s + config.result_ttl_s + config.dead_letter_ttl_s + config.batches.file_ttl_s
         return int(longest_s * 1000)
 
     # --- callers ---------------------------------------------------------------------------------------------------
 
-    async def accept(self, offer: NewJob) -> AcceptedJob:
-        """On Redis's disk when this returns. Raises IdempotencyConflict, QueueFull, RateLimited or JobEnded."""
+    async def accept(self, job: NewJob) -> AcceptedJob:
+        """Accept a job. It is on Redis's disk when this returns.
+
+        Raises:
+            IdempotencyConflict: the key was used with another body
+            JobAlreadyEnded: the job's batch has ended
+            QueueFull: the queue of its tier and priority is full
+            RateLimited: its owner has too many unfinished jobs
+        """
         optional = {
-            "webhook": offer.webhook,
-            "batch": offer.batch,
-            "ttl": offer.ttl_ms or "",
-            "tags": ",".join(offer.tags),
-            "traceparent": offer.traceparent,
+            "webhook": job.webhook,
+            "batch": job.batch,
+            "ttl": job.ttl_ms or "",
+            "tags": ",".join(job.tags),
+            "traceparent": job.traceparent,
         }
-        fields: list[str | bytes | int] = ["endpoint", offer.endpoint, "body", offer.body]
+        fields: list[str | bytes | int] = ["endpoint", job.endpoint, "body", job.body]
         fields += ["max_attempts", self._config.max_attempts]
         for name, value in optional.items():
             fields += [name, value] if value else []
         reply = await self._db.run(
             "accept",
             self.now_ms,
-            offer.id,
-            offer.owner,
-            offer.tier,
-            offer.priority,
-            offer.deadline_ms,
-            offer.idempotency,
-            offer.digest,
+            job.id,
+            job.owner,
+            job.tier,
+            job.priority,
+            job.deadline_ms,
+            job.idempotency,
+            job.digest,
             self._config.max_queued,
             self._config.max_unfinished,
-            self.now_ms - self._forgotten,
+            self.now_ms - self._max_record_age_ms,
             *fields,
         )
-        verdict, found = (text(item) for item in items(reply))
+        verdict, job_id = (as_text(item) for item in as_list(reply))
         if verdict == "conflict":
             raise IdempotencyConflict(
-                f"The Idempotency-Key was used with another body, for {found}. Send that body again, or a new key."
+                f"The Idempotency-Key was used with another body, for {job_id}. Send that body again, or a new key."
             )
         if verdict == "batch_over":
-            raise JobAlreadyEnded(f"The batch {offer.batch} takes no more lines.")
+            raise JobAlreadyEnded(f"The batch {job.batch} accepts no more lines.")
         if verdict == "queue_full":
-            raise QueueFull(f"The queue of {offer.tier}, {offer.priority}, is full.", retry_after_s=_RETRY_S)
+            raise QueueFull(f"The queue of {job.tier}, {job.priority}, is full.", retry_after_s=_RETRY_AFTER_S)
         if verdict == "owner_full":
-            raise RateLimited(
-                f"You have {self._config.max_unfinished} unfinished jobs: no more.", retry_after_s=_RETRY_S
-            )
-        return AcceptedJob(found, verdict == "known")
+            limit = self._config.max_unfinished
+            raise RateLimited(f"You have {limit} unfinished jobs, the maximum.", retry_after_s=_RETRY_AFTER_S)
+        return AcceptedJob(job_id, verdict == "known")
 
     async def get(self, job: str, owner: str) -> JobRecord:
-        """Raises NotFound, also for what belongs to another."""
-        record = await self.find(job)
+        """Return a job of `owner`. Raises NotFound, also for a job of another owner."""
+        record = await self.lookup(job)
         if record is None or record.owner != owner:
             raise job_not_found(job)
         return record
 
-    async def find(self, job: str) -> JobRecord | None:
-        fields = pairs(await self._db.command("HGETALL", self._db.key("job", job)))
+    async def lookup(self, job: str) -> JobRecord | None:
+        """Return a job of any owner."""
+        fields = as_fields(await self._db.command("HGETALL", self._db.key("job", job)))
         return parse_record(fields) if fields else None
 
-    async def result(self, job: str) -> bytes:
-        return data(await self._db.command("GET", self._db.key("result", job)))
+    async def read_result(self, job: str) -> bytes:
+        """Return the JSON body of the answer; empty if there is none."""
+        return as_bytes(await self._db.command("GET", self._db.key("result", job)))
 
-    async def owned(self, owner: str, *, after: str = "", limit: int = 20) -> list[JobRecord]:
-        """Newest first, from behind `after`. Those whose time to live ended are forgotten on the way."""
+    async def list_owned(self, owner: str, *, after: str = "", limit: int = 20) -> list[JobRecord]:
+        """Return jobs of `owner`, newest first, from behind the job `after`. Raises NotFound for an unknown `after`.
+
+        Ids whose record has expired are removed from the owner's list on the way.
+        """
         key = self._db.key("jobs", owner)
         start = 0
         if after:
             rank = await self._db.command("ZREVRANK", key, after)
             if rank is None:
                 raise job_not_found(after)
-            start = number(rank) + 1
-        found: list[JobRecord] = []
-        while len(found) < limit:
-            names = [text(name) for name in items(await self._db.command("ZREVRANGE", key, start, start + limit - 1))]
-            gone = []
+            start = as_int(rank) + 1
+        records: list[JobRecord] = []
+        while len(records) < limit:
+            reply = await self._db.command("ZREVRANGE", key, start, start + limit - 1)
+            names = [as_text(name) for name in as_list(reply)]
+            expired = []
             for name in names:
-                record = await self.find(name)
+                record = await self.lookup(name)
                 if record is None:
-                    gone.append(name)
+                    expired.append(name)
                 else:
-                    found.append(record)
-            if gone:
-                await self._db.command("ZREM", key, *gone)
-            start += len(names) - len(gone)
+                    records.append(record)
+            if expired:
+                await self._db.command("ZREM", key, *expired)
+            start += len(names) - len(expired)
             if len(names) < limit:
                 break
-        return found[:limit]
+        return records[:limit]
 
     async def cancel(self, job: str, owner: str) -> None:
-        """From now on no report about it counts. Raises NotFound or JobEnded."""
-        verdict = text(await self._db.run("cancel", self.now_ms, job, owner, self._ttl))
+        """Cancel a job; later reports of its worker have no effect. Raises NotFound or JobAlreadyEnded."""
+        verdict = as_text(await self._db.run("cancel", self.now_ms, job, owner, self._result_ttl_ms))
         if verdict == "absent":
             raise job_not_found(job)
         if verdict == "ended":
             raise JobAlreadyEnded(f"The job {job} has ended: there is nothing to cancel.")
 
-    # --- workers ---------------------------------------------------------------------------------------------------
+    # --- workers: each report returns False if the job is another worker's by now; then nothing has changed --------
 
-    async def claim(self, consumer: str, tier: str, turns: Iterable[Priority]) -> ClaimedJobs:
-        """One job a turn at most, those of dead workers first."""
-        reply = items(
+    async def claim(self, consumer: str, tier: str, priorities: Iterable[Priority]) -> ClaimedJobs:
+        """Claim at most one job per entry of `priorities`, those of dead workers first."""
+        reply = as_list(
             await self._db.run(
                 "claim",
                 self.now_ms,
                 consumer,
                 tier,
                 int(self._config.lease_s * 1000),
-                self._ttl,
-                self._dead_ttl,
+                self._result_ttl_ms,
+                self._dead_letter_ttl_ms,
                 self._config.max_dead_letters,
-                *turns,
+                *priorities,
             )
         )
-        records = tuple(parse_record(pairs(record)) for record in items(reply[0]))
-        return ClaimedJobs(records, tuple(text(entry) for entry in items(reply[1])))
+        records = tuple(parse_record(as_fields(record)) for record in as_list(reply[0]))
+        return ClaimedJobs(records, tuple(as_text(entry) for entry in as_list(reply[1])))
 
-    async def wait(self, tier: str, seen: tuple[str, ...]) -> None:
-        """Until a job is queued behind `seen`, or `reclaim_interval_s` is over."""
+    async def wait(self, tier: str, last_entries: tuple[str, ...]) -> None:
+        """Wait until a job is queued behind `last_entries`, at most for `reclaim_interval_s`."""
         queues = [self._db.key("queue", tier, priority) for priority in ("interactive", "standard", "bulk")]
-        block = max(1, int(min(self._config.reclaim_interval_s, _LONGEST_WAIT_S) * 1000))
-        await self._db.command("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *queues, *seen)
+        block_ms = max(1, int(min(self._config.reclaim_interval_s, _MAX_WAIT_S) * 1000))
+        await self._db.command("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *queues, *last_entries)
 
-    async def keep(self, consumer: str, held: Iterable[tuple[str, int]], *, renew: bool) -> set[str]:
-        """Which of the held (job, fence) are no longer this worker's; the lease of the others is renewed if asked."""
-        flat = [part for job, fence in held for part in (job, fence)]
+    async def renew_leases(self, consumer: str, leases: Iterable[tuple[str, int]], *, renew: bool) -> set[str]:
+        """Return which of the leases (job, fence) are lost; with `renew`, renew the others."""
+        flat = [part for job, fence in leases for part in (job, fence)]
         if not flat:
             return set()
-        return {text(job) for job in items(await self._db.run("renew_leases", consumer, int(renew), *flat))}
+        return {as_text(job) for job in as_list(await self._db.run("renew_leases", consumer, int(renew), *flat))}
 
     async def succeed(self, job: str, fence: int, result: bytes, cache: str = "") -> bool:
-        """`cache`: what the shared cache did. False: the job was another's, and nothing happened. So for all
-        reports."""
-        return number(await self._db.run("succeed", self.now_ms, job, fence, self._ttl, result, cache)) > 0
+        """Report an answer. `cache` is the outcome of the shared cache."""
+        return as_int(await self._db.run("succeed", self.now_ms, job, fence, self._result_ttl_ms, result, cache)) > 0
 
     async def fail(self, job: str, fence: int, error: CausewayError, *, expired: bool = False) -> bool:
+        """Report an error that another attempt would not mend, or with `expired` a deadline that has passed."""
         event = "expire" if expired else "fail"
-        done = await self._db.run("fail", self.now_ms, job, fence, self._ttl, encode_error(error), error.code, event)
-        return number(done) > 0
+        arguments = (job, fence, self._result_ttl_ms, encode_error(error), error.code, event)
+        return as_int(await self._db.run("fail", self.now_ms, *arguments)) > 0
 
     async def postpone(self, job: str, fence: int, error: CausewayError, due_ms: int, *, counts: bool) -> bool:
-        """Tried again at `due_ms`; dead when its attempts are used up. `counts`: whether this was one of them."""
-        done = await self._db.run(
+        """Schedule the next attempt for `due_ms`; without attempts left the job becomes a dead letter.
+
+        Args:
+            counts: whether this run counts as an attempt
+        """
+        reply = await self._db.run(
             "postpone",
             self.now_ms,
             job,
@@ -230,54 +259,62 @@ class JobStore:
             int(counts),
             encode_error(error),
             error.code,
-            self._dead_ttl,
+            self._dead_letter_ttl_ms,
             self._config.max_dead_letters,
         )
-        return number(done) > 0
+        return as_int(reply) > 0
 
     async def release(self, job: str, fence: int) -> bool:
-        return number(await self._db.run("release", job, fence)) > 0
+        """Return a job to its queue. The run does not count as an attempt."""
+        return as_int(await self._db.run("release", job, fence)) > 0
 
-    async def note(self, job: str, fence: int, progress: bytes) -> None:
+    async def publish_progress(self, job: str, fence: int, progress: bytes) -> None:
+        """Append a progress event. `progress` is JSON."""
         await self._db.run("publish_progress", job, fence, progress)
 
-    async def tick(self) -> int:
-        """Queue what is due, expire what is late. Returns how many moved."""
-        return number(await self._db.run("promote_and_expire", self.now_ms, self._ttl))
+    async def promote_and_expire(self) -> int:
+        """Queue waiting jobs that are due and expire late ones. Returns how many changed."""
+        return as_int(await self._db.run("promote_and_expire", self.now_ms, self._result_ttl_ms))
 
-    async def retire(self) -> int:
-        """Forget the names of workers that hold nothing and were silent for an hour."""
-        return number(await self._db.run("remove_idle_consumers", _SILENT_MS))
+    async def remove_idle_consumers(self) -> int:
+        """Remove the names of workers that hold no job and were silent for an hour. Returns how many."""
+        return as_int(await self._db.run("remove_idle_consumers", _IDLE_CONSUMER_MS))
 
     # --- operators -------------------------------------------------------------------------------------------------
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """Dead letters, newest first."""
-        found = []
-        for entry in items(await self._db.command("XREVRANGE", self._db.key("dead"), "+", "-", "COUNT", limit)):
-            at, fields = items(entry)
-            plain = {name: value.decode() for name, value in pairs(fields).items()}
-            died = int(text(at).partition("-")[0])
-            found.append(msgspec.convert(plain | {"died": died}, DeadLetter, strict=False))
-        return found
+        """Return dead letters, newest first."""
+        letters = []
+        for entry in as_list(await self._db.command("XREVRANGE", self._db.key("dead"), "+", "-", "COUNT", limit)):
+            entry_id, fields = as_list(entry)
+            plain = {name: value.decode() for name, value in as_fields(fields).items()}
+            died = int(as_text(entry_id).partition("-")[0])
+            letters.append(msgspec.convert(plain | {"died": died}, DeadLetter, strict=False))
+        return letters
 
     async def retry(self, job: str) -> bool:
-        """With all its attempts and a new deadline. False: it is no dead letter, or its batch has counted it."""
+        """Queue a dead letter again, with all attempts and a new deadline.
+
+        Returns False if it is no dead letter, or a line of a batch, which has counted it.
+        """
         deadline = self.now_ms + int(self._config.default_deadline_s * 1000)
-        return number(await self._db.run("revive", self.now_ms, job, deadline)) > 0
+        return as_int(await self._db.run("revive", self.now_ms, job, deadline)) > 0
 
     async def purge(self, job: str) -> bool:
-        return number(await self._db.run("purge", job)) > 0
+        """Delete a dead letter. Returns False if it is none."""
+        return as_int(await self._db.run("purge", job)) > 0
 
     async def depths(self) -> QueueDepths:
-        queues, dead, waiting, pending = items(await self._db.run("depths"))
-        return QueueDepths(tuple(_depth(row) for row in items(queues)), number(dead), number(waiting), number(pending))
+        """Count jobs by queue and state."""
+        queues, *counts = as_list(await self._db.run("depths"))
+        return QueueDepths(tuple(_depth(row) for row in as_list(queues)), *(as_int(count) for count in counts))
 
 
 def job_not_found(job: str) -> NotFound:
+    """Return the error for a job that does not exist or belongs to another owner."""
     return NotFound(f"There is no job {job[:80]!r} of yours.")
 
 
 def _depth(row: Reply) -> QueueDepth:
-    tier, priority, queued, running, oldest = items(row)
-    return QueueDepth(text(tier), text(priority), number(queued), number(running), number(oldest))
+    tier, priority, *numbers = as_list(row)
+    return QueueDepth(as_text(tier), as_text(priority), *(as_int(number) for number in numbers))

@@ -1,4 +1,4 @@
-"""Redis, behind one narrow door: commands and scripts in, plain replies out, its faults translated once."""
+"""Redis client: commands and scripts in, plain replies out; its errors are translated here."""
 
 from __future__ import annotations
 
@@ -19,76 +19,87 @@ from ..errors import JobStoreRefused, JobStoreUnavailable
 Reply = bytes | int | None | list["Reply"]
 Argument = bytes | str | int | float
 _RETRIES = 3
-_ANSWER_S = 5.0
-_CONNECTIONS = 512  # a client that follows events holds one
+_TIMEOUT_S = 5.0
+_MAX_CONNECTIONS = 512  # a client that follows events holds one
 
 
 class RedisClient:
-    """`scripts` by name; each gets the prefix as KEYS[1]. Retried when the connection breaks: all are repeatable."""
+    """Runs commands and scripts, and retries them when the connection breaks: all of them can be repeated.
+
+    Args:
+        prefix: of all keys; each script gets it as KEYS[1]
+        scripts: Lua by name
+    """
 
     def __init__(self, url: str, prefix: str, scripts: Mapping[str, str]) -> None:
-        """Raises ConfigError for a URL that is none."""
+        """Raises ConfigError for an invalid URL."""
         try:
             self._redis = redis.asyncio.Redis.from_url(
                 url,
                 protocol=2,
-                socket_timeout=_ANSWER_S,
-                socket_connect_timeout=_ANSWER_S,
-                max_connections=_CONNECTIONS,
+                socket_timeout=_TIMEOUT_S,
+                socket_connect_timeout=_TIMEOUT_S,
+                max_connections=_MAX_CONNECTIONS,
                 retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _RETRIES),
                 retry_on_error=[RedisConnectionError, RedisTimeoutError],
             )
         except ValueError as error:
             raise ConfigError(str(error), where="jobs.redis") from error
-        self._redis.response_callbacks.clear()  # replies as they come: lists, bytes, numbers
+        self._redis.response_callbacks.clear()  # replies as Redis sends them: lists, bytes, numbers
         self.prefix = prefix
         self._scripts = {name: self._redis.register_script(text) for name, text in scripts.items()}
 
     def key(self, *parts: str) -> str:
+        """Return a key below the prefix."""
         return ":".join((self.prefix, *parts))
 
     async def command(self, *arguments: Argument) -> Reply:
-        """Raises StoreUnavailable."""
+        """Run a command. Raises JobStoreUnavailable."""
         try:
             return cast("Reply", await self._redis.execute_command(*arguments))  # type: ignore[no-untyped-call]
         except (RedisError, OSError) as error:
-            raise _translated(error) from error
+            raise _translate(error) from error
 
     async def run(self, script: str, *arguments: Argument) -> Reply:
-        """Raises StoreUnavailable."""
+        """Run a script by its name. Raises JobStoreUnavailable."""
         try:
             return cast("Reply", await self._scripts[script](keys=[self.prefix], args=list(arguments)))
         except (RedisError, OSError) as error:
-            raise _translated(error) from error
+            raise _translate(error) from error
 
     async def close(self) -> None:
+        """Close all connections."""
         await self._redis.aclose()
 
 
-def _translated(error: Exception) -> JobStoreUnavailable:
-    # Redis's own words may quote arguments, and those hold prompts: only the first word, its error code, is kept.
+def _translate(error: Exception) -> JobStoreUnavailable:
+    # Redis's message may quote arguments, and those hold prompts: keep only its first word, the error code.
     if isinstance(error, ResponseError):
         return JobStoreRefused(f"the job store refuses ({str(error).partition(' ')[0][:32]})", retry_after_s=2.0)
     return JobStoreUnavailable(f"the job store does not answer ({type(error).__name__})", retry_after_s=2.0)
 
 
-def pairs(reply: Reply) -> dict[str, bytes]:
-    """HGETALL's flat list as a dict."""
-    flat = items(reply)
-    return {text(name): data(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
+def as_fields(reply: Reply) -> dict[str, bytes]:
+    """Return a flat list of names and values, as of HGETALL, as a dict."""
+    flat = as_list(reply)
+    return {as_text(name): as_bytes(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
-def items(reply: Reply) -> list[Reply]:
+def as_list(reply: Reply) -> list[Reply]:
+    """Return a list; empty for any other reply."""
     return reply if isinstance(reply, list) else []
 
 
-def data(reply: Reply) -> bytes:
+def as_bytes(reply: Reply) -> bytes:
+    """Return bytes; empty for nil."""
     return reply if isinstance(reply, bytes) else b"" if reply is None else str(reply).encode()
 
 
-def text(reply: Reply) -> str:
-    return data(reply).decode("utf-8", "replace")
+def as_text(reply: Reply) -> str:
+    """Return a string; empty for nil."""
+    return as_bytes(reply).decode("utf-8", "replace")
 
 
-def number(reply: Reply) -> int:
-    return int(data(reply) or 0)
+def as_int(reply: Reply) -> int:
+    """Return a number; 0 for nil."""
+    return int(as_bytes(reply) or 0)

@@ -1,18 +1,24 @@
-"""Where a webhook may go. Pure rules over one literal address, applied to the address that is really connected to.
+"""Where webhooks may be sent: rules over URLs at submission, and over addresses at connect time. Pure.
 
-1. what embeds an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo) is refused whatever it embeds: a translator
-   on the way could turn it into a private one
-2. link-local, loopback, private, shared, multicast, reserved and documentation ranges are refused
-3. the allow-list wins over both, for private deployments and tests
+1. An address that embeds an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo) is refused whatever it embeds: a
+   translator on the way could turn it into a private one.
+2. Link-local, loopback, private, shared, multicast, reserved and documentation ranges are refused.
+3. `allowed_networks` wins over both, for private deployments and tests.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from typing import Final
+from urllib.parse import urlsplit
 
 from router.errors import ConfigError
 
+from ..config import WebhookConfig
+from ..errors import WebhookRefused
+
+MAX_URL = 2048  # characters
+_NO_ADDRESS = "is no address"
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -31,7 +37,7 @@ _EMBEDDING: Final = tuple(
 _OTHER: Final = tuple(
     ipaddress.ip_network(text)
     for text in (
-        "192.0.0.0/24",  # protocol assignments; which of them count as global depends on Python's patch level
+        "192.0.0.0/24",  # protocol assignments; Python's patch level decides which of them count as global
         "2001::/23",
         "3fff::/20",  # documentation
         "192.88.99.0/24",  # 6to4 relays
@@ -42,29 +48,47 @@ _OTHER: Final = tuple(
 )
 
 
-def parse_networks(texts: tuple[str, ...], where: str) -> tuple[Network, ...]:
-    """Raises ConfigError."""
+def allowed_networks(config: WebhookConfig) -> tuple[Network, ...]:
+    """Return the networks that the configuration allows. Raises ConfigError."""
     try:
-        return tuple(ipaddress.ip_network(text) for text in texts)
+        return tuple(ipaddress.ip_network(text) for text in config.allowed_networks)
     except ValueError as error:
-        raise ConfigError(str(error), where=where) from error
+        raise ConfigError(str(error), where="jobs.webhooks.allowed_networks") from error
+
+
+def check_webhook_url(url: str, *, allow_http: bool, allowed: tuple[Network, ...]) -> str:
+    """Return `url` if webhooks may be sent to it, as far as that is known before DNS. Raises WebhookRefused."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise WebhookRefused("`webhook` is not a URL", param="webhook") from None
+    if len(url) > MAX_URL or not host or not url.isascii() or not url.isprintable() or " " in url or port == 0:
+        raise WebhookRefused(f"`webhook` is a URL of at most {MAX_URL} ASCII characters", param="webhook")
+    if parts.scheme != "https" and not (allow_http and parts.scheme == "http"):
+        raise WebhookRefused("`webhook` must begin with https://", param="webhook")
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        raise WebhookRefused("`webhook` may hold no user, password or fragment", param="webhook")
+    reason = forbidden_reason(host, allowed)
+    if reason and reason != _NO_ADDRESS:
+        raise WebhookRefused(f"`webhook` may not be sent to {host}: it {reason}", param="webhook")
+    return url
 
 
 def forbidden_reason(text: str, allowed: tuple[Network, ...] = ()) -> str:
-    """Why a webhook may not go to this address; "" if it may. What is no address is refused."""
+    """Return why no webhook may be sent to this address; "" if it may. A text that is no address is refused."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return "is no address"
+        return _NO_ADDRESS
     if any(address in network for network in allowed):  # (3)
         return ""
     if any(address in network for network in _EMBEDDING):  # (1)
         return "embeds an IPv4 address"
-    return _special(address)
+    return _special_range(address)
 
 
-def _special(address: Address) -> str:
-    """(2)"""
+def _special_range(address: Address) -> str:  # (2)
     if address.is_multicast:
         return "is multicast"
     if address.is_loopback:

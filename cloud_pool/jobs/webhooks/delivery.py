@@ -1,9 +1,9 @@
-"""Webhooks go out: one POST each, to an address that is checked when it is connected to.
+"""Send webhooks: one POST per attempt, to an address that is checked when the socket is opened.
 
-1. 2xx                                  delivered
-2. 410                                  the address gets nothing more for a while (`disable_after_410_s`)
-3. anything else, a redirect included   again, later, for hours
-4. a forbidden address                  like (3): no socket is opened, and its name may be mended
+1. 2xx: delivered.
+2. 410: the URL is disabled for `disable_after_410_s`.
+3. Any other status, a redirect included, or no answer: retried, for about three days.
+4. A forbidden address: as (3), since its DNS name may be corrected. No socket is opened.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -22,42 +22,65 @@ import anyio
 from aiohttp.abc import AbstractResolver
 
 from ...observability.tracing import JobTrace
-from ..backoff import webhook_retry_delay_s
 from ..config import WebhookConfig
 from ..errors import JobStoreUnavailable
 from ..metrics import JobMetrics
-from .address import Network, forbidden_reason, parse_networks
-from .outbox import WebhookDelivery, WebhookOutbox, signed_headers, webhook_payload
+from .address import Network, allowed_networks, forbidden_reason
+from .outbox import WebhookOutbox
+from .signing import WebhookDelivery, signed_headers, webhook_payload
 
-_log = logging.getLogger("causeway.cloud.webhooks")
+RETRY_DELAYS_S: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
+"""Delays between attempts, as the Standard Webhooks specification suggests; after the last one a delivery has failed.
+
+Source: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+"""
+_JITTER = 0.2
 _IDLE_S = 0.5
 _STATUS = "http.response.status_code"
 DeliveryResult = Literal["delivered", "disabled", "retried"]
+_log = logging.getLogger("causeway.cloud.webhooks")
 
 
 class ForbiddenAddress(OSError):
-    """No socket was opened."""
+    """No socket was opened, because webhooks may not be sent to this address."""
+
+
+def webhook_retry_delay_s(attempts: int, chance: float) -> float | None:
+    """Return the delay after `attempts` ≥ 1 failed attempts, ± 20 %, or None to give up. `chance` is in [0, 1)."""
+    if attempts > len(RETRY_DELAYS_S):
+        return None
+    return RETRY_DELAYS_S[attempts - 1] * (1.0 + _JITTER * (2.0 * chance - 1.0))
 
 
 def guarded_socket_factory(allowed: tuple[Network, ...]) -> Callable[[aiohttp.AddrInfoType], socket.socket]:
-    """Sockets for aiohttp. It asks for one for each address right before it connects: no name is resolved after."""
+    """Return a socket factory for aiohttp that raises ForbiddenAddress.
+
+    aiohttp calls it for each address right before it connects: no name is resolved between check and connection.
+    """
 
     def open_socket(info: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, address = info
-        why = forbidden_reason(str(address[0]), allowed)
-        if why:
-            raise ForbiddenAddress(f"the address {why}")
+        reason = forbidden_reason(str(address[0]), allowed)
+        if reason:
+            raise ForbiddenAddress(f"the address {reason}")
         return socket.socket(family=family, type=kind, proto=protocol)
 
     return open_socket
 
 
 class WebhookSender:
-    """Owns the HTTP client. `close` it."""
+    """Sends due deliveries. Owns an HTTP client: call `close`.
+
+    Args:
+        resolver: replaces DNS in tests
+        tls: trusted authorities; None: the system's
+        clock: unix time, s
+        rng: uniform in [0, 1)
+    """
 
     def __init__(
         self,
-        hooks: WebhookOutbox,
+        outbox: WebhookOutbox,
         config: WebhookConfig,
         metrics: JobMetrics,
         *,
@@ -67,9 +90,9 @@ class WebhookSender:
         clock: Callable[[], float] = time.time,
         rng: Callable[[], float] = random.random,
     ) -> None:
-        """`tls`: whom to trust; None: the system's authorities. Raises ConfigError for an allow-list that is none."""
-        self._allowed = parse_networks(config.allowed_networks, "jobs.webhooks.allowed_networks")
-        self._hooks = hooks
+        """Raises ConfigError for an invalid `allowed_networks`."""
+        self._allowed = allowed_networks(config)
+        self._outbox = outbox
         self._config = config
         self._metrics = metrics
         self._resolver = resolver
@@ -80,69 +103,67 @@ class WebhookSender:
         self._client: aiohttp.ClientSession | None = None
 
     async def run(self) -> None:
-        """Until cancelled: what is then under way is made again when its lease ends."""
+        """Send deliveries until cancelled. A delivery that is cut off is sent again when its lease ends."""
         while True:
             try:
-                made = await self.deliver_due()
+                sent = await self.deliver_due()
             except JobStoreUnavailable:
-                made = 0
-            if not made:
+                sent = 0
+            if not sent:
                 await anyio.sleep(_IDLE_S)
 
     async def deliver_due(self) -> int:
-        """Makes the deliveries that are due, some at once. Raises StoreUnavailable."""
-        due = await self._hooks.claim(self._config.concurrency)
+        """Send up to `concurrency` due deliveries at once. Returns how many. Raises JobStoreUnavailable."""
+        due = await self._outbox.claim(self._config.concurrency)
         async with anyio.create_task_group() as tasks:
             for delivery in due:
                 tasks.start_soon(self._deliver, delivery)
         return len(due)
 
     async def close(self) -> None:
+        """Close the HTTP client."""
         if self._client is not None:
             await self._client.close()
 
     async def _deliver(self, delivery: WebhookDelivery) -> None:
         try:
-            keys = await self._hooks.keys(delivery.owner)
-            said = await self._post(delivery, keys)
-            pause_s = webhook_retry_delay_s(delivery.attempts + 1, self._rng()) if said == "retried" else 0.0
-            outcome = "failed" if pause_s is None else said
-            await self._hooks.end(delivery, outcome, pause_s or 0.0)
+            secrets = await self._outbox.signing_secrets(delivery.owner)
+            result = await self._traced_post(delivery, secrets)
+            delay_s = webhook_retry_delay_s(delivery.attempts + 1, self._rng()) if result == "retried" else 0.0
+            outcome = "failed" if delay_s is None else result
+            await self._outbox.finish(delivery, outcome, delay_s or 0.0)
         except JobStoreUnavailable as error:
-            _log.warning("%s: the delivery will be made again: %s", delivery.id, error.message)
+            _log.warning("%s: the delivery will be repeated: %s", delivery.id, error.message)
             return
         self._metrics.count_delivery(outcome)
 
-    async def _post(self, delivery: WebhookDelivery, keys: tuple[str, ...]) -> DeliveryResult:
-        body, host = webhook_payload(delivery), urlsplit(delivery.url).hostname or ""
-        step = (
-            None
-            if self._trace is None
-            else self._trace.deliver(delivery.job, host, delivery.traceparent, delivery.attempts)
-        )
-        said, status = await self._send(delivery, body, keys)
-        if step is not None:
-            step.end(
-                "" if said == "delivered" else str(status or "undeliverable"), {_STATUS: status} if status else None
-            )
-        return said
+    async def _traced_post(self, delivery: WebhookDelivery, secrets: tuple[str, ...]) -> DeliveryResult:
+        if self._trace is None:
+            return (await self._post(delivery, secrets))[0]
+        host = urlsplit(delivery.url).hostname or ""
+        span = self._trace.deliver(delivery.job, host, delivery.traceparent, delivery.attempts)
+        result, status = await self._post(delivery, secrets)
+        error = "" if result == "delivered" else str(status or "undeliverable")
+        span.end(error, {_STATUS: status} if status else None)
+        return result
 
-    async def _send(self, delivery: WebhookDelivery, body: str, keys: tuple[str, ...]) -> tuple[DeliveryResult, int]:
-        """With the receiver's status; 0 where there was none."""
+    async def _post(self, delivery: WebhookDelivery, secrets: tuple[str, ...]) -> tuple[DeliveryResult, int]:
+        """Return the result and the receiver's status; 0 if there was none."""
+        body = webhook_payload(delivery)
         try:
             async with self._session().post(
                 delivery.url,
                 data=body.encode(),
-                headers=signed_headers(delivery, body, keys, self._clock()),
+                headers=signed_headers(delivery, body, secrets, self._clock()),
                 allow_redirects=False,
             ) as response:
-                status = response.status  # its body is not read: the connection is closed instead
+                status = response.status  # the body is not read: the connection is closed instead
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             _log.info("%s: not delivered: %s", delivery.id, type(error).__name__)
             return "retried", 0  # (3), (4)
         if 200 <= status < 300:
             return "delivered", status  # (1)
-        _log.info("%s: the receiver said %d", delivery.id, status)
+        _log.info("%s: the receiver answered %d", delivery.id, status)
         return ("disabled" if status == 410 else "retried"), status  # (2), (3)
 
     def _session(self) -> aiohttp.ClientSession:
@@ -159,7 +180,7 @@ class WebhookSender:
                 connector=connector,
                 timeout=aiohttp.ClientTimeout(total=self._config.timeout_s),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,  # a proxy would connect in our stead, unchecked
+                trust_env=False,  # a proxy would open the connection, to an unchecked address
                 auto_decompress=False,
                 headers={"user-agent": "causeway-webhooks"},
             )

@@ -1,0 +1,11 @@
+"""A worker process: claims jobs, runs them on the gateway's own service, and reports their outcomes.
+
+app                  composition root of `causeway-cloud worker`
+runtime              worker, batch processor and webhook sender over one Redis
+worker               claims, leases, reports, drain
+weighted_priorities  which priority a free slot prefers
+execution            one run: stored request -> OpenAI's body
+runner               what answers: the service behind the shared cache
+metered_runner       tenant limits, usage and audit of each run
+failure_policy       outcome of a failed run
+"""

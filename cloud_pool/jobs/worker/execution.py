@@ -1,4 +1,4 @@
-"""One run of a claimed job: its stored request → pieces → OpenAI's body."""
+"""One run of a claimed job: its stored request -> chunks -> the body of OpenAI's answer."""
 
 from __future__ import annotations
 
@@ -12,51 +12,55 @@ import anyio
 import msgspec
 
 from router.errors import CausewayError, DeadlineExceeded
-from router.openai import AnswerEncoder, coalesce, parse_chat, parse_completion
-from router.types import Chunk, Request, RoutingHints
+from router.openai import AnswerEncoder, coalesce
+from router.types import Chunk, Request
 
 from ...cache.single_flight.reply import STATUS_HEADER
 from ...serving.request_context import AnswerHead
 from ..errors import ResultTooLarge
-from ..record import Endpoint, JobRecord
+from ..record import JobRecord, parse_request
 from .runner import JobRun, JobRunner
 
 _PROGRESS_INTERVAL_S = 1.0
 _log = logging.getLogger("causeway.cloud.jobs")
 ReportProgress = Callable[[bytes], Awaitable[None]]
+"""Gets a Progress as JSON."""
 
 
 class Progress(msgspec.Struct, frozen=True):
+    """Data of a progress event."""
+
     tokens: int
 
 
 class JobResult(msgspec.Struct, frozen=True):
-    """`cache`: what the shared cache did; "" where there is none."""
+    """An answer. `cache` is the outcome of the shared cache; "" without one."""
 
     body: bytes
     cache: str = ""
 
 
-def parse_request(endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, ...] = ()) -> Request:
-    """`tags` are those of the headers that came with the body, which may have its own. Raises InvalidRequest."""
-    parse = parse_chat if endpoint == "/v1/chat/completions" else parse_completion
-    return parse(body, RoutingHints(client=owner, tags=tags))
-
-
-async def attempt(
+async def execute(
     record: JobRecord,
     runner: JobRunner,
-    note: ReportProgress,
+    report_progress: ReportProgress,
     *,
     left_s: float,
     max_bytes: int,
     created: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> JobResult | CausewayError:
-    """The answer, or why there is none. Only cancellation comes out as an exception."""
+    """Run a job and return its answer or its error. Raises nothing but cancellation.
+
+    Args:
+        left_s: time for this run
+        max_bytes: of the answer's body
+        created: unix s, written into the answer
+        clock: monotonic time, s
+    """
     try:
         with anyio.fail_after(left_s):
-            request = parse_request(record.endpoint, record.body, record.owner, record.tagged)
+            request = parse_request(record.endpoint, record.body, record.owner, record.tag_list)
             job_run = JobRun(
                 id=record.id,
                 owner=record.owner,
@@ -68,7 +72,7 @@ async def attempt(
                 attempt=record.attempts,
                 traceparent=record.traceparent,
             )
-            cache, chunks = await _collect(runner, job_run, note, clock)
+            cache, chunks = await _collect(runner, job_run, report_progress, clock)
     except TimeoutError:
         return DeadlineExceeded("the time for this run is over")
     except CausewayError as error:
@@ -76,29 +80,29 @@ async def attempt(
     except Exception as error:
         _log.error("%s: a run failed unexpectedly: %s", record.id, _error_location(error))
         return CausewayError("The worker failed.")
-    body = _encoded(record, request, chunks, max_bytes, created)
+    body = _encode(record, request, chunks, max_bytes, created)
     return JobResult(body, cache) if isinstance(body, bytes) else body
 
 
 async def _collect(
-    runner: JobRunner, job_run: JobRun, note: ReportProgress, clock: Callable[[], float]
+    runner: JobRunner, job_run: JobRun, report_progress: ReportProgress, clock: Callable[[], float]
 ) -> tuple[str, list[Chunk]]:
-    cache, found = "", list[Chunk]()
-    tokens, noted_at = 0, clock()
+    cache, chunks = "", list[Chunk]()
+    tokens, reported_at = 0, clock()
     async with aclosing(runner.run(job_run)) as pieces:
         async for piece in pieces:
             if isinstance(piece, AnswerHead):
                 cache = dict(piece.headers).get(STATUS_HEADER, "")
                 continue
-            found.append(piece)
+            chunks.append(piece)
             tokens += piece.tokens
-            if clock() - noted_at >= _PROGRESS_INTERVAL_S:
-                noted_at = clock()
-                await note(msgspec.json.encode(Progress(tokens)))
-    return cache, found
+            if clock() - reported_at >= _PROGRESS_INTERVAL_S:
+                reported_at = clock()
+                await report_progress(msgspec.json.encode(Progress(tokens)))
+    return cache, chunks
 
 
-def _encoded(
+def _encode(
     record: JobRecord, request: Request, chunks: list[Chunk], max_bytes: int, created: int
 ) -> bytes | CausewayError:
     prefix = "chatcmpl" if request.kind == "chat" else "cmpl"
@@ -112,7 +116,7 @@ def _encoded(
 
 
 def _error_location(error: Exception) -> str:
-    """The class and the line, without the message: that may quote what was asked."""
+    """Return class and line of an error, without its message, which may quote the request."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}{place}"

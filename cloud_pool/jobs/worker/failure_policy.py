@@ -1,12 +1,12 @@
-"""What becomes of a job whose run failed. Pure.
+"""Outcome of a job whose run failed. Pure.
 
-1. the whole job's deadline passed                                   expired
-2. the request itself is at fault (4xx of ours)                      failed: it would fail again
-3. it never ran: the tier is unreachable, full, or starting          again later, and that is no attempt
-4. anything else, a crash of the model and a fault of ours included  again later, as one of its attempts
+1. The job's deadline has passed                              expired
+2. The request is invalid (4xx of ours)                       failed: another run would fail, too
+3. It never ran: the tier is unreachable, full or starting    postponed: retried later without losing an attempt
+4. Any other error, a crash of the model or a bug included    retried later, as one of its attempts
 
-A job that kills the model's process or the whole Triton is (4): it must end in the dead letters. A Triton that is away
-for hours uses up no attempts all the same: a worker claims nothing for a tier that does not answer (`worker`).
+A job that kills the model's process or the whole Triton is (4): it must end as a dead letter. A Triton that is down for
+hours uses up no attempts all the same: a worker claims no jobs for a tier that does not answer (see `worker`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from router.errors import (
 from ...upstreams.triton.errors import StubProcessDied
 
 FailureAction = Literal["expired", "failed", "postponed", "retried"]
-_NOT_NOW = (QueueFull, Shed, RateLimited, Draining, CloudSaturated, BreakerOpen, EngineUnavailable, NoRoute)
+_NOT_STARTED = (QueueFull, Shed, RateLimited, Draining, CloudSaturated, BreakerOpen, EngineUnavailable, NoRoute)
 
 
 def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
-    """`late`: the job's own deadline is over."""
+    """Return the outcome. `late`: the job's own deadline has passed."""
     if late:
         return "expired"  # (1)
     if isinstance(error, (InvalidRequest, PermissionDenied)) and not isinstance(error, RequestTimeout):
@@ -48,13 +48,14 @@ def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
 
 
 def is_tier_unavailable(error: CausewayError) -> bool:
-    """Other jobs would fare no better just now."""
+    """Whether other jobs of the tier would fail as well for now."""
     return isinstance(error, BackendError) and error.status == 503
 
 
 def was_not_started(error: CausewayError) -> bool:
+    """Whether the error proves that the request did not reach a model."""
     if isinstance(error, StubProcessDied):
-        return False  # perhaps it was this request that the model's process died of
+        return False  # this request may have killed the model's process
     if isinstance(error, BackendError) and error.phase == "connect":
         return True
-    return isinstance(error, _NOT_NOW) and not isinstance(error, DeadlineExceeded)
+    return isinstance(error, _NOT_STARTED) and not isinstance(error, DeadlineExceeded)

@@ -1,4 +1,4 @@
-"""A run that counts: a tenant's caps, rates and costs hold for jobs too, and each run leaves one audit record."""
+"""Tenant limits, usage, cost and an audit record for each run of a job."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from .runner import JobBackend, JobRun
 
 
 class MeteredRunner:
-    """A tenant over its rate gets RateLimited, and its job waits without losing an attempt. What was not made for a job
-    costs it no tokens."""
+    """A JobRunner over a backend.
 
-    def __init__(self, answers: JobBackend, ledger: Ledger, trace: JobTrace | None = None) -> None:
-        self._answers = answers
+    A tenant over its rate gets RateLimited, and the job waits without losing an attempt. Tokens that were generated for
+    another request cost the job nothing.
+    """
+
+    def __init__(self, backend: JobBackend, ledger: Ledger, trace: JobTrace | None = None) -> None:
+        self._backend = backend
         self._ledger = ledger
         self._trace = trace
 
@@ -37,8 +40,8 @@ class MeteredRunner:
             limits.check_request(job_run.request)
             request = limits.bounded(job_run.request)
             await self._ledger.admit(entry, principal, request, job_run.body_bytes)
-            job_run = msgspec.structs.replace(job_run, request=request, trace=self._traced(job_run))
-            async with aclosing(self._answered(entry, job_run)) as pieces:
+            job_run = msgspec.structs.replace(job_run, request=request, trace=self._begin_trace(job_run))
+            async with aclosing(self._stream(entry, job_run)) as pieces:
                 async for piece in pieces:
                     yield piece
             entry.outcome = "ok"
@@ -46,40 +49,41 @@ class MeteredRunner:
             entry.outcome = error.code
             raise
         finally:
-            if not entry.deferred:
+            if not entry.closes_later:
                 self._ledger.close(entry)
 
     async def ready(self, tier: str) -> bool:
-        return await self._answers.ready(tier)
+        """Whether the tier answers."""
+        return await self._backend.ready(tier)
 
-    def _traced(self, job_run: JobRun) -> Trace | None:
+    def _begin_trace(self, job_run: JobRun) -> Trace | None:
         if self._trace is None:
             return None
         return self._trace.process(job_run.request, job_run.id, job_run.tier, job_run.traceparent, job_run.attempt)
 
-    async def _answered(self, entry: LedgerEntry, job_run: JobRun) -> AsyncGenerator[Piece, None]:
-        reply, answer = self._answers.reply(job_run)
-        seen, outcome = Usage(), ClientGone.code
+    async def _stream(self, entry: LedgerEntry, job_run: JobRun) -> AsyncGenerator[Piece, None]:
+        reply, answer = self._backend.reply(job_run)
+        usage, outcome = Usage(), ClientGone.code
 
-        def used(usage: Usage) -> None:
-            entry.usage = usage
+        def settle(billed: Usage) -> None:
+            entry.usage = billed
             if job_run.trace is not None:
-                job_run.trace.end(tier=entry.tier, outcome=outcome, usage=usage, headers=entry.told)
-            if entry.deferred:
+                job_run.trace.end(tier=entry.tier, outcome=outcome, usage=billed, headers=entry.response_headers)
+            if entry.closes_later:
                 self._ledger.close(entry)
 
         try:
             async with aclosing(answer) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, AnswerHead):
-                        entry.told = dict(piece.headers)
+                        entry.response_headers = dict(piece.headers)
                     else:
-                        seen = piece.usage or seen
+                        usage = piece.usage or usage
                     yield piece
             outcome = "ok"
         except CausewayError as error:
             outcome = error.code
             raise
         finally:
-            entry.cache, entry.paid = reply.status, reply.billable
-            entry.deferred = not reply.settle(seen, used)
+            entry.cache, entry.billable = reply.status, reply.billable
+            entry.closes_later = not reply.settle(usage, settle)

@@ -1,4 +1,4 @@
-"""The seam to what answers: the gateway's own service behind the shared cache, or a scripted one in tests."""
+"""Interfaces to what answers a job, and the gateway's own service as its implementation."""
 
 from __future__ import annotations
 
@@ -21,41 +21,47 @@ from ...serving.request_context import Piece, RequestContext
 
 
 class JobRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a claimed job."""
+
     id: str
-    owner: str
+    owner: str  # tenant/device
     body_bytes: int
     request: Request
     tier: str
     priority: Priority
     deadline: float  # monotonic, s
     attempt: int = 1
-    traceparent: str = ""  # of the span that sent the job
+    traceparent: str = ""  # of the span that submitted the job
     trace: Trace | None = None  # of this run
 
 
 class JobRunner(Protocol):
+    """What a worker needs."""
+
     def run(self, job_run: JobRun) -> AsyncGenerator[Piece, None]:
-        """A Head, where anything is known of the answer, and the answer. Raises CausewayError; closing it stops the
-        work."""
+        """Yield the answer, after an AnswerHead if the backend knows one. Closing it stops the work.
+
+        Raises CausewayError.
+        """
 
     async def ready(self, tier: str) -> bool:
-        """Whether the tier answers, by a real request."""
+        """Whether the tier answers a real request."""
 
 
 class JobBackend(Protocol):
-    """A runner that also says where an answer came from, and who pays for it."""
+    """What MeteredRunner needs: it also reports where an answer came from and whether it is billable."""
 
     def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[Piece, None]]:
-        """They raise CausewayError, and so may this."""
+        """Raises CausewayError, and so may the generator."""
 
     async def ready(self, tier: str) -> bool: ...
 
 
 class ServiceBackend:
-    """Jobs on the same cache and service as interactive requests. `tiers` and `pools` by the tier's name."""
+    """Runs jobs on the same cache and service as interactive requests. `tiers` and `pools` are by the tier's name."""
 
     def __init__(self, caching_service: CachingService, tiers: Mapping[str, Tier], pools: Mapping[str, Pool]) -> None:
-        self._front = caching_service
+        self._caching_service = caching_service
         self._tiers = tiers
         self._pools = pools
 
@@ -63,10 +69,10 @@ class ServiceBackend:
         """Raises ModelNotFound."""
         tier = self._tiers.get(job_run.tier)
         if tier is None:
-            raise ModelNotFound(f"The tier {job_run.tier!r} is not there any more.", param="model")
-        call = RequestContext(
+            raise ModelNotFound(f"The tier {job_run.tier!r} does not exist any more.", param="model")
+        context = RequestContext(
             id=job_run.id,
-            # As it is made, whatever the caller said: its progress is told.
+            # Always streamed, so that progress can be reported.
             request=msgspec.structs.replace(job_run.request, stream=True),
             tier=tier,
             deadline=job_run.deadline,
@@ -75,9 +81,10 @@ class ServiceBackend:
             trace=job_run.trace,
             tenant=job_run.owner.partition("/")[0],
             tokens=job_run.body_bytes / BYTES_PER_TOKEN + (job_run.request.max_tokens or tier.max_tokens),
-            critical=True,  # It has time: its tier's whole answer is worth the wait.
+            critical=True,  # A job has time to wait for a whole answer of its own tier.
         )
-        return self._front.reply(call)
+        return self._caching_service.reply(context)
 
     async def ready(self, tier: str) -> bool:
+        """Whether an endpoint of the tier answers."""
         return "" in (await self._pools[self._tiers[tier].name].check()).values()

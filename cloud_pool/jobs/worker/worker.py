@@ -1,10 +1,10 @@
-"""A worker: claims jobs for each tier's free places, runs them, and reports under its fence.
+"""A worker: claims jobs for the free slots of each tier, runs them, and reports under each job's fence.
 
-1. a place is free → claim for it, priorities by weight; nothing there → wait for the queue to grow
-2. the tier is away → claim nothing more for it until a real request is answered
-3. every `lease_check_s` ask which jobs are still ours: one that was cancelled, expired or taken over is stopped
-4. a third of a lease has passed → renew it
-5. stop → no more claims; what runs may end within `drain_s`; the rest is given back, and costs no attempt
+1. A slot is free: claim a job for it, priorities by weight. Without jobs, wait for the queue to grow.
+2. A tier is unavailable: claim nothing for it until it answers a real request.
+3. Every `lease_check_s`: stop runs whose job was cancelled, expired or taken over.
+4. After a third of a lease: renew all leases.
+5. On `stop`: claim no more; runs may end within `drain_s`; the others return to their queue without losing an attempt.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ..errors import JobStoreUnavailable
 from ..metrics import JobMetrics
 from ..record import JobRecord
 from ..store.job_store import JobStore
-from .execution import JobResult, attempt
+from .execution import JobResult, execute
 from .failure_policy import classify_failure, is_tier_unavailable
 from .runner import JobRunner
 from .weighted_priorities import WeightedRoundRobin
 
 _log = logging.getLogger("causeway.cloud.worker")
-_STORE_PAUSE_S = 0.2
+_STORE_DELAY_S = 0.2
 _UNAVAILABLE_POLL_S = 0.5
 _RELEASE_S = 5.0
-_MAX_CLAIM = 32  # jobs of one claim
+_MAX_CLAIM = 32  # jobs per claim
 
 
 class StopSignal(Protocol):
@@ -48,26 +48,29 @@ class StopSignal(Protocol):
 
 
 class WorkerSlots:
-    """The places of one tier in this worker. Owns who is in them."""
+    """The slots of one tier in this worker."""
 
-    def __init__(self, tier: str, places: int) -> None:
+    def __init__(self, tier: str, count: int) -> None:
         self.tier = tier
-        self.free = places
-        self.shares = WeightedRoundRobin()
-        self.unavailable = False
-        self._changed = anyio.Event()
+        self.free = count
+        self.priorities = WeightedRoundRobin()
+        self.tier_unavailable = False
+        self._slot_released = anyio.Event()
 
     def acquire(self) -> None:
+        """Take a slot."""
         self.free -= 1
 
     def release(self) -> None:
+        """Return a slot."""
         self.free += 1
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._slot_released.set()
+        self._slot_released = anyio.Event()
 
     async def wait_for_slot(self) -> None:
+        """Wait until a slot is free."""
         while self.free <= 0:
-            await self._changed.wait()
+            await self._slot_released.wait()
 
 
 class JobLease:
@@ -80,13 +83,20 @@ class JobLease:
 
 
 class Worker:
-    """`places` by tier."""
+    """Runs jobs.
+
+    Args:
+        slots: concurrent jobs by tier
+        name: as a consumer in Redis; default: a random one
+        clock: monotonic time, s
+        rng: uniform in [0, 1)
+    """
 
     def __init__(
         self,
         store: JobStore,
         runner: JobRunner,
-        places: Mapping[str, int],
+        slots: Mapping[str, int],
         config: JobsConfig,
         metrics: JobMetrics,
         *,
@@ -98,142 +108,147 @@ class Worker:
         self.name = name or f"worker-{secrets.token_hex(6)}"
         self._store = store
         self._runner = runner
-        self._slots = [WorkerSlots(tier, count) for tier, count in places.items()]
+        self._slots = [WorkerSlots(tier, count) for tier, count in slots.items()]
         self._config = config
         self._metrics = metrics
         self._trace = trace
         self._clock = clock
         self._rng = rng
-        self._held: dict[str, JobLease] = {}
+        self._leases: dict[str, JobLease] = {}
         self._idle = anyio.Event()
 
     async def run(self, stop: StopSignal) -> None:
-        """Until `stop`, and then until all is done or given back."""
+        """Run jobs until `stop`, then until all have ended or returned to their queue."""
         with contextlib.suppress(JobStoreUnavailable):
-            await self._store.retire()
-        async with anyio.create_task_group() as runs, anyio.create_task_group() as care:
-            care.start_soon(self._renew_leases)
-            care.start_soon(self._tick)
+            await self._store.remove_idle_consumers()
+        async with anyio.create_task_group() as runs, anyio.create_task_group() as upkeep:
+            upkeep.start_soon(self._renew_leases)
+            upkeep.start_soon(self._promote_and_expire)
             async with anyio.create_task_group() as claims:
                 for slots in self._slots:
                     claims.start_soon(self._claim, slots, runs, stop)
                 await stop.wait()
                 claims.cancel_scope.cancel()
             await self._drain()
-            care.cancel_scope.cancel()
+            upkeep.cancel_scope.cancel()
 
     # --- (1), (2) --------------------------------------------------------------------------------------------------
 
     async def _claim(self, slots: WorkerSlots, runs: TaskGroup, stop: StopSignal) -> None:
-        fresh, unavailable = True, False
+        leases_current, store_unavailable = True, False
         while True:
             await slots.wait_for_slot()
-            if slots.unavailable:
+            if slots.tier_unavailable:
                 await self._wait_until_available(slots)
             try:
-                if not fresh:
-                    await self._check_leases(renew=True)  # before we adopt what only seems to be nobody's
-                    fresh = True
-                # A claim that is cut off would leave its jobs to nobody until their lease ends.
-                began = time.time()
-                with anyio.CancelScope(shield=True):
-                    claimed = await self._store.claim(
-                        self.name, slots.tier, slots.shares.take(min(slots.free, _MAX_CLAIM))
-                    )
-                    for record in claimed.records:
-                        self._begin(slots, record, runs)
-                        if self._trace is not None:
-                            self._trace.received(record.id, record.tier, record.traceparent, began)
-                if unavailable:
-                    unavailable = False
+                if not leases_current:
+                    # Renew before claiming: this worker's own jobs may look abandoned after an outage of Redis.
+                    await self._check_leases(renew=True)
+                    leases_current = True
+                last_entries = await self._claim_once(slots, runs)
+                if store_unavailable:
+                    store_unavailable = False
                     _log.info("jobs of %s are claimed again", slots.tier)
-                if not claimed.records:
-                    await self._store.wait(slots.tier, claimed.seen)
+                if last_entries:
+                    await self._store.wait(slots.tier, last_entries)
             except JobStoreUnavailable as error:
-                if not unavailable:
-                    unavailable = True
+                if not store_unavailable:
+                    store_unavailable = True
                     _log.warning("no jobs of %s are claimed: %s", slots.tier, error.message)
-                fresh = False
-                await anyio.sleep(_STORE_PAUSE_S * (1.0 + self._rng()))
+                leases_current = False
+                await anyio.sleep(_STORE_DELAY_S * (1.0 + self._rng()))
+
+    async def _claim_once(self, slots: WorkerSlots, runs: TaskGroup) -> tuple[str, ...]:
+        """Claim and start jobs. Returns () if there were any, else the last entry of each queue."""
+        claimed_at = time.time()
+        # Shielded: jobs of a claim that is cut off would stay unclaimed until their lease ends.
+        with anyio.CancelScope(shield=True):
+            priorities = slots.priorities.next(min(slots.free, _MAX_CLAIM))
+            claimed = await self._store.claim(self.name, slots.tier, priorities)
+            for record in claimed.records:
+                self._begin(slots, record, runs)
+                if self._trace is not None:
+                    self._trace.received(record.id, record.tier, record.traceparent, claimed_at)
+        return () if claimed.records else claimed.last_entries
 
     def _begin(self, slots: WorkerSlots, record: JobRecord, runs: TaskGroup) -> None:
-        older = self._held.get(record.id)
+        older = self._leases.get(record.id)
         if older is not None:
-            older.scope.cancel()  # our own lease had run out: the new fence is the one that counts
-        held = self._held[record.id] = JobLease(record)
+            older.scope.cancel()  # this worker's own lease had run out: only the new fence is valid
+        lease = self._leases[record.id] = JobLease(record)
         slots.acquire()
-        runs.start_soon(self._run_leased, slots, held)
+        runs.start_soon(self._run_leased, slots, lease)
 
     async def _wait_until_available(self, slots: WorkerSlots) -> None:
-        while slots.unavailable:
-            slots.unavailable = not await self._runner.ready(slots.tier)
-            if slots.unavailable:
+        while slots.tier_unavailable:
+            slots.tier_unavailable = not await self._runner.ready(slots.tier)
+            if slots.tier_unavailable:
                 await anyio.sleep(_UNAVAILABLE_POLL_S * (1.0 + self._rng()))
 
     # --- one job ---------------------------------------------------------------------------------------------------
 
-    async def _run_leased(self, slots: WorkerSlots, held: JobLease) -> None:
+    async def _run_leased(self, slots: WorkerSlots, lease: JobLease) -> None:
         try:
-            with held.scope:
-                await self._run(slots, held.record)
-            if held.release_on_exit:
-                await self._release(held.record)
-            elif held.scope.cancelled_caught:
+            with lease.scope:
+                await self._run(slots, lease.record)
+            if lease.release_on_exit:
+                await self._release(lease.record)
+            elif lease.scope.cancelled_caught:
                 self._metrics.count_run(slots.tier, "superseded")
         finally:
-            if self._held.get(held.record.id) is held:
-                del self._held[held.record.id]
+            if self._leases.get(lease.record.id) is lease:
+                del self._leases[lease.record.id]
             slots.release()
-            if not self._held:
+            if not self._leases:
                 self._idle.set()
 
     async def _run(self, slots: WorkerSlots, record: JobRecord) -> None:
         left_s = min(self._config.attempt_timeout_s, (record.deadline - self._store.now_ms) / 1000.0)
 
-        async def note(progress: bytes) -> None:
-            with contextlib.suppress(JobStoreUnavailable):  # a courtesy; the report is not
-                await self._store.note(record.id, record.fence, progress)
+        async def report_progress(progress: bytes) -> None:
+            with contextlib.suppress(JobStoreUnavailable):  # progress may get lost; the report of the result may not
+                await self._store.publish_progress(record.id, record.fence, progress)
 
-        found = await attempt(
+        result = await execute(
             record,
             self._runner,
-            note,
+            report_progress,
             left_s=max(left_s, 0.0),
             max_bytes=self._config.max_result_bytes,
             created=self._store.now_ms // 1000,
             clock=self._clock,
         )
-        if isinstance(found, CausewayError) and is_tier_unavailable(found):
-            slots.unavailable = True
-        outcome = await self._report_with_retry(record, found)
+        if isinstance(result, CausewayError) and is_tier_unavailable(result):
+            slots.tier_unavailable = True
+        outcome = await self._report_with_retry(record, result)
         self._metrics.count_run(record.tier, outcome)
         _log.info("%s: %s, attempt %d", record.id, outcome, record.attempts)
 
-    async def _report_with_retry(self, record: JobRecord, found: JobResult | CausewayError) -> str:
-        """A Redis that is away is waited for: the answer is worth more than the place."""
+    async def _report_with_retry(self, record: JobRecord, result: JobResult | CausewayError) -> str:
+        """Report, waiting for an unavailable Redis: the answer is worth more than the slot."""
         while True:
             try:
-                return await self._report(record, found)
+                return await self._report(record, result)
             except JobStoreUnavailable as error:
-                _log.warning("%s: the report waits: %s", record.id, error.message)
-                await anyio.sleep(_STORE_PAUSE_S * (1.0 + self._rng()))
+                _log.warning("%s: the report waits for Redis: %s", record.id, error.message)
+                await anyio.sleep(_STORE_DELAY_S * (1.0 + self._rng()))
 
-    async def _report(self, record: JobRecord, found: JobResult | CausewayError) -> str:
-        """What became of it. Repeatable. Raises StoreUnavailable."""
+    async def _report(self, record: JobRecord, result: JobResult | CausewayError) -> str:
+        """Report a result and return the run's outcome. Can be repeated. Raises JobStoreUnavailable."""
         job, fence = record.id, record.fence
-        if isinstance(found, JobResult):
-            return "succeeded" if await self._store.succeed(job, fence, found.body, found.cache) else "superseded"
-        became = classify_failure(found, late=self._store.now_ms >= record.deadline)
-        if became in ("expired", "failed"):
-            done = await self._store.fail(job, fence, found, expired=became == "expired")
+        if isinstance(result, JobResult):
+            return "succeeded" if await self._store.succeed(job, fence, result.body, result.cache) else "superseded"
+        action = classify_failure(result, late=self._store.now_ms >= record.deadline)
+        if action in ("expired", "failed"):
+            accepted = await self._store.fail(job, fence, result, expired=action == "expired")
         else:
-            tried = record.attempts if became == "retried" else record.postponed + 1
-            pause_s = job_retry_delay_s(
-                tried, self._rng(), base_s=self._config.backoff_s, cap_s=self._config.backoff_max_s
-            )
-            due = self._store.now_ms + int(pause_s * 1000)
-            done = await self._store.postpone(job, fence, found, due, counts=became == "retried")
-        return became if done else "superseded"
+            counts = action == "retried"
+            attempts = record.attempts if counts else record.postponed + 1
+            config = self._config
+            delay_s = job_retry_delay_s(attempts, self._rng(), base_s=config.backoff_s, max_s=config.backoff_max_s)
+            due_ms = self._store.now_ms + int(delay_s * 1000)
+            accepted = await self._store.postpone(job, fence, result, due_ms, counts=counts)
+        return action if accepted else "superseded"
 
     # --- (3), (4), (5) ---------------------------------------------------------------------------------------------
 
@@ -247,31 +262,31 @@ class Worker:
                 renewed_at = self._clock() if renew else renewed_at
 
     async def _check_leases(self, *, renew: bool) -> None:
-        """Stops what is no longer ours. Raises StoreUnavailable."""
-        held = {one.record.id: one.record.fence for one in self._held.values()}
-        for job in await self._store.keep(self.name, held.items(), renew=renew):
-            one = self._held.get(job)
-            if one is not None and one.record.fence == held[job]:
-                one.scope.cancel()
+        """Stop the runs whose lease is lost. Raises JobStoreUnavailable."""
+        fences = {lease.record.id: lease.record.fence for lease in self._leases.values()}
+        for job in await self._store.renew_leases(self.name, fences.items(), renew=renew):
+            lease = self._leases.get(job)
+            if lease is not None and lease.record.fence == fences[job]:
+                lease.scope.cancel()
 
-    async def _tick(self) -> None:
+    async def _promote_and_expire(self) -> None:
         while True:
             try:
-                moved = await self._store.tick()
+                changed = await self._store.promote_and_expire()
                 self._metrics.set_depths(await self._store.depths(), self._store.now_ms)
             except JobStoreUnavailable:
-                moved = 0
-            if not moved:
+                changed = 0
+            if not changed:
                 await anyio.sleep(self._config.reclaim_interval_s)
 
     async def _drain(self) -> None:
         with anyio.move_on_after(self._config.drain_s):
-            while self._held:
+            while self._leases:
                 self._idle = anyio.Event()
                 await self._idle.wait()
-        for held in self._held.values():
-            held.release_on_exit = True
-            held.scope.cancel()
+        for lease in self._leases.values():
+            lease.release_on_exit = True
+            lease.scope.cancel()
 
     async def _release(self, record: JobRecord) -> None:
         try:
@@ -279,4 +294,4 @@ class Worker:
                 await self._store.release(record.id, record.fence)
             self._metrics.count_run(record.tier, "released")
         except JobStoreUnavailable as error:
-            _log.warning("%s: not given back, its lease will end: %s", record.id, error.message)
+            _log.warning("%s: not returned to its queue, its lease will end: %s", record.id, error.message)

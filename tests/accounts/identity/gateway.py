@@ -11,7 +11,8 @@ import aiohttp
 import anyio
 import msgspec
 
-from cloud_pool.app import Accounts, build_accounts
+from cloud_pool.accounts.accounts import Accounts
+from cloud_pool.app import build_accounts
 from cloud_pool.config.schema import Config, ServerConfig
 from cloud_pool.config.tiers import by_name, load_tiers
 from cloud_pool.http.listener import Listener
@@ -49,10 +50,10 @@ class Scripted:
 
 
 class Gateway:
-    def __init__(self, url: str, service: Scripted, desk: Accounts, server: Server) -> None:
+    def __init__(self, url: str, service: Scripted, accounts: Accounts, server: Server) -> None:
         self.url = url
         self.service = service
-        self.desk = desk
+        self.accounts = accounts
         self.server = server
 
     async def post(
@@ -75,21 +76,29 @@ class Gateway:
 async def running(config: Config) -> AsyncIterator[Gateway]:
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
     tiers, metrics, service = load_tiers(config), Metrics(), Scripted()
-    desk = build_accounts(config, metrics)
+    accounts = build_accounts(config, metrics)
     readiness = Readiness({}, 1.0)
-    server = Server(config.server, by_name(tiers), cast("Service", service), readiness, desk.gate, desk.ledger, metrics)
+    server = Server(
+        config.server,
+        by_name(tiers),
+        cast("Service", service),
+        readiness,
+        accounts.authenticator,
+        accounts.ledger,
+        metrics,
+    )
     listener = Listener(config.server, server.handle)
     async with anyio.create_task_group() as tasks:
-        await desk.prepare()
+        await accounts.prepare()
         await listener.start()
-        desk.start(tasks)
+        accounts.start(tasks)
         try:
-            yield Gateway(f"http://127.0.0.1:{listener.port}", service, desk, server)
+            yield Gateway(f"http://127.0.0.1:{listener.port}", service, accounts, server)
         finally:
             await listener.close()
             tasks.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
-                await desk.close()
+                await accounts.close()
 
 
 def static(folder: Path) -> ServerConfig:

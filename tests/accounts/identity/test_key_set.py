@@ -67,12 +67,12 @@ def test_a_broken_change_leaves_the_last_good_keys(issuer: Issuer) -> None:
     good = issuer.key_file.read_bytes()
     issuer.key_file.write_text("{")
     assert keys.get(kid, 10.0) is not None
-    assert keys.fault
+    assert keys.last_error
     issuer.key_file.unlink()
     assert keys.get(kid, 20.0) is not None
     issuer.key_file.write_bytes(good)
     assert keys.get(kid, 30.0) is not None
-    assert not keys.fault
+    assert not keys.last_error
 
 
 def test_removing(issuer: Issuer) -> None:

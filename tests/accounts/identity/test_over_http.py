@@ -126,7 +126,7 @@ async def test_revoked(issuer: Issuer, empty_redis: RedisServer) -> None:
     ):
         assert (await gateway.post(text))[0] == 200
         await revoke_token(client, claims.jti, claims.exp, time.time())
-        await gateway.desk.revocations.refresh()
+        await gateway.accounts.revocations.refresh()
         async with running(config(issuer, redis=empty_redis.url)) as started_later:
             for each in (gateway, started_later):
                 status, body = await each.post(text)
@@ -228,7 +228,7 @@ async def test_a_client_that_leaves_is_kept_once(issuer: Issuer, tmp_path: Path)
                 if "client_gone" in await gateway.metrics():
                     break
         gateway.service.held = None
-        await gateway.desk.accounts.flush()
+        await gateway.accounts.accounting.flush()
         # Nearly all of the 500 reserved tokens are back.
         assert (await gateway.post(good, {**ASK, "max_tokens": 500}))[0] == 200
     gone, ok = audited(path)

@@ -107,7 +107,7 @@ async def test_while_redis_is_away(empty_redis: RedisServer) -> None:
             empty_redis.kill()
             try:
                 await revoked.refresh()
-                assert revoked.fault
+                assert revoked.last_error
                 clock.now = 60.0
                 revoked.check(claims())
                 clock.now = 60.1
@@ -124,7 +124,7 @@ async def test_while_redis_is_away(empty_redis: RedisServer) -> None:
             finally:
                 empty_redis.start()
             await revoked.refresh()
-            assert not revoked.fault
+            assert not revoked.last_error
             revoked.check(claims())
 
 

@@ -37,7 +37,7 @@ def test_one_line_a_request(tmp_path: Path) -> None:
     log = AuditLog(str(path))
     log.start()
     for number in range(100):
-        log.offer(record(number))
+        log.enqueue(record(number))
     log.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line.get("id") for line in lines] == [None, *(f"r{number}" for number in range(100))]
@@ -56,10 +56,10 @@ def test_a_full_queue_loses_and_counts(tmp_path: Path) -> None:
 
     log = AuditLog(str(path), capacity=3, open_file=slow)
     log.start()
-    log.offer(record())
+    log.enqueue(record())
     waiting.wait()
     for number in range(10):
-        log.offer(record(number))
+        log.enqueue(record(number))
     assert log.lost == 7
     stuck.set()
     log.close()
@@ -79,7 +79,7 @@ def test_a_full_disk_loses_and_counts(tmp_path: Path) -> None:
     log = AuditLog(str(path), open_file=full)
     log.start()
     for number in range(5):
-        log.offer(record(number))
+        log.enqueue(record(number))
     log.close()
     assert log.lost == 2
     assert len(path.read_text().splitlines()) == 3
@@ -97,10 +97,10 @@ def test_rotation(tmp_path: Path) -> None:
 
     log = Told(str(path))
     log.start()
-    log.offer(record(1))
+    log.enqueue(record(1))
     taken.acquire()
     path.rename(tmp_path / "audit.1")
-    log.offer(record(2))
+    log.enqueue(record(2))
     log.close()
     assert "r1" in (tmp_path / "audit.1").read_text()
     assert "r2" in path.read_text()
@@ -110,11 +110,11 @@ def test_none_and_stdout(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """Without a target nothing is kept; `-` is stdout."""
     off = AuditLog("")
     off.start()
-    off.offer(record())
+    off.enqueue(record())
     off.close()
     assert off.lost == 0
     out = AuditLog("-")
     out.start()
-    out.offer(record(5))
+    out.enqueue(record(5))
     out.close()
     assert b'"id":"r5"' in capfdbinary.readouterr().out

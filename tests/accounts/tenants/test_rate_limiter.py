@@ -46,10 +46,10 @@ def budgets(
     return TenantRateLimiter(config, client, clock=clock, wall_clock=clock, now_s=clock)
 
 
-async def refused(taking: TenantRateLimiter, tenant: str = "acme", tokens: int = 0) -> float:
+async def refused(limiter: TenantRateLimiter, tenant: str = "acme", tokens: int = 0) -> float:
     """How long to wait, s; the refusal is 429 with Retry-After."""
     with pytest.raises(RateLimited) as caught:
-        await taking.take(tenant, tokens)
+        await limiter.reserve(tenant, tokens)
     answer = refusal(caught.value)
     assert answer.status == 429
     assert int(answer.headers["retry-after"]) >= 1
@@ -59,78 +59,78 @@ async def refused(taking: TenantRateLimiter, tenant: str = "acme", tokens: int =
 
 async def test_no_limits_no_redis(clock: Clock) -> None:
     """A tenant without limits is never asked about."""
-    taking = budgets(TenantLimits(), redis.asyncio.Redis(host="127.0.0.1", port=1, retry=None), clock)
-    assert await taking.take("acme", 10**9) == TokenReservation("acme", 10**9)
-    assert taking.local_checks == 0
+    limiter = budgets(TenantLimits(), redis.asyncio.Redis(host="127.0.0.1", port=1, retry=None), clock)
+    assert await limiter.reserve("acme", 10**9) == TokenReservation("acme", 10**9)
+    assert limiter.local_checks == 0
 
 
 async def test_two_gateways_share(client: redis.asyncio.Redis, clock: Clock) -> None:
     """Of forty asks at once at two gateways exactly the burst gets through; other tenants are untouched."""
     limits = TenantLimits(requests_per_s=5.0, burst=10)
     gateways = [budgets(limits, client, clock) for _ in range(2)]
-    found = await asyncio.gather(*(gateways[at % 2].take("acme", 0) for at in range(40)), return_exceptions=True)
+    found = await asyncio.gather(*(gateways[at % 2].reserve("acme", 0) for at in range(40)), return_exceptions=True)
     assert sum(isinstance(each, TokenReservation) for each in found) == 10
     assert all(isinstance(each, TokenReservation | RateLimited) for each in found)
-    await gateways[0].take("other", 0)
+    await gateways[0].reserve("other", 0)
     assert await refused(gateways[1]) == pytest.approx(0.2, abs=0.002)
     clock.now += 0.2
-    await gateways[1].take("acme", 0)
+    await gateways[1].reserve("acme", 0)
     await refused(gateways[0])
 
 
 async def test_tokens_are_reserved_and_settled(client: redis.asyncio.Redis, clock: Clock) -> None:
     """Reserved tokens are gone until the answer has ended; then what was not used is back, at each gateway."""
     first, second = (budgets(TenantLimits(tokens_per_minute=600), client, clock) for _ in range(2))
-    grant = await first.take("acme", 500)
+    reservation = await first.reserve("acme", 500)
     assert await refused(second, tokens=200) == pytest.approx(10.0, abs=0.01)  # 100 lack, 10 come a second
-    first.settle(grant, 100, 0)
+    first.settle(reservation, 100, 0)
     await first.flush()
-    await second.take("acme", 500)
+    await second.reserve("acme", 500)
     await refused(second, tokens=1)
 
 
 async def test_an_answer_longer_than_reserved(client: redis.asyncio.Redis, clock: Clock) -> None:
     """It is paid for: the next one waits until the debt is gone."""
-    taking = budgets(TenantLimits(tokens_per_minute=600), client, clock)
-    taking.settle(await taking.take("acme", 600), 900, 0)
-    await taking.flush()
-    assert await refused(taking, tokens=100) == pytest.approx(40.0, abs=0.01)
+    limiter = budgets(TenantLimits(tokens_per_minute=600), client, clock)
+    limiter.settle(await limiter.reserve("acme", 600), 900, 0)
+    await limiter.flush()
+    assert await refused(limiter, tokens=100) == pytest.approx(40.0, abs=0.01)
     clock.now += 40.0
-    await taking.take("acme", 100)
+    await limiter.reserve("acme", 100)
 
 
 async def test_more_than_a_bucket_holds(client: redis.asyncio.Redis, clock: Clock) -> None:
     """One request larger than a minute's worth is possible after a rest, not impossible for ever."""
-    taking = budgets(TenantLimits(tokens_per_minute=600), client, clock)
-    assert (await taking.take("acme", 10**6)).tokens == 600
-    await refused(taking, tokens=10**6)
+    limiter = budgets(TenantLimits(tokens_per_minute=600), client, clock)
+    assert (await limiter.reserve("acme", 10**6)).tokens == 600
+    await refused(limiter, tokens=10**6)
 
 
 async def test_a_refusal_takes_nothing(client: redis.asyncio.Redis, clock: Clock) -> None:
     """Where the tokens lack, the request is not counted either."""
-    taking = budgets(TenantLimits(requests_per_s=1.0, burst=2, tokens_per_minute=60), client, clock)
-    await taking.take("acme", 60)
+    limiter = budgets(TenantLimits(requests_per_s=1.0, burst=2, tokens_per_minute=60), client, clock)
+    await limiter.reserve("acme", 60)
     for _ in range(5):
-        await refused(taking, tokens=60)
+        await refused(limiter, tokens=60)
     clock.now += 60.0
-    await taking.take("acme", 1)
-    await taking.take("acme", 1)
+    await limiter.reserve("acme", 1)
+    await limiter.reserve("acme", 1)
 
 
 async def test_the_days_budget(client: redis.asyncio.Redis, clock: Clock) -> None:
     """A tenant that has spent its day is refused until midnight UTC, at every gateway."""
     limits = TenantLimits(usd_per_day=1.0)
-    taking = budgets(limits, client, clock)
+    limiter = budgets(limits, client, clock)
     book = UsageRecorder(TenantsConfig(), client, wall_clock=clock)
-    await taking.take("acme", 0)
+    await limiter.reserve("acme", 0)
     book.record("acme", "large", "chat", Usage(), 999_999)
     await book.flush()
-    await taking.take("acme", 0)
+    await limiter.reserve("acme", 0)
     book.record("acme", "large", "chat", Usage(), 1)
     await book.flush()
-    assert await refused(taking) == 43200.0
+    assert await refused(limiter) == 43200.0
     clock.now += 43200.0
-    await taking.take("acme", 0)
+    await limiter.reserve("acme", 0)
 
 
 async def test_redis_does_what_the_bucket_does(client: redis.asyncio.Redis, clock: Clock) -> None:
@@ -145,7 +145,7 @@ async def test_redis_does_what_the_bucket_does(client: redis.asyncio.Redis, cloc
         outcomes = []
         for each in (shared, alone):
             try:
-                each.settle(await each.take("acme", tokens), tokens // 2, 0)
+                each.settle(await each.reserve("acme", tokens), tokens // 2, 0)
                 outcomes.append("")
             except RateLimited as error:
                 outcomes.append(error.message)
@@ -157,39 +157,39 @@ async def test_redis_does_what_the_bucket_does(client: redis.asyncio.Redis, cloc
 
 async def test_while_redis_is_away(redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock) -> None:
     """Each gateway then gives its share, counts it, asks Redis again after a pause, and goes on with the shared one."""
-    taking = budgets(TenantLimits(requests_per_s=4.0, burst=8, usd_per_day=2.0), client, clock)
-    await taking.take("acme", 0)
+    limiter = budgets(TenantLimits(requests_per_s=4.0, burst=8, usd_per_day=2.0), client, clock)
+    await limiter.reserve("acme", 0)
     redis_server.kill()
     try:
         for _ in range(4):
-            await taking.take("acme", 0)
-        assert await refused(taking) == pytest.approx(0.5)
-        assert taking.local_checks == 5
+            await limiter.reserve("acme", 0)
+        assert await refused(limiter) == pytest.approx(0.5)
+        assert limiter.local_checks == 5
         clock.now += 10.0
-        grant = await taking.take("acme", 0)
-        taking.settle(grant, 0, 1_000_000)
-        await refused(taking)  # half of the day's budget is this gateway's share
+        reservation = await limiter.reserve("acme", 0)
+        limiter.settle(reservation, 0, 1_000_000)
+        await refused(limiter)  # half of the day's budget is this gateway's share
     finally:
         redis_server.start()
     clock.now += 10.0
-    before = taking.local_checks
+    before = limiter.local_checks
     for _ in range(8):
-        await taking.take("acme", 0)
-    await refused(taking)
-    assert taking.local_checks == before
+        await limiter.reserve("acme", 0)
+    await refused(limiter)
+    assert limiter.local_checks == before
 
 
 async def test_what_could_not_be_settled_is_settled_here(
     redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock
 ) -> None:
     """An answer that ends while Redis is away is paid for from the share."""
-    taking = budgets(TenantLimits(tokens_per_minute=600), client, clock)
-    grant = await taking.take("acme", 10)
+    limiter = budgets(TenantLimits(tokens_per_minute=600), client, clock)
+    reservation = await limiter.reserve("acme", 10)
     redis_server.kill()
     try:
-        taking.settle(grant, 310, 0)
-        await taking.flush()
-        assert await refused(taking, tokens=1) > 0
+        limiter.settle(reservation, 310, 0)
+        await limiter.flush()
+        assert await refused(limiter, tokens=1) > 0
     finally:
         redis_server.start()
 
@@ -197,22 +197,22 @@ async def test_what_could_not_be_settled_is_settled_here(
 async def test_a_thousand_at_once(redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock) -> None:
     """More asks at once than there are connections wait for one: none falls back to the share."""
     async with open_redis(redis_server.url) as many:
-        taking = budgets(TenantLimits(requests_per_s=1.0, burst=900), many, clock)
-        found = await asyncio.gather(*(taking.take("acme", 0) for _ in range(1000)), return_exceptions=True)
+        limiter = budgets(TenantLimits(requests_per_s=1.0, burst=900), many, clock)
+        found = await asyncio.gather(*(limiter.reserve("acme", 0) for _ in range(1000)), return_exceptions=True)
     assert sum(isinstance(each, TokenReservation) for each in found) == 900
-    assert taking.local_checks == 0
+    assert limiter.local_checks == 0
 
 
 async def test_a_cancelled_ask_takes_its_connection_with_it(client: redis.asyncio.Redis, clock: Clock) -> None:
     """A caller that leaves while Redis is asked leaves no answer behind for the next one."""
-    taking = budgets(TenantLimits(requests_per_s=1.0, burst=1000), client, clock)
+    limiter = budgets(TenantLimits(requests_per_s=1.0, burst=1000), client, clock)
     for _ in range(20):
-        asking = asyncio.ensure_future(taking.take("acme", 0))
+        asking = asyncio.ensure_future(limiter.reserve("acme", 0))
         await asyncio.sleep(0)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-    assert await taking.take("acme", 0) == TokenReservation("acme", 0)
-    assert taking.local_checks == 0
+    assert await limiter.reserve("acme", 0) == TokenReservation("acme", 0)
+    assert limiter.local_checks == 0
 
 
 def test_tenants_by_name() -> None:

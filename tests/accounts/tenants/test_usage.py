@@ -39,8 +39,8 @@ async def test_two_gateways_add_up(client: redis.asyncio.Redis) -> None:
     gateways = [accounts(client) for _ in range(2)]
     for each in gateways:
         for route in ("chat", "chat", "job"):
-            grant = await each.admit("acme", ask(), 100)
-            assert each.ended(grant, "large", route, Usage(1000, 100)) == 650_000
+            reservation = await each.reserve("acme", ask(), 100)
+            assert each.settle(reservation, "large", route, Usage(1000, 100)) == 650_000
         await each.flush()
     assert await read_usage(client, "acme", DAY) == (
         UsageRow("large", "chat", 4, 4000, 400, 2.6),
@@ -92,7 +92,7 @@ async def test_redis_killed_and_back(redis_server: RedisServer, client: redis.as
 async def test_the_command(redis_server: RedisServer, client: redis.asyncio.Redis) -> None:
     """`usage` shows a tenant's day as a table and as JSON; another tenant's is empty, and no Redis is status 2."""
     each = accounts(client)
-    each.ended(await each.admit("acme", ask(), 100), "large", "chat", Usage(1000, 100))
+    each.settle(await each.reserve("acme", ask(), 100), "large", "chat", Usage(1000, 100))
     await each.flush()
 
     async def said(*args: str) -> Result:
@@ -122,15 +122,15 @@ async def test_memory_is_bounded() -> None:
 async def test_a_tier_without_a_price() -> None:
     """It costs nothing, and is counted all the same."""
     each = accounts(None)
-    assert each.ended(await each.admit("acme", ask(), 10), "small", "chat", Usage(10, 10)) == 0
+    assert each.settle(await each.reserve("acme", ask(), 10), "small", "chat", Usage(10, 10)) == 0
 
 
 async def test_what_is_reserved() -> None:
     """The body's length stands for the prompt's, the longest answer for the answer's, once for each that is wanted."""
     config = TenantsConfig(default=TenantLimits(tokens_per_minute=10_000))
     each = accounts(None, config)
-    assert (await each.admit("a", ask(max_tokens=50, n=3), 400)).tokens == 250
-    assert (await each.admit("b", ask(), 400)).tokens == 356
+    assert (await each.reserve("a", ask(max_tokens=50, n=3), 400)).tokens == 250
+    assert (await each.reserve("b", ask(), 400)).tokens == 356
 
 
 def test_caps() -> None:

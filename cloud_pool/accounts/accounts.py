@@ -1,0 +1,48 @@
+"""Identity, tenants, ledger and audit log of one process."""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+import redis.asyncio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+
+from .audit import AuditLog
+from .identity.authenticator import Authenticator
+from .identity.revocation import RevocationList
+from .ledger import Ledger
+from .tenants.accounting import TenantAccounting
+
+_PREPARE_S = 3.0
+_FLUSH_S = 3.0
+
+
+class Accounts(msgspec.Struct, frozen=True):
+    """Call `prepare`, `start` and `close` in this order."""
+
+    authenticator: Authenticator
+    ledger: Ledger
+    accounting: TenantAccounting
+    audit: AuditLog
+    revocations: RevocationList
+    redis: redis.asyncio.Redis | None
+
+    async def prepare(self) -> None:
+        """Read the revocations before the first request. An unavailable Redis delays this by at most 3 s."""
+        with anyio.move_on_after(_PREPARE_S):
+            await self.revocations.refresh()
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Start the audit thread, and the background tasks in `tasks`."""
+        self.audit.start()
+        tasks.start_soon(self.revocations.watch)
+        tasks.start_soon(self.accounting.watch)
+
+    async def close(self) -> None:
+        """Write pending usage and audit records, each for at most a few seconds, and close the Redis connections."""
+        with anyio.move_on_after(_FLUSH_S):
+            await self.accounting.flush()
+        await to_thread.run_sync(self.audit.close)
+        if self.redis is not None:
+            await self.redis.aclose()

@@ -1,0 +1,23 @@
+"""Redis keys of a tenant. They share a hash slot, so that one script can use several."""
+
+from __future__ import annotations
+
+
+def requests_key(tenant: str) -> str:
+    """Token bucket of requests."""
+    return f"causeway:tenant:{{{tenant}}}:requests"
+
+
+def tokens_key(tenant: str) -> str:
+    """Token bucket of tokens."""
+    return f"causeway:tenant:{{{tenant}}}:tokens"
+
+
+def usage_key(tenant: str, day: str) -> str:
+    """Usage of a UTC day, as 2026-11-21."""
+    return f"causeway:tenant:{{{tenant}}}:usage:{day}"
+
+
+def batch_key(tenant: str, batch: str) -> str:
+    """Mark of a batch of usage that Redis has added."""
+    return f"causeway:tenant:{{{tenant}}}:batch:{batch}"

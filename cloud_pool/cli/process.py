@@ -1,0 +1,68 @@
+"""What every command needs to run and to fail: signals, log levels and error exits."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Literal, NoReturn, ParamSpec, TypeVar
+
+import click
+
+from router.errors import CausewayError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def refuse(message: str) -> NoReturn:
+    """Print an error of the operator's as one line on stderr and exit with status 2."""
+    click.echo(f"causeway-cloud: {message}", err=True)
+    sys.exit(2)
+
+
+def report_errors(*errors: type[Exception]) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Return a decorator that turns CausewayError and `errors` of a command into `refuse`."""
+
+    expected: tuple[type[Exception], ...] = (CausewayError, *errors)
+
+    def decorate(command: Callable[P, None]) -> Callable[P, None]:
+        @wraps(command)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                command(*args, **kwargs)
+            except expected as error:
+                refuse(str(error))
+
+        return run
+
+    return decorate
+
+
+def until_stopped(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
+    """Run until SIGTERM or Ctrl-C sets the event that `work` gets. A further Ctrl-C cancels `work` (exit status 1).
+
+    A further SIGTERM is ignored: the kernel sends one for each thread of a parent that dies (prctl(2)).
+    """
+
+    async def supervised() -> T:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(work(stop))
+
+        def interrupt() -> None:
+            if stop.is_set():
+                task.cancel()
+            stop.set()
+
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        return await task
+
+    try:
+        return asyncio.run(supervised())
+    except asyncio.CancelledError:
+        sys.exit(1)

@@ -1,0 +1,75 @@
+"""Routes, replies and pages of the jobs API. Every handler acts for the authenticated principal alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import anyio
+import msgspec
+from aiohttp import web
+
+from router.errors import CausewayError, ClientGone, InvalidRequest
+
+from ...accounts.identity.principal import Principal
+from ...http.responses import JSON, STALLED_S
+from ...observability.tracing import JobTrace
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+OwnedHandler = Callable[[web.BaseRequest, Principal, str], Awaitable[web.StreamResponse]]
+"""Gets the request, its principal and the id in its path."""
+MAX_PAGE = 100
+
+
+class Route(msgspec.Struct, frozen=True):
+    """A path and its handlers by method. `pattern` may hold one group: the id that the handler gets."""
+
+    pattern: re.Pattern[str]
+    methods: Mapping[str, OwnedHandler]
+
+
+def route(pattern: str, **methods: OwnedHandler) -> Route:
+    """Return a route, as `route("/v1/jobs", GET=..., POST=...)`."""
+    return Route(re.compile(pattern), methods)
+
+
+def json_response(body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return `body` as JSON."""
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type=JSON, headers=headers)
+
+
+def read_page(request: web.BaseRequest) -> tuple[int, str]:
+    """Return `limit` and `after` of the query. Raises InvalidRequest."""
+    limit = request.query.get("limit", "20")
+    if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MAX_PAGE:
+        raise InvalidRequest(f"`limit` is 1 to {MAX_PAGE}", param="limit")
+    return int(limit), request.query.get("after", "")[:80]
+
+
+async def write_chunk(response: web.StreamResponse, data: bytes) -> None:
+    """Write to the client. Raises ClientGone if the client left or stopped reading."""
+    try:
+        with anyio.fail_after(STALLED_S):
+            await response.write(data)
+    except (ConnectionError, TimeoutError) as error:
+        raise ClientGone("the client does not read the stream any more") from error
+
+
+@contextmanager
+def enqueue_span(trace: JobTrace | None, job: str, queue: str, traceparent: str) -> Iterator[str]:
+    """Trace the submission of a job or batch.
+
+    Yields the traceparent for its later spans: that of this span, or without tracing the caller's `traceparent`.
+    """
+    if trace is None:
+        yield traceparent
+        return
+    span = trace.send(job, queue, traceparent)
+    try:
+        yield span.traceparent
+    except CausewayError as error:
+        span.end(error.code)
+        raise
+    finally:
+        span.end()

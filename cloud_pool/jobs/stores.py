@@ -1,0 +1,45 @@
+"""All stores of jobs over one connection pool to Redis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from .batches.batch_store import BatchStore
+from .batches.file_store import FileStore
+from .config import JobsConfig
+from .lua.scripts import SCRIPTS
+from .store.durability import DurabilityCheck
+from .store.job_store import JobStore
+from .store.redis_client import RedisClient
+from .webhooks.outbox import WebhookOutbox
+
+
+class JobStores(msgspec.Struct, frozen=True):
+    """The stores of a gateway, a worker or a command."""
+
+    database: RedisClient
+    jobs: JobStore
+    outbox: WebhookOutbox
+    files: FileStore
+    batches: BatchStore
+    durability: DurabilityCheck
+
+    @classmethod
+    def open(cls, config: JobsConfig, clock: Callable[[], float] = time.time) -> JobStores:
+        """Build the stores; they connect on first use. `clock` is unix time, s. Raises ConfigError for a bad URL."""
+        database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
+        return cls(
+            database,
+            JobStore(database, config, clock=clock),
+            WebhookOutbox(database, config.webhooks, clock=clock),
+            FileStore(database, config.batches, clock=clock),
+            BatchStore(database, config.batches, clock=clock),
+            DurabilityCheck(database, config.durability),
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.database.close()

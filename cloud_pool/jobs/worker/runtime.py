@@ -1,0 +1,91 @@
+"""A worker's parts: it runs jobs, processes batches and sends webhooks."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+
+import anyio
+from aiohttp.abc import AbstractResolver
+from prometheus_client import CollectorRegistry
+
+from router.errors import ConfigError
+
+from ...config.tiers import Tier
+from ...observability.tracing import JobTrace
+from ..batches.processor import BatchProcessor
+from ..config import JobsConfig
+from ..metrics import JobMetrics
+from ..stores import JobStores
+from ..submission import SubmissionParser
+from ..webhooks.delivery import WebhookSender
+from .runner import JobRunner
+from .worker import StopSignal, Worker
+
+
+class WorkerRuntime:
+    """Owns the connections to Redis and to webhook receivers: call `close`.
+
+    Args:
+        tiers: by name and alias
+        slots: concurrent jobs by tier
+        resolver: replaces DNS in tests
+        clock: unix time, s
+        rng: uniform in [0, 1)
+    """
+
+    def __init__(
+        self,
+        config: JobsConfig,
+        tiers: Mapping[str, Tier],
+        runner: JobRunner,
+        slots: Mapping[str, int],
+        registry: CollectorRegistry,
+        *,
+        resolver: AbstractResolver | None = None,
+        trace: JobTrace | None = None,
+        clock: Callable[[], float] = time.time,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        """Raises ConfigError."""
+        stores = self._stores = JobStores.open(config, clock)
+        metrics = JobMetrics(registry)
+        self.worker = Worker(stores.jobs, runner, slots, config, metrics, trace=trace, rng=rng)
+        self._sender = WebhookSender(
+            stores.outbox, config.webhooks, metrics, resolver=resolver, trace=trace, clock=clock, rng=rng
+        )
+        self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config)
+
+    async def start(self, stop: StopSignal) -> bool:
+        """Wait for Redis. Returns False if `stop` came first. Raises ConfigError if Redis is not durable."""
+        errors: list[ConfigError] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def wait() -> None:
+                try:
+                    await self._stores.durability.wait()
+                except ConfigError as error:
+                    errors.append(error)  # Raised below: a task group would wrap it.
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(wait)
+            await stop.wait()
+            tasks.cancel_scope.cancel()
+            return False
+        for error in errors:
+            raise error
+        return True
+
+    async def run(self, stop: StopSignal) -> None:
+        """Work until `stop` and until the worker has drained. Another worker repeats a webhook that is cut off."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._sender.run)
+            tasks.start_soon(self._batches.run)
+            await self.worker.run(stop)
+            tasks.cancel_scope.cancel()
+
+    async def close(self) -> None:
+        """Close all connections, after `run` or without it."""
+        await self._sender.close()
+        await self._stores.close()
