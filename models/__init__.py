@@ -1,4 +1,5 @@
-"""What runs on a device or inside Triton, and how it is made.
+"""Models: the engine that runs them on a device and inside Triton, router signals, and how both are made.
 
-`spec` finds and verifies artifacts, `llama_cpp` runs them, `train` and the `causeway-models` command make them.
+Reading order: `catalog` (artifacts), `llama_cpp` (the engine), `function_calls` and `chat` (what the assistants read
+and answer), `signals` (the router signals), `evaluate`, `publish`, `train`, `cli`.
 """

@@ -286,7 +286,7 @@ def publish(
 
 @click.command()
 @data_option
-@click.option("--to", type=file, default=CATALOG, show_default=True, help="File to write.")
+@click.option("--to", type=file, default=CATALOG, show_default="the shipped catalogue", help="File to write.")
 def catalog(data: Path, to: Path) -> None:
     """Write the catalogue of functions and arguments that the data's intents define."""
     rows = [row for name in INTENT_SOURCES for row in read_rows(data / "intents" / f"{name}.jsonl")]

@@ -71,7 +71,13 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
 @click.command()
 @click.argument("file", type=existing_file)
 @click.option("--name", help="Model name for policies; defaults to the file's name.")
-@click.option("--to", type=folder, default=USER_MODELS, show_default=True, help="Folder of models to copy to.")
+@click.option(
+    "--to",
+    type=folder,
+    default=USER_MODELS,
+    show_default="~/.local/share/causeway/models",
+    help="Folder of models to copy to.",
+)
 @click.option(
     "--device",
     type=click.Choice(sorted(fit.DEVICES)),
