@@ -72,9 +72,9 @@ class Box:
     async def ask(
         self, text: str = "hello", *, tags: str = "", headers: Mapping[str, str] = {}, **body: object
     ) -> Answer:
-        said = {"x-causeway-tags": tags, **headers} if tags else dict(headers)
+        all_headers = {"x-causeway-tags": tags, **headers} if tags else dict(headers)
         body = {"model": "auto", "messages": [{"role": "user", "content": text}], **body}
-        async with self.session.post("/v1/chat/completions", json=body, headers=said) as response:
+        async with self.session.post("/v1/chat/completions", json=body, headers=all_headers) as response:
             return Answer(response.status, dict(response.headers), await _all(response))
 
     async def get(self, path: str) -> Answer:
@@ -126,8 +126,8 @@ class Answer(msgspec.Struct, frozen=True):
     @property
     def resume(self) -> str:
         """The token to ask for the rest with; "" where there is none."""
-        said = self.events if self.headers["Content-Type"].startswith("text/event-stream") else [self.json]
-        found = [one["causeway"]["continue"] for one in said if "causeway" in one]  # type: ignore[index]
+        documents = self.events if self.headers["Content-Type"].startswith("text/event-stream") else [self.json]
+        found = [one["causeway"]["continue"] for one in documents if "causeway" in one]  # type: ignore[index]
         return str(found[0]) if found else ""
 
     @property

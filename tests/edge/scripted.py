@@ -1,4 +1,4 @@
-"""What generates, scripted: an engine in memory, an OpenAI-compatible server on a real socket, each with the faults."""
+"""Scripted backends with faults: an engine in memory, an OpenAI-compatible server on a real socket."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from router.types import Chunk, Confidence, EdgeSignals, Embeddings, Request, Us
 
 Fault = Literal["none", "refuse", "stall", "die", "drip", "corrupt", "unfinished"]
 FAULTS: tuple[Fault, ...] = ("refuse", "stall", "die", "drip", "corrupt", "unfinished")
-"""refuse: at once · stall: nothing comes · die: after the first pieces · drip: so slowly that time runs out ·
-corrupt: nonsense · unfinished: it ends without an end"""
+"""refuse: at once · stall: nothing arrives · die: after the first pieces · drip: too slow for the timeouts ·
+corrupt: malformed output · unfinished: no finish_reason"""
 
 EDGE_WORDS = ("edge ", "says ", "so")
 CLOUD_WORDS = ("cloud ", "says ", "so")
@@ -114,7 +114,7 @@ class ScriptedCloud:
         self.resume = ""  # cuts its answers short, and gives this token for the rest
         self.running = 0
         self.bodies: list[dict[str, object]] = []
-        self.asked: list[dict[str, str]] = []
+        self.request_headers: list[dict[str, str]] = []
         self.gate: asyncio.Event | None = None
         self.entered = asyncio.Event()
         self.url = ""
@@ -149,7 +149,7 @@ class ScriptedCloud:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
-        self.asked.append({name.lower(): value for name, value in request.headers.items()})
+        self.request_headers.append({name.lower(): value for name, value in request.headers.items()})
         self.running += 1
         self.entered.set()
         try:
@@ -257,5 +257,5 @@ async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None
 
 
 async def _poll(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 -- what is waited for tells nobody
+    while not condition():  # noqa: ASYNC110 -- the condition has no event
         await asyncio.sleep(0.002)

@@ -1,4 +1,4 @@
-"""What a client gets and what the record says: cache, coalescing, stale answers, privacy, money, deadlines."""
+"""What a client receives and what is recorded: cache, single-flight, stale answers, privacy, cost, deadlines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_an_answer_says_where_it_came_from(box: Box, stream: bool) -> None:
-    """The headers and the record agree about route, target, reason, cache, policy and tokens."""
+    """The headers and the record agree on route, target, reason, cache, policy and tokens."""
     answer = await box.ask(stream=stream, temperature=0, tags="cloud")
     assert answer.text == CLOUD
     headers = answer.headers
@@ -47,8 +47,8 @@ async def test_an_answer_says_where_it_came_from(box: Box, stream: bool) -> None
 
 @pytest.mark.parametrize("again", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("first", [False, True], ids=["whole", "stream"])
-async def test_the_same_question_again_is_a_hit(box: Box, first: bool, again: bool) -> None:
-    """Asked whole or as a stream, the second time the cache answers, with an id and time of its own."""
+async def test_an_equal_request_is_a_hit(box: Box, first: bool, again: bool) -> None:
+    """Complete or streamed: the second answer comes from the cache, with its own id and time."""
     miss = await box.ask(stream=first, temperature=0)
     hit = await box.ask(stream=again, temperature=0, stream_options={"include_usage": True} if again else None)
     assert hit.text == miss.text == EDGE
@@ -80,15 +80,13 @@ async def test_the_same_question_again_is_a_hit(box: Box, first: bool, again: bo
     ],
     ids=lambda other: next(iter(other)),
 )
-async def test_another_question_is_never_a_hit(box: Box, other: dict[str, object]) -> None:
-    """Whatever changes the answer changes the key."""
+async def test_a_different_request_is_never_a_hit(box: Box, other: dict[str, object]) -> None:
     await box.ask(temperature=0)
     answer = await box.ask(**{"temperature": 0, **other})  # type: ignore[arg-type]
     assert answer.headers["x-causeway-cache"] == "miss"
 
 
 async def test_a_sampled_answer_is_not_cached(box: Box) -> None:
-    """Without the policy's word a drawn answer is drawn again."""
     for _ in range(2):
         answer = await box.ask()
         assert answer.headers["x-causeway-cache"] == "bypass"
@@ -96,8 +94,7 @@ async def test_a_sampled_answer_is_not_cached(box: Box) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_broken_or_second_choice_answer_is_not_cached(box: Box, stream: bool) -> None:
-    """Only what the policy's first choice said to its end is said again."""
+async def test_a_broken_or_degraded_answer_is_not_cached(box: Box, stream: bool) -> None:
     box.engine.fault = "die"
     await box.ask(stream=stream, temperature=0)
     box.engine.fault = "none"
@@ -107,7 +104,6 @@ async def test_a_broken_or_second_choice_answer_is_not_cached(box: Box, stream: 
 
 
 async def test_hits_survive_a_restart(tmp_path: Path) -> None:
-    """The disk remembers what the process forgot."""
     async with running(tmp_path) as box:
         await box.ask(temperature=0)
     async with running(tmp_path) as box:
@@ -117,8 +113,8 @@ async def test_hits_survive_a_restart(tmp_path: Path) -> None:
         assert box.engine.calls == []
 
 
-async def test_an_old_answer_serves_when_every_target_fails(box: Box) -> None:
-    """Past its TTL an answer is made anew; when that fails the old one is better than none, marked stale."""
+async def test_an_expired_answer_is_served_when_every_target_fails(box: Box) -> None:
+    """After its TTL an answer is generated again; if that fails, the expired one is served, marked stale."""
     for _ in range(2):
         fresh = await box.ask(temperature=0, tags="stale")
         assert fresh.headers["x-causeway-cache"] == "miss"
@@ -135,8 +131,8 @@ async def test_an_old_answer_serves_when_every_target_fails(box: Box) -> None:
     assert len(record.outcome.attempts) == 2
 
 
-async def test_a_no_is_not_answered_from_the_past(box: Box) -> None:
-    """What policy or caller forbids stays forbidden, however fresh the memory."""
+async def test_a_refused_request_gets_no_stale_answer(box: Box) -> None:
+    """Neither for a constraint nor for a preference that excludes every target."""
     await box.ask(temperature=0, tags="stale")
     box.engine.fault = "refuse"
     answer = await box.ask(temperature=0, tags="stale", headers={"x-causeway-prefer": "only_on_device"})
@@ -144,13 +140,13 @@ async def test_a_no_is_not_answered_from_the_past(box: Box) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_identical_questions_in_flight_are_answered_once(box: Box, stream: bool) -> None:
-    """Ten who ask the same at once share one piece of work; each has an outcome and an id of its own."""
+async def test_identical_requests_in_progress_share_one_generation(box: Box, stream: bool) -> None:
+    """Each request has its own outcome and id."""
     box.engine.gate = asyncio.Event()
-    asking = [asyncio.ensure_future(box.ask(stream=stream, temperature=0)) for _ in range(10)]
+    requests = [asyncio.ensure_future(box.ask(stream=stream, temperature=0)) for _ in range(10)]
     await until(lambda: box.parts.shared_generations.subscribers == 10)
     box.engine.gate.set()
-    answers = await asyncio.gather(*asking)
+    answers = await asyncio.gather(*requests)
     assert {answer.text for answer in answers} == {EDGE}
     assert len(box.engine.calls) == 1
     statuses = [answer.headers["x-causeway-cache"] for answer in answers]
@@ -160,8 +156,8 @@ async def test_identical_questions_in_flight_are_answered_once(box: Box, stream:
     box.assert_nothing_leaks()
 
 
-async def test_a_follower_with_more_time_outlives_a_hasty_leader(box: Box) -> None:
-    """The one who started the work runs out of time; whoever has more gets the answer, from work of their own."""
+async def test_a_follower_with_a_later_deadline_starts_its_own_generation(box: Box) -> None:
+    """When the first request's deadline ends the shared generation."""
     box.engine.gate = asyncio.Event()
     hasty = asyncio.ensure_future(box.ask(temperature=0, headers={"x-causeway-deadline-ms": "80"}))
     await until(lambda: box.engine.running == 1)
@@ -176,8 +172,7 @@ async def test_a_follower_with_more_time_outlives_a_hasty_leader(box: Box) -> No
     box.assert_nothing_leaks()
 
 
-async def test_a_leader_who_leaves_does_not_take_the_answer_along(box: Box) -> None:
-    """The one who asked first hangs up; the other one is answered all the same."""
+async def test_the_follower_is_answered_when_the_first_client_disconnects(box: Box) -> None:
     box.engine.gate = asyncio.Event()
     leader = asyncio.ensure_future(box.ask(temperature=0))
     await until(lambda: box.engine.running == 1)
@@ -191,8 +186,8 @@ async def test_a_leader_who_leaves_does_not_take_the_answer_along(box: Box) -> N
     assert len(box.engine.calls) == 1
 
 
-async def test_private_questions_of_two_clients_do_not_meet(tmp_path: Path) -> None:
-    """A private answer is given again to whom it belongs, and to nobody else; neither is on the disk."""
+async def test_private_answers_are_cached_per_client(tmp_path: Path) -> None:
+    """Another client does not get them, and none is on disk."""
     keys = tuple(KeyConfig(name, hashlib.sha256(name.encode()).hexdigest()) for name in ("ann", "bob"))
     async with running(tmp_path, server=ServerConfig(port=0, keys=keys)) as box:
         seen = []
@@ -206,10 +201,10 @@ async def test_private_questions_of_two_clients_do_not_meet(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("words", [{"tags": "private"}, {"headers": {"x-causeway-prefer": "only_on_device"}}])
-async def test_bound_content_is_in_no_file_and_no_log(
+async def test_content_bound_to_the_device_is_in_no_file_and_no_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, words: dict[str, object]
 ) -> None:
-    """Neither a constraint's nor a wish's content reaches disk or log, whether it works or breaks."""
+    """Bound by a constraint or by a preference, in success and in failure."""
     caplog.set_level("DEBUG")
     async with running(tmp_path) as box:
         for fault in ("none", "corrupt"):
@@ -222,8 +217,8 @@ async def test_bound_content_is_in_no_file_and_no_log(
         assert secret.decode() not in caplog.text
 
 
-async def test_a_wish_narrows_and_never_widens(box: Box) -> None:
-    """only_cloud on a private request leaves nobody: an error that says so, and nothing leaves."""
+async def test_a_preference_narrows_the_policy_and_never_widens_it(box: Box) -> None:
+    """only_cloud on a private request leaves no target: an error that says so, and no upstream request."""
     answer = await box.ask(tags="private", headers={"x-causeway-prefer": "only_cloud"})
     assert answer.status == 503
     assert answer.code == "no_route"
@@ -232,8 +227,8 @@ async def test_a_wish_narrows_and_never_widens(box: Box) -> None:
     assert box.engine.calls == []
 
 
-async def test_routing_never_leaks_upstream(box: Box) -> None:
-    """The cloud sees the question, what it needs to answer in time, and a policy's name: no tags, wishes or client."""
+async def test_routing_hints_are_not_sent_upstream(box: Box) -> None:
+    """The cloud gets the messages, its deadline, priority and the policy's name: no tags, preference or client."""
     await box.ask(
         tags="cloud",
         headers={
@@ -243,19 +238,19 @@ async def test_routing_never_leaks_upstream(box: Box) -> None:
         causeway={"tags": ["secret-project"]},
     )
     assert set(box.cloud.bodies[0]) == {"model", "messages"}
-    asked = box.cloud.asked[0]
-    assert asked["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
-    assert {name for name in asked if name.startswith("x-causeway")} == {
+    sent = box.cloud.request_headers[0]
+    assert sent["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
+    assert {name for name in sent if name.startswith("x-causeway")} == {
         "x-causeway-deadline-ms",
         "x-causeway-policy",
         "x-causeway-priority",
     }
-    assert "secret-project" not in str(asked)
+    assert "secret-project" not in str(sent)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_cloud_that_gives_less_is_believed(box: Box, stream: bool) -> None:
-    """Its tier for lack of a better one: said to the client, recorded with the reason, and kept for nobody else."""
+async def test_a_degraded_answer_of_the_cloud_is_reported_and_not_cached(box: Box, stream: bool) -> None:
+    """The client gets the header, the record the tier and its reason."""
     box.cloud.headers = {
         "x-causeway-tier": "medium", "x-causeway-tier-reason": "large=saturated", "x-causeway-degraded": "true",
     }  # fmt: skip
@@ -270,21 +265,20 @@ async def test_a_cloud_that_gives_less_is_believed(box: Box, stream: bool) -> No
     assert (await box.record(again)).outcome.attempts[-1].detail == ""
 
 
-async def test_what_the_policy_keeps_out_of_its_cache_is_kept_out_of_the_clouds(box: Box) -> None:
-    """A rule for the cache is one for all caches on the way."""
+async def test_an_uncacheable_request_is_sent_with_no_store(box: Box) -> None:
     await box.ask("one", tags="cloud", temperature=0.7)
     await box.ask("two", tags="cloud", temperature=0.0)
-    assert [asked.get("cache-control") for asked in box.cloud.asked] == ["no-store", None]
+    assert [sent.get("cache-control") for sent in box.cloud.request_headers] == ["no-store", None]
 
 
-async def test_the_sent_time_shrinks_to_what_is_left(box: Box) -> None:
-    """Upstream learns how much time is left, not a clock time, and never more than the caller gave."""
+async def test_the_cloud_is_sent_the_time_left(box: Box) -> None:
+    """Not a clock time, and never more than the client's deadline."""
     await box.ask(tags="cloud", headers={"x-causeway-deadline-ms": "300"})
-    assert 0 < int(box.cloud.asked[0]["x-causeway-deadline-ms"]) <= 300
+    assert 0 < int(box.cloud.request_headers[0]["x-causeway-deadline-ms"]) <= 300
 
 
-async def test_a_bad_ask_is_the_callers_and_is_not_tried_elsewhere(box: Box) -> None:
-    """What the cloud calls wrong is told with its words and param, and the record keeps none of them."""
+async def test_a_400_of_the_cloud_reaches_the_client_and_is_not_retried(box: Box) -> None:
+    """With the cloud's message and param; the record contains neither."""
     box.cloud.status = 400
     box.cloud.error = {"message": "the secret is bad", "param": "messages", "code": "invalid_value"}
     answer = await box.ask(tags="cloud")
@@ -295,8 +289,8 @@ async def test_a_bad_ask_is_the_callers_and_is_not_tried_elsewhere(box: Box) -> 
     assert b"secret" not in msgspec.json.encode(record)
 
 
-async def test_a_targets_own_words_stay_out_of_the_record(box: Box) -> None:
-    """A server that complains in its stream may quote the prompt; the caller hears it, the record does not."""
+async def test_a_targets_error_message_is_not_recorded(box: Box) -> None:
+    """An error in the stream may quote the prompt: the client gets it, the record does not."""
     box.cloud.error = {"message": "cannot tokenize: the secret prompt"}
     answer = await box.ask(stream=True, headers={"x-causeway-prefer": "only_cloud"})
     assert answer.status == 503
@@ -306,8 +300,7 @@ async def test_a_targets_own_words_stay_out_of_the_record(box: Box) -> None:
     assert b"secret" not in msgspec.json.encode(record)
 
 
-async def test_too_much_for_one_target_is_tried_on_the_next(box: Box) -> None:
-    """A prompt too long for the cloud's model may fit the device's."""
+async def test_a_prompt_too_long_for_one_target_is_tried_on_the_next(box: Box) -> None:
     box.cloud.status = 400
     box.cloud.error = {"message": "too long", "code": "context_length_exceeded"}
     answer = await box.ask(tags="cloud")
@@ -315,18 +308,17 @@ async def test_too_much_for_one_target_is_tried_on_the_next(box: Box) -> None:
     assert answer.headers["x-causeway-degraded"] == "false"
 
 
-async def test_saturation_everywhere_is_a_429_with_the_clouds_own_wait(box: Box) -> None:
-    """A full cloud's Retry-After reaches the caller when nobody else can answer."""
+async def test_saturation_everywhere_is_a_429_with_the_clouds_retry_after(box: Box) -> None:
     box.cloud.status, box.cloud.headers = 429, {"Retry-After": "7"}
     answer = await box.ask(headers={"x-causeway-prefer": "only_cloud"})
     assert answer.status == 429
     assert answer.headers["Retry-After"] == "7"
 
 
-async def test_a_full_house_refuses_with_a_time(box: Box) -> None:
-    """Four at work, four waiting: the ninth is told to come back; the others are answered."""
+async def test_a_full_queue_is_a_429_with_retry_after(box: Box) -> None:
+    """Four running, four queued: the ninth is refused, the others are answered."""
     box.engine.gate = asyncio.Event()
-    asking = [asyncio.ensure_future(box.ask(f"question {n}")) for n in range(8)]
+    requests = [asyncio.ensure_future(box.ask(f"question {n}")) for n in range(8)]
     await until(lambda: (stats := box.parts.admission.stats()).running == 4 and stats.waiting == 4)
     refused = await box.ask("one more")
     assert refused.status == 429
@@ -334,23 +326,21 @@ async def test_a_full_house_refuses_with_a_time(box: Box) -> None:
     assert int(refused.headers["Retry-After"]) >= 1
     assert (await box.record(refused)).outcome.status == "rejected"
     box.engine.gate.set()
-    assert [answer.status for answer in await asyncio.gather(*asking)] == [200] * 8
+    assert [answer.status for answer in await asyncio.gather(*requests)] == [200] * 8
     box.assert_nothing_leaks()
 
 
-async def test_a_hit_does_not_wait_for_a_slot(box: Box) -> None:
-    """When everybody is busy what is known is still told at once."""
+async def test_a_hit_does_not_wait_for_a_permit(box: Box) -> None:
     await box.ask("known", temperature=0)
     box.engine.gate = asyncio.Event()
-    asking = [asyncio.ensure_future(box.ask(f"question {n}")) for n in range(8)]
+    requests = [asyncio.ensure_future(box.ask(f"question {n}")) for n in range(8)]
     await until(lambda: box.parts.admission.stats().waiting == 4)
     assert (await box.ask("known", temperature=0)).headers["x-causeway-cache"] == "hit"
     box.engine.gate.set()
-    await asyncio.gather(*asking)
+    await asyncio.gather(*requests)
 
 
-async def test_a_client_has_its_rate(tmp_path: Path) -> None:
-    """More than the policy's requests per second is a 429, whatever is asked."""
+async def test_the_rate_limit_applies_to_hits_too(tmp_path: Path) -> None:
     policy = POLICY.replace("queue: 4}", "queue: 4, per_client_rps: 2}")
     async with running(tmp_path, policy=policy) as box:
         statuses = [(await box.ask(temperature=0)).status for _ in range(5)]
@@ -358,8 +348,7 @@ async def test_a_client_has_its_rate(tmp_path: Path) -> None:
         assert 429 in statuses[2:]
 
 
-async def test_several_answers_to_one_question(box: Box) -> None:
-    """n = 2 comes back as two choices, each with its end."""
+async def test_n_choices_each_have_an_end(box: Box) -> None:
     whole = await box.ask(n=2)
     assert [choice["index"] for choice in whole.json["choices"]] == [0, 1]  # type: ignore[index,union-attr,attr-defined]
     streamed = await box.ask(n=2, stream=True)
@@ -367,8 +356,7 @@ async def test_several_answers_to_one_question(box: Box) -> None:
     assert streamed.done
 
 
-async def test_embeddings_take_the_same_hops(box: Box) -> None:
-    """Vectors are routed, fall back, and are cached like any answer."""
+async def test_embeddings_are_routed_fall_back_and_are_cached(box: Box) -> None:
     box.engine.fault = "refuse"
     body = {"model": "auto", "input": "hello"}
     async with box.session.post("/v1/embeddings", json=body) as response:
@@ -384,15 +372,13 @@ async def test_embeddings_take_the_same_hops(box: Box) -> None:
     box.assert_nothing_leaks()
 
 
-async def test_completions_take_the_same_hops(box: Box) -> None:
-    """The older surface: text in, text out."""
+async def test_legacy_completions_are_answered(box: Box) -> None:
     async with box.session.post("/v1/completions", json={"model": "small", "prompt": "hello"}) as response:
         assert response.headers["x-causeway-reason"] == "model_named"
         assert (await response.json())["choices"][0]["text"] == EDGE
 
 
-async def test_money_is_counted_over_a_restart(tmp_path: Path) -> None:
-    """A policy that caps the cost sees what was spent before the restart."""
+async def test_spend_signals_survive_a_restart(tmp_path: Path) -> None:
     policy = POLICY.replace(
         "  - name: cloud-first",
         "  - name: broke\n    when: spend.usd_hour >= 0.01\n    use: [small]\n  - name: cloud-first",
@@ -404,8 +390,8 @@ async def test_money_is_counted_over_a_restart(tmp_path: Path) -> None:
         assert (await box.ask(tags="cloud")).headers["x-causeway-reason"] == "broke"
 
 
-async def test_only_signals_that_are_named_are_computed(tmp_path: Path) -> None:
-    """A policy that does not count tokens does not ask the engine to."""
+async def test_only_signals_that_the_policy_names_are_computed(tmp_path: Path) -> None:
+    """A policy that does not name the prompt's tokens does not have the engine count them."""
     for rule, counted in (("request.prompt_tokens < 3", True), ("request.n < 3", False)):
         policy = POLICY.replace(
             "  - name: edge-first\n", f"  - name: short\n    when: {rule}\n    use: [small]\n  - name: edge-first\n"
@@ -425,7 +411,7 @@ async def older_than(seconds: float) -> None:
 
 @pytest.mark.parametrize("fault", ["refuse", "stall", "corrupt"])
 async def test_an_engine_that_cannot_count_leaves_the_signal_absent(tmp_path: Path, fault: Fault) -> None:
-    """A rule that needs the number does not hold, the reasons say so, and the next rule decides in time."""
+    """A rule that needs the signal does not hold, the reasons say so, and the next rule decides in time."""
     rule = "  - name: short\n    when: request.prompt_tokens < 3\n    use: [small]\n  - name: edge-first\n"
     async with running(tmp_path, policy=POLICY.replace("  - name: edge-first\n", rule)) as box:
         box.engine.fault = fault
@@ -438,9 +424,7 @@ async def test_an_engine_that_cannot_count_leaves_the_signal_absent(tmp_path: Pa
         assert record.outcome.total_ms < 2500
 
 
-def test_the_system_clock_is_the_loops() -> None:
-    """Deadlines made by one clock are read by the other."""
-
+def test_the_clock_is_the_event_loops_clock() -> None:
     async def both() -> tuple[float, float]:
         return Clock().monotonic(), asyncio.get_running_loop().time()
 

@@ -1,4 +1,4 @@
-"""The surfaces beside answers: what can be asked, what would happen, what did, and health."""
+"""The API beside answers: models, explanations, decision records, health and metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from .scripted import ScriptedEngine, until
 
 
 async def test_models_are_auto_and_the_targets(box: Box) -> None:
-    """The names that a caller may use, with the place of each."""
     models = (await box.get("/v1/models")).json["data"]
     assert [(model["id"], model["owned_by"]) for model in models] == [  # type: ignore[union-attr,index,attr-defined]
         ("auto", "causeway"),
@@ -23,7 +22,7 @@ async def test_models_are_auto_and_the_targets(box: Box) -> None:
 
 
 async def test_an_unknown_model_is_a_404(box: Box) -> None:
-    """A name that nobody serves is told, with those that exist."""
+    """The message names the models that exist."""
     answer = await box.ask(model="gpt-99")
     assert (answer.status, answer.code) == (404, "model_not_found")
     assert "auto, small, large" in answer.message
@@ -41,39 +40,36 @@ async def test_an_unknown_model_is_a_404(box: Box) -> None:
     ids=["chat", "completion", "embedding", "tagged"],
 )
 async def test_route_explains_and_runs_nothing(box: Box, body: dict[str, object], first: str) -> None:
-    """The order of attempts, each rule's reason, the signals; no target is asked and no record is made."""
+    """Attempts, reasons and signals; no target is called and nothing is recorded."""
     async with box.session.post(
         "/v1/route",
         json={"model": "auto", "temperature": 0, **body} if "input" not in body else {"model": "auto", **body},
     ) as response:
         assert response.status == 200
-        told = await response.json()
-    assert told["decision"]["attempts"][0]["target"]["name"] == first
-    assert {"code", "rule", "target", "detail"} <= set(told["decision"]["reasons"][0])
-    assert told["cache"]["exact"]["ttl_s"] == 30.0
-    assert told["cached_age_s"] is None
-    assert told["snapshot"]["edge"]["loaded"] is True
+        body_json = await response.json()
+    assert body_json["decision"]["attempts"][0]["target"]["name"] == first
+    assert {"code", "rule", "target", "detail"} <= set(body_json["decision"]["reasons"][0])
+    assert body_json["cache"]["exact"]["ttl_s"] == 30.0
+    assert body_json["cached_age_s"] is None
+    assert body_json["snapshot"]["edge"]["loaded"] is True
     assert box.engine.calls == []
     assert box.cloud.bodies == []
     assert box.parts.decisions.memory_count == 0
 
 
-async def test_route_knows_what_is_cached(box: Box) -> None:
-    """After an answer the explanation says how old it is."""
+async def test_route_reports_the_age_of_a_cached_answer(box: Box) -> None:
     await box.ask(temperature=0)
     body = {"model": "auto", "temperature": 0, "messages": [{"role": "user", "content": "hello"}]}
     async with box.session.post("/v1/route", json=body) as response:
         assert 0 <= (await response.json())["cached_age_s"] < 5
 
 
-async def test_route_refuses_what_an_answer_would_refuse(box: Box) -> None:
-    """A bad body is a bad body."""
+async def test_route_refuses_an_invalid_body(box: Box) -> None:
     async with box.session.post("/v1/route", json={"messages": 7}) as response:
         assert response.status == 400
 
 
 async def test_decisions_can_be_searched(box: Box) -> None:
-    """By route, target, status, time and number, newest first."""
     first = await box.ask("one", temperature=0)
     await box.ask("one", temperature=0)
     third = await box.ask("three", tags="cloud")
@@ -93,25 +89,25 @@ async def test_decisions_can_be_searched(box: Box) -> None:
     assert await ids("since=9999999999") == []
 
 
-async def test_ready_is_who_can_answer(tmp_path: Path) -> None:
-    """An engine that loads and a cloud that is away: not ready, and what is missing; then ready."""
+async def test_readyz_is_503_while_no_target_can_answer(tmp_path: Path) -> None:
+    """The body names what is missing: the engine is loading, the cloud is unreachable."""
     engine = ScriptedEngine()
     async with running(tmp_path, engine=engine) as box:
         assert (await box.get("/readyz")).status == 200
         engine.state = "loading"
         await box.cloud.stop()
         await box.parts.cloud.probe()  # type: ignore[union-attr]
-        told = await box.get("/readyz")
-        assert told.status == 503
-        assert told.json["waiting_for"] == ["target small", "target large"]
-        assert told.json["edge"] == "loading"
+        body_json = await box.get("/readyz")
+        assert body_json.status == 503
+        assert body_json.json["waiting_for"] == ["target small", "target large"]
+        assert body_json.json["edge"] == "loading"
         assert (await box.get("/healthz")).status == 200
         engine.state = "ready"
         assert (await box.get("/readyz")).json["ready"] is True
 
 
-async def test_a_refused_policy_is_seen(tmp_path: Path) -> None:
-    """/readyz names file, line and key; the metric is up; requests go on under the last good policy."""
+async def test_a_rejected_policy_is_reported_and_the_last_good_one_stays_active(tmp_path: Path) -> None:
+    """/readyz names file, line and key; the metrics count it."""
     async with running(tmp_path) as box:
         (tmp_path / "policy.yaml").write_text(POLICY.replace("version: 1", "version: 1\ncolour: red"))
         await box.parts.policies.reload()
@@ -124,8 +120,7 @@ async def test_a_refused_policy_is_seen(tmp_path: Path) -> None:
         assert (await box.ask()).status == 200
 
 
-async def test_a_new_policy_brings_its_targets_and_limits(tmp_path: Path) -> None:
-    """After a change the next request goes by the new policy, while the daemon stays."""
+async def test_a_changed_policy_file_is_activated(tmp_path: Path) -> None:
     async with running(tmp_path) as box:
         await box.ask()
         changed = POLICY.replace("use: [small, large]\ncache", "use: [large]\ncache").replace("queue: 4}", "queue: 0}")
@@ -134,8 +129,8 @@ async def test_a_new_policy_brings_its_targets_and_limits(tmp_path: Path) -> Non
         assert (await box.ask()).headers["x-causeway-target"] == "large"
 
 
-async def test_metrics_tell_the_story_in_bounded_labels(box: Box) -> None:
-    """Counts by route, target, status and cache; the GenAI histograms; no name that a caller made up."""
+async def test_metrics_count_requests_with_bounded_labels(box: Box) -> None:
+    """Requests by route, target, status and cache; GenAI histograms; no model name that a client invented."""
     await box.ask("one", temperature=0)
     await box.ask("one", temperature=0)
     box.engine.fault = "refuse"

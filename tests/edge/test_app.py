@@ -1,4 +1,4 @@
-"""The daemon's life: start, watchdog, reload, drain, end; and what it must not load."""
+"""The daemon's lifecycle: start, watchdog, reload, drain, close; and what it must not import."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ PATIENT = POLICY.replace("200ms", "30s").replace("350ms", "30s")
 HEAVY = ("numpy", "onnxruntime", "torch", "llama_cpp", "transformers", "openai", "tritonclient")
 
 
-async def test_draining_lets_those_inside_finish_and_nobody_else_in(box: Box) -> None:
-    """A request that is being answered gets its answer; the listener is gone; a kept connection is told why."""
+async def test_draining_finishes_requests_in_progress_and_accepts_no_other(box: Box) -> None:
     box.engine.gate = asyncio.Event()
     inside = asyncio.ensure_future(box.ask("inside", stream=True))
     await until(lambda: box.engine.running == 1)
@@ -46,8 +45,7 @@ async def test_draining_lets_those_inside_finish_and_nobody_else_in(box: Box) ->
     assert await draining is True
 
 
-async def test_what_does_not_finish_in_time_is_cancelled(tmp_path: Path) -> None:
-    """After `drain_s` nobody waits any more: the work ends, the record says so, nothing is left."""
+async def test_requests_left_after_the_drain_timeout_are_cancelled(tmp_path: Path) -> None:
     server = ServerConfig(port=0, drain_s=0.05)
     async with running(tmp_path, policy=PATIENT, server=server) as box:
         box.engine.gate = asyncio.Event()
@@ -63,7 +61,6 @@ async def test_what_does_not_finish_in_time_is_cancelled(tmp_path: Path) -> None
 
 
 async def test_closing_leaves_no_task_and_no_thread(tmp_path: Path) -> None:
-    """What was started is ended, whether it was used or not."""
     before = {task for task in asyncio.all_tasks() if not task.done()}
     async with running(tmp_path) as box:
         await box.ask(temperature=0)
@@ -72,8 +69,7 @@ async def test_closing_leaves_no_task_and_no_thread(tmp_path: Path) -> None:
     await until(lambda: not ({task for task in asyncio.all_tasks() if not task.done()} - before - {me()}))
 
 
-async def test_a_start_that_fails_leaves_nothing_either(tmp_path: Path) -> None:
-    """A port that cannot be had: an error, and no thread, task or engine stays behind."""
+async def test_a_failed_start_leaves_no_thread_task_or_engine(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -86,8 +82,8 @@ async def test_a_start_that_fails_leaves_nothing_either(tmp_path: Path) -> None:
     assert engine.closed
 
 
-async def test_an_engine_that_cannot_be_is_a_target_that_is_down(tmp_path: Path) -> None:
-    """A model that is not there does not stop the daemon: the cloud answers, and /readyz says what is missing."""
+async def test_a_missing_model_is_a_target_that_is_down(tmp_path: Path) -> None:
+    """The daemon starts, the cloud answers, and /readyz names the model."""
 
     def missing(model: str) -> ScriptedEngine:
         raise ArtifactNotFound(f"no model named {model!r}")
@@ -99,8 +95,8 @@ async def test_an_engine_that_cannot_be_is_a_target_that_is_down(tmp_path: Path)
         box = Box(app, ScriptedEngine(), cloud, session)
         answer = await box.ask()
         assert answer.headers["x-causeway-target"] == "large"
-        told = await box.get("/readyz")
-        assert told.json["problems"] == ["no model named 'm-small'"]
+        readiness = await box.get("/readyz")
+        assert readiness.json["problems"] == ["no model named 'm-small'"]
         only = await box.ask(headers={"x-causeway-prefer": "only_on_device"})
         assert only.status == 503
         assert "no model named 'm-small'" in only.message
@@ -108,8 +104,8 @@ async def test_an_engine_that_cannot_be_is_a_target_that_is_down(tmp_path: Path)
     await cloud.stop()
 
 
-async def test_a_new_policys_models_replace_the_old_ones(tmp_path: Path) -> None:
-    """The engine of a model that nobody names any more is closed; the new one is started; the cloud stays."""
+async def test_a_new_policys_models_replace_the_previous_ones(tmp_path: Path) -> None:
+    """Engines of models that the policy no longer names are closed."""
     engines: dict[str, ScriptedEngine] = {}
 
     def make(model: str) -> ScriptedEngine:
@@ -132,7 +128,7 @@ class Systemd:
 
     def __init__(self, path: Path) -> None:
         self.environ = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "20000"}
-        self.heard: list[str] = []
+        self.messages: list[str] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
         self._socket.setblocking(False)
@@ -140,34 +136,34 @@ class Systemd:
     def listen(self) -> list[str]:
         with contextlib.suppress(BlockingIOError):
             while True:
-                self.heard.append(self._socket.recv(4096).decode())
-        return self.heard
+                self.messages.append(self._socket.recv(4096).decode())
+        return self.messages
 
     def close(self) -> None:
         self._socket.close()
 
 
-async def test_the_watchdog_is_fed_only_while_something_can_be_routed(tmp_path: Path) -> None:
-    """Ready once, then a sign of life after each rehearsal; a daemon that cannot route falls silent."""
+async def test_the_watchdog_is_pinged_only_while_routing_works(tmp_path: Path) -> None:
+    """READY once, then a ping after each trial decision."""
     engine = Sick()
     systemd = Systemd(tmp_path / "notify")
     app = build(config(tmp_path), make_engine=lambda _: engine, environ=systemd.environ)
     await app.start()
     await until(lambda: systemd.listen().count("WATCHDOG=1") >= 2)
-    assert systemd.heard[0].startswith("READY=1")
+    assert systemd.messages[0].startswith("READY=1")
     engine.sick = True
     await until(lambda: engine.refused >= 1)
     systemd.listen()
-    fed = systemd.heard.count("WATCHDOG=1")
+    fed = systemd.messages.count("WATCHDOG=1")
     seen = engine.refused
     await until(lambda: engine.refused >= seen + 2)
     systemd.listen()
-    assert systemd.heard.count("WATCHDOG=1") == fed
+    assert systemd.messages.count("WATCHDOG=1") == fed
     engine.sick = False
     await until(lambda: systemd.listen().count("WATCHDOG=1") > fed)
     await app.drain()
     await app.close()
-    assert any(said.startswith("STOPPING=1") for said in systemd.listen())
+    assert any(message.startswith("STOPPING=1") for message in systemd.listen())
     systemd.close()
 
 
@@ -204,14 +200,14 @@ print("closed", flush=True)
 """
 
 
-class Said(msgspec.Struct, frozen=True):
+class Started(msgspec.Struct, frozen=True):
     port: int
     heavy: list[str]
     rss_mb: float
 
 
 @asynccontextmanager
-async def daemon(tmp_path: Path, settings: Config) -> AsyncIterator[tuple[asyncio.subprocess.Process, Said]]:
+async def daemon(tmp_path: Path, settings: Config) -> AsyncIterator[tuple[asyncio.subprocess.Process, Started]]:
     path = tmp_path / "config.json"
     path.write_bytes(msgspec.json.encode(settings))
     process = await asyncio.create_subprocess_exec(
@@ -222,7 +218,7 @@ async def daemon(tmp_path: Path, settings: Config) -> AsyncIterator[tuple[asynci
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), 20)
         assert line, (await process.stderr.read()).decode() if process.stderr else ""
-        yield process, msgspec.json.decode(line, type=Said)
+        yield process, msgspec.json.decode(line, type=Started)
     finally:
         if process.returncode is None:
             process.kill()
@@ -241,69 +237,73 @@ def cloud_only(tmp_path: Path, url: str) -> Config:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_drains_and_ends_with_nothing_left(tmp_path: Path, how: signal.Signals) -> None:
-    """SIGTERM and Ctrl-C: the answer under way is finished, then the process ends, without its socket file."""
+async def test_a_signal_drains_and_ends_the_process(tmp_path: Path, how: signal.Signals) -> None:
+    """The answer in progress is finished, and the socket file is removed."""
     cloud = await ScriptedCloud().start()
     cloud.gate = asyncio.Event()
-    async with daemon(tmp_path, cloud_only(tmp_path, cloud.url)) as (process, said):
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{said.port}") as session:
+    async with daemon(tmp_path, cloud_only(tmp_path, cloud.url)) as (process, started):
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{started.port}") as session:
             body = {"model": "large", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
-            asking = asyncio.ensure_future(session.post("/v1/chat/completions", json=body))
+            response_task = asyncio.ensure_future(session.post("/v1/chat/completions", json=body))
             await until(lambda: cloud.running == 1)
             process.send_signal(how)
-            await until(lambda: not listening(said.port))
+            await until(lambda: not listening(started.port))
             cloud.gate.set()
-            async with await asking as response:
+            async with await response_task as response:
                 assert (await response.read()).endswith(b"data: [DONE]\n\n")
         assert await asyncio.wait_for(process.wait(), 10) == 0
     assert not os.path.exists(tmp_path / "edge.sock")  # noqa: ASYNC240, PTH110
     await cloud.stop()
 
 
-async def test_ctrl_c_while_it_drains_does_not_wait(tmp_path: Path) -> None:
-    """Whoever asks twice means now: the request is cut, and the process still ends cleanly."""
+async def test_a_sigint_during_the_drain_ends_it_at_once(tmp_path: Path) -> None:
     cloud = await ScriptedCloud().start()
     cloud.gate = asyncio.Event()
-    async with daemon(tmp_path, cloud_only(tmp_path, cloud.url)) as (process, said), aiohttp.ClientSession() as session:
+    async with (
+        daemon(tmp_path, cloud_only(tmp_path, cloud.url)) as (process, started),
+        aiohttp.ClientSession() as session,
+    ):
         body = {"model": "large", "messages": [{"role": "user", "content": "hi"}]}
-        url = f"http://127.0.0.1:{said.port}/v1/chat/completions"
-        asking = asyncio.ensure_future(session.post(url, json=body))
+        url = f"http://127.0.0.1:{started.port}/v1/chat/completions"
+        response_task = asyncio.ensure_future(session.post(url, json=body))
         await until(lambda: cloud.running == 1)
         process.send_signal(signal.SIGTERM)
-        await until(lambda: not listening(said.port))
+        await until(lambda: not listening(started.port))
         process.send_signal(signal.SIGINT)
         with pytest.raises(aiohttp.ClientError):
-            await asking
+            await response_task
         assert await asyncio.wait_for(process.wait(), 4) == 0
         await until(lambda: cloud.running == 0)
     await cloud.stop()
 
 
-async def test_a_further_sigterm_changes_nothing(tmp_path: Path) -> None:
-    """A dying parent sends one for each of its threads: what runs is still answered."""
+async def test_a_second_sigterm_is_ignored(tmp_path: Path) -> None:
+    """A dying parent sends one for each of its threads."""
     cloud = await ScriptedCloud().start()
     cloud.gate = asyncio.Event()
-    async with daemon(tmp_path, cloud_only(tmp_path, cloud.url)) as (process, said), aiohttp.ClientSession() as session:
+    async with (
+        daemon(tmp_path, cloud_only(tmp_path, cloud.url)) as (process, started),
+        aiohttp.ClientSession() as session,
+    ):
         body = {"model": "large", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-        url = f"http://127.0.0.1:{said.port}/v1/chat/completions"
-        asking = asyncio.ensure_future(session.post(url, json=body))
+        url = f"http://127.0.0.1:{started.port}/v1/chat/completions"
+        response_task = asyncio.ensure_future(session.post(url, json=body))
         await until(lambda: cloud.running == 1)
         process.send_signal(signal.SIGTERM)
-        await until(lambda: not listening(said.port))
+        await until(lambda: not listening(started.port))
         process.send_signal(signal.SIGTERM)
         cloud.gate.set()
-        async with await asking as response:
+        async with await response_task as response:
             assert (await response.read()).endswith(b"data: [DONE]\n\n")
         assert await asyncio.wait_for(process.wait(), 10) == 0
     await cloud.stop()
 
 
-async def test_a_hang_up_reads_the_policy_again(tmp_path: Path) -> None:
-    """SIGHUP: the changed policy is in force, the process is the same."""
-    async with daemon(tmp_path, cloud_only(tmp_path, "")) as (process, said):
+async def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
+    async with daemon(tmp_path, cloud_only(tmp_path, "")) as (process, started):
         (tmp_path / "policy.yaml").write_text(POLICY.replace("name: test", "name: changed"))
         process.send_signal(signal.SIGHUP)
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{said.port}") as session:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{started.port}") as session:
             for _ in range(200):
                 async with session.get("/readyz") as response:
                     name = (await response.json())["policy"]["name"]
@@ -312,15 +312,14 @@ async def test_a_hang_up_reads_the_policy_again(tmp_path: Path) -> None:
         assert name == "changed"
 
 
-async def test_the_daemon_is_light(tmp_path: Path) -> None:
-    """Without a model: none of the heavy packages in the process, and well under 120 MB."""
-    async with daemon(tmp_path, cloud_only(tmp_path, "")) as (_, said):
-        assert said.heavy == []
-        assert said.rss_mb < 120
+async def test_the_daemon_without_a_model_is_below_120_mb(tmp_path: Path) -> None:
+    """And has imported none of the heavy packages."""
+    async with daemon(tmp_path, cloud_only(tmp_path, "")) as (_, started):
+        assert started.heavy == []
+        assert started.rss_mb < 120
 
 
-def test_the_policy_that_ships_is_good() -> None:
-    """A daemon without a policy of its own starts with this one."""
+def test_the_default_policy_is_valid() -> None:
     assert parse_policy(DEFAULT_POLICY.read_text(), str(DEFAULT_POLICY)).name == "default"
 
 

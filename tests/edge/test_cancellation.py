@@ -1,4 +1,4 @@
-"""A cancellation that comes in the very turn in which what was waited for ends: it is not swallowed."""
+"""A cancellation in the same loop turn in which the awaited event happens is not swallowed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from edge_node.storage.background_sqlite import BackgroundSqlite, Write
 from models.llama_cpp.protocol import EngineOptions
 
 
-async def request_finished() -> None:
-    """The tasks that were begun wait now."""
+async def tasks_started() -> None:
+    """Let the tasks that were started reach their first wait."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 async def test_a_wait_for_readiness(tmp_path: Path) -> None:
-    """The program says that it is ready while whoever waits is cancelled."""
+    """The ready line arrives while the waiting task is cancelled."""
     child = ChildProcess("program", [sys.executable, "-c", "print('ready url=x')"], tmp_path / "log", {})
     waiting = asyncio.create_task(child.ready(20.0))
-    await request_finished()
+    await tasks_started()
     child._ready.add_done_callback(lambda _: waiting.cancel())
     await child.start()
     with pytest.raises(asyncio.CancelledError):
@@ -35,7 +35,7 @@ async def test_a_wait_for_readiness(tmp_path: Path) -> None:
 
 
 async def test_a_wait_for_the_end(tmp_path: Path) -> None:
-    """The program ends while whoever stops it is cancelled."""
+    """The program ends while the stopping task is cancelled."""
     child = ChildProcess("program", ["sleep", "600"], tmp_path / "log", {})
     await child.start()
 
@@ -44,7 +44,7 @@ async def test_a_wait_for_the_end(tmp_path: Path) -> None:
         stopping.cancel()
 
     watching = asyncio.create_task(cancel_at_the_end())
-    await request_finished()  # it waits first, so it is told first
+    await tasks_started()  # it waits first, so it is woken first
     stopping = asyncio.create_task(child.stop(20.0))
     with pytest.raises(asyncio.CancelledError):
         await stopping
@@ -53,7 +53,7 @@ async def test_a_wait_for_the_end(tmp_path: Path) -> None:
 
 
 async def test_a_read_from_disk(tmp_path: Path) -> None:
-    """The rows come while whoever reads is cancelled."""
+    """The rows arrive while the reading task is cancelled."""
     served = threading.Event()
 
     def tell(_: sqlite3.Connection) -> None:
@@ -61,7 +61,7 @@ async def test_a_read_from_disk(tmp_path: Path) -> None:
 
     journal = BackgroundSqlite(tmp_path / "j.sqlite", "CREATE TABLE t (a)", trim=tell, linger_s=0.0)
     reading = asyncio.create_task(journal.read("SELECT 1", timeout_s=20.0))
-    await request_finished()
+    await tasks_started()
     journal.write(Write("INSERT INTO t VALUES (1)", ()))  # written after the read is served
     journal.start()
     try:
@@ -74,10 +74,10 @@ async def test_a_read_from_disk(tmp_path: Path) -> None:
 
 
 async def test_a_wait_for_the_engines_end() -> None:
-    """Whoever closes the engine's keeper is cancelled as well."""
+    """The task that closes the supervisor is cancelled as well."""
     keeper = Supervisor(EngineOptions(model_path="/nowhere.gguf"), "model")
     keeper.start()
-    await request_finished()
+    await tasks_started()
     closing = asyncio.create_task(keeper.close())
     await asyncio.sleep(0)
     closing.cancel()

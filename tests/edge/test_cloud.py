@@ -1,4 +1,4 @@
-"""The cloud backend against a real server: what each bad day of it becomes, and what breaker and probe make of it."""
+"""The cloud backend against a real server: each fault's error, the circuit breaker and the probe."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def call(
     return BackendRequest("id", request, TARGET, now + time_s, now + first_s, confidence_tokens, "")
 
 
-async def said(backend: CloudBackend, one: BackendRequest) -> str:
+async def answer_of(backend: CloudBackend, one: BackendRequest) -> str:
     async with aclosing(backend.generate(one)) as chunks:  # type: ignore[type-var]
         return "".join([chunk.text async for chunk in chunks])
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_comes_as_chunks(cloud: ScriptedCloud, stream: bool) -> None:
-    """Whole or streamed: the text, one end, the usage last, and the connection is used again."""
+    """Complete or streamed: the text, one end, the usage last; the connection is reused."""
     async with connected(cloud.url) as backend:
         for _ in range(2):
             async with aclosing(backend.generate(call(stream=stream))) as stream_of:  # type: ignore[type-var]
@@ -96,9 +96,9 @@ async def test_an_answer_comes_as_chunks(cloud: ScriptedCloud, stream: bool) -> 
 
 
 async def test_a_possible_handoff_is_streamed(cloud: ScriptedCloud) -> None:
-    """To hold back first tokens they have to come one by one, whatever the client asked for."""
+    """The first tokens must arrive one by one to be held back, even if the client does not stream."""
     async with connected(cloud.url) as backend:
-        assert await said(backend, call(confidence_tokens=4)) == CLOUD
+        assert await answer_of(backend, call(confidence_tokens=4)) == CLOUD
         assert cloud.bodies[0]["stream"] is True
 
 
@@ -122,11 +122,11 @@ async def test_a_possible_handoff_is_streamed(cloud: ScriptedCloud) -> None:
 async def test_every_fault_has_its_error(
     cloud: ScriptedCloud, fault: Fault, stream: bool, kind: type[CausewayError]
 ) -> None:
-    """Each way to break is told apart, and the server's work has ended."""
+    """And the server's work has ended."""
     cloud.fault = fault
     async with connected(cloud.url) as backend:
         with pytest.raises(kind) as caught:
-            await said(backend, call(stream=stream, time_s=0.3 if kind is CloudTimeout else 30.0))
+            await answer_of(backend, call(stream=stream, time_s=0.3 if kind is CloudTimeout else 30.0))
         assert type(caught.value) is kind
         assert caught.value.retryable
         await until(lambda: cloud.running == 0)
@@ -158,12 +158,12 @@ async def test_every_fault_has_its_error(
 async def test_every_status_has_its_error(
     cloud: ScriptedCloud, status: int, error: dict[str, object], kind: type[CausewayError]
 ) -> None:
-    """What the server says it is; its words travel only where they are the caller's business."""
+    """The server's message is passed on only in errors that are the client's."""
     cloud.status, cloud.error = status, error
     cloud.headers = {"Retry-After": "3", "Location": "http://127.0.0.1:1/elsewhere"}
     async with connected(cloud.url) as backend:
         with pytest.raises(kind) as caught:
-            await said(backend, call())
+            await answer_of(backend, call())
         assert type(caught.value) is kind
         if isinstance(caught.value, InvalidRequest):
             assert caught.value.message == error["message"]
@@ -173,58 +173,56 @@ async def test_every_status_has_its_error(
         assert caught.value.retry_after_s == (3.0 if kind in (CloudSaturated, CloudUnavailable) else None)
 
 
-async def test_nobody_listens(cloud: ScriptedCloud) -> None:
-    """A refused connection is told quickly, and the signals know."""
+async def test_a_refused_connection_is_reported_quickly(cloud: ScriptedCloud) -> None:
+    """The signals report it too."""
     await cloud.stop()
     async with connected(cloud.url) as backend:
         with pytest.raises(CloudUnreachable) as caught:
-            await said(backend, call())
+            await answer_of(backend, call())
         assert caught.value.phase == "connect"
         assert backend.signals().reachable is False
 
 
-async def test_a_connection_that_the_server_closed_is_replaced_unseen(cloud: ScriptedCloud) -> None:
-    """A kept connection may be dead when it is used: a fresh one is tried before anybody is told."""
+async def test_a_connection_that_the_server_closed_is_replaced(cloud: ScriptedCloud) -> None:
+    """A pooled connection may be closed when it is reused: one retry on a new one."""
     async with connected(cloud.url) as backend:
-        await said(backend, call())
+        await answer_of(backend, call())
         for connection in cloud.connections:
             connection.force_close()
-        assert await said(backend, call()) == CLOUD
+        assert await answer_of(backend, call()) == CLOUD
 
 
-async def test_a_breaker_that_opens_asks_nobody(cloud: ScriptedCloud) -> None:
-    """After failures in a row calls end at once, with the time until the next try."""
+async def test_an_open_breaker_fails_calls_at_once(cloud: ScriptedCloud) -> None:
     cloud.fault = "corrupt"
     async with connected(cloud.url) as backend:
         for _ in range(3):
             with pytest.raises(CloudFailed):
-                await said(backend, call())
-        asked = len(cloud.bodies)
+                await answer_of(backend, call())
+        sent = len(cloud.bodies)
         with pytest.raises(BreakerOpen) as caught:
-            await said(backend, call())
-        assert len(cloud.bodies) == asked
+            await answer_of(backend, call())
+        assert len(cloud.bodies) == sent
         assert caught.value.retry_after_s is not None
         assert 0 < caught.value.retry_after_s <= 60.0
         assert backend.signals().breaker == "open"
 
 
-@pytest.mark.parametrize("how", ["wrong ask", "full", "left", "hasty"])
-async def test_what_is_not_the_servers_fault_does_not_open_the_breaker(cloud: ScriptedCloud, how: str) -> None:
-    """Bad asks, a full server that says so, callers who leave or have no time: the server is well."""
+@pytest.mark.parametrize("how", ["invalid", "full", "cancelled", "short deadline"])
+async def test_errors_that_are_not_the_servers_do_not_open_the_breaker(cloud: ScriptedCloud, how: str) -> None:
     async with connected(cloud.url) as backend:
         for _ in range(6):
-            cloud.status = {"wrong ask": 400, "full": 429}.get(how, 200)
+            cloud.status = {"invalid": 400, "full": 429}.get(how, 200)
             cloud.headers = {"Retry-After": "1"}
-            cloud.fault = "stall" if how in ("left", "hasty") else "none"
-            if how == "left":
+            cloud.fault = "stall" if how in ("cancelled", "short deadline") else "none"
+            if how == "cancelled":
                 cloud.entered.clear()
-                leaving = asyncio.ensure_future(said(backend, call()))
+                leaving = asyncio.ensure_future(answer_of(backend, call()))
                 await cloud.entered.wait()
                 leaving.cancel()
                 await asyncio.gather(leaving, return_exceptions=True)
             else:
                 with pytest.raises(CausewayError):
-                    await said(backend, call(stream=how == "hasty", time_s=0.02))
+                    await answer_of(backend, call(stream=how == "short deadline", time_s=0.02))
         assert backend.signals().breaker == "closed"
 
 
@@ -235,7 +233,7 @@ async def test_a_503_with_retry_after_skips_the_model_until_then(cloud: Scripted
         cloud.status, cloud.error, cloud.headers = 503, {"code": "cloud_unreachable"}, {"Retry-After": "30"}
         for sent in (1, 1, 1, 1, 1):
             with pytest.raises(CloudUnavailable) as caught:
-                await said(backend, call())
+                await answer_of(backend, call())
             assert len(cloud.bodies) == sent
             assert caught.value.retry_after_s is not None
             assert 0 < caught.value.retry_after_s <= 30.0
@@ -244,50 +242,46 @@ async def test_a_503_with_retry_after_skips_the_model_until_then(cloud: Scripted
         other = msgspec.structs.replace(call(), target=msgspec.structs.replace(TARGET, model="m-medium"))
         clock.ahead_s = 15.0
         with pytest.raises(CloudUnavailable):
-            await said(backend, other)
+            await answer_of(backend, other)
         assert len(cloud.bodies) == 2
         clock.ahead_s = 31.0
         cloud.status = 200
-        assert await said(backend, call()) == CLOUD
+        assert await answer_of(backend, call()) == CLOUD
         assert backend.signals().unavailable_models == ("m-medium",)
 
 
-async def test_a_server_that_keeps_models_away_for_hours_is_asked_sooner(cloud: ScriptedCloud) -> None:
-    """Whatever it says: a minute at most."""
+async def test_a_long_retry_after_is_cut_to_a_minute(cloud: ScriptedCloud) -> None:
     cloud.status, cloud.error, cloud.headers = 503, {"code": "engine_unavailable"}, {"Retry-After": "3600"}
     async with connected(cloud.url) as backend:
         for _ in range(2):
             with pytest.raises(CloudUnavailable) as caught:
-                await said(backend, call())
+                await answer_of(backend, call())
         assert caught.value.retry_after_s is not None
         assert caught.value.retry_after_s <= 60.0
 
 
-async def test_an_unavailable_server_that_says_no_time_opens_the_breaker(cloud: ScriptedCloud) -> None:
-    """It is asked until the breaker has had enough."""
+async def test_a_503_without_retry_after_opens_the_breaker(cloud: ScriptedCloud) -> None:
     cloud.status, cloud.error = 503, {"code": "cloud_unreachable"}
     async with connected(cloud.url) as backend:
         for _ in range(3):
             with pytest.raises(CloudUnavailable):
-                await said(backend, call())
+                await answer_of(backend, call())
         assert len(cloud.bodies) == 3
         assert (backend.signals().breaker, backend.signals().unavailable_models) == ("open", ())
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_caller_who_leaves_ends_the_servers_work(cloud: ScriptedCloud, stream: bool) -> None:
-    """Closing the iterator closes the connection, and the server notices."""
+async def test_cancelling_a_call_ends_the_servers_work(cloud: ScriptedCloud, stream: bool) -> None:
     cloud.fault = "drip"
     async with connected(cloud.url) as backend:
-        leaving = asyncio.ensure_future(said(backend, call(stream=stream)))
+        leaving = asyncio.ensure_future(answer_of(backend, call(stream=stream)))
         await until(lambda: cloud.running == 1)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         await until(lambda: cloud.running == 0)
 
 
-async def test_the_probe_finds_out(cloud: ScriptedCloud) -> None:
-    """Reachability and round trip come from a probe; nobody knew before."""
+async def test_the_probe_sets_reachability_and_round_trip(cloud: ScriptedCloud) -> None:
     async with connected(cloud.url) as backend:
         assert backend.signals().reachable is None
         assert await backend.probe()
@@ -300,29 +294,25 @@ async def test_the_probe_finds_out(cloud: ScriptedCloud) -> None:
         assert backend.signals().reachable is False
 
 
-async def test_the_key_is_sent_and_the_environment_is_not_asked(
+async def test_the_api_key_is_sent_and_proxies_of_the_environment_are_ignored(
     cloud: ScriptedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bearer token travels; a proxy in the environment does not get to see it."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # the environment is what is under test
     async with connected(cloud.url, api_key="t0ken") as backend:
-        assert await said(backend, call()) == CLOUD
-        assert cloud.asked[0]["authorization"] == "Bearer t0ken"
+        assert await answer_of(backend, call()) == CLOUD
+        assert cloud.request_headers[0]["authorization"] == "Bearer t0ken"
 
 
 async def test_the_tier_that_answered_is_a_signal(cloud: ScriptedCloud) -> None:
-    """Our gateway says which tier it was."""
     cloud.headers = {"x-causeway-tier": "medium"}
     async with connected(cloud.url) as backend:
-        await said(backend, call())
+        await answer_of(backend, call())
         assert backend.signals().tier == "medium"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_without_an_end_is_bounded(stream: bool) -> None:
-    """A server that sends for ever is cut off at the bound."""
-
     async def serve(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -337,7 +327,7 @@ async def test_an_answer_without_an_end_is_bounded(stream: bool) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with connected(f"http://127.0.0.1:{runner.addresses[0][1]}/v1") as backend:
         with pytest.raises(CloudFailed, match=str(MAX_ANSWER_BYTES)):
-            await said(backend, call(stream=stream, time_s=30.0, first_s=30.0))
+            await answer_of(backend, call(stream=stream, time_s=30.0, first_s=30.0))
     await runner.cleanup()
 
 
@@ -345,8 +335,7 @@ async def test_an_answer_without_an_end_is_bounded(stream: bool) -> None:
     ("text", "seconds"),
     [("3", 3.0), ("0.5", 0.5), ("-1", 0.0), ("9" * 30, 3600.0), ("", None), ("soon", None), ("nan", None)],
 )
-def test_retry_after_is_read_as_it_may_be_written(text: str, seconds: float | None) -> None:
-    """Seconds, or a date; nonsense is nothing."""
+def test_retry_after_is_seconds_or_a_date(text: str, seconds: float | None) -> None:
     assert retry_after_s(text) == seconds
     past = retry_after_s("Wed, 21 Oct 2015 07:28:00 GMT")
     assert past == 0.0

@@ -1,4 +1,4 @@
-"""An answer that the cloud cut short, and its rest: asked for with the very same request and the token."""
+"""An answer that the cloud truncated, and its rest: the same request again with the continue token."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_cut_answer_says_how_to_go_on(box: Box, stream: bool) -> None:
-    """Marked as less than was asked for, with a token that names the target; and it is not kept."""
+async def test_a_truncated_answer_has_a_continue_token(box: Box, stream: bool) -> None:
+    """It is marked degraded, has a token that names the target, and is not cached."""
     for _ in range(2):
         answer = await box.ask(tags="cloud", stream=stream, temperature=0)
         assert (answer.status, answer.text, answer.resume) == (200, CLOUD, f"large~{TOKEN}")
@@ -35,8 +35,8 @@ async def test_a_cut_answer_says_how_to_go_on(box: Box, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_rest_is_asked_of_whom_it_came_from(box: Box, stream: bool) -> None:
-    """The policy would ask the device first: a continuation goes to the cloud, with the cloud's own token, no cache."""
+async def test_the_rest_comes_from_the_same_target(box: Box, stream: bool) -> None:
+    """Although the policy prefers the device: the continuation goes to the cloud, with its own token, uncached."""
     first = await box.ask(tags="cloud", stream=stream, temperature=0)
     box.cloud.resume, box.cloud.headers = "", {}
     rest = await box.ask(stream=stream, temperature=0, causeway={"continue": first.resume})
@@ -46,11 +46,11 @@ async def test_the_rest_is_asked_of_whom_it_came_from(box: Box, stream: bool) ->
     sent, again = box.cloud.bodies
     assert "causeway" not in sent
     assert again == {**sent, "causeway": {"continue": TOKEN}}
-    assert box.cloud.asked[-1]["cache-control"] == "no-store"
+    assert box.cloud.request_headers[-1]["cache-control"] == "no-store"
 
 
-async def test_nobody_else_can_go_on(box: Box) -> None:
-    """The cloud is gone: an error that says so, and not an answer of the device that begins anew."""
+async def test_no_other_target_can_continue(box: Box) -> None:
+    """With the cloud unreachable: an error, not an answer of the device that starts over."""
     first = await box.ask(tags="cloud")
     box.cloud.fault = "refuse"
     rest = await box.ask(causeway={"continue": first.resume})
@@ -58,23 +58,22 @@ async def test_nobody_else_can_go_on(box: Box) -> None:
     assert "small" not in rest.message
 
 
-async def test_a_token_opens_no_way_around_the_policy(box: Box) -> None:
-    """What has to stay on the device stays there."""
+async def test_a_continue_token_does_not_override_a_constraint(box: Box) -> None:
     rest = await box.ask(tags="private", causeway={"continue": f"large~{TOKEN}"})
     assert (rest.status, rest.code) == (503, "no_route")
     assert box.cloud.bodies == []
 
 
 @pytest.mark.parametrize("token", [TOKEN, f"small~{TOKEN}", f"gone~{TOKEN}"])
-async def test_a_token_of_nobody_is_a_bad_request(box: Box, token: str) -> None:
-    """The cloud's own, the device's, or of a target that the policy has no more: 400, and nobody is asked."""
+async def test_a_token_of_no_cloud_target_is_a_400(box: Box, token: str) -> None:
+    """Without a target, of an edge target, or of one that the policy no longer has: 400, and no call."""
     rest = await box.ask(causeway={"continue": token})
     assert (rest.status, rest.code) == (400, "invalid_value")
     assert box.cloud.bodies == []
 
 
-async def test_a_token_that_the_cloud_refuses_is_a_bad_request(box: Box) -> None:
-    """An old one, say: in the cloud's words."""
+async def test_a_token_that_the_cloud_rejects_is_a_400(box: Box) -> None:
+    """With the cloud's message."""
     box.cloud.status, box.cloud.error = 400, {"message": "has expired", "param": "causeway.continue"}
     rest = await box.ask(causeway={"continue": f"large~{TOKEN}"})
     assert (rest.status, rest.message) == (400, "has expired")

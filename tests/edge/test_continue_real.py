@@ -32,7 +32,7 @@ class Gateway:
     async def stop(self) -> None: ...
 
 
-async def asked(box: Box, token: str = "", *, stream: bool) -> Answer:
+async def ask(box: Box, token: str = "", *, stream: bool) -> Answer:
     """Of the cloud's tier whose answers are cut."""
     more = {"causeway": {"continue": token}} if token else {}
     text = CHAT["messages"][0]["content"]  # type: ignore[index]
@@ -46,16 +46,16 @@ async def test_a_cut_answer_and_its_rest_are_the_uncut_answer(bed: Bed, tmp_path
     cloud = Gateway(bed.url)
     server = ServerConfig(port=0, default_deadline_s=PATIENCE_S)
     async with running(tmp_path, policy=LATE, server=server, cloud=cloud, api_key="kiosk-secret") as box:  # type: ignore[arg-type]
-        first = await cut(lambda: asked(box, stream=stream), lambda found: bool(found.resume))
+        first = await cut(lambda: ask(box, stream=stream), lambda found: bool(found.resume))
         assert first.headers["x-causeway-degraded"] == "true"
         assert first.text
         assert len(first.text) < len(uncut.text)
         text, token = first.text, first.resume
         while token:
-            rest = await asked(box, token, stream=not stream)
+            rest = await ask(box, token, stream=not stream)
             assert rest.status == 200
             assert rest.headers["x-causeway-reason"] == "continued"
             text, token = text + rest.text, rest.resume
         assert text == uncut.text
-        forged = await asked(box, first.resume[:-12] + "AAAAAAAAAAA=", stream=False)
+        forged = await ask(box, first.resume[:-12] + "AAAAAAAAAAA=", stream=False)
         assert (forged.status, forged.code) == (400, "invalid_value")

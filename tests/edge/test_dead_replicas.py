@@ -1,4 +1,4 @@
-"""The real gateway with no living Triton behind it: what the daemon says, and what it does."""
+"""The real gateway with no Triton behind it: what the daemon reports, and how it routes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW = POLICY.replace("200ms", "20s").replace("350ms", "20s")
 
 
 class Gateway:
-    """What `running` asks of a cloud."""
+    """What `running` needs of a cloud."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -41,8 +41,8 @@ async def before_nobody(folder: Path) -> AsyncIterator[Box]:
     await app.close()
 
 
-async def test_the_device_answers_and_the_reason_is_true(tmp_path: Path) -> None:
-    """Not "saturated" and not "unreachable": the way to the cloud is well, and nobody is there who could answer."""
+async def test_the_device_answers_and_the_reason_is_precise(tmp_path: Path) -> None:
+    """Neither "saturated" nor "unreachable": the gateway is reachable, but no replica behind it."""
     async with before_nobody(tmp_path) as box:
         answer = await box.ask(tags="cloud")
         assert (answer.status, answer.headers["x-causeway-route"]) == (200, "edge")
@@ -53,8 +53,8 @@ async def test_the_device_answers_and_the_reason_is_true(tmp_path: Path) -> None
         assert (second.target, second.error) == ("small", "")
 
 
-async def test_the_next_request_does_not_ask_again(tmp_path: Path) -> None:
-    """Until the gateway's `Retry-After` is over the target is down, and passed over; the breaker has no part in it."""
+async def test_the_next_request_skips_the_cloud(tmp_path: Path) -> None:
+    """Until the gateway's `Retry-After` has passed; the breaker stays closed."""
     async with before_nobody(tmp_path) as box:
         await box.ask(tags="cloud")
         answer = await box.ask("another", tags="cloud")
@@ -67,8 +67,8 @@ async def test_the_next_request_does_not_ask_again(tmp_path: Path) -> None:
         assert record.snapshot.cloud.reachable
 
 
-async def test_who_wants_the_cloud_only_is_told_when_to_come_back(tmp_path: Path) -> None:
-    """503 with the reason and the gateway's own `Retry-After`; asked again at once, the same."""
+async def test_only_cloud_is_a_503_with_retry_after(tmp_path: Path) -> None:
+    """503 with the reason and the gateway's own `Retry-After`, also for an immediate retry."""
     async with before_nobody(tmp_path) as box:
         for _ in range(2):
             answer = await box.ask(headers={"x-causeway-prefer": "only_cloud"})

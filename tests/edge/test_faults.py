@@ -1,4 +1,4 @@
-"""Every fault of every target, whole and streamed: the client gets one answer or one error, and nothing is left."""
+"""Every fault of every target, complete and streamed: one answer or one error, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LATE: tuple[Fault, ...] = ("die", "unfinished")
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("first", ["edge", "cloud"])
-async def test_a_fault_of_the_first_target_is_answered_by_the_second_or_told(
+async def test_a_fault_of_the_first_target_is_answered_by_the_second(
     box: Box, first: str, fault: Fault, stream: bool
 ) -> None:
-    """Before the first byte the other target answers, marked degraded; after it the stream ends with an error event."""
+    """Before the first byte the other target answers, degraded; after it the stream ends with an error event."""
     (box.engine if first == "edge" else box.cloud).fault = fault
     answer = await box.ask(stream=stream, tags=first if first == "cloud" else "")
     record = await box.record(answer)
@@ -47,7 +47,7 @@ async def test_a_fault_of_the_first_target_is_answered_by_the_second_or_told(
 async def test_when_every_target_fails_the_error_names_every_reason(
     box: Box, edge_fault: Fault, cloud_fault: Fault, stream: bool
 ) -> None:
-    """No attempt left is a 503 with each target's reason, and without the words of a broken part."""
+    """A 503 with each target's reason, without a failed component's message."""
     box.engine.fault, box.cloud.fault = edge_fault, cloud_fault
     answer = await box.ask(stream=stream)
     assert answer.status == 503
@@ -63,8 +63,7 @@ async def test_when_every_target_fails_the_error_names_every_reason(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("fault", ["none", *FAULTS])
-async def test_an_answer_bound_to_the_device_never_leaves_it(box: Box, fault: Fault, stream: bool) -> None:
-    """Whatever fails, nothing of a private request reaches the cloud, the disk or the cache of others."""
+async def test_a_request_bound_to_the_device_never_reaches_the_cloud(box: Box, fault: Fault, stream: bool) -> None:
     box.engine.fault = fault
     answer = await box.ask("my secret", stream=stream, tags="private", temperature=0)
     assert box.cloud.bodies == []
@@ -77,8 +76,7 @@ async def test_an_answer_bound_to_the_device_never_leaves_it(box: Box, fault: Fa
 
 @pytest.mark.parametrize("fault", ["none", *FAULTS])
 @pytest.mark.parametrize("first", ["edge", "cloud"])
-async def test_a_client_that_leaves_frees_everything(box: Box, first: str, fault: Fault) -> None:
-    """A client that hangs up while a target works is one cancelled outcome, and the target's work ends."""
+async def test_a_disconnected_client_is_one_cancelled_outcome(box: Box, first: str, fault: Fault) -> None:
     (box.engine if first == "edge" else box.cloud).fault = fault
     part = box.engine if first == "edge" else box.cloud
     body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -93,8 +91,8 @@ async def test_a_client_that_leaves_frees_everything(box: Box, first: str, fault
     box.assert_nothing_leaks()
 
 
-async def test_a_handoff_shows_only_the_second_answer(box: Box) -> None:
-    """First tokens that are not sure enough are never seen; the record has both attempts and the confidence."""
+async def test_a_handoff_shows_only_the_second_targets_answer(box: Box) -> None:
+    """The record has both attempts and the confidence."""
     box.engine.score = 0.1
     answer = await box.ask(stream=True, tags="handoff")
     assert answer.text == CLOUD
@@ -108,8 +106,7 @@ async def test_a_handoff_shows_only_the_second_answer(box: Box) -> None:
     await assert_settled(box, answer)
 
 
-async def test_a_sure_start_is_kept(box: Box) -> None:
-    """First tokens that are sure enough are released, and the cloud is not asked."""
+async def test_first_tokens_of_high_confidence_are_released(box: Box) -> None:
     answer = await box.ask(stream=True, tags="handoff")
     assert answer.text == EDGE
     assert box.cloud.bodies == []
@@ -118,8 +115,8 @@ async def test_a_sure_start_is_kept(box: Box) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("fault", ["refuse", "stall", "corrupt"])
-async def test_after_a_handoff_to_a_broken_cloud_the_device_answers(box: Box, fault: Fault, stream: bool) -> None:
-    """An unsure answer is better than none: the device answers after all, marked degraded."""
+async def test_a_handoff_to_a_failing_cloud_is_answered_by_the_device(box: Box, fault: Fault, stream: bool) -> None:
+    """An answer of low confidence is better than none; it is marked degraded."""
     box.engine.score = 0.1
     box.cloud.fault = fault
     answer = await box.ask(stream=stream, tags="handoff")
@@ -132,13 +129,13 @@ async def test_after_a_handoff_to_a_broken_cloud_the_device_answers(box: Box, fa
 
 @pytest.mark.parametrize("fault", ["stall", "drip"])
 async def test_a_deadline_ends_the_work_everywhere(box: Box, fault: Fault) -> None:
-    """When the caller's time is up the answer is a 504, and no other target is tried."""
+    """A 504, and no other target is tried."""
     box.cloud.fault = fault
     answer = await box.ask(tags="cloud", headers={"x-causeway-deadline-ms": "100"})
     assert answer.status == 504
     assert answer.code == "deadline_exceeded"
     assert box.engine.calls == []
-    assert 0 < int(box.cloud.asked[0]["x-causeway-deadline-ms"]) <= 100
+    assert 0 < int(box.cloud.request_headers[0]["x-causeway-deadline-ms"]) <= 100
     await assert_settled(box, answer)
 
 
