@@ -128,7 +128,7 @@ def train(
         repeat_prompt=repeat_prompt,
         encoder=encoder,
         minilm=minilm,
-        say=click.echo,
+        progress=click.echo,
     )
 
 
@@ -167,7 +167,7 @@ def distill(
 
     settings = {"minutes": minutes, "steps": steps, "seed": seed, "teacher_weight": weight}
     plan = msgspec.convert({**settings, **schedule}, TrainingPlan)
-    start_training(data, run, plan, teacher=teacher, student=student, say=click.echo)
+    start_training(data, run, plan, teacher=teacher, student=student, progress=click.echo)
 
 
 @click.command()
@@ -230,7 +230,7 @@ def compare(
     rows = [row for path in files for row in _selected(path, held_back, all_domains)[:limit]]
     click.echo(f"{len(rows)} rows")
     work.mkdir(parents=True, exist_ok=True)
-    measure(source, rows, work, importance=importance, threads=threads, say=print_result)
+    measure(source, rows, work, importance=importance, threads=threads, on_result=print_result)
 
 
 @click.command()

@@ -244,7 +244,7 @@ def _samples(
     quality = QualityEstimator.for_model(find_signal("edge.quality", device, extra_dirs), device)
     calibrator = ConfidenceCalibrator.for_model(find_signal("confidence", device, extra_dirs), device)
     device_answers, cloud_answers = (
-        answer_rows(model, rows, folder, threads=threads, say=_print_progress) for model in (device, cloud)
+        answer_rows(model, rows, folder, threads=threads, progress=_print_progress) for model in (device, cloud)
     )
     graded = grade(rows, device_answers, lambda row: is_device_row(row.source, row.intent))
     return [

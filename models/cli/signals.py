@@ -85,7 +85,7 @@ def train_encoder(data: Path, teacher: Path, run: Path, to: Path, epochs: int, d
         epochs=epochs,
         dimensions=dimensions,
         seed=seed,
-        say=click.echo,
+        progress=click.echo,
     )
     metadata = SignalMetadata(
         kind="embedding",
@@ -146,11 +146,11 @@ def train_quality(
         return is_device_row(row.source, row.intent)
 
     training, held = (
-        grade(rows, answer_rows(judged, rows, run, threads=threads, say=click.echo), in_domain)
+        grade(rows, answer_rows(judged, rows, run, threads=threads, progress=click.echo), in_domain)
         for rows in (training_rows, held_rows)
     )
     graph, parameters = run / "quality.onnx", run / "calibrator.json"
-    quality_metrics = train(training, held, graph, seed=seed, say=click.echo)
+    quality_metrics = train(training, held, graph, seed=seed, progress=click.echo)
     calibration_metrics = train_calibrator(held, QualityEstimator(graph), parameters, tokens=tokens)
     command = f"causeway-models train-quality --model {model} --tokens {tokens} --seed {seed}"
     metadata = SignalMetadata(
@@ -197,7 +197,7 @@ def train_scope(data: Path, run: Path, model: str, to: Path, epochs: int, seed: 
     run.mkdir(parents=True, exist_ok=True)
     confidences = confidence_source(find_artifact(model, (to,)), run, threads)
     metrics = train(
-        rows, held, SentenceEncoder(encoder.path), confidences, graph, seed=seed, epochs=epochs, say=click.echo
+        rows, held, SentenceEncoder(encoder.path), confidences, graph, seed=seed, epochs=epochs, progress=click.echo
     )
     metadata = SignalMetadata(
         kind="scope",

@@ -1,1 +1,4 @@
-"""The training of the two assistants: `run` starts it, `mixture` draws the examples, `trainer` is the loop."""
+"""The training of the two assistants.
+
+`run` starts it, `mixture` draws the examples, `batches` runs the network on them, `trainer` is the loop.
+"""

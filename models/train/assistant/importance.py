@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..network.llama import Block, Llama
+from .batches import answer_logits
 from .mixture import Example
-from .trainer import answer_logits
 
 # Parts of a block → the matrices in GGUF that read the same input.
 _MATRICES = {

@@ -31,9 +31,10 @@ from ..export.gguf_writer import GGUFMetadata, write_gguf
 from ..network.induction_heads import supports_induction_heads, tie_space_variants, write_induction_heads
 from ..network.llama import Llama, LlamaConfig, grow
 from ..network.tokenizer import AssistantTokenizer
+from .batches import answer_accuracy, batches
 from .importance import importance, save_importance
 from .mixture import Corpus, Mixture, validation_examples
-from .trainer import CHECKPOINT, Trainer, TrainingPlan, answer_accuracy, batches, load_network
+from .trainer import CHECKPOINT, Trainer, TrainingPlan, load_network
 
 TOKENIZER, PLAN, LOG, PSEUDO_LABELS = "tokenizer.json", "plan.json", "log.jsonl", "pseudo_labels.jsonl"
 STUDENT, TEACHER = "assistant", "assistant-large"
@@ -74,7 +75,7 @@ def train(
     merges: int = MERGES,
     encoder: Path | None = None,
     minilm: Path | None = None,
-    say: Callable[[str], None] = print,
+    progress: Callable[[str], None] = print,
 ) -> Trainer:
     """Train an assistant in the run `folder`, or resume it.
 
@@ -115,12 +116,12 @@ def train(
     soft_labels, embeddings = None, None
     if minilm:
         soft_labels = FunctionSoftLabels.load_or_make(
-            minilm, corpus.train, corpus.functions(), folder, seed=plan.seed, say=say
+            minilm, corpus.train, corpus.functions(), folder, seed=plan.seed, progress=progress
         )
         embeddings = soft_labels.embeddings
     elif encoder:
         embeddings = SentenceEmbeddings.load_or_compute(encoder, [row.text for row in corpus.train], folder)
-    return _run(config, corpus, tokenizer, network, folder, say, embeddings=embeddings, soft_labels=soft_labels)
+    return _run(config, corpus, tokenizer, network, folder, progress, embeddings=embeddings, soft_labels=soft_labels)
 
 
 def distill(
@@ -131,7 +132,7 @@ def distill(
     teacher: Path,
     student: Path | None = None,
     shape: dict[str, int] | None = None,
-    say: Callable[[str], None] = print,
+    progress: Callable[[str], None] = print,
 ) -> Trainer:
     """Distil the device's model from the run `teacher`, or resume it.
 
@@ -151,7 +152,7 @@ def distill(
     else:
         network = _new_network(_config(STUDENT, tokenizer, shape), tokenizer, plan)
     config = RunConfig(STUDENT, plan, network.shape, grown_from=str(student) if student else None, teacher=str(teacher))
-    return _run(config, corpus, tokenizer, network, folder, say, load_network(teacher / CHECKPOINT))
+    return _run(config, corpus, tokenizer, network, folder, progress, load_network(teacher / CHECKPOINT))
 
 
 def export_run(folder: Path, target: Path) -> None:
@@ -177,7 +178,7 @@ def _run(
     tokenizer: AssistantTokenizer,
     network: Llama,
     folder: Path,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     teacher: Llama | None = None,
     embeddings: SentenceEmbeddings | None = None,
     soft_labels: FunctionSoftLabels | None = None,
@@ -204,7 +205,7 @@ def _run(
     validation = validation_examples(corpus, tokenizer, student, per_source=500)
     parameters = sum(weight.numel() for weight in network.parameters())
     state = f"resumed at step {trainer.step}" if resumed else "new"
-    say(f"{config.name}: {parameters:,} parameters, vocabulary {tokenizer.size}, {state}")
+    progress(f"{config.name}: {parameters:,} parameters, vocabulary {tokenizer.size}, {state}")
 
     def report(trainer: Trainer, loss: float) -> None:
         shares = {
@@ -214,7 +215,7 @@ def _run(
         with (folder / LOG).open("ab") as log:
             log.write(msgspec.json.encode(entry) + b"\n")
         table = "  ".join(f"{name} {intent:.3f}/{exact:.3f}" for name, (intent, exact) in shares.items())
-        say(f"step {trainer.step}  {trainer.spent_s / 60:.1f} min  loss {loss:.4f}  {table}")
+        progress(f"step {trainer.step}  {trainer.spent_s / 60:.1f} min  loss {loss:.4f}  {table}")
 
     trainer.run(mixture.epoch, report)
     return trainer

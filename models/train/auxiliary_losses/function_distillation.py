@@ -50,7 +50,7 @@ class FunctionSoftLabels:
     @classmethod
     def load_or_make(
         cls, minilm: Path, rows: Sequence[Row], names: Sequence[str], folder: Path, *, seed: int,
-        say: Callable[[str], None],
+        progress: Callable[[str], None],
     ) -> FunctionSoftLabels:  # fmt: skip
         """Load the labels in `folder`, or train a teacher on `rows`, label texts with it, and save both there.
 
@@ -60,13 +60,13 @@ class FunctionSoftLabels:
         """
         if not ((folder / SOFT_LABELS).is_file() and has_embeddings(folder)):
             teacher = load_or_train_teacher(
-                minilm, teacher_rows(rows, seed), names, folder / TEACHER, seed=seed, say=say
+                minilm, teacher_rows(rows, seed), names, folder / TEACHER, seed=seed, progress=progress
             )
             row_texts = [row.text for row in rows]
             texts = list(dict.fromkeys(row_texts + make_texts(rows, _neighbours(teacher, rows), seed)))
             ambiguous = [row.text for row in rows if len(functions_for(row.source, row.intent)) > 1]
             labelled = set(row_texts) - set(ambiguous)  # their own labels are better
-            labels, vectors = label_texts(teacher, texts, say)
+            labels, vectors = label_texts(teacher, texts, progress)
             save_embeddings(texts, vectors, folder)
             partial = folder / f"{SOFT_LABELS}.partial"
             partial.write_bytes(msgspec.json.encode([one for one in labels if one[0] not in labelled]))
@@ -90,7 +90,7 @@ def make_texts(rows: Sequence[Row], neighbours: dict[str, list[str]], seed: int)
 
 
 def label_texts(
-    teacher: FunctionTeacher, texts: Sequence[str], say: Callable[[str], None]
+    teacher: FunctionTeacher, texts: Sequence[str], progress: Callable[[str], None]
 ) -> tuple[list[tuple[str, FunctionProbabilities]], NDArray[np.float16]]:
     """Return the confident soft labels, probabilities summing to 1, and the vectors of all texts [texts, n]."""
     labels: list[tuple[str, FunctionProbabilities]] = []
@@ -104,7 +104,7 @@ def label_texts(
             if best[0] >= MIN_CONFIDENCE:
                 total = sum(best)
                 labels.append((text, [(teacher.names[i], p / total) for i, p in zip(indices, best, strict=True)]))
-        say(f"soft labels: {start + len(chunk)} of {len(texts)} texts read, {len(labels)} labelled")
+        progress(f"soft labels: {start + len(chunk)} of {len(texts)} texts read, {len(labels)} labelled")
     return labels, vectors
 
 

@@ -101,7 +101,7 @@ def load_or_train_teacher(
     checkpoint: Path,
     *,
     seed: int,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     schedule: TeacherSchedule | None = None,
 ) -> FunctionTeacher:
     """Load the teacher from `checkpoint`, or train one from the published files in `folder` and save it there."""
@@ -111,7 +111,7 @@ def load_or_train_teacher(
     if checkpoint.is_file():
         teacher.load_state_dict(torch.load(checkpoint, weights_only=True))
         return teacher.eval()
-    _train(teacher, rows, schedule or TeacherSchedule(), seed, say)
+    _train(teacher, rows, schedule or TeacherSchedule(), seed, progress)
     partial = checkpoint.with_suffix(".partial")
     torch.save(teacher.state_dict(), partial)
     partial.replace(checkpoint)
@@ -119,7 +119,7 @@ def load_or_train_teacher(
 
 
 def _train(
-    teacher: FunctionTeacher, rows: Sequence[Row], schedule: TeacherSchedule, seed: int, say: Callable[[str], None]
+    teacher: FunctionTeacher, rows: Sequence[Row], schedule: TeacherSchedule, seed: int, progress: Callable[[str], None]
 ) -> None:
     held_out = [row for row in rows if is_held_out(row.text, _HELD_OUT_SEED, HELD_OUT_SHARE)]
     training = [row for row in rows if not is_held_out(row.text, _HELD_OUT_SEED, HELD_OUT_SHARE)]
@@ -147,11 +147,11 @@ def _train(
             step += 1
         minutes = (time.monotonic() - started) / 60
         result = f"accuracy {accuracy(teacher, held_out):.3f} on {len(held_out)} held-out rows" if held_out else ""
-        say(f"teacher: epoch {number + 1}, {minutes:.1f} min, loss {sum(losses) / len(losses):.3f}  {result}")
+        progress(f"teacher: epoch {number + 1}, {minutes:.1f} min, loss {sum(losses) / len(losses):.3f}  {result}")
     if held_out:
         probabilities = teacher.probabilities([row.text for row in held_out])
         teacher.temperature.fill_(_fit_temperature(probabilities, answer_mask(held_out, teacher.names)))
-        say(f"teacher: temperature {float(teacher.temperature):.2f}")
+        progress(f"teacher: temperature {float(teacher.temperature):.2f}")
 
 
 def answer_mask(rows: Sequence[Row], names: Sequence[str]) -> Tensor:

@@ -36,12 +36,12 @@ def compare(
     *,
     importance: Path | None = None,
     threads: int = 2,
-    say: Callable[[PrecisionResult], None] = lambda one: None,
+    on_result: Callable[[PrecisionResult], None] = lambda one: None,
 ) -> list[PrecisionResult]:
     """Quantise the F32 GGUF `source` to each of KINDS in `folder`, 4-bit also with the importance matrix, and measure.
 
     Args:
-        say: called with each result.
+        on_result: called with each result.
     """
     results = []
     for kind, use_importance in _variants(importance):
@@ -50,7 +50,7 @@ def compare(
             path = folder / f"{source.stem}.{kind}{'.imatrix' if use_importance else ''}.gguf"
             quantize(source, path, kind, importance=importance if use_importance else None, threads=threads)
         results.append(_measure(path, kind, use_importance, rows, threads))
-        say(results[-1])
+        on_result(results[-1])
     return results
 
 

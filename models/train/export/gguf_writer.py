@@ -23,7 +23,8 @@ from ..network.tokenizer import (
     AssistantTokenizer,
 )
 
-# Renders the last exchange and the last user message, as in training. System messages are skipped.
+# Renders the last exchange and the last user message, as in training. System messages are skipped. `average` compares
+# templates: with another text, new models could not be averaged with the published ones.
 _TEMPLATE = (
     "{%- macro said(content) -%}"
     "{%- if content is string -%}{{ content | trim }}"

@@ -39,7 +39,7 @@ class EncoderMetrics(msgspec.Struct, frozen=True):
 
 
 def teacher_vectors(
-    teacher: SentenceEncoder, texts: Sequence[str], folder: Path, say: Callable[[str], None] = lambda _: None
+    teacher: SentenceEncoder, texts: Sequence[str], folder: Path, progress: Callable[[str], None] = lambda _: None
 ) -> Vector:
     """Return the teacher's vectors, float32 [texts, width].
 
@@ -55,7 +55,7 @@ def teacher_vectors(
             partial = folder / "vectors.partial.npy"
             np.save(partial, teacher.encode_all(chunk), allow_pickle=False)
             partial.replace(path)
-            say(f"encoder: the teacher has read {min(start + _CHUNK, len(texts))} of {len(texts)} texts")
+            progress(f"encoder: the teacher has read {min(start + _CHUNK, len(texts))} of {len(texts)} texts")
         chunks.append(np.load(path, allow_pickle=False))
     return np.concatenate(chunks)
 
@@ -71,7 +71,7 @@ def distill(
     rate: float = 3e-3,
     seed: int = 1,
     dimensions: int = DIMENSIONS,
-    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> EncoderMetrics:
     """Train a table on `texts`, measure it on `held`, and write it to `target`.
 
@@ -80,7 +80,7 @@ def distill(
         rate: initial learning rate of step 4; it falls linearly.
     """
     pieces = teacher.pieces
-    vectors, held_vectors = (teacher_vectors(teacher, part, folder, say) for part in (texts, held))
+    vectors, held_vectors = (teacher_vectors(teacher, part, folder, progress) for part in (texts, held))
     token_vectors = np.stack([teacher.encode_ids([token]) for token in range(len(pieces))])  # (1)
     directions = _directions(vectors, dimensions)
     ids, held_ids = ([pieces(text) or [pieces.unknown] for text in part] for part in (texts, held))
@@ -94,7 +94,7 @@ def distill(
         epoch_rate = rate * (1 - epoch / epochs)
         batches = np.array_split(order, -(-len(order) // BATCH))
         cosines = [_step(table, [ids[i] for i in batch], goals[batch], epoch_rate) for batch in batches]
-        say(f"encoder: epoch {epoch + 1} of {epochs}, cosine {np.mean(cosines):.4f}")
+        progress(f"encoder: epoch {epoch + 1} of {epochs}, cosine {np.mean(cosines):.4f}")
     after = _mean_cosine(table.value, held_ids, held_goals)
     write_table(table.value, teacher.pieces.listed, target)
     written = SentenceEncoder(target)

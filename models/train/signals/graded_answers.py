@@ -44,7 +44,12 @@ def question(text: str) -> Row:
 
 
 def answer_rows(
-    model: Artifact, rows: Sequence[Row], folder: Path, *, threads: int = 1, say: Callable[[str], None] = lambda _: None
+    model: Artifact,
+    rows: Sequence[Row],
+    folder: Path,
+    *,
+    threads: int = 1,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> list[Answer]:
     """Return the model's greedy answers.
 
@@ -64,7 +69,7 @@ def answer_rows(
                 partial = path.with_suffix(".partial")
                 partial.write_bytes(msgspec.json.encode(_answers(opened, chunk, model.manifest.answers == "calls")))
                 partial.replace(path)
-                say(f"{model.name} has answered {start + len(chunk)} of {len(rows)} prompts")
+                progress(f"{model.name} has answered {start + len(chunk)} of {len(rows)} prompts")
             answers += msgspec.json.decode(path.read_bytes(), type=list[Answer])
     finally:
         if opened is not None:

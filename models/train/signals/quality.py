@@ -59,11 +59,11 @@ def train_quality(
     *,
     seed: int,
     epochs: int = EPOCHS,
-    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> QualityMetrics:
     """Train on `training`, calibrate on one half of `held`, write the graph to `target`, measure on the other half."""
     network = QualityNetwork(np.random.default_rng(seed))
-    network.train(training, epochs, say)
+    network.train(training, epochs, progress)
     first, second = halves(held)
     # Platt 1999: a slope and an offset on the log odds.
     odds = network.log_odds([one.text for one in first])
@@ -120,7 +120,7 @@ class QualityNetwork:
         odds: Array64 = (hidden @ self._w2.value + self._b2.value)[:, 0].astype(np.float64)
         return odds
 
-    def train(self, graded: Sequence[GradedAnswer], epochs: int, say: Callable[[str], None]) -> None:
+    def train(self, graded: Sequence[GradedAnswer], epochs: int, progress: Callable[[str], None]) -> None:
         """Train with AdamW on the cross entropy; the learning rate falls linearly."""
         bags = [features(one.text) for one in graded]
         truth = correctness(graded).astype(np.float32)
@@ -129,7 +129,7 @@ class QualityNetwork:
             rate = RATE * (1 - epoch / epochs)
             batches = np.array_split(order, -(-len(order) // BATCH))
             losses = [self._step([bags[i] for i in batch], truth[batch], rate) for batch in batches]
-            say(f"edge.quality: epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.3f}")
+            progress(f"edge.quality: epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.3f}")
 
     def rescale(self, slope: float, offset: float) -> None:
         """Fold a slope and an offset on the log odds into the last layer."""

@@ -66,7 +66,7 @@ def train_scope(
     *,
     seed: int = 1,
     epochs: int = EPOCHS,
-    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> ScopeMetrics:
     """Train on `rows` (intent `oos`: out of scope), write the graph to `target`, and measure on `held`."""
     in_scope = [row for row in rows if row.intent != "oos"]
@@ -75,9 +75,9 @@ def train_scope(
     features = TextFeatures.of(encoder, [row.text for row in in_scope])
     held_out = np.array([is_held_out(row.text, _HELD_OUT_SEED, HELD_OUT_SHARE) for row in in_scope])
     lines = {ALONE_KEY: _fit_alone(features, intents, held_out, rows, encoder, seed, epochs)}  # (1), (2)
-    say("scope: first heads and regression are trained")
+    progress("scope: first heads and regression are trained")
     heads = IntentHeads(features, intents, seed, epochs)  # (3)
-    say("scope: final heads are trained")
+    progress("scope: final heads are trained")
     examples = IntentExamples.of(features, intents)
     write_scope(heads, examples, {**lines, JOINED_KEY: lines[ALONE_KEY]}, target)
     lines[JOINED_KEY] = _fit_joined(ScopeEstimator(target, encoder), held, confidences)  # (4)

@@ -181,7 +181,7 @@ def test_a_table_learns_from_its_teacher(published: Path, tmp_path: Path) -> Non
     held = ["turn the radio off please", "who was up at noon", "play it on the light"]
 
     def run_distillation() -> tuple[float, float, float]:
-        fit = distill(teacher, TEXTS, held, run, target, epochs=60, rate=0.02, dimensions=8, say=output.append)
+        fit = distill(teacher, TEXTS, held, run, target, epochs=60, rate=0.02, dimensions=8, progress=output.append)
         return fit.before, fit.after, fit.quantised
 
     before, after, rounded = run_distillation()

@@ -19,8 +19,9 @@ from models.catalog.artifact import ArtifactError  # noqa: E402
 from models.function_calls.call import FunctionCall  # noqa: E402
 from models.function_calls.dataset import Row  # noqa: E402
 from models.signals.encoder import SentenceEncoder  # noqa: E402
+from models.train.assistant.batches import answer_logits  # noqa: E402
 from models.train.assistant.mixture import SOFT_LABELLED, Corpus, Example, Mixture, SoftTarget  # noqa: E402
-from models.train.assistant.trainer import Trainer, TrainingPlan, answer_logits  # noqa: E402
+from models.train.assistant.trainer import Trainer, TrainingPlan  # noqa: E402
 from models.train.auxiliary_losses.bert import batches_by_length, load_bert  # noqa: E402
 from models.train.auxiliary_losses.embedding_loss import NO_EMBEDDING, save_embeddings  # noqa: E402
 from models.train.auxiliary_losses.function_distillation import (  # noqa: E402
@@ -64,7 +65,9 @@ def teacher(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Functi
     torch.set_num_threads(1)
     checkpoint = tmp_path_factory.mktemp("teacher") / TEACHER
     schedule = TeacherSchedule(epochs=16, tokens=64, body_lr=3e-3, head_lr=2e-2)
-    return load_or_train_teacher(published, ROWS * 2, NAMES, checkpoint, seed=1, say=lambda _: None, schedule=schedule)
+    return load_or_train_teacher(
+        published, ROWS * 2, NAMES, checkpoint, seed=1, progress=lambda _: None, schedule=schedule
+    )
 
 
 def test_the_torch_encoder_agrees_with_the_onnx_graph(published: Path, tmp_path: Path) -> None:
@@ -96,7 +99,7 @@ def test_a_teacher_learns_functions_and_is_kept(teacher: FunctionTeacher, publis
     assert accuracy(teacher, ROWS) == 1.0
     assert float((probabilities * answer_mask(ROWS, NAMES)).sum(-1).mean()) > 0.5
     torch.save(teacher.state_dict(), tmp_path / TEACHER)
-    loaded = load_or_train_teacher(published, [], NAMES, tmp_path / TEACHER, seed=2, say=lambda _: None)
+    loaded = load_or_train_teacher(published, [], NAMES, tmp_path / TEACHER, seed=2, progress=lambda _: None)
     assert torch.equal(loaded.probabilities([TEXTS[0]]), teacher.probabilities([TEXTS[0]]))
 
 
@@ -184,7 +187,9 @@ def test_an_epoch_draws_soft_labels_and_a_share_of_the_rows(tmp_path: Path) -> N
     labels = [(text, [("alarm_set", 0.6), ("lights_on", 0.4)]) for text in TEXTS]
     (tmp_path / SOFT_LABELS).write_bytes(msgspec.json.encode(labels))
     save_embeddings(TEXTS[:1], np.ones((1, 4)), tmp_path)
-    soft_labels = FunctionSoftLabels.load_or_make(tmp_path / "missing", [], NAMES, tmp_path, seed=1, say=lambda _: None)
+    soft_labels = FunctionSoftLabels.load_or_make(
+        tmp_path / "missing", [], NAMES, tmp_path, seed=1, progress=lambda _: None
+    )
     tokenizer = AssistantTokenizer.train([*TEXTS, *PIECES], [*NAMES, "out_of_scope"], ["time"], 60)
     rows = tuple(row for row in ROWS if row.source == "hwu64")
     assert soft_labels.embeddings is not None
@@ -206,7 +211,7 @@ def test_all_texts_have_vectors_and_only_unlabelled_ones_soft_labels(
     teacher: FunctionTeacher, published: Path, tmp_path: Path
 ) -> None:
     torch.save(teacher.state_dict(), tmp_path / TEACHER)
-    soft_labels = FunctionSoftLabels.load_or_make(published, ROWS, NAMES, tmp_path, seed=1, say=lambda _: None)
+    soft_labels = FunctionSoftLabels.load_or_make(published, ROWS, NAMES, tmp_path, seed=1, progress=lambda _: None)
     assert soft_labels.embeddings is not None
     assert NO_EMBEDDING not in [
         soft_labels.embeddings.index_of(text) for text in (*(row.text for row in ROWS), *dict(soft_labels.labels))

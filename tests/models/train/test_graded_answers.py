@@ -58,13 +58,15 @@ def test_only_the_first_confidence_of_a_refusal_is_kept() -> None:
 def test_answers_are_kept_and_reused(tmp_path: Path) -> None:
     """A second call does not run the model; a partly written file is made again."""
     model, rows, messages = find_artifact("assistant"), [question(text) for text in TEXTS], list[str]()
-    first = answer_rows(model, rows, tmp_path, say=messages.append)
+    first = answer_rows(model, rows, tmp_path, progress=messages.append)
     assert len(messages) == 1
-    assert answer_rows(model, rows, tmp_path, say=messages.append) == first
+    assert answer_rows(model, rows, tmp_path, progress=messages.append) == first
     assert len(messages) == 1
     (kept,) = tmp_path.glob("answers-*.json")
     kept.rename(kept.with_suffix(".partial"))
-    assert [one.text for one in answer_rows(model, rows, tmp_path, say=messages.append)] == [one.text for one in first]
+    assert [one.text for one in answer_rows(model, rows, tmp_path, progress=messages.append)] == [
+        one.text for one in first
+    ]
     assert len(messages) == 2
 
 

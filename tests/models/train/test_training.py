@@ -22,8 +22,9 @@ from models.cli.commands import main  # noqa: E402
 from models.evaluate.greedy import GreedyModel  # noqa: E402
 from models.function_calls.call import FunctionCall, expected_call, slot_spans  # noqa: E402
 from models.function_calls.dataset import Row  # noqa: E402
+from models.train.assistant.batches import answer_accuracy, batches  # noqa: E402
 from models.train.assistant.mixture import Corpus, Mixture  # noqa: E402
-from models.train.assistant.trainer import CHECKPOINT, answer_accuracy, batches, load_network  # noqa: E402
+from models.train.assistant.trainer import CHECKPOINT, load_network  # noqa: E402
 from models.train.data.augmentation import Augmenter  # noqa: E402
 from models.train.export.gguf_writer import GGUFMetadata, write_gguf  # noqa: E402
 from models.train.network.induction_heads import write_induction_heads  # noqa: E402
