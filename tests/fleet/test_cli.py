@@ -1,4 +1,4 @@
-"""`causeway-fleet`: exit codes, places, and output that people and programs can read."""
+"""`causeway-fleet`: exit codes, locations, and output for people and programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLICIES = Path(__file__).parents[2] / "policies"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A fleet's own policy repository: the shipped policies and cases, free to be broken."""
+    """A policy repository of a fleet: a copy of the shipped policies and cases."""
     shutil.copytree(POLICIES, tmp_path / "policies")
     return tmp_path / "policies"
 
@@ -37,8 +37,8 @@ def spoil(folder: Path, old: str, new: str, name: str = "default.yaml") -> None:
 # --- lint ------------------------------------------------------------------------------------------------------------
 
 
-def test_lint_says_that_all_is_well(folder: Path) -> None:
-    """Every policy is named with its revision; exit code 0; case files are no policies."""
+def test_lint_names_each_policy_with_its_revision(folder: Path) -> None:
+    """Exit code 0. Case files are not policies."""
     result = run("lint", folder)
     assert result.exit_code == 0
     assert "4 policies, 0 errors, 0 warnings" in result.output
@@ -46,7 +46,6 @@ def test_lint_says_that_all_is_well(folder: Path) -> None:
 
 
 def test_lint_points_at_each_mistake(folder: Path) -> None:
-    """file:line:column: severity: message [key], and exit code 1."""
     spoil(folder, "device.temperature_c", "device.temprature_c")
     result = run("lint", folder / "default.yaml")
     assert result.exit_code == 1
@@ -60,8 +59,7 @@ def next_line(folder: Path, word: str) -> str:
     return next(line for line in (folder / "default.yaml").read_text().splitlines() if word in line)
 
 
-def test_lint_gives_programs_one_json_object(folder: Path) -> None:
-    """The same findings, with file, line, column, key, severity and message as fields."""
+def test_lint_prints_one_json_object_for_programs(folder: Path) -> None:
     spoil(folder, "at: edge", "at: egde")
     result = run("lint", "--format", "json", folder)
     assert result.exit_code == 1
@@ -80,7 +78,6 @@ def test_lint_gives_programs_one_json_object(folder: Path) -> None:
 
 
 def test_lint_lets_warnings_pass_unless_strict(folder: Path) -> None:
-    """A doubt is told; only --strict makes it fail."""
     spoil(folder, "  - name: otherwise\n    use", "  - name: otherwise\n    when: request.stream\n    use")
     relaxed = run("lint", folder)
     assert relaxed.exit_code == 0
@@ -89,16 +86,15 @@ def test_lint_lets_warnings_pass_unless_strict(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["missing.yaml", "empty"])
-def test_lint_of_nothing_is_a_wrong_use(tmp_path: Path, path: str) -> None:
-    """No file to check is exit code 2: a typo in a CI script must not look like success."""
+def test_lint_without_a_policy_is_a_usage_error(tmp_path: Path, path: str) -> None:
+    """A typo in a CI script must not look like success."""
     (tmp_path / "empty").mkdir()
     result = run("lint", tmp_path / path)
     assert result.exit_code == 2
     assert path in result.output
 
 
-def test_lint_of_a_file_that_is_no_text(tmp_path: Path) -> None:
-    """Bytes that are no UTF-8 are a finding with a place, not a traceback."""
+def test_lint_reports_a_file_that_is_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_bytes(b"version: 1\nname: \xff\xfe\n")
     result = run("lint", tmp_path / "p.yaml")
     assert result.exit_code == 1
@@ -106,8 +102,7 @@ def test_lint_of_a_file_that_is_no_text(tmp_path: Path) -> None:
     assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
-def test_lint_of_a_folder_named_like_a_policy(tmp_path: Path) -> None:
-    """An unreadable path is a finding of that path."""
+def test_lint_reports_an_unreadable_path(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").mkdir()
     (tmp_path / "p.yaml" / "q.yaml").symlink_to(tmp_path / "nowhere")
     assert run("lint", tmp_path / "p.yaml").exit_code == 2
@@ -117,7 +112,6 @@ def test_lint_of_a_folder_named_like_a_policy(tmp_path: Path) -> None:
 
 
 def test_test_runs_every_case(folder: Path) -> None:
-    """All cases of all policies pass as they ship, and their number is told."""
     result = run("test", folder)
     assert result.exit_code == 0, result.output
     for name in ("default", "offline_first", "private", "cost_cap"):
@@ -125,8 +119,7 @@ def test_test_runs_every_case(folder: Path) -> None:
     assert "FAIL" not in result.output
 
 
-def test_test_shows_what_was_expected_and_what_was_found(folder: Path) -> None:
-    """A case that differs fails with its name, its place and both sides."""
+def test_test_shows_the_expected_and_the_actual_value(folder: Path) -> None:
     spoil(folder, "request.prompt_tokens < 48", "request.prompt_tokens < 4")
     result = run("test", folder)
     assert result.exit_code == 1
@@ -137,8 +130,8 @@ def test_test_shows_what_was_expected_and_what_was_found(folder: Path) -> None:
     assert "      - expected  rule_held fast-path" in result.output
 
 
-def test_test_refuses_a_broken_policy(folder: Path) -> None:
-    """A policy with an error fails the run, whether or not a case names it."""
+def test_test_refuses_an_invalid_policy(folder: Path) -> None:
+    """Whether or not a case names it."""
     spoil(folder, "at: edge", "at: egde", "private.yaml")
     result = run("test", folder)
     assert result.exit_code == 1
@@ -160,7 +153,7 @@ def test_test_refuses_a_broken_policy(folder: Path) -> None:
     ],
 )
 def test_a_case_file_is_read_as_strictly_as_a_policy(folder: Path, old: str, new: str, words: str) -> None:
-    """A misspelt key in a case would test nothing: it is refused with its place."""
+    """A misspelt key in a case would test nothing."""
     spoil(folder / "cases", old, new)
     result = run("test", folder)
     assert result.exit_code == 1
@@ -169,7 +162,6 @@ def test_a_case_file_is_read_as_strictly_as_a_policy(folder: Path, old: str, new
 
 
 def test_an_expected_error_that_does_not_come_is_a_difference(folder: Path) -> None:
-    """model_not_found is compared both ways."""
     spoil(folder / "cases", "request: {model: gpt-4o}", "request: {model: small}")
     result = run("test", folder)
     assert result.exit_code == 1
@@ -179,8 +171,7 @@ def test_an_expected_error_that_does_not_come_is_a_difference(folder: Path) -> N
     assert "      + found     model_not_found" in result.output
 
 
-def test_a_test_without_cases_is_a_wrong_use(folder: Path) -> None:
-    """A CI line that tests nothing does not pass."""
+def test_a_test_without_cases_is_a_usage_error(folder: Path) -> None:
     shutil.rmtree(folder / "cases")
     result = run("test", folder)
     assert result.exit_code == 2
@@ -191,8 +182,7 @@ def test_a_test_without_cases_is_a_wrong_use(folder: Path) -> None:
 # --- schema ----------------------------------------------------------------------------------------------------------
 
 
-def test_schema_prints_what_ships() -> None:
-    """The output can be written to policies/schema.json as it is."""
+def test_schema_prints_the_shipped_schema() -> None:
     result = run("schema")
     assert result.exit_code == 0
     assert result.output.encode() == policy_schema()
@@ -200,6 +190,5 @@ def test_schema_prints_what_ships() -> None:
 
 
 def test_help_names_the_three_commands() -> None:
-    """What a first look shows."""
     output = run("--help").output
     assert all(word in output for word in ("lint", "test", "schema"))

@@ -1,4 +1,4 @@
-"""policies/README.md names what a policy's author can meet: reasons, keys of cases, functions."""
+"""policies/README.md names the reasons, the keys of cases and the functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policies that ship: without fault or doubt, in step with the schema, each with cases that pass."""
+"""The shipped policies: free of errors and warnings, valid by the schema, each with cases that pass."""
 
 from __future__ import annotations
 
@@ -27,26 +27,24 @@ def load(path: Path) -> Policy:
 
 
 def test_the_named_policies_ship() -> None:
-    """The default and the three that the README promises are there."""
     assert {path.stem for path in SHIPPED} >= {"default", "offline_first", "private", "cost_cap"}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_policy_has_no_problem(path: Path) -> None:
-    """No error, and no warning either: what ships is an example."""
+    """No error and no warning: they are examples."""
     checked = check_file(path)
     assert [str(problem) for problem in checked.problems] == []
     assert checked.policy is not None
 
 
-def test_the_schema_is_the_codes() -> None:
-    """`causeway-fleet schema > policies/schema.json` after each change of the grammar."""
+def test_the_schema_file_is_up_to_date() -> None:
+    """If not: `causeway-fleet schema > policies/schema.json`."""
     assert (POLICIES / "schema.json").read_bytes() == policy_schema()
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_policy_is_valid_by_the_schema(path: Path) -> None:
-    """An editor that holds the schema marks nothing in it."""
     schema = json.loads((POLICIES / "schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(yaml.safe_load(path.read_text()), schema, jsonschema.Draft202012Validator)
@@ -67,7 +65,6 @@ REFUSED_BY_SCHEMA = [
 
 @pytest.mark.parametrize(("key", "value"), REFUSED_BY_SCHEMA, ids=str)
 def test_the_schema_refuses_what_the_daemon_refuses(key: str, value: object, tmp_path: Path) -> None:
-    """The schema is no decoration: the same mistakes are marked in the editor and refused at start."""
     document = yaml.safe_load((POLICIES / "default.yaml").read_text())
     document[key] = value
     schema = json.loads((POLICIES / "schema.json").read_text())
@@ -80,15 +77,13 @@ def test_the_schema_refuses_what_the_daemon_refuses(key: str, value: object, tmp
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_every_case_passes(path: Path) -> None:
-    """Each case of each policy is decided as it says."""
     run = run_file(path)
     assert run.problems == ()
     assert run.results
     assert [(result.name, result.differences) for result in run.results if result.differences] == []
 
 
-def test_every_shipped_policy_has_cases_and_every_rule_is_reached_by_one() -> None:
-    """A rule that no case reaches is a rule that nobody has seen work."""
+def test_every_route_of_a_shipped_policy_has_a_case() -> None:
     covered: dict[str, set[str]] = {path.stem: set() for path in SHIPPED}
     for path in CASES:
         cases, _, _ = read_cases(path.read_text(encoding="utf-8"), str(path))
@@ -100,7 +95,7 @@ def test_every_shipped_policy_has_cases_and_every_rule_is_reached_by_one() -> No
 
 
 def test_a_case_can_fail() -> None:
-    """Run against another policy, the default's cases differ: they compare something."""
+    """Run against another policy, the cases of the default fail: they do compare something."""
     path = POLICIES / "cases" / "default.yaml"
     cases, document, _ = read_cases(path.read_text(encoding="utf-8"), str(path))
     assert cases is not None
@@ -110,14 +105,12 @@ def test_a_case_can_fail() -> None:
     assert {difference.key for result in differing for difference in result.differences} >= {"route", "targets"}
 
 
-def test_the_private_policy_has_nowhere_to_leak() -> None:
-    """No cloud target at all, and a constraint without condition."""
+def test_the_private_policy_has_no_cloud_target() -> None:
     policy = load(POLICIES / "private.yaml")
     assert {target.at for target in policy.targets} == {"edge"}
     assert [(constraint.when, constraint.keep) for constraint in policy.constraints] == [(None, "on_device")]
 
 
 def test_shipped_policies_name_only_signals_of_the_table() -> None:
-    """What a policy needs, the table explains."""
     for path in SHIPPED:
         assert load(path).needs <= set(SIGNALS)

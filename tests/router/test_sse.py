@@ -1,4 +1,4 @@
-"""Server-sent events, in any pieces."""
+"""Server-sent events, in pieces of any size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def parse(stream: bytes, *cuts: int) -> list[Event]:
 
 
 def test_events_as_the_standard_has_them() -> None:
-    """Comments and unknown fields are skipped, data lines joined, an event without data is none."""
     assert parse(STREAM) == EVENTS
 
 
@@ -35,7 +34,7 @@ def test_events_as_the_standard_has_them() -> None:
 @given(data=st.data())
 @settings(max_examples=100)
 def test_any_cutting_gives_the_same_events(newline: bytes, data: st.DataObject) -> None:
-    """Pieces of any size, with any of the three line ends, a byte order mark before or not."""
+    """With any of the three line ends, and with or without a byte order mark."""
     stream = data.draw(st.sampled_from([b"", b"\xef\xbb\xbf"])) + STREAM.replace(b"\n", newline)
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
     assert parse(stream, *cuts) == EVENTS
@@ -44,8 +43,7 @@ def test_any_cutting_gives_the_same_events(newline: bytes, data: st.DataObject) 
 
 @given(st.lists(st.binary(max_size=20), max_size=4), st.data())
 @settings(max_examples=200)
-def test_what_is_written_reads_back(payloads: list[bytes], data: st.DataObject) -> None:
-    """Any payload survives, but for the kind of its line breaks."""
+def test_an_encoded_event_reads_back(payloads: list[bytes], data: st.DataObject) -> None:
     stream = b"".join([event(payload) for payload in payloads])
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8))
     plain = [payload.replace(b"\r\n", b"\n").replace(b"\r", b"\n") for payload in payloads]
@@ -54,8 +52,7 @@ def test_what_is_written_reads_back(payloads: list[bytes], data: st.DataObject) 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=6))
 @settings(max_examples=200)
-def test_any_bytes_in_any_pieces(stream: bytes, cuts: list[int]) -> None:
-    """Garbage gives the same events however it is cut, and raises nothing."""
+def test_any_bytes_give_the_same_events_in_any_pieces(stream: bytes, cuts: list[int]) -> None:
     assert parse(stream, *[min(cut, len(stream)) for cut in cuts]) == parse(stream)
 
 
@@ -70,14 +67,13 @@ def test_any_bytes_in_any_pieces(stream: bytes, cuts: list[int]) -> None:
     ],
 )
 def test_an_endless_event_is_refused(pieces: list[bytes]) -> None:
-    """One long line, a dripping one, and many lines without an end are all bounded."""
+    """One long line, one that arrives slowly, and many lines without an end."""
     parser = SSEParser(max_event_bytes=100)
     with pytest.raises(CloudFailed):
         [parser.feed(piece) for piece in pieces]
 
 
 def test_many_events_are_not_one_long_event() -> None:
-    """The bound is for each event, not for the stream."""
     parser = SSEParser(max_event_bytes=20)
     assert len([found for _ in range(100) for found in parser.feed(b"data: 12345\n\nda")]) == 1
     # A line in two pieces counts once.
@@ -86,7 +82,6 @@ def test_many_events_are_not_one_long_event() -> None:
 
 
 def test_a_cut_stream_is_noticed() -> None:
-    """`pending` says whether the bytes ended in the middle of an event."""
     parser = SSEParser()
     parser.feed(b"data: a\n\n")
     assert not parser.pending

@@ -1,4 +1,4 @@
-"""The attempt: its table, what is held back and released, and what each ending leaves in the record."""
+"""One attempt: its table, which chunks are held back and released, and the record of each ending."""
 
 from __future__ import annotations
 
@@ -35,19 +35,16 @@ def attempt(handoff: Handoff | None = None, *, stream: bool = True, choices: int
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def test_every_state_has_a_row_and_what_ended_stays_ended() -> None:
-    """No state is forgotten, and no event revives an attempt that ended."""
+def test_every_state_has_a_row_and_final_states_are_final() -> None:
     assert set(TABLE) == set(AttemptState)
     assert {state for state, row in TABLE.items() if not row} == ENDED
 
 
 def test_only_a_held_attempt_can_hand_off() -> None:
-    """Neither before the first piece nor after commit is there a way to HANDED_OFF."""
     assert [state for state, row in TABLE.items() if AttemptState.HANDED_OFF in row.values()] == [AttemptState.HOLDING]
 
 
-def test_from_commit_there_is_no_way_back() -> None:
-    """After the first byte an attempt is done or broken; nothing leads to a state that could switch target."""
+def test_a_committed_attempt_never_switches_target() -> None:
     reachable, waiting = set(), [AttemptState.COMMITTED]
     while waiting:
         for following in TABLE[waiting.pop()].values():
@@ -57,8 +54,7 @@ def test_from_commit_there_is_no_way_back() -> None:
     assert reachable == {AttemptState.DONE, AttemptState.FAILED, AttemptState.CANCELLED, AttemptState.TIMED_OUT}
 
 
-def test_error_cancel_and_deadline_may_come_at_any_moment_before_the_end() -> None:
-    """Whatever an attempt is doing, it can be ended."""
+def test_error_cancel_and_deadline_can_come_at_any_moment_before_the_end() -> None:
     for state in set(AttemptState) - ENDED:
         assert {AttemptEvent.ERROR, AttemptEvent.CANCEL, AttemptEvent.DEADLINE} <= set(TABLE[state])
 
@@ -67,7 +63,6 @@ def test_error_cancel_and_deadline_may_come_at_any_moment_before_the_end() -> No
     ("state", "event"), [p for p in itertools.product(AttemptState, AttemptEvent) if p[1] not in TABLE[p[0]]]
 )
 def test_a_missing_key_is_an_illegal_transition(state: AttemptState, event: AttemptEvent) -> None:
-    """An event that the table does not know in a state raises, and the state stays."""
     one = attempt(started=False)
     one.state = state
     with pytest.raises(IllegalTransition, match=f"{event.value} in state {state.value}"):
@@ -78,8 +73,7 @@ def test_a_missing_key_is_an_illegal_transition(state: AttemptState, event: Atte
 # --- a stream without handoff ----------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_passed_on_piece_by_piece() -> None:
-    """The first piece commits; each is released as it comes."""
+def test_a_stream_is_released_chunk_by_chunk() -> None:
     one = attempt()
     first, second = piece("a"), piece("b")
     assert one.state is AttemptState.WAITING
@@ -95,7 +89,6 @@ def test_a_stream_is_passed_on_piece_by_piece() -> None:
 
 
 def test_a_stream_that_stops_before_its_end_is_broken() -> None:
-    """Half an answer is no answer: the attempt fails after commit and can never be called done."""
     one = attempt()
     one.receive(piece(), 101.0)
     with pytest.raises(StreamBroken) as caught:
@@ -107,7 +100,6 @@ def test_a_stream_that_stops_before_its_end_is_broken() -> None:
 
 
 def test_every_choice_must_have_its_end() -> None:
-    """With n = 2, one finished choice is half an answer."""
     one = attempt(choices=2)
     one.receive(piece(index=1), 101.0)
     one.receive(last(index=1), 101.0)
@@ -129,7 +121,7 @@ def test_every_choice_must_have_its_end() -> None:
 )
 @pytest.mark.parametrize("moment", ["pending", "waiting", "holding", "collecting", "committed"])
 def test_each_fault_ends_an_attempt_at_each_moment(error: Exception, state: AttemptState, moment: str) -> None:
-    """The fault decides the last state, the moment decides whether the client has bytes; held text is let go."""
+    """The fault decides the final state, the moment whether the client has bytes; held chunks are dropped."""
     one = attempt(UNSURE if moment == "holding" else None, stream=moment != "collecting", started=moment != "pending")
     if moment in ("holding", "collecting", "committed"):
         one.receive(piece(), 101.0)
@@ -145,7 +137,7 @@ def test_each_fault_ends_an_attempt_at_each_moment(error: Exception, state: Atte
 
 
 def test_a_whole_answer_is_collected_and_released_at_its_end() -> None:
-    """A client that does not stream gets nothing before all is there, so a late failure can still be answered."""
+    """So a late failure can still be answered by the next target."""
     one = attempt(stream=False)
     pieces = (piece("a"), piece("b"), last(), Chunk(usage=Usage(3, 2)))
     for one_piece in pieces:
@@ -157,8 +149,7 @@ def test_a_whole_answer_is_collected_and_released_at_its_end() -> None:
     assert one.committed
 
 
-def test_an_answer_of_nothing_but_its_end_is_an_answer() -> None:
-    """A model may stop at once: the end is released and the attempt is done."""
+def test_an_empty_answer_with_an_end_is_an_answer() -> None:
     one = attempt()
     assert one.receive(last(), 101.0) == (last(),)
     one.finish(101.0)
@@ -166,15 +157,13 @@ def test_an_answer_of_nothing_but_its_end_is_an_answer() -> None:
     assert one.record(102.0).ttft_ms is None
 
 
-def test_one_value_is_complete_at_once() -> None:
-    """Embeddings have no pieces: commit and end are one moment."""
+def test_an_embedding_commits_and_ends_at_once() -> None:
     one = attempt()
     one.complete(102.0)
     assert (one.state, one.committed, one.ended) == (AttemptState.DONE, True, True)
 
 
 def test_a_tool_call_counts_as_the_first_token() -> None:
-    """Time to the first token is told for answers without text as well."""
     one = attempt()
     one.receive(Chunk(), 101.0)
     one.receive(Chunk(tool_calls=(ToolCallDelta(0, id="c", name="f"),)), 102.0)
@@ -184,8 +173,7 @@ def test_a_tool_call_counts_as_the_first_token() -> None:
 # --- holding back ----------------------------------------------------------------------------------------------------
 
 
-def test_first_tokens_are_held_until_they_are_sure_enough() -> None:
-    """Nothing is released before `after_tokens`; then all of it is, and the rest passes."""
+def test_first_tokens_are_held_until_their_confidence_is_known() -> None:
     one = attempt(UNSURE)
     held = [piece("a", score=0.1), piece("b", score=0.3)]
     assert [one.receive(p, 101.0) for p in held] == [(), ()]
@@ -198,8 +186,7 @@ def test_first_tokens_are_held_until_they_are_sure_enough() -> None:
     assert one.record(104.0).tokens == 4
 
 
-def test_unsure_first_tokens_are_handed_off_and_never_released() -> None:
-    """Under the bound the attempt ends before commit; the record has the confidence and says why."""
+def test_first_tokens_of_low_confidence_are_handed_off_and_never_released() -> None:
     one = attempt(UNSURE)
     one.receive(piece("a", score=0.9), 101.0)
     one.receive(piece("b", score=0.9), 101.0)
@@ -215,15 +202,13 @@ def test_unsure_first_tokens_are_handed_off_and_never_released() -> None:
     assert one.held == ()
 
 
-def test_the_bound_itself_is_sure_enough() -> None:
-    """`below` means below."""
+def test_confidence_at_the_threshold_is_enough() -> None:
     one = attempt(UNSURE)
     assert one.receive(piece("abc", tokens=3, score=0.5), 101.0) != ()
 
 
 @pytest.mark.parametrize(("score", "released"), [(0.9, True), (0.1, False)])
 def test_an_answer_that_ends_early_is_decided_at_its_end(score: float, released: bool) -> None:
-    """Fewer tokens than `after_tokens`, and the answer is over: what is known then decides."""
     one = attempt(UNSURE)
     first = piece("a", score=score)
     one.receive(first, 101.0)
@@ -238,7 +223,6 @@ def test_an_answer_that_ends_early_is_decided_at_its_end(score: float, released:
 
 
 def test_without_any_confidence_the_answer_is_kept_and_the_record_says_so() -> None:
-    """A target that does not tell how sure it is cannot be doubted by it."""
     one = attempt(UNSURE)
     for text in "abc":
         one.receive(piece(text), 101.0)
@@ -247,7 +231,7 @@ def test_without_any_confidence_the_answer_is_kept_and_the_record_says_so() -> N
 
 
 def test_only_the_first_choice_decides_and_all_are_held() -> None:
-    """With n = 2 the other choice's pieces wait, and its tokens do not count."""
+    """With n = 2 the chunks of the other choice wait, and its tokens do not count."""
     one = attempt(UNSURE, choices=2)
     others = tuple(piece("z", index=1) for _ in range(5))
     for other in others:
@@ -256,8 +240,7 @@ def test_only_the_first_choice_decides_and_all_are_held() -> None:
     assert one.receive(mine, 102.0) == (*others, mine)
 
 
-def test_a_sure_answer_for_a_client_that_does_not_stream_is_collected() -> None:
-    """Held, then sure: still nothing is released before the end."""
+def test_a_confident_answer_for_a_client_that_does_not_stream_is_collected() -> None:
     one = attempt(UNSURE, stream=False)
     assert one.receive(piece("abc", tokens=3, score=0.9), 101.0) == ()
     assert one.state is AttemptState.COLLECTING
@@ -270,10 +253,9 @@ def test_a_sure_answer_for_a_client_that_does_not_stream_is_collected() -> None:
     st.integers(1, 8),
     st.floats(0.01, 1),
 )
-def test_a_hold_decides_exactly_once_and_by_the_latest_confidence(
+def test_the_gate_decides_once_and_by_the_latest_confidence(
     steps: list[tuple[int, float | None]], after: int, below: float
 ) -> None:
-    """It waits exactly until enough tokens came, and its word follows the latest confidence."""
     gate = HandoffGate(Handoff(after, below))
     tokens, latest = 0, None
     for count, score in steps:

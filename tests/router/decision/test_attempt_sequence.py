@@ -1,4 +1,4 @@
-"""The course: which attempt comes next, and what the client is told when none is left."""
+"""The order of attempts: which comes next, and the client's error when none is left."""
 
 from __future__ import annotations
 
@@ -82,20 +82,17 @@ FINAL = [InvalidRequest("x"), DeadlineExceeded("x"), ClientGone("x"), CausewayEr
 
 @pytest.mark.parametrize("error", RETRYABLE + HERE_ONLY, ids=lambda e: type(e).__name__)
 def test_a_fault_of_the_target_goes_to_the_next_before_commit_only(error: CausewayError) -> None:
-    """Another target may follow while the client has nothing and somebody is left; never else."""
     assert next_step(error, committed=False, remaining=1) == "next"
     assert next_step(error, committed=False, remaining=0) == "raise"
     assert next_step(error, committed=True, remaining=1) == "raise"
 
 
 @pytest.mark.parametrize("error", FINAL, ids=lambda e: type(e).__name__)
-def test_a_wrong_ask_a_deadline_and_a_lost_caller_end_the_course(error: CausewayError) -> None:
-    """No other target could do better, or nobody is there to read it."""
+def test_an_invalid_request_a_deadline_and_a_disconnect_end_the_sequence(error: CausewayError) -> None:
     assert next_step(error, committed=False, remaining=3) == "raise"
 
 
 def test_the_attempts_come_in_the_decisions_order() -> None:
-    """Each begin is the next plan; then there is none."""
     one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
     assert fail(one, EngineCrashed("x")) == "next"
     answer(one)
@@ -106,7 +103,7 @@ def test_the_attempts_come_in_the_decisions_order() -> None:
 
 
 def test_an_answer_in_place_of_a_target_that_is_down_is_degraded() -> None:
-    """The first choice was passed over because it is down; if it answers after all, the answer is as good as ever."""
+    """If the target that is down answers after all, the answer is not degraded."""
     decision = Decision("p", "r", "otherwise", (AttemptPlan(SMALL), AttemptPlan(LARGE)), skipped_target="large")
     other = AttemptSequence(decision, stream=True, arrived=0.0)
     answer(other)
@@ -119,7 +116,6 @@ def test_an_answer_in_place_of_a_target_that_is_down_is_degraded() -> None:
 
 
 def test_an_answer_after_a_handoff_is_not_degraded() -> None:
-    """A handoff is how the policy wants it; the record still shows both attempts."""
     one = course(AttemptPlan(SMALL, UNSURE), AttemptPlan(LARGE), AttemptPlan(SMALL))
     assert hand_off(one) == "next"
     answer(one)
@@ -127,8 +123,8 @@ def test_an_answer_after_a_handoff_is_not_degraded() -> None:
     assert [r.state for r in one.records(5.0)] == ["handed_off", "done"]
 
 
-def test_if_everybody_after_a_handoff_fails_the_unsure_target_answers_after_all() -> None:
-    """An unsure answer is better than none, and it is marked degraded."""
+def test_if_all_targets_after_a_handoff_fail_the_first_one_answers_after_all() -> None:
+    """The answer of low confidence is marked degraded."""
     one = course(AttemptPlan(SMALL, UNSURE), AttemptPlan(LARGE), AttemptPlan(SMALL))
     assert hand_off(one) == "next"
     assert fail(one, CloudUnreachable("x")) == "next"
@@ -137,8 +133,7 @@ def test_if_everybody_after_a_handoff_fails_the_unsure_target_answers_after_all(
     assert [r.state for r in one.records(5.0)] == ["handed_off", "failed", "done"]
 
 
-def test_a_target_that_failed_is_not_asked_again_as_last_resort() -> None:
-    """The second plan of a target is for one that was unsure; one that crashed has had its try."""
+def test_a_target_that_failed_is_not_tried_again_as_last_resort() -> None:
     one = course(AttemptPlan(SMALL, UNSURE), AttemptPlan(LARGE), AttemptPlan(SMALL))
     assert fail(one, EngineCrashed("x")) == "next"
     error = CloudUnreachable("y")
@@ -148,7 +143,6 @@ def test_a_target_that_failed_is_not_asked_again_as_last_resort() -> None:
 
 
 def test_a_committed_attempt_is_the_last_one() -> None:
-    """After the first byte an error is the answer's end, whoever is left."""
     one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
     attempt = one.next_attempt()
     assert attempt is not None
@@ -161,7 +155,7 @@ def test_a_committed_attempt_is_the_last_one() -> None:
 
 
 def test_a_whole_answer_that_breaks_is_made_by_the_next_target() -> None:
-    """A client that does not stream has no bytes yet, however far the first target came."""
+    """A client that does not stream has no bytes yet."""
     one = course(AttemptPlan(LARGE), AttemptPlan(SMALL), stream=False)
     attempt = one.next_attempt()
     assert attempt is not None
@@ -173,7 +167,6 @@ def test_a_whole_answer_that_breaks_is_made_by_the_next_target() -> None:
 
 
 def test_the_last_error_has_every_attempts_reason() -> None:
-    """503 names each target, its code and its message, and the shortest wait."""
     one = course(AttemptPlan(LARGE), AttemptPlan(SMALL))
     fail(one, CloudSaturated("busy", retry_after_s=7.0))
     error = EngineCrashed("killed", retry_after_s=2.0)
@@ -185,7 +178,6 @@ def test_the_last_error_has_every_attempts_reason() -> None:
 
 
 def test_saturation_everywhere_is_429_with_a_wait() -> None:
-    """Nobody is broken, all are busy: the client shall come back, and is told when."""
     one = course(AttemptPlan(LARGE), AttemptPlan(SMALL))
     fail(one, CloudSaturated("busy"))
     error = QueueFull("full", retry_after_s=3.0)
@@ -194,8 +186,7 @@ def test_saturation_everywhere_is_429_with_a_wait() -> None:
     assert (told.status, told.retry_after_s) == (429, 3.0)
 
 
-def test_an_ask_too_long_for_all_is_400() -> None:
-    """If every target found the prompt too long, the caller is to blame, and gets both numbers."""
+def test_a_prompt_too_long_for_all_targets_is_400() -> None:
     one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
     assert fail(one, ContextLengthExceeded("9000 > 2048")) == "next"
     error = ContextLengthExceeded("9000 > 4096")
@@ -203,16 +194,14 @@ def test_an_ask_too_long_for_all_is_400() -> None:
     assert one.final_error(error) is error
 
 
-def test_an_ask_too_long_for_the_device_is_no_degradation() -> None:
-    """The next target answers what is too long for the first; nothing failed."""
+def test_a_prompt_too_long_for_the_device_does_not_degrade_the_answer() -> None:
     one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
     fail(one, ContextLengthExceeded("9000 > 2048"))
     answer(one)
     assert not one.degraded
 
 
-def test_a_deadline_is_told_as_a_deadline() -> None:
-    """A course that ran out of time is 504, whoever failed before."""
+def test_a_deadline_is_504_whatever_failed_before() -> None:
     one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
     fail(one, EngineCrashed("x"))
     error = DeadlineExceeded("late")
@@ -221,8 +210,7 @@ def test_a_deadline_is_told_as_a_deadline() -> None:
     assert one.attempts[-1].state is AttemptState.TIMED_OUT
 
 
-def test_a_decision_without_attempts_has_nothing_to_begin() -> None:
-    """No route: the error names what cut each target."""
+def test_without_a_route_the_error_names_what_excluded_each_target() -> None:
     decision = decide(kiosk(), chat(tags=("private",), prefer="only_cloud"), Snapshot(), Estimates(prompt_tokens=5))
     assert AttemptSequence(decision, stream=True, arrived=0.0).next_attempt() is None
     error = no_route(decision)
@@ -232,5 +220,4 @@ def test_a_decision_without_attempts_has_nothing_to_begin() -> None:
 
 
 def test_no_route_that_holds_says_so() -> None:
-    """Without any cut, the policy itself has no answer."""
     assert "no route of the policy holds" in no_route(Decision("p", "r", "", ())).message

@@ -1,4 +1,4 @@
-"""The circuit breaker, by a clock that only moves when told."""
+"""The circuit breaker, on a fake clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def opened(at: float = 0.0) -> Breaker:
 
 
 def test_failures_in_a_row_open_it() -> None:
-    """The third failure in a row opens; a success in between starts the row anew."""
     breaker = Breaker(failures=3)
     for _ in range(2):
         breaker.failure(0.0)
@@ -32,7 +31,7 @@ def test_failures_in_a_row_open_it() -> None:
 
 
 def test_a_share_of_failures_opens_it_too() -> None:
-    """Every other call failing never makes a row, and is still no state to be in."""
+    """Every other call fails, so there are never two failures in a row."""
     breaker = Breaker(failures=5, rate=0.5, min_calls=10, window_s=30.0)
     for index in range(9):
         (breaker.failure if index % 2 == 0 else breaker.success)(float(index))
@@ -42,7 +41,6 @@ def test_a_share_of_failures_opens_it_too() -> None:
 
 
 def test_old_failures_are_forgotten() -> None:
-    """Failures outside of the window do not count towards the share."""
     breaker = Breaker(failures=100, rate=0.5, min_calls=4, window_s=10.0)
     for at in (0.0, 1.0, 2.0):
         breaker.failure(at)
@@ -51,7 +49,6 @@ def test_old_failures_are_forgotten() -> None:
 
 
 def test_after_the_pause_one_call_may_probe() -> None:
-    """Half-open lets one through and nobody else until it reported."""
     breaker = opened()
     assert not breaker.allow(4.9)
     assert breaker.state(5.0) == "half_open"
@@ -61,7 +58,6 @@ def test_after_the_pause_one_call_may_probe() -> None:
 
 
 def test_a_probe_that_succeeds_closes_it() -> None:
-    """One good answer and all may call; the row starts from nothing."""
     breaker = opened()
     assert breaker.allow(5.0)
     breaker.success(5.1)
@@ -72,7 +68,6 @@ def test_a_probe_that_succeeds_closes_it() -> None:
 
 
 def test_a_probe_that_fails_opens_it_for_longer() -> None:
-    """Each failed probe doubles the pause, up to a limit; a success resets it."""
     breaker, now = opened(), 0.0
     for pause_s in (5.0, 10.0, 20.0, 20.0):
         assert not breaker.allow(now + pause_s - 0.1)
@@ -87,24 +82,21 @@ def test_a_probe_that_fails_opens_it_for_longer() -> None:
     assert breaker.retry_after_s(now) == 5.0
 
 
-def test_a_cancelled_probe_gives_its_place_back() -> None:
-    """A caller who leaves says nothing about the target: the next one probes."""
+def test_after_a_cancelled_probe_another_call_may_probe() -> None:
     breaker = opened()
     assert breaker.allow(5.0)
     breaker.cancelled(6.0)
     assert breaker.allow(6.0)
 
 
-def test_a_probe_that_never_reports_is_given_up() -> None:
-    """A lost report cannot keep the target out for ever."""
+def test_a_probe_that_never_reports_expires() -> None:
     breaker = opened()
     assert breaker.allow(5.0)
     assert not breaker.allow(34.9)
     assert breaker.allow(35.0)
 
 
-def test_reports_from_before_do_not_count_while_open() -> None:
-    """An old call's answer neither closes an open breaker nor lengthens its pause."""
+def test_results_of_earlier_calls_do_not_count_while_open() -> None:
     breaker = opened()
     breaker.success(1.0)
     breaker.failure(1.0)
@@ -118,8 +110,8 @@ def test_reports_from_before_do_not_count_while_open() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(["allow", "success", "failure", "cancelled"]), st.floats(0, 20)), max_size=60)
 )
-def test_it_never_stays_shut_for_good(steps: list[tuple[str, float]]) -> None:
-    """Whatever happened, after the longest pause and the longest probe a call is allowed again."""
+def test_it_never_stays_open_forever(steps: list[tuple[str, float]]) -> None:
+    """After the longest pause and the longest probe a call is always allowed again."""
     breaker, now = Breaker(failures=2, open_s=1.0, max_open_s=8.0, probe_s=10.0), 0.0
     for step, wait_s in steps:
         now += wait_s
@@ -129,7 +121,6 @@ def test_it_never_stays_shut_for_good(steps: list[tuple[str, float]]) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Many calls leave a bounded window."""
     breaker = Breaker()
     for index in range(10_000):
         breaker.success(index / 1000)

@@ -1,4 +1,4 @@
-"""A plan that was made lately is used again only while nothing that its rules ask about has changed."""
+"""A cache plan is reused only while nothing that its rules read has changed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ cache: [{{when: '{when}', exact: {{ttl: 30s}}}}]
     return parse_policy(text, "p.yaml")
 
 
-def test_a_rule_about_the_device_is_asked_again_when_the_device_changed() -> None:
-    """Cacheable while cool, not while hot, cacheable again."""
+def test_a_rule_about_the_device_is_evaluated_again_when_the_device_changes() -> None:
     plans, memo, rules = CachePlanner(), CachePlanMemo(), policy("device.temperature_c < 80")
     planned = [plans.plan_memoized(rules, ASK, now, memo) for now in (COOL, COOL, HOT, COOL)]
     assert [one.key is not None for one in planned] == [True, True, False, True]
@@ -32,20 +31,19 @@ def test_a_rule_about_the_device_is_asked_again_when_the_device_changed() -> Non
 
 
 @pytest.mark.parametrize("when", ["request.temperature == 0", '!("private" in request.tags)'])
-def test_a_rule_about_the_request_alone_is_asked_once(when: str) -> None:
-    """The box may change as it likes."""
+def test_a_rule_about_the_request_alone_is_evaluated_once(when: str) -> None:
     plans, memo, rules = CachePlanner(), CachePlanMemo(), policy(when)
     assert plans.plan_memoized(rules, ASK, COOL, memo) is plans.plan_memoized(rules, ASK, HOT, memo)
 
 
-def test_the_length_of_a_prompt_is_an_estimate_and_not_the_requests_own() -> None:
-    """It comes and goes with the engine that counts."""
+def test_prompt_tokens_are_an_estimate_not_part_of_the_request() -> None:
+    """The signal depends on the engine, which counts them."""
     assert not policy("request.prompt_tokens < 9").cache_needs.request_only
     assert not policy("has(request.prompt_tokens)").cache_needs.request_only
 
 
-def test_another_policy_plans_anew() -> None:
-    """Also under the same snapshot: the old one's plan says nothing about the new one's rules."""
+def test_another_policy_is_planned_again() -> None:
+    """Also under the same snapshot."""
     plans, memo = CachePlanner(), CachePlanMemo()
     kept = plans.plan_memoized(policy("request.temperature == 0"), ASK, COOL, memo)
     dropped = plans.plan_memoized(policy("request.temperature > 0"), ASK, COOL, memo)

@@ -1,4 +1,4 @@
-"""decide and plan_cache: the order, the cuts, the reasons; and what no request can get around."""
+"""decide and plan_cache: the order, the exclusions, the reasons, and what no request can circumvent."""
 
 from __future__ import annotations
 
@@ -58,8 +58,7 @@ def made(text: str) -> Policy:
 # --- routes ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_route_that_holds_decides_and_the_tried_ones_are_told() -> None:
-    """The reasons list every rule that was tried, in order, up to the one that held."""
+def test_the_first_route_that_holds_decides_and_reasons_list_the_evaluated_ones() -> None:
     decision = decide(kiosk(), chat(), COOL, SHORT)
     assert decision.rule == "fast-path"
     assert decision.reasons == (
@@ -71,15 +70,13 @@ def test_the_first_route_that_holds_decides_and_the_tried_ones_are_told() -> Non
 
 
 def test_a_route_that_needs_an_absent_signal_does_not_hold_and_the_reason_names_it() -> None:
-    """Without a thermometer and a token count both rules fall through, and both say why."""
     decision = decide(kiosk(), chat(), Snapshot(device=DeviceSignals(memory_free_mb=2000.0)), Estimates())
     assert decision.rule == "otherwise"
     assert Reason("signal_absent", rule="hot-device", detail="device.temperature_c") in decision.reasons
     assert Reason("signal_absent", rule="fast-path", detail="request.prompt_tokens") in decision.reasons
 
 
-def test_a_route_whose_condition_breaks_does_not_hold() -> None:
-    """A condition that fails at run time is passed over, and the reason carries the failure."""
+def test_a_route_whose_condition_fails_does_not_hold() -> None:
     policy = made("routes: [{name: a, when: 'request.tags[9] == \"x\"', use: [small]}, {name: b, use: [large]}]")
     decision = decide(policy, chat(), COOL, SHORT)
     assert decision.rule == "b"
@@ -89,7 +86,6 @@ def test_a_route_whose_condition_breaks_does_not_hold() -> None:
 
 
 def test_where_no_route_holds_there_is_no_attempt() -> None:
-    """A policy without a last resort says that nothing holds, instead of guessing."""
     policy = made("routes: [{name: a, when: request.stream, use: [small]}]")
     decision = decide(policy, chat(), COOL, SHORT)
     assert decision.attempts == ()
@@ -101,21 +97,18 @@ def test_where_no_route_holds_there_is_no_attempt() -> None:
 
 
 def test_a_handoff_has_the_device_itself_as_last_resort() -> None:
-    """If everybody after the handoff fails, the unsure device answers after all, without another handoff."""
     decision = decide(kiosk(), chat(), COOL, SHORT)
     assert targets(decision) == ["small", "large", "small"]
     assert [plan.handoff for plan in decision.attempts] == [Handoff(8, 0.55), None, None]
 
 
 def test_nothing_is_handed_off_to_a_target_that_is_down() -> None:
-    """With the cloud known to be away, the device's answer is kept whatever its confidence."""
     decision = decide(kiosk(), chat(), msgspec.structs.replace(COOL, down=frozenset({"large"})), SHORT)
     assert targets(decision) == ["small", "large"]
     assert handoffs(decision) == []
 
 
-def test_a_device_that_is_down_is_asked_last_and_does_not_hand_off() -> None:
-    """The cloud goes first while the engine restarts."""
+def test_a_device_that_is_down_is_tried_last_and_does_not_hand_off() -> None:
     decision = decide(kiosk(), chat(), msgspec.structs.replace(COOL, down=frozenset({"small"})), SHORT)
     assert targets(decision) == ["large", "small"]
     assert handoffs(decision) == []
@@ -124,7 +117,6 @@ def test_a_device_that_is_down_is_asked_last_and_does_not_hand_off() -> None:
 
 
 def test_only_on_device_is_never_handed_off() -> None:
-    """A handoff inside the device would still break no promise, but there is nobody to hand off to."""
     decision = decide(kiosk(), chat(prefer="only_on_device"), COOL, SHORT)
     assert targets(decision) == ["small"]
     assert handoffs(decision) == []
@@ -134,8 +126,8 @@ def test_only_on_device_is_never_handed_off() -> None:
 @pytest.mark.parametrize(
     "request_", [chat(prefer="only_on_device"), chat(tags=("private",))], ids=["wish", "constraint"]
 )
-def test_what_is_bound_to_the_device_is_not_handed_off_inside_it(request_: Request) -> None:
-    """Two models on the device and nothing cut: the order stays, the handoff goes."""
+def test_a_request_bound_to_the_device_is_not_handed_off_inside_it(request_: Request) -> None:
+    """Two models on the device, and nothing is excluded."""
     policy = parse_policy("""
 version: 1
 name: two-on-board
@@ -152,8 +144,7 @@ routes: [{name: r, use: [tiny, bigger], handoff: {after_tokens: 4, below: 0.5}}]
 # --- constraints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_constraint_cuts_every_cloud_target_of_whatever_route_holds() -> None:
-    """What a constraint binds stays on the device, and each cut is told."""
+def test_a_constraint_excludes_every_cloud_target_of_any_route() -> None:
     decision = decide(kiosk(), chat(tags=("private",)), COOL, LONG)
     assert targets(decision) == ["small"]
     assert (decision.on_device, decision.private) == (True, True)
@@ -161,8 +152,8 @@ def test_a_constraint_cuts_every_cloud_target_of_whatever_route_holds() -> None:
 
 
 @pytest.mark.parametrize("when", ["device.battery < 0.5", "request.tags[9] == 'x'", "edge.quality > 0.5"])
-def test_a_constraint_that_cannot_be_told_binds(when: str) -> None:
-    """Fail closed: an absent signal or a broken condition keeps the request on the device."""
+def test_a_constraint_that_cannot_be_evaluated_binds(when: str) -> None:
+    """An absent signal, or a condition that fails."""
     policy = made(
         f'routes: [{{name: r, use: [large, small]}}]\nconstraints: [{{name: c, when: "{when}", keep: on_device}}]'
     )
@@ -174,14 +165,12 @@ def test_a_constraint_that_cannot_be_told_binds(when: str) -> None:
 
 
 def test_a_constraint_without_condition_always_binds() -> None:
-    """`keep: on_device` alone is the whole rule."""
     policy = made("routes: [{name: r, use: [large, small]}]\nconstraints: [{name: c, keep: on_device}]")
     assert targets(decide(policy, chat(), COOL, SHORT)) == ["small"]
 
 
 @pytest.mark.parametrize("model", ["large", "assistant-large", "medium"])
 def test_naming_a_cloud_target_does_not_lift_a_constraint(model: str) -> None:
-    """The caller who names the cloud gets no route, with the constraint's name."""
     decision = decide(kiosk(), chat(tags=("private",), model=model), COOL, SHORT)
     assert decision.attempts == ()
     assert any(r.code == "constraint_excluded" and r.rule == "private-stays" for r in decision.reasons)
@@ -192,26 +181,23 @@ def test_naming_a_cloud_target_does_not_lift_a_constraint(model: str) -> None:
 
 
 def test_prefer_cloud_moves_the_cloud_forward_within_the_route() -> None:
-    """The route's own targets in another order; the device, now last, does not hand off."""
+    """The device, now last, does not hand off."""
     decision = decide(kiosk(), chat(prefer="prefer_cloud"), COOL, SHORT)
     assert targets(decision) == ["large", "small"]
     assert Reason("preference_ordered", rule="prefer_cloud", target="large") in decision.reasons
 
 
 def test_prefer_on_device_keeps_the_order_of_the_rest() -> None:
-    """Only the wished place moves."""
     decision = decide(kiosk(), chat(prefer="prefer_on_device"), COOL, LONG)
     assert targets(decision) == ["small", "large", "medium"]
 
 
 def test_prefer_on_device_keeps_the_routes_handoff() -> None:
-    """A wish for the device is no wish for a bad answer."""
     decision = decide(kiosk(), chat(prefer="prefer_on_device"), COOL, SHORT)
     assert handoffs(decision) == ["small"]
 
 
-def test_a_wish_never_adds_a_target() -> None:
-    """prefer_cloud on a private request stays on the device; only_cloud leaves nothing."""
+def test_a_preference_never_adds_a_target() -> None:
     stays = decide(kiosk(), chat(tags=("private",), prefer="prefer_cloud"), COOL, SHORT)
     assert targets(stays) == ["small"]
     nothing = decide(kiosk(), chat(tags=("private",), prefer="only_cloud"), COOL, SHORT)
@@ -223,7 +209,6 @@ def test_a_wish_never_adds_a_target() -> None:
 
 
 def test_a_target_is_found_by_name_and_by_its_models_name() -> None:
-    """A named model needs no route; the policy's timeouts still hold."""
     for model, name in (("small", "small"), ("assistant", "small"), ("assistant-medium", "medium")):
         decision = decide(kiosk(), chat(model=model), Snapshot(), Estimates())
         assert targets(decision) == [name]
@@ -236,8 +221,7 @@ def test_a_target_is_found_by_name_and_by_its_models_name() -> None:
 
 
 @pytest.mark.parametrize("model", [AUTO, "large", "assistant-large"])
-def test_a_continuation_goes_where_it_came_from(model: str) -> None:
-    """Whatever route would hold now, and to nobody else: no other target has the start of the answer."""
+def test_a_continuation_goes_to_the_target_of_the_start(model: str) -> None:
     request = msgspec.structs.replace(chat(model=model), resume="large~token")
     for down in (frozenset[str](), frozenset({"large"})):
         decision = decide(kiosk(), request, msgspec.structs.replace(COOL, down=down), SHORT)
@@ -251,23 +235,20 @@ def test_a_continuation_goes_where_it_came_from(model: str) -> None:
     [(AUTO, "token"), (AUTO, "gone~token"), (AUTO, "large~"), (AUTO, "small~token"), ("medium", "large~token")],
     ids=["no edge's", "a target that is gone", "without a token", "the device's", "another model's"],
 )
-def test_a_token_of_nobody_is_refused(model: str, resume: str) -> None:
-    """A 400 that names the field."""
+def test_a_continue_token_of_no_target_is_refused(model: str, resume: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         decide(kiosk(), msgspec.structs.replace(chat(model=model), resume=resume), COOL, SHORT)
     assert refused.value.param == "causeway.continue"
 
 
-def test_what_binds_a_request_binds_its_continuation() -> None:
-    """A constraint or a wish that keeps it on the device leaves no target: a token opens no way around."""
+def test_a_constraint_also_binds_a_continuation() -> None:
     for bound in (chat(tags=("private",)), chat(prefer="only_on_device")):
         decision = decide(kiosk(), msgspec.structs.replace(bound, resume="large~token"), COOL, SHORT)
         assert decision.attempts == ()
         assert decision.on_device
 
 
-def test_the_rest_of_an_answer_is_not_kept() -> None:
-    """It answers no question of its own."""
+def test_the_rest_of_an_answer_is_not_cached() -> None:
     request = chat(temperature=0.0)
     assert plan_cache(kiosk(), request, COOL, SHORT).exact is not None
     plan = plan_cache(kiosk(), msgspec.structs.replace(request, resume="large~token"), COOL, SHORT)
@@ -276,13 +257,11 @@ def test_the_rest_of_an_answer_is_not_kept() -> None:
 
 
 def test_all_targets_of_a_named_model_are_tried() -> None:
-    """One model in two places: the second is the fallback of the first."""
     policy = parse_policy(KIOSK.replace("model: assistant-medium", "model: assistant-large"))
     assert targets(decide(policy, chat(model="assistant-large"), COOL, SHORT)) == ["large", "medium"]
 
 
 def test_a_model_that_does_not_exist_is_a_404_that_lists_those_that_do() -> None:
-    """The error names the field and every name that works."""
     with pytest.raises(ModelNotFound, match="available: auto, small, large, medium") as caught:
         decide(kiosk(), chat(model="gpt-4o"), COOL, SHORT)
     assert (caught.value.status, caught.value.param) == (404, "model")
@@ -299,8 +278,7 @@ ABILITIES = {
 
 
 @pytest.mark.parametrize("ability", ABILITIES)
-def test_a_target_that_cannot_do_it_is_cut(ability: str) -> None:
-    """What is asked and not in a target's `can` cuts it, and the reason names the ability."""
+def test_a_target_without_the_ability_is_excluded(ability: str) -> None:
     every = ["chat", "embedding", "image", "tools", "json", "logprobs"]
     unable = ", ".join(name for name in every if name != ability)
     policy = parse_policy(f"""
@@ -318,7 +296,6 @@ routes: [{{name: r, use: [large, small]}}]
 
 
 def test_tools_that_may_not_be_called_need_no_ability() -> None:
-    """tool_choice none asks for plain text."""
     text_only = parse_policy(
         KIOSK.replace("model: assistant-medium", "model: m, can: [chat]").replace(
             "use: [large, medium, small]", "use: [medium]"
@@ -330,8 +307,7 @@ def test_tools_that_may_not_be_called_need_no_ability() -> None:
     assert targets(decide(text_only, called, COOL, LONG)) == []
 
 
-def test_nobody_able_is_no_route() -> None:
-    """An image where nobody sees images is an answer with reasons, not a try."""
+def test_without_an_able_target_there_is_no_route() -> None:
     request = msgspec.structs.replace(chat(), **ABILITIES["image"])
     decision = decide(kiosk(), request, COOL, SHORT)
     assert decision.attempts == ()
@@ -342,7 +318,6 @@ def test_nobody_able_is_no_route() -> None:
 
 
 def test_a_greedy_request_is_cached_as_the_rule_says() -> None:
-    """The plan carries both lives of an entry and the rule's name."""
     plan = plan_cache(kiosk(), chat(temperature=0.0), COOL, SHORT)
     assert plan.exact == ExactCache(ttl_s=30.0, stale_if_error_s=600.0)
     assert plan.rule == "cache[0]"
@@ -351,7 +326,7 @@ def test_a_greedy_request_is_cached_as_the_rule_says() -> None:
 
 @pytest.mark.parametrize("temperature", [None, 0.7, 1.0])
 def test_a_request_without_temperature_zero_is_not_greedy(temperature: float | None) -> None:
-    """No temperature is OpenAI's default 1: another run may answer otherwise."""
+    """Without a temperature OpenAI's default 1 applies."""
     plan = plan_cache(kiosk(), chat(temperature=temperature), COOL, SHORT)
     assert plan.exact is None
     assert plan.reasons[-1] == Reason("cache_rule_not_held", rule="cache[0]")
@@ -369,8 +344,7 @@ CACHE = "routes: [{name: r, use: [small]}]\ncache: [{name: all, exact: {ttl: 5s}
         (msgspec.structs.replace(chat(temperature=0.0), tools=(Tool("t"),)), "tools"),
     ],
 )
-def test_sampled_and_tool_requests_are_kept_out_unless_the_rule_says_so(request_: Request, words: str) -> None:
-    """A rule that holds is not enough: drawn answers and tool calls need the policy's word."""
+def test_sampled_and_tool_requests_are_cached_only_if_the_rule_allows_it(request_: Request, words: str) -> None:
     refused = plan_cache(made(CACHE % ""), request_, COOL, SHORT)
     assert refused.exact is None
     assert refused.reasons[-1].code == "cache_refused"
@@ -380,7 +354,6 @@ def test_sampled_and_tool_requests_are_kept_out_unless_the_rule_says_so(request_
 
 
 def test_a_rule_without_exact_keeps_its_requests_out() -> None:
-    """The first rule that holds decides, also when it decides for nothing."""
     policy = made(
         "routes: [{name: r, use: [small]}]\n"
         "cache: [{name: never, when: '\"live\" in request.tags'}, {name: all, exact: {ttl: 5s}}]"
@@ -390,14 +363,13 @@ def test_a_rule_without_exact_keeps_its_requests_out() -> None:
 
 
 def test_a_private_request_is_marked_for_the_cache() -> None:
-    """What a constraint binds may be kept in memory only; a constraint that cannot be told marks it too."""
+    """Also if the constraint cannot be evaluated."""
     assert plan_cache(kiosk(), chat(temperature=0.0, tags=("private",)), COOL, SHORT).private
     unknown = made(CACHE % "" + "constraints: [{name: c, when: device.battery < 0.5, keep: on_device}]")
     assert plan_cache(unknown, chat(temperature=0.0), COOL, SHORT).private
 
 
 def test_without_cache_rules_nothing_is_cached() -> None:
-    """No rule, no caching."""
     assert plan_cache(made("routes: [{name: r, use: [small]}]"), chat(temperature=0.0), COOL, SHORT).exact is None
 
 
@@ -450,8 +422,7 @@ routes:""",
 
 @settings(max_examples=500, deadline=None)
 @given(requests, snapshots, estimates)
-def test_nothing_that_is_bound_ever_leaves(request: Request, snapshot: Snapshot, known: Estimates) -> None:
-    """For any request, wish and snapshot: on_device means no cloud attempt, and what binds is on_device."""
+def test_a_bound_request_never_leaves(request: Request, snapshot: Snapshot, known: Estimates) -> None:
     try:
         decision = decide(STRICT, request, snapshot, known)
     except ModelNotFound:
@@ -475,8 +446,8 @@ def test_nothing_that_is_bound_ever_leaves(request: Request, snapshot: Snapshot,
 
 @settings(max_examples=300, deadline=None)
 @given(requests, snapshots, estimates)
-def test_a_decision_only_uses_what_its_route_lists(request: Request, snapshot: Snapshot, known: Estimates) -> None:
-    """No wish, failure or handoff brings in a target that the policy did not list; none is tried a third time."""
+def test_a_decision_uses_only_targets_of_its_route(request: Request, snapshot: Snapshot, known: Estimates) -> None:
+    """None is tried a third time."""
     try:
         decision = decide(STRICT, request, snapshot, known)
     except ModelNotFound:

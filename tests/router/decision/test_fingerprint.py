@@ -1,4 +1,4 @@
-"""The cache's key covers what changes an answer, and nothing else."""
+"""The cache key covers everything that changes an answer, and nothing else."""
 
 from __future__ import annotations
 
@@ -88,14 +88,13 @@ CHANGES: dict[str, list[object]] = {
 
 
 def test_the_table_is_exhaustive() -> None:
-    """Every field of Request is decided on, and every exception has its reason."""
     assert set(CHANGES) == set(Request.__struct_fields__)
     assert all(UNKEYED_FIELDS.values())
 
 
 @pytest.mark.parametrize("field", Request.__struct_fields__)
 def test_each_field_alone(field: str) -> None:
-    """A covered field, changed alone, changes the key, and each value to another one; an ignored one never does."""
+    """A covered field, changed alone, changes the key, each value to another one; an unkeyed field never does."""
     keys = {fingerprint(msgspec.structs.replace(BASE, **{field: value}), b"") for value in CHANGES[field]}
     if field in UNKEYED_FIELDS:
         assert keys == {fingerprint(BASE, b"")}
@@ -104,15 +103,13 @@ def test_each_field_alone(field: str) -> None:
 
 
 def test_the_preference_is_covered() -> None:
-    """Device and cloud answer differently: who asked for one does not get the other's answer."""
     preferences = [None, "prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
     assert (
         len({fingerprint(msgspec.structs.replace(BASE, hints=RoutingHints(prefer=p)), b"") for p in preferences}) == 5
     )  # type: ignore[arg-type]
 
 
-def test_scopes_are_apart() -> None:
-    """The same request under another policy, or for another client, is another entry."""
+def test_scopes_separate_entries() -> None:
     assert len({fingerprint(BASE, scope) for scope in (b"", b"a", b"b", b"ab")}) == 4
     assert len(fingerprint(BASE, b"")) == KEY_BYTES == 16
 
@@ -122,8 +119,7 @@ _ANY = chat_requests() | completion_requests()
 
 @given(_ANY, _ANY)
 @settings(max_examples=200)
-def test_two_requests_share_a_key_only_if_they_ask_the_same(one: Request, other: Request) -> None:
-    """Keys are equal exactly when all that is covered is."""
+def test_two_requests_share_a_key_only_if_their_covered_fields_are_equal(one: Request, other: Request) -> None:
 
     def covered(request: Request) -> Request:
         ignored = {"stream": False, "include_usage": False, "user": None, "hints": RoutingHints(request.hints.prefer)}
@@ -135,8 +131,7 @@ def test_two_requests_share_a_key_only_if_they_ask_the_same(one: Request, other:
 
 @given(_ANY, st.data())
 @settings(max_examples=200)
-def test_one_field_of_another_request(one: Request, data: st.DataObject) -> None:
-    """Taking over any one covered field that differs makes another key."""
+def test_taking_one_covered_field_from_another_request_changes_the_key(one: Request, data: st.DataObject) -> None:
     other = data.draw(_ANY)
     field = data.draw(st.sampled_from([name for name in Request.__struct_fields__ if name not in UNKEYED_FIELDS]))
     mixed = msgspec.structs.replace(one, **{field: getattr(other, field)})

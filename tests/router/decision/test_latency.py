@@ -1,4 +1,4 @@
-"""Means that forget and quantiles of a window."""
+"""Means that decay with time, and quantiles of a window."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from router.decision.latency import Ewma, Window
 
 
-def test_one_sample_is_the_mean_until_it_fades() -> None:
-    """A single sample speaks for six half-lives, then nobody knows."""
+def test_one_sample_is_the_mean_until_it_expires() -> None:
     mean = Ewma(10.0)
     assert mean.value(0.0) is None
     mean.add(42.0, 0.0)
@@ -30,15 +29,13 @@ def test_a_half_life_later_a_sample_weighs_half() -> None:
 
 
 def test_samples_of_one_moment_all_count() -> None:
-    """A burst is averaged, not reduced to its first or last."""
     mean = Ewma(10.0)
     for value in (10.0, 20.0, 60.0):
         mean.add(value, 5.0)
     assert mean.value(5.0) == pytest.approx(30.0)
 
 
-def test_a_clock_that_stands_or_goes_back_does_no_harm() -> None:
-    """An earlier time is taken as no time passed."""
+def test_a_clock_that_goes_back_counts_as_no_time_passed() -> None:
     mean = Ewma(10.0)
     mean.add(10.0, 100.0)
     mean.add(20.0, 50.0)
@@ -47,7 +44,6 @@ def test_a_clock_that_stands_or_goes_back_does_no_harm() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 100)), min_size=1, max_size=50))
 def test_the_mean_stays_within_its_samples(samples: list[tuple[float, float]]) -> None:
-    """No weights make a mean of what was never measured."""
     mean, now = Ewma(7.0), 0.0
     for value, wait_s in samples:
         now += wait_s
@@ -59,15 +55,13 @@ def test_the_mean_stays_within_its_samples(samples: list[tuple[float, float]]) -
 
 
 def test_quantiles_are_samples() -> None:
-    """The smallest sample that at least that share does not exceed."""
     window = Window(60.0)
     for value in range(1, 101):
         window.add(float(value), 0.0)
     assert [window.quantile(q, 0.0) for q in (0.0, 0.07, 0.5, 0.95, 0.99, 1.0)] == [1, 7, 50, 95, 99, 100]
 
 
-def test_what_is_older_than_the_window_is_gone() -> None:
-    """An empty window has no quantile."""
+def test_samples_older_than_the_window_are_dropped() -> None:
     window = Window(60.0)
     window.add(1.0, 0.0)
     window.add(9.0, 30.0)
@@ -78,14 +72,12 @@ def test_what_is_older_than_the_window_is_gone() -> None:
 
 
 def test_a_share_beyond_one_is_refused() -> None:
-    """99 is not 0.99."""
     with pytest.raises(ValueError, match="not a share"):
         Window(60.0).quantile(99.0, 0.0)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=80), st.floats(0, 1))
-def test_a_quantile_keeps_its_word(values: list[float], q: float) -> None:
-    """At least the share q is not above it, for the newest `size` samples."""
+def test_a_share_q_of_the_samples_does_not_exceed_the_quantile(values: list[float], q: float) -> None:
     window = Window(60.0, size=32)
     for value in values:
         window.add(value, 0.0)

@@ -1,4 +1,4 @@
-"""Spend: rolling hour, local day and month, restarts and wrong clocks."""
+"""Spending: rolling hour, local day and month, restarts and wrong clocks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ def at(month: int, day: int, hour: int = 12, minute: int = 0, year: int = 2026) 
 
 
 def test_nothing_spent_is_zero_and_not_absent() -> None:
-    """A fresh box knows that it spent nothing."""
     signals = SpendTracker(ZONE).signals(at(3, 1))
     assert (signals.usd_hour, signals.usd_today, signals.usd_month) == (0, 0, 0)
 
 
 def test_the_hour_rolls() -> None:
-    """What was spent leaves the hour after sixty minutes, and stays in the day."""
     spend = SpendTracker(ZONE)
     spend.add(1.0, at(3, 1, 12, 0))
     spend.add(2.0, at(3, 1, 12, 30))
@@ -33,7 +31,6 @@ def test_the_hour_rolls() -> None:
 
 
 def test_the_day_and_the_month_are_local() -> None:
-    """A minute before local midnight is today; UTC has another opinion."""
     spend = SpendTracker(ZONE)
     spend.add(1.0, at(3, 31, 23, 59))
     before, after = spend.signals(at(3, 31, 23, 59)), spend.signals(at(4, 1, 0, 1))
@@ -42,7 +39,6 @@ def test_the_day_and_the_month_are_local() -> None:
 
 
 def test_the_month_is_the_sum_of_its_days() -> None:
-    """Each day of this month counts, none of the last."""
     spend = SpendTracker(ZONE)
     for day in (28, 31):
         spend.add(5.0, at(3, day))
@@ -52,7 +48,6 @@ def test_the_month_is_the_sum_of_its_days() -> None:
 
 
 def test_a_restart_forgets_nothing() -> None:
-    """The state of one is the start of the next."""
     spend = SpendTracker(ZONE)
     spend.add(1.5, at(3, 1, 12, 0))
     spend.add(2.5, at(3, 2, 11, 30))
@@ -62,8 +57,7 @@ def test_a_restart_forgets_nothing() -> None:
     assert SpendTracker(ZONE, restored=SpendState()).signals(at(3, 1)).usd_month == 0
 
 
-def test_a_clock_that_jumps_there_and_back_loses_no_money() -> None:
-    """A wrong clock writes to a wrong day; with the right one the right day is there again."""
+def test_a_clock_that_jumps_forth_and_back_loses_no_spending() -> None:
     spend = SpendTracker(ZONE)
     spend.add(3.0, at(3, 1, 12, 0))
     spend.add(1.0, at(1, 1, 0, 0, year=1970))
@@ -72,14 +66,12 @@ def test_a_clock_that_jumps_there_and_back_loses_no_money() -> None:
 
 
 def test_a_clock_that_steps_back_keeps_the_hour() -> None:
-    """Ten minutes back is still the same hour's money."""
     spend = SpendTracker(ZONE)
     spend.add(3.0, at(3, 1, 12, 10))
     assert spend.signals(at(3, 1, 12, 0)).usd_hour == 3.0
 
 
-def test_memory_is_bounded_and_keeps_what_counts() -> None:
-    """Years of spending leave two months of days, the current one among them."""
+def test_memory_is_bounded_and_keeps_the_current_month() -> None:
     spend = SpendTracker(ZONE)
     start = at(1, 1)
     for day in range(800):
@@ -92,7 +84,7 @@ def test_memory_is_bounded_and_keeps_what_counts() -> None:
 
 
 @pytest.mark.parametrize("usd", [-1.0, float("nan"), float("inf")])
-def test_what_is_no_amount_is_refused(usd: float) -> None:
+def test_an_amount_that_is_not_finite_is_refused(usd: float) -> None:
     """A NaN would make every sum a NaN, and no cap would ever be reached."""
     spend = SpendTracker(ZONE)
     with pytest.raises(ValueError, match="not an amount"):

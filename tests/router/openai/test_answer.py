@@ -1,4 +1,4 @@
-"""Answers, whole and streamed, read by the official client's own types."""
+"""Answers, whole and streamed, validated with the types of OpenAI's client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def whole(request: Request, chunks: list[Chunk]) -> bytes:
 
 
 def streamed(request: Request, chunks: list[Chunk]) -> list[bytes]:
-    """The data of each event."""
+    """Return the data of each event."""
     answer = encoder(request)
     sent = answer.start() + b"".join([answer.chunk(chunk) for chunk in chunks]) + answer.end()
     return [event.data for event in SSEParser().feed(sent)]
@@ -44,7 +44,6 @@ def with_(request: Request, **fields: object) -> Request:
 
 
 def test_a_whole_chat_answer() -> None:
-    """Text, usage and the reason of the end, under the answer's own id and time."""
     chunks = [Chunk("Hel", tokens=1), Chunk("lo"), Chunk(finish_reason="stop"), Chunk(usage=Usage(3, 2, 1))]
     assert json.loads(whole(CHAT, chunks)) == {
         "id": "chatcmpl-1",
@@ -69,7 +68,7 @@ def test_a_whole_chat_answer() -> None:
 
 
 def test_a_streamed_chat_answer() -> None:
-    """The role first, then the text, then the end; with include_usage the usage last and null before."""
+    """The role first, then text and end; with include_usage the usage last and null before."""
     chunks = [Chunk("Hi", tokens=1), Chunk(finish_reason="stop"), Chunk(usage=Usage(3, 1))]
     *events, done = streamed(with_(CHAT, stream=True, include_usage=True), chunks)
     assert done == b"[DONE]"
@@ -87,13 +86,11 @@ def test_a_streamed_chat_answer() -> None:
     ]
 
 
-def test_no_usage_unasked() -> None:
-    """Without include_usage no event speaks of usage."""
+def test_without_include_usage_no_event_has_usage() -> None:
     assert all(b"usage" not in event for event in streamed(CHAT, [Chunk("a", finish_reason="stop", usage=Usage(1, 1))]))
 
 
-def test_a_target_without_usage_is_counted() -> None:
-    """If the target reports none, the streamed tokens are."""
+def test_without_reported_usage_streamed_tokens_are_counted() -> None:
     chunks = [Chunk("a", tokens=2), Chunk("b", tokens=1, finish_reason="stop")]
     event = json.loads(streamed(with_(CHAT, include_usage=True), chunks)[-2])
     assert event["usage"]["completion_tokens"] == 3
@@ -101,7 +98,6 @@ def test_a_target_without_usage_is_counted() -> None:
 
 
 def test_tool_calls_stream_by_index_and_join_whole() -> None:
-    """The first piece of a call names it, the others only go on; the whole answer has them joined and no content."""
     chunks = [
         Chunk(tool_calls=(ToolCallDelta(0, '{"a"', "call_1", "lamp"),)),
         Chunk(tool_calls=(ToolCallDelta(0, ":1}"), ToolCallDelta(1, "{}", "call_2", "fan"))),
@@ -126,7 +122,7 @@ def test_tool_calls_stream_by_index_and_join_whole() -> None:
 
 
 def test_logprobs_of_chat() -> None:
-    """Each token with its alternatives; an impossible one has OpenAI's lowest value, for JSON has no infinity."""
+    """An impossible token has OpenAI's lowest value, because JSON has no infinity."""
     chunks = [Chunk("hé", logprobs=(SAID,)), Chunk(finish_reason="stop")]
     expected = {
         "content": [
@@ -144,13 +140,11 @@ def test_logprobs_of_chat() -> None:
     assert json.loads(streamed(request, chunks)[1])["choices"][0]["logprobs"] == expected
 
 
-def test_logprobs_unasked_are_not_sent() -> None:
-    """A backend may compute them for its own ends."""
+def test_logprobs_that_were_not_requested_are_not_sent() -> None:
     assert b'"logprobs":null' in whole(CHAT, [Chunk("hé", logprobs=(SAID,), finish_reason="stop")])
 
 
-def test_logprobs_of_completions_count_on() -> None:
-    """The parallel lists of the legacy shape, whose offsets go on from event to event."""
+def test_offsets_of_completion_logprobs_continue_over_events() -> None:
     request = Request(kind="completion", model="m", prompts=("p",), logprobs=1)
     chunks = [Chunk("hé", logprobs=(SAID,)), Chunk("hé", logprobs=(SAID,), finish_reason="stop")]
     expected = {
@@ -164,15 +158,13 @@ def test_logprobs_of_completions_count_on() -> None:
     assert offsets == [[0], [2]]
 
 
-def test_half_a_character_is_no_event() -> None:
-    """A chunk without text, and the usage alone, send nothing."""
+def test_a_chunk_without_content_is_no_event() -> None:
     answer = encoder(CHAT)
     assert answer.chunk(Chunk(tokens=1)) == b""
     assert answer.chunk(Chunk(usage=Usage(1, 1))) == b""
 
 
-def test_an_unfinished_answer_is_never_called_finished() -> None:
-    """Without a finish_reason the stream ends in an error and without [DONE]; the whole answer is refused."""
+def test_an_unfinished_answer_is_never_encoded_as_finished() -> None:
     for chunks in ([Chunk("half")], [], [Chunk("a", finish_reason="stop"), Chunk("b", index=1)]):
         last = streamed(with_(CHAT, n=2), chunks)[-1]
         assert json.loads(last)["error"]["code"] == "stream_broken"
@@ -180,8 +172,7 @@ def test_an_unfinished_answer_is_never_called_finished() -> None:
             whole(CHAT, chunks)
 
 
-def test_a_fault_in_mid_stream() -> None:
-    """The error object as an event, with type and code of the tree."""
+def test_an_error_within_a_stream() -> None:
     (event,) = SSEParser().feed(error_event(EngineCrashed("The engine died.\nIt is back soon.")))
     assert json.loads(event.data) == {
         "error": {
@@ -193,13 +184,11 @@ def test_a_fault_in_mid_stream() -> None:
     }
 
 
-def test_an_error_with_broken_text_still_is_json() -> None:
-    """Lone surrogates, as file names can have them, do not break the error object."""
+def test_an_error_with_lone_surrogates_is_still_json() -> None:
     assert json.loads(encode_error(InvalidRequest("\ud800", param="\udc00")))["error"]["message"] == "?"
 
 
 def test_models() -> None:
-    """The list of models, and one of them, as the official client reads it."""
     page = json.loads(encode_models([("auto", "causeway", 1), ("small", "edge", 2)]))
     assert [Model.model_validate(item, strict=True).id for item in page["data"]] == ["auto", "small"]
     assert Model.model_validate_json(encode_model("auto", "causeway", 1)).owned_by == "causeway"
@@ -207,8 +196,8 @@ def test_models() -> None:
 
 @given(st.data(), st.integers(1, 3), st.none() | st.integers(0, 2), st.booleans())
 @settings(max_examples=150)
-def test_official_types_read_every_chat_answer(data, n, logprobs, include_usage) -> None:  # type: ignore[no-untyped-def]
-    """Any finished answer, whole or in events, validates; and both forms say the same."""
+def test_official_types_validate_every_chat_answer(data, n, logprobs, include_usage) -> None:  # type: ignore[no-untyped-def]
+    """Whole and streamed have equal content."""
     request = with_(CHAT, n=n, logprobs=logprobs, include_usage=include_usage)
     chunks = data.draw(answers(n))
     answer = ChatCompletion.model_validate_json(whole(request, chunks), strict=True)
@@ -234,8 +223,8 @@ def test_official_types_read_every_chat_answer(data, n, logprobs, include_usage)
 
 @given(st.data(), st.integers(1, 2), st.none() | st.integers(0, 2))
 @settings(max_examples=80)
-def test_official_types_read_every_completion(data, n, logprobs) -> None:  # type: ignore[no-untyped-def]
-    """The legacy shape likewise. Its type has no null finish_reason, though OpenAI itself streams one."""
+def test_official_types_validate_every_completion(data, n, logprobs) -> None:  # type: ignore[no-untyped-def]
+    """The official type has no null finish_reason, although OpenAI streams one."""
     request = Request(kind="completion", model="m", prompts=("a", "b"), n=n, logprobs=logprobs)
     chunks = data.draw(answers(2 * n, tool_calls=False))
     answer = Completion.model_validate_json(whole(request, chunks), strict=True)
@@ -258,7 +247,6 @@ def official_client(body: bytes, content_type: str) -> openai.OpenAI:
 
 
 def test_the_official_client_reads_a_stream_and_its_error() -> None:
-    """The openai package itself yields the text, and raises the error that ends a broken stream."""
     answer = encoder(CHAT)
     sent = answer.start() + answer.chunk(Chunk("Hi")) + answer.chunk(Chunk(finish_reason="stop")) + answer.end()
     asked = {"model": "auto", "messages": [{"role": "user", "content": "x"}], "stream": True}
@@ -272,8 +260,7 @@ def test_the_official_client_reads_a_stream_and_its_error() -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_an_answer_that_was_cut_says_how_to_go_on(kept: bool) -> None:
-    """Whole, and with a stream's last piece: beside OpenAI's fields, and only there."""
+def test_an_answer_that_was_cut_short_has_a_continue_token(kept: bool) -> None:
     chunks = [Chunk("Once", tokens=1), Chunk(" upon", tokens=1, finish_reason="length", resume='t"1')]
     request = msgspec.structs.replace(CHAT, stream=True)
     encoder = AnswerEncoder(request, "x", "m", 5)

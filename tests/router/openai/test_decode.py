@@ -32,7 +32,6 @@ def read(*events: bytes) -> list[Chunk]:
 
 
 def test_a_stream_of_openai() -> None:
-    """Role, text, end, usage, [DONE]: text and end become chunks, the usage is the last one."""
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
     assert read(
         event(piece({"role": "assistant", "content": "", "refusal": None}), usage=None),
@@ -44,7 +43,7 @@ def test_a_stream_of_openai() -> None:
 
 
 def test_a_stream_of_vllm() -> None:
-    """Usage on every chunk is told once, at the end; null content and reasoning text are passed over."""
+    """Usage on every chunk is reported once, at the end; null content and reasoning text are dropped."""
     usage = {"prompt_tokens": 5, "total_tokens": 6, "completion_tokens": 1, "prompt_tokens_details": None}
     assert read(
         event(piece({"role": "assistant", "content": None}), usage={**usage, "completion_tokens": 0}),
@@ -55,13 +54,13 @@ def test_a_stream_of_vllm() -> None:
 
 
 def test_a_stream_without_done() -> None:
-    """A server that closes after every choice's end has answered; so has one that only says [DONE]."""
+    """A server may close after the end of every choice, or send only [DONE]."""
     assert read(event(piece({"content": "a"}, "eos_token"))) == [Chunk("a", tokens=1, finish_reason="stop")]
     assert read(event(piece({"content": "a"})), b" [DONE]") == [Chunk("a", tokens=1), Chunk(finish_reason="stop")]
 
 
 def test_tool_calls_with_missing_parts() -> None:
-    """Calls without an index count by place, without an id get one; later pieces carry no name."""
+    """Calls without an index count by position, without an id get one."""
     assert read(
         event(piece({"tool_calls": [{"function": {"name": "a", "arguments": "{}"}}, {"function": {"name": "b"}}]})),
         event(
@@ -74,8 +73,7 @@ def test_tool_calls_with_missing_parts() -> None:
     ]
 
 
-def test_what_follows_done_is_not_read() -> None:
-    """Bytes after the end cannot change the answer."""
+def test_bytes_after_done_are_ignored() -> None:
     assert read(event(piece({"content": "a"}, "stop")), b"[DONE]", b"garbage") == [
         Chunk("a", tokens=1, finish_reason="stop")
     ]
@@ -91,7 +89,6 @@ def test_what_follows_done_is_not_read() -> None:
     ],
 )
 def test_a_stream_that_stops_before_its_end(events: list[bytes]) -> None:
-    """No choice, or one left open, when the bytes end: broken, whatever came before."""
     with pytest.raises(StreamBroken):
         read(*events)
 
@@ -114,8 +111,7 @@ def test_a_stream_that_stops_before_its_end(events: list[bytes]) -> None:
         (event(piece({}, "abort")), "abort"),
     ],
 )
-def test_faults_in_a_stream(data: bytes, said: str) -> None:
-    """An error object, or what is no answer, is CloudFailed with what was said, and the phase that it happened in."""
+def test_errors_in_a_stream(data: bytes, said: str) -> None:
     with pytest.raises(CloudFailed, match=said) as caught:
         StreamDecoder().feed(data)
     assert caught.value.phase == "first_token"
@@ -127,13 +123,11 @@ def test_faults_in_a_stream(data: bytes, said: str) -> None:
 
 
 def test_done_without_an_answer() -> None:
-    """[DONE] alone answers nothing."""
     with pytest.raises(CloudFailed):
         StreamDecoder().feed(b"[DONE]")
 
 
 def test_a_whole_answer() -> None:
-    """Text, calls, refusal, logprobs and usage of a whole chat answer."""
     body = {
         "choices": [
             {
@@ -181,7 +175,7 @@ def test_a_whole_answer() -> None:
 
 
 def test_a_whole_completion() -> None:
-    """The legacy shape, its parallel lists of logprobs included; an echo's first token has none."""
+    """The first token of an echo has no logprob."""
     body = {
         "choices": [
             {
@@ -200,16 +194,14 @@ def test_a_whole_completion() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"choices":[]}', b'{"error":{"message":"no"}}', b"null"])
-def test_a_whole_answer_that_is_none(body: bytes) -> None:
-    """A 200 without an answer in it is a failed target."""
+def test_a_200_without_an_answer_is_a_failed_target(body: bytes) -> None:
     with pytest.raises(CloudFailed):
         decode_answer(body)
 
 
 @given(st.data(), st.integers(1, 3))
 @settings(max_examples=100)
-def test_what_we_send_reads_back(data, n) -> None:  # type: ignore[no-untyped-def]
-    """One of our own servers is an OpenAI-compatible target: streamed or whole, the answer arrives as it was given."""
+def test_our_own_answers_decode_to_what_was_encoded(data, n) -> None:  # type: ignore[no-untyped-def]
     request = Request(kind="chat", model="m", n=n, include_usage=True)
     chunks = data.draw(answers(n))
     expected, usage = coalesce(chunks)
@@ -244,7 +236,6 @@ _LIKELY = st.fixed_dictionaries(
 @given(st.binary(max_size=60) | _LIKELY.map(lambda value: json.dumps(value).encode()))
 @settings(max_examples=300)
 def test_anything_a_target_sends_is_an_answer_or_a_backend_error(data: bytes) -> None:
-    """No bytes of a target raise anything outside the error tree."""
     for decode in (decode_answer, lambda body: read(body, b"[DONE]")):
         try:
             chunks = decode(data)
@@ -253,8 +244,7 @@ def test_anything_a_target_sends_is_an_answer_or_a_backend_error(data: bytes) ->
         assert all(isinstance(chunk, Chunk) for chunk in chunks)
 
 
-def test_an_answer_cut_short_says_how_to_go_on() -> None:
-    """Our gateway's token comes with the end of the answer, whole or streamed."""
+def test_an_answer_cut_short_keeps_its_continue_token() -> None:
     said = {"causeway": {"continue": "token"}}
     chunks = read(event(piece({"content": "Hi"})), event(piece({}, "length"), **said), b"[DONE]")
     assert chunks == [Chunk("Hi", tokens=1), Chunk(finish_reason="length", resume="token")]
@@ -265,8 +255,8 @@ def test_an_answer_cut_short_says_how_to_go_on() -> None:
 
 @pytest.mark.parametrize("said", [None, "x", [], {}, {"continue": None}, {"continue": 5}, {"other": "x"}])
 @pytest.mark.parametrize("finish", ["length", "stop"])
-def test_what_others_say_under_our_name_is_passed_over(said: object, finish: str) -> None:
-    """Whatever it is, the answer is one; and an answer that was not cut has no rest."""
+def test_unexpected_values_in_our_field_are_ignored(said: object, finish: str) -> None:
+    """Also a token on an answer that was not cut short."""
     chunks = read(event(piece({"content": "Hi"}, finish), causeway=said), b"[DONE]")
     assert [chunk.resume for chunk in chunks] == [""]
     if finish == "stop":

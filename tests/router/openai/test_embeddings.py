@@ -19,14 +19,12 @@ VECTORS = Embeddings(((0.5, -1.0, 2.0), (0.0, 0.25, 1.0)), Usage(prompt_tokens=7
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_vectors_survive_the_wire(encoding: str) -> None:
-    """Numbers or base64: the same vectors come back, with the tokens."""
+def test_vectors_survive_a_round_trip(encoding: str) -> None:
     request = Request(kind="embedding", model="m", prompts=("a", "b"), encoding_format=encoding)
     assert decode_embeddings(encode_embeddings(request, VECTORS, "m")) == VECTORS
 
 
-def test_the_official_type_reads_numbers() -> None:
-    """The openai package's own type validates the answer."""
+def test_the_official_type_validates_numbers() -> None:
     body = encode_embeddings(Request(kind="embedding", model="m", prompts=("a", "b")), VECTORS, "encoder")
     answer = CreateEmbeddingResponse.model_validate_json(body, strict=True)
     assert [item.embedding for item in answer.data] == [list(vector) for vector in VECTORS.vectors]
@@ -34,14 +32,12 @@ def test_the_official_type_reads_numbers() -> None:
 
 
 def test_base64_is_little_endian_float32() -> None:
-    """The bytes are those that the official client unpacks."""
     request = Request(kind="embedding", model="m", prompts=("a", "b"), encoding_format="base64")
     data = json.loads(encode_embeddings(request, VECTORS, "m"))["data"]
     assert struct.unpack("<3f", base64.b64decode(data[0]["embedding"])) == VECTORS.vectors[0]
 
 
 def test_vectors_are_ordered_by_index() -> None:
-    """A target may answer in any order, or without indices."""
     body = json.dumps({"data": [{"index": 1, "embedding": [2]}, {"index": 0, "embedding": [1]}]}).encode()
     assert decode_embeddings(body).vectors == ((1.0,), (2.0,))
     body = json.dumps({"data": [{"embedding": [2]}, {"embedding": [1]}], "usage": {}}).encode()
@@ -64,13 +60,11 @@ def test_vectors_are_ordered_by_index() -> None:
     ],
 )
 def test_bad_vectors_are_a_failed_target(body: bytes) -> None:
-    """Missing, ragged, or undecodable vectors are refused."""
     with pytest.raises(CloudFailed):
         decode_embeddings(body)
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_vectors_or_a_failed_target(body: bytes) -> None:
-    """No bytes raise anything else."""
     with pytest.raises(CloudFailed):
         decode_embeddings(body)

@@ -1,4 +1,4 @@
-"""Bodies of requests: what becomes of good ones, and what each kind of bad one gets."""
+"""Request bodies: valid ones become requests, each kind of invalid one gets its error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ TOOL = {"type": "function", "function": {"name": "lamp", "parameters": {"type": 
 
 
 def test_every_chat_field_arrives() -> None:
-    """A body that uses all fields becomes a Request that holds them all."""
     body = chat(
         messages=[
             {"role": "developer", "content": "be brief"},
@@ -135,7 +134,7 @@ def test_every_chat_field_arrives() -> None:
 
 
 def test_null_is_absent() -> None:
-    """Optional fields sent as null are the same as fields not sent, as the official client's users do."""
+    """As users of the official client send it."""
     nulls = dict.fromkeys(
         [
             "temperature",
@@ -154,7 +153,6 @@ def test_null_is_absent() -> None:
 
 
 def test_every_completion_field_arrives() -> None:
-    """Legacy completions keep their own fields: echo, suffix, a count of logprobs."""
     body = {
         "model": "m",
         "prompt": ["a", ""],
@@ -181,7 +179,7 @@ def test_every_completion_field_arrives() -> None:
     [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1], [2, 3]], ((1,), (2, 3)))],
 )
 def test_four_kinds_of_input(given_input: object, prompts: object) -> None:
-    """Text, texts, token ids and lists of token ids; a bare list of ids is one input."""
+    """A bare list of token ids is one input."""
     body = json.dumps({"model": "m", "input": given_input, "dimensions": 8, "encoding_format": "base64"}).encode()
     request = parse_embedding(body, NONE)
     assert (request.prompts, request.dimensions, request.encoding_format) == (prompts, 8, "base64")
@@ -309,7 +307,7 @@ def test_four_kinds_of_input(given_input: object, prompts: object) -> None:
     ],
 )
 def test_bad_chat_bodies(body: bytes, param: str | None, error: type[InvalidRequest]) -> None:
-    """Each mistake is refused by the right class, under the key's path as OpenAI writes it."""
+    """Each error has the right class and the key's path as OpenAI writes it."""
     with pytest.raises(InvalidRequest) as caught:
         parse_chat(body, NONE)
     assert type(caught.value) is error
@@ -337,14 +335,13 @@ def test_bad_chat_bodies(body: bytes, param: str | None, error: type[InvalidRequ
     ],
 )
 def test_bad_prompts_and_inputs(parse, body, param) -> None:  # type: ignore[no-untyped-def]
-    """Completions and embeddings refuse their own mistakes likewise."""
     with pytest.raises(InvalidRequest) as caught:
         parse(json.dumps(body).encode(), NONE)
     assert caught.value.param == param
 
 
 def test_messages_say_what_where_and_what_to_do() -> None:
-    """An error is one a person can act on, and does not repeat the caller's text."""
+    """An error does not repeat the client's text."""
     with pytest.raises(InvalidRequest) as caught:
         parse_chat(chat(temperature=3), NONE)
     assert caught.value.message == "`temperature`: expected `float` <= 2.0, got 3. Send a number from 0 to 2."
@@ -363,14 +360,12 @@ def test_messages_say_what_where_and_what_to_do() -> None:
         ("prefer_cloud", "prefer_cloud", "prefer_cloud"),
     ],
 )
-def test_the_narrower_preference_holds(header, body, merged) -> None:  # type: ignore[no-untyped-def]
-    """Header and body may both speak; the body can narrow what the header says, never widen it."""
+def test_the_narrower_preference_applies(header, body, merged) -> None:  # type: ignore[no-untyped-def]
     request = parse_chat(chat(causeway={"prefer": body}), RoutingHints(prefer=header))
     assert request.hints.prefer == merged
 
 
-def test_wishes_add_up() -> None:
-    """Tags are united, the shorter deadline counts, the client is the header's."""
+def test_hints_of_headers_and_body_are_merged() -> None:
     hints = RoutingHints(tags=("b",), client="key-1", deadline_ms=100)
     request = parse_chat(chat(causeway={"tags": ["a", "b"], "deadline_ms": 500}), hints)
     assert request.hints == RoutingHints(None, ("a", "b"), "key-1", 100)
@@ -378,7 +373,6 @@ def test_wishes_add_up() -> None:
 
 @pytest.mark.parametrize(("header", "body"), [("only_on_device", "only_cloud"), ("prefer_cloud", "prefer_on_device")])
 def test_contradicting_preferences_are_refused(header, body) -> None:  # type: ignore[no-untyped-def]
-    """One of the two would be widened, so neither is taken."""
     with pytest.raises(InvalidRequest) as caught:
         parse_chat(chat(causeway={"prefer": body}), RoutingHints(prefer=header))
     assert caught.value.param == "causeway.prefer"
@@ -391,7 +385,7 @@ def test_the_order_of_a_schema_is_kept() -> None:
 
 
 def test_other_spellings_are_not_repeated_keys() -> None:
-    """Escapes, white space and long numbers make a body longer than its canonical form; that alone is no fault."""
+    """Escapes, white space and long numbers make a body longer than its canonical form."""
     body = (
         b'{ "model" : "auto", "messages":[{"role":"user","content":"caf\\u00e9 \\/"}], "temperature": 1.000, "x": 1e2}'
     )
@@ -401,16 +395,15 @@ def test_other_spellings_are_not_repeated_keys() -> None:
 
 @given(chat_requests())
 @settings(max_examples=150)
-def test_a_chat_request_survives_the_wire(request: Request) -> None:
-    """What is sent upstream reads back as the same request, without its wishes."""
+def test_a_chat_request_survives_a_round_trip(request: Request) -> None:
+    """Without its hints."""
     again = parse_chat(encode_request(request, request.model), NONE)
     assert again == _without_wishes(request)
 
 
 @given(completion_requests())
 @settings(max_examples=100)
-def test_a_completion_request_survives_the_wire(request: Request) -> None:
-    """The same for legacy completions."""
+def test_a_completion_request_survives_a_round_trip(request: Request) -> None:
     again = parse_completion(encode_request(request, request.model), NONE)
     assert again == _without_wishes(request)
 
@@ -420,14 +413,12 @@ def _without_wishes(request: Request) -> Request:
 
 
 @given(st.sampled_from(PARSERS), st.binary(max_size=200))
-def test_any_bytes_get_an_answer_from_the_error_tree(parse, body) -> None:  # type: ignore[no-untyped-def]
-    """No bytes raise anything but InvalidRequest."""
+def test_any_bytes_parse_or_raise_invalid_request(parse, body) -> None:  # type: ignore[no-untyped-def]
     _request_or_refusal(parse, body)
 
 
 @given(st.sampled_from(PARSERS), json_values)
-def test_any_json_gets_an_answer_from_the_error_tree(parse, value) -> None:  # type: ignore[no-untyped-def]
-    """No JSON value raises anything but InvalidRequest."""
+def test_any_json_parses_or_raises_invalid_request(parse, value) -> None:  # type: ignore[no-untyped-def]
     _request_or_refusal(parse, json.dumps(value).encode())
 
 
@@ -478,8 +469,8 @@ _LIKELY = st.sampled_from(
 
 @given(st.sampled_from(PARSERS), st.dictionaries(st.sampled_from(_FIELDS), _LIKELY | json_values, max_size=8))
 @settings(max_examples=300)
-def test_any_fields_get_an_answer_from_the_error_tree(parse, fields) -> None:  # type: ignore[no-untyped-def]
-    """Real field names with any values either parse or are refused, and what parses can be sent on."""
+def test_any_fields_parse_or_raise_invalid_request(parse, fields) -> None:  # type: ignore[no-untyped-def]
+    """What parses can also be encoded for a target."""
     document = {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x", **fields}
     request = _request_or_refusal(parse, json.dumps(document).encode())
     if request is not None:
@@ -488,8 +479,8 @@ def test_any_fields_get_an_answer_from_the_error_tree(parse, fields) -> None:  #
 
 @given(chat_requests(), st.data())
 @settings(max_examples=100)
-def test_a_damaged_body_gets_an_answer_from_the_error_tree(request: Request, data: st.DataObject) -> None:
-    """One byte changed, cut or doubled in a good body: parsed or refused, nothing else."""
+def test_a_damaged_body_parses_or_raises_invalid_request(request: Request, data: st.DataObject) -> None:
+    """One byte changed, removed or repeated in a valid body."""
     body = bytearray(encode_request(request, "m"))
     at = data.draw(st.integers(0, len(body) - 1))
     damage = data.draw(st.sampled_from(["change", "cut", "double"]))
@@ -504,7 +495,7 @@ def test_a_damaged_body_gets_an_answer_from_the_error_tree(request: Request, dat
 
 @pytest.mark.parametrize("depth", [100, 400, *range(900, 1000, 3)])
 def test_nesting_near_the_interpreters_limit(depth: int) -> None:
-    """Whatever depth the interpreter can still follow, each step of parsing and sending either works or refuses."""
+    """At any depth, each step of parsing and encoding either works or refuses."""
     body = chat(zz="@", tools=[{"type": "function", "function": {"name": "f", "parameters": {"x": "@"}}}])
     for opened, closed in (("[", "]"), ('{"a":', "}")):
         core = "1" if opened == "[" else "{}"
@@ -523,8 +514,8 @@ def _request_or_refusal(parse, body: bytes) -> Request | None:  # type: ignore[n
     return request
 
 
-def test_a_token_to_continue_with_is_taken_where_answers_can_be_continued() -> None:
-    """Chats and completions carry it; it is no wish, so that it is part of what a cache tells requests apart by."""
+def test_a_continue_token_is_accepted_only_if_answers_can_be_continued() -> None:
+    """It is part of the cache key, unlike a hint."""
     body = chat(causeway={"continue": "token", "tags": ["a"]})
     request = parse_chat(body, RoutingHints(), resumes=True)
     assert (request.resume, request.hints) == ("token", RoutingHints(tags=("a",)))

@@ -1,4 +1,4 @@
-"""Kept answers: stored, read back, and given again."""
+"""Cached answers: stored, read back, and delivered again."""
 
 from __future__ import annotations
 
@@ -27,14 +27,12 @@ CHUNKS = [Chunk("Hel", tokens=1), Chunk("lo", tokens=1), Chunk(finish_reason="st
 @given(st.data(), st.integers(1, 3))
 @settings(max_examples=80)
 def test_storing_loses_nothing(data, n) -> None:  # type: ignore[no-untyped-def]
-    """Chunks read back as they were stored, confidence and all."""
     chunks = [*data.draw(answers(n)), Chunk("x", confidence=Confidence(1, 0.5, -0.1, 0.2, 0.3))]
     assert decode_chunks(encode_chunks(chunks)) == tuple(chunks)
 
 
 @given(st.binary(max_size=80))
 def test_bad_bytes_are_a_value_error(data: bytes) -> None:
-    """An unreadable cache entry is refused, never raises anything else."""
     with pytest.raises(ValueError, match="stored chunks"):
         decode_chunks(data)
 
@@ -42,7 +40,6 @@ def test_bad_bytes_are_a_value_error(data: bytes) -> None:
 @given(st.data())
 @settings(max_examples=80)
 def test_damaged_bytes_are_chunks_or_a_value_error(data: st.DataObject) -> None:
-    """One byte changed or cut off: still nothing but chunks or ValueError."""
     stored = bytearray(encode_chunks(CHUNKS))
     at = data.draw(st.integers(0, len(stored) - 1))
     if data.draw(st.booleans()):
@@ -54,14 +51,13 @@ def test_damaged_bytes_are_chunks_or_a_value_error(data: st.DataObject) -> None:
 
 
 def test_another_version_is_refused() -> None:
-    """Entries that another release wrote are not guessed at."""
     other = msgspec.msgpack.encode([VERSION + 1, []])
     with pytest.raises(ValueError, match=f"version {VERSION + 1}"):
         decode_chunks(other)
 
 
-def test_the_stored_row_is_a_chunk() -> None:
-    """Whoever changes Chunk changes the row and raises the version."""
+def test_a_stored_chunk_has_the_fields_of_a_chunk() -> None:
+    """A change of Chunk needs the same change here, and another version."""
     assert StoredChunk.__struct_fields__ == Chunk.__struct_fields__
     assert typing.get_type_hints(StoredChunk) == typing.get_type_hints(Chunk)
     assert (VERSION, Chunk.__struct_fields__, TokenLogprob.__struct_fields__, Usage.__struct_fields__) == (
@@ -85,8 +81,7 @@ def test_the_stored_row_is_a_chunk() -> None:
 
 @given(st.data(), st.integers(1, 2), st.none() | st.just(1))
 @settings(max_examples=80)
-def test_a_kept_answer_is_the_answer(data, n, logprobs) -> None:  # type: ignore[no-untyped-def]
-    """Whole, a hit has the very bytes that encoding the chunks gives, under its own id and time."""
+def test_a_cached_answer_is_the_encoded_answer(data, n, logprobs) -> None:  # type: ignore[no-untyped-def]
     request = msgspec.structs.replace(CHAT, n=n, logprobs=logprobs)
     chunks = data.draw(answers(n))
     kept = CachedAnswer(request, "small", chunks)
@@ -97,8 +92,7 @@ def test_a_kept_answer_is_the_answer(data, n, logprobs) -> None:  # type: ignore
 
 @given(st.data(), st.integers(1, 2), st.booleans())
 @settings(max_examples=80)
-def test_a_kept_answer_streams(data, n, include_usage) -> None:  # type: ignore[no-untyped-def]
-    """Streamed, a hit is role, pieces, ends, usage if asked for, [DONE]; and it says what the whole answer says."""
+def test_a_cached_answer_streams(data, n, include_usage) -> None:  # type: ignore[no-untyped-def]
     chunks = data.draw(answers(n))
     kept = CachedAnswer(msgspec.structs.replace(CHAT, n=n), "small", chunks)
     *events, done = [event.data for event in SSEParser().feed(kept.stream("x", 5, include_usage=include_usage))]
@@ -117,7 +111,6 @@ def test_a_kept_answer_streams(data, n, include_usage) -> None:  # type: ignore[
 
 
 def test_each_hit_has_its_own_identity() -> None:
-    """The same entry serves two clients, whole and streamed, under different ids."""
     kept = CachedAnswer(CHAT, "small", CHUNKS)
     assert json.loads(kept.whole("a", 1))["id"] == "a"
     assert json.loads(kept.whole("b", 2))["id"] == "b"
@@ -125,23 +118,20 @@ def test_each_hit_has_its_own_identity() -> None:
 
 
 def test_a_legacy_completion_streams_again() -> None:
-    """Completions have no role; the text and its end are two events."""
     kept = CachedAnswer(Request(kind="completion", model="m", prompts=("p",)), "m", CHUNKS)
     events = [event.data for event in SSEParser().feed(kept.stream("x", 5))]
     assert [json.loads(event)["choices"][0]["text"] for event in events[:-1]] == ["Hello", ""]
 
 
 @pytest.mark.parametrize("chunks", [[], [Chunk("half")], [Chunk(usage=Usage(1, 1))]])
-def test_a_broken_answer_cannot_be_kept(chunks: list[Chunk]) -> None:
-    """What did not finish is refused before it can be given again."""
+def test_an_unfinished_answer_cannot_be_cached(chunks: list[Chunk]) -> None:
     with pytest.raises(StreamBroken):
         CachedAnswer(CHAT, "small", chunks)
 
 
 @given(st.data(), st.integers(1, 3))
 @settings(max_examples=60)
-def test_putting_together_twice_changes_nothing(data, n) -> None:  # type: ignore[no-untyped-def]
-    """An answer may be stored as its coarsest chunks: it stays the same answer."""
+def test_coalescing_twice_changes_nothing(data, n) -> None:  # type: ignore[no-untyped-def]
     choices, usage = coalesce(data.draw(answers(n)))
     assert coalesce([*choices, Chunk(usage=usage)]) == (choices, usage)
     assert [choice.index for choice in choices] == list(range(n))

@@ -1,4 +1,4 @@
-"""What is sent to a target: everything that was asked, nothing about routing."""
+"""The body that is sent to a target: the whole request, without routing hints."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from .values import chat_requests, hints
 
 @given(chat_requests(), hints)
 @settings(max_examples=100)
-def test_wishes_never_leave(request: Request, wished: RoutingHints) -> None:
-    """Whatever was wished for, the upstream body is the same as without any wish."""
+def test_hints_are_never_sent(request: Request, wished: RoutingHints) -> None:
     body = encode_request(msgspec.structs.replace(request, hints=wished), "m")
     assert body == encode_request(msgspec.structs.replace(request, hints=RoutingHints()), "m")
     assert not [key for key in json.loads(body) if "causeway" in key.lower()]
 
 
-def test_the_body_s_own_wishes_never_leave() -> None:
-    """The `causeway` object is read and goes no further, its values included."""
+def test_hints_of_the_body_are_never_sent() -> None:
     body = b"""{"model":"auto","messages":[{"role":"user","content":"hi"}],"zeta":[1],
         "causeway":{"prefer":"only_cloud","tags":["secret-tag"],"deadline_ms":987654}}"""
     sent = encode_request(parse_chat(body, RoutingHints(client="key-7", tags=("other-tag",))), "large")
@@ -34,16 +32,14 @@ def test_the_body_s_own_wishes_never_leave() -> None:
 @pytest.mark.parametrize(
     ("asked", "stream", "sent"), [(False, None, False), (True, None, True), (True, False, False), (False, True, True)]
 )
-def test_a_stream_always_asks_for_its_usage(asked: bool, stream: bool | None, sent: bool) -> None:
-    """We count tokens even where the client does not ask; a whole answer has its usage anyway."""
+def test_a_stream_always_requests_its_usage(asked: bool, stream: bool | None, sent: bool) -> None:
     body = json.loads(encode_request(Request(kind="chat", model="a", stream=asked), "m", stream=stream))
     assert body.get("stream", False) is sent
     assert body.get("stream_options") == ({"include_usage": True} if sent else None)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_the_limit_keeps_the_caller_s_name(name: str) -> None:
-    """Some servers know only the old name, some models refuse it: the caller chose."""
+def test_the_token_limit_keeps_the_clients_name(name: str) -> None:
     body = json.dumps({"model": "a", "messages": [{"role": "user", "content": "x"}], name: 5}).encode()
     sent = json.loads(encode_request(parse_chat(body, RoutingHints()), "m"))
     assert {key: sent.get(key) for key in ("max_tokens", "max_completion_tokens")} == {
@@ -53,7 +49,6 @@ def test_the_limit_keeps_the_caller_s_name(name: str) -> None:
     }
 
 
-def test_an_embedding_asks_for_numbers() -> None:
-    """base64 is between the client and us; every server knows numbers."""
+def test_an_embedding_requests_numbers() -> None:
     request = Request(kind="embedding", model="a", prompts=("x",), dimensions=4, encoding_format="base64", user="u")
     assert json.loads(encode_request(request, "m")) == {"model": "m", "input": "x", "dimensions": 4, "user": "u"}

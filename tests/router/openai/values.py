@@ -1,4 +1,4 @@
-"""Any valid value of the vocabulary, for property tests of the OpenAI dialect."""
+"""Hypothesis strategies: any valid value of the vocabulary, for tests of the OpenAI dialect."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ token_logprobs = st.builds(
 
 @st.composite
 def answers(draw: st.DrawFn, choices: int, *, tool_calls: bool = True) -> list[Chunk]:
-    """A finished answer of `choices` choices, their chunks interleaved in any order, the usage last."""
+    """Draw a finished answer of `choices` choices: chunks interleaved in any order, the usage last."""
     streams = [_choice(draw, index, tool_calls) for index in range(choices)]
     chunks: list[Chunk] = []
     while any(streams):

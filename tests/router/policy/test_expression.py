@@ -1,4 +1,4 @@
-"""Conditions: what compiles, what is refused at activation, what an absent signal does."""
+"""Conditions: what compiles, what is refused at activation, and the effect of an absent signal."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ def hot(temperature_c: float | None, **others: float | bool | None) -> Snapshot:
 @pytest.mark.parametrize("bound", ["85", "85.0", "8.5e1"])
 @pytest.mark.parametrize(("temperature_c", "answer"), [(85.5, True), (84.5, False), (85.0, False), (86, True)])
 def test_doubles_compare_with_ints_and_doubles(bound: str, temperature_c: float, answer: bool) -> None:
-    """`> 85` and `> 85.0` are the same, for readings that came as an int as well."""
+    """Also if the reading is an int."""
     assert evaluate(f"device.temperature_c > {bound}", hot(temperature_c)) is answer
 
 
 @pytest.mark.parametrize("bound", ["30", "30.0"])
 def test_ints_compare_with_ints_and_doubles(bound: str) -> None:
-    """A token count compares with 30 and with 30.0."""
     assert evaluate(f"request.prompt_tokens < {bound}", tokens=29) is True
     assert evaluate(f"request.prompt_tokens == {bound}", tokens=30) is True
 
@@ -93,7 +92,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("source", REFUSED)
 def test_each_mistake_is_refused_at_activation(source: str) -> None:
-    """A condition that cannot mean what it says is refused, with the place of the mistake and a way out."""
     offset, words = REFUSED[source]
     with pytest.raises(ExpressionError) as caught:
         compile_expression(source)
@@ -125,20 +123,17 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize("source", ACCEPTED)
-def test_what_means_something_is_accepted(source: str) -> None:
-    """Comprehensions, text functions, arithmetic, comments and names inside of strings are no mistakes."""
+def test_valid_conditions_are_accepted(source: str) -> None:
     assert isinstance(compile_expression(source), Expression)
 
 
-def test_only_what_is_named_outside_of_strings_and_comments_is_a_signal() -> None:
-    """The needs of a condition are its own names, not words in its strings."""
+def test_names_in_strings_and_comments_are_not_signals() -> None:
     expression = compile_expression('request.client == "device.cpu" // edge.queue\n || has(device.battery)')
     assert expression.signals == {"request.client", "device.battery"}
     assert expression.presences == {"device.battery"}
 
 
-def test_an_absent_signal_is_told_by_name() -> None:
-    """A condition that hangs on an absent signal has no answer; the fault names the signal."""
+def test_an_absent_signal_is_named() -> None:
     answer = evaluate("device.temperature_c > 85")
     assert isinstance(answer, EvaluationFailure)
     assert answer.absent == "device.temperature_c"
@@ -156,20 +151,17 @@ def test_an_absent_signal_is_told_by_name() -> None:
         ("has(request.n)", True),
     ],
 )
-def test_a_signal_is_needed_only_where_the_answer_hangs_on_it(source: str, answer: bool) -> None:
-    """`||` and `&&` have an answer if one side settles it; `has()` asks whether a signal is there."""
+def test_a_signal_is_needed_only_where_the_result_depends_on_it(source: str, answer: bool) -> None:
     assert evaluate(source, hot(None)) is answer
 
 
 @pytest.mark.parametrize("reading", [float("nan"), float("inf")])
-def test_a_reading_that_is_no_number_is_absent(reading: float) -> None:
-    """A probe that says NaN reads nothing: neither above nor below any bound."""
+def test_a_reading_that_is_nan_is_absent(reading: float) -> None:
     assert isinstance(evaluate("device.temperature_c > 85", hot(reading)), EvaluationFailure)
     assert isinstance(evaluate("device.temperature_c <= 85", hot(reading)), EvaluationFailure)
 
 
-def test_a_failure_at_run_time_is_a_fault_and_no_exception() -> None:
-    """An index beyond the list or a division by zero has no answer, and lacks no signal."""
+def test_a_failure_at_run_time_is_a_result_and_no_exception() -> None:
     for source in ("request.tags[3] == 'a'", "request.n / 0 > 1"):
         answer = evaluate(source)
         assert isinstance(answer, EvaluationFailure)
@@ -178,20 +170,17 @@ def test_a_failure_at_run_time_is_a_fault_and_no_exception() -> None:
 
 
 def test_constants_are_recognised() -> None:
-    """A condition without signals is always or never; one with signals is neither."""
     assert is_constant(compile_expression("1 < 2")) is True
     assert is_constant(compile_expression("1 > 2")) is False
     assert is_constant(compile_expression("request.stream")) is None
 
 
-def test_text_that_is_no_unicode_does_not_break_a_decision() -> None:
-    """A header byte that became a lone surrogate is compared as a replacement, not raised."""
+def test_lone_surrogates_do_not_break_a_decision() -> None:
     assert evaluate('"private" in request.tags', None, "\udcff", "private") is True
 
 
 @pytest.mark.parametrize("name", SIGNALS)
 def test_every_signal_of_the_table_can_be_read_and_compared(name: str) -> None:
-    """Each signal reads from a full snapshot as the type that the table says."""
     spec = SIGNALS[name]
     snapshot = Snapshot(
         device=DeviceSignals(50, False, 900, 0.5, 7, 0.9),
@@ -208,8 +197,7 @@ def test_every_signal_of_the_table_can_be_read_and_compared(name: str) -> None:
     assert name.partition(".")[0] in GROUPS
 
 
-def test_conditions_are_taken_apart_through_brackets_and_negation() -> None:
-    """Each operand of `&&`, `||` and `?:` is looked at by itself; what brackets a call stays whole."""
+def test_conditions_are_split_through_brackets_and_negation() -> None:
     tokens = [token for token in scan("!(a && (b || size(c || d))) ? e : f") if token.kind != "space"]
     found = ["".join(token.text for token in condition) for condition in conditions(tokens)]
     assert sorted(found) == ["a", "b", "e", "f", "size(c||d)"]
@@ -245,7 +233,6 @@ def test_conditions_are_taken_apart_through_brackets_and_negation() -> None:
     ).map(" ".join)
 )
 def test_any_text_compiles_or_is_refused(source: str) -> None:
-    """Whatever stands in a condition: it compiles and then answers, or it is an ExpressionFault."""
     try:
         expression = compile_expression(source)
     except ExpressionError:

@@ -1,4 +1,4 @@
-"""Policies: what is read, what each mistake is answered with, and where."""
+"""Policy files: what is accepted, and the message and location of each mistake."""
 
 from __future__ import annotations
 
@@ -243,7 +243,6 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_is_refused_with_file_line_column_and_key(mistake: str) -> None:
-    """A policy with one mistake is refused, and the message points at it."""
     text, (line, column, key), words = MISTAKES[mistake]
     with pytest.raises(PolicyError) as caught:
         parse_policy(text, "p.yaml")
@@ -255,14 +254,13 @@ def test_each_mistake_is_refused_with_file_line_column_and_key(mistake: str) -> 
 
 
 def test_the_policy_without_the_mistakes_is_accepted() -> None:
-    """The file that the mistakes were put into has no problem of its own."""
     policy, problems = check_policy(GOOD, "p.yaml")
     assert policy is not None
     assert problems == ()
 
 
 def test_every_mistake_of_a_file_is_reported_in_its_order() -> None:
-    """One look shows all that is wrong, top to bottom; the raised error names the first and counts the rest."""
+    """The raised error names the first and counts the rest."""
     text = GOOD.replace("at: edge", "at: egde").replace("name: p", "name: 5") + "zzz: 1\n"
     policy, problems = check_policy(text, "p.yaml")
     assert policy is None
@@ -272,7 +270,6 @@ def test_every_mistake_of_a_file_is_reported_in_its_order() -> None:
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_parsed() -> None:
-    """More than 256 KB is refused by size, whatever it holds; a comment counts."""
     with pytest.raises(PolicyError, match="larger than 256 KB"):
         parse_policy(GOOD + "#" * (256 * 1024))
     with pytest.raises(PolicyError, match="larger than 256 KB"):
@@ -281,7 +278,6 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_parsed() -> None:
 
 @pytest.mark.parametrize("deep", ["[" * 5000, "{a: " * 5000, "- " * 5000, "[" * 17 + "]" * 17])
 def test_deep_nesting_is_refused_without_exhausting_the_stack(deep: str) -> None:
-    """A file of brackets is an error with a place, not a crash."""
     with pytest.raises(PolicyError):
         parse_policy("version: " + deep, "p.yaml")
 
@@ -290,13 +286,11 @@ def test_deep_nesting_is_refused_without_exhausting_the_stack(deep: str) -> None
     "text", ["\x00", '"\\U00110000"', "%YAML " + "9" * 5000 + ".1\n--- a", '"\\ud800"', "a: 'x\x07'"]
 )
 def test_odd_bytes_are_refused(text: str) -> None:
-    """Control characters, escapes beyond Unicode, lone surrogates and absurd directives are errors of the policy."""
     with pytest.raises(PolicyError):
         parse_policy(text, "p.yaml")
 
 
-def test_the_designs_example_is_read_whole() -> None:
-    """The example of the design becomes targets, rules, limits and the signals that it names."""
+def test_the_example_policy_is_read_completely() -> None:
     policy = kiosk()
     assert policy.name == "retail-kiosk"
     assert [(t.name, t.at, t.timeout_s, t.usd_per_1k_tokens) for t in policy.targets] == [
@@ -312,7 +306,7 @@ def test_the_designs_example_is_read_whole() -> None:
 
 
 def test_only_the_signals_that_are_named_are_needed() -> None:
-    """The needs are told apart by phase, so that the cache does not wait for a token count."""
+    """Per phase, so that the cache does not wait for a token count."""
     policy = kiosk()
     assert policy.constraint_needs.signals == {"request.tags"}
     assert policy.cache_needs.signals == {"request.tags", "request.temperature"}
@@ -325,8 +319,7 @@ def test_only_the_signals_that_are_named_are_needed() -> None:
     assert policy.needs == policy.route_needs.signals | policy.cache_needs.signals
 
 
-def test_the_revision_is_the_contents_and_not_the_layouts() -> None:
-    """Comments, quotes and the order of keys leave the revision; a value changes it."""
+def test_the_revision_depends_on_content_not_on_layout() -> None:
     plain = parse_policy(GOOD).revision
     assert len(plain) == 12
     assert parse_policy("# a comment\n" + GOOD.replace("name: p", 'name: "p"')).revision == plain
@@ -336,7 +329,6 @@ def test_the_revision_is_the_contents_and_not_the_layouts() -> None:
 
 
 def test_a_policy_cannot_be_changed() -> None:
-    """A running policy is frozen down to its rules."""
     policy = kiosk()
     with pytest.raises(AttributeError):
         policy.name = "other"  # type: ignore[misc]
@@ -376,8 +368,7 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize("doubt", WARNINGS)
-def test_each_doubt_is_a_warning_and_the_policy_works(doubt: str) -> None:
-    """What is allowed but hardly meant is told, and does not keep the policy from loading."""
+def test_each_warning_leaves_the_policy_usable(doubt: str) -> None:
     text, key, words = WARNINGS[doubt]
     policy, problems = check_policy(text, "p.yaml")
     assert policy is not None
@@ -413,21 +404,18 @@ trees = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(trees)
 def test_any_tree_is_a_policy_or_a_policy_error(tree: object) -> None:
-    """Whatever YAML says, the answer is a policy or a PolicyError."""
     accepted_or_refused(yaml.safe_dump(tree, allow_unicode=True))
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=200) | st.text(alphabet="{}[]&*!|>-:,?#%@'\"\\ \n\tab1.", max_size=60))
 def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
-    """Text that is no YAML is refused the same way."""
     accepted_or_refused(text)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, len(KIOSK) - 1), st.integers(0, 12), st.text(alphabet="{}[]&*!|>-:,'\"\\ \nab1.", max_size=4))
-def test_a_policy_with_a_hole_is_accepted_or_refused(start: int, length: int, patch: str) -> None:
-    """A good file that was damaged anywhere loads or is refused; it never raises anything else."""
+def test_a_damaged_policy_is_accepted_or_refused(start: int, length: int, patch: str) -> None:
     accepted_or_refused(KIOSK[:start] + patch + KIOSK[start + length :])
 
 

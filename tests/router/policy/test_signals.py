@@ -1,4 +1,4 @@
-"""The table of signals: what is derived from a request."""
+"""The signal table: what is derived from a request."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tests.router.sample_requests import chat
     ],
 )
 def test_modalities_are_those_of_all_messages(parts: tuple[Part, ...], found: list[str]) -> None:
-    """Each kind of content once, text first, wherever in the talk it stands."""
+    """Each kind once, text first."""
     messages = (Message("user", parts), Message("assistant", None), Message("user", "and now?"))
     assert modalities(msgspec.structs.replace(chat(), messages=messages)) == found
 
 
 def test_a_request_without_temperature_reads_as_openais_default() -> None:
-    """1.0, so that a rule for greedy requests does not hold by accident; embeddings draw nothing."""
+    """So a rule for greedy requests does not hold by accident."""
     read = SIGNALS["request.temperature"].read
     assert read(chat(), Snapshot(), Estimates()) == 1.0
     assert read(chat(temperature=0), Snapshot(), Estimates()) == 0.0
@@ -47,13 +47,11 @@ def test_a_request_without_temperature_reads_as_openais_default() -> None:
 @pytest.mark.parametrize(
     ("temperature", "n", "sampled"), [(None, 1, True), (0.0, 1, False), (0, 2, True), (0.1, 1, True)]
 )
-def test_only_one_greedy_answer_is_not_sampled(temperature: float | None, n: int, sampled: bool) -> None:
-    """Temperature 0 and one choice; all else is a draw."""
+def test_only_temperature_zero_with_one_choice_is_not_sampled(temperature: float | None, n: int, sampled: bool) -> None:
     assert is_sampled(chat(temperature=temperature, n=n)) is sampled
 
 
 def test_tools_and_json_are_wanted_only_where_they_may_be_used() -> None:
-    """tool_choice none and response_format text ask for nothing special."""
     offered = msgspec.structs.replace(chat(), tools=(Tool("t"),))
     assert wants_tools(offered)
     assert not wants_tools(msgspec.structs.replace(offered, tool_choice=ToolChoice("none")))
@@ -63,6 +61,5 @@ def test_tools_and_json_are_wanted_only_where_they_may_be_used() -> None:
 
 
 @pytest.mark.parametrize("name", ["request.max_tokens", "request.deadline_ms", "request.prompt_tokens"])
-def test_what_nobody_said_is_absent(name: str) -> None:
-    """A limit, a deadline or a count that is not there is no zero."""
+def test_values_that_are_not_set_are_absent(name: str) -> None:
     assert SIGNALS[name].read(chat(), Snapshot(), Estimates()) is None

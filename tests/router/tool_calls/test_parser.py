@@ -23,7 +23,7 @@ Call = tuple[str, str]
 
 
 def parse(text: str, *cuts: int, request: Request = LAMP) -> tuple[str, list[Call]]:
-    """The text for the client and the calls (name, arguments) of an answer that arrives in pieces."""
+    """Return the client's text and the calls (name, arguments) of an answer that arrives in pieces."""
     parser = ToolCallParser(request)
     ends = [*sorted(cuts), len(text)]
     results = [parser.feed(text[start:end]) for start, end in zip([0, *ends], ends, strict=False)] + [parser.finish()]
@@ -81,12 +81,10 @@ CASES: list[tuple[str, str, list[Call]]] = [
 
 @pytest.mark.parametrize(("text", "left", "calls"), CASES)
 def test_what_is_a_call_and_what_is_text(text: str, left: str, calls: list[Call]) -> None:
-    """Each way to write a call is understood; all else reaches the client unchanged."""
     assert parse(text) == (left, calls)
 
 
 def test_arguments_too_deep_to_read_are_text() -> None:
-    """Nesting that the interpreter cannot follow is no call, and no crash."""
     text = '{"name":"lamp","arguments":' + '{"a":' * 100_000 + "1" + "}" * 100_001
     left, calls = parse(text, 10, 1000, 400_000)
     assert left == text
@@ -95,7 +93,6 @@ def test_arguments_too_deep_to_read_are_text() -> None:
 
 @pytest.mark.parametrize("text", [case[0] for case in CASES])
 def test_token_by_token_is_the_same(text: str) -> None:
-    """One character at a time gives the same text and calls as all at once."""
     assert parse(text, *range(len(text))) == parse(text)
 
 
@@ -126,7 +123,6 @@ _FRAGMENTS = st.lists(
 @given(_FRAGMENTS | st.text(max_size=30), st.data())
 @settings(max_examples=500)
 def test_any_cutting_gives_the_same(text: str, data: st.DataObject) -> None:
-    """However the text is cut, the same text and calls come out."""
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=10))
     assert parse(text, *cuts) == parse(text)
 
@@ -134,7 +130,6 @@ def test_any_cutting_gives_the_same(text: str, data: st.DataObject) -> None:
 @given(_FRAGMENTS | st.text(max_size=30))
 @settings(max_examples=200)
 def test_without_a_call_nothing_changes(text: str) -> None:
-    """If no call comes out, the client gets every character, in order."""
     left, calls = parse(text)
     if not calls:
         assert left == text
@@ -148,15 +143,14 @@ def test_without_a_call_nothing_changes(text: str) -> None:
     ],
 )
 def test_without_tools_text_passes_at_once(request_: Request) -> None:
-    """No tools, or none allowed: nothing is held back, nothing is a call."""
     parser = ToolCallParser(request_)
     assert parser.feed('{"name"') == ('{"name"', ())
     assert parser.finish() == ("", ())
     assert parse(CALL, request=request_) == (CALL, [])
 
 
-def test_text_is_held_no_longer_than_it_must() -> None:
-    """Prose flows at once; JSON flows as soon as its first key says that it is no call."""
+def test_text_is_held_only_while_it_may_become_a_call() -> None:
+    """Prose passes at once; JSON as soon as its first key rules out a call."""
     parser = ToolCallParser(LAMP)
     assert parser.feed('{"ci') == ("", ())
     assert parser.feed('ty": ')[0] == '{"city": '
@@ -167,8 +161,8 @@ def test_text_is_held_no_longer_than_it_must() -> None:
     assert ToolCallParser(LAMP).feed("I <b")[0] == "I <b"
 
 
-def test_ids_tell_calls_apart() -> None:
-    """Two equal calls in one answer, or in two turns, have different ids; the same answer read twice has the same."""
+def test_equal_calls_have_different_ids() -> None:
+    """In one answer and in two turns; the same answer read twice has the same ids."""
 
     def ids(request: Request) -> list[str | None]:
         return [call.id for call in ToolCallParser(request).feed(f"{CALL}\n{CALL}")[1]]
@@ -187,6 +181,5 @@ def test_ids_tell_calls_apart() -> None:
     st.booleans(),
 )
 def test_arguments_arrive_as_they_were_written(arguments: dict[str, object], ascii_only: bool) -> None:
-    """Any arguments survive, in the model's own spelling."""
     written = json.dumps(arguments, ensure_ascii=ascii_only)
     assert parse(f'{{"name": "fan", "arguments": {written}}}') == ("", [("fan", written)])

@@ -1,4 +1,4 @@
-"""The schema that an answer must obey, and the text that a call copies."""
+"""The schema of an answer, and the text that a call copies."""
 
 from __future__ import annotations
 
@@ -36,39 +36,36 @@ FAN_CALL = call("fan", {"type": "object", "properties": {}, "additionalPropertie
 
 
 @pytest.mark.parametrize("wanted", [None, ResponseFormat("text")])
-def test_a_free_answer_has_no_schema(wanted: ResponseFormat | None) -> None:
-    """Text, with tools that may be called or none at all, is not constrained."""
+def test_an_unconstrained_answer_has_no_schema(wanted: ResponseFormat | None) -> None:
     assert schema(wanted=wanted) == ""
     assert schema(LAMP, wanted=wanted) == ""
     assert schema(LAMP, choice=ToolChoice("none"), wanted=wanted) == ""
 
 
 def test_a_response_format_is_its_schema() -> None:
-    """json_object is any object; json_schema is the caller's text, in the caller's order."""
     assert schema(wanted=ResponseFormat("json_object")) == {"type": "object"}
     request = Request(kind="chat", model="m", response_format=FORMAT)
     assert answer_schema(request) == FORMAT.schema
 
 
 def test_a_required_call_is_one_of_the_tools() -> None:
-    """Each tool is a branch; a tool without parameters takes an empty object."""
+    """A tool without parameters takes an empty object."""
     assert schema(LAMP, FAN, choice=ToolChoice("required")) == {"anyOf": [LAMP_CALL, FAN_CALL]}
 
 
 def test_a_named_call_is_that_tool_alone() -> None:
-    """The others are not offered, and a response format does not matter: the answer is a call."""
+    """A response format does not matter: the answer is a call."""
     assert schema(LAMP, FAN, choice=ToolChoice("function", "fan"), wanted=FORMAT) == FAN_CALL
 
 
 def test_a_format_with_tools_is_either() -> None:
-    """Where tools may be called the answer obeys the format or is a call; under `none` only the format."""
+    """Under tool_choice none only the format."""
     assert schema(LAMP, wanted=FORMAT) == {"anyOf": [json.loads(FORMAT.schema), LAMP_CALL]}
     assert schema(LAMP, wanted=ResponseFormat("json_object")) == {"type": "object"}
     assert schema(LAMP, choice=ToolChoice("none"), wanted=FORMAT) == json.loads(FORMAT.schema)
 
 
 def test_references_follow_their_schema() -> None:
-    """A schema with references is moved under $defs, where they still point at what they meant."""
     tree = Tool(
         "tree",
         parameters='{"properties":{"t":{"$ref":"#/$defs/T"},"$ref":{"type":"null"}},'
@@ -97,7 +94,6 @@ def test_references_follow_their_schema() -> None:
 
 
 def test_a_schema_too_deep_to_move_is_refused() -> None:
-    """Nesting that the interpreter cannot follow is the caller's fault, not a crash."""
     deep = Tool("deep", parameters='{"$ref":"#","x":' + "[" * 5000 + "]" * 5000 + "}")
     with pytest.raises(InvalidGrammar):
         schema(deep, choice=ToolChoice("required"))
