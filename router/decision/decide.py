@@ -4,8 +4,8 @@
 
 1. Constraints: each one that holds binds the request to the device. A constraint that cannot be evaluated binds too
    (fail closed).
-2. Candidates: the target that an answer is continued by, the targets that the client named, or the targets of the
-   first route that holds.
+2. Candidates: the target of the answer that the client continues, the targets that the client named, or the targets
+   of the first route that holds.
 3. Exclusion: by constraint, by the client's preference, by the abilities of a target. Each exclusion is a reason.
 4. Order: the client's preference moves targets forward within what the route lists; targets that are down go last.
 5. Plans: with the handoff where a later target can take over, and never for a request that stays on the device.

@@ -12,11 +12,11 @@ targets:
   small:  {at: edge,  model: assistant}
   large:  {at: cloud, model: assistant-large, timeout: 4s, usd_per_1k_tokens: 0.07}
   medium: {at: cloud, model: assistant-medium}
-constraints:                       # bind every route, fallback, cache, queue and log; fail closed
+constraints:                       # restrict every route, fallback, cache, queue and log; fail closed
   - name: private-stays
     when: '"private" in request.tags'
     keep: on_device
-routes:                            # first rule that holds wins; `use` is the order of attempts
+routes:                            # the first rule that holds decides; `use` is the order of attempts
   - name: hot-device
     when: device.temperature_c > 85.0 || device.memory_free_mb < 300
     use: [large, small]
@@ -26,12 +26,12 @@ routes:                            # first rule that holds wins; `use` is the or
     handoff: {after_tokens: 8, below: 0.55}
   - name: otherwise
     use: [large, medium, small]
-cache:                             # first rule that holds wins; no rule, no caching
+cache:                             # the first rule that holds decides
   - when: request.temperature == 0.0
     exact: {ttl: 30s, stale_if_error: 10m}
 limits: {concurrent: 16, queue: 64, per_client_rps: 20}
 """
-"""The example of the design, word for word."""
+"""The example of DESIGN.md."""
 
 
 def kiosk() -> Policy:
@@ -56,13 +56,15 @@ def chat(
     )
 
 
-def sure(score: float, tokens: int = 8) -> Confidence:
+def confidence_of(score: float, tokens: int = 8) -> Confidence:
     return Confidence(tokens=tokens, score=score, logprob=-0.1, margin=0.5, entropy=0.4)
 
 
-def piece(text: str = "x", *, tokens: int = 1, score: float | None = None, index: int = 0) -> Chunk:
-    return Chunk(text=text, index=index, tokens=tokens, confidence=None if score is None else sure(score, tokens))
+def chunk_of(text: str = "x", *, tokens: int = 1, score: float | None = None, index: int = 0) -> Chunk:
+    return Chunk(
+        text=text, index=index, tokens=tokens, confidence=None if score is None else confidence_of(score, tokens)
+    )
 
 
-def last(*, index: int = 0) -> Chunk:
+def end_chunk(*, index: int = 0) -> Chunk:
     return Chunk(index=index, finish_reason="stop")

@@ -27,41 +27,41 @@ from router.errors import (
     UnsupportedFeature,
 )
 from router.types import AttemptPlan, Decision, Estimates, Handoff, Snapshot, Target
-from tests.router.sample_requests import chat, kiosk, last, piece
+from tests.router.sample_requests import chat, chunk_of, end_chunk, kiosk
 
 SMALL = Target("small", "edge", "assistant")
 LARGE = Target("large", "cloud", "assistant-large")
-UNSURE = Handoff(after_tokens=1, below=0.5)
+HANDOFF = Handoff(after_tokens=1, below=0.5)
 
 
-def course(*plans: AttemptPlan, stream: bool = True) -> AttemptSequence:
+def new_sequence(*plans: AttemptPlan, stream: bool = True) -> AttemptSequence:
     return AttemptSequence(Decision("p", "r", "rule", plans), stream=stream, arrived=0.0)
 
 
-def fail(one: AttemptSequence, error: CausewayError) -> str:
-    attempt = one.next_attempt()
+def fail(sequence: AttemptSequence, error: CausewayError) -> str:
+    attempt = sequence.next_attempt()
     assert attempt is not None
     attempt.start(1.0)
     attempt.fail(error, 2.0)
-    return one.next_step(error)
+    return sequence.next_step(error)
 
 
-def hand_off(one: AttemptSequence) -> str:
-    attempt = one.next_attempt()
+def hand_off(sequence: AttemptSequence) -> str:
+    attempt = sequence.next_attempt()
     assert attempt is not None
     attempt.start(1.0)
     with pytest.raises(LowConfidence) as caught:
-        attempt.receive(piece(score=0.1), 2.0)
+        attempt.receive(chunk_of(score=0.1), 2.0)
     attempt.fail(caught.value, 2.0)
-    return one.next_step(caught.value)
+    return sequence.next_step(caught.value)
 
 
-def answer(one: AttemptSequence) -> None:
-    attempt = one.next_attempt()
+def answer(sequence: AttemptSequence) -> None:
+    attempt = sequence.next_attempt()
     assert attempt is not None
     attempt.start(1.0)
-    attempt.receive(piece(score=0.9), 2.0)
-    attempt.receive(last(), 2.0)
+    attempt.receive(chunk_of(score=0.9), 2.0)
+    attempt.receive(end_chunk(), 2.0)
     attempt.finish(3.0)
 
 
@@ -93,13 +93,13 @@ def test_an_invalid_request_a_deadline_and_a_disconnect_end_the_sequence(error: 
 
 
 def test_the_attempts_come_in_the_decisions_order() -> None:
-    one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
-    assert fail(one, EngineCrashed("x")) == "next"
-    answer(one)
-    assert one.next_attempt() is None
-    assert [a.plan.target.name for a in one.attempts] == ["small", "large"]
-    assert one.degraded
-    assert [r.state for r in one.records(5.0)] == ["failed", "done"]
+    sequence = new_sequence(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    assert fail(sequence, EngineCrashed("x")) == "next"
+    answer(sequence)
+    assert sequence.next_attempt() is None
+    assert [a.plan.target.name for a in sequence.attempts] == ["small", "large"]
+    assert sequence.degraded
+    assert [r.state for r in sequence.records(5.0)] == ["failed", "done"]
 
 
 def test_an_answer_in_place_of_a_target_that_is_down_is_degraded() -> None:
@@ -116,98 +116,98 @@ def test_an_answer_in_place_of_a_target_that_is_down_is_degraded() -> None:
 
 
 def test_an_answer_after_a_handoff_is_not_degraded() -> None:
-    one = course(AttemptPlan(SMALL, UNSURE), AttemptPlan(LARGE), AttemptPlan(SMALL))
-    assert hand_off(one) == "next"
-    answer(one)
-    assert not one.degraded
-    assert [r.state for r in one.records(5.0)] == ["handed_off", "done"]
+    sequence = new_sequence(AttemptPlan(SMALL, HANDOFF), AttemptPlan(LARGE), AttemptPlan(SMALL))
+    assert hand_off(sequence) == "next"
+    answer(sequence)
+    assert not sequence.degraded
+    assert [r.state for r in sequence.records(5.0)] == ["handed_off", "done"]
 
 
 def test_if_all_targets_after_a_handoff_fail_the_first_one_answers_after_all() -> None:
     """The answer of low confidence is marked degraded."""
-    one = course(AttemptPlan(SMALL, UNSURE), AttemptPlan(LARGE), AttemptPlan(SMALL))
-    assert hand_off(one) == "next"
-    assert fail(one, CloudUnreachable("x")) == "next"
-    answer(one)
-    assert one.degraded
-    assert [r.state for r in one.records(5.0)] == ["handed_off", "failed", "done"]
+    sequence = new_sequence(AttemptPlan(SMALL, HANDOFF), AttemptPlan(LARGE), AttemptPlan(SMALL))
+    assert hand_off(sequence) == "next"
+    assert fail(sequence, CloudUnreachable("x")) == "next"
+    answer(sequence)
+    assert sequence.degraded
+    assert [r.state for r in sequence.records(5.0)] == ["handed_off", "failed", "done"]
 
 
 def test_a_target_that_failed_is_not_tried_again_as_last_resort() -> None:
-    one = course(AttemptPlan(SMALL, UNSURE), AttemptPlan(LARGE), AttemptPlan(SMALL))
-    assert fail(one, EngineCrashed("x")) == "next"
+    sequence = new_sequence(AttemptPlan(SMALL, HANDOFF), AttemptPlan(LARGE), AttemptPlan(SMALL))
+    assert fail(sequence, EngineCrashed("x")) == "next"
     error = CloudUnreachable("y")
-    assert fail(one, error) == "raise"
-    assert one.next_attempt() is None
-    assert isinstance(one.final_error(error), AllAttemptsFailed)
+    assert fail(sequence, error) == "raise"
+    assert sequence.next_attempt() is None
+    assert isinstance(sequence.final_error(error), AllAttemptsFailed)
 
 
 def test_a_committed_attempt_is_the_last_one() -> None:
-    one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
-    attempt = one.next_attempt()
+    sequence = new_sequence(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    attempt = sequence.next_attempt()
     assert attempt is not None
     attempt.start(1.0)
-    attempt.receive(piece(), 2.0)
+    attempt.receive(chunk_of(), 2.0)
     error = EngineCrashed("x", phase="stream")
     attempt.fail(error, 3.0)
-    assert one.next_step(error) == "raise"
-    assert one.final_error(error) is error
+    assert sequence.next_step(error) == "raise"
+    assert sequence.final_error(error) is error
 
 
 def test_a_whole_answer_that_breaks_is_made_by_the_next_target() -> None:
     """A client that does not stream has no bytes yet."""
-    one = course(AttemptPlan(LARGE), AttemptPlan(SMALL), stream=False)
-    attempt = one.next_attempt()
+    sequence = new_sequence(AttemptPlan(LARGE), AttemptPlan(SMALL), stream=False)
+    attempt = sequence.next_attempt()
     assert attempt is not None
     attempt.start(1.0)
-    attempt.receive(piece(), 2.0)
+    attempt.receive(chunk_of(), 2.0)
     error = CloudTimeout("x", phase="stream")
     attempt.fail(error, 3.0)
-    assert one.next_step(error) == "next"
+    assert sequence.next_step(error) == "next"
 
 
 def test_the_last_error_has_every_attempts_reason() -> None:
-    one = course(AttemptPlan(LARGE), AttemptPlan(SMALL))
-    fail(one, CloudSaturated("busy", retry_after_s=7.0))
+    sequence = new_sequence(AttemptPlan(LARGE), AttemptPlan(SMALL))
+    fail(sequence, CloudSaturated("busy", retry_after_s=7.0))
     error = EngineCrashed("killed", retry_after_s=2.0)
-    fail(one, error)
-    told = one.final_error(error)
-    assert isinstance(told, AllAttemptsFailed)
-    assert told.message == "every attempt failed: large: cloud_saturated (busy); small: engine_crashed (killed)"
-    assert told.retry_after_s == 2.0
+    fail(sequence, error)
+    final_error = sequence.final_error(error)
+    assert isinstance(final_error, AllAttemptsFailed)
+    assert final_error.message == "every attempt failed: large: cloud_saturated (busy); small: engine_crashed (killed)"
+    assert final_error.retry_after_s == 2.0
 
 
 def test_saturation_everywhere_is_429_with_a_wait() -> None:
-    one = course(AttemptPlan(LARGE), AttemptPlan(SMALL))
-    fail(one, CloudSaturated("busy"))
+    sequence = new_sequence(AttemptPlan(LARGE), AttemptPlan(SMALL))
+    fail(sequence, CloudSaturated("busy"))
     error = QueueFull("full", retry_after_s=3.0)
-    fail(one, error)
-    told = one.final_error(error)
-    assert (told.status, told.retry_after_s) == (429, 3.0)
+    fail(sequence, error)
+    final_error = sequence.final_error(error)
+    assert (final_error.status, final_error.retry_after_s) == (429, 3.0)
 
 
 def test_a_prompt_too_long_for_all_targets_is_400() -> None:
-    one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
-    assert fail(one, ContextLengthExceeded("9000 > 2048")) == "next"
+    sequence = new_sequence(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    assert fail(sequence, ContextLengthExceeded("9000 > 2048")) == "next"
     error = ContextLengthExceeded("9000 > 4096")
-    assert fail(one, error) == "raise"
-    assert one.final_error(error) is error
+    assert fail(sequence, error) == "raise"
+    assert sequence.final_error(error) is error
 
 
 def test_a_prompt_too_long_for_the_device_does_not_degrade_the_answer() -> None:
-    one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
-    fail(one, ContextLengthExceeded("9000 > 2048"))
-    answer(one)
-    assert not one.degraded
+    sequence = new_sequence(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    fail(sequence, ContextLengthExceeded("9000 > 2048"))
+    answer(sequence)
+    assert not sequence.degraded
 
 
 def test_a_deadline_is_504_whatever_failed_before() -> None:
-    one = course(AttemptPlan(SMALL), AttemptPlan(LARGE))
-    fail(one, EngineCrashed("x"))
+    sequence = new_sequence(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    fail(sequence, EngineCrashed("x"))
     error = DeadlineExceeded("late")
-    assert fail(one, error) == "raise"
-    assert one.final_error(error) is error
-    assert one.attempts[-1].state is AttemptState.TIMED_OUT
+    assert fail(sequence, error) == "raise"
+    assert sequence.final_error(error) is error
+    assert sequence.attempts[-1].state is AttemptState.TIMED_OUT
 
 
 def test_without_a_route_the_error_names_what_excluded_each_target() -> None:

@@ -103,7 +103,7 @@ def test_results_of_earlier_calls_do_not_count_while_open() -> None:
     breaker.cancelled(1.0)
     assert breaker.state(4.9) == "open"
     assert breaker.state(5.0) == "half_open"
-    breaker.failure(5.0)  # nobody probes: from before as well
+    breaker.failure(5.0)  # no probe is under way: an earlier call
     assert breaker.state(5.0) == "half_open"
 
 

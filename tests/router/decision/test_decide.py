@@ -124,7 +124,7 @@ def test_only_on_device_is_never_handed_off() -> None:
 
 
 @pytest.mark.parametrize(
-    "request_", [chat(prefer="only_on_device"), chat(tags=("private",))], ids=["wish", "constraint"]
+    "request_", [chat(prefer="only_on_device"), chat(tags=("private",))], ids=["preference", "constraint"]
 )
 def test_a_request_bound_to_the_device_is_not_handed_off_inside_it(request_: Request) -> None:
     """Two models on the device, and nothing is excluded."""
@@ -177,7 +177,7 @@ def test_naming_a_cloud_target_does_not_lift_a_constraint(model: str) -> None:
     assert decision.reasons[-1].code == "no_route"
 
 
-# --- wishes ----------------------------------------------------------------------------------------------------------
+# --- preferences -----------------------------------------------------------------------------------------------------
 
 
 def test_prefer_cloud_moves_the_cloud_forward_within_the_route() -> None:
@@ -398,7 +398,7 @@ hints = st.builds(
 requests = st.builds(
     Request,
     kind=st.sampled_from(["chat", "completion", "embedding"]),
-    model=st.sampled_from([AUTO, "small", "large", "medium", "assistant-large", "nobody"]),
+    model=st.sampled_from([AUTO, "small", "large", "medium", "assistant-large", "unknown"]),
     messages=st.just((Message("user", "hi"),)) | st.just((Message("user", (ImagePart("data:"),)),)),
     max_tokens=counts,
     sampling=st.builds(Sampling, temperature=st.none() | st.floats(0, 2)),
@@ -426,7 +426,7 @@ def test_a_bound_request_never_leaves(request: Request, snapshot: Snapshot, know
     try:
         decision = decide(STRICT, request, snapshot, known)
     except ModelNotFound:
-        assert request.model == "nobody"
+        assert request.model == "unknown"
         return
     bound = "private" in request.hints.tags or "held" in request.hints.tags
     battery = snapshot.device.battery

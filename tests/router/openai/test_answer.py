@@ -21,7 +21,7 @@ from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCal
 from .values import answers
 
 CHAT = Request(kind="chat", model="auto")
-SAID = TokenLogprob("hé", -0.5, (104, 195), (TokenAlternative("ho", float("-inf")),))
+TOKEN = TokenLogprob("hé", -0.5, (104, 195), (TokenAlternative("ho", float("-inf")),))
 
 
 def encoder(request: Request) -> AnswerEncoder:
@@ -123,7 +123,7 @@ def test_tool_calls_stream_by_index_and_join_whole() -> None:
 
 def test_logprobs_of_chat() -> None:
     """An impossible token has OpenAI's lowest value, because JSON has no infinity."""
-    chunks = [Chunk("hé", logprobs=(SAID,)), Chunk(finish_reason="stop")]
+    chunks = [Chunk("hé", logprobs=(TOKEN,)), Chunk(finish_reason="stop")]
     expected = {
         "content": [
             {
@@ -141,12 +141,12 @@ def test_logprobs_of_chat() -> None:
 
 
 def test_logprobs_that_were_not_requested_are_not_sent() -> None:
-    assert b'"logprobs":null' in whole(CHAT, [Chunk("hé", logprobs=(SAID,), finish_reason="stop")])
+    assert b'"logprobs":null' in whole(CHAT, [Chunk("hé", logprobs=(TOKEN,), finish_reason="stop")])
 
 
 def test_offsets_of_completion_logprobs_continue_over_events() -> None:
     request = Request(kind="completion", model="m", prompts=("p",), logprobs=1)
-    chunks = [Chunk("hé", logprobs=(SAID,)), Chunk("hé", logprobs=(SAID,), finish_reason="stop")]
+    chunks = [Chunk("hé", logprobs=(TOKEN,)), Chunk("hé", logprobs=(TOKEN,), finish_reason="stop")]
     expected = {
         "tokens": ["hé", "hé"],
         "token_logprobs": [-0.5, -0.5],
@@ -249,11 +249,11 @@ def official_client(body: bytes, content_type: str) -> openai.OpenAI:
 def test_the_official_client_reads_a_stream_and_its_error() -> None:
     answer = encoder(CHAT)
     sent = answer.start() + answer.chunk(Chunk("Hi")) + answer.chunk(Chunk(finish_reason="stop")) + answer.end()
-    asked = {"model": "auto", "messages": [{"role": "user", "content": "x"}], "stream": True}
-    stream = official_client(sent, "text/event-stream").chat.completions.create(**asked)
+    body = {"model": "auto", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    stream = official_client(sent, "text/event-stream").chat.completions.create(**body)
     assert "".join([chunk.choices[0].delta.content or "" for chunk in stream]) == "Hi"
     broken = encoder(CHAT).start() + error_event(EngineCrashed("gone"))
-    stream = official_client(broken, "text/event-stream").chat.completions.create(**asked)
+    stream = official_client(broken, "text/event-stream").chat.completions.create(**body)
     with pytest.raises(openai.APIError, match="gone") as caught:
         list(stream)
     assert caught.value.code == "engine_crashed"

@@ -94,7 +94,7 @@ def test_a_stream_that_stops_before_its_end(events: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b'{"error":{"message":"out of memory","code":500}}', "out of memory"),
         (b'{"error":"overloaded"}', "overloaded"),
@@ -111,8 +111,8 @@ def test_a_stream_that_stops_before_its_end(events: list[bytes]) -> None:
         (event(piece({}, "abort")), "abort"),
     ],
 )
-def test_errors_in_a_stream(data: bytes, said: str) -> None:
-    with pytest.raises(CloudFailed, match=said) as caught:
+def test_errors_in_a_stream(data: bytes, message: str) -> None:
+    with pytest.raises(CloudFailed, match=message) as caught:
         StreamDecoder().feed(data)
     assert caught.value.phase == "first_token"
     decoder = StreamDecoder()
@@ -245,19 +245,19 @@ def test_anything_a_target_sends_is_an_answer_or_a_backend_error(data: bytes) ->
 
 
 def test_an_answer_cut_short_keeps_its_continue_token() -> None:
-    said = {"causeway": {"continue": "token"}}
-    chunks = read(event(piece({"content": "Hi"})), event(piece({}, "length"), **said), b"[DONE]")
+    field = {"causeway": {"continue": "token"}}
+    chunks = read(event(piece({"content": "Hi"})), event(piece({}, "length"), **field), b"[DONE]")
     assert chunks == [Chunk("Hi", tokens=1), Chunk(finish_reason="length", resume="token")]
     message = {"role": "assistant", "content": "Hi"}
-    (whole,) = decode_answer(event({"index": 0, "message": message, "finish_reason": "length"}, **said))
+    (whole,) = decode_answer(event({"index": 0, "message": message, "finish_reason": "length"}, **field))
     assert (whole.text, whole.finish_reason, whole.resume) == ("Hi", "length", "token")
 
 
-@pytest.mark.parametrize("said", [None, "x", [], {}, {"continue": None}, {"continue": 5}, {"other": "x"}])
+@pytest.mark.parametrize("field", [None, "x", [], {}, {"continue": None}, {"continue": 5}, {"other": "x"}])
 @pytest.mark.parametrize("finish", ["length", "stop"])
-def test_unexpected_values_in_our_field_are_ignored(said: object, finish: str) -> None:
+def test_unexpected_values_in_our_field_are_ignored(field: object, finish: str) -> None:
     """Also a token on an answer that was not cut short."""
-    chunks = read(event(piece({"content": "Hi"}, finish), causeway=said), b"[DONE]")
+    chunks = read(event(piece({"content": "Hi"}, finish), causeway=field), b"[DONE]")
     assert [chunk.resume for chunk in chunks] == [""]
     if finish == "stop":
         assert read(event(piece({}, finish), causeway={"continue": "token"}))[0].resume == ""

@@ -30,10 +30,11 @@ def test_hints_of_the_body_are_never_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "stream", "sent"), [(False, None, False), (True, None, True), (True, False, False), (False, True, True)]
+    ("requested", "stream", "sent"),
+    [(False, None, False), (True, None, True), (True, False, False), (False, True, True)],
 )
-def test_a_stream_always_requests_its_usage(asked: bool, stream: bool | None, sent: bool) -> None:
-    body = json.loads(encode_request(Request(kind="chat", model="a", stream=asked), "m", stream=stream))
+def test_a_stream_always_requests_its_usage(requested: bool, stream: bool | None, sent: bool) -> None:
+    body = json.loads(encode_request(Request(kind="chat", model="a", stream=requested), "m", stream=stream))
     assert body.get("stream", False) is sent
     assert body.get("stream_options") == ({"include_usage": True} if sent else None)
 

@@ -114,7 +114,7 @@ MISTAKES = {
         (8, 18, "routes[0].use[1]"),
         "already in this list",
     ),
-    "use of nobody": (edit("use: [large, small]", "use: []"), (8, 10, "routes[0].use"), "needs at least 1 entry"),
+    "an empty use": (edit("use: [large, small]", "use: []"), (8, 10, "routes[0].use"), "needs at least 1 entry"),
     "use that is no list": (edit("use: [large, small]", "use: large"), (8, 10, "routes[0].use"), "must be a list"),
     "a route name twice": (
         routes("{name: r, when: request.stream, use: [small]}", "{name: r, use: [small]}"),
@@ -146,7 +146,7 @@ MISTAKES = {
         (9, 31, "constraints[0].keep"),
         "`on_site` is not one of on_device",
     ),
-    "a handoff to nobody": (
+    "a handoff without a later target": (
         routes("{name: a, use: [large, small], handoff: {after_tokens: 8, below: 0.5}}"),
         (7, 36, "routes[0].handoff"),
         "no target can take over from `small`",
