@@ -103,7 +103,7 @@ class App:
 
     async def drain(self) -> None:
         """No new work; what runs may end within `drain_s`."""
-        self._server.draining = True
+        self._server.begin_draining()
         await self._listener.drain(self._config.server.drain_s)
 
     async def stop(self) -> None:

@@ -1,10 +1,10 @@
 """The gateway's socket: HTTP/1.1 by aiohttp's low-level server, bounded in connections, headers and time.
 
-1. no HTTP at all, or a head beyond the limits: OpenAI's error object with 400, and the connection is closed
-2. a connection that stays silent, or whose head does not arrive, for `read_timeout_s`: closed
-3. one connection more than there is room for: the one that has been silent longest makes room, before those that wait
-   between two requests; where all are being answered, the new one is closed
-4. a client that leaves: its handler is cancelled, and so its work in Triton
+1. Bytes that are not HTTP, or a head beyond the limits: OpenAI's error object with 400, and the connection is closed.
+2. A connection that stays silent, or whose head does not arrive, for `read_timeout_s`: closed.
+3. One connection too many: the one that has been silent longest makes room, before those that wait between two
+   requests. If every connection has a request in progress, the new one is closed.
+4. A client that disconnects: its handler is cancelled, and with it the work in Triton.
 """
 
 from __future__ import annotations
@@ -17,39 +17,37 @@ from typing import Any
 
 import anyio
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from router.errors import CausewayError, ConfigError, InvalidRequest
 
 from ..config.schema import ServerConfig
-from .responses import refusal
+from .aiohttp_internals import has_response_begun, is_between_requests
+from .responses import error_response
 
-CONNECTIONS = 4096
-"""At most; where the kernel gives a process few files, half of those."""
-_HEADERS = 64
+MAX_CONNECTIONS = 4096
+"""Fewer where the kernel allows the process few files: half of those."""
+_MAX_HEADERS = 64
 _BACKLOG = 1024
 _LINGER_S = 2.0  # for the rest of a body whose request was refused
-_LEAVE_S = 2.0  # for handlers that were cancelled
+_CANCEL_S = 2.0  # for handlers that were cancelled
 _log = logging.getLogger("causeway.cloud.listener")
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class _Connection(RequestHandler):
-    @property
-    def is_idle(self) -> bool:
-        """It waits for the head of a request, the first one or the next."""
-        return self._waiter is not None and not self._waiter.done()
+class _Connection(web.RequestHandler):
+    def __init__(self, server: _HttpServer, **settings: Any) -> None:
+        super().__init__(server, **settings)
+        self._server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(self._manager, _Http) and not self._manager.enter(self):  # (3)
+        if not self._server.admit(self):  # (3)
             transport.close()
             return
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if isinstance(self._manager, _Http):
-            self._manager.leave(self)
+        self._server.forget(self)
         super().connection_lost(exc)
 
     def handle_error(
@@ -59,75 +57,80 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """(1) aiohttp's own faults in OpenAI's shape; of its message, which quotes the bytes, the first line."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun: the connection is all that can be closed")
+        """(1) Shape aiohttp's own errors like OpenAI's; of its message, which quotes the bytes, use the first line."""
+        if has_response_begun(request):
+            raise ConnectionError("the response has begun: all that is left is to close the connection")
         if status >= 500:
-            _log.error("a request broke the server: %r", exc)
-            response = refusal(CausewayError("The gateway failed."))
+            _log.error("a request failed in the HTTP server: %r", exc)
+            response = error_response(CausewayError("The gateway failed."))
         else:
-            said = (message or "").strip().partition("\n")[0][:200]
-            response = refusal(InvalidRequest(f"This is not HTTP as it should be: {said}"))
+            reason = (message or "").strip().partition("\n")[0][:200]
+            response = error_response(InvalidRequest(f"This is not valid HTTP: {reason}"))
         response.force_close()
         return response
 
 
-class _Http(web.Server):
-    """Owns who is connected: whoever floods with connections that say nothing only pushes out its own."""
+class _HttpServer(web.Server):
+    """Owns the connections. A client that floods the gateway with silent connections only pushes out its own."""
 
-    def __init__(self, handler: Handle, *, room: int, **settings: Any) -> None:
-        super().__init__(handler, **settings)
-        self._room = room
-        self._inside: set[_Connection] = set()
-        # The oldest first. Who has sent a request was no flood; its client expects to find the connection again.
+    def __init__(self, handler: Handle, *, max_connections: int, **settings: Any) -> None:
+        super().__init__(handler, handler_cancellation=True)  # (4)
+        self._settings = settings
+        self._max_connections = max_connections
+        self._connected: set[_Connection] = set()
+        # Both have the oldest first. A connection that has sent a request is no flood, and its client expects to find
+        # it open for the next one.
         self._silent: dict[_Connection, None] = {}
-        self._resting: dict[_Connection, None] = {}
+        self._between_requests: dict[_Connection, None] = {}
 
-    def __call__(self) -> RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._settings)
 
-    def enter(self, connection: _Connection) -> bool:
-        if len(self._inside) >= self._room and not self._make_room():
+    def admit(self, connection: _Connection) -> bool:
+        if len(self._connected) >= self._max_connections and not self._make_room():
             return False
-        self._inside.add(connection)
+        self._connected.add(connection)
         self._silent[connection] = None
         return True
 
-    def leave(self, connection: _Connection) -> None:
-        self._inside.discard(connection)
+    def forget(self, connection: _Connection) -> None:
+        self._connected.discard(connection)
         self._silent.pop(connection, None)
-        self._resting.pop(connection, None)
+        self._between_requests.pop(connection, None)
 
-    def begin(self, connection: object) -> None:
-        """A whole head has come."""
+    def begin_request(self, connection: object) -> None:
+        """A whole head has arrived."""
         if isinstance(connection, _Connection):
             self._silent.pop(connection, None)
-            self._resting.pop(connection, None)
+            self._between_requests.pop(connection, None)
 
-    def end(self, connection: object) -> None:
-        if isinstance(connection, _Connection) and connection in self._inside:
-            self._resting[connection] = None
+    def end_request(self, connection: object) -> None:
+        if isinstance(connection, _Connection) and connection in self._connected:
+            self._between_requests[connection] = None
 
     def _make_room(self) -> bool:
-        for connections in (self._silent, self._resting):
-            # Some are not idle: new ones whose task has not begun, and those whose answer is still on its way out.
-            found = next((one for one in connections if one.is_idle), None)
-            if found is not None:
-                self.leave(found)
-                found.force_close()
+        for connections in (self._silent, self._between_requests):
+            # Some are not idle: a new one whose task has not begun, or one whose response is still being written.
+            idle = next((connection for connection in connections if is_between_requests(connection)), None)
+            if idle is not None:
+                self.forget(idle)
+                idle.force_close()
                 return True
         return False
 
 
-def room() -> int:
-    """For connections. Takes as many files as the kernel gives: the rest is for Triton, Redis and logs."""
+def allowed_connections() -> int:
+    """Raise the process's file limit as far as needed and return how many connections may use it.
+
+    The other half of the files is for Triton, Redis and logs.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 2 * CONNECTIONS:
-        _log.warning("this process may open %d files only: %d connections", hard, hard // 2)
-    wanted = 2 * CONNECTIONS if hard == resource.RLIM_INFINITY else min(2 * CONNECTIONS, hard)
+    if hard != resource.RLIM_INFINITY and hard < 2 * MAX_CONNECTIONS:
+        _log.warning("this process may open only %d files: %d connections", hard, hard // 2)
+    wanted = 2 * MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(2 * MAX_CONNECTIONS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return min(CONNECTIONS, wanted // 2)
+    return min(MAX_CONNECTIONS, wanted // 2)
 
 
 class Listener:
@@ -136,56 +139,55 @@ class Listener:
     def __init__(self, config: ServerConfig, handle: Handle) -> None:
         self._config = config
         self._handle = handle
-        self._http: _Http | None = None
-        self._listening: asyncio.AbstractServer | None = None
+        self._http: _HttpServer | None = None
+        self._socket: asyncio.AbstractServer | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._active = 0
         self.port = config.port
 
     async def start(self) -> None:
-        """Raises ConfigError when the address cannot be had."""
-        self._http = _Http(
+        """Raises ConfigError if the address is not available."""
+        self._http = _HttpServer(
             self._serve,
-            room=room(),
-            handler_cancellation=True,  # (4)
+            max_connections=allowed_connections(),
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=self._config.read_timeout_s,  # (2)
             lingering_time=_LINGER_S,
-            max_headers=_HEADERS,
+            max_headers=_MAX_HEADERS,
         )
         host, port = self._config.host, self._config.port
         try:
-            self._listening = await asyncio.get_running_loop().create_server(
+            self._socket = await asyncio.get_running_loop().create_server(
                 self._http, host, port, backlog=_BACKLOG, reuse_address=True
             )
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", where="server.port") from error
-        self.port = self._listening.sockets[0].getsockname()[1]
+        self.port = self._socket.sockets[0].getsockname()[1]
 
     async def drain(self, timeout_s: float) -> None:
-        """Returns when nothing is being answered any more, or when the time is over."""
+        """Return when no request is in progress any more, or after `timeout_s`."""
         with anyio.move_on_after(timeout_s):
             await self._idle.wait()
 
     async def close(self) -> None:
-        """What is still being answered is cancelled, and has let go when this returns."""
-        if self._listening is not None:
-            self._listening.close()
+        """Cancel the requests in progress, and return when their handlers have ended."""
+        if self._socket is not None:
+            self._socket.close()
         if self._http is not None:
             await self._http.shutdown(timeout=0.25)
-        await self.drain(_LEAVE_S)
+        await self.drain(_CANCEL_S)
 
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
         assert self._http is not None
         self._active += 1
         self._idle.clear()
-        self._http.begin(http.protocol)
+        self._http.begin_request(http.protocol)
         try:
             return await self._handle(http)
         finally:
-            self._http.end(http.protocol)
+            self._http.end_request(http.protocol)
             self._active -= 1
             if not self._active:
                 self._idle.set()

@@ -1,5 +1,7 @@
-"""Whether each tier can answer, by asking each of its endpoints. A crashed model calls itself ready, so nothing less
-counts."""
+"""Whether each tier can answer, found out by an inference on each of its endpoints.
+
+Nothing less is reliable: Triton reports a model as ready whose process has crashed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from ..balancing.pool import Pool
 
 
 class TierReadiness(msgspec.Struct, frozen=True):
-    """Of a tier: each endpoint's error code, "" where it answered. One that answers is enough."""
+    """One tier: the error code of each endpoint, "" where it answered. One endpoint that answers is enough."""
 
     endpoints: Mapping[str, str]
 
@@ -26,38 +28,38 @@ class TierReadiness(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> str:
-        """Of the first endpoint, where none answers."""
+        """The first endpoint's error code if none answers."""
         return "" if self.ready else next(iter(self.endpoints.values()), EngineUnavailable.code)
 
 
 class Readiness:
-    """Keeps the last answer for `ttl_s`; concurrent checks share one. `pools` is by the tier's name."""
+    """Caches the last result for `cache_s`; concurrent checks share one. `pools` is by the tier's name."""
 
     def __init__(
         self,
         pools: Mapping[str, Pool],
-        ttl_s: float,
+        cache_s: float,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pools = pools
-        self._ttl_s = ttl_s
+        self._cache_s = cache_s
         self._clock = clock
         self._lock = asyncio.Lock()
         self._checked_at: float | None = None
-        self._found: dict[str, TierReadiness] = {}
+        self._tiers: dict[str, TierReadiness] = {}
 
     async def check(self) -> Mapping[str, TierReadiness]:
         async with self._lock:
-            if self._checked_at is None or self._clock() - self._checked_at >= self._ttl_s:
-                found: dict[str, TierReadiness] = {}
+            if self._checked_at is None or self._clock() - self._checked_at >= self._cache_s:
+                checked: dict[str, TierReadiness] = {}
                 async with anyio.create_task_group() as tasks:
                     for tier, pool in self._pools.items():
-                        tasks.start_soon(_ask, tier, pool, found)
-                self._found = {tier: found[tier] for tier in self._pools}
+                        tasks.start_soon(_check_tier, tier, pool, checked)
+                self._tiers = {tier: checked[tier] for tier in self._pools}
                 self._checked_at = self._clock()
-            return self._found
+            return self._tiers
 
 
-async def _ask(tier: str, pool: Pool, found: dict[str, TierReadiness]) -> None:
-    found[tier] = TierReadiness(await pool.check())
+async def _check_tier(tier: str, pool: Pool, checked: dict[str, TierReadiness]) -> None:
+    checked[tier] = TierReadiness(await pool.check())

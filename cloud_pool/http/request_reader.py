@@ -1,6 +1,6 @@
-"""What a caller sends: headers, parsed once, and the body, bounded in bytes and in time.
+"""What a client sends: headers, parsed once, and the body, bounded in bytes and in time.
 
-A malformed header of ours is a 400; a malformed trace is dropped, as its specification asks.
+A malformed header of ours is a 400; a malformed `traceparent` is ignored, as its specification asks.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from collections.abc import Mapping
 import anyio
 import msgspec
 from aiohttp import hdrs, web
-from aiohttp.web_protocol import RequestPayloadError
 
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 
 from ..admission import RANK, Priority
 from ..cache.rules import NO_STORE
+from .aiohttp_internals import send_continue
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TAG = re.compile(r"[^,\s\x00-\x1f]{1,64}")
 _MAX_TAGS = 32
-_BYPASS = {"no-store", "no-cache", "private", "max-age=0"}
+_CACHE_BYPASS = {"no-store", "no-cache", "private", "max-age=0"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -32,45 +31,50 @@ class RequestHeaders(msgspec.Struct, frozen=True):
     deadline_ms: int | None
     priority: Priority
     traceparent: str
-    critical: bool  # the tier that is asked for or none
+    critical: bool  # only the requested tier's full answer will do
     tags: tuple[str, ...] = ()  # sorted, unique
 
 
 def read_headers(headers: Mapping[str, str]) -> RequestHeaders:
-    """Raises InvalidRequest."""
-    said = headers.get("x-request-id", "")
-    trace = headers.get("traceparent", "")
+    """Parse our headers and the trace context. Raises InvalidRequest."""
+    request_id = headers.get("x-request-id", "")
+    traceparent = headers.get("traceparent", "")
     return RequestHeaders(
-        id=said if _REQUEST_ID.fullmatch(said) else secrets.token_hex(8),
+        id=request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8),
         deadline_ms=_deadline_ms(headers.get("x-causeway-deadline-ms")),
         priority=_priority(headers.get("x-causeway-priority", "standard")),
-        traceparent=trace if _TRACEPARENT.fullmatch(trace) else "",
+        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
         critical=_critical(headers.get("x-causeway-critical", "false")),
-        tags=tuple(sorted({*_tags(headers.get("x-causeway-tags")), *_bypass(headers.get("cache-control"))})),
+        tags=tuple(sorted({*_tags(headers.get("x-causeway-tags")), *_cache_tags(headers.get("cache-control"))})),
     )
 
 
 async def read_body(http: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
-    """Raises BodyTooLarge, RequestTimeout or InvalidRequest."""
+    """Read the whole body.
+
+    Raises:
+        BodyTooLarge: it has more than `max_bytes`.
+        RequestTimeout: it did not arrive within `timeout_s`.
+        InvalidRequest: its transfer encoding is malformed.
+    """
     if (http.content_length or 0) > max_bytes:
         raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")
     if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
-        await http.writer.write(_CONTINUE)
-        http.writer.output_size = 0  # the answer's own bytes are still to come
+        await send_continue(http)
     try:
-        # A small body comes with its head; only one that does not needs a timer.
-        body = http.content.read_nowait() if http.content.is_eof() else await _rest(http, max_bytes, timeout_s)
+        # A small body arrives together with its head; only one that does not needs a timer.
+        body = http.content.read_nowait() if http.content.is_eof() else await _read_rest(http, max_bytes, timeout_s)
     except TimeoutError:
         raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.") from None
-    except RequestPayloadError:
+    except web.RequestPayloadError:
         raise InvalidRequest("The body's transfer encoding is malformed.") from None
     if len(body) > max_bytes:
         raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")
     return body
 
 
-async def _rest(http: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
-    """As it comes; of one that is too long no more than shows that. Raises TimeoutError."""
+async def _read_rest(http: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
+    """Read as it comes; of a body that is too long, only enough to show that. Raises TimeoutError."""
     body = bytearray()
     with anyio.fail_after(timeout_s):
         while len(body) <= max_bytes and (data := await http.content.readany()):
@@ -100,14 +104,16 @@ def _priority(text: str) -> Priority:
 
 
 def _tags(text: str | None) -> list[str]:
-    """A tag that cannot be understood is refused: it may be a wish for privacy."""
+    """Refuse a malformed tag rather than ignore it: it may be a wish for privacy."""
     tags = [tag.strip() for tag in (text or "").split(",") if tag.strip()]
     if len(tags) > _MAX_TAGS or not all(_TAG.fullmatch(tag) for tag in tags):
-        raise InvalidRequest(f"`x-causeway-tags` holds at most {_MAX_TAGS} words of at most 64 characters, with commas")
+        raise InvalidRequest(
+            f"`x-causeway-tags` holds at most {_MAX_TAGS} words of at most 64 characters, separated by commas"
+        )
     return tags
 
 
-def _bypass(cache_control: str | None) -> list[str]:
-    """Whoever wants no kept answer, or not to be kept, is kept out of the cache both ways."""
-    said = {word.strip().lower() for word in (cache_control or "").split(",")}
-    return [NO_STORE] if said & _BYPASS else []
+def _cache_tags(cache_control: str | None) -> list[str]:
+    """A request that refuses a cached answer, or to be cached, bypasses the cache in both directions."""
+    directives = {word.strip().lower() for word in (cache_control or "").split(",")}
+    return [NO_STORE] if directives & _CACHE_BYPASS else []

@@ -1,4 +1,4 @@
-"""Chunks → bytes for one HTTP client: a whole answer, a stream, or a refusal."""
+"""Chunks to bytes for one HTTP client: a whole answer, a stream, or an error."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ from router.errors import AuthenticationFailed, CausewayError, ClientGone
 from router.openai import AnswerEncoder, coalesce, encode_error, error_event
 from router.types import Chunk
 
+from .aiohttp_internals import BufferedHeadResponse
+
 JSON = "application/json"
 STALLED_S = 30.0
-"""A client that takes nothing for so long is gone; its place in the tier is somebody else's."""
+"""A client that reads nothing for this long counts as gone, so that its permit becomes free."""
 _SMALL_BYTES = 16 * 1024
 
 
-Seen = Callable[[Chunk], None]
-"""Is told each chunk before it is sent."""
-
-
-class EventStream(web.StreamResponse):
-    """Its head waits for the first event and leaves in one piece with it: nobody is woken up twice for one token."""
-
-    _send_headers_immediately = False  # aiohttp's switch, which its own whole Response turns the same way
+OnChunk = Callable[[Chunk], None]
+"""Gets each chunk before it is sent."""
 
 
 class BrokenStream(Exception):
-    """The answer broke after its first byte, and the client has been told inside the stream."""
+    """The answer broke after its first byte; the stream has ended with an error event."""
 
     def __init__(self, error: CausewayError, response: web.StreamResponse) -> None:
         super().__init__(error.code)
@@ -37,29 +33,36 @@ class BrokenStream(Exception):
         self.response = response
 
 
-async def whole(
-    chunks: AsyncGenerator[Chunk, None], seen: Seen, encoder: AnswerEncoder, headers: Mapping[str, str]
+async def whole_response(
+    chunks: AsyncGenerator[Chunk, None], on_chunk: OnChunk, encoder: AnswerEncoder, headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    """Raises CausewayError."""
-    found = []
+    """Collect the chunks into one JSON response. Raises CausewayError."""
+    collected = []
     async for chunk in chunks:
-        seen(chunk)
-        found.append(chunk)
-    return web.Response(body=encoder.whole(*coalesce(found)), content_type=JSON, headers=headers)
+        on_chunk(chunk)
+        collected.append(chunk)
+    return web.Response(body=encoder.whole(*coalesce(collected)), content_type=JSON, headers=headers)
 
 
-async def streamed(
+async def stream_response(
     http: web.BaseRequest,
     chunks: AsyncGenerator[Chunk, None],
-    seen: Seen,
+    on_chunk: OnChunk,
     encoder: AnswerEncoder,
     headers: Mapping[str, str],
 ) -> web.StreamResponse:
-    """Raises CausewayError before the first byte, and after it BrokenStream, or ClientGone."""
+    """Send the chunks as server-sent events.
+
+    Raises:
+        CausewayError: before the first byte.
+        BrokenStream: after it.
+        ClientGone: the client has left or reads nothing.
+    """
     first = await anext(chunks)
-    seen(first)
-    stream = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
-    response = EventStream(headers=stream)
+    on_chunk(first)
+    response = BufferedHeadResponse(
+        headers={"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
+    )
     try:
         await response.prepare(http)
     except ConnectionError as error:
@@ -67,7 +70,7 @@ async def streamed(
     await _write(http, response, encoder.start() + encoder.chunk(first))
     try:
         async for chunk in chunks:
-            seen(chunk)
+            on_chunk(chunk)
             if data := encoder.chunk(chunk):
                 await _write(http, response, data)
         await _write(http, response, encoder.end())
@@ -79,8 +82,8 @@ async def streamed(
     return response
 
 
-def refusal(error: CausewayError) -> web.Response:
-    """OpenAI's error object, with its status and when to come back."""
+def error_response(error: CausewayError) -> web.Response:
+    """Build OpenAI's error object with the error's status and Retry-After."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -90,11 +93,11 @@ def refusal(error: CausewayError) -> web.Response:
 
 
 async def _write(http: web.BaseRequest, response: web.StreamResponse, data: bytes) -> None:
-    """Raises ClientGone when the client has left, or takes nothing any more."""
+    """Raises ClientGone."""
     transport = http.transport
     if transport is None:
         raise ClientGone("the client has left")
-    # A timer for each token would cost as much as the token: only a client that is behind can stall.
+    # A timer for each token would cost as much as the token, and only a client that is behind can stall.
     cannot_stall = transport.get_write_buffer_size() == 0 and len(data) < _SMALL_BYTES
     try:
         if cannot_stall:
@@ -103,4 +106,4 @@ async def _write(http: web.BaseRequest, response: web.StreamResponse, data: byte
             with anyio.fail_after(STALLED_S):
                 await response.write(data)
     except (ConnectionError, TimeoutError) as error:
-        raise ClientGone("the client does not take the answer any more") from error
+        raise ClientGone("the client reads nothing any more") from error

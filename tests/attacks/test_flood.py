@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from cloud_pool.http.listener import CONNECTIONS
+from cloud_pool.http.listener import MAX_CONNECTIONS
 from tests.cloud.conftest import Command, until
 
 MANY = 10_000
@@ -109,8 +109,8 @@ async def test_half_open_connections(gateway: tuple[psutil.Process, Place], many
                 assert await is_answered(place)
                 most = max(most, process.num_fds())
         assert await answered(kept)
-        assert most <= before + CONNECTIONS + SPARE
-        assert 0 < sum(is_open(sock) for sock in flood) <= CONNECTIONS + SPARE
+        assert most <= before + MAX_CONNECTIONS + SPARE
+        assert 0 < sum(is_open(sock) for sock in flood) <= MAX_CONNECTIONS + SPARE
     finally:
         for sock in flood:
             sock.close()

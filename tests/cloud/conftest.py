@@ -27,7 +27,7 @@ CONFIG = """
 server: {port: 0, token_file: tokens, readiness_cache_s: 0, max_body_bytes: 200000}
 tiers:
   - {name: assistant-large, aliases: [large]}
-  - {name: tight, model: assistant-large, artifact: assistant-large, concurrency: 1, queue: 0}
+  - {name: tight, model: assistant-large, artifact: assistant-large, concurrency: 1, max_queued: 0}
   - {name: absent, model: not-loaded, artifact: assistant-large}
 """
 

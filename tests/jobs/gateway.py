@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from cloud_pool.accounts.identity.principal import Principal
-from cloud_pool.http.responses import refusal
+from cloud_pool.http.responses import error_response
 from cloud_pool.jobs.http.routing import Handler
 from router.errors import AuthenticationFailed, CausewayError, NotFound
 
@@ -33,7 +33,7 @@ async def serving(handler: Callable[[web.BaseRequest], Handler | None]) -> Async
                 raise NotFound("nothing here")
             return await found(http)
         except CausewayError as error:
-            return refusal(error)
+            return error_response(error)
 
     runner = web.ServerRunner(web.Server(handle, handler_cancellation=True))
     await runner.setup()

@@ -9,7 +9,7 @@ import pytest
 from cloud_pool.accounts.identity.authenticator import Authenticator
 from cloud_pool.accounts.identity.principal import ANYONE
 from cloud_pool.accounts.identity.static_tokens import StaticToken, StaticTokens
-from cloud_pool.http.responses import refusal
+from cloud_pool.http.responses import error_response
 from router.errors import AuthenticationFailed, PermissionDenied
 
 from .token_issuer import NOW, Issuer
@@ -55,7 +55,7 @@ def test_scopes(issuer: Issuer) -> None:
     for principal, scope in ((chat, "jobs"), (chat, "admin"), (both.principal("Bearer secret"), "admin")):
         with pytest.raises(PermissionDenied) as caught:
             principal.require(scope)  # type: ignore[arg-type]
-        assert refusal(caught.value).status == 403
+        assert error_response(caught.value).status == 403
     both.principal(f"Bearer {issuer.sign({'scope': 'admin'})}").require("admin")
     with pytest.raises(PermissionDenied):
         both.principal(f"Bearer {issuer.sign({'scope': ''})}").require("chat")

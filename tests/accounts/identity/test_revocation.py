@@ -11,7 +11,7 @@ import redis.asyncio
 from cloud_pool.accounts.identity.claims import Claims
 from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
-from cloud_pool.http.responses import refusal
+from cloud_pool.http.responses import error_response
 from router.errors import AuthenticationFailed, IdentityUnavailable
 from tests.redis_server import RedisServer
 
@@ -119,7 +119,7 @@ async def test_while_redis_is_away(empty_redis: RedisServer) -> None:
                 else:
                     with pytest.raises(IdentityUnavailable) as caught:
                         revoked.check(claims())
-                    answer = refusal(caught.value)
+                    answer = error_response(caught.value)
                     assert (answer.status, answer.headers["retry-after"]) == (503, "5")
             finally:
                 empty_redis.start()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from cloud_pool.accounts.identity.claims import Claims
 from cloud_pool.accounts.identity.key_set import Jwks, public_jwk, read_jwks
 from cloud_pool.accounts.identity.token_verifier import TokenVerifier
-from cloud_pool.http.responses import refusal
+from cloud_pool.http.responses import error_response
 from router.errors import AuthenticationFailed
 
 from .token_issuer import CLAIMS, NOW, Issuer, part
@@ -29,7 +29,7 @@ def refused(verifier: TokenVerifier, token: str, *, at: float = NOW) -> str:
     """Why; and the refusal is OpenAI's error object with 401."""
     with pytest.raises(AuthenticationFailed) as caught:
         verifier.verify(token, now=0.0, now_unix=at)
-    answer = refusal(caught.value)
+    answer = error_response(caught.value)
     assert answer.status == 401
     assert isinstance(answer.body, bytes)
     error = json.loads(answer.body)["error"]

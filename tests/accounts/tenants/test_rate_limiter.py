@@ -13,7 +13,7 @@ from cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, Tenan
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter, TokenReservation
 from cloud_pool.accounts.tenants.usage import UsageRecorder
 from cloud_pool.app import open_redis
-from cloud_pool.http.responses import refusal
+from cloud_pool.http.responses import error_response
 from router.errors import RateLimited
 from router.types import Usage
 from tests.redis_server import RedisServer
@@ -50,7 +50,7 @@ async def refused(limiter: TenantRateLimiter, tenant: str = "acme", tokens: int 
     """How long to wait, s; the refusal is 429 with Retry-After."""
     with pytest.raises(RateLimited) as caught:
         await limiter.reserve(tenant, tokens)
-    answer = refusal(caught.value)
+    answer = error_response(caught.value)
     assert answer.status == 429
     assert int(answer.headers["retry-after"]) >= 1
     assert caught.value.retry_after_s is not None

@@ -1,0 +1,42 @@
+"""Every use of aiohttp beyond its documented interface, in one place, each with its reason.
+
+`tests/cloud/test_aiohttp_internals.py` has a test for each, which names what a new aiohttp broke.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def is_between_requests(connection: web.RequestHandler) -> bool:
+    """Return whether the connection waits for the head of a request, the first one or the next.
+
+    `RequestHandler._waiter`: the only place that tells an idle connection from one whose request has just arrived or
+    whose response is still being written; closing either of these would lose an answer.
+    """
+    waiter = connection._waiter  # noqa: SLF001
+    return waiter is not None and not waiter.done()
+
+
+class BufferedHeadResponse(web.StreamResponse):
+    """A stream whose head leaves with its first event, in one write: the client wakes up once for its first token.
+
+    `StreamResponse._send_headers_immediately`: aiohttp's own switch, which its `web.Response` turns off the same way.
+    """
+
+    _send_headers_immediately = False
+
+
+def has_response_begun(request: web.BaseRequest) -> bool:
+    """Return whether bytes of the response were written. `output_size`: undocumented attribute of the stream writer,
+    which aiohttp's own `handle_error` reads for the same purpose."""
+    return bool(request.writer.output_size)
+
+
+async def send_continue(request: web.BaseRequest) -> None:
+    """Send `100 Continue`, and reset `output_size`: the response itself has not begun. The low-level server leaves this
+    to its handler; aiohttp's web application does the same in its default expect handler."""
+    await request.writer.write(_CONTINUE)
+    request.writer.output_size = 0
