@@ -63,7 +63,7 @@ MISTAKES = {
     "a name with spaces": (edit("name: p", "name: a b"), (2, 7, "name"), "`a b` is not a name"),
     "a long name": (edit("name: p", "name: " + "x" * 65), (2, 7, "name"), "is not a name"),
     "a reserved target": (edit("small: {at", f"{AUTO}: {{at"), (4, 3, "targets.auto"), "let the policy choose"),
-    "an unknown place": (edit("at: edge", "at: egde"), (4, 15, "targets.small.at"), "did you mean `edge`?"),
+    "an unknown location": (edit("at: edge", "at: egde"), (4, 15, "targets.small.at"), "did you mean `edge`?"),
     "an unknown ability": (
         edit("model: a", "model: a, can: [chat, tool]"),
         (4, 43, "targets.small.can[1]"),
@@ -367,9 +367,9 @@ WARNINGS = {
 }
 
 
-@pytest.mark.parametrize("doubt", WARNINGS)
-def test_each_warning_leaves_the_policy_usable(doubt: str) -> None:
-    text, key, words = WARNINGS[doubt]
+@pytest.mark.parametrize("warning", WARNINGS)
+def test_each_warning_leaves_the_policy_usable(warning: str) -> None:
+    text, key, words = WARNINGS[warning]
     policy, problems = check_policy(text, "p.yaml")
     assert policy is not None
     assert [(p.severity, p.location.path) for p in problems] == [("warning", key)]
