@@ -112,7 +112,7 @@ def plan_command(
             slots=slots,
             usd_per_hour=usd_per_hour,
         )
-        aims = PlanTargets(utilisation=utilisation, spare=spare, zones=zones)
+        aims = PlanTargets(utilisation=utilisation, spare_replicas=spare, zones=zones)
         found = plan(ExpectedLoad(peak_rps=peak_rps, prompt=prompt, completion=completion), replica, aims)
     except ConfigError as error:
         click.echo(f"causeway-cloud: {error.message}", err=True)

@@ -2,7 +2,7 @@
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 RUN python -m venv /opt/venv
-# Packages first, by hash: they change more rarely than the code.
+# Packages first, pinned by hash: they change less often than the code.
 COPY edge_node/deploy/requirements.txt edge_node/deploy/requirements-build.txt ./
 RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes -r requirements-build.txt \
  && /opt/venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements.txt

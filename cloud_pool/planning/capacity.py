@@ -1,10 +1,10 @@
 """How many replicas a load needs, what they cost, and how long a request would wait: `causeway-cloud plan`. Pure.
 
 1. work     the replica's time for one request: w = overhead + prompt / prefill rate + completion / decode rate [s].
-            Rates are the replica's, all its sequences together, with its slots full of requests that do both:
-            prefill and decode slow each other down, so rates of each alone promise too much (measuring.measure).
-2. needed   replicas so that λ·w / replicas ≤ the utilisation aimed at (λ: requests a second at the peak)
-3. replicas `needed` plus `spare`; with zones, enough that `needed` remain when any one zone is lost
+            Rates are those of the replica, all its sequences together, with its slots full of requests that do
+            both: prefill and decode slow each other down, so the rates of each alone are too high (`measurement`).
+2. needed   replicas so that λ·w / replicas ≤ the target utilisation (λ: requests a second at the peak)
+3. replicas `needed` plus `spare_replicas`; with zones, enough that `needed` remain when any one zone is lost
 4. waiting  the slots are servers of an M/G/c queue: c = replicas · slots, service time S = slots · w (Little's law).
             P(wait) is Erlang's C formula (Erlang 1917; by the recursion of Erlang B, stable for any c), the mean wait
             that of M/M/c times (1 + cv²)/2 (Allen and Cunneen's approximation; see G. Bolch et al., Queueing Networks
@@ -25,14 +25,14 @@ HOURS_A_MONTH = 730.0
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Tokens of a prompt or an answer. `cv` is the standard deviation over the mean: 0 all alike, 1 exponential."""
+    """Tokens of a prompt or an answer. `cv` is the standard deviation over the mean: 0 all equal, 1 exponential."""
 
     mean: float
     cv: float = 1.0
 
 
 class ThroughputPoint(msgspec.Struct, frozen=True):
-    """Measured on one replica with so many sequences at once; tokens of answers, all of them together."""
+    """Answer tokens a second of one replica, all its sequences together, with so many sequences at once."""
 
     sequences: int
     tokens_per_s: float
@@ -45,19 +45,19 @@ class ExpectedLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """`slots`: sequences at once, the tier's `concurrency`; 0: that of the fastest point."""
+    """Measured speed of one replica. `slots`: its sequences at once; 0: those of the fastest point."""
 
     prefill_tokens_per_s: float
     decode: tuple[ThroughputPoint, ...]
-    overhead_s: float = 0.0  # of a request, whatever its lengths
+    overhead_s: float = 0.0  # of each request, independent of its lengths
     slots: int = 0
     usd_per_hour: float = 0.0
 
 
 class PlanTargets(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float = 0.7
-    spare: int = 1  # replicas that may be lost at the peak
-    zones: int = 1  # more than one: any one of them may be lost
+    spare_replicas: int = 1  # replicas that may be lost at the peak
+    zones: int = 1  # above 1: any one zone may be lost
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,21 +74,21 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     wait_p99_s: float
     usd_per_hour: float
     usd_per_month: float
-    usd_per_1k_tokens: float  # prompt and answer, if the peak lasted all day
+    usd_per_1k_tokens: float  # prompt and answer together, if the peak lasted all day
 
 
-def plan(load: ExpectedLoad, replica: ReplicaProfile, aims: PlanTargets) -> CapacityPlan:
-    """Raises ConfigError for numbers that mean nothing."""
-    _check(load, replica, aims)
+def plan(load: ExpectedLoad, replica: ReplicaProfile, targets: PlanTargets) -> CapacityPlan:
+    """Compute the plan. Raises ConfigError for numbers out of range."""
+    _check(load, replica, targets)
     slots = replica.slots or max(replica.decode, key=lambda point: point.tokens_per_s).sequences
     decode_rate = decode_tokens_per_s(replica.decode, slots)
     request_s = replica.overhead_s + load.prompt.mean / replica.prefill_tokens_per_s  # (1)
     request_s += load.completion.mean / decode_rate
     busy = load.peak_rps * request_s
-    # A hair of tolerance: 0.7 of ten replicas is seven, not eight.
-    needed = max(1, math.ceil(busy / aims.utilisation - 1e-9))  # (2)
-    per_zone, replicas = _spread(needed, aims)  # (3)
-    left = replicas - (per_zone if aims.zones > 1 else aims.spare)
+    # Against rounding: 0.7 of ten replicas is seven, not eight.
+    needed = max(1, math.ceil(busy / targets.utilisation - 1e-9))  # (2)
+    per_zone, replicas = _spread(needed, targets)  # (3)
+    remaining = replicas - (per_zone if targets.zones > 1 else targets.spare_replicas)
     variance = (load.prompt.mean * load.prompt.cv / replica.prefill_tokens_per_s) ** 2
     variance += (load.completion.mean * load.completion.cv / decode_rate) ** 2
     probability, mean_s, p99_s = _waiting(replicas * slots, load.peak_rps, slots * request_s, variance / request_s**2)
@@ -102,7 +102,7 @@ def plan(load: ExpectedLoad, replica: ReplicaProfile, aims: PlanTargets) -> Capa
         request_s=request_s,
         replica_rps=1.0 / request_s,
         utilisation=busy / replicas,
-        utilisation_after_loss=busy / left,
+        utilisation_after_loss=busy / remaining,
         wait_probability=probability,
         wait_mean_s=mean_s,
         wait_p99_s=p99_s,
@@ -113,15 +113,15 @@ def plan(load: ExpectedLoad, replica: ReplicaProfile, aims: PlanTargets) -> Capa
 
 
 def lengths_of(samples: Sequence[float]) -> Lengths:
-    """Of measured lengths, tokens. Raises ConfigError when there is none."""
+    """Return mean and spread of measured lengths, in tokens. Raises ConfigError without any."""
     if not samples or not statistics.fmean(samples) > 0:
-        raise ConfigError("there are no lengths")
+        raise ConfigError("no lengths were given, or all are zero")
     mean = statistics.fmean(samples)
     return Lengths(mean, statistics.pstdev(samples) / mean)
 
 
 def decode_tokens_per_s(points: Sequence[ThroughputPoint], sequences: int) -> float:
-    """Between two measured points, on the line between them; outside, as at the nearest one (never extrapolated)."""
+    """Interpolate between two measured points; outside, return the nearest one (never extrapolated)."""
     ordered = sorted(points, key=lambda point: point.sequences)
     below = [point for point in ordered if point.sequences <= sequences]
     above = [point for point in ordered if point.sequences >= sequences]
@@ -135,7 +135,7 @@ def decode_tokens_per_s(points: Sequence[ThroughputPoint], sequences: int) -> fl
 
 
 def erlang_c(servers: int, offered: float) -> float:
-    """The probability that a request waits. `offered`: arrivals a second times service time; 1 from `servers` on."""
+    """Return the probability that a request waits: 1 from `servers` on. `offered`: arrivals a second · service time."""
     if offered >= servers:
         return 1.0
     blocked = 1.0  # Erlang B with no server
@@ -145,32 +145,32 @@ def erlang_c(servers: int, offered: float) -> float:
 
 
 def _waiting(servers: int, rate: float, service_s: float, cv2: float) -> tuple[float, float, float]:
-    """(4): the probability, mean and 99th percentile of the time in the queue; infinite when it grows for ever."""
+    """(4) Return the wait's probability, mean and 99th percentile; infinite where the queue grows without bound."""
     offered = rate * service_s
     if offered >= servers:
         return 1.0, math.inf, math.inf
     probability = erlang_c(servers, offered)
-    pace_s = service_s / (servers - offered) * (1.0 + cv2) / 2.0
-    p99_s = pace_s * math.log(probability / 0.01) if probability > 0.01 else 0.0
-    return probability, probability * pace_s, p99_s
+    scale_s = service_s / (servers - offered) * (1.0 + cv2) / 2.0
+    p99_s = scale_s * math.log(probability / 0.01) if probability > 0.01 else 0.0
+    return probability, probability * scale_s, p99_s
 
 
-def _spread(needed: int, aims: PlanTargets) -> tuple[int, int]:
-    """Replicas of a zone, and all of them."""
-    if aims.zones == 1:
-        return needed + aims.spare, needed + aims.spare
-    after_loss = math.ceil(needed / (aims.zones - 1))
-    per_zone = max(after_loss, math.ceil((needed + aims.spare) / aims.zones))
-    return per_zone, per_zone * aims.zones
+def _spread(needed: int, targets: PlanTargets) -> tuple[int, int]:
+    """Return the replicas of a zone, and those of all zones."""
+    if targets.zones == 1:
+        return needed + targets.spare_replicas, needed + targets.spare_replicas
+    after_loss = math.ceil(needed / (targets.zones - 1))
+    per_zone = max(after_loss, math.ceil((needed + targets.spare_replicas) / targets.zones))
+    return per_zone, per_zone * targets.zones
 
 
-def _check(load: ExpectedLoad, replica: ReplicaProfile, aims: PlanTargets) -> None:
+def _check(load: ExpectedLoad, replica: ReplicaProfile, targets: PlanTargets) -> None:
     positive = {
         "peak rate": load.peak_rps,
         "prompt length": load.prompt.mean,
         "completion length": load.completion.mean,
         "prefill rate": replica.prefill_tokens_per_s,
-        "utilisation": aims.utilisation,
+        "utilisation": targets.utilisation,
         **{f"decode rate at {point.sequences}": point.tokens_per_s for point in replica.decode},
     }
     for name, value in positive.items():
@@ -178,20 +178,20 @@ def _check(load: ExpectedLoad, replica: ReplicaProfile, aims: PlanTargets) -> No
             raise ConfigError(f"the {name} must be above zero, not {value:g}")
     if not replica.decode:
         raise ConfigError("no measured decode rate")
-    if aims.utilisation >= 1:
-        raise ConfigError("at a utilisation of 1 and more the queue grows for ever")
+    if targets.utilisation >= 1:
+        raise ConfigError("the utilisation must be below 1: at 1 the queue grows without bound")
     for name, count, least in (
-        ("spare", aims.spare, 0),
-        ("zones", aims.zones, 1),
+        ("spare", targets.spare_replicas, 0),
+        ("zones", targets.zones, 1),
         ("slots", replica.slots, 0),
         ("sequences", min(point.sequences for point in replica.decode), 1),
     ):
         if count < least:
-            raise ConfigError(f"{name} must be {least} at least, not {count}")
+            raise ConfigError(f"{name} must be at least {least}, not {count}")
     for name, cv in (("prompt", load.prompt.cv), ("completion", load.completion.cv)):
         if not 0 <= cv < math.inf:
-            raise ConfigError(f"the spread of the {name} lengths must be 0 at least, not {cv:g}")
+            raise ConfigError(f"the spread of the {name} lengths must be at least 0, not {cv:g}")
     if not 0 <= replica.overhead_s < math.inf:
-        raise ConfigError(f"the overhead must be 0 at least, not {replica.overhead_s:g}")
+        raise ConfigError(f"the overhead must be at least 0, not {replica.overhead_s:g}")
     if not 0 <= replica.usd_per_hour < math.inf:
-        raise ConfigError(f"the price of a replica-hour must be 0 at least, not {replica.usd_per_hour:g}")
+        raise ConfigError(f"the price of a replica-hour must be at least 0, not {replica.usd_per_hour:g}")

@@ -1,7 +1,7 @@
-"""What one replica does, measured through an OpenAI endpoint: the numbers that `causeway-cloud plan` needs.
+"""Measure the speed of one replica through an OpenAI endpoint, for `causeway-cloud plan`.
 
-Prompts begin differently, so that no shared prefix makes prefill look faster than it is, and `ignore_eos` keeps every
-answer at its full length (vLLM's name for it, which our engine takes too).
+Every prompt begins differently, so that no shared prefix makes prefill look faster than it is, and `ignore_eos` (vLLM's
+name, which our engine accepts too) keeps every answer at its full length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.errors import ConfigError
 from .capacity import ThroughputPoint
 
 _WORDS = "time light music door alarm kitchen volume timer lamp weather window heating".split()
-_LEAST_S = 1e-9  # a token; no machine is quicker
+_MIN_TOKEN_S = 1e-9  # no machine is faster
 _TIMEOUT = aiohttp.ClientTimeout(total=300)
 
 
@@ -42,7 +42,7 @@ class ReplicaMeasurement(msgspec.Struct, frozen=True):
 
 
 class LoadRun(msgspec.Struct, frozen=True):
-    """A closed loop: `sequences` callers, each asks again as soon as it is answered."""
+    """The result of a closed loop, in which each caller sends its next request as soon as it has its answer."""
 
     requests: int
     seconds: float
@@ -51,7 +51,7 @@ class LoadRun(msgspec.Struct, frozen=True):
 
 
 class MeasuredEndpoint:
-    """`url` ends in /v1."""
+    """An OpenAI endpoint under measurement; `url` ends in /v1."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, model: str, *, clock: Callable[[], float] = time.perf_counter
@@ -62,34 +62,40 @@ class MeasuredEndpoint:
         self._clock = clock
 
     async def run(self, sequences: int, requests: int, *, words: int, answer_tokens: int) -> LoadRun:
-        """Prompts of `words` words. Raises ConfigError when the endpoint does not answer."""
-        left = requests
-        found: list[_Usage] = []
+        """Run `requests` requests with `sequences` callers.
 
-        faults: list[ConfigError] = []
+        Raises:
+            ConfigError: The endpoint does not answer.
+        """
+        left = requests
+        usages: list[_Usage] = []
+        errors: list[ConfigError] = []
 
         async def caller() -> None:
             nonlocal left
             try:
                 while left > 0:
                     left -= 1
-                    found.append(await self._ask(words, answer_tokens))
+                    usages.append(await self._send(words, answer_tokens))
             except ConfigError as error:
-                faults.append(error)  # Raised below: out of a task group it would come wrapped.
+                errors.append(error)  # Raised below: a task group would wrap it.
                 callers.cancel_scope.cancel()
 
         began = self._clock()
         async with anyio.create_task_group() as callers:
             for _ in range(sequences):
                 callers.start_soon(caller)
-        for fault in faults:
-            raise fault
+        for error in errors:
+            raise error
         seconds = self._clock() - began
         return LoadRun(
-            len(found), seconds, sum(u.prompt_tokens for u in found), sum(u.completion_tokens for u in found)
+            len(usages),
+            seconds,
+            sum(usage.prompt_tokens for usage in usages),
+            sum(usage.completion_tokens for usage in usages),
         )
 
-    async def _ask(self, words: int, answer_tokens: int) -> _Usage:
+    async def _send(self, words: int, answer_tokens: int) -> _Usage:
         """Raises ConfigError."""
         text = " ".join([secrets.token_hex(4), *(_WORDS[secrets.randbelow(len(_WORDS))] for _ in range(words))])
         body = {
@@ -99,10 +105,10 @@ class MeasuredEndpoint:
             "ignore_eos": True,
         }
         try:
-            async with self._session.post(self._url, json=body, timeout=_TIMEOUT) as answer:
-                data = await answer.read()
-                if answer.status != 200:
-                    raise ConfigError(f"{answer.status} {data[:200].decode(errors='replace')}", where=self._url)
+            async with self._session.post(self._url, json=body, timeout=_TIMEOUT) as reply:
+                data = await reply.read()
+                if reply.status != 200:
+                    raise ConfigError(f"{reply.status} {data[:200].decode(errors='replace')}", where=self._url)
                 return msgspec.json.decode(data, type=_Answer).usage
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
             raise ConfigError(str(error) or type(error).__name__, where=self._url) from error
@@ -111,31 +117,34 @@ class MeasuredEndpoint:
 async def measure(
     endpoint: MeasuredEndpoint, sequences: Sequence[int], *, words: int = 160, answer_tokens: int = 64, rounds: int = 3
 ) -> ReplicaMeasurement:
-    """The rates of a replica whose slots are full, for each number of sequences. Raises ConfigError.
+    """Measure the rates of a replica whose slots are full, for each number of sequences.
 
-    Three mixes are run in turn, `rounds` times, so that a machine that is busy elsewhere is busy for all of them:
-    (a) short prompts and short answers, (b) long prompts, (c) long answers. The medians of their times a request are
+    Three mixes are run in turn, `rounds` times, so that other work on the machine affects all of them: (a) short
+    prompts and short answers, (b) long prompts, (c) long answers. The medians of their times a request are
 
         time = overhead + prompt tokens / prefill rate + answer tokens / decode rate
 
-    three times over, which gives the three unknowns.
+    three equations for the three unknowns.
+
+    Raises:
+        ConfigError: The endpoint does not answer, or the times do not grow with the lengths.
     """
-    await endpoint.run(1, 1, words=1, answer_tokens=1)  # the first one ever pays for loading
+    await endpoint.run(1, 1, words=1, answer_tokens=1)  # The first request ever pays for loading.
     short, brief = max(1, words // 4), max(1, answer_tokens // 4)
     fits = []
     for count in sequences:
         mixes = ((short, brief), (words, brief), (short, answer_tokens))
         runs: list[list[LoadRun]] = [[] for _ in mixes]
         for _ in range(rounds):
-            for kept, (long, answer) in zip(runs, mixes, strict=True):
-                kept.append(await endpoint.run(count, 3 * count, words=long, answer_tokens=answer))
+            for mix_runs, (long, answer) in zip(runs, mixes, strict=True):
+                mix_runs.append(await endpoint.run(count, 3 * count, words=long, answer_tokens=answer))
         fits.append(_fitted(count, *(_cost(each) for each in runs)))
     fastest = max(fits, key=lambda fit: fit.decode[0].tokens_per_s)
     return msgspec.structs.replace(fastest, decode=tuple(fit.decode[0] for fit in fits))
 
 
 class _Cost(msgspec.Struct, frozen=True):
-    """Of one request of a mix."""
+    """Time and tokens of one request of a mix."""
 
     seconds: float
     prompt: float
@@ -152,10 +161,12 @@ def _cost(runs: Sequence[LoadRun]) -> _Cost:
 
 
 def _fitted(sequences: int, base: _Cost, long_prompt: _Cost, long_answer: _Cost) -> ReplicaMeasurement:
-    """Raises ConfigError when the times do not grow with the lengths: noise, or an endpoint that does not obey."""
+    """Solve the three equations. Raises ConfigError where the times do not grow with the lengths."""
     prompt_s = (long_prompt.seconds - base.seconds) / max(long_prompt.prompt - base.prompt, 1.0)
     answer_s = (long_answer.seconds - base.seconds) / max(long_answer.completion - base.completion, 1.0)
-    if min(prompt_s, answer_s) < _LEAST_S:
-        raise ConfigError(f"with {sequences} sequences longer requests took no longer: measure on a quieter machine")
+    if min(prompt_s, answer_s) < _MIN_TOKEN_S:
+        raise ConfigError(
+            f"with {sequences} sequences longer requests took no longer: measure again on an idle machine"
+        )
     overhead_s = max(0.0, base.seconds - base.prompt * prompt_s - base.completion * answer_s)
     return ReplicaMeasurement(1.0 / prompt_s, (ThroughputPoint(sequences, 1.0 / answer_s),), overhead_s)

@@ -74,7 +74,7 @@ def test_overhead() -> None:
 def test_exactly_enough() -> None:
     """A load that fits exactly needs no replica more for a rounding error's sake."""
     load = msgspec.structs.replace(LOAD, peak_rps=0.7 * 10 / 0.3)
-    assert plan(load, REPLICA, PlanTargets(spare=0)).replicas == 10
+    assert plan(load, REPLICA, PlanTargets(spare_replicas=0)).replicas == 10
 
 
 @given(
@@ -85,7 +85,7 @@ def test_any_zone_may_be_lost(
 ) -> None:
     """Whatever is lost of what may be lost, the rest stays within the utilisation, and the queue is finite."""
     load = ExpectedLoad(peak_rps=rps, prompt=Lengths(400.0, prompt_cv), completion=Lengths(100.0, completion_cv))
-    found = plan(load, REPLICA, PlanTargets(utilisation=utilisation, zones=zones, spare=spare))
+    found = plan(load, REPLICA, PlanTargets(utilisation=utilisation, zones=zones, spare_replicas=spare))
     assert found.utilisation <= found.utilisation_after_loss <= utilisation + 1e-9
     assert found.replicas == found.per_zone * zones
     assert found.replicas >= found.needed + spare
@@ -110,7 +110,7 @@ def test_waiting_against_a_queue_that_is_played(cv: float, tolerance: float) -> 
     """The mean wait agrees with a simulated queue of the same slots: closely for M/M/c, roughly for equal lengths."""
     load = ExpectedLoad(peak_rps=9.0, prompt=Lengths(1e-9, 0.0), completion=Lengths(100.0, cv))
     replica = ReplicaProfile(prefill_tokens_per_s=4000.0, decode=(ThroughputPoint(4, 1000.0),))
-    found = plan(load, replica, PlanTargets(utilisation=0.95, spare=0))
+    found = plan(load, replica, PlanTargets(utilisation=0.95, spare_replicas=0))
     servers, service = found.replicas * found.slots, found.slots * found.request_s
     chance = random.Random(3)
     services = [chance.expovariate(1 / service) if cv else service for _ in range(100_000)]
@@ -151,7 +151,7 @@ def test_lengths() -> None:
         ({}, {}, {"utilisation": 1.0}),
         ({}, {}, {"utilisation": 0.0}),
         ({}, {}, {"zones": 0}),
-        ({}, {}, {"spare": -1}),
+        ({}, {}, {"spare_replicas": -1}),
     ],
 )
 def test_numbers_that_mean_nothing(
