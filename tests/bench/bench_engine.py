@@ -24,7 +24,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from edge_node.backends.backend import Call
+from edge_node.backends.backend import BackendRequest
 from edge_node.backends.engine.backend import EngineBackend
 from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import Artifact, ArtifactError, find_artifact
@@ -300,7 +300,8 @@ class _Ours(_Client):
             kind="completion", model="small", prompts=(prompt,), max_tokens=ANSWER_TOKENS, sampling=GREEDY
         )
         target = Target(name="small", at="edge", model="small")
-        call = Call(id="bench", request=request, target=target, deadline=asyncio.get_running_loop().time() + START_S)
+        deadline = asyncio.get_running_loop().time() + START_S
+        call = BackendRequest(id="bench", request=request, target=target, deadline=deadline)
         return sum([chunk.tokens async for chunk in self._backend.generate(call)])
 
 
