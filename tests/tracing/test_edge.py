@@ -64,7 +64,7 @@ async def test_the_cloud_gets_the_attempt_as_parent_span(box: Box, collector: Co
     answer = await box.ask(tags="cloud", headers={"traceparent": CALLER})
     assert answer.status == 200
     by_name = {span.name: span for span in await spans(box, collector)}
-    headers = box.cloud.asked[-1]
+    headers = box.cloud.request_headers[-1]
     assert by_name["chat auto"].parent == "b7ad6b7169203331"
     assert headers["traceparent"] == f"00-0af7651916cd43dd8448eb211c80319c-{by_name['attempt large'].id}-01"
     assert headers["x-causeway-policy"] == answer.headers["x-causeway-policy"]
@@ -96,8 +96,8 @@ async def test_an_unsampled_trace_context_is_respected(box: Box, collector: Coll
     """No spans are sent, and the cloud receives the unsampled flag."""
     await box.ask(tags="cloud", headers={"traceparent": f"{CALLER[:-2]}00"})
     assert await spans(box, collector) == []
-    assert box.cloud.asked[-1]["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
-    assert box.cloud.asked[-1]["traceparent"].endswith("-00")
+    assert box.cloud.request_headers[-1]["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
+    assert box.cloud.request_headers[-1]["traceparent"].endswith("-00")
 
 
 async def test_requests_are_answered_while_the_collector_is_unreachable(tmp_path: Path) -> None:
