@@ -350,9 +350,7 @@ class TestKeys:
         async with running(tmp_path, server=ServerConfig(port=0, keys=(key,))) as box:
             yield box
 
-    @pytest.mark.parametrize(
-        "authorization", [None, "Bearer", "Bearer wrong", "Basic s3cret", "s3cret", "Bearer \u00e9"]
-    )
+    @pytest.mark.parametrize("value", [None, "Bearer", "Bearer wrong", "Basic s3cret", "s3cret", "Bearer \u00e9"])
     async def test_a_missing_or_wrong_key_is_a_401(self, guarded: Box, value: str | None) -> None:
         headers = {"Authorization": value} if value else {}
         for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/decisions")):
