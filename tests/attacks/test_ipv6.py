@@ -14,8 +14,8 @@ from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.jobs.config import WebhookConfig
 from router.errors import ConfigError
 from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, rest, talk
-from tests.jobs.conftest import clock, config, database, offer, redis_server, store, stores  # noqa: F401  (fixtures)
-from tests.jobs.test_webhooks import Names, Post, post, url  # noqa: F401  (fixtures)
+from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
+from tests.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed, url  # noqa: F401  (fixtures)
 from tests.jobs.webhook_receiver import Receiver, receiving
 
 from .test_framing import INNER, chunked
@@ -115,47 +115,47 @@ async def inside() -> AsyncIterator[Receiver]:
         "ip6-localhost",
     ],
 )
-async def test_no_spelling_of_the_inside_is_called(post: Post, inside: Receiver, host: str) -> None:  # noqa: F811
+async def test_no_spelling_of_the_inside_is_called(bed: WebhookBed, inside: Receiver, host: str) -> None:  # noqa: F811
     """A receiver listens on ::1: it hears nothing, and the delivery waits."""
-    deliverer = post.deliverer(OPEN)
-    job = await post.ended_job(url(inside, host))
-    await deliverer.deliver_due()
-    assert (inside.arrived, await post.status(job)) == ([], "pending")
+    sender = bed.sender(OPEN)
+    job = await bed.ended_job(url(inside, host))
+    await sender.deliver_due()
+    assert (inside.arrived, await bed.status(job)) == ([], "pending")
 
 
 @pytest.mark.redis
 @pytest.mark.parametrize(
     "address", ["::1", "::1%lo", "fe80::1%lo", "fe80::1", "fd00::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254"]
 )
-async def test_no_name_leads_inside(post: Post, inside: Receiver, address: str) -> None:  # noqa: F811
+async def test_no_name_leads_inside(bed: WebhookBed, inside: Receiver, address: str) -> None:  # noqa: F811
     """Whatever a name server answers for an AAAA record."""
-    deliverer = post.deliverer(OPEN, Names(address))
-    job = await post.ended_job(url(inside, "hooks.example.com"))
-    await deliverer.deliver_due()
-    assert (inside.arrived, await post.status(job)) == ([], "pending")
+    sender = bed.sender(OPEN, ScriptedResolver(address))
+    job = await bed.ended_job(url(inside, "hooks.example.com"))
+    await sender.deliver_due()
+    assert (inside.arrived, await bed.status(job)) == ([], "pending")
 
 
 @pytest.mark.redis
-async def test_a_mapped_address_does_not_reach_ipv4(post: Post) -> None:  # noqa: F811
+async def test_a_mapped_address_does_not_reach_ipv4(bed: WebhookBed) -> None:  # noqa: F811
     """A socket of IPv6 to ::ffff:127.0.0.1 would arrive at 127.0.0.1, even where other IPv4 networks are allowed."""
     allowed = WebhookConfig(allowed_networks=("10.0.0.0/8", "::1/128"), allow_http=True, timeout_s=3.0)
     async with receiving() as receiver:
-        for host, names in (("[::ffff:127.0.0.1]", None), ("mapped.example.com", Names("::ffff:127.0.0.1"))):
-            job = await post.ended_job(url(receiver, host))
-            await post.deliverer(allowed, names).deliver_due()
-            assert (receiver.arrived, await post.status(job)) == ([], "pending")
+        for host, names in (("[::ffff:127.0.0.1]", None), ("mapped.example.com", ScriptedResolver("::ffff:127.0.0.1"))):
+            job = await bed.ended_job(url(receiver, host))
+            await bed.sender(allowed, names).deliver_due()
+            assert (receiver.arrived, await bed.status(job)) == ([], "pending")
 
 
 @pytest.mark.redis
-@pytest.mark.parametrize(("host", "names"), [("[::1]", None), ("hooks.example.com", Names(HOST))])
+@pytest.mark.parametrize(("host", "names"), [("[::1]", None), ("hooks.example.com", ScriptedResolver(HOST))])
 async def test_where_it_is_allowed_it_arrives(
-    post: Post,  # noqa: F811
+    bed: WebhookBed,  # noqa: F811
     inside: Receiver,
     host: str,
-    names: Names | None,
+    names: ScriptedResolver | None,
 ) -> None:
     """The refusals above are the rule's doing: the same delivery goes through to a network that is allowed."""
-    deliverer = post.deliverer(WebhookConfig(allowed_networks=("::1/128",), allow_http=True, timeout_s=5.0), names)
-    job = await post.ended_job(url(inside, host))
-    await deliverer.deliver_due()
-    assert (len(inside.arrived), await post.status(job)) == (1, "delivered")
+    sender = bed.sender(WebhookConfig(allowed_networks=("::1/128",), allow_http=True, timeout_s=5.0), names)
+    job = await bed.ended_job(url(inside, host))
+    await sender.deliver_due()
+    assert (len(inside.arrived), await bed.status(job)) == (1, "delivered")

@@ -18,8 +18,8 @@ from cryptography.x509.oid import NameOID
 
 from cloud_pool.jobs.config import WebhookConfig
 from tests.cloud.test_listener import gateway, is_alive
-from tests.jobs.conftest import clock, config, database, offer, redis_server, store, stores  # noqa: F401  (fixtures)
-from tests.jobs.test_webhooks import Names, Post, post  # noqa: F401  (fixtures)
+from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
+from tests.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed  # noqa: F401  (fixtures)
 from tests.jobs.webhook_receiver import receiving
 
 INSIDE = WebhookConfig(allowed_networks=("127.0.0.0/8", "::1/128"), timeout_s=5.0)
@@ -86,7 +86,7 @@ async def quiet() -> AsyncIterator[None]:
     ids=["nobody trusts it", "another name", "the address instead of the name", "expired"],
 )
 async def test_a_wrong_certificate_gets_nothing(
-    post: Post,  # noqa: F811
+    bed: WebhookBed,  # noqa: F811
     certified: Certified,
     listens: str,
     names: tuple[str, ...],
@@ -97,15 +97,15 @@ async def test_a_wrong_certificate_gets_nothing(
     path, context = certified(*names, valid=valid)
     trust = ssl.create_default_context(cafile=str(path)) if trusted else None
     async with receiving(listens, context) as receiver:
-        job = await post.ended_job(f"https://{NAME}:{receiver.port}/hook")
-        await post.deliverer(INSIDE, Names(listens), trust).deliver_due()
-        assert (receiver.arrived, await post.status(job)) == ([], "pending")
+        job = await bed.ended_job(f"https://{NAME}:{receiver.port}/hook")
+        await bed.sender(INSIDE, ScriptedResolver(listens), trust).deliver_due()
+        assert (receiver.arrived, await bed.status(job)) == ([], "pending")
 
 
 @pytest.mark.redis
 @pytest.mark.parametrize("listens", ["127.0.0.1", "::1"])
 async def test_the_right_certificate_is_told(
-    post: Post,  # noqa: F811
+    bed: WebhookBed,  # noqa: F811
     certified: Certified,
     listens: str,
 ) -> None:
@@ -113,9 +113,9 @@ async def test_the_right_certificate_is_told(
     path, context = certified(NAME)
     trust = ssl.create_default_context(cafile=str(path))
     async with receiving(listens, context) as receiver:
-        job = await post.ended_job(f"https://{NAME}:{receiver.port}/hook")
-        await post.deliverer(INSIDE, Names(listens), trust).deliver_due()
-        assert (len(receiver.arrived), await post.status(job)) == (1, "delivered")
+        job = await bed.ended_job(f"https://{NAME}:{receiver.port}/hook")
+        await bed.sender(INSIDE, ScriptedResolver(listens), trust).deliver_due()
+        assert (len(receiver.arrived), await bed.status(job)) == (1, "delivered")
 
 
 @pytest.mark.parametrize("listens", ["127.0.0.1", "::1"])

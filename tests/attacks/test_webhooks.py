@@ -10,8 +10,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from cloud_pool.jobs.config import WebhookConfig
 from cloud_pool.jobs.errors import WebhookRefused
 from cloud_pool.jobs.webhooks.address import allowed_networks, check_webhook_url
-from tests.jobs.conftest import clock, config, database, offer, redis_server, store, stores  # noqa: F401  (fixtures)
-from tests.jobs.test_webhooks import Names, Post, post, receiver, url  # noqa: F401  (fixtures)
+from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
+from tests.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed, receiver, url  # noqa: F401  (fixtures)
 from tests.jobs.webhook_receiver import Receiver
 
 OPEN = WebhookConfig(allow_http=True, timeout_s=3.0)
@@ -64,12 +64,12 @@ class Several(AbstractResolver):
         "[fd00:ec2::254]",
     ],
 )
-async def test_no_spelling_of_the_inside_is_called(post: Post, receiver: Receiver, host: str) -> None:  # noqa: F811
+async def test_no_spelling_of_the_inside_is_called(bed: WebhookBed, receiver: Receiver, host: str) -> None:  # noqa: F811
     """However an inner address is written, the delivery waits and the receiver hears nothing."""
-    deliverer = post.deliverer(OPEN)
-    job = await post.ended_job(url(receiver, host))
-    await deliverer.deliver_due()
-    assert (receiver.arrived, await post.status(job)) == ([], "pending")
+    sender = bed.sender(OPEN)
+    job = await bed.ended_job(url(receiver, host))
+    await sender.deliver_due()
+    assert (receiver.arrived, await bed.status(job)) == ([], "pending")
 
 
 @pytest.mark.parametrize(
@@ -96,33 +96,33 @@ def test_a_literal_of_the_inside_is_refused_when_it_is_offered(host: str) -> Non
 
 
 @pytest.mark.redis
-async def test_an_answer_with_a_good_and_a_bad_address(post: Post, receiver: Receiver) -> None:  # noqa: F811
+async def test_an_answer_with_a_good_and_a_bad_address(bed: WebhookBed, receiver: Receiver) -> None:  # noqa: F811
     """Each address is judged by itself: the good one, where nobody listens, opens no way to the bad one."""
     allowed = WebhookConfig(allowed_networks=("127.0.0.2/32",), allow_http=True, timeout_s=3.0)
     for addresses in (("127.0.0.2", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")):
-        deliverer = post.deliverer(allowed, Several(*addresses))
-        job = await post.ended_job(url(receiver, "mixed.example.com"))
-        await deliverer.deliver_due()
-        assert (receiver.arrived, await post.status(job)) == ([], "pending")
+        sender = bed.sender(allowed, Several(*addresses))
+        job = await bed.ended_job(url(receiver, "mixed.example.com"))
+        await sender.deliver_due()
+        assert (receiver.arrived, await bed.status(job)) == ([], "pending")
 
 
 @pytest.mark.redis
-async def test_a_name_that_turns_between_deliveries(post: Post, receiver: Receiver) -> None:  # noqa: F811
+async def test_a_name_that_turns_between_deliveries(bed: WebhookBed, receiver: Receiver) -> None:  # noqa: F811
     """What was allowed at the first delivery is looked at anew at the next: the name leads inside now."""
     allowed = WebhookConfig(allowed_networks=("127.0.0.2/32",), allow_http=True, timeout_s=3.0)
-    deliverer = post.deliverer(allowed, Names("127.0.0.2", "127.0.0.1"))
-    job = await post.ended_job(url(receiver, "rebind.example.com"))
+    sender = bed.sender(allowed, ScriptedResolver("127.0.0.2", "127.0.0.1"))
+    job = await bed.ended_job(url(receiver, "rebind.example.com"))
     for _ in range(3):
-        await deliverer.deliver_due()
-        post.clock.now += 86_400
-    assert (receiver.arrived, await post.status(job)) == ([], "pending")
+        await sender.deliver_due()
+        bed.clock.now += 86_400
+    assert (receiver.arrived, await bed.status(job)) == ([], "pending")
 
 
 @pytest.mark.redis
-async def test_a_redirect_inside_is_not_followed(post: Post, receiver: Receiver) -> None:  # noqa: F811
+async def test_a_redirect_inside_is_not_followed(bed: WebhookBed, receiver: Receiver) -> None:  # noqa: F811
     """The receiver's address is allowed and sends on to another path of its own: only the first is called."""
-    deliverer = post.deliverer(WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True, timeout_s=3.0))
+    sender = bed.sender(WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True, timeout_s=3.0))
     receiver.answers = [307]
-    job = await post.ended_job(url(receiver))
-    await deliverer.deliver_due()
-    assert (len(receiver.arrived), await post.status(job)) == (1, "pending")
+    job = await bed.ended_job(url(receiver))
+    await sender.deliver_due()
+    assert (len(receiver.arrived), await bed.status(job)) == (1, "pending")

@@ -229,7 +229,7 @@ class KillMatrix:
 
     def _webhook_ids(self, job: AcceptedJob) -> set[str]:
         """Return the webhook ids that the receiver saw for the job."""
-        return set().union(*(self._receiver.told.get(each, set()) for each in job.ids))
+        return set().union(*(self._receiver.ids_by_job.get(each, set()) for each in job.ids))
 
 
 def summary(rounds: list[Round]) -> str:

@@ -1,4 +1,4 @@
-"""A real Redis for the session; each test has keys of its own in it, a clock it moves, and a scripted runner."""
+"""A real Redis for the session; each test has its own key prefix and a clock that it moves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for what runs beside the test."""
+    """Wait for a condition that background tasks fulfil."""
     ends = time.monotonic() + PATIENCE_S
     while not await condition():
         assert time.monotonic() < ends, "it did not happen"
@@ -92,11 +92,11 @@ def store(stores: JobStores) -> JobStore:
 
 
 @pytest.fixture
-def offer(clock: Clock) -> Callable[..., NewJob]:
-    """An offer with other values where a test names some."""
+def new_job(clock: Clock) -> Callable[..., NewJob]:
+    """Return a function that makes a job, with some values changed."""
     numbers = itertools.count(1)
 
-    def made(**changes: object) -> NewJob:
+    def make(**changes: object) -> NewJob:
         plain = NewJob(
             id=f"job_{next(numbers)}",
             owner="kiosk",
@@ -108,4 +108,4 @@ def offer(clock: Clock) -> Callable[..., NewJob]:
         )
         return msgspec.structs.replace(plain, **changes)
 
-    return made
+    return make

@@ -1,4 +1,4 @@
-"""Jobs' handlers behind a real HTTP socket, with askers named by their bearer token."""
+"""The jobs API on a real HTTP socket; a bearer token is the name of its tenant."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cloud_pool.jobs.http.routing import Handler
 from router.errors import AuthenticationFailed, CausewayError, NotFound
 
 
-def who(http: web.BaseRequest) -> Principal:
-    """The token is the tenant; `tenant:chat` is one without the scope for jobs."""
+def identify(http: web.BaseRequest) -> Principal:
+    """Return tenant `T` for the token `T`; `T:chat` has the scope chat instead of jobs."""
     found = http.headers.get("authorization", "").removeprefix("Bearer ")
     if not found:
         raise AuthenticationFailed("send a token")
@@ -24,7 +24,7 @@ def who(http: web.BaseRequest) -> Principal:
 
 @asynccontextmanager
 async def serving(handler: Callable[[web.BaseRequest], Handler | None]) -> AsyncIterator[str]:
-    """The URL of a server that answers with what `handler` gives."""
+    """Serve `handler` and yield the URL."""
 
     async def handle(http: web.BaseRequest) -> web.StreamResponse:
         try:

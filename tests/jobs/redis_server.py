@@ -1,4 +1,4 @@
-"""A real Redis on a Unix socket, that can be killed and started again over the same files."""
+"""A real Redis on a Unix socket that can be killed and restarted on the same files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RedisServer:
         command += ["--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction"]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen([*command, *self._settings], stdout=log, stderr=log)
-        self._answered()
+        self._wait_until_ready()
 
     def kill(self) -> None:
         """kill -9."""
@@ -38,8 +38,8 @@ class RedisServer:
         self.process.kill()
         self.process.wait()
 
-    def _answered(self) -> None:
-        """Until it takes commands: loading its files is part of starting."""
+    def _wait_until_ready(self) -> None:
+        """Wait until it takes commands, after loading its files."""
         ticks = threading.Event()
         for _ in range(int(_PATIENCE_S / 0.01)):
             try:

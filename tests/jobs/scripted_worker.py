@@ -1,4 +1,4 @@
-"""A runner that does what a test says, and notes what it was asked."""
+"""A scripted runner, and a worker that uses it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.worker import Worker
 from router.types import Chunk, Usage
 
-Act = Callable[[int, JobRun], AsyncGenerator[Chunk, None]]
+Script = Callable[[int, JobRun], AsyncGenerator[Chunk, None]]
 ANSWER = (Chunk(text="an answer", tokens=2), Chunk(finish_reason="stop"), Chunk(usage=Usage(5, 2)))
 
 
-async def answers(_at: int, _errand: JobRun) -> AsyncGenerator[Chunk, None]:
+async def answers(_at: int, _run: JobRun) -> AsyncGenerator[Chunk, None]:
     for chunk in ANSWER:
         yield chunk
 
 
-class Scripted:
-    """`act` is given the number of the run, from 0."""
+class ScriptedRunner:
+    """Records its runs. `script` gets the number of the run, from 0."""
 
-    def __init__(self, act: Act = answers) -> None:
-        self.asked: list[JobRun] = []
+    def __init__(self, script: Script = answers) -> None:
+        self.runs: list[JobRun] = []
         self.closed: list[str] = []
         self.is_ready = True
         self.probes = 0
-        self._act = act
+        self._script = script
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
-        self.asked.append(job_run)
+        self.runs.append(job_run)
         try:
-            async for chunk in self._act(len(self.asked) - 1, job_run):
+            async for chunk in self._script(len(self.runs) - 1, job_run):
                 yield chunk
         finally:
             self.closed.append(job_run.id)
@@ -51,12 +51,12 @@ class Scripted:
         return self.is_ready
 
 
-class Shift:
+class RunningWorker:
     """A worker at work for a `with` block; leaving it drains the worker."""
 
-    def __init__(self, store: JobStore, runner: Scripted, config: JobsConfig, places: int = 4) -> None:
+    def __init__(self, store: JobStore, runner: ScriptedRunner, config: JobsConfig, slots: int = 4) -> None:
         self.registry = CollectorRegistry()
-        self.worker = Worker(store, runner, {"large": places}, config, JobMetrics(self.registry), rng=lambda: 0.5)
+        self.worker = Worker(store, runner, {"large": slots}, config, JobMetrics(self.registry), rng=lambda: 0.5)
         self.stop = anyio.Event()
         self._tasks = anyio.create_task_group()
 

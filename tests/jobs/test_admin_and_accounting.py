@@ -1,4 +1,4 @@
-"""What operators see and do: commands, metrics, costs, and a Redis that is not fit for jobs."""
+"""Operator commands, metrics, accounting of runs, and a Redis with unsafe settings."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from router.openai import parse_chat
 from router.types import Chunk, RoutingHints
 
 from .conftest import BODY, Clock
-from .gateway import serving, who
+from .gateway import identify, serving
 from .redis_server import RedisServer
-from .scripted_worker import Scripted, answers
+from .scripted_worker import ScriptedRunner, answers
 from .test_api import CHAT, TIER
 
-MakeOffer = Callable[..., NewJob]
+MakeJob = Callable[..., NewJob]
 
 
-async def dead_job(store: JobStore, offer: MakeOffer, config: JobsConfig) -> str:
-    job = (await store.accept(offer())).id
+async def dead_job(store: JobStore, new_job: MakeJob, config: JobsConfig) -> str:
+    job = (await store.accept(new_job())).id
     for _ in range(config.max_attempts):
         (record,) = (await store.claim("w", "large", ["standard"])).records
         await store.postpone(job, record.fence, CloudFailed("broken"), store.now_ms, counts=True)
@@ -52,8 +52,8 @@ async def dead_job(store: JobStore, offer: MakeOffer, config: JobsConfig) -> str
 
 
 @pytest.fixture
-def called(config: JobsConfig, tmp_path: Path) -> Callable[..., tuple[int, str]]:
-    """`causeway-cloud dlq …` on this test's keys. It has an event loop of its own: call it on a thread."""
+def dlq(config: JobsConfig, tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Run `causeway-cloud dlq ...` on this test's keys. It starts an event loop: call it on a thread."""
     path = tmp_path / "gateway.yaml"
     path.write_text(f'jobs: {{key_prefix: "{config.key_prefix}"}}\n')
 
@@ -67,42 +67,42 @@ def called(config: JobsConfig, tmp_path: Path) -> Callable[..., tuple[int, str]]
 async def test_dead_letters_are_listed_retried_and_purged(
     store: JobStore,
     database: RedisClient,
-    offer: MakeOffer,
+    new_job: MakeJob,
     config: JobsConfig,
-    called: Callable[..., tuple[int, str]],
+    dlq: Callable[..., tuple[int, str]],
 ) -> None:
-    """By the command: with owner, attempts and fault, without what was asked."""
-    first = await dead_job(store, offer, config)
-    second = await dead_job(store, offer, config)
-    status, text = await asyncio.to_thread(called, "list")
+    """`dlq list` shows owner, attempts and error code, but no content."""
+    first = await dead_job(store, new_job, config)
+    second = await dead_job(store, new_job, config)
+    status, text = await asyncio.to_thread(dlq, "list")
     assert status == 0
     assert [row.split("\t")[1:] for row in text.splitlines()] == [
         [job, "kiosk", "large", str(config.max_attempts), "cloud_failed"] for job in (second, first)
     ]
     assert "secret" not in text
-    assert await asyncio.to_thread(called, "retry", first) == (0, f"{first}\tqueued again\n")
-    status, text = await asyncio.to_thread(called, "retry", first)
+    assert await asyncio.to_thread(dlq, "retry", first) == (0, f"{first}\tqueued again\n")
+    status, text = await asyncio.to_thread(dlq, "retry", first)
     assert (status, text.startswith(f"{first}\tleft")) == (1, True)
-    assert await asyncio.to_thread(called, "purge", "--all") == (0, f"{second}\tpurged\n")
-    assert await asyncio.to_thread(called, "list") == (0, "")
-    assert (await asyncio.to_thread(called, "purge"))[0] == 2
+    assert await asyncio.to_thread(dlq, "purge", "--all") == (0, f"{second}\tpurged\n")
+    assert await asyncio.to_thread(dlq, "list") == (0, "")
+    assert (await asyncio.to_thread(dlq, "purge"))[0] == 2
     today = JobStore(database, config)  # the command's clock is the real one
     assert [record.id for record in (await today.claim("w", "large", ["standard"] * 3)).records] == [first]
 
 
 @pytest.mark.parametrize("command", [["worker"], ["dlq", "list"]])
-def test_a_command_without_a_redis_says_so(command: list[str]) -> None:
-    """On stderr, with status 2, and no trace."""
+def test_a_command_without_redis_exits_with_status_2(command: list[str]) -> None:
     found = CliRunner().invoke(main, command, env={"CAUSEWAY_REDIS": ""})
     assert (found.exit_code, "redis" in found.output.lower()) == (2, True)
     assert "Traceback" not in found.output
 
 
-async def test_depths_are_exported(store: JobStore, offer: MakeOffer, clock: Clock, config: JobsConfig) -> None:
-    """Queued and running by priority, the oldest's age, and dead letters."""
-    await dead_job(store, offer, config)
+async def test_queue_depths_are_exported_as_gauges(
+    store: JobStore, new_job: MakeJob, clock: Clock, config: JobsConfig
+) -> None:
+    await dead_job(store, new_job, config)
     for _ in range(3):
-        await store.accept(offer(priority="bulk"))
+        await store.accept(new_job(priority="bulk"))
     await store.claim("w", "large", ["bulk"])
     registry = CollectorRegistry()
     depths = await store.depths()
@@ -115,12 +115,12 @@ async def test_depths_are_exported(store: JobStore, offer: MakeOffer, clock: Clo
     assert registry.get_sample_value("causeway_jobs_dead_letters") == 1
 
 
-async def test_a_gateway_on_a_forgetful_redis_takes_no_jobs(config: JobsConfig, clock: Clock) -> None:
-    """503 that names the setting, and nothing is queued; jobs that are there can still be looked at."""
+async def test_a_gateway_refuses_jobs_on_a_redis_that_is_not_durable(config: JobsConfig, clock: Clock) -> None:
+    """The 503 names the setting; existing jobs can still be read."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder), "--appendonly", "no")
         gateway = JobsGateway(
-            msgspec.structs.replace(config, redis=server.url), {"big": TIER}, who, CollectorRegistry(), clock=clock
+            msgspec.structs.replace(config, redis=server.url), {"big": TIER}, identify, CollectorRegistry(), clock=clock
         )
         try:
             headers = {"authorization": "Bearer kiosk"}
@@ -136,8 +136,8 @@ async def test_a_gateway_on_a_forgetful_redis_takes_no_jobs(config: JobsConfig, 
             server.kill()
 
 
-class Books:
-    """A real ledger over accounts without Redis, that writes its audit records to a file."""
+class AuditedLedger:
+    """A real ledger without Redis that writes its audit records to a file."""
 
     def __init__(self, folder: Path, config: TenantsConfig) -> None:
         self.path = folder / "audit"
@@ -150,7 +150,7 @@ class Books:
         return [msgspec.json.decode(row) for row in self.path.read_bytes().splitlines()]
 
 
-async def breaks(_at: int, _errand: JobRun) -> AsyncGenerator[Chunk, None]:
+async def breaks(_at: int, _run: JobRun) -> AsyncGenerator[Chunk, None]:
     raise CloudFailed("broken")
     yield Chunk()
 
@@ -177,18 +177,17 @@ async def outcome(runner: MeteredRunner, one: JobRun) -> type[CausewayError] | N
     return None
 
 
-async def test_runs_are_accounted_for(tmp_path: Path) -> None:
-    """A tenant's rate and caps hold for its jobs, its longest answer too, and each run leaves one record of tokens."""
+async def test_runs_obey_tenant_limits_and_leave_one_audit_record_each(tmp_path: Path) -> None:
     limits = TenantConfig(name="acme", requests_per_s=0.001, burst=2, max_tokens=9)
-    books = Books(tmp_path, TenantsConfig(overrides=(limits,)))
+    books = AuditedLedger(tmp_path, TenantsConfig(overrides=(limits,)))
     books.audit.start()
-    scripted = Scripted(answers)
+    scripted = ScriptedRunner(answers)
     runner = MeteredRunner(scripted, books.ledger)
     assert await outcome(runner, job_run(1)) is None
-    assert await outcome(MeteredRunner(Scripted(breaks), books.ledger), job_run(2)) is CloudFailed
+    assert await outcome(MeteredRunner(ScriptedRunner(breaks), books.ledger), job_run(2)) is CloudFailed
     assert await outcome(runner, job_run(3)) is RateLimited
     assert await outcome(runner, job_run(4, BODY[:-1] + b',"max_tokens":10}')) is InvalidRequest
-    assert [one.request.max_tokens for one in scripted.asked] == [9]
+    assert [one.request.max_tokens for one in scripted.runs] == [9]
     rows = books.records()
     assert [(row["id"], row["outcome"]) for row in rows] == [
         ("job_1", "ok"),

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: offered, followed, cancelled, and nobody else's."""
+"""The jobs API over HTTP."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
 from router.sse import Event, SSEParser
 
 from .conftest import Clock
-from .gateway import serving, who
-from .scripted_worker import Scripted, Shift
+from .gateway import identify, serving
+from .scripted_worker import RunningWorker, ScriptedRunner
 
 TIER = Tier(TierConfig(name="large"), ChatFormat("{{ messages }}"))
 CHAT = {"model": "big", "messages": [{"role": "user", "content": "a secret question"}]}
@@ -40,7 +40,7 @@ async def http(config: JobsConfig, stores: JobStores) -> AsyncIterator[aiohttp.C
     def limits(asker: Principal) -> TenantLimits:
         return TenantLimits(max_tokens=50, max_body_bytes=300) if asker.tenant == "capped" else TenantLimits()
 
-    api = JobApi(config, stores, SubmissionParser(config, {"large": TIER, "big": TIER}), who, limits)
+    api = JobApi(config, stores, SubmissionParser(config, {"large": TIER, "big": TIER}), identify, limits)
     async with serving(api.handler) as url:
         headers = {"authorization": "Bearer kiosk"}
         async with aiohttp.ClientSession(url, headers=headers) as session:
@@ -53,13 +53,13 @@ async def offered(http: aiohttp.ClientSession, body: object = CHAT, **headers: s
         return response.status, await response.json()
 
 
-async def test_a_job_goes_through(http: aiohttp.ClientSession, store: JobStore, config: JobsConfig) -> None:
-    """202 with an id; at the end the job holds OpenAI's chat completion; the tier's alias is resolved."""
+async def test_a_job_is_accepted_run_and_read(http: aiohttp.ClientSession, store: JobStore, config: JobsConfig) -> None:
+    """The tier's alias is resolved, and the result is OpenAI's chat completion."""
     status, job = await offered(http, CHAT | {"priority": "bulk", "deadline_ms": 5000})
     assert (status, job["status"], job["priority"], job["model"]) == (202, "queued", "bulk", "large")
     assert int(str(job["deadline_at"])) - int(str(job["created_at"])) == 5
     assert job["result"] is None
-    async with Shift(store, Scripted(), config):
+    async with RunningWorker(store, ScriptedRunner(), config):
         events = await followed(http, str(job["id"]))
     assert [event.type for event in events] == [b"queued", b"running", b"succeeded"]
     async with http.get(f"/v1/jobs/{job['id']}") as response:
@@ -75,12 +75,12 @@ async def followed(http: aiohttp.ClientSession, job: str, last: str = "") -> lis
         return SSEParser().feed(await response.read())
 
 
-async def test_events_are_replayed_from_behind_an_id(
+async def test_events_continue_after_last_event_id(
     http: aiohttp.ClientSession, store: JobStore, config: JobsConfig
 ) -> None:
-    """Who comes back gets what was missed and nothing twice; who has all gets an end at once."""
+    """After the final event the stream ends at once."""
     _, job = await offered(http)
-    async with Shift(store, Scripted(), config):
+    async with RunningWorker(store, ScriptedRunner(), config):
         events = await followed(http, str(job["id"]))
     rest = await followed(http, str(job["id"]), events[0].id.decode())
     assert rest == events[1:]
@@ -89,8 +89,7 @@ async def test_events_are_replayed_from_behind_an_id(
         assert response.status == 400
 
 
-async def test_followers_are_bounded_and_leave_nothing(http: aiohttp.ClientSession, store: JobStore) -> None:
-    """One more than the bound gets 429; when a client leaves, its place is free again."""
+async def test_event_streams_are_limited_and_released(http: aiohttp.ClientSession, store: JobStore) -> None:
     _, job = await offered(http)
     path = f"/v1/jobs/{job['id']}/events"
     async with http.get(path) as first:
@@ -105,8 +104,8 @@ async def test_followers_are_bounded_and_leave_nothing(http: aiohttp.ClientSessi
     assert third.status == 200
 
 
-async def test_one_key_is_one_job(http: aiohttp.ClientSession) -> None:
-    """The same key and body give the same job, another body 409, another owner a job of its own."""
+async def test_an_idempotency_key_gives_one_job(http: aiohttp.ClientSession) -> None:
+    """Another body is 409; another owner gets a job of its own."""
     _, first = await offered(http, idempotency_key="k-1")
     status, again = await offered(http, idempotency_key="k-1")
     assert (status, again["id"]) == (202, first["id"])
@@ -116,15 +115,13 @@ async def test_one_key_is_one_job(http: aiohttp.ClientSession) -> None:
     assert other["id"] != first["id"]
 
 
-async def test_the_same_key_at_once_is_one_job(http: aiohttp.ClientSession, store: JobStore) -> None:
-    """Twenty callers race with one key: one job."""
+async def test_concurrent_requests_with_one_key_give_one_job(http: aiohttp.ClientSession, store: JobStore) -> None:
     answers = await asyncio.gather(*(offered(http, idempotency_key="k") for _ in range(20)))
     assert len({str(job["id"]) for _, job in answers}) == 1
     assert len(await store.list_owned("kiosk/1", limit=50)) == 1
 
 
 async def test_another_owners_job_is_404(http: aiohttp.ClientSession) -> None:
-    """Status, events and cancel of somebody else's job look like those of none."""
     _, job = await offered(http)
     thief = {"authorization": "Bearer thief"}
     for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events")):
@@ -138,20 +135,17 @@ async def test_another_owners_job_is_404(http: aiohttp.ClientSession) -> None:
         assert (await response.json())["data"] == []
 
 
-async def test_a_caller_without_a_token_gets_nothing(http: aiohttp.ClientSession) -> None:
-    """401 before anything is read or looked up."""
+async def test_a_caller_without_a_token_gets_401(http: aiohttp.ClientSession) -> None:
     async with http.get("/v1/jobs", headers={"authorization": ""}) as response:
         assert response.status == 401
 
 
 async def test_a_token_without_the_scope_is_403(http: aiohttp.ClientSession) -> None:
-    """A token for chat alone takes no jobs and sees none."""
     status, _ = await offered(http, authorization="Bearer kiosk:chat")
     assert status == 403
 
 
-async def test_a_tenants_caps_hold(http: aiohttp.ClientSession) -> None:
-    """Tokens of an answer and bytes of a body, as for interactive requests."""
+async def test_a_tenants_limits_apply_to_jobs(http: aiohttp.ClientSession) -> None:
     status, fault = await offered(http, CHAT | {"max_tokens": 51}, authorization="Bearer capped")
     assert (status, fault["error"]["param"]) == (400, "max_tokens")  # type: ignore[index]
     status, _ = await offered(http, CHAT | {"user": "x" * 300}, authorization="Bearer capped")
@@ -160,16 +154,14 @@ async def test_a_tenants_caps_hold(http: aiohttp.ClientSession) -> None:
     assert status == 202
 
 
-async def test_cancel_over_http(http: aiohttp.ClientSession) -> None:
-    """The answer says cancelled; twice is no fault; what ended otherwise is 409."""
+async def test_cancel_is_idempotent_and_409_after_the_end(http: aiohttp.ClientSession) -> None:
     _, job = await offered(http)
     for _ in range(2):
         async with http.delete(f"/v1/jobs/{job['id']}") as response:
             assert (response.status, (await response.json())["status"]) == (200, "cancelled")
 
 
-async def test_a_list_goes_page_by_page(http: aiohttp.ClientSession, clock: Clock) -> None:
-    """Newest first, as OpenAI's lists are."""
+async def test_jobs_are_listed_in_pages_newest_first(http: aiohttp.ClientSession, clock: Clock) -> None:
     names = []
     for _ in range(3):
         clock.now += 1
@@ -200,7 +192,7 @@ async def test_a_list_goes_page_by_page(http: aiohttp.ClientSession, clock: Cloc
         ({"user": "x" * 6000}, {}, 413, None),
     ],
 )
-async def test_a_bad_offer_is_refused(
+async def test_an_invalid_submission_names_the_parameter(
     http: aiohttp.ClientSession,
     store: JobStore,
     changes: dict[str, object],
@@ -208,7 +200,6 @@ async def test_a_bad_offer_is_refused(
     status: int,
     param: str,
 ) -> None:
-    """With its reason and the key's path, and nothing is accepted."""
     found, fault = await offered(http, CHAT | changes, **headers)
     assert (found, fault["error"]["param"]) == (status, param)  # type: ignore[index]
     assert await store.list_owned("kiosk/1") == []
@@ -217,14 +208,13 @@ async def test_a_bad_offer_is_refused(
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"nonsense", b'{"a":' * 2000, b'{"model":"big","model":"big","priority":"bulk"}']
 )
-async def test_a_body_that_is_none_is_refused(http: aiohttp.ClientSession, body: bytes) -> None:
-    """Also the deeply nested, and keys given twice."""
+async def test_a_malformed_body_is_400(http: aiohttp.ClientSession, body: bytes) -> None:
+    """Also deep nesting and duplicate keys."""
     async with http.post("/v1/jobs", data=body) as response:
         assert response.status in (400, 413)
 
 
-async def test_methods_and_paths(http: aiohttp.ClientSession) -> None:
-    """405 names what is possible; what is no path of ours is 404."""
+async def test_unknown_methods_are_405_and_unknown_paths_404(http: aiohttp.ClientSession) -> None:
     async with http.put("/v1/jobs") as response:
         assert response.status == 405
         assert "POST" in (await response.json())["error"]["message"]
@@ -235,7 +225,6 @@ async def test_methods_and_paths(http: aiohttp.ClientSession) -> None:
 async def test_a_disabled_webhook_is_refused(
     http: aiohttp.ClientSession, config: JobsConfig, database: RedisClient, store: JobStore, clock: Clock
 ) -> None:
-    """An address that said 410 is not taken for a new job."""
     hooks = WebhookOutbox(database, config.webhooks, clock=clock)
     body = CHAT | {"webhook": "https://hooks.example.com/"}
     _, job = await offered(http, body)
@@ -247,9 +236,7 @@ async def test_a_disabled_webhook_is_refused(
     assert (status, fault["error"]["code"]) == (400, "webhook_disabled")  # type: ignore[index]
 
 
-async def test_secrets_are_an_owners_own(http: aiohttp.ClientSession) -> None:
-    """The same until it is rotated; then the one before is named too; never somebody else's."""
-
+async def test_webhook_secrets_rotate_and_differ_by_owner(http: aiohttp.ClientSession) -> None:
     async def asked(method: str, token: str = "kiosk") -> dict[str, str]:
         headers = {"authorization": f"Bearer {token}"}
         async with http.request(method, "/v1/webhooks/secret", headers=headers) as response:

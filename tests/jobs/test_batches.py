@@ -1,4 +1,4 @@
-"""OpenAI's files and batches over real sockets and a real Redis, asked by OpenAI's own client."""
+"""OpenAI's files and batches with OpenAI's own client, over real sockets and a real Redis."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from router.errors import ContextLengthExceeded, ModelNotFound
 from router.types import Chunk
 
 from .conftest import Clock, until
-from .gateway import serving, who
-from .scripted_worker import Scripted, answers
+from .gateway import identify, serving
+from .scripted_worker import ScriptedRunner, answers
 from .test_api import TIER
 
 TIERS = {"large": TIER, "big": TIER}
@@ -53,7 +53,7 @@ def config(config: JobsConfig) -> JobsConfig:
 
 @pytest_asyncio.fixture
 async def url(config: JobsConfig, clock: Clock) -> AsyncIterator[str]:
-    gateway = JobsGateway(config, TIERS, who, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, TIERS, identify, CollectorRegistry(), clock=clock)
     async with serving(gateway.api.handler) as found:
         yield found
     await gateway.close()
@@ -82,10 +82,10 @@ async def content(client: openai.AsyncOpenAI, file: str | None) -> list[dict[str
     return [json.loads(row) for row in (await client.files.content(file)).text.splitlines()]
 
 
-class AtWork:
-    """A whole crew for a `with` block."""
+class RunningRuntime:
+    """A WorkerRuntime for a `with` block."""
 
-    def __init__(self, config: JobsConfig, clock: Clock, runner: Scripted) -> None:
+    def __init__(self, config: JobsConfig, clock: Clock, runner: ScriptedRunner) -> None:
         def tick() -> float:  # what is to be looked at again later becomes due
             clock.now += 0.01
             return clock.now
@@ -106,14 +106,16 @@ class AtWork:
 
 
 def over(client: openai.AsyncOpenAI, name: str) -> Callable[[], Awaitable[bool]]:
-    async def is_so() -> bool:
+    async def condition() -> bool:
         return is_final((await client.batches.retrieve(name)).status)
 
-    return is_so
+    return condition
 
 
-async def test_a_batch_goes_through(client: openai.AsyncOpenAI, config: JobsConfig, clock: Clock) -> None:
-    """Good lines give an output file, failed ones an error file, in the input's order and under their own ids."""
+async def test_a_batch_ends_with_an_output_and_an_error_file(
+    client: openai.AsyncOpenAI, config: JobsConfig, clock: Clock
+) -> None:
+    """Both keep the input's order and custom ids."""
 
     async def one_fails(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
         if job_run.request.max_tokens == 7:
@@ -124,8 +126,8 @@ async def test_a_batch_goes_through(client: openai.AsyncOpenAI, config: JobsConf
     bad = line("bad", body=BODY | {"max_tokens": 7})
     batch = await batch_of(client, line("a"), line("b"), bad, "", line("c"), line("d"))
     assert (batch.status, batch.object, batch.metadata) == ("validating", "batch", {"for": "a test"})
-    runner = Scripted(one_fails)
-    async with AtWork(config, clock, runner):
+    runner = ScriptedRunner(one_fails)
+    async with RunningRuntime(config, clock, runner):
         await until(over(client, batch.id))
     ended = await client.batches.retrieve(batch.id)
     assert ended.status == "completed"
@@ -140,15 +142,16 @@ async def test_a_batch_goes_through(client: openai.AsyncOpenAI, config: JobsConf
     (fault,) = await content(client, ended.error_file_id)
     assert (fault["custom_id"], fault["response"]) == ("bad", None)
     assert fault["error"] == {"code": "context_length_exceeded", "message": "too long"}
-    assert {one.priority for one in runner.asked} == {"bulk"}
-    assert len(runner.asked) == 5
+    assert {one.priority for one in runner.runs} == {"bulk"}
+    assert len(runner.runs) == 5
     output = await client.files.retrieve(str(ended.output_file_id))
     assert output.purpose == "batch_output"
     assert output.bytes == len((await client.files.content(output.id)).content)
 
 
-async def test_each_bad_line_is_named(client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore) -> None:
-    """One fault is enough to run none of them, and every fault is told with its line."""
+async def test_every_invalid_line_is_reported_and_none_runs(
+    client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore
+) -> None:
     lines = ["{", line("a"), line("a"), line("b", url="/v1/completions"), line("c", method="GET"), '{"custom_id":"d"}']
     lines += [line("e", body={"model": "nowhere", "messages": BODY["messages"]}), line("f", body={"model": "big"})]
     batch = await batch_of(client, *lines, line("g" * 3000))
@@ -170,7 +173,6 @@ async def test_each_bad_line_is_named(client: openai.AsyncOpenAI, processor: Bat
 
 
 async def test_an_empty_or_too_long_file_fails(client: openai.AsyncOpenAI, processor: BatchProcessor) -> None:
-    """A batch has at least one line and at most so many."""
     for lines, code in ((["", " "], "empty_file"), ([line(str(at)) for at in range(21)], "too_many_lines")):
         batch = await batch_of(client, *lines)
         await processor.step()
@@ -179,8 +181,10 @@ async def test_an_empty_or_too_long_file_fails(client: openai.AsyncOpenAI, proce
         assert [fault.code for fault in ended.errors.data or []] == [code]
 
 
-async def test_a_cancelled_batch_stops(client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore) -> None:
-    """What was answered stays, all else is cancelled, also lines that never became jobs; cancelling again is 409."""
+async def test_a_cancelled_batch_keeps_answers_and_cancels_the_rest(
+    client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore
+) -> None:
+    """Lines that never became jobs are in the error file; cancelling again is 409."""
     batch = await batch_of(client, *(line(str(at)) for at in range(6)))
     await processor.step()  # validated
     await processor.step()  # three lines fed
@@ -199,10 +203,9 @@ async def test_a_cancelled_batch_stops(client: openai.AsyncOpenAI, processor: Ba
         await client.batches.cancel(batch.id)
 
 
-async def test_a_late_batch_expires(
+async def test_a_batch_expires_after_its_window_and_keeps_answers(
     client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore, clock: Clock
 ) -> None:
-    """At the end of its window what was not answered has expired, and what was stays."""
     batch = await batch_of(client, *(line(str(at)) for at in range(5)))
     await processor.step()
     await processor.step()
@@ -217,10 +220,10 @@ async def test_a_late_batch_expires(
     assert {row["error"]["code"] for row in await content(client, ended.error_file_id)} == {"batch_expired"}  # type: ignore[index]
 
 
-async def test_feeding_twice_is_feeding_once(
+async def test_lines_submitted_twice_are_the_same_jobs(
     client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore, database: RedisClient
 ) -> None:
-    """A processor that died before it said how far it was: the lines are offered again, and are the same jobs."""
+    """A worker died after submitting lines and before recording that."""
     batch = await batch_of(client, line("a"), line("b"))
     await processor.step()
     await processor.step()
@@ -229,10 +232,9 @@ async def test_feeding_twice_is_feeding_once(
     assert [(one.queued, one.running) for one in (await store.depths()).queues] == [(2, 0)]
 
 
-async def test_a_full_queue_holds_a_batch_up(
+async def test_a_batch_waits_for_a_full_queue(
     client: openai.AsyncOpenAI, stores: JobStores, config: JobsConfig, clock: Clock
 ) -> None:
-    """Lines wait in the file, not in Redis's memory twice, and go on when there is room."""
     config = msgspec.structs.replace(config, max_queued=1)
     store = JobStore(stores.database, config, clock=clock)
     processor = BatchProcessor(msgspec.structs.replace(stores, jobs=store), SubmissionParser(config, TIERS), config)
@@ -245,8 +247,7 @@ async def test_a_full_queue_holds_a_batch_up(
     assert (await client.batches.retrieve(batch.id)).status == "completed"
 
 
-async def test_files_are_an_owners_own(client: openai.AsyncOpenAI, url: str) -> None:
-    """Another owner sees neither files nor batches, and makes no batch of them."""
+async def test_another_owner_sees_no_files_or_batches(client: openai.AsyncOpenAI, url: str) -> None:
     batch = await batch_of(client, line("a"))
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="thief", max_retries=0) as thief:
         for asked in (
@@ -265,8 +266,8 @@ async def test_files_are_an_owners_own(client: openai.AsyncOpenAI, url: str) -> 
         assert [one async for one in thief.batches.list()] == []
 
 
-async def test_files_come_back_and_go(client: openai.AsyncOpenAI, processor: BatchProcessor) -> None:
-    """A file is given back byte by byte; a batch that was made of it outlives it; one too many is refused."""
+async def test_files_are_downloaded_deleted_and_limited(client: openai.AsyncOpenAI, processor: BatchProcessor) -> None:
+    """A batch outlives its input file."""
     batch = await batch_of(client, line("a"))
     data = await client.files.content(batch.input_file_id)
     assert data.text == line("a")
@@ -282,8 +283,7 @@ async def test_files_come_back_and_go(client: openai.AsyncOpenAI, processor: Bat
     assert len([file async for file in client.files.list()]) == 3
 
 
-async def test_a_list_of_batches_goes_page_by_page(client: openai.AsyncOpenAI, clock: Clock) -> None:
-    """OpenAI's client walks it from the newest to the oldest."""
+async def test_batches_are_listed_in_pages_newest_first(client: openai.AsyncOpenAI, clock: Clock) -> None:
     names = []
     for at in range(3):
         clock.now += 1
@@ -291,8 +291,7 @@ async def test_a_list_of_batches_goes_page_by_page(client: openai.AsyncOpenAI, c
     assert [batch.id async for batch in client.batches.list(limit=2)] == names[::-1]
 
 
-async def test_bad_uploads_are_refused(client: openai.AsyncOpenAI, url: str) -> None:
-    """Too large, of another purpose, or no multipart at all."""
+async def test_invalid_uploads_are_refused(client: openai.AsyncOpenAI, url: str) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         await client.files.create(file=("in.jsonl", b"x" * 30_000), purpose="batch")
     assert caught.value.status_code == 413
@@ -320,8 +319,9 @@ async def test_bad_uploads_are_refused(client: openai.AsyncOpenAI, url: str) -> 
         {"input_file_id": None},
     ],
 )
-async def test_a_bad_batch_is_refused(url: str, client: openai.AsyncOpenAI, changes: dict[str, object]) -> None:
-    """With the key that is wrong."""
+async def test_an_invalid_batch_names_the_parameter(
+    url: str, client: openai.AsyncOpenAI, changes: dict[str, object]
+) -> None:
     file = await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
     ask = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     async with (
@@ -332,8 +332,8 @@ async def test_a_bad_batch_is_refused(url: str, client: openai.AsyncOpenAI, chan
         assert (await response.json())["error"]["param"].startswith(next(iter(changes)))
 
 
-async def test_a_batch_is_made_once_for_a_key(client: openai.AsyncOpenAI) -> None:
-    """The same ask under one Idempotency-Key is one batch; another ask is a conflict."""
+async def test_an_idempotency_key_gives_one_batch(client: openai.AsyncOpenAI) -> None:
+    """Another request under the key is a conflict."""
     file = await client.files.create(file=("in.jsonl", line("a").encode()), purpose="batch")
 
     async def made(endpoint: str) -> openai.types.Batch:
@@ -349,8 +349,7 @@ async def test_a_batch_is_made_once_for_a_key(client: openai.AsyncOpenAI) -> Non
         await made("/v1/completions")
 
 
-def test_the_states_of_a_batch_end() -> None:
-    """From every state an end is reached, and no end is left."""
+def test_final_batch_states_have_no_transitions() -> None:
     for state, targets in BATCH_TRANSITIONS.items():
         assert is_final(state) == (not targets)
         assert all(state in source_states(target) for target in targets)
@@ -358,9 +357,7 @@ def test_the_states_of_a_batch_end() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_lines_or_faults(data: bytes) -> None:
-    """Whatever is uploaded is either all good or refused with reasons; nothing else comes out."""
-
+def test_any_bytes_are_lines_or_errors(data: bytes) -> None:
     def check(_body: bytes) -> str:
         raise ModelNotFound("none", param="model")
 

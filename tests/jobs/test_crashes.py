@@ -1,4 +1,4 @@
-"""kill -9 of real processes: what was accepted is done, and done once."""
+"""kill -9 of real processes: accepted jobs end, exactly once."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ from router.types import Chunk
 
 from .conftest import Clock, until
 from .redis_server import RedisServer
-from .scripted_worker import Scripted, Shift, answers
+from .scripted_worker import RunningWorker, ScriptedRunner, answers
 
 ROOT = Path(__file__).parents[2]
-MakeOffer = Callable[..., NewJob]
+MakeJob = Callable[..., NewJob]
 
 
 @pytest.fixture
-def own_redis() -> Iterator[RedisServer]:
-    """One that a test may kill."""
+def killable_redis() -> Iterator[RedisServer]:
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder))
         try:
@@ -44,28 +43,28 @@ def own_redis() -> Iterator[RedisServer]:
             server.kill()
 
 
-async def ends(database: RedisClient, job: str) -> list[str]:
-    """How the job's events say that it ended: exactly one effect is exactly one of these."""
+async def final_events(database: RedisClient, job: str) -> list[str]:
+    """The final states in the job's events; exactly one effect is exactly one of them."""
     entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))
     told = [as_fields(as_list(entry)[1])["event"].decode() for entry in entries]
     return [what for what in told if what not in ("queued", "running", "waiting", "progress")]
 
 
 def all_ended(store: JobStore, jobs: list[str]) -> Callable[[], Awaitable[bool]]:
-    async def is_so() -> bool:
+    async def condition() -> bool:
         try:
             return all([(await store.get(job, "kiosk")).ended for job in jobs])
         except JobStoreUnavailable:
             return False
 
-    return is_so
+    return condition
 
 
-async def test_a_killed_workers_job_is_done_by_another(
-    store: JobStore, database: RedisClient, config: JobsConfig, offer: MakeOffer
+async def test_another_worker_runs_the_jobs_of_a_killed_one(
+    store: JobStore, database: RedisClient, config: JobsConfig, new_job: MakeJob
 ) -> None:
-    """kill -9 in the middle of two jobs: another worker claims both when the lease ends, and each ends once."""
-    jobs = [(await store.accept(offer())).id for _ in range(2)]
+    """Both of its jobs are claimed when their leases end, and each ends once."""
+    jobs = [(await store.accept(new_job())).id for _ in range(2)]
     command = [sys.executable, "-m", "tests.jobs.worker_process", config.redis, config.key_prefix]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -73,21 +72,20 @@ async def test_a_killed_workers_job_is_done_by_another(
     process.kill()
     await process.wait()
     assert begun == set(jobs)
-    runner = Scripted()
+    runner = ScriptedRunner()
     short = msgspec.structs.replace(config, lease_s=0.2)
-    async with Shift(JobStore(database, short, clock=lambda: 1_800_000_000.0), runner, short):
+    async with RunningWorker(JobStore(database, short, clock=lambda: 1_800_000_000.0), runner, short):
         await until(all_ended(store, jobs))
-    assert sorted(one.id for one in runner.asked) == sorted(jobs)
+    assert sorted(one.id for one in runner.runs) == sorted(jobs)
     for job in jobs:
-        assert await ends(database, job) == ["succeeded"]
+        assert await final_events(database, job) == ["succeeded"]
         assert (await store.get(job, "kiosk")).attempts == 2
 
 
-async def test_nothing_accepted_is_lost_with_redis(
-    own_redis: RedisServer, config: JobsConfig, clock: Clock, offer: MakeOffer
+async def test_accepted_jobs_survive_a_killed_redis(
+    killable_redis: RedisServer, config: JobsConfig, clock: Clock, new_job: MakeJob
 ) -> None:
-    """kill -9 of Redis while jobs are being accepted: each that was acknowledged is there after the restart."""
-    config = msgspec.structs.replace(config, redis=own_redis.url)
+    config = msgspec.structs.replace(config, redis=killable_redis.url)
     database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
     store = JobStore(database, config, clock=clock)
     accepted: list[str] = []
@@ -95,7 +93,7 @@ async def test_nothing_accepted_is_lost_with_redis(
     async def keep_offering() -> None:
         while True:
             try:
-                accepted.append((await store.accept(offer())).id)
+                accepted.append((await store.accept(new_job())).id)
             except JobStoreUnavailable:
                 return
 
@@ -107,21 +105,23 @@ async def test_nothing_accepted_is_lost_with_redis(
             return len(accepted) >= 200
 
         await until(busy)
-        own_redis.kill()
-    own_redis.start()
-    async with Shift(store, Scripted(), config, places=32):
+        killable_redis.kill()
+    killable_redis.start()
+    async with RunningWorker(store, ScriptedRunner(), config, slots=32):
         await until(all_ended(store, accepted))
     for job in accepted:
-        assert await ends(database, job) == ["succeeded"]
+        assert await final_events(database, job) == ["succeeded"]
     await database.close()
 
 
-async def test_work_survives_redis(own_redis: RedisServer, config: JobsConfig, clock: Clock, offer: MakeOffer) -> None:
-    """kill -9 of Redis while jobs run: their results are kept until it is back, and each job ends once."""
-    config = msgspec.structs.replace(config, redis=own_redis.url)
+async def test_runs_survive_a_killed_redis(
+    killable_redis: RedisServer, config: JobsConfig, clock: Clock, new_job: MakeJob
+) -> None:
+    """Workers keep results until Redis is back, and each job ends once."""
+    config = msgspec.structs.replace(config, redis=killable_redis.url)
     database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
     store = JobStore(database, config, clock=clock)
-    jobs = [(await store.accept(offer())).id for _ in range(12)]
+    jobs = [(await store.accept(new_job())).id for _ in range(12)]
     go = anyio.Event()
 
     async def held_back(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
@@ -129,46 +129,47 @@ async def test_work_survives_redis(own_redis: RedisServer, config: JobsConfig, c
         async for chunk in answers(at, job_run):
             yield chunk
 
-    runner = Scripted(held_back)
-    async with Shift(store, runner, config, places=4):
+    runner = ScriptedRunner(held_back)
+    async with RunningWorker(store, runner, config, slots=4):
 
         async def busy() -> bool:
-            return len(runner.asked) == 4
+            return len(runner.runs) == 4
 
         await until(busy)
-        own_redis.kill()
+        killable_redis.kill()
         go.set()
 
         async def answered() -> bool:
             return len(runner.closed) == 4
 
         await until(answered)
-        own_redis.start()
+        killable_redis.start()
         await until(all_ended(store, jobs))
     for job in jobs:
-        assert await ends(database, job) == ["succeeded"]
+        assert await final_events(database, job) == ["succeeded"]
         assert (await store.get(job, "kiosk")).state is JobState.SUCCEEDED
-    assert len(runner.asked) == len(jobs)
+    assert len(runner.runs) == len(jobs)
     await database.close()
 
 
-async def test_a_key_outlives_redis(own_redis: RedisServer, config: JobsConfig, clock: Clock, offer: MakeOffer) -> None:
-    """A caller that got no answer because Redis died sends the same again, and there is one job."""
-    config = msgspec.structs.replace(config, redis=own_redis.url)
+async def test_an_idempotency_key_survives_a_killed_redis(
+    killable_redis: RedisServer, config: JobsConfig, clock: Clock, new_job: MakeJob
+) -> None:
+    """A caller without a reply repeats its request: one job."""
+    config = msgspec.structs.replace(config, redis=killable_redis.url)
     database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
     store = JobStore(database, config, clock=clock)
-    first = await store.accept(offer(idempotency="k", digest="d"))
-    own_redis.kill()
+    first = await store.accept(new_job(idempotency="k", digest="d"))
+    killable_redis.kill()
     with pytest.raises(JobStoreUnavailable):
-        await store.accept(offer(idempotency="k", digest="d"))
-    own_redis.start()
-    assert (await store.accept(offer(idempotency="k", digest="d"))).id == first.id
+        await store.accept(new_job(idempotency="k", digest="d"))
+    killable_redis.start()
+    assert (await store.accept(new_job(idempotency="k", digest="d"))).id == first.id
     assert (await store.depths()).queues[0].queued == 1
     await database.close()
 
 
-async def test_a_redis_that_forgets_is_refused(database: RedisClient) -> None:
-    """At start: with `require` it is an error that names the setting, with `warn` a line in the log."""
+async def test_a_redis_that_is_not_durable_is_refused_or_logged(database: RedisClient) -> None:
     await DurabilityCheck(database, "require").wait()
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder), "--appendfsync", "everysec")
@@ -182,25 +183,24 @@ async def test_a_redis_that_forgets_is_refused(database: RedisClient) -> None:
             server.kill()
 
 
-def test_a_url_that_is_none_is_said(config: JobsConfig) -> None:
-    """An error of the configuration, not a trace."""
+def test_an_invalid_redis_url_is_a_config_error(config: JobsConfig) -> None:
     with pytest.raises(ConfigError):
         RedisClient("nonsense://", config.key_prefix, SCRIPTS)
 
 
-async def test_a_full_redis_takes_nothing_and_lets_jobs_end(
-    own_redis: RedisServer, config: JobsConfig, clock: Clock, offer: MakeOffer
+async def test_a_full_redis_refuses_new_jobs_and_lets_running_ones_end(
+    killable_redis: RedisServer, config: JobsConfig, clock: Clock, new_job: MakeJob
 ) -> None:
-    """Without memory a job is refused whole, and those that run can still be reported, cancelled and retried."""
-    config = msgspec.structs.replace(config, redis=own_redis.url)
+    """Running jobs can still be reported, cancelled and retried."""
+    config = msgspec.structs.replace(config, redis=killable_redis.url)
     database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
     store = JobStore(database, config, clock=clock)
     for _ in range(3):
-        await store.accept(offer())
+        await store.accept(new_job())
     first, second, third = (await store.claim("w", "large", ["standard"] * 3)).records
     await database.command("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(JobStoreUnavailable):
-        await store.accept(offer(id="job_refused"))
+        await store.accept(new_job(id="job_refused"))
     assert await store.lookup("job_refused") is None
     assert await store.succeed(first.id, first.fence, b"{}")
     await store.cancel(second.id, "kiosk")

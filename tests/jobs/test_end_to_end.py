@@ -1,4 +1,4 @@
-"""Jobs through the commands that people start: gateway, workers, a real Redis and a real Triton, each killed once."""
+"""Jobs through the real commands: gateway, workers, Redis and Triton, each killed once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ jobs: {lease_s: 1.0, backoff_s: 0.1, reclaim_interval_s: 0.1, drain_s: 1.0, max_
 CHAT = {"model": "assistant-large", "messages": [{"role": "user", "content": "Say something long."}], "max_tokens": 200}
 
 
-class Bed:
-    """Everything on loopback; the Triton is this test's own, for it is killed."""
+class Deployment:
+    """All services on loopback, with a Triton of this test's own, because the test kills it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,11 +59,11 @@ class Bed:
 
 
 @pytest.fixture
-def bed(redis_server: RedisServer) -> Iterator[Bed]:
+def bed(redis_server: RedisServer) -> Iterator[Deployment]:
     if not (Path(os.environ.get("CAUSEWAY_TRITON_ENV", ROOT / ".venv-triton")) / "triton.json").is_file():
         pytest.skip("no Triton environment: `make setup` makes it")
     with tempfile.TemporaryDirectory(prefix="jobs-") as folder:
-        made = Bed(Path(folder))
+        made = Deployment(Path(folder))
         try:
             yield made
         finally:
@@ -80,8 +80,8 @@ async def asked(
 
 @pytest.mark.triton
 @pytest.mark.redis
-async def test_accepted_jobs_survive_every_kill(bed: Bed) -> None:
-    """kill -9 of gateway, Redis, worker and Triton one after the other: each accepted job is answered, once."""
+async def test_accepted_jobs_survive_every_kill(bed: Deployment) -> None:
+    """kill -9 of gateway, Redis, worker and Triton in turn: each accepted job succeeds once."""
     gateway = bed.start("serve")
     url = gateway.ready()["url"]
     jobs = []

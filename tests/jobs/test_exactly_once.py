@@ -1,4 +1,4 @@
-"""Run twice, effective once: leases that end too early, over and over."""
+"""Jobs whose leases end too early, over and over: run more than once, effective once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from router.errors import CloudFailed
 from router.types import Chunk
 
 from .conftest import Clock, until
-from .scripted_worker import Scripted, Shift, answers
+from .scripted_worker import RunningWorker, ScriptedRunner, answers
 
 
-async def test_stolen_jobs_have_one_effect(
-    database: RedisClient, config: JobsConfig, clock: Clock, offer: Callable[..., NewJob]
+async def test_jobs_taken_over_have_one_effect(
+    database: RedisClient, config: JobsConfig, clock: Clock, new_job: Callable[..., NewJob]
 ) -> None:
-    """Three workers that never renew take each other's jobs: runs overlap and fail, yet each job ends once, with one
-    webhook."""
+    """Three workers that never renew take over each other's jobs: each job ends once, with one webhook."""
     config = msgspec.structs.replace(
         config, lease_s=0.01, lease_check_s=60.0, max_attempts=1000, drain_s=1.0, backoff_max_s=0.01
     )
@@ -44,16 +43,16 @@ async def test_stolen_jobs_have_one_effect(
         async for chunk in answers(at, job_run):
             yield chunk
 
-    jobs = [(await store.accept(offer(deadline_ms=10**15, webhook="https://example.com/"))).id for _ in range(40)]
-    runners = [Scripted(stumbles) for _ in range(3)]
-    first, second, third = (Shift(store, runner, config, places=8) for runner in runners)
+    jobs = [(await store.accept(new_job(deadline_ms=10**15, webhook="https://example.com/"))).id for _ in range(40)]
+    runners = [ScriptedRunner(stumbles) for _ in range(3)]
+    first, second, third = (RunningWorker(store, runner, config, slots=8) for runner in runners)
     async with first, second, third:
 
         async def all_ended() -> bool:
             return all([(await store.get(job, "kiosk")).ended for job in jobs])
 
         await until(all_ended)
-    runs = Counter(job_run.id for runner in runners for job_run in runner.asked)
+    runs = Counter(job_run.id for runner in runners for job_run in runner.runs)
     assert sum(runs.values()) > len(jobs)  # else nothing was tried here
     for job in jobs:
         entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))

@@ -1,4 +1,4 @@
-"""What jobs decide without I/O: states, pauses, shares, addresses, verdicts."""
+"""Pure decisions of jobs: states, delays, priorities, addresses, failures, durability."""
 
 from __future__ import annotations
 
@@ -35,15 +35,13 @@ CHANCE = st.floats(0.0, 1.0, exclude_max=True)
 
 
 def test_every_state_has_a_row() -> None:
-    """What is not in a row is illegal, so each state needs one; what ended can only be revived."""
     assert set(TRANSITIONS) == set(JobState)
     for state in FINAL_STATES:
         assert set(TRANSITIONS[state]) <= {JobEvent.REVIVE}
 
 
 @given(st.lists(st.sampled_from(JobEvent), max_size=30))
-def test_a_job_ends_once(events: list[JobEvent]) -> None:
-    """Whatever happens to it in whatever order, it leaves an end only by an operator's hand."""
+def test_only_retry_leaves_a_final_state(events: list[JobEvent]) -> None:
     state = JobState.QUEUED
     for event in events:
         was = state
@@ -55,20 +53,17 @@ def test_a_job_ends_once(events: list[JobEvent]) -> None:
 
 
 @given(st.integers(1, 10_000), CHANCE)
-def test_a_pause_is_within_its_bounds(tried: int, chance: float) -> None:
-    """Never zero, never beyond the cap, however often it was tried."""
+def test_a_retry_delay_is_positive_and_bounded(tried: int, chance: float) -> None:
     assert 0.0 < job_retry_delay_s(tried, chance, base_s=1.0, max_s=60.0) <= 60.0
 
 
 @pytest.mark.parametrize(("tried", "ceiling"), [(1, 1.0), (2, 2.0), (4, 8.0), (7, 60.0)])
-def test_pauses_double(tried: int, ceiling: float) -> None:
-    """The longest pause doubles with each attempt up to the cap."""
+def test_retry_delays_double_up_to_the_maximum(tried: int, ceiling: float) -> None:
     assert job_retry_delay_s(tried, 0.0, base_s=1.0, max_s=60.0) == ceiling
 
 
 @given(st.integers(1, 50), CHANCE)
-def test_a_webhook_is_tried_for_days_and_then_given_up(tried: int, chance: float) -> None:
-    """Each pause is within a fifth of its place in the list; behind the list's end there is none."""
+def test_webhook_delays_follow_their_table_and_then_end(tried: int, chance: float) -> None:
     pause = webhook_retry_delay_s(tried, chance)
     if tried > len(RETRY_DELAYS_S):
         assert pause is None
@@ -77,8 +72,7 @@ def test_a_webhook_is_tried_for_days_and_then_given_up(tried: int, chance: float
         assert abs(pause / RETRY_DELAYS_S[tried - 1] - 1.0) <= 0.2001
 
 
-def test_shares_follow_the_weights() -> None:
-    """In each round every priority gets its weight, and even the lightest gets a turn."""
+def test_priorities_follow_their_weights() -> None:
     shares = WeightedRoundRobin()
     for _ in range(3):
         assert Counter(shares.next(sum(PRIORITY_WEIGHTS.values()))) == dict(PRIORITY_WEIGHTS)
@@ -120,20 +114,18 @@ def test_shares_follow_the_weights() -> None:
         ),
     ],
 )
-def test_forbidden_addresses(address: str) -> None:
-    """Nothing that is or embeds a place inside somebody's network may be called."""
+def test_private_and_embedding_addresses_are_forbidden(address: str) -> None:
     assert forbidden_reason(address)
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "93.184.215.14", "2606:4700::1111", "2a00:1450:4001::200e"])
-def test_public_addresses(address: str) -> None:
-    """The open internet may be called."""
+def test_public_addresses_are_allowed(address: str) -> None:
     assert forbidden_reason(address) == ""
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_what_is_not_global_is_refused(number: int) -> None:
-    """No IPv4 address that the registry does not call global gets through, embedded or not."""
+def test_no_address_outside_the_global_ranges_is_allowed(number: int) -> None:
+    """Neither as IPv4 nor embedded in IPv6."""
     address = ipaddress.IPv4Address(number)
     if not address.is_global:
         assert forbidden_reason(str(address))
@@ -141,8 +133,7 @@ def test_what_is_not_global_is_refused(number: int) -> None:
         assert forbidden_reason(embedded)
 
 
-def test_an_allow_list_wins() -> None:
-    """A private network that was named may be called, and only that one."""
+def test_allowed_networks_permit_private_addresses() -> None:
     allowed = allowed_networks(WebhookConfig(allowed_networks=("10.1.0.0/16",)))
     assert forbidden_reason("10.1.2.3", allowed) == ""
     assert forbidden_reason("10.2.0.1", allowed)
@@ -165,14 +156,12 @@ def test_an_allow_list_wins() -> None:
         "https://example.com/" + "x" * 2048,
     ],
 )
-def test_urls_that_are_refused_at_once(url: str) -> None:
-    """What a URL itself shows to be wrong is said when the job is offered."""
+def test_invalid_webhook_urls_are_refused_at_submission(url: str) -> None:
     with pytest.raises(WebhookRefused):
         check_webhook_url(url, allow_http=False, allowed=())
 
 
-def test_a_usual_url_is_taken() -> None:
-    """A public https URL with port, path and query is left as it is."""
+def test_a_public_https_url_is_accepted() -> None:
     url = "https://hooks.example.com:8443/a/b?c=d"
     assert check_webhook_url(url, allow_http=False, allowed=()) == url
 
@@ -192,8 +181,7 @@ def test_a_usual_url_is_taken() -> None:
         (CausewayError("x"), False, "retried"),
     ],
 )
-def test_verdicts(error: CausewayError, late: bool, expected: str) -> None:
-    """Each kind of fault leads to one of four ends."""
+def test_failures_are_classified(error: CausewayError, late: bool, expected: str) -> None:
     assert classify_failure(error, late=late) == expected
 
 
@@ -201,8 +189,8 @@ def test_verdicts(error: CausewayError, late: bool, expected: str) -> None:
     ("error", "away"),
     [(CloudUnreachable("x"), True), (StubProcessDied("x"), True), (CloudFailed("x"), False), (QueueFull("x"), False)],
 )
-def test_which_faults_say_that_the_tier_is_away(error: CausewayError, away: bool) -> None:
-    """A full tier is there; one that cannot be reached or has lost its model is not."""
+def test_which_errors_mark_a_tier_unavailable(error: CausewayError, away: bool) -> None:
+    """A full tier is available; one that cannot be reached or lost its model is not."""
     assert is_tier_unavailable(error) is away
 
 
@@ -219,6 +207,5 @@ DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "no
         ({"maxmemory-policy": "allkeys-lru", "maxmemory": "0"}, ()),
     ],
 )
-def test_a_redis_that_forgets_is_known(changes: dict[str, str], named: tuple[str, ...]) -> None:
-    """Each setting with which an acknowledged job could vanish is named."""
+def test_unsafe_redis_settings_are_named(changes: dict[str, str], named: tuple[str, ...]) -> None:
     assert tuple(fault.partition(" ")[0] for fault in durability_problems(DURABLE | changes)) == named

@@ -1,4 +1,4 @@
-"""A worker whose Redis is away when it starts: it waits and says so, and stops when it is told to."""
+"""A worker that starts before its Redis waits, logs it, and can be stopped."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from router.errors import ConfigError
 from tests.cloud.conftest import Command
 
 from .redis_server import RedisServer
-from .scripted_worker import Scripted, answers
+from .scripted_worker import ScriptedRunner, answers
 from .test_api import TIER
 
 ABSENT = "unix:///nonexistent/redis.sock"
 
 
 @pytest.fixture
-def away(redis_server: RedisServer) -> Iterator[RedisServer]:
+def stopped_redis(redis_server: RedisServer) -> Iterator[RedisServer]:
     """A Redis of this test's own that was killed."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder))
@@ -41,18 +41,15 @@ def away(redis_server: RedisServer) -> Iterator[RedisServer]:
             server.kill()
 
 
-async def test_it_asks_again_after_longer_and_longer_pauses(
-    away: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each time is said, with the pause; when Redis is there, so is that."""
+async def test_delays_grow_and_are_logged(stopped_redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 6:
-            away.start()
+            stopped_redis.start()
 
-    database = RedisClient(away.url, "p", SCRIPTS)
+    database = RedisClient(stopped_redis.url, "p", SCRIPTS)
     with caplog.at_level(logging.INFO, "causeway.cloud.jobs"):
         await DurabilityCheck(database, "require", sleep=sleep, rng=lambda: 0.0).wait()
     await database.close()
@@ -65,24 +62,22 @@ async def test_it_asks_again_after_longer_and_longer_pauses(
     assert caplog.messages[-1] == "Redis answers"
 
 
-async def test_a_pause_is_never_nothing(away: RedisServer) -> None:
-    """Chance shortens it by half at most: a crowd of workers spreads, and none of them spins."""
+async def test_jitter_at_most_halves_a_delay(stopped_redis: RedisServer) -> None:
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
-        away.start()
+        stopped_redis.start()
 
-    database = RedisClient(away.url, "p", SCRIPTS)
+    database = RedisClient(stopped_redis.url, "p", SCRIPTS)
     await DurabilityCheck(database, "require", sleep=sleep, rng=lambda: 0.999).wait()
     await database.close()
     assert pauses == [pytest.approx(0.5, rel=0.01)]
 
 
-async def test_one_that_waits_stops_when_told() -> None:
-    """At once, in the middle of a pause, without an error."""
+async def test_a_waiting_worker_stops_at_once() -> None:
     crew = WorkerRuntime(
-        JobsConfig(redis=ABSENT), {"large": TIER}, Scripted(answers), {"large": 1}, CollectorRegistry()
+        JobsConfig(redis=ABSENT), {"large": TIER}, ScriptedRunner(answers), {"large": 1}, CollectorRegistry()
     )
     stop = anyio.Event()
     starting = asyncio.create_task(crew.start(stop))
@@ -93,12 +88,12 @@ async def test_one_that_waits_stops_when_told() -> None:
     await crew.close()
 
 
-async def test_a_redis_that_forgets_is_not_waited_for(redis_server: RedisServer) -> None:
-    """That is for people to mend: the worker ends with what is to be set."""
+async def test_a_redis_that_is_not_durable_ends_the_worker(redis_server: RedisServer) -> None:
+    """The error names the settings to change."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder), "--appendfsync", "everysec")
         crew = WorkerRuntime(
-            JobsConfig(redis=server.url), {"large": TIER}, Scripted(answers), {"large": 1}, CollectorRegistry()
+            JobsConfig(redis=server.url), {"large": TIER}, ScriptedRunner(answers), {"large": 1}, CollectorRegistry()
         )
         try:
             with pytest.raises(ConfigError, match="appendfsync is everysec"):
@@ -113,14 +108,13 @@ def worker(redis: RedisServer) -> Command:
 
 
 @pytest.mark.redis
-async def test_the_command_waits_and_then_works(away: RedisServer) -> None:
-    """`causeway-cloud worker` before its Redis: it says what it waits for, and is ready once Redis is there."""
-    command = worker(away)
+async def test_the_command_waits_for_redis_and_then_is_ready(stopped_redis: RedisServer) -> None:
+    command = worker(stopped_redis)
     try:
         while not any("waiting for Redis" in line for line in command.log):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         assert command.process.poll() is None
-        away.start()
+        stopped_redis.start()
         metrics = (await asyncio.to_thread(command.ready))["metrics"]
         async with aiohttp.ClientSession() as http, http.get(metrics) as response:
             assert response.status == 200
@@ -130,9 +124,8 @@ async def test_the_command_waits_and_then_works(away: RedisServer) -> None:
 
 
 @pytest.mark.redis
-async def test_the_command_stops_while_it_waits(away: RedisServer) -> None:
-    """SIGTERM ends a worker that waits: status 0, as for one that worked."""
-    command = worker(away)
+async def test_sigterm_ends_a_waiting_worker_with_status_0(stopped_redis: RedisServer) -> None:
+    command = worker(stopped_redis)
     try:
         while not any("waiting for Redis" in line for line in command.log):  # noqa: ASYNC110
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Jobs and the cache that gateways share: one question is answered once, whether it came as a job or not."""
+"""Jobs and the shared cache: one answer for equal requests, whether or not they are jobs."""
 
 from __future__ import annotations
 
@@ -28,45 +28,47 @@ from cloud_pool.jobs.worker.runner import ServiceBackend
 from tests.cloud_cache.gateways import TIERS, Gateway, ask, gateway
 
 from .conftest import Clock, until
-from .gateway import serving, who
-from .scripted_worker import Shift
-from .test_admin_and_accounting import Books
-from .test_batches import AtWork
+from .gateway import identify, serving
+from .scripted_worker import RunningWorker
+from .test_admin_and_accounting import AuditedLedger
+from .test_batches import RunningRuntime
 
-MakeOffer = Callable[..., NewJob]
+MakeJob = Callable[..., NewJob]
 _prefixes = itertools.count()
 
 
 def body(text: str = "wake me up", **changes: object) -> dict[str, object]:
-    """What tests.cloud_cache asks, as a job's body."""
+    """A job's body with the request of tests.cloud_cache."""
     plain = {"model": "large", "messages": [{"role": "user", "content": text}], "temperature": 0}
     return plain | changes
 
 
 @pytest.fixture
-def offer(offer: MakeOffer) -> MakeOffer:
-    return lambda **changes: offer(**{"body": msgspec.json.encode(body()), **changes})
+def new_job(new_job: MakeJob) -> MakeJob:
+    return lambda **changes: new_job(**{"body": msgspec.json.encode(body()), **changes})
 
 
-class Bed:
-    """A gateway's cache and service, and a worker's beside it: both on one Redis."""
+class SharedDeployment:
+    """A gateway's cache and service and a worker's, on one Redis."""
 
-    def __init__(self, here: Gateway, worker: Gateway, store: JobStore, config: JobsConfig, books: Books) -> None:
-        self.here = here
+    def __init__(
+        self, gateway: Gateway, worker: Gateway, store: JobStore, config: JobsConfig, ledger: AuditedLedger
+    ) -> None:
+        self.gateway = gateway
         self.worker = worker
         self.store = store
-        self.books = books
-        self.runner = MeteredRunner(ServiceBackend(worker.caching_service, TIERS, {}), books.ledger)
+        self.ledger = ledger
+        self.runner = MeteredRunner(ServiceBackend(worker.caching_service, TIERS, {}), ledger.ledger)
         self._config = config
 
-    async def done(self, *offers: NewJob) -> list[JobRecord]:
-        """What became of these, run together."""
+    async def outcomes(self, *offers: NewJob) -> list[JobRecord]:
+        """The records of these jobs after they have run together."""
         jobs = [(await self.store.accept(one)).id for one in offers]
 
         async def all_over() -> bool:
             return all([(await self.store.lookup(job)).ended for job in jobs])  # type: ignore[union-attr]
 
-        async with Shift(self.store, self.runner, self._config):  # type: ignore[arg-type]
+        async with RunningWorker(self.store, self.runner, self._config):  # type: ignore[arg-type]
             await until(all_over)
         found = [await self.store.lookup(job) for job in jobs]
         assert [one.state for one in found if one] == [JobState.SUCCEEDED] * len(jobs)
@@ -77,58 +79,57 @@ class Bed:
 
 
 @pytest_asyncio.fixture
-async def bed(config: JobsConfig, store: JobStore, tmp_path: Path) -> AsyncIterator[Bed]:
+async def bed(config: JobsConfig, store: JobStore, tmp_path: Path) -> AsyncIterator[SharedDeployment]:
     settings = CacheConfig(enabled=True, key_prefix=f"j{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
-    books = Books(tmp_path, TenantsConfig())
-    books.audit.start()
+    ledger = AuditedLedger(tmp_path, TenantsConfig())
+    ledger.audit.start()
     async with (
         gateway(config.redis, settings, lambda: -1) as here,
         gateway(config.redis, settings, lambda: -1) as worker,
     ):
         for one in (here, worker):
             one.script.permit(1000)
-        yield Bed(here, worker, store, config, books)
+        yield SharedDeployment(here, worker, store, config, ledger)
 
 
-async def test_a_job_gets_what_an_interactive_request_left(bed: Bed, offer: MakeOffer) -> None:
-    """Nothing is made: the record says hit, the usage says that all of the prompt was found, and it costs no tokens."""
-    asked = await bed.here.ask(ask(), tenant="kiosk").end()
-    (record,) = await bed.done(offer())
+async def test_a_job_gets_an_interactive_requests_answer(bed: SharedDeployment, new_job: MakeJob) -> None:
+    """The record says hit, the whole prompt is cached, and the job costs no tokens."""
+    asked = await bed.gateway.ask(ask(), tenant="kiosk").end()
+    (record,) = await bed.outcomes(new_job())
     found = await bed.answer(record)
     assert found["choices"][0]["message"]["content"] == asked.text == "one two three"  # type: ignore[index]
     assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 20}  # type: ignore[index]
     assert record.cache == "hit"
     assert not bed.worker.script.asked
-    (row,) = bed.books.records()
+    (row,) = bed.ledger.records()
     assert (row["route"], row["cache"], row["outcome"]) == ("job", "hit", "ok")
     assert (row["prompt_tokens"], row["completion_tokens"]) == (0, 0)
 
 
-async def test_a_jobs_answer_is_kept(bed: Bed, offer: MakeOffer) -> None:
-    """The next who asks the same, interactively, gets it from the cache; the job pays for what was made."""
-    (record,) = await bed.done(offer())
+async def test_an_interactive_request_gets_a_jobs_answer(bed: SharedDeployment, new_job: MakeJob) -> None:
+    """The job pays for the tokens."""
+    (record,) = await bed.outcomes(new_job())
     assert record.cache == "miss"
-    asked = await bed.here.ask(ask(), tenant="kiosk").end()
+    asked = await bed.gateway.ask(ask(), tenant="kiosk").end()
     assert asked.headers["x-causeway-cache"] == "hit"
-    assert (asked.text, bed.here.script.asked) == ("one two three", [])
-    (row,) = bed.books.records()
+    assert (asked.text, bed.gateway.script.asked) == ("one two three", [])
+    (row,) = bed.ledger.records()
     assert (row["cache"], row["prompt_tokens"], row["completion_tokens"]) == ("miss", 20, 3)
 
 
-async def test_the_same_jobs_at_once_are_one_answer(bed: Bed, offer: MakeOffer) -> None:
-    """It is made once, and paid for once."""
-    records = await bed.done(*(offer() for _ in range(4)))
+async def test_concurrent_equal_jobs_share_one_generation(bed: SharedDeployment, new_job: MakeJob) -> None:
+    records = await bed.outcomes(*(new_job() for _ in range(4)))
     assert len(bed.worker.script.asked) == 1
     assert [one.cache for one in records].count("miss") == 1
     assert {one.cache for one in records} <= {"miss", "hit", "coalesced"}
-    rows = bed.books.records()
+    rows = bed.ledger.records()
     assert sum(int(str(row["completion_tokens"])) for row in rows) == 3
 
 
-async def test_no_answer_crosses_tenants(bed: Bed, offer: MakeOffer) -> None:
-    """The owner's tenant counts: its devices share, others do not."""
-    await bed.here.ask(ask(), tenant="acme").end()
-    other, mine = await bed.done(offer(owner="other/1"), offer(owner="acme/7"))
+async def test_no_answer_crosses_tenants(bed: SharedDeployment, new_job: MakeJob) -> None:
+    """Devices of a tenant share answers."""
+    await bed.gateway.ask(ask(), tenant="acme").end()
+    other, mine = await bed.outcomes(new_job(owner="other/1"), new_job(owner="acme/7"))
     assert (other.cache, mine.cache) == ("miss", "hit")
 
 
@@ -142,30 +143,29 @@ async def test_no_answer_crosses_tenants(bed: Bed, offer: MakeOffer) -> None:
     ],
     ids=["no-store", "private", "private in the body", "sampled"],
 )
-async def test_what_is_kept_out_is_kept_out_both_ways(bed: Bed, offer: MakeOffer, changes: dict[str, object]) -> None:
-    """It neither gets a kept answer nor leaves one."""
-    (record,) = await bed.done(offer(**changes))
+async def test_a_job_outside_the_cache_neither_reads_nor_writes_it(
+    bed: SharedDeployment, new_job: MakeJob, changes: dict[str, object]
+) -> None:
+    (record,) = await bed.outcomes(new_job(**changes))
     assert record.cache == "bypass"
-    asked = await bed.here.ask(ask(), tenant="kiosk").end()
+    asked = await bed.gateway.ask(ask(), tenant="kiosk").end()
     assert asked.headers["x-causeway-cache"] == "miss"
-    (again,) = await bed.done(offer(**changes))
+    (again,) = await bed.outcomes(new_job(**changes))
     assert again.cache == "bypass"
     assert len(bed.worker.script.asked) == 2
 
 
-async def test_a_cache_that_is_away_costs_nothing_but_the_sharing(bed: Bed, offer: MakeOffer) -> None:
-    """The job is answered all the same."""
+async def test_a_job_is_answered_without_the_cache(bed: SharedDeployment, new_job: MakeJob) -> None:
     bed.worker.cache.store.suspend(math.inf)
-    (record,) = await bed.done(offer())
+    (record,) = await bed.outcomes(new_job())
     assert record.cache == "miss"
     assert (await bed.answer(record))["choices"][0]["message"]["content"] == "one two three"  # type: ignore[index]
 
 
-async def test_headers_travel_with_the_job(
+async def test_a_submissions_headers_apply_when_the_job_runs(
     config: JobsConfig, store: JobStore, database: RedisClient, clock: Clock
 ) -> None:
-    """`Cache-Control: no-store` and tags of the POST hold when the job runs, and its owner reads what the cache did."""
-    gateway = JobsGateway(config, TIERS, who, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, TIERS, identify, CollectorRegistry(), clock=clock)
     try:
         async with (
             serving(gateway.api.handler) as url,
@@ -186,9 +186,8 @@ async def test_headers_travel_with_the_job(
         await gateway.close()
 
 
-async def test_a_batchs_headers_hold_for_its_lines(config: JobsConfig, clock: Clock, bed: Bed) -> None:
-    """`Cache-Control: no-store` on the batch keeps each of its lines out of the cache."""
-    gateway = JobsGateway(config, TIERS, who, CollectorRegistry(), clock=clock)
+async def test_a_batchs_headers_apply_to_its_lines(config: JobsConfig, clock: Clock, bed: SharedDeployment) -> None:
+    gateway = JobsGateway(config, TIERS, identify, CollectorRegistry(), clock=clock)
     row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body()}
     try:
         async with serving(gateway.api.handler) as url:
@@ -205,7 +204,7 @@ async def test_a_batchs_headers_hold_for_its_lines(config: JobsConfig, clock: Cl
                 async def is_done(name: str = batch.id) -> bool:
                     return (await client.batches.retrieve(name)).status == "completed"
 
-                async with AtWork(config, clock, bed.runner):  # type: ignore[arg-type]
+                async with RunningRuntime(config, clock, bed.runner):  # type: ignore[arg-type]
                     await until(is_done)
                 assert len(bed.worker.script.asked) == asked
             await client.close()

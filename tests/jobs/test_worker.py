@@ -1,4 +1,4 @@
-"""A worker on a real Redis, with a runner that does what the test says."""
+"""A worker on a real Redis with a scripted runner."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from router.errors import CausewayError, CloudFailed, CloudUnreachable, ContextL
 from router.types import Chunk
 
 from .conftest import Clock, until
-from .scripted_worker import Scripted, Shift, answers
+from .scripted_worker import RunningWorker, ScriptedRunner, answers
 
-MakeOffer = Callable[..., NewJob]
+MakeJob = Callable[..., NewJob]
 
 
 def reached(store: JobStore, job: str, state: JobState) -> Callable[[], Awaitable[bool]]:
-    async def is_so() -> bool:
+    async def condition() -> bool:
         return (await store.get(job, "kiosk")).state is state
 
-    return is_so
+    return condition
 
 
-async def hangs(_at: int, _errand: JobRun) -> AsyncGenerator[Chunk, None]:
+async def hangs(_at: int, _run: JobRun) -> AsyncGenerator[Chunk, None]:
     await anyio.sleep_forever()
     yield Chunk()
 
@@ -54,7 +54,7 @@ def fails(error: Exception, times: int = 10**9) -> Callable[[int, JobRun], Async
 
 @pytest.fixture
 def ticking(config: JobsConfig, database, clock: Clock) -> JobStore:  # type: ignore[no-untyped-def]
-    """A store whose wall clock goes on by a second with each look: what is postponed becomes due."""
+    """A store whose clock advances by a second per reading, so that postponed jobs become due."""
 
     def tick() -> float:
         clock.now += 1.0
@@ -63,39 +63,38 @@ def ticking(config: JobsConfig, database, clock: Clock) -> JobStore:  # type: ig
     return JobStore(database, msgspec.structs.replace(config, default_deadline_s=1e6), clock=tick)
 
 
-async def test_a_job_is_answered(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """Its result is OpenAI's chat completion, and the runner was asked once, with what was stored."""
-    job = (await store.accept(offer())).id
-    runner = Scripted()
-    async with Shift(store, runner, config) as shift:
+async def test_a_job_runs_once_and_stores_a_chat_completion(
+    store: JobStore, new_job: MakeJob, config: JobsConfig
+) -> None:
+    job = (await store.accept(new_job())).id
+    runner = ScriptedRunner()
+    async with RunningWorker(store, runner, config) as worker:
         await until(reached(store, job, JobState.SUCCEEDED))
     body = json.loads(await store.read_result(job))
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"]["content"] == "an answer"
     assert body["usage"]["total_tokens"] == 7
-    assert [(one.id, one.tier, one.request.hints.client) for one in runner.asked] == [(job, "large", "kiosk")]
-    assert shift.count("succeeded") == 1
+    assert [(one.id, one.tier, one.request.hints.client) for one in runner.runs] == [(job, "large", "kiosk")]
+    assert worker.count("succeeded") == 1
 
 
-async def test_many_jobs_each_run_once(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """Two workers share a queue: every job is answered, none is run twice."""
-    jobs = [(await store.accept(offer())).id for _ in range(30)]
-    first, second = Scripted(), Scripted()
-    async with Shift(store, first, config), Shift(store, second, config):
+async def test_two_workers_run_every_job_once(store: JobStore, new_job: MakeJob, config: JobsConfig) -> None:
+    jobs = [(await store.accept(new_job())).id for _ in range(30)]
+    first, second = ScriptedRunner(), ScriptedRunner()
+    async with RunningWorker(store, first, config), RunningWorker(store, second, config):
         for job in jobs:
             await until(reached(store, job, JobState.SUCCEEDED))
-    assert sorted(one.id for one in first.asked + second.asked) == sorted(jobs)
+    assert sorted(one.id for one in first.runs + second.runs) == sorted(jobs)
 
 
-async def test_no_more_than_the_places_run(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """A worker claims for its free places only; the rest stays for others."""
+async def test_a_worker_claims_for_free_slots_only(store: JobStore, new_job: MakeJob, config: JobsConfig) -> None:
     for _ in range(5):
-        await store.accept(offer())
-    runner = Scripted(hangs)
-    async with Shift(store, runner, msgspec.structs.replace(config, drain_s=0.0), places=2):
+        await store.accept(new_job())
+    runner = ScriptedRunner(hangs)
+    async with RunningWorker(store, runner, msgspec.structs.replace(config, drain_s=0.0), slots=2):
 
         async def busy() -> bool:
-            return len(runner.asked) == 2
+            return len(runner.runs) == 2
 
         await until(busy)
         (depth,) = (await store.depths()).queues
@@ -103,73 +102,71 @@ async def test_no_more_than_the_places_run(store: JobStore, offer: MakeOffer, co
 
 
 @pytest.mark.parametrize("error", [CloudFailed("broken"), CausewayError("odd"), RuntimeError("a secret question")])
-async def test_a_fault_is_tried_again(
-    ticking: JobStore, offer: MakeOffer, config: JobsConfig, error: Exception, caplog: pytest.LogCaptureFixture
+async def test_a_failed_run_is_retried_without_content_in_the_log(
+    ticking: JobStore, new_job: MakeJob, config: JobsConfig, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A run that broke is repeated, and the second answer counts; what was asked stays out of the log."""
     caplog.set_level(logging.DEBUG)
-    job = (await ticking.accept(offer(deadline_ms=10**15))).id
-    async with Shift(ticking, Scripted(fails(error, times=1)), config) as shift:
+    job = (await ticking.accept(new_job(deadline_ms=10**15))).id
+    async with RunningWorker(ticking, ScriptedRunner(fails(error, times=1)), config) as worker:
         await until(reached(ticking, job, JobState.SUCCEEDED))
     assert (await ticking.get(job, "kiosk")).attempts == 2
-    assert (shift.count("retried"), shift.count("succeeded")) == (1, 1)
+    assert (worker.count("retried"), worker.count("succeeded")) == (1, 1)
     assert "secret" not in caplog.text
 
 
-async def test_what_always_breaks_ends_in_the_dead_letters(
-    ticking: JobStore, offer: MakeOffer, config: JobsConfig
+async def test_a_job_that_always_fails_becomes_a_dead_letter(
+    ticking: JobStore, new_job: MakeJob, config: JobsConfig
 ) -> None:
-    """After its attempts it is dead, with the last fault; the runner was asked no more often."""
-    job = (await ticking.accept(offer(deadline_ms=10**15))).id
-    runner = Scripted(fails(CloudFailed("broken")))
-    async with Shift(ticking, runner, config):
+    job = (await ticking.accept(new_job(deadline_ms=10**15))).id
+    runner = ScriptedRunner(fails(CloudFailed("broken")))
+    async with RunningWorker(ticking, runner, config):
         await until(reached(ticking, job, JobState.DEAD))
-    assert len(runner.asked) == config.max_attempts
+    assert len(runner.runs) == config.max_attempts
     assert json.loads((await ticking.get(job, "kiosk")).error)["code"] == "cloud_failed"
     assert [letter.id for letter in await ticking.dead_letters()] == [job]
 
 
-async def test_a_request_at_fault_is_not_repeated(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """It fails at once, with the fault's own code."""
-    job = (await store.accept(offer())).id
-    runner = Scripted(fails(ContextLengthExceeded("too long")))
-    async with Shift(store, runner, config):
+async def test_an_invalid_request_is_not_retried(store: JobStore, new_job: MakeJob, config: JobsConfig) -> None:
+    job = (await store.accept(new_job())).id
+    runner = ScriptedRunner(fails(ContextLengthExceeded("too long")))
+    async with RunningWorker(store, runner, config):
         await until(reached(store, job, JobState.FAILED))
-    assert len(runner.asked) == 1
+    assert len(runner.runs) == 1
     assert json.loads((await store.get(job, "kiosk")).error)["code"] == "context_length_exceeded"
 
 
-async def test_a_full_tier_costs_no_attempt(ticking: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """However often it was full, the job is answered in its first attempt."""
-    job = (await ticking.accept(offer(deadline_ms=10**15))).id
-    runner = Scripted(fails(QueueFull("full"), times=config.max_attempts + 2))
-    async with Shift(ticking, runner, config):
+async def test_a_full_tier_costs_no_attempt(ticking: JobStore, new_job: MakeJob, config: JobsConfig) -> None:
+    job = (await ticking.accept(new_job(deadline_ms=10**15))).id
+    runner = ScriptedRunner(fails(QueueFull("full"), times=config.max_attempts + 2))
+    async with RunningWorker(ticking, runner, config):
         await until(reached(ticking, job, JobState.SUCCEEDED))
     assert (await ticking.get(job, "kiosk")).attempts == 1
 
 
-async def test_a_tier_that_is_away_is_left_alone(ticking: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """After one refused connection nothing more is claimed until a real request was answered."""
-    jobs = [(await ticking.accept(offer(deadline_ms=10**15))).id for _ in range(3)]
-    runner = Scripted(fails(CloudUnreachable("refused", phase="first_token"), times=1))
+async def test_nothing_is_claimed_for_an_unavailable_tier(
+    ticking: JobStore, new_job: MakeJob, config: JobsConfig
+) -> None:
+    jobs = [(await ticking.accept(new_job(deadline_ms=10**15))).id for _ in range(3)]
+    runner = ScriptedRunner(fails(CloudUnreachable("refused", phase="first_token"), times=1))
     runner.is_ready = False
-    async with Shift(ticking, runner, config, places=1):
+    async with RunningWorker(ticking, runner, config, slots=1):
 
         async def probed() -> bool:
             return runner.probes > 0
 
         await until(probed)
-        assert len(runner.asked) == 1
+        assert len(runner.runs) == 1
         runner.is_ready = True
         for job in jobs:
             await until(reached(ticking, job, JobState.SUCCEEDED))
 
 
-async def test_a_cancelled_job_is_stopped(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """Cancelling a running job ends its run, frees its place, and leaves no result."""
-    job = (await store.accept(offer())).id
-    runner = Scripted(hangs)
-    async with Shift(store, runner, msgspec.structs.replace(config, drain_s=0.0), places=1) as shift:
+async def test_cancelling_stops_the_run_and_frees_the_slot(
+    store: JobStore, new_job: MakeJob, config: JobsConfig
+) -> None:
+    job = (await store.accept(new_job())).id
+    runner = ScriptedRunner(hangs)
+    async with RunningWorker(store, runner, msgspec.structs.replace(config, drain_s=0.0), slots=1) as worker:
         await until(reached(store, job, JobState.RUNNING))
         await store.cancel(job, "kiosk")
 
@@ -177,27 +174,27 @@ async def test_a_cancelled_job_is_stopped(store: JobStore, offer: MakeOffer, con
             return runner.closed == [job]
 
         await until(stopped)
-        second = (await store.accept(offer())).id
+        second = (await store.accept(new_job())).id
         await until(reached(store, second, JobState.RUNNING))
-    assert shift.count("superseded") == 1
+    assert worker.count("superseded") == 1
     assert (await store.get(job, "kiosk")).state is JobState.CANCELLED
     assert await store.read_result(job) == b""
 
 
-async def test_a_drained_worker_gives_back(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """What does not end in time is queued again for another worker, and cost no attempt."""
-    job = (await store.accept(offer())).id
-    async with Shift(store, Scripted(hangs), msgspec.structs.replace(config, drain_s=0.0)) as shift:
+async def test_a_drained_worker_returns_unfinished_jobs(store: JobStore, new_job: MakeJob, config: JobsConfig) -> None:
+    job = (await store.accept(new_job())).id
+    async with RunningWorker(store, ScriptedRunner(hangs), msgspec.structs.replace(config, drain_s=0.0)) as worker:
         await until(reached(store, job, JobState.RUNNING))
-    assert shift.count("released") == 1
+    assert worker.count("released") == 1
     assert (await store.get(job, "kiosk")).state is JobState.QUEUED
-    async with Shift(store, Scripted(), config):
+    async with RunningWorker(store, ScriptedRunner(), config):
         await until(reached(store, job, JobState.SUCCEEDED))
     assert (await store.get(job, "kiosk")).attempts == 1
 
 
-async def test_a_drained_worker_lets_jobs_end(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """A job that runs when the worker is stopped is finished by it, and no other is begun."""
+async def test_a_draining_worker_finishes_runs_and_claims_no_more(
+    store: JobStore, new_job: MakeJob, config: JobsConfig
+) -> None:
     go = anyio.Event()
 
     async def held_back(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
@@ -205,21 +202,22 @@ async def test_a_drained_worker_lets_jobs_end(store: JobStore, offer: MakeOffer,
         async for chunk in answers(at, job_run):
             yield chunk
 
-    job = (await store.accept(offer())).id
-    async with Shift(store, Scripted(held_back), config, places=1) as shift:
+    job = (await store.accept(new_job())).id
+    async with RunningWorker(store, ScriptedRunner(held_back), config, slots=1) as worker:
         await until(reached(store, job, JobState.RUNNING))
-        left = (await store.accept(offer())).id
-        shift.stop.set()
+        left = (await store.accept(new_job())).id
+        worker.stop.set()
         go.set()
     assert (await store.get(job, "kiosk")).state is JobState.SUCCEEDED
     assert (await store.get(left, "kiosk")).state is JobState.QUEUED
 
 
-async def test_a_late_job_is_stopped(store: JobStore, offer: MakeOffer, config: JobsConfig, clock: Clock) -> None:
-    """At its deadline a running job expires, and its run ends."""
-    job = (await store.accept(offer())).id
-    runner = Scripted(hangs)
-    async with Shift(store, runner, config):
+async def test_a_run_stops_at_the_jobs_deadline(
+    store: JobStore, new_job: MakeJob, config: JobsConfig, clock: Clock
+) -> None:
+    job = (await store.accept(new_job())).id
+    runner = ScriptedRunner(hangs)
+    async with RunningWorker(store, runner, config):
         await until(reached(store, job, JobState.RUNNING))
         clock.now += 3600.0
 
@@ -230,45 +228,46 @@ async def test_a_late_job_is_stopped(store: JobStore, offer: MakeOffer, config: 
     assert (await store.get(job, "kiosk")).state is JobState.EXPIRED
 
 
-async def test_a_run_has_its_own_limit(ticking: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """A run that hangs is ended after `attempt_timeout_s`, as one attempt of several."""
-    job = (await ticking.accept(offer(deadline_ms=10**15))).id
+async def test_a_run_ends_after_attempt_timeout_s(ticking: JobStore, new_job: MakeJob, config: JobsConfig) -> None:
+    job = (await ticking.accept(new_job(deadline_ms=10**15))).id
 
     async def hangs_once(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
         async for chunk in hangs(at, job_run) if at == 0 else answers(at, job_run):
             yield chunk
 
-    async with Shift(ticking, Scripted(hangs_once), msgspec.structs.replace(config, attempt_timeout_s=0.05)):
+    async with RunningWorker(
+        ticking, ScriptedRunner(hangs_once), msgspec.structs.replace(config, attempt_timeout_s=0.05)
+    ):
         await until(reached(ticking, job, JobState.SUCCEEDED))
     assert (await ticking.get(job, "kiosk")).attempts == 2
 
 
-async def test_an_answer_beyond_the_bound_is_refused(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """It is not kept, and not made again."""
-    job = (await store.accept(offer())).id
-    async with Shift(store, Scripted(), msgspec.structs.replace(config, max_result_bytes=10)):
+async def test_an_answer_over_max_result_bytes_fails_the_job(
+    store: JobStore, new_job: MakeJob, config: JobsConfig
+) -> None:
+    job = (await store.accept(new_job())).id
+    async with RunningWorker(store, ScriptedRunner(), msgspec.structs.replace(config, max_result_bytes=10)):
         await until(reached(store, job, JobState.FAILED))
     assert json.loads((await store.get(job, "kiosk")).error)["code"] == "answer_too_large"
 
 
-async def test_bulk_does_not_starve(store: JobStore, offer: MakeOffer, config: JobsConfig) -> None:
-    """With one place and more urgent jobs than it can ever do first, bulk gets its turn before the last of them."""
+async def test_bulk_jobs_do_not_starve(store: JobStore, new_job: MakeJob, config: JobsConfig) -> None:
     for _ in range(24):
-        await store.accept(offer(priority="interactive"))
-    bulk = (await store.accept(offer(priority="bulk"))).id
-    runner = Scripted()
-    async with Shift(store, runner, config, places=1):
+        await store.accept(new_job(priority="interactive"))
+    bulk = (await store.accept(new_job(priority="bulk"))).id
+    runner = ScriptedRunner()
+    async with RunningWorker(store, runner, config, slots=1):
         await until(reached(store, bulk, JobState.SUCCEEDED))
 
         async def all_done() -> bool:
-            return len(runner.asked) == 25
+            return len(runner.runs) == 25
 
         await until(all_done)
-    assert [one.id for one in runner.asked].index(bulk) < 24
+    assert [one.id for one in runner.runs].index(bulk) < 24
 
 
-class Flaky(JobStore):
-    """Redis is away for the first claims."""
+class UnavailableAtFirst(JobStore):
+    """Redis is unavailable for the first 20 claims."""
 
     tries = 0
 
@@ -279,14 +278,13 @@ class Flaky(JobStore):
         return await super().claim(consumer, tier, turns)
 
 
-async def test_a_redis_that_is_away_is_said_once(
-    database: RedisClient, config: JobsConfig, clock: Clock, offer: MakeOffer, caplog: pytest.LogCaptureFixture
+async def test_an_outage_of_redis_is_logged_once(
+    database: RedisClient, config: JobsConfig, clock: Clock, new_job: MakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However often it is asked meanwhile; and so is that it is back."""
-    store = Flaky(database, config, clock=clock)
-    job = (await store.accept(offer())).id
+    store = UnavailableAtFirst(database, config, clock=clock)
+    job = (await store.accept(new_job())).id
     worker = Worker(
-        store, Scripted(), {"large": 1}, config, JobMetrics(CollectorRegistry()), rng=lambda: -1.0
+        store, ScriptedRunner(), {"large": 1}, config, JobMetrics(CollectorRegistry()), rng=lambda: -1.0
     )  # without a pause
     stop = anyio.Event()
     with caplog.at_level(logging.INFO, "causeway.cloud.worker"):

@@ -1,4 +1,4 @@
-"""Somebody's webhook endpoint on loopback: notes what arrives, answers as told."""
+"""A webhook receiver on loopback that records deliveries and answers with scripted statuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiohttp import web
 class Receiver:
     def __init__(self) -> None:
         self.arrived: list[tuple[dict[str, str], bytes]] = []
-        self.told: defaultdict[str, set[str]] = defaultdict(set)  # webhook ids, by job: one made again has the same
+        self.ids_by_job: defaultdict[str, set[str]] = defaultdict(set)  # a retry has the same id
         self.answers: list[int] = []  # statuses, in order; then 200
         self.port = 0
         self.connections = 0
@@ -26,7 +26,7 @@ class Receiver:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
         self.arrived.append((dict(request.headers), body))
-        self.told[json.loads(body)["data"]["id"]].add(request.headers["webhook-id"])
+        self.ids_by_job[json.loads(body)["data"]["id"]].add(request.headers["webhook-id"])
         status = self.answers.pop(0) if self.answers else 200
         headers = {"location": f"http://127.0.0.1:{self.port}/elsewhere"} if status in (301, 302, 307, 308) else {}
         return web.Response(status=status, headers=headers, body=b"x" * 100_000)

@@ -1,6 +1,6 @@
-"""A worker as a process that can be killed: `python -m tests.jobs.worker_process URL PREFIX`. It never ends a job.
+"""A worker as a process that can be killed: `python -m tests.jobs.worker_process URL PREFIX`. Its runs never end.
 
-Prints the id of each job that it runs.
+It prints the id of each job that it runs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.worker import Worker
 from router.types import Chunk
 
-from .scripted_worker import Scripted
+from .scripted_worker import ScriptedRunner
 
 
-async def says_and_hangs(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
+async def prints_and_hangs(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
     print(job_run.id, flush=True)
     await anyio.sleep_forever()
     yield Chunk()
@@ -33,7 +33,7 @@ async def says_and_hangs(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, Non
 async def main(url: str, prefix: str) -> None:
     config = JobsConfig(redis=url, key_prefix=prefix)
     store = JobStore(RedisClient(url, prefix, SCRIPTS), config, clock=lambda: 1_800_000_000.0)
-    worker = Worker(store, Scripted(says_and_hangs), {"large": 2}, config, JobMetrics(CollectorRegistry()))
+    worker = Worker(store, ScriptedRunner(prints_and_hangs), {"large": 2}, config, JobMetrics(CollectorRegistry()))
     await worker.run(anyio.Event())
 
 

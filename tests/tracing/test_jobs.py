@@ -27,8 +27,8 @@ from tests.jobs.conftest import Clock, until
 from tests.jobs.conftest import clock as clock  # fixtures
 from tests.jobs.conftest import config as config
 from tests.jobs.conftest import redis_server as redis_server
-from tests.jobs.gateway import serving, who
-from tests.jobs.test_admin_and_accounting import Books
+from tests.jobs.gateway import identify, serving
+from tests.jobs.test_admin_and_accounting import AuditedLedger
 from tests.jobs.webhook_receiver import Receiver, receiving
 
 from .collector import Collector, Span
@@ -44,7 +44,7 @@ _traces = itertools.count(1)
 class Bed:
     """A gateway that takes jobs and a worker that runs them, each with a tracing of its own to one collector."""
 
-    def __init__(self, config: JobsConfig, worker: Gateway, url: str, books: Books, clock: Clock) -> None:
+    def __init__(self, config: JobsConfig, worker: Gateway, url: str, books: AuditedLedger, clock: Clock) -> None:
         def tick() -> float:  # what is to be tried again becomes due
             clock.now += 0.5
             return clock.now
@@ -61,7 +61,7 @@ class Bed:
         settings = TracingConfig(endpoint=self.collector.url)
         self.here, self.there = OtelTracing(settings, "causeway-gateway"), OtelTracing(settings, "causeway-worker")
         self.gateway = JobsGateway(
-            self._config, TIERS, who, CollectorRegistry(), trace=self.here.jobs, clock=self._tick
+            self._config, TIERS, identify, CollectorRegistry(), trace=self.here.jobs, clock=self._tick
         )
         runner = MeteredRunner(
             ServiceBackend(self.worker.caching_service, TIERS, {}), self._books.ledger, self.there.jobs
@@ -113,7 +113,7 @@ async def bed(config: JobsConfig, clock: Clock, receiver: Receiver, tmp_path: Pa
     hooks = WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
     config = msgspec.structs.replace(config, webhooks=hooks)
     settings = CacheConfig(enabled=True, key_prefix=f"t{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
-    books = Books(tmp_path, TenantsConfig())
+    books = AuditedLedger(tmp_path, TenantsConfig())
     async with gateway(config.redis, settings, lambda: -1, Script()) as worker:
         worker.script.permit(1000)
         made = Bed(config, worker, f"http://127.0.0.1:{receiver.port}/", books, clock)

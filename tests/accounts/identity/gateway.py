@@ -1,4 +1,4 @@
-"""A gateway on a real socket, with everything but Triton: its service says what a test wants."""
+"""A gateway on a real socket with a scripted service instead of Triton."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from router.types import Chunk, Usage
 ASK = {"model": "assistant-large", "messages": [{"role": "user", "content": "my secret question"}]}
 
 
-class Scripted:
+class ScriptedService:
     """Answers with ten tokens. `fault` breaks it after the first one; `held` holds it there until it is set."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Scripted:
 
 
 class Gateway:
-    def __init__(self, url: str, service: Scripted, accounts: Accounts, server: Server) -> None:
+    def __init__(self, url: str, service: ScriptedService, accounts: Accounts, server: Server) -> None:
         self.url = url
         self.service = service
         self.accounts = accounts
@@ -75,7 +75,7 @@ class Gateway:
 @asynccontextmanager
 async def running(config: Config) -> AsyncIterator[Gateway]:
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
-    tiers, metrics, service = load_tiers(config), Metrics(), Scripted()
+    tiers, metrics, service = load_tiers(config), Metrics(), ScriptedService()
     accounts = build_accounts(config, metrics)
     readiness = Readiness({}, 1.0)
     server = Server(
@@ -101,7 +101,7 @@ async def running(config: Config) -> AsyncIterator[Gateway]:
                 await accounts.close()
 
 
-def static(folder: Path) -> ServerConfig:
-    """With one static token, `secret` of `kiosk`."""
+def static_token_config(folder: Path) -> ServerConfig:
+    """One static token, `secret` of `kiosk`."""
     (folder / "tokens").write_text("kiosk secret\n")
     return ServerConfig(token_file=str(folder / "tokens"))

@@ -1,4 +1,4 @@
-"""`Authorization` → Principal."""
+"""`Authorization` header to Principal."""
 
 from __future__ import annotations
 
@@ -21,34 +21,30 @@ def gate(issuer: Issuer, static: StaticTokens) -> Authenticator:
     return Authenticator(static, issuer.verifier(), clock=lambda: 0.0, wall_clock=lambda: NOW)
 
 
-def test_without_tokens_everyone() -> None:
-    """A gateway that asks for no token serves anyone."""
+def test_without_tokens_every_caller_is_accepted() -> None:
     assert Authenticator(StaticTokens()).principal("") is ANYONE
 
 
-def test_both_ways(issuer: Issuer) -> None:
-    """Static and signed tokens work side by side; the scheme's case does not matter."""
+def test_static_and_signed_tokens_work_side_by_side(issuer: Issuer) -> None:
     both = gate(issuer, STATIC)
     assert both.principal("Bearer secret").owner == "default/kiosk"
     assert both.principal(f"bearer {issuer.sign()}").owner == "acme/kiosk-17"
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic secret", "secret", "Bearer wrong"])
-def test_nothing_that_is_known(issuer: Issuer, header: str) -> None:
-    """No token, another scheme, an unknown one: refused, with static tokens and with signed ones only."""
+def test_missing_and_unknown_tokens_are_refused(issuer: Issuer, header: str) -> None:
     for static in (STATIC, StaticTokens()):
         with pytest.raises(AuthenticationFailed):
             gate(issuer, static).principal(header)
 
 
-def test_keys_alone_let_no_static_token_in(issuer: Issuer) -> None:
-    """Without static tokens the gateway is not open."""
+def test_with_keys_only_static_tokens_are_refused(issuer: Issuer) -> None:
     with pytest.raises(AuthenticationFailed):
         gate(issuer, StaticTokens()).principal("Bearer secret")
 
 
-def test_scopes(issuer: Issuer) -> None:
-    """A token does what its scopes say and nothing else; a static one is never an administrator's."""
+def test_a_token_has_its_scopes_only(issuer: Issuer) -> None:
+    """A static token never has the scope admin."""
     both = gate(issuer, STATIC)
     chat = both.principal(f"Bearer {issuer.sign({'scope': 'chat'})}")
     chat.require("chat")

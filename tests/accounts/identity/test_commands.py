@@ -34,8 +34,7 @@ def issued(folder: Path, *args: str) -> str:
     return result.stdout.strip()
 
 
-def test_a_key_and_a_token(folder: Path) -> None:
-    """What `new` and `issue` make, a gateway takes; the token stands alone on stdout."""
+def test_issued_tokens_verify_and_stand_alone_on_stdout(folder: Path) -> None:
     token = issued(folder)
     verifier = TokenVerifier(IdentityConfig(), KeySet(folder / "keys.json"))
     claims = verifier.verify(token, now=0.0, now_unix=time.time())
@@ -43,8 +42,7 @@ def test_a_key_and_a_token(folder: Path) -> None:
     assert claims.principal().scopes == {"chat", "jobs"}
 
 
-def test_scopes_and_life(folder: Path) -> None:
-    """The scopes and days that are named are the token's; a token without life or of odd names is not made."""
+def test_scopes_and_lifetime_are_set_and_checked(folder: Path) -> None:
     claims = TokenVerifier(IdentityConfig(), KeySet(folder / "keys.json")).verify(
         issued(folder, "--scope", "chat", "--days", "1"), now=0.0, now_unix=time.time()
     )
@@ -55,8 +53,7 @@ def test_scopes_and_life(folder: Path) -> None:
     assert said("issue", "--private", folder / "none.pem", "--tenant", "a", "--device", "x").exit_code == 2
 
 
-def test_show(folder: Path) -> None:
-    """Keys and a token's claims are shown, and that they are not verified is said; rubbish is refused."""
+def test_show_prints_keys_and_unverified_claims(folder: Path) -> None:
     kid = read_jwks(folder / "keys.json").keys[0].kid
     shown = said("show", "--keys", folder / "keys.json")
     assert kid in shown.output
@@ -67,8 +64,7 @@ def test_show(folder: Path) -> None:
 
 
 @pytest.mark.redis
-async def test_revoke(folder: Path, empty_redis: RedisServer) -> None:
-    """A token and a device that are revoked are refused, and `show` lists them."""
+async def test_revoke_and_show_tokens_and_devices(folder: Path, empty_redis: RedisServer) -> None:
     token = issued(folder)
     verifier = TokenVerifier(IdentityConfig(), KeySet(folder / "keys.json"))
     claims = verifier.verify(token, now=0.0, now_unix=time.time())
@@ -90,8 +86,7 @@ async def test_revoke(folder: Path, empty_redis: RedisServer) -> None:
         assert what[1] in (await run("show", "--redis", empty_redis.url)).output
 
 
-def test_revoking_what_is_not_said(folder: Path) -> None:
-    """Nothing, two things, a device without tenant, no Redis, a Redis that is away: refused with status 2."""
+def test_incomplete_revocations_exit_with_status_2(folder: Path) -> None:
     url = "redis://127.0.0.1:1/0"
     for args in (
         (),
@@ -106,8 +101,7 @@ def test_revoking_what_is_not_said(folder: Path) -> None:
         assert result.exit_code == 2, (args, result.output)
 
 
-def test_revoking_a_key(folder: Path) -> None:
-    """A key that is revoked leaves the set."""
+def test_revoking_a_key_removes_it_from_the_set(folder: Path) -> None:
     old = read_jwks(folder / "keys.json").keys[0].kid
     assert said("new", "--private", folder / "b.pem", "--keys", folder / "keys.json").exit_code == 0
     assert said("revoke", "--key", old, "--keys", folder / "keys.json").exit_code == 0

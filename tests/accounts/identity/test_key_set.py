@@ -1,4 +1,4 @@
-"""The key set's file."""
+"""The key file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from router.errors import ConfigError
 from .token_issuer import Issuer
 
 
-def test_a_known_thumbprint() -> None:
-    """A key's name is its thumbprint: the value that RFC 8037 (A.3) gives for its example."""
+def test_a_key_id_is_its_thumbprint() -> None:
+    """The value is RFC 8037's (A.3) for its example."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     raw = bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
     assert public_jwk(Ed25519PublicKey.from_public_bytes(raw)).kid == "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k"
 
 
-def test_private_keys_stay_private(issuer: Issuer) -> None:
-    """The private file is its owner's alone, and the key set holds no private part."""
+def test_private_keys_stay_out_of_the_key_set(issuer: Issuer) -> None:
     assert (issuer.folder / "first.pem").stat().st_mode & 0o777 == 0o600
     assert '"d"' not in issuer.key_file.read_text()
     with pytest.raises(ConfigError, match="exists"):
@@ -43,8 +42,7 @@ def test_private_keys_stay_private(issuer: Issuer) -> None:
         ('{"keys": [{"kid": "a", "kty": "oct", "k": "c2VjcmV0"}]}', "not a set"),
     ],
 )
-def test_a_bad_file_stops_the_start(tmp_path: Path, text: str, why: str) -> None:
-    """Foreign kinds of keys, short ones, private ones and none: refused with the file's name."""
+def test_an_invalid_key_file_is_a_config_error(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "keys.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=why) as caught:
@@ -52,8 +50,7 @@ def test_a_bad_file_stops_the_start(tmp_path: Path, text: str, why: str) -> None
     assert str(path) in str(caught.value)
 
 
-def test_two_of_one_name(issuer: Issuer) -> None:
-    """The same name twice is refused: which one is meant?"""
+def test_duplicate_key_ids_are_refused(issuer: Issuer) -> None:
     found = read_jwks(issuer.key_file)
     issuer.key_file.write_bytes(msgspec.json.encode({"keys": [*found.keys, *found.keys]}))
     with pytest.raises(ConfigError, match="two keys"):
@@ -61,7 +58,6 @@ def test_two_of_one_name(issuer: Issuer) -> None:
 
 
 def test_a_broken_change_leaves_the_last_good_keys(issuer: Issuer) -> None:
-    """A file that breaks or goes while the gateway runs changes nothing but `fault`; a repaired one is taken."""
     keys = KeySet(issuer.key_file)
     kid = public_jwk(issuer.key.public_key()).kid
     good = issuer.key_file.read_bytes()
@@ -75,8 +71,7 @@ def test_a_broken_change_leaves_the_last_good_keys(issuer: Issuer) -> None:
     assert not keys.last_error
 
 
-def test_removing(issuer: Issuer) -> None:
-    """A key can be taken out, but not the last one, and not one that is not there."""
+def test_a_key_is_removed_unless_it_is_the_last(issuer: Issuer) -> None:
     first = public_jwk(issuer.key.public_key()).kid
     with pytest.raises(ConfigError, match="last key"):
         remove_key(issuer.key_file, first)
@@ -87,8 +82,7 @@ def test_removing(issuer: Issuer) -> None:
         remove_key(issuer.key_file, first)
 
 
-def test_private_files_that_are_none(issuer: Issuer, tmp_path: Path) -> None:
-    """Rubbish, nothing, and another kind of key are refused with the file's name."""
+def test_invalid_private_key_files_are_refused(issuer: Issuer, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 

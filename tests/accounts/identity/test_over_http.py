@@ -1,4 +1,4 @@
-"""The gateway's surface: who gets in, what each may use, and what is kept about it. On real sockets."""
+"""Authentication, tenant limits and audit of a gateway on real sockets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cloud_pool.config.schema import Config, ServerConfig
 from router.errors import CloudFailed, ConfigError
 from tests.redis_server import RedisServer
 
-from .gateway import ASK, running, static
+from .gateway import ASK, running, static_token_config
 from .token_issuer import Issuer
 
 PRICES = (Price(tier="assistant-large", per_1k_prompt=1.0, per_1k_completion=2.0),)
@@ -32,7 +32,6 @@ COST = 40_000  # micro-dollars of 20 and 10 tokens
 
 
 def token(by: Issuer, **changes: Any) -> str:
-    """A token that is valid now."""
     claims = {
         "tenant": "acme",
         "device": "kiosk-17",
@@ -53,8 +52,8 @@ def audited(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_who_gets_in(issuer: Issuer) -> None:
-    """A good token answers; forged, expired, early, foreign, oversized and unsigned ones get OpenAI's error, 401."""
+async def test_only_valid_tokens_are_accepted(issuer: Issuer) -> None:
+    """Each forged, expired or malformed token gets OpenAI's error with status 401."""
     now = time.time()
     good = token(issuer)
     head, claims, signature = good.split(".")
@@ -81,8 +80,7 @@ async def test_who_gets_in(issuer: Issuer) -> None:
         assert gateway.service.calls[0].request.hints.client == "kiosk-17"
 
 
-async def test_other_surfaces_ask_too(issuer: Issuer) -> None:
-    """The list of models is for those with a token; health and metrics are for everyone."""
+async def test_models_need_a_token_and_health_and_metrics_do_not(issuer: Issuer) -> None:
     async with running(config(issuer)) as gateway, aiohttp.ClientSession() as http:
         for path, status in (
             ("/v1/models", 401),
@@ -97,25 +95,22 @@ async def test_other_surfaces_ask_too(issuer: Issuer) -> None:
             assert answer.status == 200
 
 
-async def test_a_wrong_scope(issuer: Issuer) -> None:
-    """A token for jobs alone does not chat: 403, with the scope that lacks."""
+async def test_a_missing_scope_is_403(issuer: Issuer) -> None:
     async with running(config(issuer)) as gateway:
         status, body = await gateway.post(token(issuer, scopes=("jobs",)))
         assert (status, body["error"]["code"]) == (403, "permission_denied")
         assert "chat" in body["error"]["message"]
 
 
-async def test_static_tokens_beside(issuer: Issuer, tmp_path: Path) -> None:
-    """Both kinds of token work at one gateway."""
-    async with running(config(issuer, server=static(tmp_path))) as gateway:
+async def test_static_and_signed_tokens_work_at_one_gateway(issuer: Issuer, tmp_path: Path) -> None:
+    async with running(config(issuer, server=static_token_config(tmp_path))) as gateway:
         for each in ("secret", token(issuer)):
             assert (await gateway.post(each))[0] == 200
         assert (await gateway.post("wrong"))[0] == 401
 
 
 @pytest.mark.redis
-async def test_revoked(issuer: Issuer, empty_redis: RedisServer) -> None:
-    """A token that is revoked gets no answer any more as soon as the gateway has read the list, which a new one has."""
+async def test_a_revoked_token_is_refused_also_by_a_new_gateway(issuer: Issuer, empty_redis: RedisServer) -> None:
     text, claims = issue(
         issuer.key, tenant="acme", device="k", scopes=("chat",), issuer="causeway", audience="causeway-cloud",
         now=time.time(), lifetime_s=600.0,
@@ -134,16 +129,15 @@ async def test_revoked(issuer: Issuer, empty_redis: RedisServer) -> None:
                 assert "revoked" in body["error"]["message"]
 
 
-async def test_closed_while_nobody_can_be_told_apart(issuer: Issuer) -> None:
-    """With `when_revocations_stale: deny` and no Redis: 503 with Retry-After; static tokens still work."""
+async def test_deny_refuses_signed_tokens_without_redis(issuer: Issuer) -> None:
+    """503 with Retry-After; static tokens still work."""
     identity = IdentityConfig(key_file=str(issuer.key_file), when_revocations_stale="deny")
     async with running(config(issuer, identity=identity, redis="redis://127.0.0.1:1/0")) as gateway:
         status, body = await gateway.post(token(issuer))
         assert (status, body["error"]["code"]) == (503, "identity_unavailable")
 
 
-async def test_tenants_caps(issuer: Issuer) -> None:
-    """A tenant's longest answer and largest body are its own; what it does not name is bounded for it."""
+async def test_a_tenants_limits_apply(issuer: Issuer) -> None:
     tenants = TenantsConfig(overrides=(TenantConfig(name="acme", max_tokens=64, max_body_bytes=300),))
     async with running(config(issuer, tenants=tenants)) as gateway:
         good = token(issuer)
@@ -157,8 +151,7 @@ async def test_tenants_caps(issuer: Issuer) -> None:
 
 
 @pytest.mark.redis
-async def test_rates_over_two_gateways(issuer: Issuer, empty_redis: RedisServer) -> None:
-    """Two gateways and one Redis give a tenant its burst once; another tenant is not concerned."""
+async def test_two_gateways_share_a_tenants_rate(issuer: Issuer, empty_redis: RedisServer) -> None:
     tenants = TenantsConfig(default=TenantLimits(requests_per_s=0.001, burst=6), redis_timeout_s=20.0)
     both = config(issuer, redis=empty_redis.url, tenants=tenants)
     async with running(both) as one, running(both) as two:
@@ -170,8 +163,10 @@ async def test_rates_over_two_gateways(issuer: Issuer, empty_redis: RedisServer)
 
 
 @pytest.mark.redis
-async def test_what_is_kept(issuer: Issuer, empty_redis: RedisServer, tmp_path: Path) -> None:
-    """Usage and cost by tenant, tier and route; one audit record each, refused ones too; and content nowhere."""
+async def test_usage_and_audit_are_recorded_without_content(
+    issuer: Issuer, empty_redis: RedisServer, tmp_path: Path
+) -> None:
+    """Refused requests have an audit record, too."""
     path = tmp_path / "audit.jsonl"
     kept = config(issuer, redis=empty_redis.url, tenants=TenantsConfig(prices=PRICES), audit_file=str(path))
     async with running(kept) as gateway:
@@ -201,8 +196,7 @@ async def test_what_is_kept(issuer: Issuer, empty_redis: RedisServer, tmp_path: 
     assert "secret" not in path.read_text() + text
 
 
-async def test_a_broken_answer_is_kept_once(issuer: Issuer, tmp_path: Path) -> None:
-    """An answer that breaks leaves one record with its error and what was made until then."""
+async def test_a_broken_answer_leaves_one_audit_record(issuer: Issuer, tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     async with running(config(issuer, audit_file=str(path))) as gateway:
         gateway.service.fault = CloudFailed("the model failed")
@@ -212,8 +206,8 @@ async def test_a_broken_answer_is_kept_once(issuer: Issuer, tmp_path: Path) -> N
     assert record["prompt_tokens"] == len(json.dumps(ASK)) // 4
 
 
-async def test_a_client_that_leaves_is_kept_once(issuer: Issuer, tmp_path: Path) -> None:
-    """A client that leaves in mid-answer leaves one record, and pays for what was made and, about, for its prompt."""
+async def test_a_client_that_leaves_pays_and_leaves_one_audit_record(issuer: Issuer, tmp_path: Path) -> None:
+    """It pays for the generated tokens and, by estimate, for its prompt."""
     path = tmp_path / "audit.jsonl"
     tenants = TenantsConfig(default=TenantLimits(tokens_per_minute=600), prices=PRICES)
     async with running(config(issuer, audit_file=str(path), tenants=tenants)) as gateway:
@@ -250,8 +244,7 @@ async def test_a_client_that_leaves_is_kept_once(issuer: Issuer, tmp_path: Path)
         ("tenants: {default: {requests_per_s: -1}}", "requests_per_s"),
     ],
 )
-async def test_wrong_settings(tmp_path: Path, text: str, where: str) -> None:
-    """What is wrong in the configuration is refused at the start, with its place."""
+async def test_invalid_configuration_is_refused_with_its_key(tmp_path: Path, text: str, where: str) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=where.replace("[", r"\[")):
@@ -259,16 +252,15 @@ async def test_wrong_settings(tmp_path: Path, text: str, where: str) -> None:
             pass
 
 
-def test_keys_are_enough_off_loopback(issuer: Issuer, tmp_path: Path) -> None:
-    """Signed tokens alone protect a gateway that is not on loopback; paths are relative to the file."""
+def test_a_key_file_is_enough_off_loopback(issuer: Issuer, tmp_path: Path) -> None:
+    """Paths are relative to the configuration file."""
     path = tmp_path / "gateway.yaml"
     path.write_text("server: {host: 0.0.0.0}\nidentity: {key_file: keys.json}\naudit_file: '-'")
     found = load_config(path, Flags(redis="redis://r:1/0"))
     assert (found.identity.key_file, found.audit_file, found.redis) == (str(issuer.key_file), "-", "redis://r:1/0")
 
 
-def test_the_example_says_the_defaults() -> None:
-    """The example that ships names every key of identity, tenants and their limits, with its default."""
+def test_the_example_lists_every_key_with_its_default() -> None:
     import cloud_pool
 
     path = Path(cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"

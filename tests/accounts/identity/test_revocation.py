@@ -1,4 +1,4 @@
-"""Revoked tokens and devices, with a real Redis: there, gone, and back without its data."""
+"""Revoked tokens and devices on a real Redis: available, unavailable, and back without its data."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def claims(**changes: object) -> Claims:
     return msgspec.convert({**CLAIMS, **changes}, Claims)
 
 
-def gone() -> redis.asyncio.Redis:
-    """A Redis that refuses connections."""
+def unreachable() -> redis.asyncio.Redis:
     return redis.asyncio.Redis(host="127.0.0.1", port=1, retry=None)
 
 
@@ -37,8 +36,7 @@ class Clock:
         return self.now
 
 
-async def test_a_token(empty_redis: RedisServer) -> None:
-    """A revoked token is refused by every gateway after its next look, others of the device are not."""
+async def test_a_revoked_token_is_refused_by_every_gateway(empty_redis: RedisServer) -> None:
     async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
         gateways = [RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW) for _ in range(2)]
         for each in gateways:
@@ -52,8 +50,8 @@ async def test_a_token(empty_redis: RedisServer) -> None:
             each.check(claims(jti="token-2"))
 
 
-async def test_a_device(empty_redis: RedisServer) -> None:
-    """A revoked device's tokens are refused, the same name at another tenant is not, nor is a token issued later."""
+async def test_a_revoked_devices_tokens_are_refused(empty_redis: RedisServer) -> None:
+    """Not the same name of another tenant, and not a token that is issued later."""
     async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
         revoked = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
         await revoke_device(client, "acme/kiosk-17", NOW + 10)
@@ -64,8 +62,7 @@ async def test_a_device(empty_redis: RedisServer) -> None:
         revoked.check(claims(iat=NOW + 11))
 
 
-async def test_forgetting(empty_redis: RedisServer) -> None:
-    """What has expired long ago leaves the list, in Redis and here."""
+async def test_revocations_of_expired_tokens_are_forgotten(empty_redis: RedisServer) -> None:
     async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
         now = [NOW]
         revoked = RevocationList(IdentityConfig(), client, wall_clock=lambda: now[0])
@@ -78,8 +75,7 @@ async def test_forgetting(empty_redis: RedisServer) -> None:
         assert set(revoked.current.tokens) == {"new"}
 
 
-async def test_a_redis_without_its_data(empty_redis: RedisServer) -> None:
-    """A Redis that lost everything un-revokes nothing, also not with the next revocation."""
+async def test_a_redis_that_lost_its_data_unrevokes_nothing(empty_redis: RedisServer) -> None:
     async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
         revoked = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
         await revoke_token(client, "token-1", NOW + 3600, NOW)
@@ -93,8 +89,8 @@ async def test_a_redis_without_its_data(empty_redis: RedisServer) -> None:
         assert set(revoked.current.devices) == {"acme/lost"}
 
 
-async def test_while_redis_is_away(empty_redis: RedisServer) -> None:
-    """The last copy is used: allow accepts the rest and counts it, deny answers 503 with a time to come back."""
+async def test_a_stale_copy_is_used_or_refused(empty_redis: RedisServer) -> None:
+    """allow accepts the rest and counts it; deny answers 503 with Retry-After."""
     clock = Clock()
     for when in ("allow", "deny"):
         clock.now = 0.0
@@ -128,34 +124,32 @@ async def test_while_redis_is_away(empty_redis: RedisServer) -> None:
             revoked.check(claims())
 
 
-async def test_a_start_without_redis(tmp_path: Path) -> None:
-    """Without a first look, closed refuses; a copy on disk is in force at once, a broken one is passed over."""
-    closed = RevocationList(IdentityConfig(when_revocations_stale="deny"), gone())
+async def test_the_copy_on_disk_is_used_at_the_start(tmp_path: Path) -> None:
+    """Without a copy, deny refuses; a broken copy is ignored."""
+    closed = RevocationList(IdentityConfig(when_revocations_stale="deny"), unreachable())
     await closed.refresh()
     with pytest.raises(IdentityUnavailable):
         closed.check(claims())
     copy = tmp_path / "revoked.json"
     copy.write_text('{"version": 3, "tokens": {"token-1": 1e12}, "devices": {}}')
-    started = RevocationList(IdentityConfig(revocations_file=str(copy)), gone())
+    started = RevocationList(IdentityConfig(revocations_file=str(copy)), unreachable())
     with pytest.raises(AuthenticationFailed, match="revoked"):
         started.check(claims())
     copy.write_text("{")
-    RevocationList(IdentityConfig(revocations_file=str(copy)), gone()).check(claims())
+    RevocationList(IdentityConfig(revocations_file=str(copy)), unreachable()).check(claims())
 
 
-async def test_the_copy_on_disk_follows(empty_redis: RedisServer, tmp_path: Path) -> None:
-    """What one run reads, the next one knows before it has asked."""
+async def test_the_copy_on_disk_is_updated(empty_redis: RedisServer, tmp_path: Path) -> None:
     copy = tmp_path / "revoked.json"
     config = IdentityConfig(revocations_file=str(copy))
     async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
         await revoke_token(client, "token-1", NOW + 3600, NOW)
         await RevocationList(config, client, wall_clock=lambda: NOW).refresh()
     with pytest.raises(AuthenticationFailed, match="revoked"):
-        RevocationList(config, gone()).check(claims())
+        RevocationList(config, unreachable()).check(claims())
 
 
-def test_without_redis_nothing_is_revoked_and_nothing_is_unknown() -> None:
-    """A gateway without a Redis has no list: tokens live until they expire."""
+def test_without_redis_there_are_no_revocations() -> None:
     revoked = RevocationList(IdentityConfig(when_revocations_stale="deny"), None)
     revoked.check(claims())
     assert revoked.stale_accepts == 0

@@ -1,4 +1,4 @@
-"""Signed tokens: what is believed, and each forgery that is not."""
+"""Signed tokens: valid ones, and every forgery."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from router.errors import AuthenticationFailed
 from .token_issuer import CLAIMS, NOW, Issuer, part
 
 
-def refused(verifier: TokenVerifier, token: str, *, at: float = NOW) -> str:
-    """Why; and the refusal is OpenAI's error object with 401."""
+def refusal_of(verifier: TokenVerifier, token: str, *, at: float = NOW) -> str:
+    """The message of the refusal, which is OpenAI's error object with 401."""
     with pytest.raises(AuthenticationFailed) as caught:
         verifier.verify(token, now=0.0, now_unix=at)
     answer = error_response(caught.value)
@@ -39,16 +39,14 @@ def refused(verifier: TokenVerifier, token: str, *, at: float = NOW) -> str:
     return str(error["message"])
 
 
-def test_an_honest_token(issuer: Issuer) -> None:
-    """A token of ours says its tenant, its device, its scopes and its id."""
+def test_a_valid_token_gives_its_claims(issuer: Issuer) -> None:
     principal = issuer.verifier().verify(issuer.sign(), now=0.0, now_unix=NOW).principal()
     assert principal.owner == "acme/kiosk-17"
     assert principal.scopes == {"chat", "jobs"}
     assert principal.token_id == "token-1"
 
 
-def test_another_library_reads_it_alike(issuer: Issuer) -> None:
-    """What we verify, PyJWT verifies too: the format is the standard's."""
+def test_pyjwt_verifies_the_same_tokens(issuer: Issuer) -> None:
     token = issuer.sign()
     any_time = {"verify_exp": False, "verify_nbf": False, "verify_iat": False}
     read = jwt.decode(token, issuer.key.public_key(), ["EdDSA"], audience="causeway-cloud", options=any_time)
@@ -81,54 +79,49 @@ def test_another_library_reads_it_alike(issuer: Issuer) -> None:
         ({"scope": ["chat"]}, "scope"),
     ],
 )
-def test_claims_that_do_not_fit(issuer: Issuer, claims: dict[str, object], why: str) -> None:
-    """A good signature over claims that are foreign, over, early, missing or malformed is refused, and why is said."""
-    assert why in refused(issuer.verifier(), issuer.sign(claims))
+def test_invalid_claims_are_refused_with_a_reason(issuer: Issuer, claims: dict[str, object], why: str) -> None:
+    assert why in refusal_of(issuer.verifier(), issuer.sign(claims))
 
 
-def test_claims_that_are_no_object(issuer: Issuer) -> None:
-    """A signed list, number, nothing, or a thousand brackets is refused."""
+def test_claims_that_are_not_an_object_are_refused(issuer: Issuer) -> None:
     verifier = issuer.verifier()
     for payload in ([1], 7, b"", b"[" * 2000, b'{"exp": NaN}', b'{"exp": 1e999}', b"\xff\xfe"):
-        refused(verifier, issuer.sign(payload))
+        refusal_of(verifier, issuer.sign(payload))
 
 
 @pytest.mark.parametrize("exp", [b"NaN", b"Infinity", b"1e999"])
-def test_times_that_are_no_numbers(issuer: Issuer, exp: bytes) -> None:
-    """A token cannot live for ever by an end that is no number."""
+def test_times_that_are_not_numbers_are_refused(issuer: Issuer, exp: bytes) -> None:
     text = json.dumps({**CLAIMS, "exp": 0}).encode().replace(b'"exp": 0', b'"exp": ' + exp)
-    refused(issuer.verifier(), issuer.sign(text))
+    refusal_of(issuer.verifier(), issuer.sign(text))
 
 
-def test_clocks_may_differ_a_little(issuer: Issuer) -> None:
-    """Within the skew a token is taken early and late; a hair beyond, refused."""
+def test_clock_skew_is_tolerated_up_to_its_limit(issuer: Issuer) -> None:
     token = issuer.sign()
     verifier = issuer.verifier()
     verifier.verify(token, now=0.0, now_unix=NOW - 30.0)
     verifier.verify(token, now=0.0, now_unix=NOW + 3629.0)
-    refused(verifier, token, at=NOW + 3630.0)
-    refused(verifier, token, at=NOW - 30.1)
+    refusal_of(verifier, token, at=NOW + 3630.0)
+    refusal_of(verifier, token, at=NOW - 30.1)
 
 
-def test_a_foreign_key(issuer: Issuer) -> None:
-    """A key that we do not know is refused, also under the name of one that we know."""
+def test_an_unknown_key_is_refused(issuer: Issuer) -> None:
+    """Also under the id of a known one."""
     stranger = Ed25519PrivateKey.generate()
     ours = public_jwk(issuer.key.public_key()).kid
-    assert "key is not known" in refused(issuer.verifier(), issuer.sign(key=stranger))
-    assert "signature" in refused(issuer.verifier(), issuer.sign(key=stranger, head={"kid": ours}))
+    assert "key is not known" in refusal_of(issuer.verifier(), issuer.sign(key=stranger))
+    assert "signature" in refusal_of(issuer.verifier(), issuer.sign(key=stranger, head={"kid": ours}))
 
 
-def test_a_changed_token(issuer: Issuer) -> None:
-    """Claims exchanged under an old signature, a cut signature and none are refused."""
+def test_a_changed_token_is_refused(issuer: Issuer) -> None:
     head, _, signature = issuer.sign().split(".")
     forged = part({**CLAIMS, "tenant": "other"})
     verifier = issuer.verifier()
     for token in (f"{head}.{forged}.{signature}", f"{head}.{forged}.", f"{head}.{forged}.{signature[:-4]}"):
-        assert "signature" in refused(verifier, token)
+        assert "signature" in refusal_of(verifier, token)
 
 
-def test_no_algorithm_but_ours(issuer: Issuer) -> None:
-    """`none` in every spelling, and HMAC with our public key as its secret, are refused before any key is touched."""
+def test_other_algorithms_are_refused(issuer: Issuer) -> None:
+    """`none` in every spelling, and HMAC with the public key as its secret."""
     public = issuer.key.public_key()
     kid = public_jwk(public).kid
     verifier = issuer.verifier()
@@ -137,12 +130,11 @@ def test_no_algorithm_but_ours(issuer: Issuer) -> None:
         secret = public.public_bytes_raw()
         signed = f"{head}.{part(CLAIMS)}"
         code = part(hmac.digest(secret, signed.encode(), hashlib.sha256))
-        assert "EdDSA" in refused(verifier, f"{signed}.{code}")
-        assert "EdDSA" in refused(verifier, f"{signed}.")
+        assert "EdDSA" in refusal_of(verifier, f"{signed}.{code}")
+        assert "EdDSA" in refusal_of(verifier, f"{signed}.")
 
 
-def test_a_key_that_the_token_brings(issuer: Issuer) -> None:
-    """`jwk`, `jku`, `x5u` and `x5c` in the head are not read: the stranger's key stays unknown."""
+def test_keys_in_the_header_are_ignored(issuer: Issuer) -> None:
     stranger = Ed25519PrivateKey.generate()
     own = msgspec.to_builtins(public_jwk(stranger.public_key()))
     brought: dict[str, object] = {
@@ -151,22 +143,20 @@ def test_a_key_that_the_token_brings(issuer: Issuer) -> None:
         "x5u": "http://127.0.0.1:1",
         "x5c": ["x"],
     }
-    assert "key is not known" in refused(issuer.verifier(), issuer.sign(key=stranger, head=brought))
+    assert "key is not known" in refusal_of(issuer.verifier(), issuer.sign(key=stranger, head=brought))
     ours = public_jwk(issuer.key.public_key()).kid
-    assert "signature" in refused(issuer.verifier(), issuer.sign(key=stranger, head={**brought, "kid": ours}))
+    assert "signature" in refusal_of(issuer.verifier(), issuer.sign(key=stranger, head={**brought, "kid": ours}))
 
 
 @pytest.mark.parametrize(
     "head",
     [{"crit": ["exp"]}, {"crit": []}, {"kid": 7}, {"kid": None}, {"alg": ["EdDSA"]}, {"kid": "../../etc/passwd"}],
 )
-def test_heads_that_do_not_fit(issuer: Issuer, head: dict[str, object]) -> None:
-    """Extensions that must be understood, and a key's name that is none, are refused."""
-    refused(issuer.verifier(), issuer.sign(head=head))
+def test_invalid_headers_are_refused(issuer: Issuer, head: dict[str, object]) -> None:
+    refusal_of(issuer.verifier(), issuer.sign(head=head))
 
 
-def test_what_is_no_token(issuer: Issuer) -> None:
-    """Too few or many parts, other letters, bytes that no header should hold, deep nesting: refused, never a fault."""
+def test_malformed_tokens_are_refused(issuer: Issuer) -> None:
     whole = issuer.sign()
     deep = part(b"[" * 2900)
     verifier = issuer.verifier()
@@ -182,13 +172,12 @@ def test_what_is_no_token(issuer: Issuer) -> None:
         f"{whole.split('.')[0]}.é.x",
         "eyJ=.=.=",
     ):
-        refused(verifier, token)
+        refusal_of(verifier, token)
 
 
 @given(data=st.data())
 @settings(max_examples=300)
-def test_any_change_of_a_token(data: st.DataObject) -> None:
-    """Whatever letters are changed, added or taken out: a token is refused, or says what was signed."""
+def test_any_mutation_is_refused_or_says_what_was_signed(data: st.DataObject) -> None:
     verifier, whole, signed = _signed()
     at = data.draw(st.integers(0, len(whole)))
     cut = data.draw(st.integers(0, 3))
@@ -208,32 +197,29 @@ def _signed() -> tuple[TokenVerifier, str, Claims]:
         return verifier, whole, verifier.verify(whole, now=0.0, now_unix=NOW)
 
 
-def test_an_oversized_token(issuer: Issuer) -> None:
-    """One byte over the limit is refused for its length alone, even if everything about it is right."""
+def test_an_oversized_token_is_refused(issuer: Issuer) -> None:
+    """For its length alone, even if it is valid."""
     room = issuer.config.max_token_bytes
     fits = max(n for n in range(1, room) if len(issuer.sign({"pad": "x" * n})) <= room)
     verifier = issuer.verifier()
     verifier.verify(issuer.sign({"pad": "x" * fits}), now=0.0, now_unix=NOW)
-    assert "too long" in refused(verifier, issuer.sign({"pad": "x" * (fits + 3)}))
+    assert "too long" in refusal_of(verifier, issuer.sign({"pad": "x" * (fits + 3)}))
 
 
-def test_what_was_verified_still_expires(issuer: Issuer) -> None:
-    """A remembered token is remembered once, and refused from its end on."""
+def test_a_remembered_token_expires(issuer: Issuer) -> None:
     token, verifier = issuer.sign(), issuer.verifier()
     assert verifier.verify(token, now=0.0, now_unix=NOW) is verifier.verify(token, now=0.0, now_unix=NOW + 1)
     assert len(verifier) == 1
-    assert "expired" in refused(verifier, token, at=NOW + 3700)
+    assert "expired" in refusal_of(verifier, token, at=NOW + 3700)
 
 
 def test_refused_tokens_are_not_remembered(issuer: Issuer) -> None:
-    """Whoever sends rubbish fills nothing."""
     verifier = issuer.verifier()
-    refused(verifier, issuer.sign({"aud": "x"}))
+    refusal_of(verifier, issuer.sign({"aud": "x"}))
     assert len(verifier) == 0
 
 
-def test_memory_is_bounded(issuer: Issuer) -> None:
-    """The least recently used token makes room."""
+def test_the_least_recently_used_token_is_forgotten(issuer: Issuer) -> None:
     issuer.config = msgspec.structs.replace(issuer.config, token_cache_size=2)
     verifier = issuer.verifier()
     for number in range(5):
@@ -241,14 +227,14 @@ def test_memory_is_bounded(issuer: Issuer) -> None:
     assert len(verifier) == 2
 
 
-def test_rotation(issuer: Issuer) -> None:
-    """Old and new keys work side by side; when the old one goes, its tokens go, remembered or not."""
+def test_keys_rotate(issuer: Issuer) -> None:
+    """A removed key's tokens are refusal_of, remembered or not."""
     verifier = issuer.verifier()
     old = issuer.sign()
     verifier.verify(old, now=0.0, now_unix=NOW)
     second = issuer.add("second")
     new = issuer.sign(key=second)
-    assert "key is not known" in refused(verifier, new)  # within the second that the file is trusted
+    assert "key is not known" in refusal_of(verifier, new)  # within the second that the file is trusted
     verifier.verify(new, now=1.0, now_unix=NOW)
     verifier.verify(old, now=1.0, now_unix=NOW)
     left = [key for key in read_jwks(issuer.key_file).keys if key.kid == public_jwk(second.public_key()).kid]

@@ -1,4 +1,4 @@
-"""Who issues tokens in these tests, honestly and otherwise."""
+"""Issues valid and forged tokens."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Issuer:
     def sign(
         self, claims: object = None, *, key: Ed25519PrivateKey | None = None, head: dict[str, object] | None = None
     ) -> str:
-        """A token by hand, so that it can be as wrong as a test wants. `head` and `claims` replace what is usual."""
+        """Sign a token by hand, so that it can be invalid. `head` and `claims` replace the usual values."""
         key = key or self.key
         usual = {"alg": "EdDSA", "kid": public_jwk(key.public_key()).kid, "typ": "JWT"}
         if isinstance(claims, dict) or claims is None:

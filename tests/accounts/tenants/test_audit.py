@@ -1,4 +1,4 @@
-"""Audit records."""
+"""The audit log."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def record(number: int = 0) -> AuditRecord:
     )
 
 
-def test_one_line_a_request(tmp_path: Path) -> None:
-    """Records are JSON lines in order, appended to what is there, and say who, what and how much."""
+def test_records_are_appended_as_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.write_text("{}\n")
     log = AuditLog(str(path))
@@ -45,8 +44,8 @@ def test_one_line_a_request(tmp_path: Path) -> None:
     assert log.lost == 0
 
 
-def test_a_full_queue_loses_and_counts(tmp_path: Path) -> None:
-    """With the disk stuck, offering never waits; what finds no room is counted, the rest is written."""
+def test_a_full_queue_loses_records_and_counts_them(tmp_path: Path) -> None:
+    """Enqueueing never blocks, even while the disk does."""
     path, stuck, waiting = tmp_path / "audit.jsonl", threading.Event(), threading.Event()
 
     def slow(where: Path) -> IO[bytes]:
@@ -66,8 +65,8 @@ def test_a_full_queue_loses_and_counts(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 4
 
 
-def test_a_full_disk_loses_and_counts(tmp_path: Path) -> None:
-    """A disk that refuses costs its records, counted; when it takes again, records are written again."""
+def test_a_full_disk_loses_records_and_counts_them(tmp_path: Path) -> None:
+    """When the disk has room again, records are written again."""
     path, faults = tmp_path / "audit.jsonl", [2]
 
     def full(where: Path) -> IO[bytes]:
@@ -85,8 +84,7 @@ def test_a_full_disk_loses_and_counts(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 3
 
 
-def test_rotation(tmp_path: Path) -> None:
-    """A file that is moved away keeps its records, and a new one begins."""
+def test_a_rotated_file_is_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     taken = threading.Semaphore(0)
 
@@ -106,8 +104,7 @@ def test_rotation(tmp_path: Path) -> None:
     assert "r2" in path.read_text()
 
 
-def test_none_and_stdout(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """Without a target nothing is kept; `-` is stdout."""
+def test_targets_none_and_stdout(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     off = AuditLog("")
     off.start()
     off.enqueue(record())

@@ -1,4 +1,4 @@
-"""Rates and budgets of tenants, shared by gateways through a real Redis, and without it."""
+"""Rates and budgets of tenants, with a real Redis and without."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOON = 1_800_014_400.0 - 1_800_014_400.0 % 86400 + 43200  # unix, s
 
 
 class Clock:
-    """One for everything: monotonic, wall and Redis's."""
+    """One clock for everything: monotonic, wall and Redis's."""
 
     def __init__(self) -> None:
         self.now = NOON
@@ -47,7 +47,7 @@ def budgets(
 
 
 async def refused(limiter: TenantRateLimiter, tenant: str = "acme", tokens: int = 0) -> float:
-    """How long to wait, s; the refusal is 429 with Retry-After."""
+    """Expect 429 with Retry-After; returns the time to wait, s."""
     with pytest.raises(RateLimited) as caught:
         await limiter.reserve(tenant, tokens)
     answer = error_response(caught.value)
@@ -57,15 +57,13 @@ async def refused(limiter: TenantRateLimiter, tenant: str = "acme", tokens: int 
     return caught.value.retry_after_s
 
 
-async def test_no_limits_no_redis(clock: Clock) -> None:
-    """A tenant without limits is never asked about."""
+async def test_a_tenant_without_limits_needs_no_redis(clock: Clock) -> None:
     limiter = budgets(TenantLimits(), redis.asyncio.Redis(host="127.0.0.1", port=1, retry=None), clock)
     assert await limiter.reserve("acme", 10**9) == TokenReservation("acme", 10**9)
     assert limiter.local_checks == 0
 
 
-async def test_two_gateways_share(client: redis.asyncio.Redis, clock: Clock) -> None:
-    """Of forty asks at once at two gateways exactly the burst gets through; other tenants are untouched."""
+async def test_two_gateways_share_a_burst(client: redis.asyncio.Redis, clock: Clock) -> None:
     limits = TenantLimits(requests_per_s=5.0, burst=10)
     gateways = [budgets(limits, client, clock) for _ in range(2)]
     found = await asyncio.gather(*(gateways[at % 2].reserve("acme", 0) for at in range(40)), return_exceptions=True)
@@ -79,7 +77,6 @@ async def test_two_gateways_share(client: redis.asyncio.Redis, clock: Clock) -> 
 
 
 async def test_tokens_are_reserved_and_settled(client: redis.asyncio.Redis, clock: Clock) -> None:
-    """Reserved tokens are gone until the answer has ended; then what was not used is back, at each gateway."""
     first, second = (budgets(TenantLimits(tokens_per_minute=600), client, clock) for _ in range(2))
     reservation = await first.reserve("acme", 500)
     assert await refused(second, tokens=200) == pytest.approx(10.0, abs=0.01)  # 100 lack, 10 come a second
@@ -89,8 +86,9 @@ async def test_tokens_are_reserved_and_settled(client: redis.asyncio.Redis, cloc
     await refused(second, tokens=1)
 
 
-async def test_an_answer_longer_than_reserved(client: redis.asyncio.Redis, clock: Clock) -> None:
-    """It is paid for: the next one waits until the debt is gone."""
+async def test_an_answer_longer_than_reserved_delays_the_next_request(
+    client: redis.asyncio.Redis, clock: Clock
+) -> None:
     limiter = budgets(TenantLimits(tokens_per_minute=600), client, clock)
     limiter.settle(await limiter.reserve("acme", 600), 900, 0)
     await limiter.flush()
@@ -99,15 +97,13 @@ async def test_an_answer_longer_than_reserved(client: redis.asyncio.Redis, clock
     await limiter.reserve("acme", 100)
 
 
-async def test_more_than_a_bucket_holds(client: redis.asyncio.Redis, clock: Clock) -> None:
-    """One request larger than a minute's worth is possible after a rest, not impossible for ever."""
+async def test_a_request_larger_than_the_bucket_is_possible(client: redis.asyncio.Redis, clock: Clock) -> None:
     limiter = budgets(TenantLimits(tokens_per_minute=600), client, clock)
     assert (await limiter.reserve("acme", 10**6)).tokens == 600
     await refused(limiter, tokens=10**6)
 
 
 async def test_a_refusal_takes_nothing(client: redis.asyncio.Redis, clock: Clock) -> None:
-    """Where the tokens lack, the request is not counted either."""
     limiter = budgets(TenantLimits(requests_per_s=1.0, burst=2, tokens_per_minute=60), client, clock)
     await limiter.reserve("acme", 60)
     for _ in range(5):
@@ -117,8 +113,7 @@ async def test_a_refusal_takes_nothing(client: redis.asyncio.Redis, clock: Clock
     await limiter.reserve("acme", 1)
 
 
-async def test_the_days_budget(client: redis.asyncio.Redis, clock: Clock) -> None:
-    """A tenant that has spent its day is refused until midnight UTC, at every gateway."""
+async def test_a_spent_budget_is_refused_until_midnight_utc(client: redis.asyncio.Redis, clock: Clock) -> None:
     limits = TenantLimits(usd_per_day=1.0)
     limiter = budgets(limits, client, clock)
     book = UsageRecorder(TenantsConfig(), client, wall_clock=clock)
@@ -133,8 +128,7 @@ async def test_the_days_budget(client: redis.asyncio.Redis, clock: Clock) -> Non
     await limiter.reserve("acme", 0)
 
 
-async def test_redis_does_what_the_bucket_does(client: redis.asyncio.Redis, clock: Clock) -> None:
-    """Over a random course of asks and pauses the shared buckets and the local ones decide alike."""
+async def test_redis_and_local_buckets_decide_alike(client: redis.asyncio.Redis, clock: Clock) -> None:
     chance = random.Random(7)
     limits = TenantLimits(requests_per_s=2.0, burst=4, tokens_per_minute=1200)
     shared, alone = budgets(limits, client, clock), budgets(limits, None, clock)
@@ -155,8 +149,10 @@ async def test_redis_does_what_the_bucket_does(client: redis.asyncio.Redis, cloc
     assert len(seen) == 3, "each kind of refusal happened"
 
 
-async def test_while_redis_is_away(redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock) -> None:
-    """Each gateway then gives its share, counts it, asks Redis again after a pause, and goes on with the shared one."""
+async def test_without_redis_each_gateway_applies_its_local_share(
+    redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock
+) -> None:
+    """Redis is tried again after a pause."""
     limiter = budgets(TenantLimits(requests_per_s=4.0, burst=8, usd_per_day=2.0), client, clock)
     await limiter.reserve("acme", 0)
     redis_server.kill()
@@ -179,10 +175,9 @@ async def test_while_redis_is_away(redis_server: RedisServer, client: redis.asyn
     assert limiter.local_checks == before
 
 
-async def test_what_could_not_be_settled_is_settled_here(
+async def test_settlements_without_redis_go_to_the_local_bucket(
     redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock
 ) -> None:
-    """An answer that ends while Redis is away is paid for from the share."""
     limiter = budgets(TenantLimits(tokens_per_minute=600), client, clock)
     reservation = await limiter.reserve("acme", 10)
     redis_server.kill()
@@ -194,8 +189,10 @@ async def test_what_could_not_be_settled_is_settled_here(
         redis_server.start()
 
 
-async def test_a_thousand_at_once(redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock) -> None:
-    """More asks at once than there are connections wait for one: none falls back to the share."""
+async def test_concurrent_requests_wait_for_a_connection(
+    redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock
+) -> None:
+    """None of a thousand falls back to the local share."""
     async with open_redis(redis_server.url) as many:
         limiter = budgets(TenantLimits(requests_per_s=1.0, burst=900), many, clock)
         found = await asyncio.gather(*(limiter.reserve("acme", 0) for _ in range(1000)), return_exceptions=True)
@@ -203,8 +200,7 @@ async def test_a_thousand_at_once(redis_server: RedisServer, client: redis.async
     assert limiter.local_checks == 0
 
 
-async def test_a_cancelled_ask_takes_its_connection_with_it(client: redis.asyncio.Redis, clock: Clock) -> None:
-    """A caller that leaves while Redis is asked leaves no answer behind for the next one."""
+async def test_a_cancelled_check_leaves_no_reply_for_the_next_one(client: redis.asyncio.Redis, clock: Clock) -> None:
     limiter = budgets(TenantLimits(requests_per_s=1.0, burst=1000), client, clock)
     for _ in range(20):
         asking = asyncio.ensure_future(limiter.reserve("acme", 0))
@@ -215,8 +211,7 @@ async def test_a_cancelled_ask_takes_its_connection_with_it(client: redis.asynci
     assert limiter.local_checks == 0
 
 
-def test_tenants_by_name() -> None:
-    """A named tenant has its own limits, another the default ones; twice the same name is refused."""
+def test_overrides_apply_by_name() -> None:
     config = TenantsConfig(default=TenantLimits(max_tokens=1), overrides=(TenantConfig(name="acme", max_tokens=7),))
     assert (config.limits("acme").max_tokens, config.limits("other").max_tokens) == (7, 1)
     with pytest.raises(msgspec.ValidationError):
