@@ -1,4 +1,4 @@
-"""`causeway-cloud`: serve (the gateway), triton (the server behind it), worker and dlq (jobs), keys, plan."""
+"""`causeway-cloud`: serve (the gateway), triton (the server behind it), worker, dlq, keys, usage and plan."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from ..config.loader import Flags, load_config
 from ..config.schema import DEFAULT_TIER
 from ..observability.logs import start_log
 from ..triton_server.environment import find_environment
-from ..triton_server.launcher import Launcher, Ports, choose_ports, clear_orphans, command, memory_prefix
+from ..triton_server.launcher import Launcher
 from ..triton_server.repository import ServedModel, write_repository
+from ..triton_server.server_process import Ports, choose_ports, clear_orphans, command, memory_prefix
 from .process import LogLevel, refuse, until_stopped
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-triton"
@@ -31,19 +32,21 @@ _PATH = click.Path(path_type=Path)
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("causeway"), prog_name="causeway-cloud")
 def main() -> None:
-    """The cloud side of Causeway: a gateway that takes OpenAI requests, and the Triton servers that answer them."""
+    """The cloud side of Causeway: a gateway for OpenAI requests, and the Triton servers that answer them."""
 
 
 @main.command()
-@click.option("--config", "path", type=_PATH, help="YAML file; flags win over it.")
-@click.option("--host", help="Address to listen on; anything but loopback needs --token-file.")
-@click.option("--port", type=_PORT, help="0: any free one, named in the ready line.")
-@click.option("--token-file", type=_PATH, help="Bearer tokens, `<device> <token>` or `<device> sha256:<hex>` a line.")
-@click.option("--triton", help="host:port of Triton's gRPC, for every tier.")
+@click.option("--config", "path", type=_PATH, help="YAML file; flags override it.")
+@click.option("--host", help="Address to listen on; any other than loopback needs --token-file.")
+@click.option("--port", type=_PORT, help="0: any free port; the ready line names it.")
+@click.option("--token-file", type=_PATH, help="Bearer tokens: lines of `<device> <token>` or `<device> sha256:<hex>`.")
+@click.option("--triton", help="host:port of Triton's gRPC, used for every tier.")
 @click.option(
-    "--tier", "tiers", multiple=True, help="A tier, named like its artifact and its model in Triton; repeatable."
+    "--tier", "tiers", multiple=True, help="A tier, named like its artifact and its Triton model; repeatable."
 )
-@click.option("--model-dir", "model_dirs", multiple=True, type=_PATH, help="Searched for artifacts first; repeatable.")
+@click.option(
+    "--model-dir", "model_dirs", multiple=True, type=_PATH, help="Folder searched for artifacts first; repeatable."
+)
 @click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]))
 def serve(
@@ -57,8 +60,8 @@ def serve(
     redis: str | None,
     log: LogLevel | None,
 ) -> None:
-    """Take OpenAI requests and run them on Triton. Prints `ready url=…` on stdout. SIGHUP: endpoints are read again."""
-    from ..app import run  # gRPC and aiohttp take half a second that `triton` and --help need not wait for
+    """Serve OpenAI requests from Triton. Prints `ready url=…` on stdout. SIGHUP reads the endpoints again."""
+    from ..app import run  # on demand: gRPC and aiohttp take half a second to import
 
     flags = Flags(
         host=host,
@@ -80,9 +83,9 @@ def serve(
 
 @main.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--grpc-port", type=_PORT, default=8001, show_default=True, help="0: any free one.")
-@click.option("--http-port", type=_PORT, default=8000, show_default=True, help="0: any free one.")
-@click.option("--metrics-port", type=_PORT, default=8002, show_default=True, help="0: any free one.")
+@click.option("--grpc-port", type=_PORT, default=8001, show_default=True, help="0: any free port.")
+@click.option("--http-port", type=_PORT, default=8000, show_default=True, help="0: any free port.")
+@click.option("--metrics-port", type=_PORT, default=8002, show_default=True, help="0: any free port.")
 @click.option(
     "--model",
     "models",
@@ -91,19 +94,43 @@ def serve(
     show_default=True,
     help="NAME, or NAME=ARTIFACT to serve an artifact under another name; repeatable.",
 )
-@click.option("--model-dir", "model_dirs", multiple=True, type=_PATH, help="Searched for artifacts first; repeatable.")
 @click.option(
-    "--environment", type=_PATH, default=ENVIRONMENT, envvar="CAUSEWAY_TRITON_ENV", help="Triton's environment."
+    "--model-dir", "model_dirs", multiple=True, type=_PATH, help="Folder searched for artifacts first; repeatable."
 )
 @click.option(
-    "--sequences", type=click.IntRange(1, 256), default=16, show_default=True, help="Decoded together, a model."
+    "--environment",
+    type=_PATH,
+    default=ENVIRONMENT,
+    envvar="CAUSEWAY_TRITON_ENV",
+    help="Folder of Triton's Python environment.",
 )
-@click.option("--context-tokens", type=click.IntRange(min=0), default=0, help="Of one sequence; 0: the model's.")
-@click.option("--threads", type=click.IntRange(min=0), default=0, help="0: the cores that are free at start.")
-@click.option("--gpu-layers", type=click.IntRange(min=-1), default=0, help="-1: all.")
-@click.option("--drain-s", type=click.FloatRange(min=0), default=10.0, show_default=True, help="On SIGTERM.")
-@click.option("--trace-endpoint", default="", help="OpenTelemetry collector (OTLP over HTTP), as http://host:4318.")
-@click.option("--restart/--no-restart", default=True, help="Start the server again when it crashes.", show_default=True)
+@click.option(
+    "--sequences",
+    type=click.IntRange(1, 256),
+    default=16,
+    show_default=True,
+    help="Sequences that a model decodes together.",
+)
+@click.option(
+    "--context-tokens", type=click.IntRange(min=0), default=0, help="Context of one sequence; 0: the model's."
+)
+@click.option(
+    "--threads", type=click.IntRange(min=0), default=0, help="Threads of a model; 0: the cores that are free at start."
+)
+@click.option("--gpu-layers", type=click.IntRange(min=-1), default=0, help="Layers on the GPU; -1: all.")
+@click.option(
+    "--drain-s",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="On SIGTERM, how long running requests may take.",
+)
+@click.option(
+    "--trace-endpoint",
+    default="",
+    help="OpenTelemetry collector (OTLP over HTTP), as http://host:4318; empty: no traces.",
+)
+@click.option("--restart/--no-restart", default=True, help="Start the server again after a crash.", show_default=True)
 def triton(
     host: str,
     grpc_port: int,
@@ -122,7 +149,7 @@ def triton(
 ) -> None:
     """Keep a Triton server running. Prints `ready grpc=… http=… metrics=…` on stdout when its models are loaded."""
     try:
-        found = find_environment(environment)
+        triton_environment = find_environment(environment)
         options = EngineOptions(
             model_path="", sequences=sequences, context_tokens=context_tokens, threads=threads, gpu_layers=gpu_layers
         )
@@ -136,28 +163,36 @@ def triton(
         write_repository(Path(folder), served)
         names = tuple(model.name for model in served)
         launcher = Launcher(
-            command(found, Path(folder), names, ports, drain_s=drain_s, prefix=prefix, trace_endpoint=trace_endpoint),
-            found.environ(os.environ),
+            command(
+                triton_environment,
+                Path(folder),
+                names,
+                ports,
+                drain_s=drain_s,
+                prefix=prefix,
+                trace_endpoint=trace_endpoint,
+            ),
+            triton_environment.environ(os.environ),
             ports,
             memory_prefix=prefix,
             drain_s=drain_s,
             restart=restart,
-            say=lambda line: print(line, flush=True),
+            print_ready=lambda line: print(line, flush=True),
             log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
-            models=len(names),
+            expected_children=len(names),
         )
         status = until_stopped(launcher.run)
     sys.exit(status)
 
 
-# Their imports take half a second that `serve`, `triton` and --help need not wait for.
+# These commands are imported on demand: their imports take half a second, which --help need not wait for.
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
 @main.command(context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def keys(arguments: tuple[str, ...]) -> None:
-    """Devices' tokens: signing keys, issuing, revocation."""
+    """Manage device tokens: signing keys, issuing, revocation."""
     from .keys import keys as group
 
     group.main(list(arguments), prog_name="causeway-cloud keys")
@@ -175,7 +210,7 @@ def worker(arguments: tuple[str, ...]) -> None:
 @main.command(context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def dlq(arguments: tuple[str, ...]) -> None:
-    """Dead letters, the jobs whose attempts are used up: list, retry, purge."""
+    """List, retry or purge dead letters: jobs that have used up their attempts."""
     from .jobs import dlq as group
 
     group.main(list(arguments), prog_name="causeway-cloud dlq")
@@ -184,7 +219,7 @@ def dlq(arguments: tuple[str, ...]) -> None:
 @main.command(context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def plan(arguments: tuple[str, ...]) -> None:
-    """How many replicas a load needs, and what they cost."""
+    """Compute how many replicas a load needs, and what they cost."""
     from .plan import plan_command
 
     plan_command.main(list(arguments), prog_name="causeway-cloud plan")
@@ -193,7 +228,7 @@ def plan(arguments: tuple[str, ...]) -> None:
 @main.command(context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def usage(arguments: tuple[str, ...]) -> None:
-    """What a tenant used on a day, and what it costs."""
+    """Show a tenant's usage and cost on a day."""
     from .usage import usage_command
 
     usage_command.main(list(arguments), prog_name="causeway-cloud usage")
@@ -203,7 +238,7 @@ def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> 
     """Raises ArtifactError."""
     name, _, artifact_name = text.partition("=")
     artifact = find_artifact(artifact_name or name, model_dirs)
-    own = msgspec.structs.replace(
+    model_options = msgspec.structs.replace(
         options, model_path=str(artifact.path.absolute()), refuse_token=artifact.manifest.refuse_token or ""
     )
-    return ServedModel(name, own)
+    return ServedModel(name, model_options)

@@ -1,4 +1,4 @@
-"""`causeway-cloud plan`: a load and a measured replica in, replicas, waiting and money out."""
+"""`causeway-cloud plan`: from a load and a measured replica to the replicas needed, their waiting time and cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..planning.measurement import MeasuredEndpoint, ReplicaMeasurement, measure
 
 
 class _LengthsType(click.ParamType[Lengths]):
-    """`300`, `300:0.8` (mean and spread), or a file with one length a line."""
+    """`300`, `300:0.8` (mean and spread), or a file with one length per line."""
 
     name = "LENGTHS"
 
@@ -41,11 +41,11 @@ class _LengthsType(click.ParamType[Lengths]):
             mean, _, cv = text.partition(":")
             return Lengths(float(mean), float(cv) if cv else 1.0)
         except (ValueError, OSError, ConfigError):
-            self.fail(f"{text!r}: write MEAN, MEAN:SPREAD, or a file with one length a line", param, ctx)
+            self.fail(f"{text!r}: write MEAN, MEAN:SPREAD, or a file with one length per line", param, ctx)
 
 
 class _PointType(click.ParamType[ThroughputPoint]):
-    """`8=310`: tokens a second of eight sequences together."""
+    """`8=310`: tokens per second of eight sequences together."""
 
     name = "SEQUENCES=TOKENS/S"
 
@@ -60,24 +60,39 @@ class _PointType(click.ParamType[ThroughputPoint]):
 
 
 @click.command(name="plan", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--peak-rps", type=float, required=True, help="Requests a second at the peak.")
+@click.option("--peak-rps", type=float, required=True, help="Requests per second at the peak.")
 @click.option(
-    "--prompt", type=_LengthsType(), required=True, help="Tokens: MEAN, MEAN:SPREAD (deviation/mean), a file."
+    "--prompt", type=_LengthsType(), required=True, help="Prompt tokens: MEAN, MEAN:SPREAD (deviation/mean), or a file."
 )
-@click.option("--completion", type=_LengthsType(), required=True, help="The same, of answers.")
-@click.option("--prefill", type=float, help="Prompt tokens a second of one replica.")
-@click.option("--decode", "points", type=_PointType(), multiple=True, help="Answer tokens a second; repeatable.")
-@click.option("--overhead-ms", type=float, default=0.0, help="Of a request, whatever its lengths.")
-@click.option("--measure", "url", help="Measure one replica instead, at this OpenAI URL (ends in /v1).")
+@click.option("--completion", type=_LengthsType(), required=True, help="Answer tokens, in the same forms.")
+@click.option("--prefill", type=float, help="Prompt tokens per second of one replica.")
+@click.option(
+    "--decode", "points", type=_PointType(), multiple=True, help="Answer tokens per second of one replica; repeatable."
+)
+@click.option("--overhead-ms", type=float, default=0.0, help="Fixed time per request.")
+@click.option("--measure", "url", help="Measure a replica at this OpenAI URL (ending in /v1) instead.")
 @click.option("--model", default="assistant-large", show_default=True, help="For --measure.")
 @click.option("--token", envvar="CAUSEWAY_TOKEN", default="", help="For --measure.")
 @click.option("--at", "sequences", type=click.IntRange(min=1), multiple=True, default=(1, 4, 16), show_default=True,
-              help="Sequences at once, for --measure; repeatable.")  # fmt: skip
-@click.option("--slots", type=click.IntRange(min=0), default=0, help="Of a replica; 0: those of its fastest point.")
-@click.option("--utilisation", type=float, default=0.7, show_default=True, help="Aimed at, at the peak.")
-@click.option("--spare", type=click.IntRange(min=0), default=1, show_default=True, help="Replicas that may be lost.")
-@click.option("--zones", type=click.IntRange(min=1), default=1, show_default=True, help="Above 1: any one may be lost.")
-@click.option("--usd-per-hour", type=float, default=0.0, help="Of one replica.")
+              help="Concurrent sequences for --measure; repeatable.")  # fmt: skip
+@click.option(
+    "--slots",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Concurrent sequences of a replica; 0: those of its fastest point.",
+)
+@click.option("--utilisation", type=float, default=0.7, show_default=True, help="Target at the peak.")
+@click.option(
+    "--spare",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Replicas that may be lost without overload.",
+)
+@click.option(
+    "--zones", type=click.IntRange(min=1), default=1, show_default=True, help="Above 1: any one zone may be lost."
+)
+@click.option("--usd-per-hour", type=float, default=0.0, help="Cost of one replica.")
 @click.option("--json", "as_json", is_flag=True)
 def plan_command(
     peak_rps: float,
@@ -97,12 +112,12 @@ def plan_command(
     usd_per_hour: float,
     as_json: bool,
 ) -> None:
-    """How many replicas a load needs, and what they cost."""
+    """Compute how many replicas a load needs, and what they cost."""
     try:
         if url is not None:
             measured = asyncio.run(_measured(url, token, model, sequences))
         elif prefill is None or not points:
-            raise click.UsageError("give --prefill and --decode, or --measure")
+            raise click.UsageError("--prefill and --decode, or --measure, are required")
         else:
             measured = ReplicaMeasurement(prefill, points, overhead_ms / 1000.0)
         replica = ReplicaProfile(
@@ -112,15 +127,15 @@ def plan_command(
             slots=slots,
             usd_per_hour=usd_per_hour,
         )
-        aims = PlanTargets(utilisation=utilisation, spare_replicas=spare, zones=zones)
-        found = plan(ExpectedLoad(peak_rps=peak_rps, prompt=prompt, completion=completion), replica, aims)
+        targets = PlanTargets(utilisation=utilisation, spare_replicas=spare, zones=zones)
+        capacity = plan(ExpectedLoad(peak_rps=peak_rps, prompt=prompt, completion=completion), replica, targets)
     except ConfigError as error:
         click.echo(f"causeway-cloud: {error.message}", err=True)
         sys.exit(2)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"measured": measured, "plan": found})).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode({"measured": measured, "plan": capacity})).decode())
     else:
-        _show(found, measured, zones)
+        _show(capacity, measured, zones)
 
 
 async def _measured(url: str, token: str, model: str, sequences: tuple[int, ...]) -> ReplicaMeasurement:
@@ -130,27 +145,28 @@ async def _measured(url: str, token: str, model: str, sequences: tuple[int, ...]
         return await measure(MeasuredEndpoint(session, url, model), sequences)
 
 
-def _show(found: CapacityPlan, measured: ReplicaMeasurement, zones: int) -> None:
+def _show(capacity: CapacityPlan, measured: ReplicaMeasurement, zones: int) -> None:
     table = Table("", "", show_header=False)
     points = ", ".join(f"{point.tokens_per_s:.0f} at {point.sequences}" for point in measured.decode)
     rates = f"prefill {measured.prefill_tokens_per_s:.0f} tokens/s; decode {points}"
-    rates += f"; {_time(measured.overhead_s)} a request"
-    spread = f", {found.per_zone} in each of {zones} zones" if zones > 1 else ""
+    rates += f"; {_time(measured.overhead_s)} per request"
+    spread = f", {capacity.per_zone} in each of {zones} zones" if zones > 1 else ""
+    mean = _time(capacity.wait_mean_s)
     for name, value in (
         ("a replica, measured", rates),
-        ("a request", f"{found.request_s * 1000:.1f} ms of it: {found.replica_rps:.2f} requests/s at most"),
-        ("replicas", f"[bold]{found.replicas}[/bold]{spread} ({found.needed} without redundancy)"),
-        ("utilisation at the peak", f"{found.utilisation:.0%}, after a loss {found.utilisation_after_loss:.0%}"),
+        ("a request", f"{capacity.request_s * 1000:.1f} ms of it: {capacity.replica_rps:.2f} requests/s at most"),
+        ("replicas", f"[bold]{capacity.replicas}[/bold]{spread} ({capacity.needed} without redundancy)"),
+        ("utilisation at the peak", f"{capacity.utilisation:.0%}, after a loss {capacity.utilisation_after_loss:.0%}"),
         (
             "waiting at the peak",
-            f"{found.wait_probability:.1%} wait; mean {_time(found.wait_mean_s)}, p99 {_time(found.wait_p99_s)}",
+            f"{capacity.wait_probability:.1%} wait; mean {mean}, p99 {_time(capacity.wait_p99_s)}",
         ),
-        ("money", f"{found.usd_per_hour:.2f} USD/h, {found.usd_per_month:.0f} USD/month"),
-        ("a thousand tokens", f"{found.usd_per_1k_tokens:.5f} USD, if the peak lasted all day"),
+        ("cost", f"{capacity.usd_per_hour:.2f} USD/h, {capacity.usd_per_month:.0f} USD/month"),
+        ("a thousand tokens", f"{capacity.usd_per_1k_tokens:.5f} USD, at peak load all day"),
     ):
         table.add_row(name, value)
     Console().print(table)
 
 
 def _time(seconds: float) -> str:
-    return "without end" if math.isinf(seconds) else f"{seconds * 1000:.0f} ms"
+    return "unbounded" if math.isinf(seconds) else f"{seconds * 1000:.0f} ms"

@@ -1,7 +1,6 @@
 """`python3 -m cloud_pool.cli.readiness_probe [url]`: exit status 0 if the gateway is ready, else 1.
 
-
-For Kubernetes' exec probes: standard library only, and quick to start.
+For exec probes of Kubernetes: standard library only, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ TIMEOUT_S = 8.0
 def main(arguments: list[str]) -> int:
     url = arguments[0] if arguments else URL
     try:
-        with urlopen(url, timeout=TIMEOUT_S) as answer:
-            answer.read()
+        with urlopen(url, timeout=TIMEOUT_S) as response:
+            response.read()
     except HTTPError as error:
-        # Who is not ready, and why, is in the body: `kubectl describe pod` shows it.
+        # The body names the tiers that are not ready and why; `kubectl describe pod` shows it.
         sys.stderr.write(f"{error.code} {error.read(2000).decode(errors='replace')}\n")
         return 1
     except (OSError, HTTPException) as error:

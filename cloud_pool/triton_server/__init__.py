@@ -1,0 +1,6 @@
+"""Runs Triton Inference Server and the model in it.
+
+`launcher` keeps one server process running (`server_process`: its command line, ports and leftovers; `environment`: its
+Python environment; `repository`: its models; `log_filter`: its log). `model_runtime` is the model behind the Python
+backend, without Triton's types; `triton_models` holds what Triton itself loads.
+"""

@@ -1,7 +1,7 @@
-"""Triton's own Python environment, as set-up describes it in `<environment>/triton.json`.
+"""Triton's own Python environment, which set-up describes in `<environment>/triton.json`.
 
-It holds the PyPI wheel `nvidia-pytriton`, numpy < 2 (with numpy 2 answers arrive empty), the engine's bindings and
-these packages.
+It holds the PyPI wheel `nvidia-pytriton`, numpy < 2 (with numpy 2 answers arrive empty), the engine's bindings and our
+packages.
 """
 
 from __future__ import annotations
@@ -23,29 +23,33 @@ class TritonEnvironment(msgspec.Struct, frozen=True):
     path: str  # the environment's bin: the stub finds its packages by the first python on PATH, not by PYTHONPATH
 
     def environ(self, base: Mapping[str, str]) -> dict[str, str]:
-        """`base` with what the server needs."""
-        kept = {name: value for name, value in base.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+        """Return `base` with what the server needs."""
+        inherited = {
+            name: value for name, value in base.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        }
         return {
-            **kept,
+            **inherited,
             "PATH": ":".join(filter(None, (self.path, base.get("PATH")))),
             "LD_LIBRARY_PATH": ":".join(filter(None, (*self.library_path, base.get("LD_LIBRARY_PATH")))),
-            # Threads that spin while they wait make a decode ten times slower where cores are shared.
+            # Busy-waiting threads make a decode ten times slower on shared cores.
             "OMP_WAIT_POLICY": base.get("OMP_WAIT_POLICY", "PASSIVE"),
         }
 
 
 def find_environment(root: Path) -> TritonEnvironment:
-    """Raises ConfigError that says what is missing and how to get it."""
+    """Read the description and check its paths. Raises ConfigError that names what is missing and how to get it."""
     description = root / DESCRIPTION
     try:
-        found = msgspec.json.decode(description.read_bytes(), type=TritonEnvironment)
+        environment = msgspec.json.decode(description.read_bytes(), type=TritonEnvironment)
     except OSError as error:
         raise ConfigError(
-            f"{error.strerror}; `make setup` makes Triton's environment", where=str(description)
+            f"{error.strerror}; run `make setup` to create Triton's environment", where=str(description)
         ) from error
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{error}; `make setup` writes it anew", where=str(description)) from error
-    for path in (found.server, found.backend_directory, *found.library_path):
+        raise ConfigError(f"{error}; `make setup` writes it again", where=str(description)) from error
+    for path in (environment.server, environment.backend_directory, *environment.library_path):
         if not Path(path).exists():
-            raise ConfigError(f"{path} is gone; `make setup` makes Triton's environment anew", where=str(description))
-    return found
+            raise ConfigError(
+                f"{path} does not exist; run `make setup` to create Triton's environment", where=str(description)
+            )
+    return environment

@@ -1,4 +1,4 @@
-"""What of Triton's log is worth a line: on a machine without a GPU half of it complains about that."""
+"""Removes noise from Triton's log: on a machine without a GPU half of its lines complain about that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOISE = re.compile(
     | CUDA | CudaDriverHelper | NVML | DCGM
     | Collecting\ (CPU|GPU)\ metrics
     | TRITONBACKEND_ModelInstance
-    | HandleCancellation\ called\ even\ when\ the\ context   # said at a client's deadline, though nothing is wrong
+    | HandleCancellation\ called\ even\ when\ the\ context   # logged at a client's deadline, though nothing is wrong
     """,
     re.VERBOSE,
 )
@@ -21,7 +21,7 @@ _LEVEL = {"I": "", "W": "warning: ", "E": "error: ", "F": "fatal: "}
 
 
 def readable_line(line: str) -> str | None:
-    """`line` without Triton's own clock and source position, or None for noise."""
+    """Return `line` without Triton's own time and source position; None for noise."""
     if _NOISE.search(line):
         return None
     head = _HEAD.match(line)

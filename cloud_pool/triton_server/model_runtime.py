@@ -1,11 +1,11 @@
-"""One Triton request ↔ jobs of the engine: what the Python backend's model does, without Triton's own types.
+"""Triton requests ↔ jobs of the engine: what the Python backend's model does, without Triton's own types.
 
-    execute()      Triton's thread    Generator.submit: n jobs in the engine, returns at once
-    engine step    engine's thread    _steps.put: nothing else happens there
-    answers        sender's thread    one response per request and step, with the deltas of all its sequences
+    execute()      Triton's thread    ModelRuntime.submit: n jobs in the engine, returns at once
+    engine step    engine's thread    _steps.put and nothing else
+    responses      sender's thread    one response per request and step, with the deltas of all its sequences
 
-A response costs about 0.1 ms and a look for cancellation 0.03 ms (both go to the server's process), so neither is
-done in the engine's thread, and a request is looked at every POLL_S at most.
+A response costs about 0.1 ms and a check for cancellation 0.03 ms (both go to the server's process), so neither
+happens in the engine's thread, and each request is checked at most every POLL_S.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STATS_S = 0.1
 
 
 class RequestedOutputs(msgspec.Struct, frozen=True):
-    """Which of the optional outputs the caller asked for."""
+    """Which optional output tensors the request wants."""
 
     finish_reason: bool = False
     num_input_tokens: bool = False
@@ -47,14 +47,14 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: SamplingParameters
     stream: bool = False
     with_input: bool = False  # the answer begins with the prompt (only when not streaming)
-    wants: RequestedOutputs = RequestedOutputs()
+    outputs: RequestedOutputs = RequestedOutputs()
     embed: bool = False
     deadline_s: float | None = None  # time left
-    call: str = ""  # by this name it can be cancelled
+    call_name: str = ""  # the name by which it can be cancelled
 
 
 class ModelResponse(msgspec.Struct, frozen=True):
-    """One response; every tuple has one element for each of the n sequences."""
+    """One response; each tuple has one element per sequence."""
 
     texts: tuple[str, ...]
     finish_reasons: tuple[str | None, ...]
@@ -66,9 +66,9 @@ class ModelResponse(msgspec.Struct, frozen=True):
 
 
 class Responder(Protocol):
-    """Triton's response sender. After `last` or `fail` nothing may be sent."""
+    """Triton's response sender. Nothing may be sent after `last` or `fail`."""
 
-    def send(self, outputs: ModelResponse, *, last: bool) -> None: ...
+    def send(self, response: ModelResponse, *, last: bool) -> None: ...
 
     def fail(self, error: CausewayError) -> None: ...
 
@@ -76,7 +76,7 @@ class Responder(Protocol):
 
 
 class Engine(Protocol):
-    """What is used of models.llama_cpp.engine.Engine."""
+    """The part of models.llama_cpp.engine.Engine that is used here."""
 
     def submit(self, job: Job) -> None: ...
 
@@ -88,7 +88,7 @@ class Engine(Protocol):
 
 
 class _Sequence:
-    """What one of the n sequences made since the last response."""
+    """What one sequence generated since the last response."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -110,16 +110,16 @@ class _Sequence:
 
 
 class _RunningRequest:
-    """A request that runs: its sequences by job id, in the order of the answer."""
+    """A request in progress: its sequences by job id, in the order of the answer."""
 
-    def __init__(self, ask: ModelRequest, responder: Responder, job_ids: list[int], now: float) -> None:
-        self.ask = ask
+    def __init__(self, request: ModelRequest, responder: Responder, job_ids: list[int], now: float) -> None:
+        self.request = request
         self.responder = responder
         self.sequences = {job_id: _Sequence() for job_id in job_ids}
         self.running = set(job_ids)
         self.input_tokens = 0
         self.embedding: tuple[float, ...] = ()
-        self.looked_at = now
+        self.checked_at = now
 
     def add(self, emission: Emission) -> None:
         self.sequences[emission.job].add(emission)
@@ -128,26 +128,32 @@ class _RunningRequest:
         if emission.finish_reason is not None:
             self.running.discard(emission.job)
 
-    def take(self) -> ModelResponse:
-        """What is new, and forget it."""
-        made = self.sequences.values()
-        start = self.ask.prompt if self.ask.with_input else ""
-        outputs = ModelResponse(
-            texts=tuple(start + one.text for one in made),
-            finish_reasons=tuple(one.finish_reason for one in made),
-            new_tokens=tuple(one.tokens for one in made),
-            logprobs=tuple(tuple(one.logprobs) for one in made),
-            cumulative_logprobs=tuple(one.cumulative_logprob for one in made),
+    def next_response(self) -> ModelResponse:
+        """Return what is new since the last response."""
+        sequences = self.sequences.values()
+        start = self.request.prompt if self.request.with_input else ""
+        response = ModelResponse(
+            texts=tuple(start + one.text for one in sequences),
+            finish_reasons=tuple(one.finish_reason for one in sequences),
+            new_tokens=tuple(one.tokens for one in sequences),
+            logprobs=tuple(tuple(one.logprobs) for one in sequences),
+            cumulative_logprobs=tuple(one.cumulative_logprob for one in sequences),
             input_tokens=self.input_tokens,
             embedding=self.embedding,
         )
-        for one in made:
+        for one in sequences:
             one.clear()
-        return outputs
+        return response
 
 
 class ModelRuntime:
-    """Owns the engine of one model instance and every request in it."""
+    """Owns the engine of one model instance and every request in it.
+
+    Args:
+        make_engine: starts the engine; both callbacks are called in the engine's thread.
+        report: gets the engine's figures.
+        broken: called after the last responses when the engine cannot go on.
+    """
 
     def __init__(
         self,
@@ -156,10 +162,9 @@ class ModelRuntime:
         report: Callable[[EngineStats], None],
         broken: Callable[[], None],
     ) -> None:
-        """`report` gets the engine's figures; `broken` is called, after the last answers, when it cannot go on."""
         self._steps: queue.SimpleQueue[list[Emission] | str | Exception | None] = queue.SimpleQueue()
-        self._live: dict[int, _RunningRequest] = {}  # by job id; n entries for one request
-        self._calls: dict[str, _RunningRequest] = {}  # by name, of those that have one
+        self._running: dict[int, _RunningRequest] = {}  # by job id; n entries for one request
+        self._by_call_name: dict[str, _RunningRequest] = {}
         self._ids = itertools.count(1)
         self._report = report
         self._broken = broken
@@ -167,30 +172,30 @@ class ModelRuntime:
         self._sender = threading.Thread(target=self._send_all, name="causeway-sender", daemon=True)
         self._sender.start()
 
-    def submit(self, ask: ModelRequest, responder: Responder) -> None:
-        """Start; every outcome, a refusal too, goes to `responder`."""
+    def submit(self, request: ModelRequest, responder: Responder) -> None:
+        """Start a request; every outcome, also a refusal, goes to `responder`."""
         try:
-            jobs = jobs_of(ask, self._ids)
+            jobs = jobs_of(request, self._ids)
         except CausewayError as error:
             responder.fail(error)
             return
-        live = _RunningRequest(ask, responder, [job.id for job in jobs], time.monotonic())
-        # Known before the engine is: its first step may be faster than this thread.
-        self._live.update(dict.fromkeys(live.sequences, live))
-        if ask.call:
-            self._calls[ask.call] = live
+        running = _RunningRequest(request, responder, [job.id for job in jobs], time.monotonic())
+        # Registered before the engine has the jobs: its first step may be faster than this thread.
+        self._running.update(dict.fromkeys(running.sequences, running))
+        if request.call_name:
+            self._by_call_name[request.call_name] = running
         try:
             for job in jobs:
                 self._engine.submit(job)
         except CausewayError as error:
-            # Some jobs may be answering already: only the sender's thread may end what it sends for.
+            # Some jobs may have responses already: only the sender's thread may end the request.
             self._steps.put([Emission(job=jobs[0].id, error=error.code, detail=error.message)])
             return
-        self._steps.put([])  # Wake the sender: from now on it looks for cancellation.
+        self._steps.put([])  # Wake the sender: from now on it checks for cancellation.
 
-    def cancel(self, call: str) -> None:
-        """Ends the request with this name, if it still runs."""
-        self._steps.put(call)
+    def cancel(self, call_name: str) -> None:
+        """End the request with this name if it is still in progress."""
+        self._steps.put(call_name)
 
     def close(self) -> None:
         self._engine.close()
@@ -209,76 +214,77 @@ class ModelRuntime:
             if isinstance(emissions, Exception):
                 self._broken()
                 return
-            if isinstance(emissions, str):
-                self._leave(self._calls.get(emissions))
+            if isinstance(emissions, str):  # a call name
+                self._cancel(self._by_call_name.get(emissions))
             else:
                 self._deliver(emissions)
             now = time.monotonic()
-            self._look_for_cancelled(now)
-            busy = bool(self._live)
+            self._check_cancelled(now)
+            busy = bool(self._running)
             if now - reported_at >= STATS_S or not busy:
                 reported_at = now
                 stats = self._engine.stats()
                 self._report(stats)
-                # A cancelled job leaves the engine a step later: stay awake until the figures say so.
+                # A cancelled job leaves the engine a step later: stay awake until the figures show it.
                 busy = busy or stats.running > 0 or stats.waiting > 0
 
     def _deliver(self, emissions: list[Emission]) -> None:
         touched: dict[int, _RunningRequest] = {}
         for emission in emissions:
-            live = self._live.get(emission.job)
-            if live is None:  # cancelled in this very step
+            request = self._running.get(emission.job)
+            if request is None:  # cancelled in this very step
                 continue
             if emission.error:
-                self._end(live)
-                touched.pop(id(live), None)
-                live.responder.fail(error_of(emission.error, emission.detail))
+                self._end(request)
+                touched.pop(id(request), None)
+                request.responder.fail(error_of(emission.error, emission.detail))
                 continue
-            live.add(emission)
-            touched[id(live)] = live
-        for live in touched.values():
-            self._answer(live)
+            request.add(emission)
+            touched[id(request)] = request
+        for request in touched.values():
+            self._respond(request)
 
-    def _answer(self, live: _RunningRequest) -> None:
-        last = not live.running
+    def _respond(self, running: _RunningRequest) -> None:
+        last = not running.running
         if last:
-            self._end(live)
-        if last or live.ask.stream:
-            live.responder.send(live.take(), last=last)
+            self._end(running)
+        if last or running.request.stream:
+            running.responder.send(running.next_response(), last=last)
 
-    def _look_for_cancelled(self, now: float) -> None:
-        for live in {id(live): live for live in list(self._live.values())}.values():
-            if now - live.looked_at < POLL_S:
+    def _check_cancelled(self, now: float) -> None:
+        for running in {id(one): one for one in list(self._running.values())}.values():
+            if now - running.checked_at < POLL_S:
                 continue
-            live.looked_at = now
-            if live.responder.is_cancelled():
-                self._leave(live)
+            running.checked_at = now
+            if running.responder.is_cancelled():
+                self._cancel(running)
 
-    def _leave(self, live: _RunningRequest | None) -> None:
-        if live is not None:
-            self._end(live)
-            live.responder.fail(ClientGone("the request was cancelled"))
+    def _cancel(self, running: _RunningRequest | None) -> None:
+        if running is not None:
+            self._end(running)
+            running.responder.fail(ClientGone("the request was cancelled"))
 
-    def _end(self, live: _RunningRequest) -> None:
-        if self._calls.get(live.ask.call) is live:
-            del self._calls[live.ask.call]
-        for job_id in live.sequences:
-            self._live.pop(job_id, None)
-        for job_id in live.running:
+    def _end(self, running: _RunningRequest) -> None:
+        call_name = running.request.call_name
+        if self._by_call_name.get(call_name) is running:
+            del self._by_call_name[call_name]
+        for job_id in running.sequences:
+            self._running.pop(job_id, None)
+        for job_id in running.running:
             self._engine.cancel(job_id)
 
 
-def jobs_of(ask: ModelRequest, ids: itertools.count[int]) -> list[Job]:
-    """Raises InvalidRequest."""
-    parameters = ask.parameters
-    if ask.stream and ask.with_input:
+def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[Job]:
+    """Translate a request into one job per sequence. Raises InvalidRequest."""
+    parameters = request.parameters
+    if request.stream and request.with_input:
         raise InvalidRequest("exclude_input_in_output = false is not possible while streaming")
     guided = parameters.guided
     return [
         Job(
             id=next(ids),
-            # The gateway rendered the prompt, so its special tokens are meant (it took those of the user's text apart).
-            prompt=Prompt(text=ask.prompt, parse_special=True),
+            # The gateway rendered the prompt and broke up special tokens in the user's text: those left are intended.
+            prompt=Prompt(text=request.prompt, parse_special=True),
             max_tokens=parameters.max_tokens,
             sampling=parameters.sampling(index),
             stop=parameters.stops,
@@ -286,17 +292,18 @@ def jobs_of(ask: ModelRequest, ids: itertools.count[int]) -> list[Job]:
             json_schema=guided.schema,
             copy_source=guided.copy_source,
             answer_prefix=guided.answer_prefix,
-            logprobs=_logprobs(ask),
+            logprobs=_logprobs(request),
             ignore_eos=parameters.ignore_eos,
-            deadline_s=ask.deadline_s,
-            embed=ask.embed,
-            refusal="skip",  # a tier is the end of the line: nobody else will answer
+            deadline_s=request.deadline_s,
+            embed=request.embed,
+            refusal="skip",  # there is no stronger model to defer to
         )
         for index in range(parameters.n)
     ]
 
 
-def _logprobs(ask: ModelRequest) -> int | None:
-    if ask.wants.cumulative_logprob and ask.parameters.logprobs is None:
+def _logprobs(request: ModelRequest) -> int | None:
+    outputs, count = request.outputs, request.parameters.logprobs
+    if outputs.cumulative_logprob and count is None:
         return 0
-    return ask.parameters.logprobs if ask.wants.logprobs or ask.wants.cumulative_logprob else None
+    return count if outputs.logprobs or outputs.cumulative_logprob else None

@@ -1,4 +1,4 @@
-"""Lays out the model repository that `tritonserver` reads, in a folder that lives as long as the server.
+"""Writes the model repository that `tritonserver` reads, in a folder that lives as long as the server.
 
 <folder>/<model>/config.pbtxt    copied from triton_models/<template>
                  1/model.py
@@ -26,6 +26,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 def write_repository(folder: Path, models: tuple[ServedModel, ...]) -> None:
+    """Write one model folder for each of `models` into `folder`."""
     for model in models:
         target = folder / model.name
         shutil.copytree(TEMPLATES / model.template, target, ignore=shutil.ignore_patterns("__pycache__"))

@@ -12,8 +12,9 @@ from pathlib import Path
 from cloud_pool.cli.main import ENVIRONMENT
 from cloud_pool.cli.process import until_stopped
 from cloud_pool.triton_server.environment import find_environment
-from cloud_pool.triton_server.launcher import Launcher, Ports, clear_orphans, command, memory_prefix
+from cloud_pool.triton_server.launcher import Launcher
 from cloud_pool.triton_server.repository import TEMPLATES, ServedModel, write_repository
+from cloud_pool.triton_server.server_process import Ports, clear_orphans, command, memory_prefix
 from models.catalog.artifact import find_artifact
 from models.llama_cpp.protocol import EngineOptions
 
@@ -60,9 +61,9 @@ def main() -> None:
             memory_prefix=prefix,
             drain_s=1.0,
             restart=True,
-            say=lambda line: print(line, flush=True),
+            print_ready=lambda line: print(line, flush=True),
             log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
-            models=1,
+            expected_children=1,
             stuck_s=5.0,
         )
         status = until_stopped(launcher.run)

@@ -14,7 +14,7 @@ import pytest
 
 from cloud_pool.app import build
 from cloud_pool.config.schema import Config, ServerConfig, TierConfig
-from cloud_pool.triton_server.launcher import SHARED_MEMORY
+from cloud_pool.triton_server.server_process import SHARED_MEMORY
 
 from .conftest import PATIENCE_S, Command, Pool, until
 from .test_gateway import LONG, read

@@ -16,18 +16,17 @@ import psutil
 import pytest
 
 from cloud_pool.triton_server.environment import find_environment
-from cloud_pool.triton_server.launcher import (
+from cloud_pool.triton_server.launcher import STUCK_S, Launcher
+from cloud_pool.triton_server.log_filter import readable_line
+from cloud_pool.triton_server.repository import ServedModel, write_repository
+from cloud_pool.triton_server.server_process import (
     SHARED_MEMORY,
-    STUCK_S,
-    Launcher,
     Ports,
     choose_ports,
     clear_orphans,
     command,
     memory_prefix,
 )
-from cloud_pool.triton_server.log_filter import readable_line
-from cloud_pool.triton_server.repository import ServedModel, write_repository
 from models.llama_cpp.protocol import EngineOptions
 from router.errors import ConfigError
 
@@ -72,7 +71,7 @@ class Bed:
         self.region = SHARED_MEMORY / f"{self.prefix}region"
         script = folder / "server.py"
         script.write_text(server)
-        self.said: list[str] = []
+        self.ready_lines: list[str] = []
         self.logged: list[str] = []
         self.launcher = Launcher(
             argv or [sys.executable, str(script), str(self.ports.http), str(self.region)],
@@ -81,9 +80,9 @@ class Bed:
             memory_prefix=self.prefix,
             drain_s=5.0,
             restart=restart,
-            say=self.said.append,
+            print_ready=self.ready_lines.append,
             log=self.logged.append,
-            models=1,
+            expected_children=1,
             stuck_s=stuck_s,
         )
         self.stop = asyncio.Event()
@@ -113,13 +112,13 @@ async def test_killed_server_is_started_again_and_cleared_away(tmp_path: Path) -
     """After kill -9 its child and shared memory are gone, and the same ports are ready again."""
     bed = Bed(tmp_path)
     async with running(bed):
-        await until(lambda: len(bed.said) == 1)
+        await until(lambda: len(bed.ready_lines) == 1)
         (server,) = bed.servers()
         (child,) = server.children()
         server.send_signal(signal.SIGKILL)
-        await until(lambda: len(bed.said) == 2)
+        await until(lambda: len(bed.ready_lines) == 2)
         assert not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE
-    assert bed.said[0] == bed.said[1] == bed.ports.line()
+    assert bed.ready_lines[0] == bed.ready_lines[1] == bed.ports.line()
     assert any("starting it again" in line for line in bed.logged)
     assert not bed.region.exists()
 
@@ -128,7 +127,7 @@ async def test_stop_ends_the_server_and_nothing_stays(tmp_path: Path) -> None:
     """Asked to stop, the launcher lets the server end by itself and returns 0."""
     bed = Bed(tmp_path)
     async with running(bed) as task:
-        await until(lambda: len(bed.said) == 1)
+        await until(lambda: len(bed.ready_lines) == 1)
         (server,) = bed.servers()
         bed.stop.set()
         assert await task == 0
@@ -140,7 +139,7 @@ async def test_cancelled_launcher_leaves_nothing(tmp_path: Path) -> None:
     """A second signal ends at once: the group is killed and cleared."""
     bed = Bed(tmp_path)
     async with running(bed):
-        await until(lambda: len(bed.said) == 1)
+        await until(lambda: len(bed.ready_lines) == 1)
         (server,) = bed.servers()
     assert not psutil.pid_exists(server.pid) or server.status() == psutil.STATUS_ZOMBIE
     assert not bed.region.exists()
@@ -150,7 +149,7 @@ async def test_cancelled_while_it_stops(tmp_path: Path) -> None:
     """Both signals in one turn, while a server that died waits for its next start: the cancellation counts."""
     bed = Bed(tmp_path)
     async with running(bed) as task:
-        await until(lambda: len(bed.said) == 1)
+        await until(lambda: len(bed.ready_lines) == 1)
         bed.servers()[0].kill()
         await until(lambda: any("starting it again" in line for line in bed.logged))
         bed.stop.set()
@@ -172,19 +171,19 @@ async def test_no_restart_means_none(tmp_path: Path) -> None:
     """With restart off a crash ends the launcher with a status that says so."""
     bed = Bed(tmp_path, restart=False)
     async with running(bed) as task:
-        await until(lambda: len(bed.said) == 1)
+        await until(lambda: len(bed.ready_lines) == 1)
         bed.servers()[0].kill()
         assert await task == 1
-    assert len(bed.said) == 1
+    assert len(bed.ready_lines) == 1
 
 
 async def test_a_server_that_waits_for_a_dead_model_is_started_again(tmp_path: Path) -> None:
     """One that is not ready and has lost its model's process is killed; the next one is ready."""
     bed = Bed(tmp_path, stuck_s=3.0)
     async with running(bed):
-        await until(lambda: len(bed.said) == 1)
+        await until(lambda: len(bed.ready_lines) == 1)
         bed.servers()[0].send_signal(signal.SIGUSR1)
-        await until(lambda: len(bed.said) == 2)
+        await until(lambda: len(bed.ready_lines) == 2)
     assert any("that has died: killed" in line for line in bed.logged)
 
 
@@ -207,7 +206,7 @@ async def test_a_server_that_loads_slowly_is_left_alone(tmp_path: Path) -> None:
         await until(lambda: asyncio.get_running_loop().time() > ticks)
         assert not any("killed" in line for line in bed.logged)
         bed.servers()[0].send_signal(signal.SIGUSR1)
-        await until(lambda: len(bed.said) == 1)
+        await until(lambda: len(bed.ready_lines) == 1)
 
 
 def test_memory_of_dead_launchers_is_cleared() -> None:
@@ -234,7 +233,7 @@ def test_free_ports_are_three() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "readable"),
     [
         ('I1121 17:07:24.723972 9688 model_lifecycle.cc:472] "loading: echo:1"', "loading: echo:1"),
         ("E1121 17:07:24.7 9 model_lifecycle.cc:6] \"failed to load 'm'\"", "error: failed to load 'm'"),
@@ -247,9 +246,9 @@ def test_free_ports_are_three() -> None:
         ("ValueError: not a GGUF", "ValueError: not a GGUF"),
     ],
 )
-def test_log_says_what_matters(line: str, said: str | None) -> None:
+def test_log_says_what_matters(line: str, readable: str | None) -> None:
     """Complaints about missing GPUs and tables go; models, errors and what a model prints stay."""
-    assert readable_line(line) == said
+    assert readable_line(line) == readable
 
 
 def test_repository_names_each_model(tmp_path: Path) -> None:
@@ -298,5 +297,5 @@ def test_missing_environment_says_what_to_do(tmp_path: Path) -> None:
         find_environment(tmp_path)
     gone = {"server": "/gone", "backend_directory": "/gone", "library_path": [], "path": "/gone"}
     (tmp_path / "triton.json").write_bytes(msgspec.json.encode(gone))
-    with pytest.raises(ConfigError, match="/gone is gone"):
+    with pytest.raises(ConfigError, match="/gone does not exist"):
         find_environment(tmp_path)

@@ -135,8 +135,8 @@ def test_sequences_of_one_request_answer_together(bed: Bed) -> None:
 def test_logprobs_add_up(bed: Bed) -> None:
     """The cumulative logprob is the sum of the tokens' own."""
     parameters = SamplingParameters(max_tokens=4, temperature=0.0, logprobs=2)
-    wants = RequestedOutputs(logprobs=True, cumulative_logprob=True)
-    (output,) = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, wants=wants)).wait().outputs
+    outputs = RequestedOutputs(logprobs=True, cumulative_logprob=True)
+    (output,) = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, outputs=outputs)).wait().outputs
     assert len(output.logprobs[0]) == output.new_tokens[0]
     assert output.cumulative_logprobs[0] == pytest.approx(sum(token.logprob for token in output.logprobs[0]))
 
@@ -188,9 +188,9 @@ def test_a_call_is_cancelled_by_its_name(bed: Bed, n: int) -> None:
     """All of its sequences end, and nobody else's; a name that is not known, or no more, says nothing."""
     parameters = SamplingParameters(n=n, max_tokens=1900, temperature=0.0, ignore_eos=True)
     other = bed.ask(
-        ModelRequest(prompt=prompt(), parameters=SamplingParameters(max_tokens=300, ignore_eos=True), call="b")
+        ModelRequest(prompt=prompt(), parameters=SamplingParameters(max_tokens=300, ignore_eos=True), call_name="b")
     )
-    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, stream=True, call="a"))
+    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, stream=True, call_name="a"))
     assert heard.began.wait(PATIENCE_S)
     for name in ("nobody", "a", "a"):
         bed.generator.cancel(name)

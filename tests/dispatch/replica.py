@@ -17,8 +17,9 @@ import psutil
 from cloud_pool.cli.main import ENVIRONMENT
 from cloud_pool.cli.process import until_stopped
 from cloud_pool.triton_server.environment import find_environment
-from cloud_pool.triton_server.launcher import Launcher, Ports, clear_orphans, command, memory_prefix
+from cloud_pool.triton_server.launcher import Launcher
 from cloud_pool.triton_server.repository import TEMPLATES
+from cloud_pool.triton_server.server_process import Ports, clear_orphans, command, memory_prefix
 from tests.stack import Process, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +96,7 @@ def main() -> None:
             memory_prefix=prefix,
             drain_s=1.0,
             restart=not told.no_restart,
-            say=lambda line: print(line, flush=True),
+            print_ready=lambda line: print(line, flush=True),
             log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
         )
         status = until_stopped(launcher.run)

@@ -21,7 +21,7 @@ from prometheus_client import start_http_server
 from router.errors import ConfigError
 
 from ...admission import AdmissionSettings
-from ...app import build_accounts, build_cache, build_pools, build_tracing
+from ...assembly import build_accounts, build_cache, build_pools, build_tracing
 from ...balancing.reload import reload_on_sighup
 from ...cache.caching_service import CachingService
 from ...config.schema import Config

@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from cloud_pool.accounts.accounts import Accounts
-from cloud_pool.app import build_accounts
+from cloud_pool.assembly import build_accounts
 from cloud_pool.config.schema import Config, ServerConfig
 from cloud_pool.config.tiers import by_name, load_tiers
 from cloud_pool.http.listener import Listener

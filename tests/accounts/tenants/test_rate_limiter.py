@@ -12,7 +12,7 @@ import redis.asyncio
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter, TokenReservation
 from cloud_pool.accounts.tenants.usage import UsageRecorder
-from cloud_pool.app import open_redis
+from cloud_pool.assembly import open_redis
 from cloud_pool.http.responses import error_response
 from router.errors import RateLimited
 from router.types import Usage

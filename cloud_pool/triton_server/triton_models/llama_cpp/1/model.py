@@ -1,9 +1,7 @@
-"""Triton's view of cloud_pool.triton_server.model_runtime: tensors in, tensors out.
+"""The Python backend's model: tensors in, tensors out, around cloud_pool.triton_server.model_runtime.
 
+It runs in the Python backend's stub process, in Triton's environment (numpy < 2), where our packages are importable.
 `model.json` beside this file is an EngineOptions.
-
-This runs in the Python backend's stub, in Triton's environment (numpy < 2), where the packages of Causeway are
-importable.
 """
 
 from __future__ import annotations
@@ -32,17 +30,17 @@ from router.errors import CausewayError, ClientGone, InvalidRequest
 
 GAUGES = {
     "running": "sequences in the decode batch",
-    "waiting": "sequences that wait for a place in it",
+    "waiting": "sequences that wait for a slot in it",
     "kv_used": "tokens in the KV cache",
-    "kv_total": "tokens that the KV cache holds",
+    "kv_total": "capacity of the KV cache in tokens",
     "steps": "decode steps so far",
-    "tokens_per_s": "tokens a second, all sequences, over the last second of work",
+    "tokens_per_s": "tokens per second of all sequences, over the last second of work",
     "rss_bytes": "resident memory of the model's process",
 }
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """Of the request's own parameters, those that we read."""
+    """The request parameters that we read."""
 
     causeway_deadline_ms: int | None = None
     causeway_call: str = ""
@@ -73,18 +71,18 @@ class Gauges:
 
 
 class Sender:
-    """generation.Responder over Triton's response sender."""
+    """model_runtime.Responder over Triton's response sender."""
 
-    def __init__(self, sender: Any, wants: RequestedOutputs) -> None:
+    def __init__(self, sender: Any, requested: RequestedOutputs) -> None:
         self._sender = sender
-        self._wants = wants
+        self._requested = requested
 
-    def send(self, outputs: ModelResponse, *, last: bool) -> None:
-        response = pb_utils.InferenceResponse(output_tensors=tensors_of(outputs, self._wants))
-        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)
+    def send(self, response: ModelResponse, *, last: bool) -> None:
+        tensors = pb_utils.InferenceResponse(output_tensors=tensors_of(response, self._requested))
+        self._sender.send(tensors, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)
 
     def fail(self, error: CausewayError) -> None:
-        # The code leads the text: errors inside a stream carry nothing else.
+        # The text begins with the code: an error inside a stream carries nothing but text.
         fault = pb_utils.TritonError(f"{error.code}: {error.message}", triton_code(error))
         response = pb_utils.InferenceResponse(error=fault)
         self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -104,33 +102,33 @@ class TritonPythonModel:
             engine.start()
             return engine
 
-        # A process that is gone is what the gateway repairs; one that stays and fails every call looks healthy.
-        self._generator = ModelRuntime(start, report=gauges.set, broken=lambda: os._exit(70))
+        # End the process: the gateway reloads a model whose process died; one that fails every call looks healthy.
+        self._runtime = ModelRuntime(start, report=gauges.set, broken=lambda: os._exit(70))
 
     def execute(self, requests: list[Any]) -> None:
-        """Decoupled: the answers come from the generator's own thread, this one takes the next requests."""
+        """Submit the requests and return: a decoupled model sends its responses from the runtime's own thread."""
         for request in requests:
             sender = request.get_response_sender()
             try:
-                call = text_of(request, "cancel")
-                if call is not None:
-                    self._generator.cancel(call)
+                call_name = text_of(request, "cancel")
+                if call_name is not None:
+                    self._runtime.cancel(call_name)
                     sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
                     continue
-                ask = ask_of(request)
+                model_request = model_request_of(request)
             except CausewayError as error:
                 Sender(sender, RequestedOutputs()).fail(error)
                 continue
-            self._generator.submit(ask, Sender(sender, ask.wants))
+            self._runtime.submit(model_request, Sender(sender, model_request.outputs))
 
     def finalize(self) -> None:
-        self._generator.close()
+        self._runtime.close()
 
 
-def ask_of(request: Any) -> ModelRequest:
+def model_request_of(request: Any) -> ModelRequest:
     """Raises InvalidRequest."""
-    own = msgspec.json.decode(request.parameters() or "{}", type=Parameters)
-    deadline_s = None if own.causeway_deadline_ms is None else own.causeway_deadline_ms / 1000.0
+    parameters = msgspec.json.decode(request.parameters() or "{}", type=Parameters)
+    deadline_s = None if parameters.causeway_deadline_ms is None else parameters.causeway_deadline_ms / 1000.0
     embedding = text_of(request, "embedding_request")
     if embedding is not None:
         try:
@@ -138,7 +136,7 @@ def ask_of(request: Any) -> ModelRequest:
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"embedding_request: {error}") from error
         return ModelRequest(
-            prompt=prompt, parameters=decode("{}"), embed=True, deadline_s=deadline_s, wants=wants_of(request)
+            prompt=prompt, parameters=decode("{}"), embed=True, deadline_s=deadline_s, outputs=outputs_of(request)
         )
     prompt = text_of(request, "text_input")
     if prompt is None:
@@ -150,21 +148,21 @@ def ask_of(request: Any) -> ModelRequest:
         parameters=decode(text_of(request, "sampling_parameters") or plain_parameters(request)),
         stream=stream,
         with_input=not (stream if without_input is None else without_input),
-        wants=wants_of(request),
+        outputs=outputs_of(request),
         deadline_s=deadline_s,
-        call=own.causeway_call,
+        call_name=parameters.causeway_call,
     )
 
 
 def plain_parameters(request: Any) -> bytes:
-    """Where there is no tensor the request's own parameters count, as in the vLLM backend (POST …/generate)."""
-    found = msgspec.json.decode(request.parameters() or "{}", type=dict[str, Any])
+    """Read the sampling parameters from the request's parameters, as the vLLM backend does (POST …/generate)."""
+    plain = msgspec.json.decode(request.parameters() or "{}", type=dict[str, Any])
     return msgspec.json.encode(
-        {name: value for name, value in found.items() if name not in Parameters.__struct_fields__}
+        {name: value for name, value in plain.items() if name not in Parameters.__struct_fields__}
     )
 
 
-def wants_of(request: Any) -> RequestedOutputs:
+def outputs_of(request: Any) -> RequestedOutputs:
     return RequestedOutputs(
         **{name: bool(flag_of(request, f"return_{name}")) for name in RequestedOutputs.__struct_fields__}
     )
@@ -186,23 +184,23 @@ def flag_of(request: Any, name: str) -> bool | None:
     return None if tensor is None else bool(tensor.as_numpy().reshape(-1)[0])
 
 
-def tensors_of(outputs: ModelResponse, wants: RequestedOutputs) -> list[Any]:
-    """text_output and what was asked for besides; [n] each, num_input_tokens [1]."""
-    texts = outputs.texts
-    if outputs.embedding:
-        texts = (msgspec.json.encode(outputs.embedding).decode(),)
-    made = [bytes_tensor("text_output", [text.encode() for text in texts])]
-    if wants.finish_reason:
-        made.append(bytes_tensor("finish_reason", [str(reason).encode() for reason in outputs.finish_reasons]))
-    if wants.cumulative_logprob:
-        made.append(pb_utils.Tensor("cumulative_logprob", np.array(outputs.cumulative_logprobs, dtype=np.float32)))
-    if wants.logprobs:
-        made.append(bytes_tensor("logprobs", [logprobs.encode(tokens) for tokens in outputs.logprobs]))
-    if wants.num_input_tokens:
-        made.append(pb_utils.Tensor("num_input_tokens", np.array([outputs.input_tokens], dtype=np.uint32)))
-    if wants.num_output_tokens:
-        made.append(pb_utils.Tensor("num_output_tokens", np.array(outputs.new_tokens, dtype=np.uint32)))
-    return made
+def tensors_of(response: ModelResponse, requested: RequestedOutputs) -> list[Any]:
+    """text_output and the requested optional outputs: shape [n] each, num_input_tokens [1]."""
+    texts = response.texts
+    if response.embedding:
+        texts = (msgspec.json.encode(response.embedding).decode(),)
+    tensors = [bytes_tensor("text_output", [text.encode() for text in texts])]
+    if requested.finish_reason:
+        tensors.append(bytes_tensor("finish_reason", [str(reason).encode() for reason in response.finish_reasons]))
+    if requested.cumulative_logprob:
+        tensors.append(pb_utils.Tensor("cumulative_logprob", np.array(response.cumulative_logprobs, dtype=np.float32)))
+    if requested.logprobs:
+        tensors.append(bytes_tensor("logprobs", [logprobs.encode(tokens) for tokens in response.logprobs]))
+    if requested.num_input_tokens:
+        tensors.append(pb_utils.Tensor("num_input_tokens", np.array([response.input_tokens], dtype=np.uint32)))
+    if requested.num_output_tokens:
+        tensors.append(pb_utils.Tensor("num_output_tokens", np.array(response.new_tokens, dtype=np.uint32)))
+    return tensors
 
 
 def bytes_tensor(name: str, values: list[bytes]) -> Any:

@@ -1,0 +1,97 @@
+"""The parts that the gateway and the worker have in common, built from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import redis.asyncio
+from anyio.abc import TaskGroup
+
+from router.errors import ConfigError
+
+from .accounts.accounts import Accounts
+from .accounts.audit import AuditLog
+from .accounts.identity.authenticator import Authenticator
+from .accounts.identity.key_set import KeySet
+from .accounts.identity.revocation import RevocationList
+from .accounts.identity.static_tokens import StaticTokens, load_tokens
+from .accounts.identity.token_verifier import TokenVerifier
+from .accounts.ledger import Ledger
+from .accounts.tenants.accounting import TenantAccounting
+from .accounts.tenants.metrics import TenantMetrics
+from .accounts.tenants.rate_limiter import TenantRateLimiter
+from .accounts.tenants.usage import UsageRecorder
+from .balancing.metrics import EndpointMetrics
+from .balancing.pools import Pools, TritonClients
+from .cache.shared_cache import SharedCache, read_secret
+from .config.schema import Config
+from .config.tiers import Tier
+from .observability.metrics import Metrics
+from .observability.tracing import Tracing
+
+_CONNECTIONS = 64  # to Redis
+
+
+def build_tracing(config: Config, service: str) -> Tracing | None:
+    """Return None without a collector. `service`: the `service.name` of the spans."""
+    if not config.tracing.endpoint:
+        return None
+    # Imported on demand: OpenTelemetry costs a tenth of a second and some megabytes.
+    from .observability.otel_tracing import OtelTracing
+
+    return OtelTracing(config.tracing, service)
+
+
+def build_pools(
+    config: Config, tiers: tuple[Tier, ...], metrics: Metrics, tasks: TaskGroup, reloaded: Callable[[str], None]
+) -> Pools:
+    """Build each tier's endpoints. `reloaded` gets the name of each model that was loaded again."""
+    endpoints = EndpointMetrics(metrics.registry)
+    pools = Pools(config, tiers, TritonClients(tasks, reloaded), ejected=endpoints.ejected)
+    endpoints.watch(pools.by_tier)
+    return pools
+
+
+def build_cache(config: Config, tiers: Mapping[str, Tier], metrics: Metrics) -> SharedCache | None:
+    """Return None if the cache is disabled. Raises ConfigError."""
+    if not config.cache.enabled:
+        return None
+    secret = read_secret(config.cache)
+    return SharedCache(config.cache, config.redis, tiers, metrics.registry, secret=secret)
+
+
+def build_accounts(config: Config, metrics: Metrics) -> Accounts:
+    """Build identity, tenants and audit log. Raises ConfigError."""
+    tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else StaticTokens()
+    client = open_redis(config.redis) if config.redis else None
+    keys = KeySet(Path(config.identity.key_file)) if config.identity.key_file else None
+    verifier = TokenVerifier(config.identity, keys) if keys is not None else None
+    revocations = RevocationList(config.identity, client)
+    limiter, usage = TenantRateLimiter(config.tenants, client), UsageRecorder(config.tenants, client)
+    accounting = TenantAccounting(config.tenants, limiter, usage)
+    audit = AuditLog(config.audit_file)
+    tenants = TenantMetrics(metrics.registry)
+    tenants.watch(
+        local_checks=lambda: limiter.local_checks,
+        stale_accepts=lambda: revocations.stale_accepts,
+        usage_lost=lambda: usage.lost,
+        audit_lost=lambda: audit.lost,
+        key_file_stale=lambda: float(keys is not None and bool(keys.last_error)),
+    )
+    authenticator = Authenticator(tokens, verifier, revocations)
+    return Accounts(authenticator, Ledger(accounting, audit, tenants), accounting, audit, revocations, client)
+
+
+def open_redis(url: str) -> redis.asyncio.Redis:
+    """Create a client that connects on first use. Raises ConfigError.
+
+    It never retries, because each caller has a timeout of its own; beyond the pool's size, calls wait for a connection.
+    """
+    try:
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url, retry=None, socket_connect_timeout=2.0, max_connections=_CONNECTIONS, timeout=None
+        )
+        return redis.asyncio.Redis.from_pool(pool)
+    except ValueError as error:
+        raise ConfigError(f"not a Redis URL: {error}", where="redis") from error
