@@ -197,6 +197,11 @@ class ModelRuntime:
         """End the request with this name if it is still in progress."""
         self._steps.put(call_name)
 
+    @property
+    def call_names(self) -> tuple[str, ...]:
+        """The names of the requests in progress that have one."""
+        return tuple(self._by_call_name)
+
     def close(self) -> None:
         self._engine.close()
         self._steps.put(None)

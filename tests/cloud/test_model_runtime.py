@@ -26,7 +26,7 @@ PATIENCE_S = 30.0
 LONG = SamplingParameters(max_tokens=1900, temperature=0.0, ignore_eos=True)
 
 
-class Heard:
+class RecordingResponder:
     """generation.Responder: what came, and whether the caller has left. Fails on anything after the end."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Heard:
     def is_cancelled(self) -> bool:
         return self.left
 
-    def wait(self) -> Heard:
+    def wait(self) -> RecordingResponder:
         assert self.ended.wait(PATIENCE_S)
         return self
 
@@ -63,17 +63,13 @@ class Bed:
         self.idle = threading.Event()
         self.broken = threading.Event()
         self.on_failure: OnFailure | None = None
-        self.generator = ModelRuntime(self._start, report=self._report, broken=self.broken.set)
+        self.runtime = ModelRuntime(self._start, report=self._report, broken=self.broken.set)
 
-    def ask(self, ask: ModelRequest) -> Heard:
+    def submit(self, request: ModelRequest) -> RecordingResponder:
         self.idle.clear()
-        heard = Heard()
-        self.generator.submit(ask, heard)
-        return heard
-
-    @property
-    def engine(self) -> Engine:
-        return self.generator._engine
+        responder = RecordingResponder()
+        self.runtime.submit(request, responder)
+        return responder
 
     def comes_to_rest(self) -> bool:
         """Nothing runs or waits in the engine, now or soon."""
@@ -83,7 +79,7 @@ class Bed:
     def _start(self, emit: Emit, on_failure: OnFailure) -> Engine:
         self.on_failure = on_failure
         path = str(find_artifact("assistant").path)
-        engine = Engine(EngineOptions(model_path=path, sequences=4, threads=1, queue=8), emit, on_failure)
+        self.engine = engine = Engine(EngineOptions(model_path=path, sequences=4, threads=1, queue=8), emit, on_failure)
         engine.start()
         return engine
 
@@ -97,7 +93,7 @@ class Bed:
 def bed() -> Iterator[Bed]:
     made = Bed()
     yield made
-    made.generator.close()
+    made.runtime.close()
 
 
 def prompt(text: str = "wake me up at seven") -> str:
@@ -107,36 +103,36 @@ def prompt(text: str = "wake me up at seven") -> str:
 def test_stream_has_one_response_a_step(bed: Bed) -> None:
     """Each response carries the new tokens of its step, and the last one the reason and the prompt's length."""
     parameters = SamplingParameters(max_tokens=6, temperature=0.0, ignore_eos=True)
-    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, stream=True)).wait()
-    assert sum(sum(one.new_tokens) for one in heard.outputs) == 6
-    assert [one.finish_reasons for one in heard.outputs[:-1]] == [(None,)] * (len(heard.outputs) - 1)
-    assert heard.outputs[-1].finish_reasons == ("length",)
-    assert heard.outputs[-1].input_tokens > 0
-    assert len(heard.outputs) > 1
+    responder = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, stream=True)).wait()
+    assert sum(sum(one.new_tokens) for one in responder.outputs) == 6
+    assert [one.finish_reasons for one in responder.outputs[:-1]] == [(None,)] * (len(responder.outputs) - 1)
+    assert responder.outputs[-1].finish_reasons == ("length",)
+    assert responder.outputs[-1].input_tokens > 0
+    assert len(responder.outputs) > 1
 
 
 def test_whole_answer_is_one_response(bed: Bed) -> None:
     """Not streaming there is one response; it begins with the prompt where that was not declined."""
     parameters = SamplingParameters(max_tokens=6, temperature=0.0)
-    (plain,) = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters)).wait().outputs
-    (whole,) = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, with_input=True)).wait().outputs
+    (plain,) = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters)).wait().outputs
+    (whole,) = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, with_input=True)).wait().outputs
     assert whole.texts[0] == prompt() + plain.texts[0]
 
 
 def test_sequences_of_one_request_answer_together(bed: Bed) -> None:
     """n sequences have one responder, and each has its own end."""
     parameters = SamplingParameters(n=3, max_tokens=5, seed=1, ignore_eos=True)
-    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, stream=True)).wait()
-    assert {len(one.texts) for one in heard.outputs} == {3}
-    assert heard.outputs[-1].finish_reasons == ("length",) * 3
-    assert [sum(one.new_tokens[at] for one in heard.outputs) for at in range(3)] == [5, 5, 5]
+    responder = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, stream=True)).wait()
+    assert {len(one.texts) for one in responder.outputs} == {3}
+    assert responder.outputs[-1].finish_reasons == ("length",) * 3
+    assert [sum(one.new_tokens[at] for one in responder.outputs) for at in range(3)] == [5, 5, 5]
 
 
 def test_logprobs_add_up(bed: Bed) -> None:
     """The cumulative logprob is the sum of the tokens' own."""
     parameters = SamplingParameters(max_tokens=4, temperature=0.0, logprobs=2)
     outputs = RequestedOutputs(logprobs=True, cumulative_logprob=True)
-    (output,) = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, outputs=outputs)).wait().outputs
+    (output,) = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, outputs=outputs)).wait().outputs
     assert len(output.logprobs[0]) == output.new_tokens[0]
     assert output.cumulative_logprobs[0] == pytest.approx(sum(token.logprob for token in output.logprobs[0]))
 
@@ -161,11 +157,11 @@ def test_logprobs_add_up(bed: Bed) -> None:
 )
 def test_what_cannot_be_done_has_one_error(bed: Bed, ask: ModelRequest, code: str) -> None:
     """Every refusal reaches the responder once, with its code, and nothing stays in the engine."""
-    heard = bed.ask(ask).wait()
-    assert heard.error is not None
-    assert heard.error.code == code
+    responder = bed.submit(ask).wait()
+    assert responder.error is not None
+    assert responder.error.code == code
     assert bed.comes_to_rest()
-    assert heard.late == 0
+    assert responder.late == 0
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -174,11 +170,11 @@ def test_a_caller_that_left_frees_its_sequences(bed: Bed, stream: bool, n: int) 
     """All of a request's sequences leave the engine long before their answers are whole."""
     parameters = SamplingParameters(n=n, max_tokens=1900, temperature=0.0, ignore_eos=True)
     before = bed.engine.stats().steps
-    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, stream=stream))
-    heard.left = True
-    heard.wait()
-    assert heard.error is not None
-    assert heard.error.code == "client_gone"
+    responder = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, stream=stream))
+    responder.left = True
+    responder.wait()
+    assert responder.error is not None
+    assert responder.error.code == "client_gone"
     assert bed.comes_to_rest()
     assert bed.engine.stats().steps - before < 1500
 
@@ -187,45 +183,45 @@ def test_a_caller_that_left_frees_its_sequences(bed: Bed, stream: bool, n: int) 
 def test_a_call_is_cancelled_by_its_name(bed: Bed, n: int) -> None:
     """All of its sequences end, and nobody else's; a name that is not known, or no more, says nothing."""
     parameters = SamplingParameters(n=n, max_tokens=1900, temperature=0.0, ignore_eos=True)
-    other = bed.ask(
+    other = bed.submit(
         ModelRequest(prompt=prompt(), parameters=SamplingParameters(max_tokens=300, ignore_eos=True), call_name="b")
     )
-    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=parameters, stream=True, call_name="a"))
-    assert heard.began.wait(PATIENCE_S)
+    responder = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, stream=True, call_name="a"))
+    assert responder.began.wait(PATIENCE_S)
     for name in ("nobody", "a", "a"):
-        bed.generator.cancel(name)
-    heard.wait()
-    assert heard.error is not None
-    assert heard.error.code == "client_gone"
+        bed.runtime.cancel(name)
+    responder.wait()
+    assert responder.error is not None
+    assert responder.error.code == "client_gone"
     assert other.wait().error is None
     assert bed.comes_to_rest()
-    assert heard.late == 0
-    assert not bed.generator._calls
+    assert responder.late == 0
+    assert not bed.runtime.call_names
 
 
 def test_more_than_fit_wait_their_turn(bed: Bed) -> None:
     """Requests beyond the engine's sequences wait in it, and all are answered."""
     parameters = SamplingParameters(max_tokens=8, temperature=0.0)
-    heard = [bed.ask(ModelRequest(prompt=prompt(str(n)), parameters=parameters, stream=True)) for n in range(8)]
-    for one in heard:
+    responder = [bed.submit(ModelRequest(prompt=prompt(str(n)), parameters=parameters, stream=True)) for n in range(8)]
+    for one in responder:
         assert one.wait().error is None
 
 
 def test_embedding(bed: Bed) -> None:
     """An embedding is one response with a vector."""
-    (output,) = bed.ask(ModelRequest(prompt="hello", parameters=SamplingParameters(), embed=True)).wait().outputs
+    (output,) = bed.submit(ModelRequest(prompt="hello", parameters=SamplingParameters(), embed=True)).wait().outputs
     assert len(output.embedding) > 8
 
 
 def test_engine_that_cannot_go_on_is_told_after_its_last_answers() -> None:
     """The process is to end (which is repaired from outside) only when everyone has had their error."""
     bed = Bed()
-    heard = bed.ask(ModelRequest(prompt=prompt(), parameters=LONG, stream=True))
-    assert heard.began.wait(PATIENCE_S)
+    responder = bed.submit(ModelRequest(prompt=prompt(), parameters=LONG, stream=True))
+    assert responder.began.wait(PATIENCE_S)
     bed.engine.close()  # every job gets its end
     assert bed.on_failure is not None
     bed.on_failure(RuntimeError("no cells"))
     assert bed.broken.wait(PATIENCE_S)
-    assert heard.ended.is_set()
-    assert heard.error is not None
-    assert heard.error.code == "engine_unavailable"
+    assert responder.ended.is_set()
+    assert responder.error is not None
+    assert responder.error.code == "engine_unavailable"
