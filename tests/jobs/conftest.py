@@ -41,7 +41,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait for a condition that background tasks fulfil."""
     ends = time.monotonic() + PATIENCE_S
     while not await condition():
-        assert time.monotonic() < ends, "it did not happen"
+        assert time.monotonic() < ends, "the condition did not become true"
         await asyncio.sleep(0.005)
 
 

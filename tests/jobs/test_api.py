@@ -47,7 +47,7 @@ async def http(config: JobsConfig, stores: JobStores) -> AsyncIterator[aiohttp.C
             yield session
 
 
-async def offered(http: aiohttp.ClientSession, body: object = CHAT, **headers: str) -> tuple[int, dict[str, object]]:
+async def submit(http: aiohttp.ClientSession, body: object = CHAT, **headers: str) -> tuple[int, dict[str, object]]:
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     async with http.post("/v1/jobs", json=body, headers=sent) as response:
         return response.status, await response.json()
@@ -55,12 +55,12 @@ async def offered(http: aiohttp.ClientSession, body: object = CHAT, **headers: s
 
 async def test_a_job_is_accepted_run_and_read(http: aiohttp.ClientSession, store: JobStore, config: JobsConfig) -> None:
     """The tier's alias is resolved, and the result is OpenAI's chat completion."""
-    status, job = await offered(http, CHAT | {"priority": "bulk", "deadline_ms": 5000})
+    status, job = await submit(http, CHAT | {"priority": "bulk", "deadline_ms": 5000})
     assert (status, job["status"], job["priority"], job["model"]) == (202, "queued", "bulk", "large")
     assert int(str(job["deadline_at"])) - int(str(job["created_at"])) == 5
     assert job["result"] is None
     async with RunningWorker(store, ScriptedRunner(), config):
-        events = await followed(http, str(job["id"]))
+        events = await follow(http, str(job["id"]))
     assert [event.type for event in events] == [b"queued", b"running", b"succeeded"]
     async with http.get(f"/v1/jobs/{job['id']}") as response:
         ended = await response.json()
@@ -68,7 +68,7 @@ async def test_a_job_is_accepted_run_and_read(http: aiohttp.ClientSession, store
     assert ended["result"]["choices"][0]["message"]["content"] == "an answer"
 
 
-async def followed(http: aiohttp.ClientSession, job: str, last: str = "") -> list[Event]:
+async def follow(http: aiohttp.ClientSession, job: str, last: str = "") -> list[Event]:
     headers = {"last-event-id": last} if last else {}
     async with http.get(f"/v1/jobs/{job}/events", headers=headers) as response:
         assert response.status == 200, await response.text()
@@ -79,24 +79,24 @@ async def test_events_continue_after_last_event_id(
     http: aiohttp.ClientSession, store: JobStore, config: JobsConfig
 ) -> None:
     """After the final event the stream ends at once."""
-    _, job = await offered(http)
+    _, job = await submit(http)
     async with RunningWorker(store, ScriptedRunner(), config):
-        events = await followed(http, str(job["id"]))
-    rest = await followed(http, str(job["id"]), events[0].id.decode())
+        events = await follow(http, str(job["id"]))
+    rest = await follow(http, str(job["id"]), events[0].id.decode())
     assert rest == events[1:]
-    assert await followed(http, str(job["id"]), events[-1].id.decode()) == []
+    assert await follow(http, str(job["id"]), events[-1].id.decode()) == []
     async with http.get(f"/v1/jobs/{job['id']}/events", headers={"last-event-id": "x"}) as response:
         assert response.status == 400
 
 
 async def test_event_streams_are_limited_and_released(http: aiohttp.ClientSession, store: JobStore) -> None:
-    _, job = await offered(http)
+    _, job = await submit(http)
     path = f"/v1/jobs/{job['id']}/events"
     async with http.get(path) as first:
         await first.content.readany()
         async with http.get(path) as second:
             assert second.status == 429
-    for _ in range(2000):  # the server notices that the first has left
+    for _ in range(2000):  # until the server notices that the first client has left
         async with http.get(path) as third:
             if third.status == 200:
                 break
@@ -106,23 +106,23 @@ async def test_event_streams_are_limited_and_released(http: aiohttp.ClientSessio
 
 async def test_an_idempotency_key_gives_one_job(http: aiohttp.ClientSession) -> None:
     """Another body is 409; another owner gets a job of its own."""
-    _, first = await offered(http, idempotency_key="k-1")
-    status, again = await offered(http, idempotency_key="k-1")
+    _, first = await submit(http, idempotency_key="k-1")
+    status, again = await submit(http, idempotency_key="k-1")
     assert (status, again["id"]) == (202, first["id"])
-    status, fault = await offered(http, CHAT | {"priority": "bulk"}, idempotency_key="k-1")
+    status, fault = await submit(http, CHAT | {"priority": "bulk"}, idempotency_key="k-1")
     assert (status, fault["error"]["code"]) == (409, "idempotency_conflict")  # type: ignore[index]
-    _, other = await offered(http, idempotency_key="k-1", authorization="Bearer another")
+    _, other = await submit(http, idempotency_key="k-1", authorization="Bearer another")
     assert other["id"] != first["id"]
 
 
 async def test_concurrent_requests_with_one_key_give_one_job(http: aiohttp.ClientSession, store: JobStore) -> None:
-    answers = await asyncio.gather(*(offered(http, idempotency_key="k") for _ in range(20)))
+    answers = await asyncio.gather(*(submit(http, idempotency_key="k") for _ in range(20)))
     assert len({str(job["id"]) for _, job in answers}) == 1
     assert len(await store.list_owned("kiosk/1", limit=50)) == 1
 
 
 async def test_another_owners_job_is_404(http: aiohttp.ClientSession) -> None:
-    _, job = await offered(http)
+    _, job = await submit(http)
     thief = {"authorization": "Bearer thief"}
     for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events")):
         async with http.request(method, f"/v1/jobs/{job['id']}{path}", headers=thief) as response:
@@ -141,21 +141,21 @@ async def test_a_caller_without_a_token_gets_401(http: aiohttp.ClientSession) ->
 
 
 async def test_a_token_without_the_scope_is_403(http: aiohttp.ClientSession) -> None:
-    status, _ = await offered(http, authorization="Bearer kiosk:chat")
+    status, _ = await submit(http, authorization="Bearer kiosk:chat")
     assert status == 403
 
 
 async def test_a_tenants_limits_apply_to_jobs(http: aiohttp.ClientSession) -> None:
-    status, fault = await offered(http, CHAT | {"max_tokens": 51}, authorization="Bearer capped")
+    status, fault = await submit(http, CHAT | {"max_tokens": 51}, authorization="Bearer capped")
     assert (status, fault["error"]["param"]) == (400, "max_tokens")  # type: ignore[index]
-    status, _ = await offered(http, CHAT | {"user": "x" * 300}, authorization="Bearer capped")
+    status, _ = await submit(http, CHAT | {"user": "x" * 300}, authorization="Bearer capped")
     assert status == 413
-    status, _ = await offered(http, CHAT | {"max_tokens": 50}, authorization="Bearer capped")
+    status, _ = await submit(http, CHAT | {"max_tokens": 50}, authorization="Bearer capped")
     assert status == 202
 
 
 async def test_cancel_is_idempotent_and_409_after_the_end(http: aiohttp.ClientSession) -> None:
-    _, job = await offered(http)
+    _, job = await submit(http)
     for _ in range(2):
         async with http.delete(f"/v1/jobs/{job['id']}") as response:
             assert (response.status, (await response.json())["status"]) == (200, "cancelled")
@@ -165,7 +165,7 @@ async def test_jobs_are_listed_in_pages_newest_first(http: aiohttp.ClientSession
     names = []
     for _ in range(3):
         clock.now += 1
-        names.append((await offered(http))[1]["id"])
+        names.append((await submit(http))[1]["id"])
     async with http.get("/v1/jobs", params={"limit": "2"}) as response:
         first = await response.json()
     assert ([row["id"] for row in first["data"]], first["has_more"]) == ([names[2], names[1]], True)
@@ -200,7 +200,7 @@ async def test_an_invalid_submission_names_the_parameter(
     status: int,
     param: str,
 ) -> None:
-    found, fault = await offered(http, CHAT | changes, **headers)
+    found, fault = await submit(http, CHAT | changes, **headers)
     assert (found, fault["error"]["param"]) == (status, param)  # type: ignore[index]
     assert await store.list_owned("kiosk/1") == []
 
@@ -227,23 +227,23 @@ async def test_a_disabled_webhook_is_refused(
 ) -> None:
     hooks = WebhookOutbox(database, config.webhooks, clock=clock)
     body = CHAT | {"webhook": "https://hooks.example.com/"}
-    _, job = await offered(http, body)
+    _, job = await submit(http, body)
     (record,) = (await store.claim("w", "large", ["standard"])).records
     await store.succeed(str(job["id"]), record.fence, b"{}")
     (hook,) = await hooks.claim(1)
     await hooks.finish(hook, "disabled")
-    status, fault = await offered(http, body)
+    status, fault = await submit(http, body)
     assert (status, fault["error"]["code"]) == (400, "webhook_disabled")  # type: ignore[index]
 
 
 async def test_webhook_secrets_rotate_and_differ_by_owner(http: aiohttp.ClientSession) -> None:
-    async def asked(method: str, token: str = "kiosk") -> dict[str, str]:
+    async def secret_of(method: str, token: str = "kiosk") -> dict[str, str]:
         headers = {"authorization": f"Bearer {token}"}
         async with http.request(method, "/v1/webhooks/secret", headers=headers) as response:
             return await response.json()  # type: ignore[no-any-return]
 
-    first = await asked("GET")
-    assert await asked("GET") == first
-    assert json.dumps(await asked("GET", "another")).find(first["secret"]) < 0
-    second = await asked("POST")
+    first = await secret_of("GET")
+    assert await secret_of("GET") == first
+    assert json.dumps(await secret_of("GET", "another")).find(first["secret"]) < 0
+    second = await secret_of("POST")
     assert second["previous"] == first["secret"] != second["secret"]

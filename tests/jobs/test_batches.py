@@ -86,23 +86,23 @@ class RunningRuntime:
     """A WorkerRuntime for a `with` block."""
 
     def __init__(self, config: JobsConfig, clock: Clock, runner: ScriptedRunner) -> None:
-        def tick() -> float:  # what is to be looked at again later becomes due
+        def tick() -> float:  # scheduled steps become due
             clock.now += 0.01
             return clock.now
 
-        self._crew = WorkerRuntime(config, TIERS, runner, {"large": 4}, CollectorRegistry(), clock=tick)
+        self._runtime = WorkerRuntime(config, TIERS, runner, {"large": 4}, CollectorRegistry(), clock=tick)
         self._stop = anyio.Event()
         self._tasks = anyio.create_task_group()
 
     async def __aenter__(self) -> None:
-        assert await self._crew.start(self._stop)
+        assert await self._runtime.start(self._stop)
         await self._tasks.__aenter__()
-        self._tasks.start_soon(self._crew.run, self._stop)
+        self._tasks.start_soon(self._runtime.run, self._stop)
 
     async def __aexit__(self, *fault: object) -> None:
         self._stop.set()
         await self._tasks.__aexit__(None, None, None)
-        await self._crew.close()
+        await self._runtime.close()
 
 
 def over(client: openai.AsyncOpenAI, name: str) -> Callable[[], Awaitable[bool]]:
@@ -187,7 +187,7 @@ async def test_a_cancelled_batch_keeps_answers_and_cancels_the_rest(
     """Lines that never became jobs are in the error file; cancelling again is 409."""
     batch = await batch_of(client, *(line(str(at)) for at in range(6)))
     await processor.step()  # validated
-    await processor.step()  # three lines fed
+    await processor.step()  # three lines submitted
     (first,) = (await store.claim("w", "large", ["bulk"])).records
     await store.succeed(first.id, first.fence, b'{"an":"answer"}')
     assert (await client.batches.cancel(batch.id)).status == "cancelling"
@@ -250,7 +250,7 @@ async def test_a_batch_waits_for_a_full_queue(
 async def test_another_owner_sees_no_files_or_batches(client: openai.AsyncOpenAI, url: str) -> None:
     batch = await batch_of(client, line("a"))
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="thief", max_retries=0) as thief:
-        for asked in (
+        for call in (
             thief.files.retrieve(batch.input_file_id),
             thief.files.delete(batch.input_file_id),
             thief.files.content(batch.input_file_id),
@@ -261,7 +261,7 @@ async def test_another_owner_sees_no_files_or_batches(client: openai.AsyncOpenAI
             ),
         ):
             with pytest.raises(openai.NotFoundError):
-                await asked
+                await call
         assert [file async for file in thief.files.list()] == []
         assert [one async for one in thief.batches.list()] == []
 

@@ -46,8 +46,8 @@ def killable_redis() -> Iterator[RedisServer]:
 async def final_events(database: RedisClient, job: str) -> list[str]:
     """The final states in the job's events; exactly one effect is exactly one of them."""
     entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))
-    told = [as_fields(as_list(entry)[1])["event"].decode() for entry in entries]
-    return [what for what in told if what not in ("queued", "running", "waiting", "progress")]
+    events = [as_fields(as_list(entry)[1])["event"].decode() for entry in entries]
+    return [event for event in events if event not in ("queued", "running", "waiting", "progress")]
 
 
 def all_ended(store: JobStore, jobs: list[str]) -> Callable[[], Awaitable[bool]]:

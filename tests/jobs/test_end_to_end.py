@@ -70,7 +70,7 @@ def bed(redis_server: RedisServer) -> Iterator[Deployment]:
             made.close()
 
 
-async def asked(
+async def request(
     url: str, method: str, path: str, token: str = "kiosk-secret", **more: object
 ) -> tuple[int, dict[str, object]]:
     headers = {"authorization": f"Bearer {token}"}
@@ -86,7 +86,7 @@ async def test_accepted_jobs_survive_every_kill(bed: Deployment) -> None:
     url = gateway.ready()["url"]
     jobs = []
     for _ in range(4):
-        status, job = await asked(url, "POST", "/jobs", json=CHAT)
+        status, job = await request(url, "POST", "/jobs", json=CHAT)
         assert status == 202, job
         jobs.append(str(job["id"]))
     gateway.process.kill()
@@ -119,10 +119,10 @@ async def test_accepted_jobs_survive_every_kill(bed: Deployment) -> None:
 
     await until(done)
     for job in jobs:
-        status, view = await asked(url, "GET", f"/jobs/{job}")
+        status, view = await request(url, "GET", f"/jobs/{job}")
         assert view["status"] == "succeeded"
         assert view["result"]["object"] == "chat.completion"  # type: ignore[index]
-        assert (await asked(url, "GET", f"/jobs/{job}", "other-secret"))[0] == 404
+        assert (await request(url, "GET", f"/jobs/{job}", "other-secret"))[0] == 404
         entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))
         ends = [as_fields(as_list(entry)[1])["event"] for entry in entries]
         assert ends.count(b"succeeded") == 1
@@ -132,7 +132,7 @@ async def test_accepted_jobs_survive_every_kill(bed: Deployment) -> None:
     for command in bed.commands:
         assert "Say something" not in "".join(command.log)
     await database.close()
-    # OpenAI's own client, its batch and the operator's command, over the same processes.
+    # A batch with OpenAI's own client, and the operator's command, on the same processes.
     async with openai.AsyncOpenAI(base_url=url, api_key="kiosk-secret", max_retries=0) as client:
         line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT | {"max_tokens": 4}}
         file = await client.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")

@@ -53,11 +53,11 @@ async def test_jobs_taken_over_have_one_effect(
 
         await until(all_ended)
     runs = Counter(job_run.id for runner in runners for job_run in runner.runs)
-    assert sum(runs.values()) > len(jobs)  # else nothing was tried here
+    assert sum(runs.values()) > len(jobs)  # some jobs ran more than once, or this proves nothing
     for job in jobs:
         entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))
-        told = Counter(as_fields(as_list(entry)[1])["event"] for entry in entries)
-        assert told[b"succeeded"] == 1
+        events = Counter(as_fields(as_list(entry)[1])["event"] for entry in entries)
+        assert events[b"succeeded"] == 1
     deliveries = as_list(await database.command("ZRANGE", database.key("webhooks"), 0, -1))
     assert sorted(as_text(delivery).partition(".")[0] for delivery in deliveries) == sorted(jobs)
     (depth,) = (await store.depths()).queues

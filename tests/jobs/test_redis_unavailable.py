@@ -76,30 +76,30 @@ async def test_jitter_at_most_halves_a_delay(stopped_redis: RedisServer) -> None
 
 
 async def test_a_waiting_worker_stops_at_once() -> None:
-    crew = WorkerRuntime(
+    runtime = WorkerRuntime(
         JobsConfig(redis=ABSENT), {"large": TIER}, ScriptedRunner(answers), {"large": 1}, CollectorRegistry()
     )
     stop = anyio.Event()
-    starting = asyncio.create_task(crew.start(stop))
+    starting = asyncio.create_task(runtime.start(stop))
     for _ in range(10):
         await asyncio.sleep(0)
     stop.set()
     assert await starting is False
-    await crew.close()
+    await runtime.close()
 
 
 async def test_a_redis_that_is_not_durable_ends_the_worker(redis_server: RedisServer) -> None:
     """The error names the settings to change."""
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder), "--appendfsync", "everysec")
-        crew = WorkerRuntime(
+        runtime = WorkerRuntime(
             JobsConfig(redis=server.url), {"large": TIER}, ScriptedRunner(answers), {"large": 1}, CollectorRegistry()
         )
         try:
             with pytest.raises(ConfigError, match="appendfsync is everysec"):
-                await crew.start(anyio.Event())
+                await runtime.start(anyio.Event())
         finally:
-            await crew.close()
+            await runtime.close()
             server.kill()
 
 

@@ -94,10 +94,10 @@ async def bed(config: JobsConfig, store: JobStore, tmp_path: Path) -> AsyncItera
 
 async def test_a_job_gets_an_interactive_requests_answer(bed: SharedDeployment, new_job: MakeJob) -> None:
     """The record says hit, the whole prompt is cached, and the job costs no tokens."""
-    asked = await bed.gateway.ask(ask(), tenant="kiosk").end()
+    answer = await bed.gateway.ask(ask(), tenant="kiosk").end()
     (record,) = await bed.outcomes(new_job())
     found = await bed.answer(record)
-    assert found["choices"][0]["message"]["content"] == asked.text == "one two three"  # type: ignore[index]
+    assert found["choices"][0]["message"]["content"] == answer.text == "one two three"  # type: ignore[index]
     assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 20}  # type: ignore[index]
     assert record.cache == "hit"
     assert not bed.worker.script.asked
@@ -110,9 +110,9 @@ async def test_an_interactive_request_gets_a_jobs_answer(bed: SharedDeployment, 
     """The job pays for the tokens."""
     (record,) = await bed.outcomes(new_job())
     assert record.cache == "miss"
-    asked = await bed.gateway.ask(ask(), tenant="kiosk").end()
-    assert asked.headers["x-causeway-cache"] == "hit"
-    assert (asked.text, bed.gateway.script.asked) == ("one two three", [])
+    answer = await bed.gateway.ask(ask(), tenant="kiosk").end()
+    assert answer.headers["x-causeway-cache"] == "hit"
+    assert (answer.text, bed.gateway.script.asked) == ("one two three", [])
     (row,) = bed.ledger.records()
     assert (row["cache"], row["prompt_tokens"], row["completion_tokens"]) == ("miss", 20, 3)
 
@@ -148,8 +148,8 @@ async def test_a_job_outside_the_cache_neither_reads_nor_writes_it(
 ) -> None:
     (record,) = await bed.outcomes(new_job(**changes))
     assert record.cache == "bypass"
-    asked = await bed.gateway.ask(ask(), tenant="kiosk").end()
-    assert asked.headers["x-causeway-cache"] == "miss"
+    answer = await bed.gateway.ask(ask(), tenant="kiosk").end()
+    assert answer.headers["x-causeway-cache"] == "miss"
     (again,) = await bed.outcomes(new_job(**changes))
     assert again.cache == "bypass"
     assert len(bed.worker.script.asked) == 2
@@ -171,12 +171,12 @@ async def test_a_submissions_headers_apply_when_the_job_runs(
             serving(gateway.api.handler) as url,
             aiohttp.ClientSession(url, headers={"authorization": "Bearer a"}) as http,
         ):
-            said = {"cache-control": "no-store", "x-causeway-tags": "night,till", "idempotency-key": "k"}
-            async with http.post("/v1/jobs", json=body(), headers=said) as response:
+            headers = {"cache-control": "no-store", "x-causeway-tags": "night,till", "idempotency-key": "k"}
+            async with http.post("/v1/jobs", json=body(), headers=headers) as response:
                 job = await response.json()
                 assert (response.status, job["cache"]) == (202, None)
             async with http.post("/v1/jobs", json=body(), headers={"idempotency-key": "k"}) as response:
-                assert response.status == 409  # not the same ask
+                assert response.status == 409  # another request
             (record,) = (await store.claim("w", "large", ["standard"])).records
             assert record.tag_list == ("night", "no-store", "till")
             await store.succeed(record.id, record.fence, b"{}", "coalesced")
@@ -192,13 +192,13 @@ async def test_a_batchs_headers_apply_to_its_lines(config: JobsConfig, clock: Cl
     try:
         async with serving(gateway.api.handler) as url:
             client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="kiosk", max_retries=0)
-            for said, asked in (({"cache-control": "no-store"}, 1), ({}, 2), ({}, 2)):
+            for headers, generations in (({"cache-control": "no-store"}, 1), ({}, 2), ({}, 2)):
                 file = await client.files.create(file=("in.jsonl", json.dumps(row).encode()), purpose="batch")
                 batch = await client.batches.create(
                     input_file_id=file.id,
                     endpoint="/v1/chat/completions",
                     completion_window="24h",
-                    extra_headers=said,
+                    extra_headers=headers,
                 )
 
                 async def is_done(name: str = batch.id) -> bool:
@@ -206,7 +206,7 @@ async def test_a_batchs_headers_apply_to_its_lines(config: JobsConfig, clock: Cl
 
                 async with RunningRuntime(config, clock, bed.runner):  # type: ignore[arg-type]
                     await until(is_done)
-                assert len(bed.worker.script.asked) == asked
+                assert len(bed.worker.script.asked) == generations
             await client.close()
     finally:
         await gateway.close()

@@ -84,7 +84,7 @@ async def test_success_stores_the_result_once(store: JobStore, new_job: MakeJob)
     await store.accept(new_job())
     (record,) = (await store.claim("w", "large", ["standard"])).records
     assert await store.succeed(record.id, record.fence, b"{}")
-    assert await store.succeed(record.id, record.fence, b'{"second":1}')  # its answer was lost: done is done
+    assert await store.succeed(record.id, record.fence, b'{"second":1}')  # a repeated call, whose first reply was lost
     assert await store.read_result(record.id) == b"{}"
     assert (await store.get(record.id, "kiosk")).state is JobState.SUCCEEDED
     assert (await store.claim("w", "large", ["standard"])).records == ()
@@ -131,7 +131,7 @@ async def test_a_job_without_attempts_is_a_dead_letter_that_can_be_retried(
         assert await store.postpone(record.id, record.fence, FAULT, store.now_ms, counts=True)
         await store.promote_and_expire()
     assert (await store.get(record.id, "kiosk")).state is JobState.DEAD
-    assert (await store.get(record.id, "kiosk")).body == BODY  # for the retry
+    assert (await store.get(record.id, "kiosk")).body == BODY  # kept for a retry
     (letter,) = await store.dead_letters()
     assert (letter.id, letter.attempts, letter.code) == (record.id, config.max_attempts, "cloud_failed")
     assert await store.retry(record.id)
@@ -257,7 +257,7 @@ async def test_keys_of_an_ended_job_expire(store: JobStore, database: RedisClien
     )
     for key in keys:
         assert 0 < int(str(await database.command("PTTL", key))) <= 86_400_000, key
-    assert (await store.get(accepted.id, "kiosk")).body == b""  # what was asked is forgotten first
+    assert (await store.get(accepted.id, "kiosk")).body == b""  # deleted at the end, unlike the record
     assert await database.command("ZCARD", database.key("open", "kiosk")) == 0
     assert await database.command("ZCARD", database.key("deadlines")) == 0
     assert await database.command("XLEN", database.key("queue", "large", "standard")) == 0

@@ -194,7 +194,7 @@ async def test_a_name_with_a_private_address_gets_no_connection(
 async def test_dns_rebinding_gets_no_connection(bed: WebhookBed, receiver: Receiver) -> None:
     """A name is public at the first look-up and private when the socket is opened."""
     names = ScriptedResolver("93.184.215.14", "127.0.0.1")
-    await names.resolve("rebind.example.com")  # what a check at the time of the offer would have seen
+    await names.resolve("rebind.example.com")  # what a check at submission would have seen
     sender = bed.sender(WebhookConfig(allow_http=True), names)
     await bed.ended_job(url(receiver, "rebind.example.com"))
     await sender.deliver_due()

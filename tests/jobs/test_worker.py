@@ -285,12 +285,15 @@ async def test_an_outage_of_redis_is_logged_once(
     job = (await store.accept(new_job())).id
     worker = Worker(
         store, ScriptedRunner(), {"large": 1}, config, JobMetrics(CollectorRegistry()), rng=lambda: -1.0
-    )  # without a pause
+    )  # no delay
     stop = anyio.Event()
     with caplog.at_level(logging.INFO, "causeway.cloud.worker"):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.run, stop)
             await until(reached(store, job, JobState.SUCCEEDED))
             stop.set()
-    said = [message for message in caplog.messages if "claimed" in message]
-    assert said == ["no jobs of large are claimed: the job store does not answer", "jobs of large are claimed again"]
+    messages = [message for message in caplog.messages if "claimed" in message]
+    assert messages == [
+        "no jobs of large are claimed: the job store does not answer",
+        "jobs of large are claimed again",
+    ]

@@ -66,7 +66,7 @@ class Bed:
         runner = MeteredRunner(
             ServiceBackend(self.worker.caching_service, TIERS, {}), self._books.ledger, self.there.jobs
         )
-        self.crew = WorkerRuntime(
+        self.runtime = WorkerRuntime(
             self._config, TIERS, runner, {"large": 2}, CollectorRegistry(), trace=self.there.jobs, clock=self._tick
         )
 
@@ -83,7 +83,7 @@ class Bed:
                 async with http.get(f"/v1/jobs/{job}") as response:
                     return (await response.json())["webhook_status"] not in ("", None, "pending")
 
-            working = asyncio.ensure_future(self.crew.run(stop))
+            working = asyncio.ensure_future(self.runtime.run(stop))
             await until(told)
             stop.set()
             await working
@@ -96,7 +96,7 @@ class Bed:
 
     async def close(self) -> None:
         await self.gateway.close()
-        await self.crew.close()
+        await self.runtime.close()
         for tracing in (self.here, self.there):
             await asyncio.to_thread(tracing.close)
         await self.collector.stop()

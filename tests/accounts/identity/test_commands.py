@@ -18,18 +18,18 @@ from router.errors import AuthenticationFailed
 from tests.redis_server import RedisServer
 
 
-def said(*args: str | Path) -> Result:
+def run(*args: str | Path) -> Result:
     return CliRunner().invoke(keys, [str(arg) for arg in args], env={"COLUMNS": "200"})
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    assert said("new", "--private", tmp_path / "a.pem", "--keys", tmp_path / "keys.json").exit_code == 0
+    assert run("new", "--private", tmp_path / "a.pem", "--keys", tmp_path / "keys.json").exit_code == 0
     return tmp_path
 
 
 def issued(folder: Path, *args: str) -> str:
-    result = said("issue", "--private", folder / "a.pem", "--tenant", "acme", "--device", "kiosk", *args)
+    result = run("issue", "--private", folder / "a.pem", "--tenant", "acme", "--device", "kiosk", *args)
     assert result.exit_code == 0, result.output
     return result.stdout.strip()
 
@@ -48,19 +48,19 @@ def test_scopes_and_lifetime_are_set_and_checked(folder: Path) -> None:
     )
     assert claims.scope == "chat"
     assert claims.exp - claims.iat == 86400
-    assert said("issue", "--private", folder / "a.pem", "--tenant", "a b", "--device", "x").exit_code == 2
-    assert said("issue", "--private", folder / "a.pem", "--tenant", "a", "--device", "x", "--days", "0").exit_code == 2
-    assert said("issue", "--private", folder / "none.pem", "--tenant", "a", "--device", "x").exit_code == 2
+    assert run("issue", "--private", folder / "a.pem", "--tenant", "a b", "--device", "x").exit_code == 2
+    assert run("issue", "--private", folder / "a.pem", "--tenant", "a", "--device", "x", "--days", "0").exit_code == 2
+    assert run("issue", "--private", folder / "none.pem", "--tenant", "a", "--device", "x").exit_code == 2
 
 
 def test_show_prints_keys_and_unverified_claims(folder: Path) -> None:
     kid = read_jwks(folder / "keys.json").keys[0].kid
-    shown = said("show", "--keys", folder / "keys.json")
+    shown = run("show", "--keys", folder / "keys.json")
     assert kid in shown.output
-    shown = said("show", issued(folder))
+    shown = run("show", issued(folder))
     assert "acme" in shown.output
     assert "not verified" in shown.output
-    assert said("show", "rubbish").exit_code == 2
+    assert run("show", "rubbish").exit_code == 2
 
 
 @pytest.mark.redis
@@ -68,22 +68,22 @@ async def test_revoke_and_show_tokens_and_devices(folder: Path, empty_redis: Red
     token = issued(folder)
     verifier = TokenVerifier(IdentityConfig(), KeySet(folder / "keys.json"))
     claims = verifier.verify(token, now=0.0, now_unix=time.time())
-    # The command runs an event loop of its own.
+    # The command starts an event loop of its own.
     import anyio.to_thread
 
-    async def run(*args: str) -> Result:
-        return await anyio.to_thread.run_sync(lambda: said(*args))
+    async def run_on_thread(*args: str) -> Result:
+        return await anyio.to_thread.run_sync(lambda: run(*args))
 
     for what in (("--token-id", claims.jti), ("--device", claims.owner)):
         empty_redis.flush()
-        result = await run("revoke", "--redis", empty_redis.url, *what)
+        result = await run_on_thread("revoke", "--redis", empty_redis.url, *what)
         assert result.exit_code == 0, result.output
         async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
             revoked = RevocationList(IdentityConfig(), client)
             await revoked.refresh()
         with pytest.raises(AuthenticationFailed, match="revoked"):
             revoked.check(claims)
-        assert what[1] in (await run("show", "--redis", empty_redis.url)).output
+        assert what[1] in (await run_on_thread("show", "--redis", empty_redis.url)).output
 
 
 def test_incomplete_revocations_exit_with_status_2(folder: Path) -> None:
@@ -97,12 +97,12 @@ def test_incomplete_revocations_exit_with_status_2(folder: Path) -> None:
         ("--key", "x"),
         ("--key", "x", "--keys", str(folder / "keys.json")),
     ):
-        result = said("revoke", *args)
+        result = run("revoke", *args)
         assert result.exit_code == 2, (args, result.output)
 
 
 def test_revoking_a_key_removes_it_from_the_set(folder: Path) -> None:
     old = read_jwks(folder / "keys.json").keys[0].kid
-    assert said("new", "--private", folder / "b.pem", "--keys", folder / "keys.json").exit_code == 0
-    assert said("revoke", "--key", old, "--keys", folder / "keys.json").exit_code == 0
+    assert run("new", "--private", folder / "b.pem", "--keys", folder / "keys.json").exit_code == 0
+    assert run("revoke", "--key", old, "--keys", folder / "keys.json").exit_code == 0
     assert old not in {key.kid for key in read_jwks(folder / "keys.json").keys}

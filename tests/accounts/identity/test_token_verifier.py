@@ -234,7 +234,7 @@ def test_keys_rotate(issuer: Issuer) -> None:
     verifier.verify(old, now=0.0, now_unix=NOW)
     second = issuer.add("second")
     new = issuer.sign(key=second)
-    assert "key is not known" in refusal_of(verifier, new)  # within the second that the file is trusted
+    assert "key is not known" in refusal_of(verifier, new)  # the file is read again after a second
     verifier.verify(new, now=1.0, now_unix=NOW)
     verifier.verify(old, now=1.0, now_unix=NOW)
     left = [key for key in read_jwks(issuer.key_file).keys if key.kid == public_jwk(second.public_key()).kid]

@@ -88,12 +88,12 @@ def test_a_rotated_file_is_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     taken = threading.Semaphore(0)
 
-    class Told(AuditLog):
+    class SignallingLog(AuditLog):
         def _write(self, line: bytes) -> None:
             super()._write(line)
             taken.release()
 
-    log = Told(str(path))
+    log = SignallingLog(str(path))
     log.start()
     log.enqueue(record(1))
     taken.acquire()

@@ -41,7 +41,7 @@ def clock() -> Clock:
 def budgets(
     limits: TenantLimits, client: redis.asyncio.Redis | None, clock: Clock, share: float = 0.5
 ) -> TenantRateLimiter:
-    # Under load a real Redis may take long: the time after which the share applies is not what is tested here.
+    # A long timeout: a real Redis may be slow under load, and these tests are not about the timeout.
     config = TenantsConfig(default=limits, local_share=share, redis_timeout_s=20.0)
     return TenantRateLimiter(config, client, clock=clock, wall_clock=clock, now_s=clock)
 
@@ -79,7 +79,7 @@ async def test_two_gateways_share_a_burst(client: redis.asyncio.Redis, clock: Cl
 async def test_tokens_are_reserved_and_settled(client: redis.asyncio.Redis, clock: Clock) -> None:
     first, second = (budgets(TenantLimits(tokens_per_minute=600), client, clock) for _ in range(2))
     reservation = await first.reserve("acme", 500)
-    assert await refused(second, tokens=200) == pytest.approx(10.0, abs=0.01)  # 100 lack, 10 come a second
+    assert await refused(second, tokens=200) == pytest.approx(10.0, abs=0.01)  # 100 missing, 10 per second
     first.settle(reservation, 100, 0)
     await first.flush()
     await second.reserve("acme", 500)
@@ -164,7 +164,7 @@ async def test_without_redis_each_gateway_applies_its_local_share(
         clock.now += 10.0
         reservation = await limiter.reserve("acme", 0)
         limiter.settle(reservation, 0, 1_000_000)
-        await refused(limiter)  # half of the day's budget is this gateway's share
+        await refused(limiter)  # the local share is half of the day's budget
     finally:
         redis_server.start()
     clock.now += 10.0
