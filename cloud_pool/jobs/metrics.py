@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from .store.job_store import QueueDepths
+from .store.replies import QueueDepths
 
 _QUEUE = ("tier", "priority")
 

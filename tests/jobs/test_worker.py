@@ -17,8 +17,9 @@ from cloud_pool.jobs.errors import JobStoreUnavailable
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.states import JobState
-from cloud_pool.jobs.store.job_store import ClaimedJobs, JobStore
+from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.store.replies import ClaimedJobs
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.worker import Worker
 from router.errors import CausewayError, CloudFailed, CloudUnreachable, ContextLengthExceeded, QueueFull

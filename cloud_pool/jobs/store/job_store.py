@@ -14,54 +14,11 @@ from ..config import JobsConfig
 from ..errors import IdempotencyConflict, JobAlreadyEnded
 from ..record import JobRecord, NewJob, encode_error, parse_record
 from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text
+from .replies import AcceptedJob, ClaimedJobs, DeadLetter, QueueDepth, QueueDepths
 
 _RETRY_AFTER_S = 5.0
 _IDLE_CONSUMER_MS = 3_600_000
 _MAX_WAIT_S = 2.0  # below the client's timeout
-
-
-class AcceptedJob(msgspec.Struct, frozen=True):
-    """Result of `accept`."""
-
-    id: str
-    known: bool  # accepted before, under the same idempotency key
-
-
-class ClaimedJobs(msgspec.Struct, frozen=True):
-    """Result of `claim`."""
-
-    records: tuple[JobRecord, ...]
-    last_entries: tuple[str, ...]  # of each priority's queue; `wait` waits for later ones
-
-
-class DeadLetter(msgspec.Struct, frozen=True):
-    """A job that used up its attempts, without its content."""
-
-    id: str
-    owner: str
-    tier: str
-    attempts: int
-    code: str  # of the last error
-    died: int  # unix ms
-
-
-class QueueDepth(msgspec.Struct, frozen=True):
-    """One queue."""
-
-    tier: str
-    priority: str
-    queued: int
-    running: int
-    oldest_ms: int  # unix, of the oldest queued job; 0: nothing is queued
-
-
-class QueueDepths(msgspec.Struct, frozen=True):
-    """All queues."""
-
-    queues: tuple[QueueDepth, ...]
-    dead: int
-    waiting: int  # for their next attempt
-    pending_deliveries: int
 
 
 class JobStore:

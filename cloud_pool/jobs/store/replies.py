@@ -1,0 +1,51 @@
+"""What the job store returns."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..record import JobRecord
+
+
+class AcceptedJob(msgspec.Struct, frozen=True):
+    """Result of `accept`."""
+
+    id: str
+    known: bool  # accepted before, under the same idempotency key
+
+
+class ClaimedJobs(msgspec.Struct, frozen=True):
+    """Result of `claim`."""
+
+    records: tuple[JobRecord, ...]
+    last_entries: tuple[str, ...]  # of each priority's queue; `wait` waits for later ones
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A job that used up its attempts, without its content."""
+
+    id: str
+    owner: str
+    tier: str
+    attempts: int
+    code: str  # of the last error
+    died: int  # unix ms
+
+
+class QueueDepth(msgspec.Struct, frozen=True):
+    """One queue."""
+
+    tier: str
+    priority: str
+    queued: int
+    running: int
+    oldest_ms: int  # unix, of the oldest queued job; 0: nothing is queued
+
+
+class QueueDepths(msgspec.Struct, frozen=True):
+    """All queues."""
+
+    queues: tuple[QueueDepth, ...]
+    dead: int
+    waiting: int  # for their next attempt
+    pending_deliveries: int
