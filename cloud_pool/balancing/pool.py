@@ -236,10 +236,10 @@ class Pool:
         now = self._clock()
         for address in health.stalled(self._state, now, self._settings, self._last_received_at):
             unreachable = CloudUnreachable("the endpoint hangs", phase="first_token", retry_after_s=RETRY_S)
-            self._client(address).end(self.model, unreachable, begun=False)
+            self._client(address).fail_calls(self.model, unreachable, begun=False)
         for address in health.hung(self._state, now, self._settings, self._last_received_at):
             broken = StreamBroken("the endpoint hangs", phase="stream", retry_after_s=RETRY_S)
-            self._client(address).end(self.model, broken)
+            self._client(address).fail_calls(self.model, broken)
 
     async def _probe(self, address: str) -> None:
         began, triton = self._clock(), self._client(address)

@@ -22,16 +22,16 @@ _PREPARE_S = 3.0
 class TritonClients:
     """Owns the clients: one for each address, for as long as a pool lists it or a call runs there."""
 
-    def __init__(self, tasks: TaskGroup, repaired: Callable[[str], None]) -> None:
+    def __init__(self, tasks: TaskGroup, reloaded: Callable[[str], None]) -> None:
         self._tasks = tasks
-        self._repaired = repaired
+        self._reloaded = reloaded
         self._clients: dict[str, TritonClient] = {}
 
     def get(self, address: str) -> TritonClient:
         """Return the client of this address, created on first use."""
         client = self._clients.get(address)
         if client is None:
-            client = self._clients[address] = TritonClient(address, self._tasks, repaired=self._repaired)
+            client = self._clients[address] = TritonClient(address, self._tasks, reloaded=self._reloaded)
         return client
 
     async def retain(self, addresses: Iterable[str]) -> None:

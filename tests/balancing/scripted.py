@@ -46,8 +46,8 @@ class Endpoint:
     def last_received_at(self, model: str) -> float:
         return self.heard
 
-    def end(self, model: str, why: CausewayError, *, begun: bool = True) -> None:
-        self.ended.append((why, begun))
+    def fail_calls(self, model: str, error: CausewayError, *, begun: bool = True) -> None:
+        self.ended.append((error, begun))
 
     def renew(self) -> None:
         self.renewed += 1

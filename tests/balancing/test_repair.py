@@ -150,9 +150,9 @@ async def test_several_gateways_load_a_dead_model_once() -> None:
     """Each hears that it is dead; the first unloads and loads it, the others see that and wait until it is done."""
     async with bed(dies_after(0)) as (fake, first), anyio.create_task_group() as tasks:
         fake.loading.clear()
-        repaired: list[str] = []
+        reloaded: list[str] = []
         others = [
-            TritonClient(fake.address, tasks, repaired=repaired.append, chance=lambda late=late: late)
+            TritonClient(fake.address, tasks, reloaded=reloaded.append, chance=lambda late=late: late)
             for late in (0.5, 1.0)
         ]
         first._chance = lambda: 0.0
@@ -167,7 +167,7 @@ async def test_several_gateways_load_a_dead_model_once() -> None:
             await until(lambda triton=triton: not triton._in_repair)
             assert "".join(delta.texts[0] for delta in await collect(triton, ask())) == "ab"
         assert fake.control == ["unload", "load"]
-        assert repaired == []
+        assert reloaded == []
         for triton in others:
             await triton.close()
 

@@ -66,40 +66,40 @@ def begin(connection: Connection, name: str = "a") -> GrpcStream:
 async def test_messages_come_in_order_and_then_nothing() -> None:
     """More of them than are read ahead, to a reader that takes its time."""
     async with serving(Server(count=200)) as connection:
-        exchange = begin(connection)
+        stream = begin(connection)
         said = []
-        while (message := await exchange.next()) is not None:
+        while (message := await stream.next()) is not None:
             said.append(int(message.error_message.split()[1]))
         assert said == list(range(200))
-        assert not exchange.refused
-        assert await exchange.next() is None
-        await exchange.ended()
+        assert not stream.connect_failed
+        assert await stream.next() is None
+        await stream.ended()
 
 
 async def test_a_slow_reader_holds_the_server_back() -> None:
     """Nothing is piled up here for a reader that does not read, while others are served."""
     server = Server(count=2000, size=64 * KB)
     async with serving(server) as connection:
-        exchange = begin(connection)
-        assert await exchange.next() is not None
+        stream = begin(connection)
+        assert await stream.next() is not None
         for _ in range(100):
             other = begin(connection, "short")
             assert await other.next() is not None
             assert await other.next() is None
         assert server.written["a"] < 400
-        exchange.leave()
-        await exchange.ended()
+        stream.cancel()
+        await stream.ended()
 
 
 async def test_the_servers_fault_comes_after_its_messages() -> None:
     """What was said before the end is still given; a server that said something did not refuse the connection."""
     async with serving(Server(count=2, fault=grpc.StatusCode.UNAVAILABLE)) as connection:
-        exchange = begin(connection)
-        assert await exchange.next() is not None
-        assert await exchange.next() is not None
+        stream = begin(connection)
+        assert await stream.next() is not None
+        assert await stream.next() is not None
         with pytest.raises(grpc.aio.AioRpcError, match="out of luck"):
-            await exchange.next()
-        assert not exchange.refused
+            await stream.next()
+        assert not stream.connect_failed
 
 
 async def test_a_connection_lost_before_the_first_message_is_no_refusal() -> None:
@@ -117,33 +117,33 @@ async def test_a_connection_lost_before_the_first_message_is_no_refusal() -> Non
     port = running.add_insecure_port("127.0.0.1:0")
     await running.start()
     async with connected(port) as connection:
-        exchange = begin(connection)
+        stream = begin(connection)
         await arrived.wait()
         await running.stop(None)
         with pytest.raises((grpc.aio.AioRpcError, CallCancelled)):
-            await exchange.next()
-        assert not exchange.refused
+            await stream.next()
+        assert not stream.connect_failed
 
 
 async def test_an_unreachable_server_is_a_fault() -> None:
     """Nobody listens there: the first message is the fault, and nothing was sent."""
     async with connected(port=1) as connection:
-        exchange = begin(connection)
+        stream = begin(connection)
         with pytest.raises(grpc.aio.AioRpcError):
-            await exchange.next()
-        assert exchange.refused
+            await stream.next()
+        assert stream.connect_failed
 
 
 async def test_leaving_ends_the_servers_work() -> None:
     """The call is cancelled; whoever still waits for a message is told so."""
     server = Server(count=1_000_000, size=KB)
     async with serving(server) as connection:
-        exchange = begin(connection)
-        assert await exchange.next() is not None
-        exchange.leave()
+        stream = begin(connection)
+        assert await stream.next() is not None
+        stream.cancel()
         with pytest.raises(CallCancelled):
-            await exchange.next()
-        await exchange.ended()
+            await stream.next()
+        await stream.ended()
         await server.ended.wait()
 
 
@@ -151,13 +151,13 @@ async def test_a_cancelled_wait_leaves_the_read_alone() -> None:
     """Only the wait is cancelled: the next one gets the message."""
     server = Server(count=3)
     async with serving(server) as connection:
-        exchange = begin(connection)
-        waiting = asyncio.ensure_future(exchange.next())
+        stream = begin(connection)
+        waiting = asyncio.ensure_future(stream.next())
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        message = await exchange.next()
+        message = await stream.next()
         assert message is not None
         assert message.error_message.startswith("a 0")
 
@@ -168,14 +168,14 @@ async def test_leaving_leaks_nothing() -> None:
 
         async def left_in_the_middle(times: int) -> None:
             for _ in range(times):
-                exchange = begin(connection)
-                waiting = asyncio.ensure_future(exchange.next())
+                stream = begin(connection)
+                waiting = asyncio.ensure_future(stream.next())
                 await waiting
-                waiting = asyncio.ensure_future(exchange.next())
+                waiting = asyncio.ensure_future(stream.next())
                 await asyncio.sleep(0)
                 waiting.cancel()
-                exchange.leave()
-                await exchange.ended()
+                stream.cancel()
+                await stream.ended()
 
         async def growth() -> int:
             before = psutil.Process().memory_info().rss
@@ -195,12 +195,12 @@ async def test_leaving_at_the_very_start_leaves_no_task(turns: int) -> None:
     """Whoever leaves before the request is on its way, in whichever turn of the loop, waits for nothing, and neither
     does the call's own task."""
     async with serving(Server(count=1)) as connection:
-        exchange = begin(connection)
-        waiting = asyncio.ensure_future(exchange.next())
+        stream = begin(connection)
+        waiting = asyncio.ensure_future(stream.next())
         for _ in range(turns):
             await asyncio.sleep(0)
-        exchange.leave()
+        stream.cancel()
         async with asyncio.timeout(20.0):
-            await exchange.ended()
+            await stream.ended()
             with suppress(CallCancelled):
                 await waiting

@@ -57,7 +57,7 @@ def test_response_of_two_sequences_is_read() -> None:
             num_output_tokens=struct.pack("<2I", 1, 2),
             num_input_tokens=struct.pack("<I", 9),
         ),
-        best=0,
+        alternatives=0,
     )
     assert delta.texts == ("a", "\u00fc")
     assert delta.finish_reasons == (None, "stop")
@@ -67,7 +67,7 @@ def test_response_of_two_sequences_is_read() -> None:
 
 def test_an_empty_last_response_is_an_end() -> None:
     """Some models send the flag of the end alone."""
-    assert read_delta(response(final=True), best=0).final
+    assert read_delta(response(final=True), alternatives=0).final
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_empty_last_response_is_an_end() -> None:
 def test_a_broken_response_is_a_failed_cloud(tensors: dict[str, bytes]) -> None:
     """Missing, cut or contradicting tensors are an error of the backend, never a wrong answer."""
     with pytest.raises(CloudFailed):
-        read_delta(response(**tensors), best=0)
+        read_delta(response(**tensors), alternatives=0)
 
 
 def test_logprobs_survive_the_tensor() -> None:
@@ -93,12 +93,12 @@ def test_logprobs_survive_the_tensor() -> None:
     half = TokenLogprob("\ufffd", -0.1, (0xC3,), (TokenAlternative("\ufffd", -0.1, (0xC3,)),))
     outside = TokenLogprob("z", -9.0, (122,), (TokenAlternative("a", -0.1, (97,)),))
     tokens = (first, half, outside)
-    assert logprobs.decode(logprobs.encode(tokens), best=2) == (
+    assert logprobs.decode(logprobs.encode(tokens), alternatives=2) == (
         first,
         half,
         TokenLogprob("z", -9.0, (122,), (TokenAlternative("a", -0.1, (97,)), TokenAlternative("z", -9.0, (122,)))),
     )
-    assert logprobs.decode(logprobs.encode(tokens), best=0)[0] == TokenLogprob("b", -1.5, (98,))
+    assert logprobs.decode(logprobs.encode(tokens), alternatives=0)[0] == TokenLogprob("b", -1.5, (98,))
 
 
 def test_logprobs_of_vllm_are_read() -> None:
@@ -111,7 +111,7 @@ def test_logprobs_of_vllm_are_read() -> None:
             }
         ]
     )
-    (token,) = logprobs.decode(document, best=1)
+    (token,) = logprobs.decode(document, alternatives=1)
     assert (token.token, token.bytes) == (" x", (32, 120))
     assert [one.token for one in token.top] == ["y"]
-    assert logprobs.decode(b"null", best=1) == ()
+    assert logprobs.decode(b"null", alternatives=1) == ()

@@ -169,9 +169,9 @@ class Client:
     def last_received_at(self, model: str) -> float:
         return self._heard
 
-    def end(self, model: str, why: CausewayError, *, begun: bool = True) -> None:
+    def fail_calls(self, model: str, error: CausewayError, *, begun: bool = True) -> None:
         for stream in [one for one in self._streams if begun or not one.begun]:
-            stream.said.put_nowait(why)
+            stream.said.put_nowait(error)
 
     def renew(self) -> None: ...
 

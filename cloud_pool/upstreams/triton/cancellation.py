@@ -1,12 +1,12 @@
-"""A running call, and how it is ended before its end without harm to anybody else's.
+"""A call in progress, and how it is ended without harm to other calls.
 
-To cancel a call while its responses are on their way ends Triton 24.10 (signal 11, about once in a thousand times), and
-with it every other answer that it makes. So:
+Cancelling a call while its responses are on their way crashes Triton 24.10 (signal 11, about once in a thousand times),
+and with it every other call in progress. So:
 
-1. nothing has come yet: the call is cancelled, which Triton stands
-2. it has begun, or its time is over, at which moment the model says so too: the model is told to stop by a request of
-   its own (`tensors.cancel_of`), and what still comes is dropped
-3. a model that cannot be told (it is none of ours, or an old one), or that does not obey: the call is cancelled
+1. No response has come yet: cancel the call, which Triton survives.
+2. Responses have come, or the deadline has passed (at which the model itself sends an error): ask the model to stop, by
+   a request of its own (`tensors.to_cancel_request`), and discard what still comes.
+3. The model does not understand the request (a stock backend, or an old version of ours) or does not obey: cancel.
 """
 
 from __future__ import annotations
@@ -27,34 +27,41 @@ from .grpc_stream import CallCancelled, GrpcStream
 from .tensors import to_cancel_request
 
 STOP_S = 5.0
-"""For a model that was told to stop."""
-_DEAF_S = 60.0  # a model that could not be told is not told again; it may be another one by then
+"""How long a model may take to stop."""
+_UNSUPPORTED_S = 60.0  # how long a model that did not understand the request is not asked again; it may be replaced
 
 
 class RunningCall:
-    """A running call. Its owner is `Triton.generate`; others may only `end` it."""
+    """A call in progress. `TritonClient.generate` owns it; others may only `fail` it."""
 
-    def __init__(self, model: str, name: str, exchange: GrpcStream) -> None:
+    def __init__(self, model: str, name: str, stream: GrpcStream) -> None:
         self.model = model
-        self.name = name  # of this call
-        self.exchange = exchange
-        self.begun = False  # something came
-        self.final = False  # and the last of it too
+        self.name = name
+        self.stream = stream
+        self.has_responses = False
+        self.has_final = False  # the last response has come
         self.ended_by: CausewayError | None = None
 
-    def end(self, why: CausewayError) -> None:
-        """Nothing is to be expected from its model any more. Who ends it first says why."""
-        self.ended_by = self.ended_by or why
-        self.exchange.leave()
+    def fail(self, error: CausewayError) -> None:
+        """Cancel the call: nothing more is expected from its model. The first error counts."""
+        self.ended_by = self.ended_by or error
+        self.stream.cancel()
 
     def expire(self) -> None:
-        """Its time is over."""
+        """End the call at its deadline."""
         self.ended_by = self.ended_by or DeadlineExceeded("the time for this request is over")
-        self.exchange.drop()
+        self.stream.discard()
 
 
 class Canceller:
-    """`tasks` is where models are told; `stop_s`: the time that one has to obey."""
+    """Ends calls whose client has left.
+
+    Args:
+        connection: to the Triton that runs the calls.
+        tasks: runs the requests to stop.
+        clock: monotonic time in seconds.
+        stop_s: how long a model may take to stop.
+    """
 
     def __init__(
         self, connection: Connection, tasks: TaskGroup, clock: Callable[[], float], stop_s: float = STOP_S
@@ -63,46 +70,48 @@ class Canceller:
         self._tasks = tasks
         self._clock = clock
         self._stop_s = stop_s
-        self._deaf: dict[str, float] = {}  # models that cannot be told: until when that is believed
+        self._unsupported_until: dict[str, float] = {}  # by model
 
-    def release(self, stream: RunningCall) -> None:
-        """Nobody wants more of it. Waits for nothing."""
-        exchange = stream.exchange
-        if exchange.is_over or not (stream.begun or isinstance(stream.ended_by, DeadlineExceeded)):
-            exchange.leave()  # (1)
+    def release(self, call: RunningCall) -> None:
+        """End a call that has no consumer any more. Returns at once."""
+        stream = call.stream
+        if stream.is_over or not (call.has_responses or isinstance(call.ended_by, DeadlineExceeded)):
+            stream.cancel()  # (1)
             return
-        exchange.drop()
-        if stream.final:
+        stream.discard()
+        if call.has_final:
             return  # It ends by itself.
         try:
-            self._tasks.start_soon(self._stop, stream)  # (2)
+            self._tasks.start_soon(self._stop, call)  # (2)
         except RuntimeError:  # The gateway has ended.
-            exchange.leave()
+            stream.cancel()
 
-    async def _stop(self, stream: RunningCall) -> None:
+    async def _stop(self, call: RunningCall) -> None:
         try:
-            await anyio.lowlevel.checkpoint()  # Not over a connection that is closed by now.
+            await (
+                anyio.lowlevel.checkpoint()
+            )  # Lets a cancellation at shutdown take effect before the connection closes.
             with anyio.move_on_after(self._stop_s):
-                if await self._tell(stream):
-                    await stream.exchange.ended()
+                if await self._request_stop(call):
+                    await call.stream.ended()
         finally:
-            stream.exchange.leave()  # (3)
+            call.stream.cancel()  # (3)
 
-    async def _tell(self, stream: RunningCall) -> bool:
-        """False: it could not be told."""
-        if self._clock() < self._deaf.get(stream.model, -math.inf):
+    async def _request_stop(self, call: RunningCall) -> bool:
+        """Return whether the model accepted the request."""
+        if self._clock() < self._unsupported_until.get(call.model, -math.inf):
             return False
-        request = to_cancel_request(stream.model, stream.name)
-        exchange = GrpcStream(self._connection.stream_infer(request, metadata=(), timeout_s=self._stop_s))
+        request = to_cancel_request(call.model, call.name)
+        stream = GrpcStream(self._connection.stream_infer(request, metadata=(), timeout_s=self._stop_s))
         try:
-            while (message := await exchange.next()) is not None:
-                fault = translate("", message.error_message, "stream") if message.error_message else None
-                if isinstance(fault, CloudRejected) or message.infer_response.outputs:
-                    self._deaf[stream.model] = self._clock() + _DEAF_S
-                if fault is not None or message.infer_response.outputs:
+            while (message := await stream.next()) is not None:
+                error = translate("", message.error_message, "stream") if message.error_message else None
+                if isinstance(error, CloudRejected) or message.infer_response.outputs:
+                    self._unsupported_until[call.model] = self._clock() + _UNSUPPORTED_S
+                if error is not None or message.infer_response.outputs:
                     return False
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, CallCancelled):
             return False
         finally:
-            exchange.leave()
+            stream.cancel()
         return True

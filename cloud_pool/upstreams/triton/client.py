@@ -1,15 +1,15 @@
 """One Triton server, over the gRPC stubs that tritonclient ships.
 
-Not over its InferenceServerClient: that one drops the flag of the last response, which tells a whole answer from a
-broken one, and takes a request through an iterator and numpy. One call a request, so that its end is the work's end
-(`stopping`).
+Its InferenceServerClient is not used: it drops the flag of the last response, which tells a whole answer from a broken
+one, and sends each request through an iterator and numpy. Each request is one call, so that the call's end is the end
+of the work (`cancellation`).
 
-A Python model whose process (stub) died stays "ready", answers each new call with an error, and leaves running
-calls hanging for ever. So the pool asks a model that is silent though it has work (`heard_at`, `probe`); at the
-stub's error every stream of the model is ended and the model unloaded and loaded again, by one of the gateways: the
-others see in the repository's index that somebody is at it, and wait. A Triton without explicit
-model control cannot be repaired this way, nor one that its stub took along: a stub killed while it holds the shared
-memory's lock aborts the server (boost lock_exception, about one time in ten), which the launcher starts again.
+A Python model whose process (stub) died stays "ready", answers each new call with an error, and leaves calls in
+progress hanging for ever. So the pool probes a model that is silent although it has work (`last_received_at`, `probe`).
+At the stub's error every call of the model is failed and the model is unloaded and loaded again by one of the gateways;
+the others see in the repository's index that a repair is under way, and wait. This does not repair a Triton without
+explicit model control, nor one that died with its stub: a stub killed while it holds the lock of the shared memory
+aborts the server (boost lock_exception, about one time in ten), which the launcher then starts again.
 """
 
 from __future__ import annotations
@@ -41,16 +41,26 @@ from .tensors import Delta, InferenceRequest, read_delta, to_infer_request
 PROBE_S = 3.0
 LOAD_S = 300.0
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # between attempts to load a model
-SPREAD_S = 0.2  # over which several gateways begin a repair; no model is loaded in so little time
-_LOOK_S = 0.2
-_LOST_S = 5.0  # unloaded for so long, and not being loaded: whoever was at it is gone
-_OVER = "Internal error from Core"
-_IN_WORK = ("LOADING", "UNLOADING", "UNAVAILABLE")
+SPREAD_S = 0.2  # over which several gateways begin a repair; no model loads in so little time
+_POLL_S = 0.2
+_ABANDONED_S = 5.0  # a model that is unloaded and not loading for this long: the gateway that repaired it is gone
+_CALL_OVER = "Internal error from Core"
+_IN_REPAIR = ("LOADING", "UNLOADING", "UNAVAILABLE")
 _log = logging.getLogger("causeway.cloud.triton")
 
 
 class TritonClient:
-    """`tasks` runs repairs and probes; `repaired` is told each model that was loaded again."""
+    """A client of one server.
+
+    Args:
+        address: host:port of its gRPC.
+        tasks: runs repairs and requests to stop.
+        clock: monotonic time in seconds.
+        reloaded: gets the name of each model that this gateway loaded again.
+        pauses_s: between attempts to load a model.
+        chance: random number in [0, 1), to spread repairs by several gateways.
+        stop_s: how long a model may take to stop a call.
+    """
 
     def __init__(
         self,
@@ -58,7 +68,7 @@ class TritonClient:
         tasks: TaskGroup,
         *,
         clock: Callable[[], float] = time.monotonic,
-        repaired: Callable[[str], None] = lambda model: None,
+        reloaded: Callable[[str], None] = lambda model: None,
         pauses_s: Sequence[float] = PAUSES_S,
         chance: Callable[[], float] = random.random,
         stop_s: float = STOP_S,
@@ -66,156 +76,157 @@ class TritonClient:
         self.address = address
         self._tasks = tasks
         self._clock = clock
-        self._repaired = repaired
+        self._reloaded = reloaded
         self._pauses_s = pauses_s
         self._chance = chance
         self._connection = Connection(address, tasks)
-        self._stopping = Canceller(self._connection, tasks, clock, stop_s)
-        self._streams: set[RunningCall] = set()
+        self._canceller = Canceller(self._connection, tasks, clock, stop_s)
+        self._calls: set[RunningCall] = set()
         self._in_repair: set[str] = set()
-        self._heard: dict[str, float] = {}
+        self._received_at: dict[str, float] = {}
         gateway = secrets.token_hex(8)
-        self._names = (f"{gateway}-{number}" for number in itertools.count(1))  # of calls, no other one's
+        self._call_names = (f"{gateway}-{number}" for number in itertools.count(1))  # unique among all gateways
         self._closed = False
 
-    async def generate(self, ask: InferenceRequest) -> AsyncGenerator[Delta, None]:
-        """The answer, piece by piece. Raises CausewayError; closing the generator cancels the work in Triton."""
-        if ask.model in self._in_repair:
+    async def generate(self, request: InferenceRequest) -> AsyncGenerator[Delta, None]:
+        """Yield the deltas of one request. Raises CausewayError; closing the generator stops the work in Triton."""
+        if request.model in self._in_repair:
             raise EngineUnavailable("the model is being loaded again", phase="connect", retry_after_s=RETRY_S)
-        async with aclosing(self._generate(ask)) as deltas:
+        async with aclosing(self._generate(request)) as deltas:
             try:
                 async for delta in deltas:
                     yield delta
             except StubProcessDied:
-                self._repair(ask.model)
+                self._repair(request.model)
                 raise
 
     async def probe(self, model: str, timeout_s: float = PROBE_S) -> None:
-        """A real, tiny inference: nothing less shows that the model answers. Raises CausewayError."""
-        async with aclosing(self.generate(self._tiny(model, timeout_s))) as deltas:
+        """Run a tiny inference; nothing less shows that the model works. Raises CausewayError."""
+        async with aclosing(self.generate(self._probe_request(model, timeout_s))) as deltas:
             async for _ in deltas:
                 pass
 
-    def _tiny(self, model: str, timeout_s: float) -> InferenceRequest:
+    def _probe_request(self, model: str, timeout_s: float) -> InferenceRequest:
         parameters = SamplingParameters(max_tokens=1, temperature=0.0)
         deadline = self._clock() + timeout_s
         return InferenceRequest(model=model, prompt="a", parameters=parameters, deadline=deadline, request_id="probe")
 
     def last_received_at(self, model: str) -> float:
-        """When anything last came from the model, on any stream; minus infinity before the first time."""
-        return self._heard.get(model, -math.inf)
+        """Return when the last response came from the model, on any call; minus infinity before the first one."""
+        return self._received_at.get(model, -math.inf)
 
-    def end(self, model: str, why: CausewayError, *, begun: bool = True) -> None:
-        """Ends the model's running streams, each with this error; `begun` False: only those that brought nothing."""
-        for stream in [one for one in self._streams if one.model == model and (begun or not one.begun)]:
-            stream.end(why)
+    def fail_calls(self, model: str, error: CausewayError, *, begun: bool = True) -> None:
+        """Fail the model's calls in progress with `error`; `begun` False: only those without a response yet."""
+        for call in [one for one in self._calls if one.model == model and (begun or not one.has_responses)]:
+            call.fail(error)
 
     async def close(self) -> None:
         self._closed = True
         await self._connection.close()
 
     def renew(self) -> None:
-        """A new connection, for one that nothing comes through any more."""
+        """Open a new connection in place of one that nothing comes through any more."""
         if not self._closed:
             self._connection.renew()
 
-    async def _generate(self, ask: InferenceRequest) -> AsyncGenerator[Delta, None]:
-        left_s = ask.deadline - self._clock()
+    async def _generate(self, request: InferenceRequest) -> AsyncGenerator[Delta, None]:
+        left_s = request.deadline - self._clock()
         if left_s <= 0.0:
             raise DeadlineExceeded("the time for this request is over")
-        metadata = [("traceparent", ask.traceparent)] if ask.traceparent else []
-        name = next(self._names)
-        request = to_infer_request(ask, left_s, name)
-        # The time is kept here: gRPC's own deadline would cancel the call.
-        exchange = GrpcStream(
-            self._connection.stream_infer(request, metadata=metadata, timeout_s=left_s + 2.0 * STOP_S)
-        )
-        stream = RunningCall(ask.model, name, exchange)
-        self._streams.add(stream)
-        timer = asyncio.get_running_loop().call_later(left_s, stream.expire)
+        metadata = [("traceparent", request.traceparent)] if request.traceparent else []
+        name = next(self._call_names)
+        message = to_infer_request(request, left_s, name)
+        # The deadline is kept here, because gRPC's own would cancel the call.
+        timeout_s = left_s + 2.0 * STOP_S
+        stream = GrpcStream(self._connection.stream_infer(message, metadata=metadata, timeout_s=timeout_s))
+        call = RunningCall(request.model, name, stream)
+        self._calls.add(call)
+        timer = asyncio.get_running_loop().call_later(left_s, call.expire)
         phase: Phase = "connect"
         try:
-            while (message := await exchange.next()) is not None:
-                self._heard[ask.model] = self._clock()
-                stream.begun = True
-                if message.error_message:
-                    stream.final = True
-                    _log.debug("%s: %s", ask.request_id, message.error_message)
-                    raise translate("", message.error_message, _reached(phase, exchange))
-                delta = read_delta(message.infer_response, ask.parameters.logprobs or 0)
-                stream.final = stream.final or delta.final
+            while (response := await stream.next()) is not None:
+                self._received_at[request.model] = self._clock()
+                call.has_responses = True
+                if response.error_message:
+                    call.has_final = True
+                    _log.debug("%s: %s", request.request_id, response.error_message)
+                    raise translate("", response.error_message, _reached(phase, stream))
+                delta = read_delta(response.infer_response, request.parameters.logprobs or 0)
+                call.has_final = call.has_final or delta.final
                 phase = "stream"
                 yield delta
-            if not stream.final:
-                raise _broken(await exchange.call.code(), await exchange.call.details(), _reached(phase, exchange))
+            if not call.has_final:
+                raise _broken(await stream.call.code(), await stream.call.details(), _reached(phase, stream))
         except grpc.aio.AioRpcError as error:
-            # Only here in full: a model's exception may quote what it was asked.
-            _log.debug("%s: %s: %s", ask.request_id, error.code(), error.details())
-            code = grpc.StatusCode.UNAVAILABLE if error.details() == _OVER else error.code()
-            raise _broken(code, error.details(), _reached(phase, exchange)) from None
+            # Only the debug log has the details: a model's exception may quote the request.
+            _log.debug("%s: %s: %s", request.request_id, error.code(), error.details())
+            code = grpc.StatusCode.UNAVAILABLE if error.details() == _CALL_OVER else error.code()
+            raise _broken(code, error.details(), _reached(phase, stream)) from None
         except (CallCancelled, grpc.aio.InternalError):
-            # gRPC found the call over, and does not say why.
-            gone = _broken(grpc.StatusCode.UNAVAILABLE, "", _reached(phase, exchange))
-            raise stream.ended_by or gone from None
+            # gRPC found the call over, without a reason.
+            lost = _broken(grpc.StatusCode.UNAVAILABLE, "", _reached(phase, stream))
+            raise call.ended_by or lost from None
         finally:
             timer.cancel()
-            self._streams.discard(stream)
-            self._stopping.release(stream)
+            self._calls.discard(call)
+            self._canceller.release(call)
 
     def _repair(self, model: str) -> None:
-        """Decide, then act: from here on the model is in repair, and nothing waits for its dead process."""
+        """Mark the model as being repaired and fail its calls, so that none waits for the dead process."""
         if self._closed or model in self._in_repair:
             return
         self._in_repair.add(model)
-        # What brought nothing yet can be made again elsewhere; what has begun is broken.
-        self.end(model, stub_process_died("first_token"), begun=False)
-        self.end(
+        # A call without a response can be retried elsewhere; one that has begun is broken.
+        self.fail_calls(model, stub_process_died("first_token"), begun=False)
+        self.fail_calls(
             model, StreamBroken("the model's process died during the answer", phase="stream", retry_after_s=RETRY_S)
         )
-        self._tasks.start_soon(self._load_again, model)
+        self._tasks.start_soon(self._reload, model)
 
-    async def _load_again(self, model: str) -> None:
+    async def _reload(self, model: str) -> None:
         try:
             await asyncio.sleep(SPREAD_S * self._chance())
-            if self._closed or await self._by_others(model):
+            if self._closed or await self._repaired_by_peer(model):
                 return
             _log.warning("%s: the process of %s died, loading the model again", self.address, model)
             unload = service_pb2.RepositoryModelUnloadRequest(model_name=model)
             await self._connection.stub.RepositoryModelUnload(unload, timeout=LOAD_S)
             await self._load(model)
-            self._repaired(model)
+            self._reloaded(model)
             _log.warning("%s: %s is loaded again", self.address, model)
         except grpc.aio.AioRpcError as error:
             _log.error("%s: %s could not be loaded again: %s", self.address, model, error.details())
         finally:
-            # The next request finds out: it works, or it begins another repair.
+            # The next request shows whether it works, or begins another repair.
             self._in_repair.discard(model)
 
-    async def _by_others(self, model: str) -> bool:
-        """Whether somebody else loads it again, or has: then this returns when that is done. A model that the index
-        calls ready may be the dead one, and the death that was heard of one that is mended long since: it is asked."""
-        work = await self._work_of_others(model)
-        if work == "none":
-            if await self._answers(model):
+    async def _repaired_by_peer(self, model: str) -> bool:
+        """Return whether another gateway reloads the model or has done so, after waiting for it.
+
+        The index calls a dead model ready, and the reported death may be an old one, so the model is probed.
+        """
+        repair = await self._await_peer_repair(model)
+        if repair == "none":
+            if await self._works(model):
                 return True
-            work = await self._work_of_others(model)  # Others asked it at the same time, and one was first.
-        return work == "done"
+            repair = await self._await_peer_repair(model)  # Several gateways probed at once, and one was first.
+        return repair == "done"
 
-    async def _work_of_others(self, model: str) -> Literal["none", "done", "left"]:
-        """Until there is none; `left`: unloaded, and nobody goes on."""
-        lost_at: float | None = None
-        seen = first = await self._state_of(model)
-        while seen in _IN_WORK:
-            lost_at = None if seen != "UNAVAILABLE" else lost_at or self._clock() + _LOST_S
-            if lost_at is not None and self._clock() >= lost_at:
-                return "left"
-            await asyncio.sleep(_LOOK_S)
-            seen = await self._state_of(model)
-        return "done" if first in _IN_WORK else "none"
+    async def _await_peer_repair(self, model: str) -> Literal["none", "done", "abandoned"]:
+        """Wait while another gateway repairs the model. `abandoned`: it stays unloaded."""
+        give_up_at: float | None = None
+        state = first = await self._state_of(model)
+        while state in _IN_REPAIR:
+            give_up_at = None if state != "UNAVAILABLE" else give_up_at or self._clock() + _ABANDONED_S
+            if give_up_at is not None and self._clock() >= give_up_at:
+                return "abandoned"
+            await asyncio.sleep(_POLL_S)
+            state = await self._state_of(model)
+        return "done" if first in _IN_REPAIR else "none"
 
-    async def _answers(self, model: str) -> bool:
+    async def _works(self, model: str) -> bool:
         try:
-            async with aclosing(self._generate(self._tiny(model, PROBE_S))) as deltas:
+            async with aclosing(self._generate(self._probe_request(model, PROBE_S))) as deltas:
                 async for _ in deltas:
                     pass
         except CausewayError:
@@ -223,7 +234,7 @@ class TritonClient:
         return True
 
     async def _state_of(self, model: str) -> str:
-        """In the repository's index; "" where Triton does not say. Raises AioRpcError when it is gone."""
+        """Return the model's state in the repository's index; "" if Triton has none. Raises AioRpcError."""
         try:
             index = await self._connection.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=PROBE_S)
         except grpc.aio.AioRpcError as error:
@@ -233,8 +244,11 @@ class TritonClient:
         return next((one.state for one in index.models if one.name == model), "")
 
     async def _load(self, model: str) -> None:
-        """Until it is loaded: unloaded as it is, nobody else would do it. Raises AioRpcError when Triton is gone, which
-        loads its models when it is back."""
+        """Load the model, with retries: while it is unloaded, nothing else would load it.
+
+        Raises:
+            AioRpcError: Triton is gone; it loads its models when it is back.
+        """
         load = service_pb2.RepositoryModelLoadRequest(model_name=model)
         for pause_s in (*self._pauses_s, None):
             try:
@@ -247,13 +261,13 @@ class TritonClient:
             await asyncio.sleep(pause_s)
 
 
-def _reached(phase: Phase, exchange: GrpcStream) -> Phase:
-    """`phase`, or how far a call came that brought nothing yet."""
-    return phase if phase == "stream" or exchange.refused else "first_token"
+def _reached(phase: Phase, stream: GrpcStream) -> Phase:
+    """Return `phase`, corrected for a call without a response: if it was sent, it waited for its first token."""
+    return phase if phase == "stream" or stream.connect_failed else "first_token"
 
 
 def _broken(code: grpc.StatusCode, details: str | None, phase: Phase) -> CausewayError:
-    found = translate(code.name, details or "", phase)
-    if phase == "stream" and (code is grpc.StatusCode.OK or isinstance(found, CloudUnreachable)):
-        return StreamBroken("Triton ended the answer before its end", phase="stream", retry_after_s=RETRY_S)
-    return found
+    error = translate(code.name, details or "", phase)
+    if phase == "stream" and (code is grpc.StatusCode.OK or isinstance(error, CloudUnreachable)):
+        return StreamBroken("Triton ended the stream before the answer's end", phase="stream", retry_after_s=RETRY_S)
+    return error

@@ -1,8 +1,8 @@
-"""The connection to one Triton: a gRPC channel, and another one when nothing comes through it any more.
+"""The connection to one Triton: a gRPC channel, replaced when nothing comes through it any more.
 
-A firewall or a NAT that forgets a connection, and a host that vanishes, leave it open at our end. TCP finds out after
-minutes, and pings would find out sooner but Triton takes frequent ones for an attack (GOAWAY, too_many_pings). So the
-pool, which knows that an endpoint is silent, has it renewed.
+A firewall or NAT that forgets a connection, or a host that vanishes, leaves it open at our end. TCP notices after
+minutes; pings would notice sooner, but Triton treats frequent ones as an attack (GOAWAY, too_many_pings). So the pool,
+which knows when an endpoint is silent, has the connection renewed.
 """
 
 from __future__ import annotations
@@ -14,47 +14,49 @@ from anyio.abc import TaskGroup
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 _STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
-_GRACE_S = 60.0  # calls on the old channel may yet end, if it was the server that was silent
+_GRACE_S = 60.0  # calls on the old channel may still end, if it was the server that was silent
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     # A restarted Triton is back in seconds; gRPC would wait up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # How long one attempt to connect may take. Far and busy servers need some tenths of a second.
+    # Limit of one connection attempt. Distant and busy servers need some tenths of a second.
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
-    # Else a new channel to an address is the old connection.
+    # Without it a new channel to the same address would reuse the old connection.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 class Connection:
-    """`tasks` closes what was replaced."""
+    """`tasks` closes the channels that were replaced."""
 
     def __init__(self, address: str, tasks: TaskGroup) -> None:
         self._address = address
         self._tasks = tasks
-        self._old: set[grpc.aio.Channel] = set()
+        self._replaced: set[grpc.aio.Channel] = set()
         self._open()
 
     def renew(self) -> None:
-        """New calls go over a new connection; running ones stay where they are."""
-        old = self._channel
+        """Use a new connection for new calls; calls in progress stay on theirs."""
+        replaced = self._channel
         self._open()
-        self._old.add(old)
-        self._tasks.start_soon(self._let_go, old)
+        self._replaced.add(replaced)
+        self._tasks.start_soon(self._close_replaced, replaced)
 
     def stream_infer(
         self, request: service_pb2.ModelInferRequest, *, metadata: Sequence[tuple[str, str]], timeout_s: float
     ) -> grpc.aio.UnaryStreamCall:
-        """ModelStreamInfer of one request. On the wire the end of the requests comes with it; said by itself, as by the
-        generated stub, it and the beginning would each cost a round through gRPC: 0.1 to 0.2 ms to the first token.
+        """Start ModelStreamInfer for one request.
+
+        The request and the end of requests go out together. With the generated stub they are separate operations, each
+        of which costs a round through gRPC: 0.1 to 0.2 ms to the first token.
         """
         return self._stream_infer(request, metadata=metadata, timeout=timeout_s)
 
     async def close(self) -> None:
-        for channel in (self._channel, *self._old):
+        for channel in (self._channel, *self._replaced):
             await channel.close()
 
     def _open(self) -> None:
@@ -66,6 +68,6 @@ class Connection:
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
 
-    async def _let_go(self, channel: grpc.aio.Channel) -> None:
+    async def _close_replaced(self, channel: grpc.aio.Channel) -> None:
         await channel.close(_GRACE_S)
-        self._old.discard(channel)
+        self._replaced.discard(channel)

@@ -1,17 +1,17 @@
-"""Triton's errors become ours here, once: gRPC status and text in, a class of router.errors out.
+"""Translates Triton's errors: gRPC status and text in, a class of router.errors out.
 
     unreachable, killed                        UNAVAILABLE            503 cloud_unreachable
     our engine's own codes ("queue_full: …")   in the stream          that class
     Triton's queue is full or timed out        in the stream          429 queue_full
-    the stub is dead                           in the stream          503 engine_unavailable   (StubDead: repair it)
+    the stub is dead                           in the stream          503 engine_unavailable   (StubProcessDied: reload)
     unloaded, or Triton drains                 in the stream, NOT_FOUND   503 engine_unavailable
     the call's deadline                        DEADLINE_EXCEEDED      504 deadline_exceeded
-    tensors that the model does not take       in the stream          502 cloud_rejected
-    the model raised, and all else             in the stream          502 cloud_failed
+    tensors that the model does not accept     in the stream          502 cloud_rejected
+    the model raised, and all other errors     in the stream          502 cloud_failed
 
-An error inside the stream has no status and is known by its text. Triton can say most of them as statuses too, for a
-call with the metadata `triton_grpc_error`; not used, because 24.10 dies of it (signal 11) after some dozens of failed
-calls among others that were well, whoever asked for them.
+An error inside the stream has no status and is recognised by its text. With the metadata `triton_grpc_error` Triton
+sends most of them as statuses instead. We do not use it, because it crashes 24.10 (signal 11) after some dozens of
+failed calls among successful ones, even if other clients sent those.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from router.errors import (
 )
 
 RETRY_S = 1.0
-"""A dead stub is repaired, and a killed Triton is back, within seconds."""
+"""A dead stub is reloaded, and a killed Triton is back, within seconds."""
 
-_REFUSED = re.compile(
+_REJECTED = re.compile(
     r"\[request id: |.*(?:inference input|inference request|inputs but got|raw_input_contents)", re.DOTALL
 )
-"""How the texts of what Triton finds wrong begin, before a model has seen the request."""
+"""Beginnings of the texts of errors that Triton finds before a model has seen the request."""
 _CODE = re.compile(r"^([a-z][a-z_]+): (.*)$", re.DOTALL)
 
 
 class StubProcessDied(EngineUnavailable):
-    """The Python backend's process is gone: every call fails until the model is unloaded and loaded again."""
+    """The Python backend's process died: every call fails until the model is unloaded and loaded again."""
 
 
 def stub_process_died(phase: Phase) -> StubProcessDied:
@@ -52,18 +52,18 @@ def stub_process_died(phase: Phase) -> StubProcessDied:
 
 
 def error_of(code: str, detail: str) -> CausewayError:
-    """The class of router.errors that owns `code`; an unknown code is a failed backend."""
-    known = _classes().get(code)
-    if known is None:
+    """Build the error of router.errors that owns `code`; an unknown code becomes CloudFailed."""
+    error_class = _classes().get(code)
+    if error_class is None:
         return CloudFailed(f"{code}: {detail}")
-    return known(detail, retry_after_s=RETRY_S if known.status in (429, 503) else None)
+    return error_class(detail, retry_after_s=RETRY_S if error_class.status in (429, 503) else None)
 
 
 def translate(status: str, text: str, phase: Phase) -> CausewayError:
-    """`status` is the gRPC code's name, "" for an error inside the stream."""
-    said = _CODE.match(text)
-    if said and said[1] in _classes():
-        return error_of(said[1], said[2])
+    """Translate an error. `status`: the gRPC code's name, "" for an error inside the stream."""
+    coded = _CODE.match(text)
+    if coded and coded[1] in _classes():
+        return error_of(coded[1], coded[2])
     lower = text.lower()
     if "is not healthy" in lower:
         return stub_process_died(phase)
@@ -75,7 +75,7 @@ def translate(status: str, text: str, phase: Phase) -> CausewayError:
         return CloudUnreachable("Triton cannot be reached", phase=phase, retry_after_s=RETRY_S)
     if status == "DEADLINE_EXCEEDED":
         return DeadlineExceeded("the time for this request is over")
-    if status in ("INVALID_ARGUMENT", "UNIMPLEMENTED") or (not status and _REFUSED.match(text)):
+    if status in ("INVALID_ARGUMENT", "UNIMPLEMENTED") or (not status and _REJECTED.match(text)):
         return CloudRejected(f"Triton refused the request: {_first_line(text)}", phase=phase)
     return CloudFailed("the model failed in Triton", phase=phase)
 

@@ -1,8 +1,8 @@
-"""One gRPC call: the request is out, messages come in, in a task of its own that nobody cancels.
+"""One gRPC call: the request is sent, and a task that is never cancelled reads the messages.
 
-grpc.aio frees what a read has received only if the read is waited for to its end: the message of a cancelled one stays
-for ever, and with it the 30 KB of receive buffer that it lies in (grpc issue 43360). So whoever leaves cancels the
-call, not the read; the reads then end by themselves.
+grpc.aio frees what a read has received only if the read is awaited to its end: the message of a cancelled read stays in
+memory for ever, with the 30 KB of receive buffer that it lies in (grpc issue 43360). So a reader that leaves cancels
+the call and not the read; the reads then end by themselves.
 """
 
 from __future__ import annotations
@@ -13,94 +13,94 @@ from collections import deque
 import grpc
 from tritonclient.grpc import service_pb2
 
-_REFUSED = "failed to connect to all addresses"  # gRPC's words, and all that it says
-_AHEAD = 64  # messages read before anybody took them; then gRPC's flow control holds the server back
+_CONNECT_FAILED = "failed to connect to all addresses"  # gRPC's text; there is no status of its own for it
+_READ_AHEAD = 64  # messages that wait for the reader; beyond that gRPC's flow control holds the server back
 
 
 class CallCancelled(Exception):
-    """The call was cancelled, by us or by the server's end of it; the task that waited for it was not."""
+    """The call was cancelled, by us or by the server; the task that waited for it was not."""
 
 
 class GrpcStream:
-    """`refused`: nobody took the connection, so that nothing was sent. Belongs to the loop that made it."""
+    """`connect_failed`: no connection was made, so nothing was sent. Belongs to the event loop that created it."""
 
     def __init__(self, call: grpc.aio.UnaryStreamCall) -> None:
-        self.refused = False
+        self.connect_failed = False
         self.call = call
         self._messages: deque[service_pb2.ModelStreamInferResponse] = deque()
-        self._news: asyncio.Future[None] | None = None  # somebody waits for a message
-        self._room: asyncio.Future[None] | None = None  # the reader waits for room
-        self._left = False
+        self._message_waiter: asyncio.Future[None] | None = None  # of the consumer
+        self._room_waiter: asyncio.Future[None] | None = None  # of the reading task
+        self._discarding = False
         self._over = False
-        self._fault: Exception | None = None
+        self._error: Exception | None = None
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run())
-        self._task.add_done_callback(self._ended)
+        self._task = self._loop.create_task(self._read())
+        self._task.add_done_callback(self._on_read_done)
 
     async def next(self) -> service_pb2.ModelStreamInferResponse | None:
-        """The next message; None after the last one. Raises CallCancelled and what grpc.aio raises."""
+        """Return the next message; None after the last one. Raises CallCancelled and grpc.aio's errors."""
         while not self._messages:
             if self._over:
-                if self._fault is not None:
-                    raise self._fault
+                if self._error is not None:
+                    raise self._error
                 return None
-            self._news = self._loop.create_future()
-            await self._news
+            self._message_waiter = self._loop.create_future()
+            await self._message_waiter
         message = self._messages.popleft()
-        _wake(self._room)
+        _wake(self._room_waiter)
         return message
 
     @property
     def is_over(self) -> bool:
-        """Nothing is left of the call."""
+        """Whether the call has ended and everything was read."""
         return self._task.done()
 
-    def drop(self) -> None:
-        """What still comes in is dropped, up to the call's own end; whoever waits for it gets CallCancelled."""
-        self._left = True
+    def discard(self) -> None:
+        """Discard what still comes in until the call ends by itself; the consumer gets CallCancelled."""
+        self._discarding = True
         self._messages.clear()
-        self._fault, self._over = CallCancelled(), True
-        _wake(self._news)
-        _wake(self._room)
+        self._error, self._over = CallCancelled(), True
+        _wake(self._message_waiter)
+        _wake(self._room_waiter)
 
-    def leave(self) -> None:
-        """Cancels the call, unless it is over: the server stops its work, and what still comes in is dropped."""
-        self._left = True
+    def cancel(self) -> None:
+        """Cancel the call unless it is over: the server stops its work, and what still comes in is discarded."""
+        self._discarding = True
         self._messages.clear()
         self.call.cancel()
-        _wake(self._room)
+        _wake(self._room_waiter)
 
     async def ended(self) -> None:
-        """Until nothing of the call is left. After `leave`, that is soon. May be cancelled."""
+        """Return when the call has ended, which is soon after `cancel`. May be cancelled itself."""
         await asyncio.wait([self._task])
 
-    async def _run(self) -> None:
+    async def _read(self) -> None:
         try:
             while (message := await self.call.read()) is not grpc.aio.EOF:
-                await self._give(message)
+                await self._deliver(message)
         except asyncio.CancelledError:
-            self._fault = CallCancelled()  # grpc.aio says so in a task that nobody cancelled
-        except Exception as error:  # whatever it is belongs to the caller, who may be gone
-            self.refused = isinstance(error, grpc.aio.AioRpcError) and _REFUSED in (error.details() or "")
-            self._fault = error
+            self._error = CallCancelled()  # grpc.aio raises it although this task was not cancelled
+        except Exception as error:  # any error belongs to the consumer, which may be gone
+            self.connect_failed = isinstance(error, grpc.aio.AioRpcError) and _CONNECT_FAILED in (error.details() or "")
+            self._error = error
         finally:
             self._over = True
-            _wake(self._news)
+            _wake(self._message_waiter)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # Before its first step: nothing in `_run` could say so.
-            self._fault = CallCancelled()
+    def _on_read_done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # Before its first step, so that `_read` could not record it.
+            self._error = CallCancelled()
             self._over = True
-            _wake(self._news)
+            _wake(self._message_waiter)
 
-    async def _give(self, message: service_pb2.ModelStreamInferResponse) -> None:
-        if self._left:
+    async def _deliver(self, message: service_pb2.ModelStreamInferResponse) -> None:
+        if self._discarding:
             return
         self._messages.append(message)
-        _wake(self._news)
-        while len(self._messages) >= _AHEAD:
-            self._room = self._loop.create_future()
-            await self._room
+        _wake(self._message_waiter)
+        while len(self._messages) >= _READ_AHEAD:
+            self._room_waiter = self._loop.create_future()
+            await self._room_waiter
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

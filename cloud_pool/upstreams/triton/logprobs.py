@@ -1,8 +1,7 @@
-"""The `logprobs` tensor of Triton's vLLM backend: JSON, a `{token id: {logprob, rank, decoded_token}}` a token.
+"""The `logprobs` tensor of Triton's vLLM backend: JSON, one `{token id: {logprob, rank, decoded_token}}` per token.
 
-The chosen token comes first, then the best by rank (it is among them when it is one of the best). Where the ids are
-not known the keys only tell entries apart. `bytes` is ours and written only when a token is not UTF-8 by itself;
-vLLM has no such key.
+The chosen token comes first, then the best ones by rank (which may include it). We do not know token ids, so our keys
+only tell entries apart. The key `bytes` is ours, written only for a token that is not UTF-8 by itself; vLLM has none.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _decoder = msgspec.json.Decoder(list[dict[str, _Entry]] | None)
 _LOWEST = -9999.0
-"""JSON has no -inf; this is what OpenAI's own servers write for it."""
+"""JSON has no -inf; OpenAI's servers write this value for it."""
 
 
 def encode(tokens: tuple[TokenLogprob, ...]) -> bytes:
     return msgspec.json.encode([_entries(token) for token in tokens])
 
 
-def decode(document: bytes, best: int) -> tuple[TokenLogprob, ...]:
-    """At most `best` alternatives a token. Raises msgspec.DecodeError."""
-    return tuple(_token(entries, best) for entries in _decoder.decode(document) or () if entries)
+def decode(document: bytes, alternatives: int) -> tuple[TokenLogprob, ...]:
+    """Decode with at most `alternatives` per token. Raises msgspec.DecodeError."""
+    return tuple(_token(entries, alternatives) for entries in _decoder.decode(document) or () if entries)
 
 
 def _entries(token: TokenLogprob) -> dict[str, _Entry]:
@@ -56,13 +55,13 @@ def _odd_bytes(token: TokenLogprob | TokenAlternative) -> tuple[int, ...] | None
     return None if token.bytes is None or bytes(token.bytes) == token.token.encode() else token.bytes
 
 
-def _token(entries: dict[str, _Entry], best: int) -> TokenLogprob:
+def _token(entries: dict[str, _Entry], count: int) -> TokenLogprob:
     alternatives = [_alternative(entry) for entry in entries.values()]
     by_rank = sorted(
         zip((entry.rank or 0 for entry in entries.values()), alternatives, strict=True), key=lambda pair: pair[0]
     )
     chosen = alternatives[0]
-    top = tuple(one for _, one in by_rank[:best])
+    top = tuple(one for _, one in by_rank[:count])
     return TokenLogprob(token=chosen.token, logprob=chosen.logprob, bytes=chosen.bytes, top=top)
 
 

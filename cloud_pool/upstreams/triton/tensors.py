@@ -1,7 +1,7 @@
-"""One prompt → the tensors of Triton's vLLM backend, and its responses back. Pure.
+"""One prompt to the tensors of Triton's vLLM backend, and its responses back. Pure.
 
-BYTES tensors are a 4-byte little-endian length and the bytes, for each element; BOOL one byte; numbers little-endian
-(github.com/kserve/kserve, open inference protocol, "raw tensor contents").
+BYTES tensors hold a 4-byte little-endian length and the bytes for each element, BOOL one byte, numbers are
+little-endian (github.com/kserve/kserve, open inference protocol, "raw tensor contents").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FINAL = "triton_final_response"
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What Triton shall do for one prompt."""
+    """What a tier is asked to generate for one prompt."""
 
     model: str
     prompt: str
@@ -32,53 +32,60 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float  # monotonic, s
     request_id: str = ""
     traceparent: str = ""
-    trace: Trace | None = None  # of the request
+    trace: Trace | None = None  # of the client's request
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """One response. Each tuple has an element for each of the n sequences."""
+    """One response. Each tuple has one element per sequence."""
 
     texts: tuple[str, ...]
     finish_reasons: tuple[str | None, ...]
     new_tokens: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
-    input_tokens: int = 0  # 0: not said yet
+    input_tokens: int = 0  # 0: not known yet
     final: bool = False
 
 
-def to_infer_request(ask: InferenceRequest, left_s: float, call: str = "") -> service_pb2.ModelInferRequest:
-    """`left_s` is the time that the engine has, from now; by the name `call` our own model can be told to stop."""
-    request = service_pb2.ModelInferRequest(model_name=ask.model, id=ask.request_id)
-    _add_text(request, "text_input", ask.prompt.encode())
-    _add_text(request, "sampling_parameters", encode(ask.parameters))
+def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -> service_pb2.ModelInferRequest:
+    """Encode a request.
+
+    Args:
+        request: what to generate.
+        left_s: time that the engine has, from now.
+        call: name by which our own model can be asked to stop.
+    """
+    message = service_pb2.ModelInferRequest(model_name=request.model, id=request.request_id)
+    _add_text(message, "text_input", request.prompt.encode())
+    _add_text(message, "sampling_parameters", encode(request.parameters))
     flags = ["stream", "exclude_input_in_output", "return_finish_reason", "return_num_input_tokens"]
     flags.append("return_num_output_tokens")
-    if ask.parameters.logprobs is not None:
+    if request.parameters.logprobs is not None:
         flags.append("return_logprobs")
     for name in flags:
-        _add(request, name, "BOOL", _TRUE)
-    # Read by our own model; a stock backend leaves it alone and is stopped by the call's deadline.
-    request.parameters["causeway_deadline_ms"].int64_param = max(1, round(1000.0 * left_s))
-    request.parameters["causeway_call"].string_param = call
-    return request
+        _add(message, name, "BOOL", _TRUE)
+    # Read by our own model; a stock backend ignores them and is stopped by the call's deadline.
+    message.parameters["causeway_deadline_ms"].int64_param = max(1, round(1000.0 * left_s))
+    message.parameters["causeway_call"].string_param = call
+    return message
 
 
 def to_cancel_request(model: str, call: str) -> service_pb2.ModelInferRequest:
-    """Has our own model end the request with this name; any other one refuses a tensor that it does not know."""
-    request = service_pb2.ModelInferRequest(model_name=model)
-    _add_text(request, "cancel", call.encode())
-    return request
+    """Encode the request that makes our own model stop a call; other models refuse the unknown tensor."""
+    message = service_pb2.ModelInferRequest(model_name=model)
+    _add_text(message, "cancel", call.encode())
+    return message
 
 
-def read_delta(response: service_pb2.ModelInferResponse, best: int) -> Delta:
-    """`best`: alternatives wanted a token. Raises CloudFailed when a tensor is missing or is not what it should be."""
+def read_delta(response: service_pb2.ModelInferResponse, alternatives: int) -> Delta:
+    """Decode a response with at most `alternatives` per token. Raises CloudFailed for a missing or malformed tensor."""
     raw = dict(zip([output.name for output in response.outputs], response.raw_output_contents, strict=False))
     final = _FINAL in response.parameters and response.parameters[_FINAL].bool_param
     if "text_output" not in raw:
         if final:
             return Delta((), (), (), (), final=True)
         raise CloudFailed(
-            "Triton's answer has no text_output: a wrong model, or numpy 2 in its environment", phase="stream"
+            "Triton's response has no text_output: it is not a text model, or numpy 2 is in its environment",
+            phase="stream",
         )
     try:
         texts = tuple([text.decode(errors="replace") for text in _texts(raw["text_output"])])
@@ -87,36 +94,36 @@ def read_delta(response: service_pb2.ModelInferResponse, best: int) -> Delta:
         tokens = _numbers(raw.get("num_output_tokens", b"")) or (0,) * count
         tops: tuple[tuple[TokenLogprob, ...], ...] = ((),) * count
         if "logprobs" in raw:
-            tops = tuple([logprobs.decode(text, best) for text in _texts(raw["logprobs"])]) or tops
+            tops = tuple([logprobs.decode(text, alternatives) for text in _texts(raw["logprobs"])]) or tops
         inputs = _numbers(raw.get("num_input_tokens", b""))
     except (struct.error, msgspec.DecodeError) as error:
-        raise CloudFailed(f"Triton's answer cannot be read: {error}", phase="stream") from error
+        raise CloudFailed(f"Triton's response cannot be decoded: {error}", phase="stream") from error
     if not len(reasons) == len(tokens) == len(tops) == count:
-        raise CloudFailed("Triton's answer has tensors of different lengths", phase="stream")
+        raise CloudFailed("Triton's response has tensors of different lengths", phase="stream")
     return Delta(texts, reasons, tokens, tops, inputs[0] if inputs else 0, final)
 
 
-def _add_text(request: service_pb2.ModelInferRequest, name: str, text: bytes) -> None:
-    _add(request, name, "BYTES", _LENGTH.pack(len(text)) + text)
+def _add_text(message: service_pb2.ModelInferRequest, name: str, text: bytes) -> None:
+    _add(message, name, "BYTES", _LENGTH.pack(len(text)) + text)
 
 
-def _add(request: service_pb2.ModelInferRequest, name: str, datatype: str, raw: bytes) -> None:
-    request.inputs.add(name=name, datatype=datatype, shape=(1,))
-    request.raw_input_contents.append(raw)
+def _add(message: service_pb2.ModelInferRequest, name: str, datatype: str, raw: bytes) -> None:
+    message.inputs.add(name=name, datatype=datatype, shape=(1,))
+    message.raw_input_contents.append(raw)
 
 
 def _texts(raw: bytes) -> list[bytes]:
     if len(raw) >= _LENGTH.size and _LENGTH.unpack_from(raw)[0] == len(raw) - _LENGTH.size:
-        return [raw[_LENGTH.size :]]  # the one of one sequence, which is nearly every response's
-    found, at = [], 0
+        return [raw[_LENGTH.size :]]  # one sequence, as in nearly every response
+    texts, at = [], 0
     while at < len(raw):
         (length,) = _LENGTH.unpack_from(raw, at)
         at += _LENGTH.size
         if at + length > len(raw):
             raise struct.error("a text is longer than its tensor")
-        found.append(raw[at : at + length])
+        texts.append(raw[at : at + length])
         at += length
-    return found
+    return texts
 
 
 def _numbers(raw: bytes) -> tuple[int, ...]:
