@@ -22,7 +22,7 @@ class LoadBalancingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     probe_timeout_s: Seconds = 1.5  # Triton needs 1 s to report that a stub process died
     hung_after_s: Seconds = 10.0  # all calls of an ejected endpoint are ended once it was silent for so long
     base_ejection_s: Seconds = 0.5  # the first time; doubles with each relapse
-    max_ejection_s: Seconds = 30.0
+    max_ejection_s: Seconds = 30.0  # longest ejection
     max_ejected_share: Share = 0.5  # share of the pool that suspicion may eject; a failed probe is proof, unbounded
     slow_start_s: Pause = 10.0  # a readmitted endpoint ramps from a tenth of its share to all of it in this time
     slowness_decay_s: Seconds = 30.0  # without new samples an endpoint's measured slowness decays by two thirds

@@ -17,22 +17,23 @@ _BACKGROUND_TIMEOUT_S = 0.5
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    enabled: bool = False
-    ttl_s: Seconds = 300.0
-    stale_if_error_s: Pause = 3600.0
-    include_seeded: bool = False
-    include_tools: bool = False
-    private_tags: tuple[str, ...] = ("private",)
-    version: str = ""
-    secret_file: str = ""
-    key_prefix: Annotated[str, Meta(pattern=r"^[^{}\s]+\Z")] = "causeway:cache"
-    max_entry_bytes: Positive = 262_144
-    compress_above_bytes: Count = 1024
-    max_buffer_bytes: Positive = 1 << 20
+    enabled: bool = False  # share answers between the gateways; needs `redis`
+    ttl_s: Seconds = 300.0  # how long an answer is fresh
+    stale_if_error_s: Pause = 3600.0  # how much longer an expired answer may be used instead of an error
+    include_seeded: bool = False  # also cache sampled answers whose request has a seed
+    include_tools: bool = False  # also cache answers to requests that offer tools
+    private_tags: tuple[str, ...] = ("private",)  # requests with one of these `x-causeway-tags` bypass the cache
+    version: str = ""  # part of each key: a new value starts an empty cache, for instance with new weights
+    secret_file: str = ""  # shared by the gateways; without it prompts can be guessed from keys, and entries forged
+    key_prefix: Annotated[str, Meta(pattern=r"^[^{}\s]+\Z")] = "causeway:cache"  # prefix of all Redis keys
+    max_entry_bytes: Positive = 262_144  # a larger answer is not stored
+    compress_above_bytes: Count = 1024  # larger entries are compressed
+    max_buffer_bytes: Positive = 1 << 20  # of a shared answer in progress; a longer one accepts no new followers
+    # a leader that does not renew its lease for this long counts as dead
     lease_s: Annotated[float, Meta(gt=0, le=30)] = 3.0
-    max_followed: Positive = 64
-    redis_timeout_s: Seconds = 0.05
-    redis_retry_after_s: Seconds = 1.0
+    max_followed: Positive = 64  # answers of other gateways that a gateway follows at once
+    redis_timeout_s: Seconds = 0.05  # for one call; then the request goes on without the cache
+    redis_retry_after_s: Seconds = 1.0  # pause after a Redis failure
 
     def for_background(self) -> CacheConfig:
         """Return the configuration for work without a waiting client, such as jobs.

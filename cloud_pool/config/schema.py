@@ -1,4 +1,7 @@
-"""The gateway's configuration as frozen structs. `meanings` explains each key, `loader` reads and checks the file."""
+"""The gateway's configuration as frozen structs; `loader` reads and checks the file.
+
+The comment of each field is its meaning in the reference table of cloud_pool/README.md.
+"""
 
 from __future__ import annotations
 
@@ -28,42 +31,47 @@ DEFAULT_TRITON = "127.0.0.1:8001"
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    host: str = "127.0.0.1"
-    port: Port = 8090
-    token_file: str = ""
-    max_body_bytes: Positive = 8 * 1024 * 1024
-    read_timeout_s: Seconds = 20.0
-    drain_s: Pause = 20.0
-    default_deadline_s: Seconds = 120.0
-    readiness_cache_s: Pause = 5.0
-    zone: str = ""
+    host: str = "127.0.0.1"  # address to listen on; any other than loopback needs `token_file` or `identity.key_file`
+    port: Port = 8090  # TCP port; 0: any free port, which the ready line names
+    token_file: str = ""  # file with lines of `<device> <token>` or `<device> sha256:<hex>`; empty: no static tokens
+    max_body_bytes: Positive = 8 * 1024 * 1024  # a larger request body is refused with 413
+    read_timeout_s: Seconds = 20.0  # a whole request must have arrived by then
+    drain_s: Pause = 20.0  # on SIGTERM, how long requests in progress may still take
+    default_deadline_s: Seconds = 120.0  # time for a whole request; `x-causeway-deadline-ms` may shorten it
+    readiness_cache_s: Pause = 5.0  # how long the result of /readyz, a real inference, is cached
+    zone: str = ""  # zone of this gateway: endpoints of the same zone are preferred; empty: no preference
 
 
 class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model in Triton under the name that callers use."""
 
-    name: Annotated[str, Meta(min_length=1)] = DEFAULT_TIER
-    aliases: tuple[str, ...] = ()
-    triton: str = DEFAULT_TRITON
+    name: Annotated[str, Meta(min_length=1)] = DEFAULT_TIER  # what clients write as `model`
+    aliases: tuple[str, ...] = ()  # other names for the tier
+    triton: str = DEFAULT_TRITON  # host:port of Triton's gRPC
+    # instead of `triton`, many: `host:port` or `dns:name:port`, each with an optional `@zone`
     endpoints: tuple[str, ...] = ()
+    # `least_loaded`, or `prefix_affinity`: a conversation also returns to the endpoint that cached its prefix
     load_balancing: LoadBalancing = "least_loaded"
-    model: str = ""
-    artifact: str = ""
-    template_file: str = ""
-    special_tokens: tuple[str, ...] = ()
-    bos: str = ""
-    eos: str = ""
-    context_tokens: Count = 0
-    max_tokens: Count = 0
-    concurrency: Positive = 16
+    model: str = ""  # the model's name in Triton; empty: the tier's name
+    artifact: str = ""  # supplies chat template, control tokens and context length; empty: the tier's name
+    template_file: str = ""  # a Jinja chat template instead of the artifact's, for a stock vLLM or TensorRT-LLM tier
+    special_tokens: tuple[str, ...] = ()  # with `template_file`: tokens that a user's text must not be able to spell
+    bos: str = ""  # with `template_file`: the beginning-of-sequence token
+    eos: str = ""  # with `template_file`: the end-of-sequence token
+    context_tokens: Count = 0  # context length; 0: the artifact's
+    max_tokens: Count = 0  # limit of an answer where the request has none; 0: the whole context
+    concurrency: Positive = 16  # upper bound of requests in Triton at once, over all gateways that share a Redis
+    # lower bound of a gateway's limit, which follows the times to first token; 0: fixed at `concurrency`, not shared
     min_concurrency: Count = 1
-    ttft_objective_s: Seconds = 2.0
-    max_queued: Count = 64
+    ttft_objective_s: Seconds = 2.0  # objective for interactive requests, from arrival to first token
+    max_queued: Count = 64  # requests that may wait; beyond that clients get 429
     admission: AdmissionConfig = AdmissionConfig()
-    max_attempts: Positive = 3
+    max_attempts: Positive = 3  # endpoints that one request may be sent to before its first token; 1: no retry
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()
     hedge: HedgeConfig = HedgeConfig()
+    # restrict tool-call arguments to words of the user's message, for artifacts with `answers: calls`
     call_grammar: bool = True
+    # where the tier's vLLM backend reads grammars: `structured_outputs` since release 25.09
     guided_key: GuidedKey = "guided_decoding"
 
     @property
@@ -83,7 +91,8 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    endpoint: str = ""
+    endpoint: str = ""  # OpenTelemetry collector that accepts OTLP over HTTP, as `http://host:4318`; empty: no traces
+    # share of the requests without a trace context that are traced
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
 
@@ -92,13 +101,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
     load_balancing: LoadBalancingConfig = LoadBalancingConfig()
     degradation: DegradationConfig = DegradationConfig()
-    model_dirs: tuple[str, ...] = ()
-    redis: str = ""
+    model_dirs: tuple[str, ...] = ()  # folders searched for artifacts before the ones that ship
+    redis: str = ""  # `redis://`, `rediss://` or `unix://` URL that all gateways and workers share; empty: none
     identity: IdentityConfig = IdentityConfig()
     tenants: TenantsConfig = TenantsConfig()
     jobs: JobsConfig = JobsConfig()
     cache: CacheConfig = CacheConfig()
     tracing: TracingConfig = TracingConfig()
-    audit_file: str = ""
+    audit_file: str = ""  # file of audit records, one per request and without content; `-`: stdout; empty: none
+    # level: debug, info, warning or error; none of them logs prompts or answers
     log: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["text", "json"] = "text"
+    log_format: Literal["text", "json"] = "text"  # `text`, or `json`: one object per line, with the request's id

@@ -28,13 +28,13 @@ class ShareRamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the next step goes half the way to the share that was too much.
     """
 
-    stable_for_s: Pause = 1.0
-    step_interval_s: Seconds = 0.2
-    decrease_factor: Annotated[float, Meta(gt=0, lt=1)] = 0.7
-    increase_step: Share = 0.25
-    min_share: Share = 0.05
-    busy_step_interval_s: Seconds = 3.0
-    max_backoff_s: Seconds = 60.0
+    stable_for_s: Pause = 1.0  # how long a tier must be stable before its share increases
+    step_interval_s: Seconds = 0.2  # between two steps
+    decrease_factor: Annotated[float, Meta(gt=0, lt=1)] = 0.7  # multiplies the share at each step under stress
+    increase_step: Share = 0.25  # added to the share at each stable step
+    min_share: Share = 0.05  # lower bound for a tier that responds
+    busy_step_interval_s: Seconds = 3.0  # how often a stable but busy tier undoes one `decrease_factor`
+    max_backoff_s: Seconds = 60.0  # both pauses double after each relapse, up to this
 
 
 class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ class RetryBudgetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class HedgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A second endpoint gets the request when the first is late; the first delta wins."""
 
-    enabled: bool = True
+    enabled: bool = True  # send late requests to a second endpoint; never bulk ones
     max_share: Share = 0.02  # share of the requests that may be hedged
     after_quantile: Share = 0.95  # quantile of an endpoint's recent times to first token, after which one is late
 

@@ -25,12 +25,12 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.batches`."""
 
-    max_file_bytes: Positive = 16 * 1024 * 1024
+    max_file_bytes: Positive = 16 * 1024 * 1024  # of one file
     max_files: Positive = 100  # of one owner
-    max_lines: Positive = 10_000
-    max_line_bytes: Positive = 1024 * 1024
+    max_lines: Positive = 10_000  # of one batch
+    max_line_bytes: Positive = 1024 * 1024  # of one line
     completion_window_s: Seconds = _DAY_S  # the 24h of completion_window
-    file_ttl_s: Seconds = 7 * _DAY_S
+    file_ttl_s: Seconds = 7 * _DAY_S  # how long a file is kept
     lines_per_step: Positive = 200  # lines that become jobs at a time: other work comes between
 
 
@@ -40,23 +40,23 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     redis: str = ""  # URL; "": the Redis that gateways share; without either there are no jobs
     durability: Literal["require", "warn"] = "require"  # of a Redis that may lose jobs on kill -9: refuse or log
     key_prefix: str = "{causeway}:jobs"  # of all Redis keys; the braces keep them in one slot of a cluster
-    max_body_bytes: Positive = 1024 * 1024
-    max_result_bytes: Positive = 4 * 1024 * 1024
+    max_body_bytes: Positive = 1024 * 1024  # of one job's request
+    max_result_bytes: Positive = 4 * 1024 * 1024  # of one job's result
     max_queued: Positive = 20_000  # jobs of one tier and priority
     max_unfinished: Positive = 20_000  # jobs of one owner
-    max_dead_letters: Positive = 10_000
+    max_dead_letters: Positive = 10_000  # the oldest are dropped beyond that
     max_event_streams: Positive = 256  # clients that follow events, per gateway
     default_deadline_s: Seconds = _DAY_S  # of a job whose request names no deadline
-    max_deadline_s: Seconds = 7 * _DAY_S
+    max_deadline_s: Seconds = 7 * _DAY_S  # longest deadline that a request may name
     result_ttl_s: Seconds = _DAY_S  # of results, events and idempotency keys, after the job's end
-    dead_letter_ttl_s: Seconds = 7 * _DAY_S
+    dead_letter_ttl_s: Seconds = 7 * _DAY_S  # how long a dead letter is kept
     max_attempts: Positive = 5  # then the job is a dead letter
     attempt_timeout_s: Seconds = 300.0  # of one run
     lease_s: Seconds = 15.0  # a worker that does not renew its lease for so long is taken for dead
     lease_check_s: Seconds = 0.4  # how soon a worker notices that a job was cancelled
     reclaim_interval_s: Seconds = 1.0  # how often a worker looks for jobs of dead workers
     backoff_s: Seconds = 1.0  # before the second attempt; doubles with each further one, with jitter
-    backoff_max_s: Seconds = 60.0
+    backoff_max_s: Seconds = 60.0  # longest back-off
     concurrency: Annotated[int, Meta(ge=0)] = 0  # jobs of a tier in one worker; 0: the tier's own
     drain_s: Annotated[float, Meta(ge=0)] = 20.0  # on SIGTERM; unfinished jobs then return to their queue
     webhooks: WebhookConfig = WebhookConfig()

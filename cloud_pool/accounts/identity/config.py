@@ -23,13 +23,14 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     key_file: str = ""  # JWKS; "": no signed tokens
-    issuer: str = "causeway"
-    audience: str = "causeway-cloud"
+    issuer: str = "causeway"  # accepted `iss` claim
+    audience: str = "causeway-cloud"  # accepted `aud` claim
     clock_skew_s: Annotated[float, Meta(ge=0, le=300)] = 30.0  # between the issuer's clock and the gateway's
     max_lifetime_s: Annotated[float, Meta(gt=0, le=MAX_TOKEN_LIFETIME_S)] = 90 * 86400.0  # longer ones are refused
-    max_token_bytes: Annotated[int, Meta(ge=256, le=16384)] = 4096
+    max_token_bytes: Annotated[int, Meta(ge=256, le=16384)] = 4096  # a longer token is refused
     token_cache_size: Annotated[int, Meta(ge=0)] = 10000  # verified tokens that are remembered
     revocations_refresh_s: Annotated[float, Meta(gt=0)] = 2.0  # how often Redis is read
-    revocations_max_age_s: Annotated[float, Meta(gt=0)] = 60.0
+    revocations_max_age_s: Annotated[float, Meta(gt=0)] = 60.0  # an older copy of the revocations is stale
     revocations_file: str = ""  # the copy on disk, for a start while Redis is unavailable; "": none
+    # `allow`: use the stale copy and count it; `deny`: 503 for every signed token
     when_revocations_stale: WhenRevocationsStale = "allow"

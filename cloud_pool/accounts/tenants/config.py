@@ -18,11 +18,11 @@ MICRO_USD_PER_USD = 1_000_000
 class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of one tenant. 0 is unlimited."""
 
-    requests_per_s: NonNegativeFloat = 0.0
+    requests_per_s: NonNegativeFloat = 0.0  # requests per second; 0 in any limit: unlimited
     burst: NonNegativeInt = 0  # requests at once after a pause; 0: those of two seconds, at least one
     tokens_per_minute: NonNegativeInt = 0  # prompt and answer together; a minute's worth may be used at once
     max_tokens: NonNegativeInt = 0  # of one answer
-    max_body_bytes: NonNegativeInt = 0
+    max_body_bytes: NonNegativeInt = 0  # of one request
     usd_per_day: NonNegativeFloat = 0.0  # UTC days
     weight: Annotated[float, Meta(gt=0)] = 1.0  # of the tenant in the queue of a tier, relative to others
 
@@ -50,15 +50,15 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TenantConfig(TenantLimits, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Limits of a named tenant."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]  # the tenant, as in its tokens
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Price of a tier, in USD."""
 
-    tier: str
-    per_1k_prompt: NonNegativeFloat = 0.0
-    per_1k_completion: NonNegativeFloat = 0.0
+    tier: str  # the tier's name
+    per_1k_prompt: NonNegativeFloat = 0.0  # USD per 1000 prompt tokens
+    per_1k_completion: NonNegativeFloat = 0.0  # USD per 1000 completion tokens
 
     def micro_usd(self, usage: Usage) -> int:
         """Return the cost of `usage` in micro-dollars."""
@@ -74,9 +74,9 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prices: tuple[Price, ...] = ()
     local_share: Annotated[float, Meta(gt=0, le=1)] = 0.5  # of each rate, for this gateway alone, while Redis is away
     redis_timeout_s: Annotated[float, Meta(gt=0)] = 0.1  # then `local_share` applies
-    redis_retry_after_s: Annotated[float, Meta(gt=0)] = 1.0
+    redis_retry_after_s: Annotated[float, Meta(gt=0)] = 1.0  # pause after a Redis failure
     usage_flush_s: Annotated[float, Meta(gt=0)] = 1.0  # how often usage is written to Redis
-    usage_retention_days: Annotated[int, Meta(ge=1)] = 40
+    usage_retention_days: Annotated[int, Meta(ge=1)] = 40  # how long usage is kept in Redis
 
     def limits(self, tenant: str) -> TenantLimits:
         """Return the limits of a tenant."""
