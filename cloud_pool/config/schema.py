@@ -70,7 +70,7 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()
     hedge: HedgeConfig = HedgeConfig()
     # restrict tool-call arguments to words of the user's message, for artifacts with `answers: calls`
-    call_grammar: bool = True
+    restrict_tool_arguments: bool = True
     # where the tier's vLLM backend reads grammars: `structured_outputs` since release 25.09
     guided_key: GuidedKey = "guided_decoding"
 

@@ -107,6 +107,6 @@ def _load_chat_format(tier: TierConfig, config: Config, where: str) -> ChatForma
         read_chat_format(artifact.path),
         temperature=1.0 if manifest.temperature is None else manifest.temperature,
         answer_tokens=manifest.answer_tokens,
-        answers=manifest.answers if tier.call_grammar else "text",
+        answers=manifest.answers if tier.restrict_tool_arguments else "text",
         weights=manifest.sha256,
     )

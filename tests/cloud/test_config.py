@@ -102,7 +102,7 @@ def test_a_tier_s_calls_are_held_unless_it_says_otherwise(tmp_path: Path) -> Non
     """The artifact's manifest says how it answers; another setting is another answer to the cache."""
     said = Request(kind="chat", model="x", messages=(Message("user", "at six"),))
     (bound,) = load_tiers(load_config(None, Flags()))
-    (free,) = load_tiers(load_config(write(tmp_path, "tiers: [{call_grammar: false}]"), Flags()))
+    (free,) = load_tiers(load_config(write(tmp_path, "tiers: [{restrict_tool_arguments: false}]"), Flags()))
     assert (bound.copy_source(said), free.copy_source(said)) == ("at six", None)
     bound_key, free_key = (CacheKeys(CacheConfig()).key(said, tier, "") for tier in (bound, free))
     assert bound_key != free_key
