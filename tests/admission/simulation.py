@@ -1,7 +1,7 @@
-"""A tier in simulated time: a server with so many sequences, the turnstile before it, and callers. No clock, no sleep.
+"""A tier in virtual time: a server with `slots` sequences, the scheduler before it, and callers. No clock, no sleep.
 
 The server answers up to `slots` requests at once and lets the others wait inside, first come first served: the knee
-that the limit is to find. A request is prefilled (its time to first token on a free server) and decoded.
+that the limit has to find. A request is prefilled (its time to first token on a free server) and decoded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def server(slots: float = 32, prefill_s: float = 0.3, decode_s: float = 2.0) -> 
 
 @dataclass(frozen=True)
 class Callers:
-    """Who come independently of each other, `rate` a second."""
+    """Independent callers, `rate` requests a second."""
 
     rate: Profile
     priority: Priority = "interactive"
@@ -62,7 +62,7 @@ class Callers:
 
 @dataclass
 class Told:
-    """One request's story; times are since its arrival, s."""
+    """The result of one request; times are since its arrival, s."""
 
     callers: Callers
     arrived: float
@@ -83,7 +83,7 @@ class Run:
     shed: Counter[tuple[Priority, Reason]] = field(default_factory=Counter)
 
     def of(self, begins: float = 0.0, ends: float = math.inf, **wanted: str) -> list[Told]:
-        """Those who came in this time."""
+        """Return the requests that arrived in this time."""
         found = (one for one in self.stories if begins <= one.arrived < ends)
         return [one for one in found if all(getattr(one.callers, name) == value for name, value in wanted.items())]
 
@@ -177,7 +177,7 @@ class Simulation:
             self._begin(now, self._inside.popleft())
 
     def _stop(self, ticket: Ticket) -> None:
-        """It gave its place back."""
+        """Stop a preempted request."""
         self.run.preempted += 1
         if ticket in self._inside:
             self._inside.remove(ticket)
@@ -210,7 +210,7 @@ class Simulation:
         self.run.saturated.append((now, self.door.saturated(now)))
 
     def _draw(self, mean: float, cv: float) -> float:
-        """Lognormal."""
+        """Draw from a lognormal distribution."""
         sigma = math.sqrt(math.log(1.0 + cv * cv))
         return mean * math.exp(self._chance.gauss(-sigma * sigma / 2.0, sigma))
 
@@ -219,8 +219,8 @@ class Simulation:
 
 
 class TwoGateways(Simulation):
-    """Two turnstiles before one server, each with half of the callers. `shared`: each may have half of the places, else
-    neither knows of the other."""
+    """Two schedulers before one server, each with half of the callers. `shared`: each may have half of the permits;
+    otherwise neither knows of the other."""
 
     def __init__(
         self,

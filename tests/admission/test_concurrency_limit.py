@@ -12,7 +12,7 @@ SEEDS = range(3)
 
 
 def overloaded(server: Server, most: int, seed: int, ends: float = 100.0) -> Run:
-    """Three times as much work as the server can do, from the first second on."""
+    """Three times the server's capacity, from the first second on."""
     return Simulation(server, [Callers(flat(3.0 * server.capacity()), "standard")], settings(most), seed).until(ends)
 
 
@@ -28,8 +28,7 @@ def overloaded(server: Server, most: int, seed: int, ends: float = 100.0) -> Run
         pytest.param(server(8, 0.5, 0.1), 64, 0.75, id="8 of at most 64, mostly prefill"),
     ],
 )
-def test_the_knee_is_found(knee: Server, most: int, share: float, seed: int) -> None:
-    """At least nine tenths of what the server can do, and next to nobody waits inside it."""
+def test_the_limit_finds_the_servers_slots(knee: Server, most: int, share: float, seed: int) -> None:
     run = overloaded(knee, most, seed)
     slots = knee.slots(0.0)
     assert run.goodput(20.0, 100.0) >= share * knee.capacity()
@@ -38,8 +37,7 @@ def test_the_knee_is_found(knee: Server, most: int, share: float, seed: int) -> 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("before", "after"), [(16, 8), (8, 24)])
-def test_a_change_of_capacity_is_followed(before: int, after: int, seed: int) -> None:
-    """Half of the server gone, or three times of it: within half a minute the limit is about what it can do now."""
+def test_the_limit_follows_a_change_of_capacity(before: int, after: int, seed: int) -> None:
     changing = Server(lambda now: before if now < 60.0 else after, flat(0.1), flat(2.0))
     calls = [Callers(flat(40.0), "standard")]
     run = Simulation(changing, calls, settings(64), seed).until(150.0)
@@ -49,31 +47,27 @@ def test_a_change_of_capacity_is_followed(before: int, after: int, seed: int) ->
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_longer_prompts_are_no_queue(seed: int) -> None:
-    """First tokens that come later whatever the limit is do not lower it for good."""
+def test_longer_prompts_do_not_lower_the_limit_for_good(seed: int) -> None:
     changing = Server(flat(16), lambda now: 0.1 if now < 60.0 else 0.5, flat(2.0))
     run = Simulation(changing, [Callers(flat(30.0), "standard")], settings(64), seed).until(180.0)
     assert run.goodput(90.0, 180.0) >= 0.85 * 16 / 2.5
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 2.0])
-def test_little_work_teaches_nothing(rate: float) -> None:
-    """A tier that idles, or does less than it could, keeps its limit."""
+def test_an_idle_or_half_empty_tier_keeps_its_limit(rate: float) -> None:
     run = Simulation(server(16, 0.3, 2.0), [Callers(flat(rate), "standard")], settings(64)).until(300.0)
     assert {limit for _, limit in run.limits} == {32}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_overload_after_a_quiet_time(seed: int) -> None:
-    """A limit that was never tried is far too high when the overload comes, and is found within some seconds."""
+def test_an_untested_high_limit_is_lowered_within_seconds(seed: int) -> None:
     calls = [Callers(flat(1.0), "standard"), Callers(between(60.0, 160.0, 20.0), "standard")]
     run = Simulation(server(16, 0.1, 2.0), calls, settings(64), seed).until(160.0)
     assert 15 <= run.mean(run.limits, 85.0, 160.0) <= 19
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_two_gateways_share_a_server(seed: int) -> None:
-    """Neither knows of the other; together they use most of the server, and little more than it can do waits inside."""
+def test_two_independent_gateways_use_most_of_a_server(seed: int) -> None:
     shared = server(16, 0.2, 0.3)
     run = TwoGateways(shared, [Callers(flat(3.0 * shared.capacity()), "standard")], settings(16), seed).until(100.0)
     assert run.goodput(20.0, 100.0) >= 0.85 * shared.capacity()
@@ -81,15 +75,14 @@ def test_two_gateways_share_a_server(seed: int) -> None:
 
 
 def fed(limit: ConcurrencyLimit, now: float, ttft_s: float, *, seconds: float, rate: float = 10.0) -> float:
-    """First tokens at this rate, all places taken, each this late. Returns the time after it."""
+    """First tokens at this rate with all permits held, each this late. Returns the time after it."""
     for _ in range(int(seconds * rate)):
         now += 1.0 / rate
         limit.first_token(now, ttft_s, limit.value)
     return now
 
 
-def test_a_delay_that_a_cut_does_not_cure_was_not_ours() -> None:
-    """The limit is tried lower, and is back when that changed nothing."""
+def test_a_cut_without_relief_is_undone() -> None:
     limit = ConcurrencyLimit(1, 20)
     now = fed(limit, 0.0, 0.1, seconds=20.0)
     before = limit.value
@@ -100,16 +93,15 @@ def test_a_delay_that_a_cut_does_not_cure_was_not_ours() -> None:
     assert lowest < before <= limit.value
 
 
-def test_the_objective_doubts_a_base_that_was_never_good() -> None:
-    """A gateway that starts before a crowded server cuts at once: its first tokens are later than they should be."""
+def test_the_objective_bounds_a_base_that_was_never_good() -> None:
+    """A gateway that starts before a crowded server cuts at once."""
     with_objective, without = ConcurrencyLimit(1, 20, objective_s=1.0), ConcurrencyLimit(1, 20)
     for limit in (with_objective, without):
         fed(limit, 0.0, 3.0, seconds=5.0)
     assert with_objective.value < 10 <= without.value
 
 
-def test_refusals_count_once_for_each_limit() -> None:
-    """Many that were handed over together and refused together lower it by one step; those handed over since, again."""
+def test_failures_lower_each_limit_once() -> None:
     limit = ConcurrencyLimit(1, 40)
     for _ in range(10):
         limit.failed(5.0, handed_at=4.0)
@@ -122,7 +114,6 @@ def test_refusals_count_once_for_each_limit() -> None:
 
 
 def test_a_fixed_limit_stays() -> None:
-    """Where least is most, nothing moves it."""
     limit = ConcurrencyLimit(8, 8)
     limit.failed(1.0, handed_at=0.5)
     fed(limit, 1.0, 9.0, seconds=20.0)

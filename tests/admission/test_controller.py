@@ -16,8 +16,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_urgent_before_old() -> None:
-    """A free place goes to the most urgent waiter, then to the oldest."""
+async def test_a_free_permit_goes_to_the_most_urgent_then_the_oldest() -> None:
     admission = AdmissionController(permits=1, max_queued=8)
     order: list[str] = []
 
@@ -43,8 +42,7 @@ async def test_urgent_before_old() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def test_a_full_queue_refuses_at_once() -> None:
-    """Beyond places and queue there is a 429 that says when to come back."""
+async def test_a_full_queue_rejects_at_once_with_retry_after() -> None:
     admission = AdmissionController(permits=1, max_queued=0)
     async with admission.acquire("standard", 60.0):
         with pytest.raises(QueueFull) as raised:
@@ -55,7 +53,6 @@ async def test_a_full_queue_refuses_at_once() -> None:
 
 
 async def test_a_wait_ends_with_the_deadline() -> None:
-    """Who has no time left does not get a place, and leaves none taken."""
     admission = AdmissionController(permits=1, max_queued=4)
     async with admission.acquire("standard", 60.0):
         with pytest.raises(DeadlineExceeded):
@@ -65,8 +62,7 @@ async def test_a_wait_ends_with_the_deadline() -> None:
     assert admission.running == 0
 
 
-async def test_a_waiter_that_leaves_gives_its_place_on() -> None:
-    """Cancelled while it waits, and cancelled in the moment it is given the place: nothing leaks."""
+async def test_a_cancelled_waiter_passes_its_permit_on() -> None:
     admission = AdmissionController(permits=1, max_queued=4)
 
     async def ask() -> None:
@@ -88,8 +84,7 @@ async def test_a_waiter_that_leaves_gives_its_place_on() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-def test_headers_are_read_once() -> None:
-    """Deadline, priority, trace and id come from the headers; what is missing has a default."""
+def test_headers_are_read_with_defaults() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     headers = {
         "x-request-id": "abc-1",
@@ -110,7 +105,6 @@ def test_headers_are_read_once() -> None:
     "headers",
     [{"x-causeway-deadline-ms": "soon"}, {"x-causeway-deadline-ms": "-1"}, {"x-causeway-priority": "vip"}],
 )
-def test_a_malformed_header_of_ours_is_refused(headers: dict[str, str]) -> None:
-    """A deadline or priority that cannot be honoured is a 400, not a guess."""
+def test_a_malformed_header_is_a_400(headers: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest):
         read_headers(headers)

@@ -1,4 +1,4 @@
-"""Time that the process lost itself, under a fake clock, and what the limit makes of first tokens seen in it."""
+"""Time that the process lost itself, under a fake clock, and its effect on the limit."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class Late:
         self.now += seconds + self._late_s.pop(0)
 
 
-async def test_what_was_late_is_added_up() -> None:
-    """Waking up in time loses nothing."""
+async def test_lost_time_is_summed() -> None:
     loop = Late(0.0, 0.3, 0.0, 0.2)
     lag = EventLoopLag(clock=loop.clock, sleep=loop.sleep)
     with pytest.raises(EOFError):
@@ -39,8 +38,7 @@ async def test_what_was_late_is_added_up() -> None:
     assert lag.lost_s() == pytest.approx(0.5)  # Nobody watches any more.
 
 
-async def test_what_is_being_lost_counts_already() -> None:
-    """Whoever runs first after a stall sees it, the watch itself or not."""
+async def test_time_being_lost_counts_already() -> None:
     loop, seen = Late(), []
 
     async def stalled(seconds: float) -> None:
@@ -57,8 +55,8 @@ async def test_what_is_being_lost_counts_already() -> None:
 
 
 async def limit_after(first_token_s: float, lost_s: float) -> tuple[int, int]:
-    """A full tier's limit before, and the least in forty rounds of first tokens at that time, in each of which so much
-    was lost."""
+    """A full tier's limit before, and the lowest in forty rounds of first tokens at that time, each with so much lost
+    time."""
     clock, lost = 0.0, 0.0
     admission = AdmissionController(16, 64, settings(16, objective_s=0.4), clock=lambda: clock, lost_s=lambda: lost)
 
@@ -82,8 +80,7 @@ async def limit_after(first_token_s: float, lost_s: float) -> tuple[int, int]:
     return before, least
 
 
-async def test_a_busy_machine_is_not_the_tiers_fault() -> None:
-    """Late first tokens lower the limit, but not those that came in while this process lost time."""
+async def test_first_tokens_seen_while_time_was_lost_do_not_lower_the_limit() -> None:
     before, after = await limit_after(0.8, 0.0)
     assert after < before
     before, after = await limit_after(0.8, 0.3)

@@ -16,7 +16,7 @@ def ticket(tenant: str, at: float) -> Ticket:
 
 
 class Flood:
-    """A tenant that has all places and a queue, and whose requests end in the order in which they went in."""
+    """A tenant that holds all permits and has a queue; its requests end in the order of their admission."""
 
     def __init__(self, queue: FairQueue) -> None:
         self.queue = queue
@@ -28,7 +28,7 @@ class Flood:
             queue.add(ticket("flood", PLACES + at))
 
     def turn(self) -> Ticket:
-        """One ends, and the next goes in, who is returned."""
+        """End one request and return the next one that is admitted."""
         done = self.running.pop(0)
         self.queue.correct(done, DO)
         chosen = self.queue.first()
@@ -40,8 +40,7 @@ class Flood:
         return chosen
 
 
-def test_a_second_request_does_not_wait_for_what_the_first_might_have_cost() -> None:
-    """The quiet tenant's next one goes in at the next turn but one, although its first still runs."""
+def test_a_second_request_does_not_wait_for_the_maximum_cost_of_the_first() -> None:
     queue = FairQueue()
     flood = Flood(queue)
     for _ in range(30):
@@ -52,8 +51,7 @@ def test_a_second_request_does_not_wait_for_what_the_first_might_have_cost() -> 
     assert "quiet" in {flood.turn().tenant for _ in range(2)}
 
 
-def test_over_time_the_tokens_used_are_shared() -> None:
-    """Two that both flood get the same, whatever they announce."""
+def test_used_tokens_are_shared_whatever_was_announced() -> None:
     queue = FairQueue()
     flood = Flood(queue)
     for at in range(20):
@@ -71,8 +69,7 @@ def test_over_time_the_tokens_used_are_shared() -> None:
     assert got["flood"] == pytest.approx(got["other"], rel=0.05)
 
 
-def test_what_is_unknown_costs_what_it_may() -> None:
-    """Nothing has ended yet: the announced tokens count."""
+def test_without_history_the_announced_tokens_count() -> None:
     queue = FairQueue()
     first = ticket("a", 0.0)
     queue.charge(first)
@@ -84,7 +81,6 @@ def test_what_is_unknown_costs_what_it_may() -> None:
 
 
 def test_credit_is_bounded() -> None:
-    """However long a tenant was away, it comes in by four requests before its turn and not by all that it has."""
     flood = Flood(FairQueue(4.0))
     for _ in range(200):
         flood.turn()
@@ -95,8 +91,7 @@ def test_credit_is_bounded() -> None:
     assert order.count("quiet") <= 4 + 10
 
 
-def test_a_burst_within_its_share_has_its_turns_at_once() -> None:
-    """What comes at once of a tenant that was away goes in before the flood's, and then they take turns."""
+def test_a_burst_within_credit_is_served_before_a_flood() -> None:
     flood = Flood(FairQueue(4.0))
     for at in range(8):
         flood.queue.add(ticket("quiet", 200.0 + at))
@@ -105,8 +100,7 @@ def test_a_burst_within_its_share_has_its_turns_at_once() -> None:
     assert 2 <= order[3:].count("quiet") <= 5
 
 
-def test_a_place_given_back_has_cost_nothing() -> None:
-    """Its tenant is where it was, and this request is its first again."""
+def test_a_preempted_request_costs_nothing() -> None:
     queue = FairQueue(4.0)
     first, second = ticket("one", 0.0), ticket("one", 1.0)
     queue.charge(first)

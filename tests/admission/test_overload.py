@@ -1,4 +1,4 @@
-"""When a queue stands, and how fast places come free: pure, with a clock that is a number."""
+"""Standing queues and the release rate: pure, with a clock that is a number."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ OBJECTIVE_S = 2.0
 
 
 def waits(overload: OverloadDetector, begins: float, ends: float, seconds: float) -> None:
-    """Standard work goes in ten times a second, after so long."""
+    """Standard work is admitted ten times a second, after so long."""
     for tick in range(int(begins * 10), int(ends * 10)):
         overload.record_wait(tick / 10, "standard", seconds)
 
 
-def test_a_burst_is_no_overload() -> None:
-    """Long waits for less than the interval, or with a short one in between, shed nobody."""
+def test_a_burst_is_no_standing_queue() -> None:
     overload = OverloadDetector(OBJECTIVE_S)
     waits(overload, 0.0, INTERVAL_S * 0.9, 5.0)
     overload.record_wait(0.95, "standard", 0.1)
@@ -26,7 +25,7 @@ def test_a_burst_is_no_overload() -> None:
     assert not overload.should_shed(1.9, "bulk")
 
 
-def test_a_standing_queue_sheds_those_below() -> None:
+def test_a_standing_queue_sheds_lower_priorities() -> None:
     """Bulk at once; standard only for interactive, and an interval later."""
     overload = OverloadDetector(OBJECTIVE_S)
     waits(overload, 0.0, 3.0, 5.0)
@@ -39,8 +38,7 @@ def test_a_standing_queue_sheds_those_below() -> None:
     assert not overload.should_shed(5.1, "interactive")
 
 
-def test_it_ends_once_and_late() -> None:
-    """Waits around the target do not switch it on and off; an interval of short ones, or of none, ends it."""
+def test_a_standing_queue_ends_without_flapping() -> None:
     overload = OverloadDetector(OBJECTIVE_S)
     waits(overload, 0.0, 3.0, 5.0)
     seen = []
@@ -56,15 +54,14 @@ def test_it_ends_once_and_late() -> None:
 
 
 def drained(drain: ReleaseRate, begins: float, ends: float, rate: float, *, full: bool = True) -> None:
-    """Places come free so often, each held for two seconds."""
+    """Release permits at this rate, each held for two seconds."""
     for tick in range(1, round((ends - begins) * rate) + 1):
         drain.tick(begins + tick / rate, full=full)
         drain.record_release(2.0, round(2 * rate))
         drain.record_grant("interactive" if tick % 2 else "bulk")
 
 
-def test_the_rate_is_measured_while_somebody_waits() -> None:
-    """What comes free in quiet times does not count, nor does the time."""
+def test_the_release_rate_counts_time_with_waiters_only() -> None:
     drain = ReleaseRate(0.0)
     assert drain.rate is None
     drained(drain, 0.0, 20.0, 8.0)
@@ -74,8 +71,7 @@ def test_the_rate_is_measured_while_somebody_waits() -> None:
     assert drain.rate == pytest.approx(4.0, rel=0.15)
 
 
-def test_below_others_less_is_left() -> None:
-    """Half of the places went to interactive work: bulk has the other half, and never less than its share."""
+def test_a_lower_priority_has_what_is_left_of_the_rate() -> None:
     drain = ReleaseRate(0.0)
     drained(drain, 0.0, 60.0, 8.0)
     assert drain.rate_for("interactive", 1.0) == pytest.approx(8.0, rel=0.1)
@@ -83,8 +79,7 @@ def test_below_others_less_is_left() -> None:
     assert drain.rate_for("bulk", 0.9) == pytest.approx(7.2, rel=0.1)
 
 
-def test_a_queue_that_begins_knows_little_s_law() -> None:
-    """Sixteen places, each held for two seconds, in a tier that was never full: eight a second."""
+def test_a_new_queue_starts_with_littles_law() -> None:
     drain = ReleaseRate(0.0)
     for tick in range(40):
         drain.tick(float(tick), full=False)
@@ -93,8 +88,7 @@ def test_a_queue_that_begins_knows_little_s_law() -> None:
     assert drain.rate == pytest.approx(8.0, rel=0.05)
 
 
-def test_stuck_is_no_rate() -> None:
-    """With somebody waiting and nothing coming free, the rate falls towards nothing."""
+def test_the_rate_of_a_stuck_tier_falls_to_zero() -> None:
     drain = ReleaseRate(0.0)
     drained(drain, 0.0, 20.0, 8.0)
     for second in range(21, 80):

@@ -1,4 +1,4 @@
-"""A tier with three times the work that it can do, for a minute, in simulated time."""
+"""A tier with three times its capacity of load, for a minute, in virtual time."""
 
 from __future__ import annotations
 
@@ -44,13 +44,11 @@ def run(request: pytest.FixtureRequest) -> Run:
     return mixed(request.param)
 
 
-def test_goodput(run: Run) -> None:
-    """At least nine tenths of the capacity."""
+def test_goodput_is_nine_tenths_of_the_capacity(run: Run) -> None:
     assert run.goodput(BEGINS + 5.0, ENDS) >= 0.9 * CAPACITY
 
 
-def test_interactive_first_tokens(run: Run) -> None:
-    """The interactive p99 is at most twice what it is without load, and nobody interactive is turned away."""
+def test_interactive_p99_at_most_doubles_and_none_is_rejected(run: Run) -> None:
     calm = firsts(
         run.of(
             0.0,
@@ -64,9 +62,7 @@ def test_interactive_first_tokens(run: Run) -> None:
     assert quantile(firsts(stories), 0.99) <= 2 * 0.58
 
 
-def test_bulk_sheds_first(run: Run) -> None:
-    """Bulk is turned away while standard work is hardly."""
-
+def test_bulk_is_shed_before_standard(run: Run) -> None:
     def served(priority: str) -> float:
         stories = [one for one in run.of(BEGINS + 5.0, ENDS - 5.0) if one.callers.priority == priority]
         return len(firsts(stories)) / len(stories)
@@ -79,7 +75,6 @@ def test_bulk_sheds_first(run: Run) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bulk_is_not_starved(seed: int) -> None:
-    """While those above leave something, bulk gets it, all the while, however much of it there is."""
     calls = [
         Callers(flat(0.3 * CAPACITY), "interactive"),
         Callers(flat(0.5 * CAPACITY), "standard"),
@@ -93,12 +88,10 @@ def test_bulk_is_not_starved(seed: int) -> None:
 
 
 def test_the_queue_is_bounded(run: Run) -> None:
-    """Never more than `queue` wait."""
     assert max(waiting for _, waiting in run.waiting) <= 64
 
 
-def test_recovery(run: Run) -> None:
-    """Five seconds after the load's end nobody waits, and the tier said once that it was full, not again and again."""
+def test_five_seconds_after_the_load_everything_is_as_before(run: Run) -> None:
     assert all(waiting == 0 for at, waiting in run.waiting if at >= ENDS + 5.0)
     assert not any(saturated for at, saturated in run.saturated if at >= ENDS + 5.0)
     said = [saturated for _, saturated in run.saturated]
@@ -108,8 +101,7 @@ def test_recovery(run: Run) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_all_of_it_interactive(seed: int) -> None:
-    """Who is taken in waits about half the objective at most; the others know at once."""
+def test_with_interactive_load_only_waits_stay_near_half_the_objective(seed: int) -> None:
     calls = [Callers(between(BEGINS, ENDS, 3.0 * CAPACITY), "interactive")]
     run = Simulation(BIG, calls, settings(128), seed).until(OVER)
     assert run.goodput(BEGINS + 5.0, ENDS) >= 0.9 * CAPACITY
@@ -119,9 +111,7 @@ def test_all_of_it_interactive(seed: int) -> None:
 
 
 @pytest.mark.parametrize("priority", ["interactive", "standard"])
-def test_a_flooding_tenant(priority: Priority) -> None:
-    """The other's p99, of first tokens and of whole answers, moves by less than a fifth, and none of it is refused."""
-
+def test_a_flooding_tenant_moves_anothers_p99_by_less_than_a_fifth(priority: Priority) -> None:
     def p99(*tenants: Callers) -> tuple[float, float]:
         found: list[Told] = []
         for seed in range(4):
@@ -137,8 +127,7 @@ def test_a_flooding_tenant(priority: Priority) -> None:
     assert beside[1] <= 1.2 * alone[1]
 
 
-def test_weights() -> None:
-    """Two that flood get places as their weights are."""
+def test_two_flooding_tenants_get_permits_by_weight() -> None:
     calls = [
         Callers(flat(2.0 * CAPACITY), "standard", "light", weight=1.0),
         Callers(flat(2.0 * CAPACITY), "standard", "heavy", weight=3.0),
@@ -150,7 +139,7 @@ def test_weights() -> None:
 
 
 def test_a_flooding_tenant_before_two_small_gateways() -> None:
-    """The quiet one's p99 moves by less than a fifth, with eight places a gateway, and most of the server is used."""
+    """With eight permits a gateway, and most of the server in use."""
     capacity = SMALL.capacity()
     quiet = Callers(flat(0.2 * capacity), "interactive", "quiet", patience_s=10.0)
     flood = Callers(between(20.0, 80.0, 3.0 * capacity), "interactive", "flood", patience_s=10.0)
@@ -164,9 +153,8 @@ def test_a_flooding_tenant_before_two_small_gateways() -> None:
     assert quantile([one.done_s for one in told if one.done_s is not None], 0.99) <= 1.2 * 0.5
 
 
-def test_the_first_moment_of_a_flood() -> None:
-    """A tenant that asked as little as the other begins to flood: the other's p99 moves by less than a fifth, that
-    moment included, and nine in ten notice nothing even then."""
+def test_the_first_moment_of_a_flood_is_within_the_same_limit() -> None:
+    """Nine in ten of the other tenant's requests notice nothing even then."""
     capacity = SMALL.capacity()
     quiet = Callers(flat(0.2 * capacity), "interactive", "quiet", patience_s=10.0)
     other = Callers(
@@ -181,8 +169,7 @@ def test_the_first_moment_of_a_flood() -> None:
     assert quantile(firsts([one for one in told if one.arrived < BEGINS + 1.5]), 0.9) <= 1.2 * 0.2
 
 
-def test_interactive_first_tokens_before_two_small_gateways() -> None:
-    """At three times the capacity the interactive p99 is at most twice what it is without load; few give back."""
+def test_interactive_p99_at_most_doubles_before_two_small_gateways() -> None:
     capacity = SMALL.capacity()
     calls = [
         Callers(flat(0.5 * capacity), "interactive", patience_s=10.0),

@@ -1,4 +1,4 @@
-"""Gateways that divide a tier's places through a real Redis."""
+"""Gateways that divide a tier's permits through a real Redis."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def gateway(
     return PeerHeartbeat(client, [SharedTier("large", endpoints, 16, own)], name=name)
 
 
-async def test_two_gateways_halve_the_places(client: redis.asyncio.Redis) -> None:
-    """Alone it may have them all; once there are two, eight each."""
+async def test_two_gateways_halve_the_permits(client: redis.asyncio.Redis) -> None:
     one, two = door(), door()
     first, second = gateway(client, "a", one), gateway(client, "b", two)
     await first.beat()
@@ -49,8 +48,7 @@ async def test_two_gateways_halve_the_places(client: redis.asyncio.Redis) -> Non
     assert not first.fault
 
 
-async def test_the_places_go_where_the_work_is(client: redis.asyncio.Redis) -> None:
-    """Nobody asks the second for anything, so the first has three quarters."""
+async def test_permits_follow_the_demand(client: redis.asyncio.Redis) -> None:
     one, two = door(), door()
     one.set_upper_bound(8)  # as high as it might be, so it goes with what it may have
     first, second = gateway(client, "a", one), gateway(client, "b", two)
@@ -69,8 +67,8 @@ async def test_the_places_go_where_the_work_is(client: redis.asyncio.Redis) -> N
         tasks.cancel_scope.cancel()
 
 
-async def test_who_is_gone_leaves_its_places(client: redis.asyncio.Redis) -> None:
-    """At once when it stops, and after a moment of silence when it was killed; they are taken a beat later."""
+async def test_a_gone_gateways_permits_are_redistributed(client: redis.asyncio.Redis) -> None:
+    """At once when it stops, after ALIVE_S when it was killed; the others take them one heartbeat later."""
     one = door()
     beaten = anyio.Event()
 
@@ -96,8 +94,7 @@ async def test_who_is_gone_leaves_its_places(client: redis.asyncio.Redis) -> Non
     assert await client.hkeys(_key()) == [b"a"]
 
 
-async def test_other_servers_are_another_matter(client: redis.asyncio.Redis) -> None:
-    """Gateways of one Redis before different Tritons do not divide what is not the same."""
+async def test_gateways_of_other_endpoints_do_not_divide(client: redis.asyncio.Redis) -> None:
     one, two = door(), door()
     one.set_upper_bound(8)
     one.set_upper_bound(16)
@@ -106,8 +103,7 @@ async def test_other_servers_are_another_matter(client: redis.asyncio.Redis) -> 
     assert one.limit == 16
 
 
-async def test_without_redis_everybody_keeps_what_it_had(redis_server: RedisServer) -> None:
-    """A Redis that is away raises nothing and changes nothing."""
+async def test_without_redis_each_gateway_keeps_its_part(redis_server: RedisServer) -> None:
     one = door()
     async with redis.asyncio.Redis(port=1, retry=None) as nobody:
         lost = gateway(nobody, "a", one)
@@ -117,8 +113,7 @@ async def test_without_redis_everybody_keeps_what_it_had(redis_server: RedisServ
     assert one.limit == 8
 
 
-async def test_a_fixed_limit_is_nobodys_to_divide(client: redis.asyncio.Redis) -> None:
-    """Who says that the limit stays means it."""
+async def test_a_fixed_limit_is_not_divided(client: redis.asyncio.Redis) -> None:
     one = door(16, least=0)
     for each in (gateway(client, "a", one), gateway(client, "b", door())):
         await each.beat()

@@ -1,4 +1,4 @@
-"""Which places are kept, and for whom: the books of places alone."""
+"""Reserved permits and preemption: the books of permits alone."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from cloud_pool.admission.ticket import Priority, Ticket, TicketState
 
 
 class Seats:
-    """Ten places, of which one is kept; a credit of four requests, and `rate` places that come free a second."""
+    """Ten permits, of which one is reserved; a credit of four requests, and `rate` permits released a second."""
 
     def __init__(self, rate: float = 0.0) -> None:
         self.places = PermitAllocator(AdmissionConfig(reserved_share=0.1), 4.0)
         self.rate = rate
 
     def come(self, tenant: str, now: float = 0.0, priority: Priority = "interactive", weight: float = 1.0) -> Ticket:
-        """And goes in."""
+        """Arrive and enter."""
         ticket = self.ask(tenant, now, priority, weight)
         self.places.enter(ticket, now)
         return ticket
 
     def ask(self, tenant: str, now: float = 0.0, priority: Priority = "interactive", weight: float = 1.0) -> Ticket:
-        """It came, and no more."""
+        """Arrive only."""
         ticket = Ticket(priority, tenant, weight, 1.0, now, now + 60.0)
         self.places.record_arrival(ticket, now, self.rate)
         return ticket
@@ -30,16 +30,14 @@ class Seats:
         return self.places.may_take_last(Ticket(priority, tenant, 1.0, 1.0, 0.0, 60.0), 10, 0.0)
 
 
-def test_alone_nothing_is_kept() -> None:
-    """One tenant with one kind of work has nobody to keep anything for."""
+def test_one_tenant_with_one_priority_reserves_nothing() -> None:
     seats = Seats()
     for _ in range(5):
         seats.come("one")
     assert seats.places.reserve(10, 0.0) == 0
 
 
-def test_two_kinds_of_work_or_two_tenants() -> None:
-    """One place is kept while they were here of late."""
+def test_mixed_priorities_or_tenants_reserve_a_permit() -> None:
     kinds, tenants = Seats(), Seats()
     kinds.come("one", priority="bulk")
     kinds.come("one")
@@ -51,8 +49,7 @@ def test_two_kinds_of_work_or_two_tenants() -> None:
         assert seats.places.reserve(10, 20.0) == 0
 
 
-def test_who_still_has_a_place_is_still_here() -> None:
-    """However long its answer takes."""
+def test_a_tenant_that_holds_a_permit_is_present() -> None:
     seats = Seats()
     seats.come("patient")
     for now in (5.0, 15.0, 25.0, 35.0):
@@ -60,9 +57,7 @@ def test_who_still_has_a_place_is_still_here() -> None:
     assert seats.places.reserve(10, 35.0) == 1
 
 
-def test_one_more_while_what_runs_begins_all_at_once() -> None:
-    """Two would be without a token if they had come evenly: with two, or with more, they have not. Only while many
-    wait, else they are nobody's harm."""
+def test_bunched_starts_reserve_one_more_while_many_wait() -> None:
     seats = Seats()
     quiet, flood = seats.come("quiet"), seats.come("flood")
     assert seats.places.pending == 2
@@ -77,9 +72,7 @@ def test_one_more_while_what_runs_begins_all_at_once() -> None:
     assert (seats.places.running, seats.places.pending) == (1, 0)
 
 
-def test_who_asks_little() -> None:
-    """Who holds less than its share, half of it while many wait; bulk never, and standard work beside other tenants'
-    only."""
+def test_which_tenants_are_light() -> None:
     seats = Seats()
     alone = seats.may("one", "standard")
     for tenant in ("quiet", "flood"):
@@ -98,9 +91,7 @@ def test_who_asks_little() -> None:
     assert not seats.may("quiet", "standard")
 
 
-def test_credit_is_earned_by_asking_for_no_more_than_ones_share() -> None:
-    """Ten places come free a second, for two: who asks four times a second may hold more than its share while many
-    wait, who asks twenty times may not, and may again a while after that."""
+def test_credit_is_earned_by_staying_within_the_share() -> None:
     seats = Seats(rate=10.0)
     for tick in range(100):
         seats.places.note_crowding(tick / 20.0)
@@ -118,8 +109,7 @@ def test_credit_is_earned_by_asking_for_no_more_than_ones_share() -> None:
     assert seats.may("flood")
 
 
-def test_less_urgent_work_does_not_count() -> None:
-    """A tenant with a flood of something may ask something more urgent all the same."""
+def test_less_urgent_permits_do_not_count() -> None:
     seats = Seats()
     seats.ask("other")
     for _ in range(9):
@@ -131,8 +121,7 @@ def test_less_urgent_work_does_not_count() -> None:
     assert seats.may("one")
 
 
-def test_credit_is_for_a_burst() -> None:
-    """Nobody holds twice its share on it."""
+def test_credit_allows_less_than_twice_the_share() -> None:
     seats = Seats(rate=10.0)
     seats.ask("flood")
     held = [seats.places.enter(seats.ask("quiet", now), now) for now in range(9)]
@@ -142,8 +131,7 @@ def test_credit_is_for_a_burst() -> None:
     assert not seats.may("quiet")
 
 
-def test_of_few_places_one_is_kept_as_well() -> None:
-    """A limit that was cut is when it matters; of three none, and none where an operator wants none."""
+def test_one_of_four_permits_is_reserved_and_none_of_three() -> None:
     seats = Seats()
     seats.come("one")
     seats.come("two")
@@ -154,8 +142,7 @@ def test_of_few_places_one_is_kept_as_well() -> None:
     assert none.reserve(10, 0.0) == 0
 
 
-def test_a_heavier_tenant_may_hold_more() -> None:
-    """Its share is by its weight."""
+def test_a_tenants_share_follows_its_weight() -> None:
     seats = Seats()
     seats.come("light", weight=1.0)
     for _ in range(5):
@@ -165,8 +152,7 @@ def test_a_heavier_tenant_may_hold_more() -> None:
     assert not seats.places.may_take_last(little, 5, 0.0)
 
 
-def test_leaving_twice_is_no_concern_of_the_books() -> None:
-    """A place that was given back is entered again as if it were new."""
+def test_a_preempted_permit_can_be_entered_again() -> None:
     seats = Seats()
     ticket = seats.come("one")
     seats.places.preempt(ticket)

@@ -1,4 +1,4 @@
-"""Who gives his place back on a real event loop: he stops, waits, goes on, and no place is lost however it ends."""
+"""Preemption on a real event loop: a request stops, waits and continues, and no permit is lost however it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def settle() -> None:
 
 
 class Work:
-    """Asks a server that says nothing, whenever it has a place, until it is let go."""
+    """Sends a request to a silent server whenever it has a permit, until released."""
 
     def __init__(self, admission: AdmissionController, tenant: str) -> None:
         self.said: list[str] = []
@@ -61,7 +61,7 @@ def door(places: int = 1, queue: int = 4, clock: Clock | None = None) -> Admissi
 
 
 async def preempted(admission: AdmissionController) -> tuple[Work, Work]:
-    """One that gave its place back, and who has it."""
+    """A preempted request, and the one that has its permit."""
     flood = Work(admission, "flood")
     await settle()
     quiet = Work(admission, "quiet")
@@ -70,8 +70,7 @@ async def preempted(admission: AdmissionController) -> tuple[Work, Work]:
     return flood, quiet
 
 
-async def test_it_goes_on_when_its_turn_comes() -> None:
-    """Its work is stopped and done again; both end, and the place is free."""
+async def test_a_preempted_request_runs_again_in_its_turn() -> None:
     admission = door()
     flood, quiet = await preempted(admission)
     assert (admission.running, admission.waiting) == (1, 1)
@@ -85,8 +84,7 @@ async def test_it_goes_on_when_its_turn_comes() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def test_it_is_cancelled_while_it_waits_again() -> None:
-    """It leaves the queue, and the place of the other is not touched."""
+async def test_cancelling_a_preempted_request_leaves_the_other_alone() -> None:
     admission = door()
     flood, quiet = await preempted(admission)
     await flood.end()
@@ -95,8 +93,7 @@ async def test_it_is_cancelled_while_it_waits_again() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def test_it_is_cancelled_before_it_knows() -> None:
-    """In the moment in which its place goes to somebody else."""
+async def test_cancelling_at_the_moment_of_preemption_leaks_nothing() -> None:
     admission = door()
     flood = Work(admission, "flood")
     await settle()
@@ -109,8 +106,8 @@ async def test_it_is_cancelled_before_it_knows() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def test_it_has_a_place_again_before_it_knows() -> None:
-    """The other has left at once: it begins anew all the same, for its server was told to stop."""
+async def test_an_immediate_regrant_still_restarts_the_work() -> None:
+    """Its server was already told to stop."""
     admission = door()
     flood = Work(admission, "flood")
     await settle()
@@ -123,8 +120,7 @@ async def test_it_has_a_place_again_before_it_knows() -> None:
     assert admission.running == 0
 
 
-async def test_a_first_token_in_that_very_moment_is_too_late() -> None:
-    """The place is gone already; nobody has seen the token, and it is made again."""
+async def test_a_first_token_at_the_moment_of_preemption_is_discarded() -> None:
     admission = door()
     flood = Work(admission, "flood")
     await settle()
@@ -140,8 +136,7 @@ async def test_a_first_token_in_that_very_moment_is_too_late() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def test_its_time_ends_before_it_waits_again() -> None:
-    """The time for a request is one, however often it waits."""
+async def test_a_preempted_request_keeps_its_deadline() -> None:
     clock = Clock()
     admission = door(clock=clock)
     flood = Work(admission, "flood")
@@ -155,8 +150,7 @@ async def test_its_time_ends_before_it_waits_again() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def test_it_gives_way_in_a_full_queue() -> None:
-    """Behind more urgent work the youngest gets a 429, also if that had a place before."""
+async def test_a_preempted_request_can_be_displaced_from_a_full_queue() -> None:
     admission = AdmissionController(1, 1, clock=Clock())
     bulk = asyncio.ensure_future(_bulk(admission))
     await settle()
@@ -180,8 +174,7 @@ async def _bulk(admission: AdmissionController) -> None:
             await place.reacquire()
 
 
-async def test_who_did_not_say_so_gives_nothing_back() -> None:
-    """Its place is its own until it leaves."""
+async def test_a_request_that_is_not_preemptible_keeps_its_permit() -> None:
     admission = door()
 
     async def keeps() -> None:
@@ -199,8 +192,7 @@ async def test_who_did_not_say_so_gives_nothing_back() -> None:
     await quiet.end()
 
 
-async def test_what_its_work_raises_is_told() -> None:
-    """Whatever it is, and also a timeout of its own."""
+async def test_errors_of_the_work_pass_through() -> None:
     admission = door()
     for raised in (RuntimeError, TimeoutError):
         with pytest.raises(raised):
@@ -209,8 +201,7 @@ async def test_what_its_work_raises_is_told() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def test_they_are_counted() -> None:
-    """By tier and priority."""
+async def test_preemptions_are_counted() -> None:
     registry = CollectorRegistry()
     metrics = AdmissionMetrics(registry)
     admission = AdmissionController(1, 4, clock=Clock(), on_preempted=metrics.preempted("large"))

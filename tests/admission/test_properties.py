@@ -1,4 +1,4 @@
-"""Whatever comes, leaves, waits and gives up, in whatever order: nothing is lost, and nobody waits for ever."""
+"""Arrivals, departures, waits and timeouts in any order: nothing is lost, and no request waits for ever."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(ticket=consumes(known), used=st.none() | st.floats(0.0, 1000.0))
     def leave(self, ticket: Ticket, used: float | None) -> None:
-        """Done, failed, cancelled, or tired of waiting."""
+        """Done, failed, cancelled or timed out."""
         entered = self.door.leave(ticket, self.now, used)
         self.inside.discard(ticket)
         self.waiting.discard(ticket)
@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def books_are_right(self) -> None:
-        """Every place has one who holds it, every waiter is known."""
+        """Every permit has one holder, every waiter is known."""
         assert self.door.running == len(self.inside) <= 8
         assert self.door.pending == sum(ticket.state is TicketState.PENDING for ticket in self.inside)
         assert self.door.waiting == len(self.waiting) <= 6
@@ -94,11 +94,11 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_nothing(self) -> None:
-        """Where somebody waits, somebody is inside, whose leaving lets the next one in."""
+        """Where requests wait, another one runs, whose end admits the next."""
         assert not self.waiting or self.inside
 
     def teardown(self) -> None:
-        """Once nobody comes any more, everybody who can still wait gets in."""
+        """Without further arrivals every waiter with time left is admitted."""
         for _ in range(100):
             if not self.inside:
                 break
@@ -113,9 +113,9 @@ TestMachine = Machine.TestCase
 @given(
     st.lists(st.tuples(TENANTS, st.floats(1.0, 100.0), st.sampled_from([1.0, 2.0])), min_size=1, max_size=40), st.data()
 )
-def test_nobody_is_starved_by_other_tenants(came: list[tuple[str, float, float]], data: st.DataObject) -> None:
-    """Until a tenant's turn comes, no other gets more than its weight allows, plus one request (the bound of start-time
-    fair queueing)."""
+def test_no_tenant_is_starved(came: list[tuple[str, float, float]], data: st.DataObject) -> None:
+    """The bound of start-time fair queueing: until a tenant's turn comes, no other gets more than its weight allows,
+    plus one request."""
     weights = {tenant: weight for tenant, _, weight in came}
     queue, tickets = FairQueue(), []
     for at, (tenant, tokens, _) in enumerate(came):
@@ -135,8 +135,7 @@ def test_nobody_is_starved_by_other_tenants(came: list[tuple[str, float, float]]
 
 
 @given(st.lists(st.tuples(TENANTS, st.floats(1.0, 100.0)), max_size=30), TENANTS, st.integers(0, 10))
-def test_ahead_is_who_goes_in_before(came: list[tuple[str, float]], tenant: str, taken: int) -> None:
-    """The number that a newcomer is told is the number of those who go in before it, if nobody else comes."""
+def test_count_ahead_is_exact_without_further_arrivals(came: list[tuple[str, float]], tenant: str, taken: int) -> None:
     queue = FairQueue()
     for at, (name, tokens) in enumerate(came):
         queue.add(Ticket("standard", name, 1.0, tokens, float(at), 1e9))

@@ -1,4 +1,4 @@
-"""Who goes in, who waits, who is turned away: each case of the turnstile, with a clock that is a number."""
+"""Each case of the scheduler, with a clock that is a number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .simulation import settings
 
 
 class Door:
-    """A turnstile with a fixed limit and no reserve, unless told otherwise."""
+    """A scheduler with a fixed limit and, by default, no reserve."""
 
     def __init__(self, permits: int, max_queued: int = 8, **config: float) -> None:
         self.shed: Counter[tuple[Priority, Reason]] = Counter()
@@ -35,7 +35,7 @@ class Door:
         tokens: float = 1.0,
         weight: float = 1.0,
     ) -> Ticket:
-        """A little later than whoever came before."""
+        """Arrive and enter."""
         self.now += 0.001
         ticket = Ticket(priority, tenant, weight, tokens, self.now, self.now + left_s)
         moved = self.scheduler.arrive(ticket, self.now)
@@ -48,7 +48,7 @@ class Door:
         return self.scheduler.leave(ticket, self.now, used)
 
     def drained(self, ticket: Ticket, *, every_s: float = 1.0) -> list[Ticket]:
-        """Who goes in after `ticket`, one after the other, each leaving before the next."""
+        """Release permits at this rate, each held for two seconds."""
         order = []
         entered = self.go(ticket, after_s=every_s)
         while entered:
@@ -58,14 +58,12 @@ class Door:
         return order
 
 
-def test_no_time_left() -> None:
-    """Who has no time left is refused, also where a place is free."""
+def test_a_request_without_time_is_rejected() -> None:
     with pytest.raises(DeadlineExceeded):
         Door(1).come(left_s=0.0)
 
 
-def test_urgent_first_then_age() -> None:
-    """Interactive before standard before bulk; of one tenant's, the oldest."""
+def test_priority_first_then_age() -> None:
     door = Door(1)
     held = door.come()
     came = [door.come("bulk"), door.come("standard"), door.come("interactive"), door.come("standard")]
@@ -73,8 +71,7 @@ def test_urgent_first_then_age() -> None:
     assert (door.scheduler.running, door.scheduler.pending, door.scheduler.waiting) == (0, 0, 0)
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
-    """Nothing is known yet: one second."""
+def test_a_full_queue_has_a_default_retry_after() -> None:
     door = Door(1, max_queued=0)
     door.come()
     with pytest.raises(QueueFull) as raised:
@@ -83,8 +80,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     assert door.shed == {("interactive", "queue_full"): 1}
 
 
-def test_the_urgent_pushes_out_the_youngest_bulk() -> None:
-    """The queue is full: of the lowest priority, the youngest gives way; nobody gives way to its equal."""
+def test_an_urgent_request_displaces_the_youngest_of_the_lowest_priority() -> None:
     door = Door(1, max_queued=3)
     door.come()
     first, second, standard = door.come("bulk"), door.come("bulk"), door.come("standard")
@@ -105,8 +101,7 @@ def test_the_urgent_pushes_out_the_youngest_bulk() -> None:
     assert door.shed["bulk", "displaced"] == 2
 
 
-def test_a_tenant_that_fills_the_queue_makes_room_for_another() -> None:
-    """One tenant alone may use the whole queue; another takes from it up to its own share, by weight."""
+def test_a_tenant_over_its_queue_share_makes_room_by_weight() -> None:
     door = Door(1, max_queued=6)
     door.come()
     floods = [door.come(tenant="flood") for _ in range(6)]
@@ -122,7 +117,6 @@ def test_a_tenant_that_fills_the_queue_makes_room_for_another() -> None:
 
 
 def test_tenants_take_turns_by_tokens() -> None:
-    """A tenant whose requests cost three times as much goes in a third as often, however many it has sent."""
     door = Door(1, max_queued=40)
     held = door.come(tenant="other")
     for _ in range(16):
@@ -133,8 +127,7 @@ def test_tenants_take_turns_by_tokens() -> None:
     assert 2 <= order[:12].count("long") <= 4
 
 
-def test_a_flood_is_not_waited_for() -> None:
-    """Who comes behind another tenant's backlog goes in next, and knows it."""
+def test_a_new_tenant_is_admitted_before_a_backlog() -> None:
     door = Door(1, max_queued=40)
     held = door.come(tenant="flood")
     for _ in range(30):
@@ -145,8 +138,7 @@ def test_a_flood_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("used", "first"), [(None, "other"), (10.0, "guessed")])
-def test_what_was_used_counts(used: float | None, first: str) -> None:
-    """A tenant whose answer was much shorter than reserved has its turn sooner than one that did not say."""
+def test_actual_usage_corrects_the_turns(used: float | None, first: str) -> None:
     door = Door(1, max_queued=40)  # no place to keep for anybody
     for tenant in ("guessed", "other"):  # the turns that they have before others
         door.go(door.come(tenant=tenant, tokens=100.0))
@@ -160,7 +152,7 @@ def test_what_was_used_counts(used: float | None, first: str) -> None:
 
 
 def test_lower_priorities_have_their_share() -> None:
-    """Of a hundred places with everybody waiting, bulk gets about five and standard about twenty."""
+    """Of a hundred permits with all priorities waiting, bulk gets about five and standard about twenty."""
     door = Door(1, max_queued=400)
     held = door.come()
     for _ in range(120):
@@ -171,8 +163,7 @@ def test_lower_priorities_have_their_share() -> None:
     assert 17 <= order.count("standard") <= 21
 
 
-def test_no_share_at_the_cost_of_a_deadline() -> None:
-    """Nobody above misses its deadline for a turn of those below."""
+def test_a_lower_priority_turn_never_costs_a_deadline() -> None:
     door = Door(1, max_queued=400)
     held = door.come()
     for _ in range(60):
@@ -192,7 +183,7 @@ def test_no_share_at_the_cost_of_a_deadline() -> None:
 
 
 def busy(places: int = 4, max_queued: int = 64, **config: float) -> tuple[Door, list[Ticket]]:
-    """A door that has learned that each of its places comes free every second."""
+    """A scheduler that has learned that each of its permits is released every second."""
     door = Door(places, max_queued, **config)
     inside = [door.come(left_s=1e6) for _ in range(places)]
     for _ in range(20):
@@ -205,8 +196,7 @@ def busy(places: int = 4, max_queued: int = 64, **config: float) -> tuple[Door, 
     return door, inside
 
 
-def test_who_would_be_too_late_is_refused_at_once() -> None:
-    """Four places a second, twelve waiting: three seconds and more; one who has two does not wait for nothing."""
+def test_a_request_that_would_wait_too_long_is_shed_at_once() -> None:
     door, _ = busy()
     for _ in range(12):
         door.come()
@@ -217,8 +207,7 @@ def test_who_would_be_too_late_is_refused_at_once() -> None:
     assert door.come(left_s=6.0).state is TicketState.WAITING
 
 
-def test_a_place_is_not_wasted_on_who_has_too_little_time_left() -> None:
-    """Nearly every answer takes a second: with less than that one would be cut. The place goes to the next."""
+def test_no_permit_goes_to_a_request_with_too_little_time() -> None:
     door, inside = busy()
     late, patient = door.come(left_s=1.6), door.come(left_s=60.0)
     door.now += 0.8
@@ -228,7 +217,6 @@ def test_a_place_is_not_wasted_on_who_has_too_little_time_left() -> None:
 
 
 def test_retry_after_is_what_the_queue_takes() -> None:
-    """Interactive waits for interactive only; bulk for everybody, at the rate that is left to it."""
     door, _ = busy()
     for _ in range(8):
         door.come("interactive", left_s=1e6)
@@ -237,8 +225,7 @@ def test_retry_after_is_what_the_queue_takes() -> None:
     assert door.scheduler.retry_after_s("bulk") > 2 * door.scheduler.retry_after_s("interactive")
 
 
-def test_a_stuck_tier_says_so() -> None:
-    """Nothing comes free any more: the time to come back grows, up to a minute."""
+def test_retry_after_of_a_stuck_tier_grows_to_a_minute() -> None:
     door, _ = busy()
     door.come(left_s=1e6)
     before = door.scheduler.retry_after_s("standard")
@@ -248,8 +235,7 @@ def test_a_stuck_tier_says_so() -> None:
     assert door.scheduler.retry_after_s("standard") == 60.0 > before
 
 
-def test_bulk_is_shed_while_a_queue_above_stands() -> None:
-    """Standard work that waits longer than it may, for a while: bulk is not taken any more, and later it is again."""
+def test_bulk_is_shed_while_a_more_urgent_queue_stands() -> None:
     door, inside = busy(max_queued=200)
     for _ in range(40):
         door.come(left_s=1e6)
@@ -271,14 +257,13 @@ def test_bulk_is_shed_while_a_queue_above_stands() -> None:
 
 
 def flooded(places: int = 16, **config: float) -> tuple[Door, list[Ticket]]:
-    """A door that one tenant has filled, and its queue; another has one place."""
+    """A scheduler whose permits and queue one tenant has filled; another one has one permit."""
     door = Door(places, max_queued=64, **config)
     door.come("standard", "quiet")
     return door, [door.come("standard", "flood") for _ in range(2 * places)]
 
 
-def test_the_last_places_are_for_who_asks_little() -> None:
-    """While work is mixed, a flood leaves some places; bulk does not get them, whoever's it is."""
+def test_reserved_permits_are_for_light_tenants() -> None:
     door, floods = flooded(reserved_share=0.125)
     assert sum(ticket.has_permit for ticket in floods) == 13
     assert [len(door.go(ticket)) for ticket in floods[:4]] == [1, 1, 1, 1]
@@ -289,14 +274,12 @@ def test_the_last_places_are_for_who_asks_little() -> None:
     assert door.scheduler.running == 16
 
 
-def test_nothing_is_kept_where_nobody_is_different() -> None:
-    """One tenant with one kind of work uses every place."""
+def test_a_single_tenant_uses_every_permit() -> None:
     door = Door(16, reserved_share=0.5)
     assert all(door.come().has_permit for _ in range(16))
 
 
-def test_a_waiter_that_leaves() -> None:
-    """It leaves no trace; a place that it was given in that moment goes to the next."""
+def test_a_waiter_that_leaves_passes_its_permit_on() -> None:
     door = Door(1)
     held, first, second, third = door.come(), door.come(), door.come(), door.come()
     assert door.go(first) == []
@@ -308,16 +291,14 @@ def test_a_waiter_that_leaves() -> None:
     assert (door.scheduler.running, door.scheduler.pending, door.scheduler.waiting) == (0, 0, 0)
 
 
-def test_who_ran_out_of_time_in_the_queue_gets_no_place() -> None:
-    """A place that comes free goes past it, to one who can still use it."""
+def test_an_expired_waiter_gets_no_permit() -> None:
     door = Door(1)
     held, late, other = door.come(), door.come(left_s=1.0), door.come()
     assert door.go(held, after_s=2.0) == [other]
     assert late.state is TicketState.GONE
 
 
-def test_a_grown_limit_lets_waiters_in() -> None:
-    """Where first tokens come at once, the limit grows, and who waits goes in before anybody has left."""
+def test_a_grown_limit_admits_waiters() -> None:
     door = AdmissionScheduler(settings(8, max_queued=64, least=1, reserved_share=0.0), 0.0)
     came = [Ticket("standard", "one", 1.0, 1.0, 0.0, 1e9) for _ in range(60)]
     for ticket in came:
@@ -338,15 +319,15 @@ def test_a_grown_limit_lets_waiters_in() -> None:
 
 
 def full(places: int = 4, *floods: Priority, **config: float) -> tuple[Door, list[Ticket]]:
-    """A door whose places one tenant has, none of them with a token yet, while others were here of late."""
+    """A scheduler whose permits one tenant holds, none with a token yet, while other tenants are present."""
     door = Door(places, max_queued=4, preemption_share=0.5, **config)
     for tenant in ("quiet", "other"):
         door.go(door.come("interactive", tenant))
     return door, [door.come(each, "flood") for each in floods or ("interactive",) * places]
 
 
-def test_a_flood_gives_a_place_back() -> None:
-    """The last of it that went in, for a tenant that asks little; it is the next of its tenant to go in again."""
+def test_a_flood_is_preempted_for_a_light_tenant() -> None:
+    """The last one admitted, which is the next of its tenant to be admitted again."""
     door, floods = full()
     waiting = [door.come("interactive", "flood") for _ in range(2)]
     quiet = door.come("interactive", "quiet")
@@ -358,8 +339,7 @@ def test_a_flood_gives_a_place_back() -> None:
     assert floods[3].preempted == 1
 
 
-def test_less_urgent_work_gives_a_place_back() -> None:
-    """Of the same tenant too: bulk before standard, and interactive work never to another of its own tenant."""
+def test_less_urgent_work_is_preempted() -> None:
     door, held = full(5, "standard", "bulk", "standard", "interactive", "interactive")
     for victim in (held[1], held[2]):
         assert door.come("interactive", "flood").has_permit
@@ -373,8 +353,7 @@ def test_less_urgent_work_gives_a_place_back() -> None:
     assert (door.preempted.tenant, door.preempted.priority) == ("flood", "interactive")
 
 
-def test_what_has_begun_to_answer_keeps_its_place() -> None:
-    """Its caller has seen a token: nobody takes that back."""
+def test_no_preemption_after_the_first_token() -> None:
     door, floods = full()
     for ticket in floods:
         door.scheduler.first_token(ticket, door.now, 0.1)
@@ -382,8 +361,7 @@ def test_what_has_begun_to_answer_keeps_its_place() -> None:
 
 
 @pytest.mark.parametrize("priority", ["interactive", "standard"])
-def test_a_flood_takes_no_place_back(priority: Priority) -> None:
-    """Who has had more than the others waits."""
+def test_a_flood_preempts_nothing(priority: Priority) -> None:
     door, _ = full(4, *(priority,) * 4)
     for _ in range(8):
         door.now += 0.1
@@ -392,14 +370,12 @@ def test_a_flood_takes_no_place_back(priority: Priority) -> None:
         assert door.preempted is None
 
 
-def test_bulk_takes_no_place_back() -> None:
-    """It can wait."""
+def test_bulk_preempts_nothing() -> None:
     door, _ = full(4, "bulk", "bulk", "bulk", "bulk")
     assert door.come("bulk", "quiet").state is TicketState.WAITING
 
 
-def test_nobody_gives_back_again_and_again() -> None:
-    """Twice at most, and not who would be too late after it."""
+def test_a_request_is_preempted_twice_at_most() -> None:
     door, (often, late) = full(2)
     late.deadline = door.now + 1.0
     for times in (1, 2):
@@ -410,8 +386,7 @@ def test_nobody_gives_back_again_and_again() -> None:
     assert door.come("interactive", "quiet 3").state is TicketState.WAITING
 
 
-def test_few_give_back() -> None:
-    """A share of the requests: what their servers had begun for them is lost."""
+def test_preemptions_are_a_share_of_the_requests() -> None:
     door = Door(8, max_queued=1000, preemption_share=0.1)
     taken = 0
     for at in range(400):
@@ -424,8 +399,7 @@ def test_few_give_back() -> None:
     assert 1 <= taken <= 0.1 * 400 + 5
 
 
-def test_a_full_queue_holds_who_gave_back() -> None:
-    """The youngest of those behind it gives way for good; nobody more urgent does."""
+def test_a_preempted_request_displaces_the_youngest_in_a_full_queue() -> None:
     door, floods = full(2, "standard", "standard")
     waiting = [door.come("standard", "flood") for _ in range(4)]
     assert door.come("interactive", "quiet").has_permit
@@ -437,8 +411,7 @@ def test_a_full_queue_holds_who_gave_back() -> None:
     assert door.come("interactive", "two").has_permit is False or door.displaced not in urgent
 
 
-def test_more_and_fewer_places() -> None:
-    """What other gateways leave: who waits goes in at once, who has a place keeps it."""
+def test_a_changed_upper_bound_admits_waiters_and_revokes_nothing() -> None:
     door = Door(4)
     scheduler = AdmissionScheduler(settings(8, max_queued=8, least=1, reserved_share=0.0), 0.0)
     scheduler.set_upper_bound(4, 0.0)

@@ -1,4 +1,4 @@
-"""Waiters on a real event loop: what they are told, and that no place is lost however they leave."""
+"""Waiters on a real event loop: their errors, and that no permit is lost however they leave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 async def hold(admission: AdmissionController, priority: Priority = "standard", tenant: str = "") -> None:
-    """Has a place until it is cancelled."""
+    """Hold a permit until cancelled."""
     async with admission.acquire(priority, 60.0, tenant):
         await asyncio.Event().wait()
 
@@ -39,8 +39,7 @@ async def end(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_who_gives_way_is_told() -> None:
-    """The youngest bulk waiter gets a 429 that says when to come back, later than honest and never sooner."""
+async def test_a_displaced_waiter_gets_a_429_with_retry_after() -> None:
     admission = AdmissionController(1, 1, chance=lambda: 1.0)
     held = asyncio.ensure_future(hold(admission))
     await settle()
@@ -60,8 +59,7 @@ async def test_who_gives_way_is_told() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def test_who_gives_way_and_is_cancelled_at_once() -> None:
-    """A waiter that is pushed out in the moment that it leaves on its own is just gone."""
+async def test_a_displaced_waiter_cancelled_at_once_leaves_nothing() -> None:
     admission = AdmissionController(1, 1)
     held = asyncio.ensure_future(hold(admission))
     await settle()
@@ -76,8 +74,7 @@ async def test_who_gives_way_and_is_cancelled_at_once() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def test_cancelled_with_a_place_just_given() -> None:
-    """The place passes on to the next, and to the one after that."""
+async def test_a_permit_granted_to_a_cancelled_waiter_passes_on() -> None:
     admission = AdmissionController(1, 8)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(admission.acquire("standard", 60.0))
@@ -92,8 +89,7 @@ async def test_cancelled_with_a_place_just_given() -> None:
 
 
 @pytest.mark.parametrize("step", ["nothing", "first token", "failed"])
-async def test_work_that_fails_gives_its_place_back(step: str) -> None:
-    """Whatever is raised inside, before the first token or after it."""
+async def test_failing_work_releases_its_permit(step: str) -> None:
     admission = AdmissionController(1, 8)
 
     async def work() -> None:
@@ -109,8 +105,7 @@ async def test_work_that_fails_gives_its_place_back(step: str) -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def test_refusals_and_waits_are_counted() -> None:
-    """How long each waited, who was turned away and why, who waits now and how many may go in."""
+async def test_waits_and_sheds_are_counted() -> None:
     clock, registry = Clock(), CollectorRegistry()
     metrics = AdmissionMetrics(registry)
     admission = AdmissionController(
@@ -136,8 +131,7 @@ async def test_refusals_and_waits_are_counted() -> None:
     await end(waiting)
 
 
-async def test_estimates_for_the_ladder() -> None:
-    """Nothing to wait for while a place is free; then as long as the places take that are given before."""
+async def test_expected_waits() -> None:
     clock = Clock()
     admission = AdmissionController(2, 64, clock=clock)
     assert admission.expected_wait_s("standard") == 0.0

@@ -1,4 +1,4 @@
-"""Endpoints that do as they are told, and a clock that stands still."""
+"""Scripted endpoints, and a clock that tests set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Clock:
 
 
 class Endpoint:
-    """What the pool needs of a Triton."""
+    """A scripted Triton client."""
 
     def __init__(self) -> None:
         self.fault: CausewayError | None = None

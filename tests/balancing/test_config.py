@@ -1,4 +1,4 @@
-"""The endpoints of a tier in the configuration: what is written, and where a mistake stands."""
+"""The endpoints of a tier in the configuration."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_many_endpoints_or_one(tmp_path: Path) -> None:
-    """`triton` is the short way to write one endpoint; the flag takes the place of both."""
+def test_triton_is_shorthand_for_one_endpoint_and_the_flag_replaces_both(tmp_path: Path) -> None:
     first = "{name: a, endpoints: ['x:1@eu', 'dns:y:2'], load_balancing: prefix_affinity}"
     text = f"tiers:\n  - {first}\n  - {{name: b, triton: 'z:3'}}\n"
     many, one = load_config(write(tmp_path, text), Flags()).tiers
@@ -47,21 +46,18 @@ def test_many_endpoints_or_one(tmp_path: Path) -> None:
         ("load_balancing:\n  fault: 2", "gateway.yaml:2:3: load_balancing.fault"),
     ],
 )
-def test_a_mistake_is_refused_where_it_stands(tmp_path: Path, text: str, where: str) -> None:
-    """File, line, column and key."""
+def test_a_config_error_names_file_line_column_and_key(tmp_path: Path, text: str, where: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config(write(tmp_path, text), Flags())
     assert where in str(raised.value)
 
 
-def test_a_mistake_of_the_flag_is_the_flags(tmp_path: Path) -> None:
-    """The file is not blamed for what the command line said."""
+def test_a_flag_error_names_the_flag_and_not_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--triton"):
         load_config(write(tmp_path, "tiers:\n  - {name: a, triton: 'z:3'}"), Flags(triton="nowhere"))
 
 
-def test_the_example_shows_every_key_of_the_pool() -> None:
-    """With its default."""
+def test_the_example_shows_every_load_balancing_key_with_its_default() -> None:
     path = Path(cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
     assert load_config(path, Flags()).load_balancing == LoadBalancingConfig()
     text = path.read_text()

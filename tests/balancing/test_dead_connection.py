@@ -1,5 +1,4 @@
-"""Connections that are hard to have: one that nothing comes through any more, as a NAT leaves it behind, open at our
-end and gone at the other; and one that takes its time."""
+"""Connections that a NAT has dropped silently, and connections that are slow to open."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from .test_repair import QUICK, leased, until
 
 
 class Middle:
-    """Passes bytes on between a client and `port`, until it forgets the connections that it has."""
+    """Forwards bytes between a client and `port`, until it drops its connections."""
 
     def __init__(self, port: int, delay_s: float = 0.0) -> None:
         self.connections = 0
@@ -28,7 +27,7 @@ class Middle:
         self._open: list[asyncio.Event] = []
 
     def forget(self) -> None:
-        """Nothing is closed and nothing goes through; new connections do."""
+        """Stop forwarding without closing anything; new connections work."""
         for one in self._open:
             one.clear()
 
@@ -74,8 +73,7 @@ def _port(triton: TritonClient) -> int:
 
 
 async def test_a_forgotten_connection_is_renewed() -> None:
-    """The endpoint is well and seems dead: it is out while that lasts, and back over a new connection, in seconds and
-    not in the minutes that TCP takes."""
+    """The endpoint looks dead until a new connection is made, within seconds; TCP alone would take minutes."""
     async with bed(two_pieces) as (_, direct):
         middle = Middle(_port(direct))
         async with through(middle) as pool:
@@ -91,8 +89,7 @@ async def test_a_forgotten_connection_is_renewed() -> None:
             await asyncio.gather(lost, return_exceptions=True)
 
 
-async def test_a_connection_may_take_its_time() -> None:
-    """A far or busy endpoint needs some tenths of a second for the first connection: that is no fault."""
+async def test_a_slow_first_connection_is_no_failure() -> None:
     async with bed(two_pieces) as (_, direct), through(Middle(_port(direct), delay_s=0.4)) as pool:
         assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
         assert pool.healthy == 1

@@ -1,4 +1,4 @@
-"""Which addresses a tier has, over time: written down, from DNS, and read again."""
+"""Listed addresses, DNS names, and reloads."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ def names(resolver: Resolver, *places: str) -> EndpointDiscovery:
         ("dns:triton.models:8001@b", "triton.models:8001", "b", True),
     ],
 )
-def test_how_a_place_is_written(text: str, address: str, zone: str, is_dns: bool) -> None:
-    """An address, a name to resolve, and a zone behind either."""
+def test_endpoint_address_forms(text: str, address: str, zone: str, is_dns: bool) -> None:
     place = parse_endpoint_address(text)
     assert (place.address, place.zone, place.is_dns) == (address, zone, is_dns)
 
@@ -59,14 +58,12 @@ def test_how_a_place_is_written(text: str, address: str, zone: str, is_dns: bool
     "text",
     ["", "host", "host:", "host:0", "host:99999", "a b:1", "host:1@", "::1:80", "dns:[::1]:80", "dns:x", "x:1@a@b"],
 )
-def test_a_place_that_is_none_is_refused(text: str) -> None:
-    """What cannot be connected to is an error at start."""
+def test_an_invalid_endpoint_address_is_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match="somewhere"):
         parse_endpoint_address(text, "somewhere")
 
 
-async def test_names_are_resolved_again() -> None:
-    """Addresses come and go with DNS, each in its place's zone; what is written down stays."""
+async def test_dns_addresses_follow_their_name_and_listed_ones_stay() -> None:
     resolver = Resolver(pool=["10.0.0.1", "10.0.0.2"])
     found = names(resolver, "dns:pool:81@x", "fixed:82@y")
     assert found.zones() == {"fixed:82": "y"}
@@ -78,10 +75,9 @@ async def test_names_are_resolved_again() -> None:
 
 
 @pytest.mark.parametrize("answer", [OSError("no such host"), UnicodeError("label too long"), []])
-async def test_a_name_that_is_not_known_keeps_its_endpoints(
+async def test_an_unresolvable_name_keeps_its_endpoints_and_is_logged_once(
     answer: Sequence[str] | Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A resolver that fails, or knows nobody, takes nothing away; it is said once."""
     resolver = Resolver(pool=["10.0.0.1"])
     found = names(resolver, "dns:pool:81")
     await found.refresh()
@@ -92,8 +88,7 @@ async def test_a_name_that_is_not_known_keeps_its_endpoints(
     assert len(caplog.records) == (1 if isinstance(answer, Exception) else 0)
 
 
-async def test_the_systems_resolver() -> None:
-    """The real one knows this machine, and says so of a name that nobody has."""
+async def test_the_system_resolver_resolves_localhost() -> None:
     assert set(await resolve_dns("localhost", 81)) <= {"127.0.0.1:81", "[::1]:81"}
     with pytest.raises(OSError, match=r"."):
         await resolve_dns("no-such-name.invalid", 81)
@@ -134,7 +129,7 @@ def addresses(pools: Pools) -> dict[str, str]:
 
 
 async def test_the_pool_follows_dns() -> None:
-    """The first addresses are there before anybody asks; a later one is asked first; one that goes drains, and its
+    """The first addresses are there before the first request; a later one is probed first; a removed one drains and its
     client is closed."""
     resolver = Resolver(pool=["127.0.0.1", "127.0.0.2"])
     async with running(config("dns:pool:1"), resolver) as (pools, clients):
@@ -148,9 +143,7 @@ async def test_the_pool_follows_dns() -> None:
         await until(lambda: addresses(pools) == {"127.0.0.3:1": "ejected"})
 
 
-async def test_a_resolver_that_hangs_delays_nothing_else() -> None:
-    """Another tier's endpoints, and those that are written down, do not wait for it."""
-
+async def test_a_hanging_resolver_delays_only_its_own_tier() -> None:
     class Hanging(Resolver):
         async def __call__(self, name: str, port: int) -> Sequence[str]:
             await asyncio.Event().wait()
@@ -170,8 +163,8 @@ async def test_a_resolver_that_hangs_delays_nothing_else() -> None:
             await pools.close()
 
 
-async def test_endpoints_are_read_again() -> None:
-    """What SIGHUP does: who is new joins, who is out drains; names that are new are resolved before anybody goes."""
+async def test_a_reload_adds_and_drains_endpoints() -> None:
+    """What SIGHUP does; new names are resolved before requests go there."""
     resolver = Resolver(pool=["127.0.0.9"])
     start = config("127.0.0.1:1", "127.0.0.2:1", dns_refresh_s=60.0)
     async with running(start, resolver) as (pools, _):
@@ -182,9 +175,7 @@ async def test_endpoints_are_read_again() -> None:
         assert set(addresses(pools)) == {"127.0.0.2:1", "127.0.0.9:1"}
 
 
-async def test_a_faulty_file_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The last good endpoints stay, and the log says why."""
-
+async def test_a_faulty_file_keeps_the_last_good_endpoints(caplog: pytest.LogCaptureFixture) -> None:
     def reread() -> Config:
         raise ConfigError("no", where="gateway.yaml:3")
 
@@ -196,8 +187,7 @@ async def test_a_faulty_file_changes_nothing(caplog: pytest.LogCaptureFixture) -
     assert "gateway.yaml:3" in caplog.text
 
 
-async def test_what_else_changed_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Only endpoints are taken: a changed limit needs a restart, and the log says so."""
+async def test_a_reload_warns_about_other_changed_keys(caplog: pytest.LogCaptureFixture) -> None:
     start = config("127.0.0.1:1")
     with caplog.at_level(logging.WARNING):
         async with running(start, Resolver()) as (pools, _):

@@ -1,4 +1,4 @@
-"""The choice of an endpoint: pure, so that every case can be drawn."""
+"""Selection of an endpoint: pure functions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def taken(state: PoolState, chosen: Endpoint) -> PoolState:
 
 
 def shares(state: PoolState, times: int = 2000, **how: object) -> Counter[str]:
-    """Of requests that end at once, so that nothing is ever outstanding but what `state` says."""
+    """Return the shares of requests that end at once, so that only the work in `state` is outstanding."""
     chance = random.Random(7)
     found: Counter[str] = Counter()
     for _ in range(times):
@@ -55,16 +55,14 @@ def shares(state: PoolState, times: int = 2000, **how: object) -> Counter[str]:
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=6), DRAWS)
-def test_the_busiest_is_never_chosen_over_another(loads: list[int], draw: float) -> None:
-    """Of two different endpoints the less loaded is taken, so the only busiest one never is."""
+def test_the_single_busiest_endpoint_is_never_chosen(loads: list[int], draw: float) -> None:
     chosen = choose(pool(*loads), CONFIG, now=NOW, draw=draw)
     assert chosen is not None
     assert loads.count(max(loads)) > 1 or chosen.outstanding < max(loads)
 
 
 @given(LOADS, DRAWS, st.sets(st.integers(0, 5)))
-def test_the_excluded_are_not_chosen(loads: list[int], draw: float, out: set[int]) -> None:
-    """An excluded endpoint gets nothing; with all of them excluded nobody does."""
+def test_excluded_endpoints_are_not_chosen(loads: list[int], draw: float, out: set[int]) -> None:
     excluding = {f"t{at}:1" for at in out}
     chosen = choose(pool(*loads), CONFIG, now=NOW, draw=draw, excluding=excluding, key=b"k")
     assert (chosen is None) == (set(range(len(loads))) <= out)
@@ -74,8 +72,7 @@ def test_the_excluded_are_not_chosen(loads: list[int], draw: float, out: set[int
 @given(
     st.lists(st.sampled_from(["active", "ejected", "draining"]), min_size=1, max_size=6), DRAWS, st.binary(max_size=4)
 )
-def test_only_those_that_take_requests_are_chosen(phases: list[str], draw: float, key: bytes) -> None:
-    """Ejected and draining endpoints get nothing, by whatever way the choice goes."""
+def test_only_active_endpoints_are_chosen(phases: list[str], draw: float, key: bytes) -> None:
     state = PoolState(tuple(Endpoint(address=f"t{at}:1", phase=each) for at, each in enumerate(phases)))  # type: ignore[arg-type]
     chosen = choose(state, CONFIG, now=NOW, draw=draw, key=key)
     assert (chosen is None) == ("active" not in phases)
@@ -83,22 +80,20 @@ def test_only_those_that_take_requests_are_chosen(phases: list[str], draw: float
 
 
 @given(st.integers(2, 9), DRAWS)
-def test_the_two_are_different(count: int, draw: float) -> None:
-    """Two draws of one endpoint would be one choice only."""
+def test_draw_two_returns_two_different_endpoints(count: int, draw: float) -> None:
     one, other = draw_two(pool(*[0] * count).endpoints, draw)
     assert one.address != other.address
 
 
-def test_all_are_drawn_alike() -> None:
-    """Where nothing tells endpoints apart each gets its share."""
+def test_equal_endpoints_get_equal_shares() -> None:
     found = shares(pool(0, 0, 0, 0), times=8000)
     assert all(abs(count - 2000) < 200 for count in found.values()), found
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(2, 8), st.integers(0, 2**32))
-def test_work_that_stays_is_balanced(count: int, seed: int) -> None:
-    """After many requests that do not end, no endpoint has more than a few over the mean (ln ln n, and a constant)."""
+def test_long_running_work_is_balanced(count: int, seed: int) -> None:
+    """With two choices, no endpoint has more than a few requests over the mean (ln ln n, and a constant)."""
     chance, state = random.Random(seed), pool(*[0] * count)
     for _ in range(100 * count):
         chosen = choose(state, CONFIG, now=NOW, draw=chance.random())
@@ -118,7 +113,7 @@ def timed(*ttft_s: float) -> PoolState:
 
 
 def test_a_slow_endpoint_is_left_alone_while_others_have_room() -> None:
-    """Ten times slower is worse than ten times the work, and better than none at all."""
+    """Ten times slower is worse than ten times the work, and better than no endpoint."""
     state = timed(0.05, 0.5, 0.05)
     assert "t1:1" not in shares(state)
     busy = changed(changed(state, 0, open_since=(NOW,) * 12), 2, open_since=(NOW,) * 12)
@@ -127,31 +122,27 @@ def test_a_slow_endpoint_is_left_alone_while_others_have_room() -> None:
     assert "t1:1" in shares(busy)
 
 
-def test_chance_does_not_draw_two_slow_ones() -> None:
-    """With several slow endpoints two of them may meet: still none of them gets anything while others have room."""
+def test_two_slow_endpoints_are_never_drawn_together_while_others_have_room() -> None:
     assert not shares(timed(0.5, 0.5, 0.5, 0.05, 0.05, 0.05, 0.05)).keys() & {"t0:1", "t1:1", "t2:1"}
 
 
-def test_of_two_endpoints_the_slow_one_is_known_too() -> None:
-    """The median of two is the quicker one."""
+def test_slowness_is_known_in_a_pool_of_two() -> None:
+    """The lower median of two is the faster one."""
     assert set(shares(timed(0.5, 0.05))) == {"t1:1"}
 
 
-def test_usual_differences_are_no_slowness() -> None:
-    """Times to the first token vary with the prompts: twice the median is no reason."""
+def test_twice_the_median_is_not_slow() -> None:
     assert set(shares(timed(0.05, 0.1, 0.08))) == {"t0:1", "t1:1", "t2:1"}
 
 
-def test_a_slow_endpoint_is_forgiven_in_time() -> None:
-    """Without requests nothing new is learnt about it: what is known fades, and it is tried again."""
+def test_measured_slowness_fades_without_requests() -> None:
     state = timed(0.05, 0.5, 0.05)
     later = [at for at in range(0, 200, 5) if choose(state, CONFIG, now=NOW + at, draw=0.4) == state.endpoints[1]]
     assert later
     assert 30 < min(later) < 120
 
 
-def test_a_stuck_endpoint_is_avoided_before_it_answers() -> None:
-    """What waits for a first token counts as measured so far."""
+def test_an_endpoint_with_a_late_first_token_is_avoided_before_it_answers() -> None:
     state = timed(0.05, 0.05, 0.05)
     stuck = changed(state, 1, open_since=(NOW - 1.0,), waiting_since=(NOW - 1.0,))
     others = changed(changed(stuck, 0, open_since=(NOW,) * 4), 2, open_since=(NOW,) * 4)
@@ -161,8 +152,7 @@ def test_a_stuck_endpoint_is_avoided_before_it_answers() -> None:
 # --- slow start ------------------------------------------------------------------------------------------------------
 
 
-def test_who_comes_back_gets_a_share_that_grows() -> None:
-    """At first a tenth of what others have outstanding, and as much as they in the end."""
+def test_a_returning_endpoint_ramps_up_from_a_tenth() -> None:
     for age, fair in ((0.0, 1), (5.0, 5), (10.0, 10), (60.0, 10)):
         state = changed(pool(9, 0), 1, phase_since=NOW - age)
         chance = random.Random(1)
@@ -175,8 +165,7 @@ def test_who_comes_back_gets_a_share_that_grows() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("ab")), min_size=1, max_size=6), DRAWS)
-def test_the_own_zone_goes_first(endpoints: list[tuple[int, str]], draw: float) -> None:
-    """Another zone helps only when each endpoint of the own one is saturated, or when there is none."""
+def test_other_zones_help_only_when_the_own_zone_is_saturated(endpoints: list[tuple[int, str]], draw: float) -> None:
     state = pool(*(load for load, _ in endpoints), zones=[zone for _, zone in endpoints])
     chosen = choose(state, CONFIG, now=NOW, draw=draw, zone="a")
     roomy = [one for one in state.endpoints if one.zone == "a" and one.outstanding < CONFIG.zone_spill_requests]
@@ -186,8 +175,7 @@ def test_the_own_zone_goes_first(endpoints: list[tuple[int, str]], draw: float) 
     assert choose(state, CONFIG, now=NOW, draw=draw, zone="c") is not None
 
 
-def test_work_spills_over_and_is_balanced_there() -> None:
-    """A saturated zone shares what comes with the others, by load."""
+def test_spilled_work_is_balanced_by_load() -> None:
     found = shares(pool(16, 16, 3, 3, zones="aabb"), zone="a")
     assert found["t2:1"] > 700
     assert found["t3:1"] > 700
@@ -198,8 +186,8 @@ def test_work_spills_over_and_is_balanced_there() -> None:
 
 @settings(deadline=None)
 @given(LOADS, st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=40), DRAWS)
-def test_the_bound_is_never_exceeded(loads: list[int], keys: list[bytes], draw: float) -> None:
-    """Whatever the keys, nobody gets a request beyond ⌈c × mean⌉ of the load with it (Mirrokni et al., theorem 1)."""
+def test_the_load_bound_is_never_exceeded(loads: list[int], keys: list[bytes], draw: float) -> None:
+    """No endpoint gets a request beyond ⌈c × mean⌉ of the load with it (Mirrokni et al., theorem 1)."""
     state = pool(*loads)
     for key in keys:
         total = 1 + sum(one.outstanding for one in state.endpoints)
@@ -210,8 +198,7 @@ def test_the_bound_is_never_exceeded(loads: list[int], keys: list[bytes], draw: 
 
 
 @given(st.binary(min_size=1, max_size=8), st.integers(2, 8))
-def test_a_conversation_stays_when_others_go(key: bytes, count: int) -> None:
-    """An ejected endpoint moves its own conversations only, and they are back when it is."""
+def test_an_ejected_endpoint_moves_only_its_own_conversations(key: bytes, count: int) -> None:
     state = pool(*[0] * count)
     home = choose(state, CONFIG, now=NOW, draw=0.0, key=key)
     assert home is not None
@@ -221,8 +208,7 @@ def test_a_conversation_stays_when_others_go(key: bytes, count: int) -> None:
         assert (moved.address == home.address) == (one.address != home.address)
 
 
-def test_keys_are_spread() -> None:
-    """Each endpoint is home to about its share of conversations."""
+def test_keys_are_spread_evenly() -> None:
     homes = Counter[str]()
     for number in range(4000):
         chosen = choose(pool(0, 0, 0, 0), CONFIG, now=NOW, draw=0.0, key=str(number).encode())
@@ -231,8 +217,7 @@ def test_keys_are_spread() -> None:
     assert all(700 < count < 1300 for count in homes.values()), homes
 
 
-def test_a_hot_key_overflows_to_one_place() -> None:
-    """Requests of one prefix beyond the bound go to the next endpoint on the ring, not anywhere."""
+def test_a_hot_key_overflows_to_the_next_endpoint_on_the_ring() -> None:
     state = pool(0, 0, 0, 0, 0)
     order = []
     for _ in range(40):
@@ -244,8 +229,7 @@ def test_a_hot_key_overflows_to_one_place() -> None:
     assert order[0] == max(Counter(order), key=Counter(order).__getitem__)
 
 
-def test_a_slow_home_is_not_worth_its_warm_prefix() -> None:
-    """A conversation whose endpoint is ten times slower than the others goes elsewhere."""
+def test_a_conversation_leaves_a_slow_endpoint() -> None:
     state = timed(0.05, 0.05, 0.05)
     home = choose(state, CONFIG, now=NOW, draw=0.0, key=b"k")
     assert home is not None
@@ -260,15 +244,13 @@ def chat(*texts: str) -> Request:
     return Request(kind="chat", model="m", messages=tuple(map(Message, roles, texts)))
 
 
-def test_further_turns_keep_the_key() -> None:
-    """System prompt and first turn make the key; what is said later does not, another first turn does."""
+def test_the_key_covers_system_prompt_and_first_turn_only() -> None:
     assert prefix_key(chat("be kind", "hi")) == prefix_key(chat("be kind", "hi", "hello", "how are you?"))
     assert prefix_key(chat("be kind", "hi")) != prefix_key(chat("be kind", "ho"))
     assert prefix_key(chat("be kind", "hi")) != prefix_key(chat("be rude", "hi"))
 
 
-def test_plain_prompts_have_keys_of_their_head() -> None:
-    """A long prompt that grows at its end keeps its key."""
+def test_the_key_of_a_plain_prompt_covers_its_head_only() -> None:
     head = "x" * 2000
     keys = [prefix_key(Request(kind="completion", model="m", prompts=(head + end,))) for end in ("", "a", "b")]
     assert len(set(keys)) == 1

@@ -1,4 +1,4 @@
-"""Who is ejected, when and for how long, with a clock that is an argument."""
+"""Ejection and readmission: pure transitions, time is an argument."""
 
 from __future__ import annotations
 
@@ -51,15 +51,14 @@ def never(address: str) -> float:
 
 
 @pytest.mark.parametrize("error", [REFUSED, EngineUnavailable("no"), StubProcessDied("no")])
-def test_who_refuses_is_ejected_at_once(error: CausewayError) -> None:
-    """A connection that is refused, and a model that is away, need no second try."""
+def test_a_refusing_endpoint_is_ejected_at_once(error: CausewayError) -> None:
     state, ask = failed(pool(2), error)
     assert [one.phase for one in state.endpoints] == ["ejected", "active"]
     assert (ask, state.endpoints[0].last_error) == ((), error.code)
 
 
-def test_faults_in_a_row_eject() -> None:
-    """The third fault in a row does it; an answer in between starts the count anew."""
+def test_failures_in_a_row_eject() -> None:
+    """A success in between restarts the count."""
     state = pool(2)
     for _ in range(2):
         state, _ = failed(state, RAISED)
@@ -71,15 +70,13 @@ def test_faults_in_a_row_eject() -> None:
     assert state.endpoints[0].phase == "ejected"
 
 
-def test_a_broken_stream_is_a_reason_to_ask() -> None:
-    """One may be the network's; whether it is the endpoint's is asked at once."""
+def test_a_broken_stream_causes_a_probe() -> None:
     state, ask = failed(pool(2), StreamBroken("no", phase="stream"))
     assert (state.healthy, ask) == (2, ("t0",))
 
 
 @pytest.mark.parametrize("error", [QueueFull("no"), CloudRejected("no"), ContextLengthExceeded("no"), ClientGone("no")])
-def test_what_is_not_the_endpoints_fault_is_not_held_against_it(error: CausewayError) -> None:
-    """Bad requests, a full queue and callers that leave say nothing about health, however many."""
+def test_callers_errors_do_not_count_against_the_endpoint(error: CausewayError) -> None:
     state = pool(2)
     for _ in range(10):
         state, ask = failed(state, error, silent_s=9.0)
@@ -88,25 +85,22 @@ def test_what_is_not_the_endpoints_fault_is_not_held_against_it(error: CausewayE
 
 
 @pytest.mark.parametrize("error", [LATE, CloudTimeout("no")])
-def test_a_stuck_deadline_ejects(error: CausewayError) -> None:
-    """Nothing came from the endpoint until the deadline, to nobody: it hangs."""
+def test_a_deadline_without_any_received_data_ejects(error: CausewayError) -> None:
     state, _ = failed(pool(2), error, silent_s=CONFIG.silent_before_probe_s)
     assert state.endpoints[0].phase == "ejected"
 
 
-def test_a_late_answer_of_an_endpoint_that_works_is_no_fault() -> None:
-    """Somebody else heard from it meanwhile: the caller's time was too short."""
+def test_a_deadline_at_a_responding_endpoint_is_no_failure() -> None:
     state, ask = failed(pool(2), LATE, silent_s=0.01)
     assert (state, ask) == (pool(2), ())
 
 
-def test_a_short_stuck_deadline_makes_ask() -> None:
-    """Too short to judge, long enough to doubt: a real request tells."""
+def test_a_short_deadline_in_silence_causes_a_probe() -> None:
     state, ask = failed(pool(2), LATE, silent_s=0.5)
     assert (state.healthy, ask) == (2, ("t0",))
 
 
-def test_whoever_left_before_anything_came_makes_ask() -> None:
+def test_an_abandoned_call_causes_a_probe() -> None:
     """A hedge that won elsewhere must not hide that the first endpoint hangs."""
     state, ask = health.call_abandoned(pool(2), "t0", CONFIG, silent_s=0.5)
     assert ask == ("t0",)
@@ -115,16 +109,14 @@ def test_whoever_left_before_anything_came_makes_ask() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([REFUSED, RAISED, LATE])), max_size=60), st.integers(1, 5))
-def test_suspicion_takes_a_share_only(faults: list[tuple[int, CausewayError]], count: int) -> None:
-    """However many calls fail, half of the pool stays; the others are asked."""
+def test_suspicion_ejects_at_most_half_of_the_pool(faults: list[tuple[int, CausewayError]], count: int) -> None:
     state = pool(count)
     for at, error in faults:
         state, _ = failed(state, error, silent_s=9.0, at=at)
         assert state.healthy >= math.ceil(count / 2)
 
 
-def test_who_may_not_be_ejected_is_asked_and_the_proof_ejects() -> None:
-    """A pool of one is never emptied on suspicion, but it is by a real request that fails."""
+def test_the_last_endpoint_is_ejected_by_a_failed_probe_only() -> None:
     state, ask = failed(pool(1), REFUSED)
     assert (state.healthy, ask) == (1, ("t0",))
     state = health.probe_finished(state, "t0", "dead", "cloud_unreachable", 1.0, CONFIG)
@@ -147,13 +139,12 @@ def test_who_may_not_be_ejected_is_asked_and_the_proof_ejects() -> None:
         (EngineUnavailable("no"), False, "dead"),
     ],
 )
-def test_what_a_probe_says(error: CausewayError | None, heard: bool, probe_result: str) -> None:
-    """A refusal is an answer; a late one is none, unless others were answered meanwhile."""
+def test_probe_results(error: CausewayError | None, heard: bool, probe_result: str) -> None:
+    """A refusal is an answer; a late probe is none, unless other calls received data meanwhile."""
     assert health.probe_result_of(error, heard) == probe_result
 
 
-def test_it_comes_back_when_it_answers() -> None:
-    """After its time it is asked, once at a time; an answer lets it in, as one that has just come."""
+def test_a_successful_probe_readmits() -> None:
     state, _ = failed(pool(2), REFUSED, now=10.0)
     assert health.due_probes(state, 10.4, CONFIG, never)[1] == ()
     state, ask = health.due_probes(state, 10.5, CONFIG, never)
@@ -164,8 +155,7 @@ def test_it_comes_back_when_it_answers() -> None:
     assert (one.phase, one.phase_since, one.failures, one.last_error) == ("active", 11.0, 0, "")
 
 
-def test_who_is_asked_in_vain_is_asked_again_soon() -> None:
-    """Each two seconds at the latest, however long it was away: when it is well again it may be needed."""
+def test_failed_probes_are_repeated_within_two_seconds() -> None:
     state, _ = failed(pool(2), REFUSED, now=0.0)
     waits = []
     for _ in range(5):
@@ -175,9 +165,8 @@ def test_who_is_asked_in_vain_is_asked_again_soon() -> None:
     assert waits == [0.5, 1.0, 2.0, 2.0, 2.0]
 
 
-def test_a_relapse_keeps_it_out_for_longer() -> None:
-    """Who answers probes and fails requests is out for twice as long each time, up to the longest; a good time of that
-    length starts anew."""
+def test_each_relapse_doubles_the_ejection() -> None:
+    """An active time of the longest ejection starts anew."""
     state, now, waits = pool(2), 0.0, []
     for _ in range(9):
         state, _ = failed(state, REFUSED, now=now)
@@ -190,7 +179,7 @@ def test_a_relapse_keeps_it_out_for_longer() -> None:
 
 
 def relapsing(state: PoolState, address: str, times: int) -> PoolState:
-    """Ejected at 100.0, and so often in a row that it is out for the longest time."""
+    """An endpoint ejected at 100.0 for the longest time."""
     one = state.get(address)
     assert one is not None
     state, _ = health.call_failed(
@@ -204,9 +193,7 @@ def relapsing(state: PoolState, address: str, times: int) -> PoolState:
     return state
 
 
-def test_when_others_fall_too_each_is_asked_soon() -> None:
-    """With less than half of a pool left there is little to protect: who was to stay out for long may be well by now,
-    and its strength is wanted."""
+def test_with_less_than_half_active_every_ejected_endpoint_is_probed_soon() -> None:
     state = relapsing(pool(3), "t0", 9)
     assert state.endpoints[0].not_before == 130.0
     assert health.due_probes(state, 100.0 + CONFIG.base_ejection_s, CONFIG, never)[1] == ()
@@ -216,8 +203,7 @@ def test_when_others_fall_too_each_is_asked_soon() -> None:
     assert health.due_probes(alone, 100.0 + CONFIG.base_ejection_s, CONFIG, never)[1] == ("t0",)
 
 
-def test_the_silent_that_have_work_are_asked() -> None:
-    """Silence alone is none's fault, and neither is work: both together are a question."""
+def test_only_silent_endpoints_with_open_calls_are_probed() -> None:
     busy = Endpoint(address="t0", open_since=(0.0,), waiting_since=(0.0,))
     state = PoolState((busy, Endpoint(address="t1")))
     assert health.due_probes(state, 1.0, CONFIG, never)[1] == ("t0",)
@@ -225,9 +211,8 @@ def test_the_silent_that_have_work_are_asked() -> None:
     assert health.due_probes(state, 1.0, CONFIG, lambda _: 0.5)[1] == ()
 
 
-def test_a_hung_replica_is_out_within_two_seconds_of_its_first_stuck_deadline() -> None:
-    """Also when the deadline is short, nobody may be ejected on suspicion, and calls have deadlines of their own: by
-    then the question that it makes was asked and its time is over."""
+def test_a_hung_endpoint_is_ejected_within_two_seconds_of_the_first_missed_deadline() -> None:
+    """Even with a short deadline, and where suspicion alone may not eject."""
     state, ask = failed(pool(1), LATE, now=0.3, silent_s=0.3)
     assert ask == ("t0",)
     state = health.probe_finished(
@@ -242,16 +227,14 @@ def test_a_hung_replica_is_out_within_two_seconds_of_its_first_stuck_deadline() 
     assert state.endpoints[0].phase_since - 0.3 < 2.0
 
 
-def test_an_overloaded_endpoint_is_not_taken_for_hung() -> None:
-    """A probe that waits behind others that are answered ejects nobody."""
+def test_a_busy_probe_does_not_eject() -> None:
     state = health.probe_finished(
         pool(1), "t0", health.probe_result_of(LATE, received_during_probe=True), LATE.code, 1.0, CONFIG
     )
     assert state.healthy == 1
 
 
-def test_calls_that_hang_are_ended() -> None:
-    """Ejected and silent for long: its running calls would wait until their deadlines."""
+def test_calls_of_a_hung_endpoint_are_ended() -> None:
     one = Endpoint(address="t0", phase="ejected", open_since=(0.0,))
     assert health.hung(PoolState((one,)), 10.0, CONFIG, never) == ("t0",)
     assert health.hung(PoolState((one,)), 9.9, CONFIG, never) == ()
@@ -259,8 +242,7 @@ def test_calls_that_hang_are_ended() -> None:
     assert health.hung(PoolState((msgspec.structs.replace(one, phase="active"),)), 10.0, CONFIG, never) == ()
 
 
-def test_calls_that_did_not_begin_are_moved_where_others_can_take_them() -> None:
-    """Sooner, for they lose nothing; with nobody else they may as well wait."""
+def test_calls_without_a_first_token_are_ended_sooner_if_others_can_take_them() -> None:
     one = Endpoint(address="t0", phase="ejected", open_since=(0.0,))
     assert health.stalled(PoolState((one, Endpoint(address="t1"))), 2.0, CONFIG, never) == ("t0",)
     assert health.stalled(PoolState((one, Endpoint(address="t1"))), 1.9, CONFIG, never) == ()
@@ -270,8 +252,7 @@ def test_calls_that_did_not_begin_are_moved_where_others_can_take_them() -> None
 # --- membership ------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_are_in_at_once_and_later_ones_are_asked() -> None:
-    """Nobody waits at the start; who joins a pool that works shows first that it does."""
+def test_first_endpoints_are_active_and_later_ones_are_probed() -> None:
     state = health.with_endpoints(PoolState(), {"t0": "a"}, 0.0)
     assert [(one.address, one.phase, one.zone) for one in state.endpoints] == [("t0", "active", "a")]
     state = health.with_endpoints(state, {"t0": "b", "t1": ""}, 1.0)
@@ -282,8 +263,7 @@ def test_the_first_are_in_at_once_and_later_ones_are_asked() -> None:
     assert health.due_probes(state, 1.0, CONFIG, never)[1] == ("t1",)
 
 
-def test_who_is_not_named_drains_and_goes() -> None:
-    """Running calls keep it; with the last one it is gone."""
+def test_an_unlisted_endpoint_drains_until_its_last_call() -> None:
     state = pool(2).replace(Endpoint(address="t0", open_since=(0.0, 0.0)))
     state = health.with_endpoints(state, {"t1": ""}, 1.0)
     assert state.endpoints[0].phase == "draining"
@@ -292,13 +272,11 @@ def test_who_is_not_named_drains_and_goes() -> None:
     assert [one.address for one in state.endpoints] == ["t1"]
 
 
-def test_who_is_idle_goes_at_once() -> None:
-    """Nothing runs there, nothing is to be waited for."""
+def test_an_unlisted_idle_endpoint_is_removed_at_once() -> None:
     assert [one.address for one in health.with_endpoints(pool(2), {"t1": ""}, 1.0).endpoints] == ["t1"]
 
 
-def test_who_is_named_again_is_asked_first() -> None:
-    """It may have gone for a reason."""
+def test_a_relisted_endpoint_is_probed_first() -> None:
     state = health.with_endpoints(pool(2).replace(Endpoint(address="t0", open_since=(0.0,))), {"t1": ""}, 1.0)
     state = health.with_endpoints(state, {"t0": "", "t1": ""}, 2.0)
     assert (state.endpoints[0].phase, state.endpoints[0].outstanding) == ("ejected", 1)
@@ -316,8 +294,7 @@ def test_who_is_named_again_is_asked_first() -> None:
         max_size=40,
     )
 )
-def test_no_endpoint_is_lost_or_doubled(events: list[tuple[str, object, object]]) -> None:
-    """After any events the pool has exactly the endpoints that are named, each in a phase that names one."""
+def test_any_events_keep_exactly_the_listed_endpoints(events: list[tuple[str, object, object]]) -> None:
     state, named = pool(4), {0, 1, 2, 3}
     for now, (kind, what, how) in enumerate(events):
         if kind == "fail":

@@ -1,5 +1,3 @@
-"""What Prometheus hears of endpoints."""
-
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,8 +8,7 @@ from router.errors import CloudUnreachable
 from .scripted import Bed
 
 
-def test_each_endpoint_is_told_and_none_that_is_gone() -> None:
-    """Outstanding, ejected, draining and time to the first token, by tier, endpoint and zone."""
+def test_metrics_of_each_endpoint_and_none_of_removed_ones() -> None:
     registry, bed = CollectorRegistry(), Bed("a:1@x", "b:1@y")
     endpoints = EndpointMetrics(registry)
     endpoints.watch({"large": bed.pool})
@@ -33,8 +30,7 @@ def test_each_endpoint_is_told_and_none_that_is_gone() -> None:
     assert 'ejections_total{code="cloud_unreachable",tier="large"} 1.0' in text
 
 
-def test_who_is_left_alone_for_its_slowness_is_told() -> None:
-    """An operator sees which replica its peers do without."""
+def test_slow_endpoints_are_visible() -> None:
     registry, bed = CollectorRegistry(), Bed("a:1", "b:1")
     EndpointMetrics(registry).watch({"large": bed.pool})
     for address, seconds in (("b:1", 0.1), *[("a:1", 1.0)] * 4):

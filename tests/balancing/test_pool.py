@@ -1,4 +1,4 @@
-"""Leases on a pool, and what becomes of its endpoints while it is watched."""
+"""Leases on a pool, and its endpoints while it is watched."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ def outstanding(bed: Bed) -> list[int]:
 
 
 def test_a_lease_counts_while_it_is_open() -> None:
-    """From the moment it is given, until it is closed, once."""
     bed = Bed("a:1", "b:1")
     first = bed.pool.lease()
     with bed.pool.lease() as second:
@@ -59,8 +58,7 @@ def test_a_lease_counts_while_it_is_open() -> None:
 
 
 @pytest.mark.parametrize("how", ["fails", "cancelled"])
-async def test_a_lease_is_given_back_however_the_call_ends(how: str) -> None:
-    """An error and a cancelled caller free the place as an answer does."""
+async def test_a_lease_is_closed_however_the_call_ends(how: str) -> None:
     bed = Bed("a:1", "b:1")
     taken = asyncio.Event()
 
@@ -80,8 +78,8 @@ async def test_a_lease_is_given_back_however_the_call_ends(how: str) -> None:
     assert bed.pool.healthy == 2
 
 
-def test_what_is_measured_steers() -> None:
-    """Times to the first token reach the choice; a lease tells its first one only."""
+def test_measured_first_tokens_steer_the_selection() -> None:
+    """A lease reports its first token once only."""
     bed = Bed("a:1", "b:1")
     for address, seconds in (("a:1", 1.0), ("b:1", 0.05)):
         with bed.pool.lease(excluding={"a:1", "b:1"} - {address}) as lease:
@@ -94,8 +92,7 @@ def test_what_is_measured_steers() -> None:
             assert lease.endpoint == "b:1"
 
 
-def test_a_conversation_keeps_its_endpoint() -> None:
-    """With `load_balancing: prefix_affinity` the key decides, without it chance does."""
+def test_the_key_decides_with_prefix_affinity_only() -> None:
     bed = Bed("a:1", "b:1", "c:1", load_balancing="prefix_affinity")
     homes = set()
     for _ in range(10):
@@ -106,8 +103,7 @@ def test_a_conversation_keeps_its_endpoint() -> None:
     assert len(homes) == 1
 
 
-def test_nobody_is_an_error_that_says_when_to_come_back() -> None:
-    """A retry that excludes all, and a pool of which nothing is left, are refused with the reason's class."""
+def test_without_an_endpoint_the_error_has_a_retry_after() -> None:
     bed = Bed("a:1")
     with pytest.raises(CloudUnreachable) as raised:
         bed.pool.lease(excluding={"a:1"})
@@ -121,8 +117,7 @@ def test_nobody_is_an_error_that_says_when_to_come_back() -> None:
 # --- watched ---------------------------------------------------------------------------------------------------------
 
 
-async def test_ejected_asked_and_back() -> None:
-    """Who refuses gets nothing more until a real request to it is answered; each ejection is counted."""
+async def test_an_ejected_endpoint_returns_after_a_successful_probe() -> None:
     bed = Bed("a:1", "b:1")
     bed.at("a:1").fault = REFUSED
     async with watching(bed):
@@ -141,8 +136,7 @@ async def test_ejected_asked_and_back() -> None:
     assert bed.at("b:1").probes == 0
 
 
-async def test_a_pool_of_one_refuses_until_it_is_back() -> None:
-    """Its only endpoint is asked at the first fault; while it is away callers hear at once, with its error's class."""
+async def test_a_pool_of_one_is_unavailable_until_its_probe_succeeds() -> None:
     bed = Bed("a:1")
     bed.at("a:1").fault = EngineUnavailable("loading")
     async with watching(bed):
@@ -158,8 +152,8 @@ async def test_a_pool_of_one_refuses_until_it_is_back() -> None:
 
 
 async def test_a_hung_endpoint_is_found_while_calls_wait() -> None:
-    """Nobody's deadline has come yet: silence with work makes ask, and no answer ejects. What has not begun is ended
-    there at once, to be made elsewhere, and what has begun later."""
+    """No deadline has passed yet: silence with work causes a probe, and its failure ejects. Calls without a token are
+    ended at once, to be retried elsewhere; the others later."""
     bed = Bed("a:1", "b:1", settings=LoadBalancingConfig(probe_timeout_s=0.05))
     bed.at("a:1").hangs = True
     async with watching(bed):
@@ -176,8 +170,7 @@ async def test_a_hung_endpoint_is_found_while_calls_wait() -> None:
         assert bed.at("b:1").ended == []
 
 
-async def test_a_busy_endpoint_is_not_taken_for_hung() -> None:
-    """The question waits behind others that are answered: it stays in."""
+async def test_a_late_probe_of_a_responding_endpoint_does_not_eject() -> None:
     bed = Bed("a:1", settings=LoadBalancingConfig(probe_timeout_s=0.05))
     bed.at("a:1").hangs = True
     async with watching(bed):
@@ -192,8 +185,7 @@ async def test_a_busy_endpoint_is_not_taken_for_hung() -> None:
         assert bed.pool.healthy == 1
 
 
-async def test_drain() -> None:
-    """Who is not named any more gets no new calls, keeps its running one, and is gone with it."""
+async def test_an_unlisted_endpoint_drains() -> None:
     bed = Bed("a:1", "b:1")
     running = bed.pool.lease()
     bed.pool.set_endpoints({"b:1": ""})
@@ -206,15 +198,13 @@ async def test_drain() -> None:
     assert bed.phases() == {"b:1": "active"}
 
 
-async def test_check_asks_each() -> None:
-    """Readiness hears of every endpoint by a real request."""
+async def test_check_probes_every_endpoint() -> None:
     bed = Bed("a:1", "b:1")
     bed.at("b:1").fault = CloudFailed("no")
     assert await bed.pool.check() == {"a:1": "", "b:1": "cloud_failed"}
 
 
-async def test_an_end_in_the_middle_of_a_question_leaves_no_trace() -> None:
-    """A probe that is cancelled may be asked again."""
+async def test_a_cancelled_probe_can_be_repeated() -> None:
     bed = Bed("a:1", "b:1", settings=LoadBalancingConfig(probe_timeout_s=30.0))
     bed.at("a:1").hangs = True
     async with watching(bed):
@@ -235,8 +225,9 @@ async def test_an_end_in_the_middle_of_a_question_leaves_no_trace() -> None:
         (StreamBroken("no", phase="stream"), EngineUnavailable),
     ],
 )
-async def test_why_nobody_can_take_it(fault: CausewayError, kind: type[CausewayError]) -> None:
-    """Unreachable is who was not reached; who answered with faults has a model that is not well."""
+async def test_the_error_class_tells_unreachable_from_unavailable(
+    fault: CausewayError, kind: type[CausewayError]
+) -> None:
     bed = Bed("a:1")
     bed.at("a:1").fault = fault
     async with watching(bed):
@@ -247,8 +238,7 @@ async def test_why_nobody_can_take_it(fault: CausewayError, kind: type[CausewayE
             bed.pool.lease()
 
 
-async def test_the_longer_it_is_away_the_later_callers_are_told_to_come() -> None:
-    """Within bounds: after seconds one second, after minutes five."""
+async def test_retry_after_grows_with_the_outage() -> None:
     bed = Bed("a:1")
     bed.at("a:1").fault = REFUSED
     async with watching(bed):
@@ -269,8 +259,7 @@ def errors() -> list[CausewayError]:
 
 
 @pytest.mark.parametrize("error", errors(), ids=lambda error: error.code)
-def test_a_second_verdict_is_not_heard(error: CausewayError) -> None:
-    """One call says once how it ended, and nothing after it was closed."""
+def test_a_lease_reports_one_outcome_only(error: CausewayError) -> None:
     bed = Bed("a:1", "b:1")
     with bed.pool.lease() as lease:
         lease.succeeded()

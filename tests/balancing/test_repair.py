@@ -1,4 +1,4 @@
-"""A model whose process died: found by its silence, its streams ended, and loaded again. Over real gRPC."""
+"""A model whose process died: detected by its silence, its streams ended, and reloaded. Over real gRPC."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def watched(script: Script) -> AsyncIterator[tuple[FakeTriton, Pool]]:
 
 
 async def leased(pool: Pool) -> list[Delta]:
-    """One call as a service makes it."""
+    """Run one call as the service does."""
     with pool.lease() as lease:
         try:
             return await collect(lease.triton, ask())
@@ -48,7 +48,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def dies_after(calls: int) -> Script:
-    """The first `calls` calls hang after a piece, as those of a dead stub do; later ones hear that it is dead."""
+    """The first `calls` calls hang after one piece, as those of a dead stub; later ones get the stub's error."""
     seen = 0
 
     async def script(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[Reply]:
@@ -62,8 +62,7 @@ def dies_after(calls: int) -> Script:
     return script
 
 
-async def test_streams_of_a_dead_model_are_ended_and_it_is_loaded_again() -> None:
-    """Streams that went quiet make the pool ask; the stub's error ends them all, and one repair follows."""
+async def test_a_dead_models_streams_are_ended_and_it_is_reloaded_once() -> None:
     async with watched(dies_after(2)) as (fake, pool):
         results = await asyncio.gather(leased(pool), leased(pool), return_exceptions=True)
         assert [type(result) for result in results] == [StreamBroken, StreamBroken]
@@ -75,8 +74,7 @@ async def test_streams_of_a_dead_model_are_ended_and_it_is_loaded_again() -> Non
         assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
 
 
-async def test_a_call_that_brought_nothing_is_not_broken_by_the_death() -> None:
-    """Another call hears of the death first: who had an answer begun lost it, who had none may be asked again."""
+async def test_a_call_without_a_token_is_retryable_after_the_models_death() -> None:
     calls = 0
 
     async def script(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[Reply]:
@@ -100,8 +98,7 @@ async def test_a_call_that_brought_nothing_is_not_broken_by_the_death() -> None:
         assert [type(result) for result in results] == [StreamBroken, StubProcessDied]
 
 
-async def test_streams_of_a_hung_model_are_ended() -> None:
-    """A model that answers nobody any more is ejected, and who waits for it hears so long before the deadline."""
+async def test_a_hung_models_streams_are_ended_before_their_deadlines() -> None:
     async with watched(hang_after_one) as (fake, pool):
         fake.script = two_pieces
         await leased(pool)
@@ -125,8 +122,7 @@ async def test_streams_of_a_hung_model_are_ended() -> None:
 
 
 @pytest.mark.parametrize(("faults", "loads"), [(1, 2), (9, 3)])
-async def test_a_model_that_does_not_load_is_tried_again(faults: int, loads: int) -> None:
-    """It was unloaded for its repair, so nobody else would load it; there is an end to it, and callers hear at once."""
+async def test_a_failed_reload_is_repeated_a_bounded_number_of_times(faults: int, loads: int) -> None:
     async with bed(dies_after(0)) as (fake, triton):
         fake.load_faults = faults
         with pytest.raises(EngineUnavailable):
@@ -136,8 +132,7 @@ async def test_a_model_that_does_not_load_is_tried_again(faults: int, loads: int
             await collect(triton, ask())
 
 
-async def test_a_triton_that_may_not_be_controlled_is_asked_again() -> None:
-    """Where unload is refused the model stays broken, each request hears so, and nothing is stuck."""
+async def test_without_model_control_calls_fail_and_nothing_blocks() -> None:
     async with bed(dies_after(0)) as (fake, triton):
         fake.may_control = False
         for _ in range(3):
@@ -146,8 +141,7 @@ async def test_a_triton_that_may_not_be_controlled_is_asked_again() -> None:
         assert fake.control == []
 
 
-async def test_several_gateways_load_a_dead_model_once() -> None:
-    """Each hears that it is dead; the first unloads and loads it, the others see that and wait until it is done."""
+async def test_several_gateways_reload_a_dead_model_once() -> None:
     async with bed(dies_after(0)) as (fake, first), anyio.create_task_group() as tasks:
         fake.loading.clear()
         reloaded: list[str] = []
@@ -172,8 +166,7 @@ async def test_several_gateways_load_a_dead_model_once() -> None:
             await triton.close()
 
 
-async def test_a_model_that_was_mended_is_left_alone() -> None:
-    """A death that is heard of late is the one that somebody has seen to: the model answers, and is not unloaded."""
+async def test_a_reloaded_model_is_not_unloaded_by_a_late_report() -> None:
     async with bed(dies_after(0)) as (fake, triton):
         with pytest.raises(EngineUnavailable):
             await collect(triton, ask())
@@ -183,8 +176,7 @@ async def test_a_model_that_was_mended_is_left_alone() -> None:
         assert "".join(delta.texts[0] for delta in await collect(triton, ask())) == "ab"
 
 
-async def test_a_repair_that_nobody_ends_is_taken_over() -> None:
-    """Whoever unloaded the model died before it was loaded: the next one does not wait for ever."""
+async def test_an_abandoned_reload_is_taken_over() -> None:
     now = 1000.0
     async with bed(dies_after(0)) as (fake, _), anyio.create_task_group() as tasks:
         fake.state = "UNAVAILABLE"

@@ -1,4 +1,4 @@
-"""Two real Tritons behind one pool, and what callers get while one of them is killed, stopped or broken."""
+"""Two real Tritons behind one pool, while one of them is killed, stopped or broken."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def replicas(triton_environment: Path) -> Iterator[tuple[Replica, Replica]]:
 
 
 class Crowd:
-    """Callers that ask without a pause. Who answered last, which errors came, and when."""
+    """Callers that send requests without a pause; records endpoints, errors and their times."""
 
     def __init__(self, pool: Pool, *, deadline_s: float) -> None:
         self.errors: list[tuple[float, str]] = []
@@ -105,13 +105,14 @@ async def more_answers(callers: Crowd, count: int = 20) -> None:
 
 
 async def used_again(pool: Pool, replica: Replica) -> None:
-    """It is in, and a request was measured there since."""
+    """Wait until it is active and a request was measured there since."""
     await until(lambda: phase(pool, replica) == "active")
     await until(lambda: next(one.ttft_s for one in pool.endpoints if one.address == replica.grpc) > 0.0)
 
 
-async def test_a_killed_replica(replicas: tuple[Replica, Replica]) -> None:
-    """What it had not begun to answer is answered elsewhere, and all that comes; back up, it is used again."""
+async def test_a_killed_replicas_requests_are_answered_elsewhere(
+    replicas: tuple[Replica, Replica],
+) -> None:
     victim, _ = replicas
     async with crowd(replicas) as (pool, callers):
         victim.server.kill()
@@ -124,8 +125,8 @@ async def test_a_killed_replica(replicas: tuple[Replica, Replica]) -> None:
         assert len(callers.errors) <= 3, callers.errors
 
 
-async def test_a_hung_replica(replicas: tuple[Replica, Replica]) -> None:
-    """SIGSTOP: it is out within two seconds of the first deadline that got stuck there; let go on, it is used again."""
+async def test_a_hung_replica_is_ejected_within_two_seconds_and_returns(replicas: tuple[Replica, Replica]) -> None:
+    """SIGSTOP: within two seconds of the first missed deadline."""
     victim, _ = replicas
     async with crowd(replicas, deadline_s=1.5) as (pool, callers):
         process = victim.server
@@ -143,7 +144,6 @@ async def test_a_hung_replica(replicas: tuple[Replica, Replica]) -> None:
 
 
 async def test_callers_with_time_left_do_not_notice_a_hung_replica(replicas: tuple[Replica, Replica]) -> None:
-    """What waits there for its first token is made elsewhere long before its deadline."""
     victim, _ = replicas
     async with crowd(replicas) as (pool, callers):
         process = victim.server
@@ -158,9 +158,8 @@ async def test_callers_with_time_left_do_not_notice_a_hung_replica(replicas: tup
         assert callers.errors == []
 
 
-async def test_a_replica_whose_stub_died(replicas: tuple[Replica, Replica]) -> None:
-    """Triton goes on saying ready: the pool has the model loaded again (or the launcher its server), while the other
-    answers."""
+async def test_a_dead_stub_is_replaced_while_the_other_replica_answers(replicas: tuple[Replica, Replica]) -> None:
+    """Triton keeps reporting ready: the pool reloads the model, or the launcher restarts the server."""
     victim, _ = replicas
     server, stub = victim.server, victim.stub
     async with crowd(replicas) as (pool, callers):
@@ -177,9 +176,9 @@ async def test_a_replica_whose_stub_died(replicas: tuple[Replica, Replica]) -> N
 # --- the gateway as people start it ----------------------------------------------------------------------------------
 
 
-async def test_endpoints_of_a_running_gateway(replicas: tuple[Replica, Replica], tmp_path: Path) -> None:
-    """Two endpoints share the work; SIGHUP takes one away, a faulty file changes nothing, and every request between
-    is answered."""
+async def test_sighup_changes_endpoints_without_a_failed_request(
+    replicas: tuple[Replica, Replica], tmp_path: Path
+) -> None:
     path, addresses = tmp_path / "gateway.yaml", [one.grpc for one in replicas]
 
     def write(*endpoints: str) -> None:

@@ -1,4 +1,4 @@
-"""Who is slower than its peers, how soon that is known, and how it comes back: pure, time is an argument."""
+"""Which endpoints are slow, how soon that is detected, and how they return: pure, time is an argument."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def changed(state: PoolState, address: str = "t0", **changes: object) -> PoolSta
 
 
 def slowed(state: PoolState, *, now: float = NOW) -> PoolState:
-    """`t0`, after as many answers of two seconds as it takes."""
+    """`t0` after as many answers of two seconds as it takes."""
     for _ in range(LATE_LIMIT):
         state = slowness.first_token_measured(state, "t0", 2.0, now, CONFIG)
     return state
@@ -68,20 +68,17 @@ def probed(state: PoolState, seconds: float, now: float) -> PoolState:
 # --- late ------------------------------------------------------------------------------------------------------------
 
 
-def test_late_is_what_no_usual_answer_needs() -> None:
-    """Soon where all first tokens take the same time, later where they differ; never where nothing is known."""
+def test_the_late_threshold_follows_the_spread() -> None:
     assert slowness.late_after_s(healthy(), NOW) < 2.0 * USUAL_S
     assert slowness.late_after_s(pool(USUAL_S, USUAL_S, spread_s=0.2), NOW) >= USUAL_S + 4 * 0.2
     assert slowness.late_after_s(pool(0.0, 0.0), NOW) == math.inf
 
 
-def test_one_endpoints_deviation_does_not_say_what_is_late() -> None:
-    """An endpoint that stalls now and then must not make stalling usual."""
+def test_one_stalling_endpoint_does_not_raise_the_late_threshold() -> None:
     assert slowness.late_after_s(changed(healthy(), spread_s=9.0), NOW) == slowness.late_after_s(healthy(), NOW)
 
 
-def test_who_waits_until_late_is_avoided_from_then_on() -> None:
-    """Nothing was measured yet: what was waited will be waited again."""
+def test_an_endpoint_is_avoided_once_a_first_token_is_late() -> None:
     late_s = slowness.late_after_s(healthy(), NOW)
     for waited, avoided in ((0.9 * late_s, False), (1.1 * late_s, True)):
         stuck = changed(healthy(), open_since=(NOW - waited,), waiting_since=(NOW - waited,))
@@ -89,8 +86,7 @@ def test_who_waits_until_late_is_avoided_from_then_on() -> None:
         assert ("t0" not in chosen(stuck)) == avoided
 
 
-def test_a_call_that_was_given_up_is_not_forgotten() -> None:
-    """Its answer came from elsewhere: without a word of it the endpoint would look as quick as it was before."""
+def test_an_abandoned_late_call_counts_as_slow() -> None:
     state = healthy()
     for _ in range(2):
         state = slowness.wait_abandoned(state, "t0", 0.5, NOW, CONFIG)
@@ -101,8 +97,7 @@ def test_a_call_that_was_given_up_is_not_forgotten() -> None:
 # --- slow ------------------------------------------------------------------------------------------------------------
 
 
-def test_several_late_answers_in_a_row_make_it_slow() -> None:
-    """One of them, or some among others, are a long prompt's."""
+def test_late_first_tokens_in_a_row_make_an_endpoint_slow() -> None:
     state = healthy()
     for _ in range(4):
         for seconds in (2.0, 2.0, USUAL_S):
@@ -112,8 +107,7 @@ def test_several_late_answers_in_a_row_make_it_slow() -> None:
 
 
 @given(st.lists(st.sampled_from([0.2, 2.0]), min_size=30, max_size=200), st.integers(0, 2**16))
-def test_differing_prompts_make_nobody_slow_for_long(lengths: list[float], seed: int) -> None:
-    """Whatever the mixture, a pool whose endpoints are alike is never without one that is taken for well."""
+def test_mixed_prompts_never_leave_a_pool_without_a_trusted_endpoint(lengths: list[float], seed: int) -> None:
     state, chance = healthy(), random.Random(seed)
     for seconds in lengths:
         state = slowness.first_token_measured(state, f"t{chance.randrange(3)}", seconds, NOW, CONFIG)
@@ -121,22 +115,19 @@ def test_differing_prompts_make_nobody_slow_for_long(lengths: list[float], seed:
     assert not all(slowness.is_slow(state, one, NOW, CONFIG) for one in state.endpoints)
 
 
-def test_a_slow_one_gets_no_request_to_find_out_about_it() -> None:
-    """What is known does not fade, as a lesser difference does: only a probe brings it back."""
+def test_a_slow_endpoint_gets_probes_only_and_does_not_fade() -> None:
     assert "t0" not in chosen(slowed(healthy()), now=NOW + 600.0)
     assert "t0" in chosen(slowness.first_token_measured(healthy(), "t0", 2.0, NOW, CONFIG), now=NOW + 600.0)
 
 
-def test_a_slow_one_helps_when_the_others_have_too_much() -> None:
-    """Ten times slower is better than none at all."""
+def test_a_slow_endpoint_helps_when_the_others_are_overloaded() -> None:
     state = slowed(healthy())
     for address in ("t1", "t2"):
         state = changed(state, address, open_since=(NOW,) * 60)
     assert "t0" in chosen(state)
 
 
-def test_it_is_asked_at_once_and_again_until_it_is_as_quick_as_its_peers() -> None:
-    """Each two seconds at the latest; an answer as slow as the others were changes nothing."""
+def test_a_slow_endpoint_is_probed_until_it_is_as_fast_as_its_peers() -> None:
     state, now = slowed(healthy()), NOW
     assert asked(state, now) == ("t0",)
     pauses = []
@@ -153,16 +144,14 @@ def test_it_is_asked_at_once_and_again_until_it_is_as_quick_as_its_peers() -> No
     assert of(state).phase_since == now, "its share grows from little"
 
 
-def test_who_is_asked_by_mistake_has_its_share_at_once() -> None:
-    """The first probe and the first request are quick: it was the prompts, and it has lost a moment only."""
+def test_an_endpoint_marked_slow_by_mistake_gets_its_share_back_at_once() -> None:
     state = slowness.first_token_measured(probed(slowed(healthy()), USUAL_S, NOW), "t0", USUAL_S, NOW, CONFIG)
     assert not of(state).slow
     assert of(state).phase_since == -math.inf
     assert "t0" in chosen(state)
 
 
-def test_one_request_shows_whether_a_slow_one_is_quick_again() -> None:
-    """After a quick probe: the next one goes there, whoever else has room, and no other while it waits."""
+def test_after_a_fast_probe_exactly_one_trial_request_goes_there() -> None:
     state = probed(slowed(healthy()), USUAL_S, NOW)
     assert asked(state, NOW + 5.0) == ()
     assert chosen(state) == {"t0"}
@@ -176,8 +165,8 @@ def test_one_request_shows_whether_a_slow_one_is_quick_again() -> None:
     assert chosen(left) == {"t0"}, "its caller left too soon to tell"
 
 
-def test_a_relapse_keeps_it_away_for_longer() -> None:
-    """Quick for a probe and slow for requests: each time twice as long, and whatever else asks it meanwhile."""
+def test_each_slow_relapse_doubles_the_pause() -> None:
+    """It is fast for probes and slow for requests."""
     state, now, pauses = slowed(healthy()), NOW, []
     for _ in range(8):
         pauses.append(of(state).not_before - now)
@@ -197,16 +186,13 @@ def test_a_relapse_keeps_it_away_for_longer() -> None:
     assert of(slowed(state, now=later)).not_before == later
 
 
-def test_a_slow_one_is_asked_again_whatever_came_from_it() -> None:
-    """A call from before, or one that the others had no room for, was quick: probes and a request still have to say
-    so, and they do."""
+def test_a_fast_answer_alone_does_not_restore_trust() -> None:
     state = slowness.first_token_measured(slowed(healthy()), "t0", USUAL_S, NOW, CONFIG)
     assert of(state).trust == "slow"
     assert asked(state, NOW) == ("t0",)
 
 
-def test_who_was_ejected_comes_back_only_as_quick_as_its_peers() -> None:
-    """A probe that is answered in time, but not in its peers' time, lets no requests there."""
+def test_an_ejected_endpoint_with_a_slow_probe_returns_as_slow() -> None:
     away = changed(healthy(), phase="ejected", not_before=NOW, last_error="deadline_exceeded")
     for seconds, is_slow in ((1.2, True), (USUAL_S, False)):
         state = probed(away, seconds, NOW)
@@ -221,7 +207,7 @@ def test_who_was_ejected_comes_back_only_as_quick_as_its_peers() -> None:
     )
 )
 def test_slowness_is_bounded(events: Sequence[tuple[str, int, float]]) -> None:
-    """After any measurements it is a number from 1 to 7, a slow one has at least SLOW, and somebody is chosen."""
+    """Whatever was measured: from 1 to 7, at least SLOW for a slow endpoint, and an endpoint is always chosen."""
     state = healthy()
     for at, (what, which, seconds) in enumerate(events):
         now, address = NOW + at, f"t{which}"

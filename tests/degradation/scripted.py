@@ -1,4 +1,4 @@
-"""Tiers whose Triton says what a test wants; doors, ladder and service are the real ones."""
+"""Tiers with a scripted Triton; admission, fallback and service are the real ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Hung:
 
 
 class Triton:
-    """Says `script`, one delta a word; an exception in it is raised. Speaks on from where a prompt ends."""
+    """Plays `script`, one delta a word; an exception in it is raised. Continues where a prompt ends."""
 
     def __init__(self, *script: str | Exception | type[Hung]) -> None:
         self.script = script or WORDS
@@ -71,7 +71,7 @@ class EndpointAvailability:
 
 
 class QueuePressure:
-    """What the ladder reads of a door; the door itself is real."""
+    """A scripted queue pressure; admission itself is real."""
 
     saturated = False
     queue_s = 0.0
@@ -130,7 +130,7 @@ class Bed:
 
     @property
     def is_free(self) -> bool:
-        """Nothing runs, and every place is free."""
+        """Whether nothing runs and every permit is free."""
         return not any(door.running or door.waiting for door in self.doors.values()) and not any(
             triton.open for triton in self.tritons.values()
         )
@@ -141,6 +141,6 @@ def text_of(chunks: list[Chunk]) -> str:
 
 
 def end_of(chunks: list[Chunk]) -> Chunk:
-    """The piece with the reason to stop."""
+    """Return the chunk with the finish reason."""
     (found,) = [chunk for chunk in chunks if chunk.finish_reason is not None]
     return found

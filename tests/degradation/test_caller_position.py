@@ -1,20 +1,18 @@
-"""Where callers stand in the line."""
+"""Positions of callers in the line for a tier's share."""
 
 from __future__ import annotations
 
 from cloud_pool.degradation.tier_health import caller_position
 
 
-def test_a_device_stands_in_one_place() -> None:
-    """Whatever it asks; another device, or another tenant's, elsewhere. Nobody's device: each conversation its own."""
+def test_a_device_or_else_a_conversation_has_one_position() -> None:
     assert caller_position("acme", "kiosk", b"a") == caller_position("acme", "kiosk", b"b")
     assert caller_position("acme", "kiosk", b"a") != caller_position("acme", "till", b"a")
     assert caller_position("acme", "kiosk", b"a") != caller_position("other", "kiosk", b"a")
     assert caller_position("acme", "", b"a") == caller_position("other", "", b"a") != caller_position("acme", "", b"b")
 
 
-def test_the_line_is_filled_evenly() -> None:
-    """Of devices whose names follow each other, a share of them stands before that share."""
+def test_positions_are_spread_evenly() -> None:
     places = [caller_position("acme", f"kiosk-{number}", b"") for number in range(2000)]
     assert all(0.0 <= place < 1.0 for place in places)
     for share in (0.1, 0.5, 0.9):

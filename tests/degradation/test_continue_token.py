@@ -1,4 +1,4 @@
-"""The token of an answer that was cut short: for one tenant, one question, and a while."""
+"""The token of a truncated answer: for one tenant, one question, and a limited time."""
 
 from __future__ import annotations
 
@@ -44,37 +44,33 @@ def resumed(token: str, request: Request = ASK) -> Request:
     return msgspec.structs.replace(request, resume=token)
 
 
-def test_what_was_sealed_is_opened_by_any_gateway_with_the_key() -> None:
-    """Streamed or whole: the way of delivery is no part of the question."""
+def test_any_gateway_with_the_key_reads_a_token() -> None:
+    """Streamed or not: delivery is no part of the question."""
     token = gateway().issue("acme", ASK, SO_FAR)
     assert gateway().read("acme", resumed(token)) == SO_FAR
     assert gateway().read("acme", resumed(token, msgspec.structs.replace(ASK, stream=True))) == SO_FAR
 
 
 @given(st.text(max_size=300), st.integers(0, 10_000))
-def test_any_text_comes_back(text: str, tokens: int) -> None:
-    """Nothing of the text is lost on the way, and nothing of it can be read in the token."""
+def test_a_token_keeps_any_text_and_hides_it(text: str, tokens: int) -> None:
     token = gateway().issue("acme", ASK, PartialAnswer("large", text, tokens))
     assert gateway().read("acme", resumed(token)) == PartialAnswer("large", text, tokens)
 
 
-def test_another_tenant_is_refused() -> None:
-    """A token that leaked is of no use to anybody else."""
+def test_another_tenants_token_is_rejected() -> None:
     token = gateway().issue("acme", ASK, SO_FAR)
     with pytest.raises(PermissionDenied):
         gateway().read("other", resumed(token))
 
 
-def test_another_question_is_refused() -> None:
-    """It cannot be used to put words into the model's mouth elsewhere."""
+def test_a_token_of_another_question_is_rejected() -> None:
     token = gateway().issue("acme", ASK, SO_FAR)
     for change in ({"messages": (Message("user", "no"),)}, {"max_tokens": 501}, {"model": "small"}):
         with pytest.raises(InvalidRequest, match="another question"):
             gateway().read("acme", resumed(token, msgspec.structs.replace(ASK, **change)))
 
 
-def test_an_expired_token_is_refused() -> None:
-    """Good until its time is over, by the wall clock that gateways share."""
+def test_an_expired_token_is_rejected() -> None:
     clock = Clock()
     token = gateway(clock=clock).issue("acme", ASK, SO_FAR)
     clock.now += 60.0
@@ -85,8 +81,7 @@ def test_an_expired_token_is_refused() -> None:
 
 
 @given(st.integers(0, 200), st.text(min_size=1))
-def test_a_forged_token_is_refused(at: int, garbage: str) -> None:
-    """One changed character, a foreign key, garbage, no ASCII: all are the caller's fault."""
+def test_a_forged_token_is_rejected(at: int, garbage: str) -> None:
     token = gateway().issue("acme", ASK, SO_FAR)
     at %= len(token) - 4  # the last characters may hold bits that mean nothing
     changed = token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :]
@@ -96,8 +91,7 @@ def test_a_forged_token_is_refused(at: int, garbage: str) -> None:
             gateway().read("acme", resumed(forged))
 
 
-def test_keys_are_rotated() -> None:
-    """The first key signs; the older ones are still believed."""
+def test_the_first_key_signs_and_all_verify() -> None:
     new = Fernet.generate_key()
     old_token = gateway(KEY).issue("acme", ASK, SO_FAR)
     assert gateway(new, KEY).read("acme", resumed(old_token)) == SO_FAR
@@ -106,8 +100,7 @@ def test_keys_are_rotated() -> None:
     assert gateway(new).read("acme", resumed(gateway(new, KEY).issue("acme", ASK, SO_FAR))) == SO_FAR
 
 
-def test_the_key_file(tmp_path: Path) -> None:
-    """No file: off. Keys by line; a file without any, or with something else, is an error at start."""
+def test_the_key_file_is_optional_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     assert load_continue_tokens("", 60.0) is None
     for bad in ("", "secret\n", "é"):
@@ -134,21 +127,18 @@ def test_the_key_file(tmp_path: Path) -> None:
         {"sampling": Sampling(repeat_penalty=1.1)},
     ],
 )
-def test_what_has_a_state_that_the_text_does_not_show_is_not_resumable(fields: dict[str, object]) -> None:
-    """Such answers are never shortened."""
+def test_requests_with_hidden_state_are_not_resumable(fields: dict[str, object]) -> None:
     assert is_resumable(ASK)
     assert is_resumable(msgspec.structs.replace(ASK, response_format=ResponseFormat(), sampling=Sampling(seed=3)))
     assert not is_resumable(msgspec.structs.replace(ASK, **fields))
 
 
 def test_several_prompts_are_not_resumable() -> None:
-    """One text so far belongs to one prompt."""
     assert is_resumable(Request(kind="completion", model="large", prompts=("a",)))
     assert not is_resumable(Request(kind="completion", model="large", prompts=("a", "b")))
 
 
 def test_a_control_token_in_the_text_stays_text() -> None:
-    """What a model spelt out must not end its turn when it is read again; other text is left as it is."""
     config = TierConfig(name="t", template_file="x")
     ours = Tier(config, ChatFormat("", special=("<|end|>",), reads_marks=True))
     stock = Tier(config, ChatFormat("", special=("<|end|>",)))

@@ -1,5 +1,3 @@
-"""How much work comes, and how much more of it would fit."""
-
 from __future__ import annotations
 
 import math
@@ -9,8 +7,7 @@ import pytest
 from cloud_pool.degradation.demand import MEMORY_S, ArrivalRate, fitting_share
 
 
-def test_a_rate_is_what_comes_of_late() -> None:
-    """Twenty a second, and next to nothing soon after they have ended."""
+def test_the_arrival_rate_forgets_within_seconds() -> None:
     rate = ArrivalRate()
     assert rate.per_s(0.0) == 0.0
     for n in range(200):
@@ -19,8 +16,7 @@ def test_a_rate_is_what_comes_of_late() -> None:
     assert rate.per_s(10.0 + 4 * MEMORY_S) < 0.5
 
 
-def test_what_fits() -> None:
-    """Ten a second for half a second each are five places; of ten, nine may be taken."""
+def test_the_fitting_share_follows_littles_law() -> None:
     assert fitting_share(10.0, 0.5, running=4, limit=10) == 1.0
     assert fitting_share(10.0, 0.5, running=8, limit=10) == 0.2
     assert fitting_share(10.0, 0.5, running=9, limit=10) == fitting_share(10.0, 0.5, running=12, limit=10) == 0.0
@@ -28,6 +24,5 @@ def test_what_fits() -> None:
 
 
 def test_where_nothing_is_known_everything_fits() -> None:
-    """Nobody asks, or nobody has held a place yet."""
     assert fitting_share(0.0, 0.5, running=9, limit=10) == math.inf
     assert fitting_share(10.0, None, running=9, limit=10) == math.inf

@@ -1,4 +1,4 @@
-"""Who may stay, as it comes in: by a header over HTTP, and always for jobs."""
+"""Critical requests: by a header over HTTP, and always for jobs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from router.types import Chunk
 from .scripted import CHAT, WORDS, Bed, Triton, text_of
 
 
-def test_a_critical_request_says_so() -> None:
-    """`true` or `false`, and nothing else: a misspelt wish must not pass unheard."""
+def test_the_critical_header_is_true_or_false_only() -> None:
     assert not read_headers({}).critical
     assert read_headers({"x-causeway-critical": "true"}).critical
     assert not read_headers({"x-causeway-critical": "false"}).critical
@@ -38,8 +37,7 @@ def job_run() -> JobRun:
     )
 
 
-async def test_a_job_stays_on_its_tier() -> None:
-    """It has time: it waits for the tier that it named, whole, however well the next one is."""
+async def test_a_job_never_leaves_its_tier() -> None:
     bed = Bed({"large": Triton(EngineUnavailable("gone")), "medium": Triton()})
     runner = ServiceBackend(CachingService(None, bed.service.answer), bed.tiers, {})
     with pytest.raises(EngineUnavailable):

@@ -1,4 +1,4 @@
-"""The ladder's memory, under a fake clock: breakers, times to first token, warmth."""
+"""The state of the tiers, under a fake clock: breakers, times to first token, warm-up."""
 
 from __future__ import annotations
 
@@ -47,14 +47,12 @@ class Bed:
         return found
 
 
-def test_a_tier_outside_the_order_stands_alone() -> None:
-    """And without an order every tier does."""
+def test_a_tier_outside_the_order_has_no_fallback() -> None:
     assert Bed().order(FallbackRequest(tier="alone", left_s=1.0)) == ["alone"]
     assert Bed(tiers=()).order() == ["large"]
 
 
 def test_slow_first_tokens_move_work_down_and_fast_ones_bring_it_back() -> None:
-    """Over the objective the share falls; seconds after the times are good again all work is back."""
     bed = Bed()
     firsts = []
     for _ in range(200):
@@ -71,8 +69,7 @@ def test_slow_first_tokens_move_work_down_and_fast_ones_bring_it_back() -> None:
     assert set(bed.firsts()) == {"large"}
 
 
-def test_a_crowd_of_bulk_work_moves_nobody_who_is_urgent() -> None:
-    """Saturated for standard and bulk work; interactive requests keep the tier while their own queue is short."""
+def test_bulk_saturation_does_not_move_interactive_requests() -> None:
     bed = Bed()
     bed.pressure["large"].saturated = True
     for _ in range(60):
@@ -87,7 +84,6 @@ def test_a_crowd_of_bulk_work_moves_nobody_who_is_urgent() -> None:
 
 
 def test_the_least_urgent_work_moves_first_and_comes_back_last() -> None:
-    """Standard work under stress pushes bulk down, and moves itself only when bulk is at its floor; then back."""
     bed = Bed()
     bed.pressure["large"].saturated = True
 
@@ -107,8 +103,7 @@ def test_the_least_urgent_work_moves_first_and_comes_back_last() -> None:
     assert shares[-1] == (1.0, 1.0)
 
 
-def test_work_that_is_not_there_has_not_to_move() -> None:
-    """Two seconds after the last bulk request standard work moves by itself."""
+def test_absent_priorities_do_not_hold_others_back() -> None:
     bed = Bed()
     bed.ladder.fallback_steps(ASKED, "bulk")
     bed.now += 3.0
@@ -119,7 +114,6 @@ def test_work_that_is_not_there_has_not_to_move() -> None:
 
 
 def test_recovery_takes_less_than_five_seconds() -> None:
-    """From a minute of saturation with slow first tokens to all of the work, under light load."""
     bed = Bed()
     for _ in range(600):
         bed.pressure["large"].saturated = True
@@ -135,8 +129,7 @@ def test_recovery_takes_less_than_five_seconds() -> None:
         assert bed.now - ended < 5.0
 
 
-def test_the_tier_of_a_flapping_load_does_not_flap() -> None:
-    """Saturated every other quarter of a second for a minute: once down, the share never rises."""
+def test_a_flapping_load_does_not_flap_the_tier() -> None:
     bed, shares = Bed(), []
     for tick in range(600):
         bed.pressure["large"].saturated = tick // 3 % 2 == 0
@@ -147,7 +140,6 @@ def test_the_tier_of_a_flapping_load_does_not_flap() -> None:
 
 
 def test_a_breaker_opens_and_one_probe_closes_it() -> None:
-    """Five failures: the tier is left out. Later one request finds out, and a success brings work back."""
     bed = Bed()
     for _ in range(5):
         assert bed.ladder.may_try(FallbackStep("large"))
@@ -163,8 +155,8 @@ def test_a_breaker_opens_and_one_probe_closes_it() -> None:
     assert bed.ladder.may_try(FallbackStep("large"))
 
 
-def test_a_hurried_caller_opens_no_breaker() -> None:
-    """Only a Triton that had its own time, `patience` times the objective, is to blame for silence; a queue is not."""
+def test_a_short_deadline_opens_no_breaker() -> None:
+    """Only silence for `first_token_timeout_factor` times the objective in Triton counts; a queue does not."""
     bed = Bed(objective_s=1.0)
     for _ in range(20):
         assert bed.ladder.on_timeout("large", 0.01) == "slow"
@@ -175,8 +167,7 @@ def test_a_hurried_caller_opens_no_breaker() -> None:
     assert bed.ladder.is_open("large")
 
 
-def test_patience() -> None:
-    """Times the objective, more for who can wait; half of a short time; all of it for the last rung."""
+def test_first_token_timeouts() -> None:
     first_token_timeout_s = Bed(objective_s=1.0).ladder.first_token_timeout_s
     assert first_token_timeout_s(FallbackStep("large"), "interactive", 60.0) == 3.0
     assert first_token_timeout_s(FallbackStep("large"), "standard", 60.0) == 6.0
@@ -198,13 +189,11 @@ def test_patience() -> None:
         (DeadlineExceeded("x"), ""),
     ],
 )
-def test_what_errors_say_of_a_tier(error: CausewayError, stress: str) -> None:
-    """Only those for which another tier may do better move a request down."""
+def test_which_errors_are_a_tiers_stress(error: CausewayError, stress: str) -> None:
     assert stress_of_error(error) == stress
 
 
-def test_the_order_is_checked() -> None:
-    """A tier that does not exist, or twice, is an error at start that names its place."""
+def test_an_invalid_tier_order_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"degradation\.tiers\[1\]"):
         DegradationConfig(tiers=("a", "b")).check(["a"])
     with pytest.raises(ConfigError, match="twice"):
@@ -215,7 +204,7 @@ def test_the_order_is_checked() -> None:
 
 
 class Answers:
-    """A pool that says how its endpoints answered."""
+    """A pool that reports how its endpoints answered."""
 
     def __init__(self, *codes: str) -> None:
         self.codes = codes
@@ -233,14 +222,13 @@ class Warm(Bed):
         self.warmer = TierWarmer(self.ladder, {"large": self.pool}, {"large": "m"}, idle_s, clock=lambda: self.now)
 
     async def look(self) -> int:
-        """How many warm-ups there were in all."""
+        """Return how many warm-ups there were."""
         async with anyio.create_task_group() as tasks:
             self.warmer.start_due(tasks)
         return self.pool.checks
 
 
-async def test_a_tier_is_warmed_at_the_start_and_when_idle() -> None:
-    """Once before anybody asks, and again whenever nobody did for `idle_s`; work keeps it warm by itself."""
+async def test_a_tier_is_warmed_up_at_the_start_and_when_idle() -> None:
     bed = Warm("")
     assert [await bed.look(), await bed.look()] == [1, 1]
     bed.now += 59.0
@@ -252,8 +240,7 @@ async def test_a_tier_is_warmed_at_the_start_and_when_idle() -> None:
     assert [await bed.look(), await bed.look()] == [2, 2]
 
 
-async def test_until_it_is_warm_its_times_do_not_count() -> None:
-    """A model that was just loaded is slow for a moment; that is not held against the tier."""
+async def test_first_token_times_of_a_cold_tier_do_not_count() -> None:
     bed = Warm("")
     for _ in range(9):
         bed.ladder.on_first_token("large", 30.0)
@@ -265,8 +252,7 @@ async def test_until_it_is_warm_its_times_do_not_count() -> None:
     assert bed.ladder.tier_health("large").stress == "slow"
 
 
-async def test_a_model_that_was_loaded_again_is_warmed_at_once() -> None:
-    """Its own tier alone, and whatever was before."""
+async def test_a_reloaded_models_tier_is_warmed_up_at_once() -> None:
     bed = Warm("")
     await bed.look()
     bed.warmer.loaded("another")
@@ -277,8 +263,7 @@ async def test_a_model_that_was_loaded_again_is_warmed_at_once() -> None:
     assert bed.ladder.is_warm("large")
 
 
-async def test_a_warm_up_that_fails_is_tried_again() -> None:
-    """After a pause, for as long as it takes; one endpoint that answers is enough."""
+async def test_a_failed_warm_up_is_repeated_after_a_pause() -> None:
     bed = Warm("engine_unavailable", "cloud_unreachable")
     assert [await bed.look(), await bed.look()] == [1, 1]
     assert not bed.ladder.is_warm("large")
@@ -288,8 +273,7 @@ async def test_a_warm_up_that_fails_is_tried_again() -> None:
     assert bed.ladder.is_warm("large")
 
 
-async def test_no_warm_ups_where_none_are_wanted() -> None:
-    """`warm_up_after_idle_s: 0`: nothing is asked, and times count from the first."""
+async def test_zero_idle_time_disables_warm_ups() -> None:
     bed = Warm("", idle_s=0.0)
     await bed.warmer.watch()
     assert bed.pool.checks == 0

@@ -1,4 +1,4 @@
-"""Which tiers are tried for a request, in which order and why: pure, over states that are only said."""
+"""The plan of one request: pure, over given tier states."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def with_(view: TierSnapshot, **fields: object) -> TierSnapshot:
     return TierSnapshot(view.name, objective_s=1.0, **fields)  # type: ignore[arg-type]
 
 
-def test_the_tier_asked_for_comes_first() -> None:
-    """All well: it, then those below, should it fail."""
+def test_the_requested_tier_comes_first() -> None:
     found = made(LARGE, MEDIUM, SMALL)
     assert [fallback_step.tier for fallback_step in found.fallback_steps] == ["large", "medium", "small"]
     assert found.fallback_steps[0].reason({}) == "requested"
@@ -37,8 +36,7 @@ def test_the_tier_asked_for_comes_first() -> None:
     assert not any(fallback_step.truncated or fallback_step.forced for fallback_step in found.fallback_steps)
 
 
-def test_a_tier_that_stands_alone_is_tried_whatever_its_state() -> None:
-    """Without tiers below there is nothing to choose."""
+def test_a_single_tier_is_tried_in_any_state() -> None:
     for bad in ({}, *BAD):
         (fallback_step,) = made(with_(LARGE, **bad)).fallback_steps
         assert (fallback_step.tier, fallback_step.reason({}), fallback_step.last, fallback_step.forced) == (
@@ -49,45 +47,38 @@ def test_a_tier_that_stands_alone_is_tried_whatever_its_state() -> None:
         )
 
 
-def test_a_broken_tier_is_left_out() -> None:
-    """And the next one says why it answers."""
+def test_a_broken_tier_is_skipped_with_a_reason() -> None:
     found = made(with_(LARGE, broken=True), MEDIUM)
     assert told(found) == [("medium", "large=broken")]
 
 
-def test_a_slow_or_saturated_tier_gives_work_away() -> None:
-    """The next tier first; the ill one only if that refuses."""
+def test_a_slow_or_saturated_tier_comes_after_the_next() -> None:
     assert told(made(with_(LARGE, ttft_s=1.5), MEDIUM)) == [("medium", "large=slow"), ("large", "requested")]
     assert told(made(with_(LARGE, saturated=True), MEDIUM)) == [("medium", "large=saturated"), ("large", "requested")]
 
 
-def test_what_waits_too_long_for_this_request_is_left_out() -> None:
-    """A queue longer than the request's time is as good as none; the tier keeps its footing."""
+def test_a_queue_longer_than_the_deadline_skips_the_tier() -> None:
     found = made(with_(LARGE, queue_s=20.0), MEDIUM)
     assert told(found) == [("medium", "large=saturated")]
     assert dict(found.tier_healths)["large"].share == 1.0
 
 
-def test_nobody_joins_a_queue_that_takes_longer_than_its_patience() -> None:
-    """Known before, not found out after: the next tier is asked at once."""
+def test_a_queue_longer_than_the_timeout_skips_the_tier() -> None:
     found = made(with_(LARGE, queue_s=4.0, first_token_timeout_s=3.0), MEDIUM)
     assert told(found) == [("medium", "large=saturated")]
 
 
-def test_two_ill_tiers_are_both_named() -> None:
-    """The reason is the whole way down."""
+def test_the_reason_names_all_skipped_tiers() -> None:
     found = made(with_(LARGE, broken=True), with_(MEDIUM, ttft_s=2.0), SMALL)
     assert told(found)[0] == ("small", "large=broken; medium=slow")
 
 
-def test_what_a_try_found_out_is_the_reason() -> None:
-    """A tier that looked well and failed is named with its failure."""
+def test_a_failed_attempt_becomes_the_reason() -> None:
     (_, second) = made(LARGE, MEDIUM).fallback_steps
     assert second.reason({"large": "broken"}) == "large=broken"
 
 
 def test_when_all_are_broken_all_are_tried() -> None:
-    """Best first, and the breaker is not asked: one may just have come back."""
     found = made(with_(LARGE, broken=True), with_(MEDIUM, broken=True))
     assert [(fallback_step.tier, fallback_step.forced) for fallback_step in found.fallback_steps] == [
         ("large", True),
@@ -95,16 +86,14 @@ def test_when_all_are_broken_all_are_tried() -> None:
     ]
 
 
-def test_who_stays_has_one_rung() -> None:
-    """Its tier or none, uncut, and it takes nothing from the share of others."""
+def test_a_critical_request_has_exactly_one_step() -> None:
     for bad in BAD:
         found = made(with_(LARGE, **bad), MEDIUM, critical=True, resumable=True)
         assert told(found) == [("large", "requested")]
         assert not found.fallback_steps[0].truncated
 
 
-def test_answers_are_cut_when_every_living_tier_is_under_stress() -> None:
-    """Broken ones do not count; one well tier is enough for whole answers."""
+def test_answers_are_truncated_when_every_working_tier_is_under_stress() -> None:
     busy = [with_(LARGE, saturated=True), with_(MEDIUM, ttft_s=2.0)]
     assert all(fallback_step.truncated for fallback_step in made(*busy, resumable=True).fallback_steps)
     assert all(
@@ -119,8 +108,7 @@ def test_answers_are_cut_when_every_living_tier_is_under_stress() -> None:
     )
 
 
-def test_a_tier_on_its_way_back_gets_its_share() -> None:
-    """With two fifths of its share, two requests in five find it first."""
+def test_a_recovering_tier_gets_its_share() -> None:
     tier_healths = {"large": TierHealth(share=0.4, stress="slow", stressed_at=99.9, stepped_at=99.9)}
     firsts = []
     for place in range(10):
@@ -146,10 +134,9 @@ footings_ = st.builds(
 
 
 @given(st.lists(st.tuples(views, footings_), min_size=1, max_size=5), st.booleans(), st.booleans())
-def test_there_is_always_a_rung_and_each_tier_once(
+def test_a_plan_is_never_empty_and_names_each_tier_once(
     tiers: list[tuple[TierSnapshot, TierHealth]], stays: bool, resumable: bool
 ) -> None:
-    """Never empty, no tier twice, one last one; a tier known to be broken only when nobody lives."""
     named = [msgspec.structs.replace(view, name=f"t{at}") for at, (view, _) in enumerate(tiers)]
     tier_healths = {f"t{at}": tier_health for at, (_, tier_health) in enumerate(tiers)}
     found = plan(

@@ -1,4 +1,4 @@
-"""The ladder as callers of the gateway see it: two real Tritons, of which the first is unloaded, killed or full."""
+"""Degradation as callers of the gateway see it: two real Tritons, of which the first is unloaded, killed or full."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LONG = {**CHAT, "max_tokens": 1900, "ignore_eos": True, "stream": True}
 
 
 class Answer:
-    """Whole or streamed, read to its end."""
+    """A complete answer, read to its end."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes, stream: bool) -> None:
         self.status = status
@@ -99,7 +99,7 @@ class Bed:
             return Answer(reply.status, reply.headers, await reply.read(), stream)
 
     async def until_answered(self, model: str, why: str, **more: str) -> Answer:
-        """Ask until that is the reason; every answer on the way is one."""
+        """Repeat the request until that is the reason; each one on the way is answered."""
         with anyio.fail_after(PATIENCE_S):
             while True:
                 found = await self.ask(model, **more)
@@ -109,7 +109,7 @@ class Bed:
                 await asyncio.sleep(0.05)
 
     async def until_ready(self) -> None:
-        """Every tier has answered a real request: what was just started, or broken by the test before, is whole."""
+        """Wait until every tier has answered a real request."""
         with anyio.fail_after(PATIENCE_S):
             while True:
                 async with self.http.get(self.url.replace("/v1", "/readyz")) as reply:
@@ -157,7 +157,7 @@ async def bed(tritons: tuple[Pool, Pool], gateway: tuple[str, Path]) -> AsyncIte
 
 
 async def control(pool: Pool, *, load: bool) -> None:
-    """As an operator does it."""
+    """Load or unload a model as an operator does."""
     async with grpc.aio.insecure_channel(pool.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         if load:
@@ -167,8 +167,7 @@ async def control(pool: Pool, *, load: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_tier_asked_for_answers_when_it_can(bed: Bed, stream: bool) -> None:
-    """And says so in its headers and its body."""
+async def test_the_requested_tier_answers_when_it_can(bed: Bed, stream: bool) -> None:
     found = await bed.ask("large", stream=stream)
     assert (found.status, found.model, found.headers["x-causeway-tier"], found.why) == (
         200,
@@ -180,8 +179,7 @@ async def test_the_tier_asked_for_answers_when_it_can(bed: Bed, stream: bool) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_full_tier_hands_on(bed: Bed, stream: bool) -> None:
-    """Its one place taken: the next tier gives the same greedy answer, and says for whom."""
+async def test_a_full_tier_falls_back(bed: Bed, stream: bool) -> None:
     whole = await bed.ask("medium", stream=stream)
     headers = {"authorization": "Bearer kiosk-secret"}
     async with bed.http.post(f"{bed.url}/chat/completions", json={**LONG, "model": "tight"}, headers=headers) as held:
@@ -199,8 +197,8 @@ async def test_a_full_tier_hands_on(bed: Bed, stream: bool) -> None:
     assert found.model == "tight"
 
 
-async def test_an_unloaded_model_hands_on_until_it_is_loaded(bed: Bed) -> None:
-    """Not one request fails: the next tier answers at once, and the first one again when its model is back."""
+async def test_an_unloaded_model_falls_back_until_it_is_loaded(bed: Bed) -> None:
+    """No request fails."""
     await control(bed.large, load=False)
     for stream in (False, True):
         found = await bed.ask("large", stream=stream)
@@ -212,8 +210,8 @@ async def test_an_unloaded_model_hands_on_until_it_is_loaded(bed: Bed) -> None:
     assert found.model == "large"
 
 
-async def test_a_killed_triton_hands_on_until_it_is_back(bed: Bed) -> None:
-    """kill -9 of the first tier's server: every request is answered, by the next tier until the first one is back."""
+async def test_a_killed_triton_falls_back_until_it_returns(bed: Bed) -> None:
+    """No request fails."""
     bed.large.server.kill()
     found = await bed.ask("large")
     assert (found.status, found.model) == (200, "medium")
@@ -222,8 +220,7 @@ async def test_a_killed_triton_hands_on_until_it_is_back(bed: Bed) -> None:
     await until(lambda: bed.large.is_idle() and bed.medium.is_idle())
 
 
-async def test_what_was_done_says_which_tier_did_it(bed: Bed) -> None:
-    """Audit records and metrics name the tier that answered, not the one asked for."""
+async def test_audit_and_metrics_name_the_answering_tier(bed: Bed) -> None:
     text = await bed.metrics()
     assert 'causeway_cloud_tier_answers_total{reason="broken",requested="large",tier="medium"}' in text
     assert 'causeway_cloud_requests_total{outcome="ok",tier="medium"}' in text
@@ -248,7 +245,8 @@ T = TypeVar("T")
 
 
 async def cut(ask: Callable[[], Awaitable[T]], is_cut: Callable[[T], bool]) -> T:
-    """A shortened answer of the tier `late`: once it is warm, one answer shows it to be slow, the next is cut."""
+    """Return a truncated answer of the tier `late`: once it is warm, one answer shows it to be slow, the next is
+    truncated."""
     with anyio.fail_after(PATIENCE_S):
         while not is_cut(found := await ask()):
             pass
@@ -264,9 +262,8 @@ async def cut_short(bed: Bed, token: str = "", *, stream: bool) -> Answer:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_cut_answer_and_its_rest_are_the_uncut_answer(bed: Bed, stream: bool) -> None:
-    """Greedy, part by part: the very text that was never cut, whole or streamed, and the other way for the rest, which
-    is as long as it takes for somebody who is critical."""
+async def test_a_truncated_answer_and_its_rest_equal_the_whole_answer(bed: Bed, stream: bool) -> None:
+    """Greedy, part by part, streamed or not; a critical request gets the rest in one part."""
     uncut = await bed.ask("medium")
     assert (uncut.status, uncut.error) == (200, "")
     assert len(uncut.text) > 30
@@ -280,8 +277,7 @@ async def test_a_cut_answer_and_its_rest_are_the_uncut_answer(bed: Bed, stream: 
     assert (third.reason, third.token) == (uncut.reason, "")
 
 
-async def test_a_token_of_no_worth_is_refused(bed: Bed) -> None:
-    """Forged, or sent with another model: 400; and nobody has to answer anything."""
+async def test_an_invalid_token_is_a_400(bed: Bed) -> None:
     first = await cut_short(bed, stream=False)
     for model, token in (("late", first.token[:-12] + "AAAAAAAAAAA="), ("medium", first.token), ("late", "x")):
         found = await bed.ask(model, token)
@@ -291,11 +287,10 @@ async def test_a_token_of_no_worth_is_refused(bed: Bed) -> None:
 # --- stale answers ----------------------------------------------------------------------------------------------------
 
 
-async def test_before_a_refusal_comes_an_old_answer(
+async def test_a_stale_answer_precedes_an_error(
     tritons: tuple[Pool, Pool], redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """The tier's model is unloaded and nobody stands below: what was said to this question before is said again, and
-    that it is old; another question, and a critical one, are refused."""
+    """Another question, and a critical one, get the error."""
     large, _ = tritons
     (tmp_path / "gateway.yaml").write_text(OLD.format(large=large.grpc, redis=redis_server.url))
     command = Command("serve", "--config", str(tmp_path / "gateway.yaml"))

@@ -1,4 +1,4 @@
-"""A request that gives its place back before its first token: its caller notices nothing but the time."""
+"""A request that is preempted before its first token: its caller notices only the time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def settle() -> None:
 
 
 async def hung() -> tuple[Bed, Triton, asyncio.Task[str]]:
-    """One place, and a tenant's request in it to which Triton says nothing."""
+    """One permit, held by a tenant's request to which Triton sends nothing."""
     triton = Triton(Hung)
     bed = Bed({"large": triton}, permits=1, max_queued=4)
     flood = asyncio.ensure_future(answered(bed, "flood"))
@@ -32,8 +32,7 @@ async def answered(bed: Bed, tenant: str) -> str:
     return text_of(chunks)
 
 
-async def test_both_are_answered() -> None:
-    """The call to Triton is stopped and made again, and the answer is whole."""
+async def test_a_preempted_request_and_its_successor_are_both_answered() -> None:
     bed, triton, flood = await hung()
     triton.script = WORDS
     assert await answered(bed, "quiet") == "".join(WORDS)
@@ -43,8 +42,7 @@ async def test_both_are_answered() -> None:
     assert not bed.ladder.is_open("large")
 
 
-async def test_its_caller_leaves_while_it_waits_again() -> None:
-    """Nothing of it stays."""
+async def test_a_caller_that_leaves_after_preemption_leaves_nothing() -> None:
     bed, triton, flood = await hung()
     triton.hangs = type(triton.hangs)()
     quiet = asyncio.ensure_future(answered(bed, "quiet"))
@@ -58,8 +56,7 @@ async def test_its_caller_leaves_while_it_waits_again() -> None:
 
 
 @pytest.mark.parametrize("error", [EngineUnavailable("gone"), DeadlineExceeded("late")])
-async def test_it_fails_the_second_time(error: CausewayError) -> None:
-    """As it would have the first time; the breaker hears of it once."""
+async def test_a_failure_after_preemption_is_reported_once(error: CausewayError) -> None:
     bed, triton, flood = await hung()
     triton.script = WORDS
     call = bed.call(tenant="quiet", priority="interactive")
@@ -72,8 +69,7 @@ async def test_it_fails_the_second_time(error: CausewayError) -> None:
     assert bed.is_free
 
 
-async def test_what_has_spoken_is_not_stopped() -> None:
-    """A stream of which a token was seen goes on to its end; the other waits for it."""
+async def test_a_stream_with_a_token_is_not_preempted() -> None:
     triton = Triton()
     bed = Bed({"large": triton}, permits=1, max_queued=4)
     flood = bed.call(tenant="flood", priority="interactive")

@@ -1,4 +1,4 @@
-"""A request on its way down the ladder: who answers, what it says about that, and what is left behind."""
+"""A request on its way through the tiers: which tier answers, the stated reasons, and what is left behind."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def two(large: Triton | None = None, medium: Triton | None = None, **settings: o
     return Bed({"large": large or Triton(), "medium": medium or Triton()}, **settings)  # type: ignore[arg-type]
 
 
-async def test_the_tier_asked_for_answers() -> None:
-    """Its name and `asked` are said before anything else; nobody else is asked; the answer may be kept."""
+async def test_the_requested_tier_answers() -> None:
     bed = two()
     head, chunks = await bed.ask()
     assert head == answer_head("large", "requested")
@@ -54,10 +53,8 @@ async def test_the_tier_asked_for_answers() -> None:
         (QueueFull("full", retry_after_s=1.0), "large=saturated"),
     ],
 )
-async def test_a_tier_that_fails_before_its_first_token_is_followed(
-    error: CausewayError, why: str, stream: bool
-) -> None:
-    """The next one answers, says why, and is degraded: nobody keeps that answer for later."""
+async def test_a_failure_before_the_first_token_falls_back(error: CausewayError, why: str, stream: bool) -> None:
+    """That answer is degraded and not cached."""
     bed = two(Triton(error))
     head, chunks = await bed.ask(bed.call(msgspec.structs.replace(CHAT, stream=stream)))
     assert head == answer_head("medium", why, degraded=True)
@@ -66,8 +63,7 @@ async def test_a_tier_that_fails_before_its_first_token_is_followed(
     assert bed.is_free
 
 
-async def test_a_full_tier_is_passed_over() -> None:
-    """No place and no queue at the first one: the second answers."""
+async def test_a_full_tier_is_skipped() -> None:
     bed = two(Triton("one ", Hung), permits=1)
     held = asyncio.ensure_future(bed.ask())
     await bed.tritons["large"].hangs.wait()
@@ -78,8 +74,7 @@ async def test_a_full_tier_is_passed_over() -> None:
     assert bed.is_free
 
 
-async def test_a_silent_tier_is_waited_for_as_long_as_its_objective_says() -> None:
-    """Then the next one is asked, and the first one's work is cancelled and its place free."""
+async def test_a_silent_tier_times_out_and_is_cancelled() -> None:
     bed = two(Triton(Hung), objective_s=0.05)
     head, chunks = await bed.ask()
     assert head == answer_head("medium", "large=slow", degraded=True)
@@ -88,7 +83,7 @@ async def test_a_silent_tier_is_waited_for_as_long_as_its_objective_says() -> No
 
 
 async def test_the_last_tier_has_all_the_time() -> None:
-    """A tier that nobody stands behind is cut by the request's deadline alone; with a short one, half is kept back."""
+    """With a short deadline, half is kept for the next tier."""
     bed = two(Triton(Hung), Triton(Hung), objective_s=30.0)
     asked = asyncio.ensure_future(bed.ask(bed.call(deadline_s=0.2)))
     await bed.tritons["medium"].hangs.wait()  # after half of the deadline, not after 30 s
@@ -98,8 +93,7 @@ async def test_the_last_tier_has_all_the_time() -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no"), CloudRejected("no")])
-async def test_a_fault_of_the_request_is_its_answer(error: CausewayError) -> None:
-    """No other tier would say anything else, so none is asked."""
+async def test_an_error_of_the_request_is_final(error: CausewayError) -> None:
     bed = two(Triton(error))
     with pytest.raises(type(error)):
         await bed.ask()
@@ -107,8 +101,7 @@ async def test_a_fault_of_the_request_is_its_answer(error: CausewayError) -> Non
     assert bed.is_free
 
 
-async def test_a_tier_that_is_not_for_this_request_is_passed_over() -> None:
-    """A lower tier's shorter context says nothing about the request: the one above it, or its refusal, does."""
+async def test_a_lower_tiers_invalid_request_is_not_the_requests_fault() -> None:
     bed = two(Triton(EngineUnavailable("gone")), Triton(ContextLengthExceeded("too long")))
     with pytest.raises(EngineUnavailable):
         await bed.ask()
@@ -120,8 +113,7 @@ async def test_a_tier_that_is_not_for_this_request_is_passed_over() -> None:
     assert bed.is_free
 
 
-async def test_after_the_first_token_nobody_takes_over() -> None:
-    """The client has a part of this answer: it breaks, and says so."""
+async def test_no_fallback_after_the_first_token() -> None:
     bed = two(Triton("one ", StreamBroken("died", phase="stream")))
     with pytest.raises(StreamBroken):
         await bed.ask()
@@ -129,8 +121,7 @@ async def test_after_the_first_token_nobody_takes_over() -> None:
     assert bed.is_free
 
 
-async def test_a_tier_that_keeps_failing_is_left_alone() -> None:
-    """After five failures the breaker is open: the sixth request goes straight to the next tier."""
+async def test_a_failing_tier_opens_its_breaker() -> None:
     bed = two(Triton(EngineUnavailable("gone")))
     for _ in range(8):
         head, _ = await bed.ask()
@@ -139,8 +130,7 @@ async def test_a_tier_that_keeps_failing_is_left_alone() -> None:
     assert len(bed.tritons["medium"].asked) == 8
 
 
-async def test_a_tier_without_endpoints_is_not_asked() -> None:
-    """Nobody healthy is as good as broken."""
+async def test_a_tier_without_healthy_endpoints_is_skipped() -> None:
     bed = two()
     bed.health["large"].healthy = 0
     head, _ = await bed.ask()
@@ -148,8 +138,7 @@ async def test_a_tier_without_endpoints_is_not_asked() -> None:
     assert not bed.tritons["large"].asked
 
 
-async def test_all_refuse_with_the_soonest_time() -> None:
-    """A refusal for want of room comes before one for a broken tier, with the least of all waits."""
+async def test_the_final_error_has_the_soonest_retry_after() -> None:
     bed = two(Triton(EngineUnavailable("gone", retry_after_s=2.0)), Triton(QueueFull("full", retry_after_s=7.0)))
     with pytest.raises(QueueFull) as raised:
         await bed.ask()
@@ -157,8 +146,7 @@ async def test_all_refuse_with_the_soonest_time() -> None:
     assert bed.is_free
 
 
-async def test_a_critical_request_stays() -> None:
-    """Its own tier or none, though the next one is well."""
+async def test_a_critical_request_does_not_fall_back() -> None:
     bed = two(Triton(EngineUnavailable("gone", retry_after_s=2.0)))
     with pytest.raises(EngineUnavailable):
         await bed.ask(bed.call(critical=True))
@@ -166,16 +154,14 @@ async def test_a_critical_request_stays() -> None:
     assert bed.is_free
 
 
-async def test_the_ladder_starts_where_the_caller_asks() -> None:
-    """Nobody climbs up: a broken medium does not fall onto large."""
+async def test_fallback_starts_at_the_requested_tier() -> None:
     bed = two(medium=Triton(EngineUnavailable("gone")))
     with pytest.raises(EngineUnavailable):
         await bed.ask(bed.call(msgspec.structs.replace(CHAT, model="medium")))
     assert not bed.tritons["large"].asked
 
 
-async def test_several_prompts_fall_together() -> None:
-    """A list of prompts is one answer of one tier."""
+async def test_several_prompts_fall_back_together() -> None:
     bed = two(Triton(EngineUnavailable("gone")))
     request = Request(kind="completion", model="large", prompts=("a", "b"), n=1, echo=True)
     head, chunks = await bed.ask(bed.call(request))
@@ -197,8 +183,7 @@ async def test_several_prompts_fall_together() -> None:
     ],
 )
 @pytest.mark.parametrize("prompts", [1, 2])
-async def test_who_leaves_frees_everything(large: Triton, medium: Triton, hangs: str, prompts: int) -> None:
-    """Before the first token and after it, on the first rung and on the second, with one prompt and with two."""
+async def test_a_caller_that_leaves_frees_everything(large: Triton, medium: Triton, hangs: str, prompts: int) -> None:
     bed = two(Triton(*large.script), Triton(*medium.script))
     request = Request(kind="completion", model="large", prompts=("a",) * prompts)
     asked = asyncio.ensure_future(bed.ask(bed.call(request)))
@@ -209,8 +194,7 @@ async def test_who_leaves_frees_everything(large: Triton, medium: Triton, hangs:
     assert bed.is_free
 
 
-async def test_who_leaves_says_nothing_about_the_tier() -> None:
-    """However many leave while they wait, the breaker stays closed."""
+async def test_callers_that_leave_do_not_open_the_breaker() -> None:
     bed = two(Triton(Hung), permits=100)
     for _ in range(12):
         bed.tritons["large"].hangs = asyncio.Event()  # type: ignore[assignment]
@@ -231,8 +215,7 @@ def pressed(**settings: object) -> Bed:
     return bed
 
 
-async def test_under_pressure_everywhere_answers_are_cut() -> None:
-    """`length`, a token, degraded; the tier is asked for no more than that."""
+async def test_under_stress_everywhere_answers_are_truncated() -> None:
     bed = pressed()
     head, chunks = await bed.ask()
     end = end_of(chunks)
@@ -246,8 +229,7 @@ async def test_under_pressure_everywhere_answers_are_cut() -> None:
     assert bed.is_free
 
 
-async def test_the_rest_comes_as_if_it_had_never_been_cut() -> None:
-    """Part by part while the pressure lasts, then all that is left: together they are the uncut answer."""
+async def test_the_parts_equal_the_whole_answer() -> None:
     bed = pressed()
     request, parts = CHAT, []
     for _ in range(2):
@@ -264,8 +246,7 @@ async def test_the_rest_comes_as_if_it_had_never_been_cut() -> None:
     assert "tell me|one two three four " in {triton.asked[-1].prompt for triton in bed.tritons.values() if triton.asked}
 
 
-async def test_the_rest_of_a_call_is_held_as_its_beginning_was() -> None:
-    """The tier hears what the call answers, and how far it had come."""
+async def test_the_rest_of_a_call_has_its_copy_source_and_prefix() -> None:
     bed = pressed(answers="calls")
     _, chunks = await bed.ask()
     _, chunks = await bed.ask(bed.call(msgspec.structs.replace(CHAT, resume=end_of(chunks).resume)))
@@ -273,8 +254,7 @@ async def test_the_rest_of_a_call_is_held_as_its_beginning_was() -> None:
     assert told == [Guided(copy_source="tell me"), Guided(copy_source="tell me", answer_prefix="one two ")]
 
 
-async def test_the_rest_may_be_asked_for_under_another_name_of_the_tier() -> None:
-    """An alias is the same question."""
+async def test_an_alias_is_the_same_question() -> None:
     bed = pressed()
     _, chunks = await bed.ask()
     request = msgspec.structs.replace(CHAT, resume=end_of(chunks).resume)
@@ -283,8 +263,7 @@ async def test_the_rest_may_be_asked_for_under_another_name_of_the_tier() -> Non
     assert text_of(chunks) == "three four "
 
 
-async def test_the_rest_is_as_long_as_was_asked_for() -> None:
-    """max_tokens counts over all parts; its own end is `length` without a token."""
+async def test_max_tokens_counts_over_all_parts() -> None:
     bed = pressed()
     request = msgspec.structs.replace(CHAT, max_tokens=3)
     _, chunks = await bed.ask(bed.call(request))
@@ -293,15 +272,13 @@ async def test_the_rest_is_as_long_as_was_asked_for() -> None:
     assert (end_of(chunks).finish_reason, end_of(chunks).resume) == ("length", "")
 
 
-async def test_an_answer_that_ends_by_itself_is_whole() -> None:
-    """Within the shortened length nothing was cut."""
+async def test_an_answer_shorter_than_the_limit_is_not_truncated() -> None:
     bed = pressed(truncate_to_tokens=50)
     _, chunks = await bed.ask()
     assert (text_of(chunks), end_of(chunks).finish_reason, end_of(chunks).resume) == (ALL, "stop", "")
 
 
-async def test_who_asks_for_less_is_not_cut() -> None:
-    """A limit of the caller's own that is no longer than ours: nothing is degraded."""
+async def test_a_lower_max_tokens_is_not_a_truncation() -> None:
     bed = pressed()
     bed.pressure["large"].saturated = False
     head, chunks = await bed.ask(bed.call(msgspec.structs.replace(CHAT, max_tokens=2)))
@@ -312,22 +289,19 @@ async def test_who_asks_for_less_is_not_cut() -> None:
 @pytest.mark.parametrize(
     "fields", [{"stop": ("x",)}, {"sampling": Sampling(frequency_penalty=1.0)}, {"tools": (Tool("lamp"),)}]
 )
-async def test_what_could_not_go_on_is_not_cut(fields: dict[str, object]) -> None:
-    """Such a request gets its whole answer, or none."""
+async def test_requests_that_are_not_resumable_are_not_truncated(fields: dict[str, object]) -> None:
     bed = pressed()
     _, chunks = await bed.ask(bed.call(msgspec.structs.replace(CHAT, **fields)))
     assert text_of(chunks) == ALL
 
 
-async def test_critical_requests_are_not_cut() -> None:
-    """Their tier's whole answer or none."""
+async def test_critical_requests_are_not_truncated() -> None:
     bed = pressed()
     head, chunks = await bed.ask(bed.call(critical=True))
     assert (head.tier, text_of(chunks)) == ("large", ALL)
 
 
-async def test_a_token_is_refused_to_others_and_when_forged() -> None:
-    """Another tenant: 403. Forged, or of another question: 400. Nothing runs for any of them."""
+async def test_invalid_tokens_are_rejected_without_work() -> None:
     bed = pressed()
     _, chunks = await bed.ask()
     token = end_of(chunks).resume
@@ -354,8 +328,8 @@ async def old(request: Request, tenant: str) -> CachedAnswer | None:
     )
 
 
-async def test_before_a_refusal_comes_an_old_answer() -> None:
-    """It says that it is stale, of whom it is, and why there is none of today."""
+async def test_a_stale_answer_precedes_an_error() -> None:
+    """Another question, and a critical one, get the error."""
     bed = two(Triton(EngineUnavailable("gone")), Triton(QueueFull("full")), stale=old)
     head, chunks = await bed.ask()
     assert text_of(chunks) == "old"
@@ -363,16 +337,14 @@ async def test_before_a_refusal_comes_an_old_answer() -> None:
     assert dict(head.headers)["x-causeway-tier-reason"] == "large=broken; medium=saturated; stale"
 
 
-async def test_who_stays_or_has_none_is_refused() -> None:
-    """An old answer is not for the critical, and another tenant has none."""
+async def test_no_stale_answer_for_critical_requests_or_other_tenants() -> None:
     bed = two(Triton(EngineUnavailable("gone")), Triton(EngineUnavailable("gone")), stale=old)
     for call in (bed.call(critical=True), bed.call(tenant="other")):
         with pytest.raises(EngineUnavailable):
             await bed.ask(call)
 
 
-async def test_a_faulty_request_gets_no_old_answer() -> None:
-    """It is the request's fault: the error says so."""
+async def test_an_invalid_request_gets_no_stale_answer() -> None:
     bed = two(Triton(InvalidRequest("no")), stale=old)
     with pytest.raises(InvalidRequest):
         await bed.ask()

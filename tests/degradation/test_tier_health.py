@@ -1,4 +1,4 @@
-"""A tier's share of the work, under a fake clock: down under stress, back when well, and no flapping."""
+"""A tier's share of the work, under a fake clock: lowered under stress, restored when stable, without flapping."""
 
 from __future__ import annotations
 
@@ -35,13 +35,11 @@ def every(start: float, end: float, step: float = 0.05) -> list[float]:
     return [start + step * n for n in range(round((end - start) / step) + 1)]
 
 
-def test_a_well_tier_keeps_its_share() -> None:
-    """Nothing is lost, and nothing changes, while a tier is well."""
+def test_a_healthy_tier_keeps_its_share() -> None:
     assert after(FULL_SHARE, "", every(0.0, 10.0)) == FULL_SHARE
 
 
-def test_under_stress_it_loses_its_share_step_by_step() -> None:
-    """One factor every two seconds, however often it is looked at, and never all of it while it lives."""
+def test_stress_lowers_the_share_step_by_step() -> None:
     assert after(FULL_SHARE, "saturated", [0.0]).share == PACE.decrease_factor
     assert after(FULL_SHARE, "saturated", every(0.0, 1.9)).share == PACE.decrease_factor
     assert after(FULL_SHARE, "slow", [0.0, 2.0]).share == PACE.decrease_factor**2
@@ -49,29 +47,25 @@ def test_under_stress_it_loses_its_share_step_by_step() -> None:
 
 
 def test_a_broken_tier_gets_nothing_at_once() -> None:
-    """Broken is not a matter of degree."""
     assert after(FULL_SHARE, "broken", [0.0]).share == 0.0
     assert not any(offer_share(after(FULL_SHARE, "broken", [0.0]), n / 9)[0] for n in range(9))
 
 
-def test_it_comes_back_gradually_after_a_time_of_being_well() -> None:
-    """Nothing for `stable_for_s`, then `grow` a step, up to all of it; within 2.5 s it is whole again."""
+def test_the_share_returns_step_by_step_after_a_stable_time() -> None:
     down = after(FULL_SHARE, "broken", [0.0])
     shares = [round(after(down, "", every(0.01, end)).share, 6) for end in (0.99, 1.2, 1.26, 1.51, 1.76, 2.01, 2.26)]
     assert shares == [0.0, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert after(down, "", every(0.01, 2.5)).stress == ""
 
 
-def test_work_that_gives_way_does_so_at_once() -> None:
-    """It is the more urgent work that is under stress: a factor each step, whatever the queue."""
+def test_displaced_work_moves_each_step_interval() -> None:
     queue, tier_health = TierSnapshot("a", queue_s=1.5), FULL_SHARE
     for now in every(0.0, 0.55):
         tier_health = next_tier_health(tier_health, "saturated", queue, PACE, now, is_displaced=True)
     assert tier_health.share == PACE.decrease_factor**3
 
 
-def test_a_tier_that_is_well_and_busy_comes_back_slowly() -> None:
-    """A lasting load would push it down again: one step each `busy_step_interval_s`, as long as nothing happens."""
+def test_a_busy_tier_returns_slowly() -> None:
     down = after(FULL_SHARE, "saturated", every(0.0, 10.0))
     assert after(down, "", every(10.01, 12.9), BUSY).share == down.share
     assert after(down, "", every(10.01, 13.1), BUSY).share == down.share / PACE.decrease_factor
@@ -80,21 +74,18 @@ def test_a_tier_that_is_well_and_busy_comes_back_slowly() -> None:
     assert after(down, "", every(10.01, 13.1), IDLE).share == 1.0
 
 
-def test_time_that_nobody_looked_counts() -> None:
-    """A tier that nobody asked for a minute after its fault gets everything at the first look."""
+def test_time_without_requests_counts() -> None:
     assert after(after(FULL_SHARE, "broken", [0.0]), "", [60.0]).share == 1.0
 
 
-def test_a_relapse_begins_the_dwell_anew() -> None:
-    """What was regained is cut by one step, and nothing comes back before it was well for `stable_for_s` again."""
+def test_a_relapse_restarts_the_stable_time() -> None:
     half = after(after(FULL_SHARE, "broken", [0.0]), "", every(0.01, 1.76))
     relapsed = after(half, "saturated", [2.0])
     assert relapsed.share < half.share
     assert after(relapsed, "", every(2.01, 3.2)).share == relapsed.share
 
 
-def test_an_oscillating_load_does_not_make_it_flap() -> None:
-    """Half a second too much, half a second calm, for a minute: it goes down once and stays there."""
+def test_an_oscillating_load_does_not_flap() -> None:
     tier_health, shares = FULL_SHARE, []
     for now in every(0.0, 60.0):
         tier_health = next_tier_health(tier_health, "saturated" if now % 1.0 < 0.5 else "", IDLE, PACE, now)
@@ -103,8 +94,7 @@ def test_an_oscillating_load_does_not_make_it_flap() -> None:
     assert shares[-1] == PACE.min_share
 
 
-def test_a_slow_swing_turns_it_once_each_way() -> None:
-    """Ten seconds too much, ten calm: between two turns of the load the share turns once."""
+def test_a_slow_swing_turns_the_share_once_each_way() -> None:
     tier_health, turns, was = FULL_SHARE, [], 1.0
     for now in every(0.0, 79.9):
         tier_health = next_tier_health(tier_health, "slow" if now % 20.0 < 10.0 else "", IDLE, PACE, now)
@@ -114,8 +104,7 @@ def test_a_slow_swing_turns_it_once_each_way() -> None:
     assert [up for up, _ in itertools.groupby(turns)] == [False, True] * 4
 
 
-def test_it_comes_back_as_far_as_there_is_room() -> None:
-    """Half of the work would fit: that much at once, and the rest is tried slowly."""
+def test_the_share_returns_as_far_as_there_is_room() -> None:
     down = after(FULL_SHARE, "broken", [0.0])
     assert (
         after(down, "", every(0.01, 4.0), TierSnapshot("a", fitting_share=0.0)).share
@@ -125,8 +114,7 @@ def test_it_comes_back_as_far_as_there_is_room() -> None:
     assert roomy.share == 0.5
 
 
-def test_who_relapses_stays_down_longer_each_time() -> None:
-    """A load that just does not fit: after each try that failed the next comes twice as late, up to `max_backoff_s`."""
+def test_each_relapse_doubles_the_pause() -> None:
     tier_health, tight, tries = after(FULL_SHARE, "saturated", every(0.0, 6.0)), TierSnapshot("a", busy=0.9), []
     for now in every(6.0, 400.0, 0.25):
         was = tier_health.share
@@ -140,8 +128,7 @@ def test_who_relapses_stays_down_longer_each_time() -> None:
     assert PACE.max_backoff_s <= pauses[-1] <= PACE.max_backoff_s + 1.0
 
 
-def test_what_relapsed_comes_back_soon_where_there_is_room_again() -> None:
-    """The load is over: nothing is held against the tier."""
+def test_after_the_load_relapses_do_not_matter() -> None:
     tier_health = TierHealth(share=0.2, stress="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=0.5, relapses=6)
     assert after(tier_health, "", every(0.05, 2.5), TierSnapshot("a", fitting_share=9.0)).share == 1.0
     assert (
@@ -150,16 +137,14 @@ def test_what_relapsed_comes_back_soon_where_there_is_room_again() -> None:
     )
 
 
-def test_what_is_not_too_much_is_tried_soon() -> None:
-    """Only the share that was too much has to wait; below it the tier comes back as fast as ever."""
+def test_below_the_ceiling_the_share_returns_fast() -> None:
     tier_health = TierHealth(share=0.3, stress="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=1.0, relapses=6)
     assert after(tier_health, "", every(0.05, 3.1), BUSY).share == 0.3 / PACE.decrease_factor
     assert after(tier_health, "", every(0.05, 6.2), BUSY).share == pytest.approx(0.3 / PACE.decrease_factor**2)
     assert after(tier_health, "", every(0.05, 55.0), BUSY).share < 1.0
 
 
-def test_a_queue_that_becomes_shorter_is_left_to_it() -> None:
-    """The last step down does what it should: there is no further one before that is over."""
+def test_no_further_step_while_the_queue_shrinks() -> None:
     queue = [3.0 - 0.4 * n for n in range(7)]
     tier_health = FULL_SHARE
     for at, queue_s in enumerate(queue):
@@ -169,16 +154,14 @@ def test_a_queue_that_becomes_shorter_is_left_to_it() -> None:
     assert standing.share == PACE.decrease_factor**3
 
 
-def test_relapses_are_forgiven() -> None:
-    """After `max_backoff_s` without stress it is a new story."""
+def test_relapses_expire() -> None:
     tier_health = TierHealth(stressed_at=0.0, stepped_at=1.0, relapses=6)
     assert next_tier_health(tier_health, "saturated", BUSY, PACE, 30.0).relapses == 7
     assert next_tier_health(tier_health, "saturated", BUSY, PACE, 90.0).relapses == 1
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from(STRESSES)), max_size=60))
-def test_the_share_is_a_share_and_rises_only_when_well(steps: list[tuple[float, Stress]]) -> None:
-    """Whatever happens: 0 to 1, nothing for the broken, no less than the floor for the living, no rise within dwell."""
+def test_any_events_keep_the_share_within_bounds(steps: list[tuple[float, Stress]]) -> None:
     tier_health, now, stressed_at = FULL_SHARE, 0.0, float("-inf")
     for wait, stress in steps:
         now += wait
@@ -195,7 +178,7 @@ def test_the_share_is_a_share_and_rises_only_when_well(steps: list[tuple[float, 
 
 
 def spread(share: float, places: list[float], tier_health: TierHealth = FULL_SHARE) -> tuple[list[bool], TierHealth]:
-    """Who of those that ask, in this order, is offered the tier."""
+    """Return which of these requests, in this order, are offered the tier."""
     tier_health, taken = TierHealth(share=share, credit=tier_health.credit), []
     for place in places:
         takes, tier_health = offer_share(tier_health, place)
@@ -204,21 +187,18 @@ def spread(share: float, places: list[float], tier_health: TierHealth = FULL_SHA
 
 
 @given(st.floats(0.01, 1.0), st.lists(st.floats(0.0, 1.0, exclude_max=True), min_size=1, max_size=30))
-def test_a_share_is_of_the_requests(share: float, callers: list[float]) -> None:
-    """Whoever asks, however unevenly they stand: after a while it is the share that is taken, give or take a few."""
+def test_the_share_holds_over_any_callers(share: float, callers: list[float]) -> None:
     taken, _ = spread(share, callers * 40)
     assert abs(sum(taken) - share * len(taken)) <= 34.0
 
 
-def test_a_caller_alone_is_spread_evenly() -> None:
-    """Once the end of the line has come to where it stands, its requests take turns."""
+def test_a_single_caller_is_spread_evenly() -> None:
     taken, _ = spread(0.5, [0.8] * 400)
     assert [sum(taken[at : at + 10]) for at in range(200, 400, 10)] == [5] * 20
 
 
-def test_a_caller_stays_where_it_is() -> None:
-    """Of a hundred that ask in any order nearly all see one tier only; when the share falls, those move who stand
-    across its end, and no others; when it rises again, the same come back."""
+def test_callers_keep_their_tier_while_the_share_is_constant() -> None:
+    """When the share falls, only those across its end move; when it rises again, the same come back."""
     chance = random.Random(1)
     tier_health, seen = FULL_SHARE, []
     for share in (0.7, 0.5, 0.7):
@@ -235,9 +215,8 @@ def test_a_caller_stays_where_it_is() -> None:
     assert sum(round(one) != round(other) for one, other in zip(seen[0].values(), seen[2].values(), strict=True)) <= 4
 
 
-def test_what_relapsed_goes_back_to_the_share_before() -> None:
-    """That was well; the next step up goes half as far, and so on, until the share that was too much is tried again,
-    and then a larger one."""
+def test_a_relapse_restores_the_share_before() -> None:
+    """The next step goes half as far, and so on, until the ceiling itself is tried again."""
     tight, tier_health = (
         TierSnapshot("a", busy=0.9),
         TierHealth(share=0.5, stress="saturated", stressed_at=0.0, stepped_at=0.0),
@@ -257,8 +236,7 @@ def test_what_relapsed_goes_back_to_the_share_before() -> None:
     assert after(tier_health, "", every(0.05, 121.0), tight).share > 0.61
 
 
-def test_what_stress_is() -> None:
-    """Broken before saturated before slow; without an objective, or without a sample, nobody is slow."""
+def test_stress_precedence() -> None:
     assert stress_of(TierSnapshot("a", broken=True, saturated=True), FULL_SHARE) == "broken"
     assert stress_of(TierSnapshot("a", saturated=True, ttft_s=9.0, objective_s=1.0), FULL_SHARE) == "saturated"
     assert stress_of(TierSnapshot("a", ttft_s=1.1, objective_s=1.0), FULL_SHARE) == "slow"
@@ -267,8 +245,7 @@ def test_what_stress_is() -> None:
     assert stress_of(TierSnapshot("a", objective_s=1.0), FULL_SHARE) == ""
 
 
-def test_who_was_slow_must_become_clearly_faster() -> None:
-    """Just below the objective is still slow for a tier that lost its share for that."""
+def test_a_slow_tier_must_become_clearly_faster() -> None:
     almost = TierSnapshot("a", ttft_s=0.9, objective_s=1.0)
     assert stress_of(almost, TierHealth(share=0.5, stress="slow")) == "slow"
     assert stress_of(TierSnapshot("a", ttft_s=0.79, objective_s=1.0), TierHealth(share=0.5, stress="slow")) == ""

@@ -14,7 +14,7 @@ Manifest = dict[str, Any]
 
 
 class _Strict(yaml.SafeLoader):
-    """A key that is there twice is a mistake."""
+    """Duplicate keys are errors."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -29,7 +29,7 @@ def read(path: Path) -> list[Manifest]:
 
 
 def build(folder: Path) -> list[Manifest]:
-    """What `kubectl kustomize` gives, as far as we use it: resources, images, and patches that delete."""
+    """Return what `kubectl kustomize` builds, as far as we use it: resources, images, and patches that delete."""
     (kustomization,) = read(folder / "kustomization.yaml")
     found: list[Manifest] = []
     for name in kustomization["resources"]:
@@ -70,7 +70,7 @@ def labels(workload: Manifest) -> dict[str, str]:
 
 
 def selects(selector: Manifest, found: dict[str, str]) -> bool:
-    """A LabelSelector, or a Service's plain map."""
+    """Match a LabelSelector, or a Service's plain map."""
     if not {"matchLabels", "matchExpressions"} & set(selector):
         return selector.items() <= found.items()
     if not selector.get("matchLabels", {}).items() <= found.items():
@@ -89,7 +89,7 @@ def named_ports(workload: Manifest) -> dict[str, int]:
 
 
 def metric_names(manifests: list[Manifest]) -> Iterator[str]:
-    """Of the autoscalers that ask for a metric by name."""
+    """Return the metric names that the autoscalers use."""
     for scaler in of_kind(manifests, "HorizontalPodAutoscaler"):
         for metric in scaler["spec"]["metrics"]:
             for kind in ("pods", "external", "object"):

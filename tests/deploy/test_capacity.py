@@ -44,19 +44,17 @@ REPLICA = ReplicaProfile(
     ("servers", "offered", "probability"),
     [(1, 0.5, 0.5), (2, 1.0, 1 / 3), (10, 8.0, 0.4092), (100, 90.0, 0.2170), (5, 5.0, 1.0), (3, 9.0, 1.0)],
 )
-def test_erlang(servers: int, offered: float, probability: float) -> None:
-    """Erlang's C gives the values in print: one server waits with its utilisation, two at half load a third."""
+def test_erlang_c_matches_published_values(servers: int, offered: float, probability: float) -> None:
     assert erlang_c(servers, offered) == pytest.approx(probability, abs=5e-4)
 
 
 @given(st.integers(1, 3000), st.floats(0.001, 0.999))
-def test_erlang_is_a_probability(servers: int, utilisation: float) -> None:
-    """For any number of servers, also where factorials would overflow."""
+def test_erlang_c_is_a_probability(servers: int, utilisation: float) -> None:
     assert 0.0 <= erlang_c(servers, servers * utilisation) <= 1.0
 
 
-def test_a_plan() -> None:
-    """Ten requests a second of 0.3 s each are three busy replicas: five at 70 %, six with one to spare."""
+def test_replicas_without_and_with_redundancy() -> None:
+    """Ten requests a second of 0.3 s each keep three replicas busy: five at 70 %, six with one spare."""
     found = plan(LOAD, REPLICA, PlanTargets())
     assert found.request_s == pytest.approx(0.3)
     assert (found.needed, found.replicas, found.slots) == (5, 6, 8)
@@ -66,13 +64,11 @@ def test_a_plan() -> None:
     assert found.usd_per_1k_tokens == pytest.approx(12.0 / (3600 * 10 * 500) * 1000)
 
 
-def test_overhead() -> None:
-    """What each request costs beside its tokens is work too."""
+def test_overhead_is_work_too() -> None:
     assert plan(LOAD, msgspec.structs.replace(REPLICA, overhead_s=0.1), PlanTargets()).request_s == pytest.approx(0.4)
 
 
-def test_exactly_enough() -> None:
-    """A load that fits exactly needs no replica more for a rounding error's sake."""
+def test_rounding_adds_no_replica() -> None:
     load = msgspec.structs.replace(LOAD, peak_rps=0.7 * 10 / 0.3)
     assert plan(load, REPLICA, PlanTargets(spare_replicas=0)).replicas == 10
 
@@ -80,10 +76,9 @@ def test_exactly_enough() -> None:
 @given(
     st.floats(0.1, 500), st.integers(1, 5), st.integers(0, 3), st.floats(0.2, 0.95), st.floats(0, 2), st.floats(0, 2)
 )
-def test_any_zone_may_be_lost(
+def test_after_any_loss_the_utilisation_holds(
     rps: float, zones: int, spare: int, utilisation: float, prompt_cv: float, completion_cv: float
 ) -> None:
-    """Whatever is lost of what may be lost, the rest stays within the utilisation, and the queue is finite."""
     load = ExpectedLoad(peak_rps=rps, prompt=Lengths(400.0, prompt_cv), completion=Lengths(100.0, completion_cv))
     found = plan(load, REPLICA, PlanTargets(utilisation=utilisation, zones=zones, spare_replicas=spare))
     assert found.utilisation <= found.utilisation_after_loss <= utilisation + 1e-9
@@ -94,7 +89,7 @@ def test_any_zone_may_be_lost(
 
 
 def simulated_wait(servers: int, rate: float, service_s: list[float], chance: random.Random) -> float:
-    """The mean time in the queue of a first-come queue, by playing it."""
+    """Return the mean wait of a simulated first-come queue."""
     free = [0.0] * servers
     now = total = 0.0
     for service in service_s:
@@ -106,8 +101,8 @@ def simulated_wait(servers: int, rate: float, service_s: list[float], chance: ra
 
 
 @pytest.mark.parametrize(("cv", "tolerance"), [(1.0, 0.15), (0.0, 0.25)])
-def test_waiting_against_a_queue_that_is_played(cv: float, tolerance: float) -> None:
-    """The mean wait agrees with a simulated queue of the same slots: closely for M/M/c, roughly for equal lengths."""
+def test_the_mean_wait_matches_a_simulated_queue(cv: float, tolerance: float) -> None:
+    """Closely for M/M/c, roughly for equal lengths."""
     load = ExpectedLoad(peak_rps=9.0, prompt=Lengths(1e-9, 0.0), completion=Lengths(100.0, cv))
     replica = ReplicaProfile(prefill_tokens_per_s=4000.0, decode=(ThroughputPoint(4, 1000.0),))
     found = plan(load, replica, PlanTargets(utilisation=0.95, spare_replicas=0))
@@ -117,8 +112,7 @@ def test_waiting_against_a_queue_that_is_played(cv: float, tolerance: float) -> 
     assert found.wait_mean_s == pytest.approx(simulated_wait(servers, 9.0, services, chance), rel=tolerance)
 
 
-def test_between_measured_points() -> None:
-    """A rate between two points is on their line; beyond them it is never extrapolated."""
+def test_rates_are_interpolated_and_never_extrapolated() -> None:
     points = (ThroughputPoint(8, 500.0), ThroughputPoint(1, 100.0))
     assert decode_tokens_per_s(points, 1) == 100.0
     assert decode_tokens_per_s(points, 8) == 500.0
@@ -127,8 +121,7 @@ def test_between_measured_points() -> None:
     assert decode_tokens_per_s((ThroughputPoint(4, 7.0),), 1) == 7.0
 
 
-def test_lengths() -> None:
-    """Measured lengths become mean and spread; none is refused."""
+def test_measured_lengths_give_mean_and_spread() -> None:
     assert lengths_of([100, 300]) == Lengths(200.0, 0.5)
     with pytest.raises(ConfigError):
         lengths_of([])
@@ -154,10 +147,9 @@ def test_lengths() -> None:
         ({}, {}, {"spare_replicas": -1}),
     ],
 )
-def test_numbers_that_mean_nothing(
+def test_invalid_numbers_are_config_errors(
     load: dict[str, object], replica: dict[str, object], aims: dict[str, object]
 ) -> None:
-    """Zero, negative and undefined numbers are refused, not divided by."""
     with pytest.raises(ConfigError):
         plan(
             msgspec.structs.replace(LOAD, **load),
@@ -170,8 +162,7 @@ def said(*args: str | Path) -> Result:
     return CliRunner().invoke(plan_command, [str(arg) for arg in args], env={"COLUMNS": "120"})
 
 
-def test_the_command(tmp_path: Path) -> None:
-    """The table names replicas and money; --json holds the same plan; lengths may come from a file."""
+def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     lengths = tmp_path / "lengths"
     lengths.write_text("300\n500\n")
     measured = ("--prefill", "4000", "--decode", "8=500", "--usd-per-hour", "2")
@@ -197,15 +188,15 @@ def test_the_command(tmp_path: Path) -> None:
         ("--measure", "http://127.0.0.1:1/v1"),
     ],
 )
-def test_the_command_refuses(args: tuple[str, ...]) -> None:
-    """What is missing, malformed, meaningless or unreachable is said in a line, with status 2."""
+def test_command_errors_exit_with_status_2(args: tuple[str, ...]) -> None:
     result = said("--peak-rps", "10", "--prompt", "400", "--completion", "100", *args)
     assert result.exit_code == 2
     assert "Traceback" not in result.output
 
 
 class Fake:
-    """An endpoint whose own clock moves: a request takes 50 ms, a prompt's token 1 ms, an answer's 10 ms, in turn."""
+    """An endpoint with a clock of its own: a request takes 50 ms, a prompt token 1 ms, an answer token 10 ms, in
+    turn."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -230,8 +221,7 @@ async def endpoint() -> AsyncIterator[tuple[Fake, MeasuredEndpoint]]:
         yield fake, MeasuredEndpoint(session, str(server.make_url("/v1")), "m", clock=lambda: fake.now)
 
 
-async def test_measuring(endpoint: tuple[Fake, MeasuredEndpoint]) -> None:
-    """Rates and overhead come out as the endpoint has them."""
+async def test_measured_rates_match_the_endpoint(endpoint: tuple[Fake, MeasuredEndpoint]) -> None:
     measured = await measure(endpoint[1], (1, 4))
     assert measured.prefill_tokens_per_s == pytest.approx(1000.0)
     assert measured.overhead_s == pytest.approx(0.05)
@@ -240,15 +230,13 @@ async def test_measuring(endpoint: tuple[Fake, MeasuredEndpoint]) -> None:
         assert point.tokens_per_s == pytest.approx(100.0)
 
 
-async def test_measuring_what_makes_no_sense(endpoint: tuple[Fake, MeasuredEndpoint]) -> None:
-    """Where longer answers take no longer, there is no rate, and that is said."""
+async def test_times_that_do_not_grow_are_an_error(endpoint: tuple[Fake, MeasuredEndpoint]) -> None:
     endpoint[0].token_s = 0.0
     with pytest.raises(ConfigError, match="no longer"):
         await measure(endpoint[1], (1,))
 
 
-async def test_measuring_what_refuses(endpoint: tuple[Fake, MeasuredEndpoint]) -> None:
-    """An endpoint that refuses is named, with what it said."""
+async def test_a_refusing_endpoint_is_named(endpoint: tuple[Fake, MeasuredEndpoint]) -> None:
     endpoint[0].status = 429
     with pytest.raises(ConfigError, match="429"):
         await measure(endpoint[1], (1,))

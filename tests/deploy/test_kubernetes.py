@@ -1,4 +1,4 @@
-"""The manifests: right for Kubernetes' own schemas, and right for each other and for what we ship."""
+"""The manifests against Kubernetes' schemas, against each other and against what we ship."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TRITONS_OWN = {"nv_gpu_utilization"}
 
 
 def exported() -> set[str]:
-    """The series that a gateway and a worker export."""
+    """Return the series that a gateway and a worker export."""
     registry = CollectorRegistry()
     JobMetrics(registry)
     families = [*Metrics().registry.collect(), *registry.collect()]
@@ -55,8 +55,7 @@ def exported() -> set[str]:
 
 @pytest.mark.parametrize("version", ["1.29", "1.32", "1.37"])
 @EVERY_BUILD
-def test_kubernetes_schemas(manifests: list[Manifest], version: str) -> None:
-    """Every manifest is valid for old and new releases, without a key that Kubernetes does not know."""
+def test_manifests_match_kubernetes_schemas(manifests: list[Manifest], version: str) -> None:
     core = [each for each in manifests if not each["apiVersion"].startswith("keda.sh/")]
     assert len(core) > 20
     for each in core:
@@ -66,7 +65,6 @@ def test_kubernetes_schemas(manifests: list[Manifest], version: str) -> None:
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
 @pytest.mark.parametrize("name", BUILDS)
 def test_kustomize_builds_the_same(name: str) -> None:
-    """kustomize itself makes of each folder what these tests read in it."""
     built = subprocess.run(["kubectl", "kustomize", FOLDER / name], capture_output=True, text=True, check=True)
     made = list(yaml.safe_load_all(built.stdout))
     assert sorted(map(identity, made)) == sorted(map(identity, BUILDS[name]))
@@ -75,23 +73,20 @@ def test_kustomize_builds_the_same(name: str) -> None:
 
 
 @EVERY_BUILD
-def test_every_image_has_its_release(manifests: list[Manifest]) -> None:
-    """No container runs whatever is newest."""
+def test_every_image_has_a_tag(manifests: list[Manifest]) -> None:
     for each in workloads(manifests):
         for container in pod(each)["containers"]:
             assert re.fullmatch(r"[a-z/]+:[0-9][\w.-]*", container["image"])
 
 
-def test_a_wrong_key_is_seen() -> None:
-    """The validation refuses a key that is misspelt and a value of the wrong type."""
+def test_the_validation_rejects_wrong_keys_and_types() -> None:
     for wrong in ({"replicaz": 1}, {"replicas": "two"}):
         (gateway,) = [each for each in BUILDS["base"] if identity(each)[1::2] == ("Deployment", "gateway")]
         with pytest.raises(kubernetes_validate.ValidationError):
             kubernetes_validate.validate({**gateway, "spec": {**gateway["spec"], **wrong}}, "1.32", strict=True)
 
 
-def test_no_file_is_forgotten() -> None:
-    """Every manifest file is a resource of some kustomization."""
+def test_every_manifest_file_is_in_a_kustomization() -> None:
     listed = set()
     for file in FOLDER.rglob("kustomization.yaml"):
         listed |= {(file.parent / name).resolve() for name in read(file)[0]["resources"]}
@@ -104,7 +99,6 @@ def test_no_file_is_forgotten() -> None:
 
 @EVERY_BUILD
 def test_names_are_unique_and_in_one_namespace(manifests: list[Manifest]) -> None:
-    """No two manifests are the same object, and all are in the namespace `causeway`."""
     names = [identity(each) for each in manifests]
     assert len(names) == len(set(names))
     assert {each["metadata"].get("namespace") for each in manifests if each["kind"] != "Namespace"} == {"causeway"}
@@ -112,7 +106,6 @@ def test_names_are_unique_and_in_one_namespace(manifests: list[Manifest]) -> Non
 
 @EVERY_BUILD
 def test_selectors_find_their_pods(manifests: list[Manifest]) -> None:
-    """Workloads select their own pods; each service, budget, spread and policy selects some, and budgets just one."""
     pods = {each["metadata"]["name"]: labels(each) for each in workloads(manifests)}
     for each in workloads(manifests):
         assert selects(each["spec"]["selector"], labels(each))
@@ -130,8 +123,7 @@ def test_selectors_find_their_pods(manifests: list[Manifest]) -> None:
 
 
 @EVERY_BUILD
-def test_every_workload_has_its_budget(manifests: list[Manifest]) -> None:
-    """A node's drain never takes all of anything."""
+def test_every_workload_has_a_disruption_budget(manifests: list[Manifest]) -> None:
     budgets = of_kind(manifests, "PodDisruptionBudget")
     for each in workloads(manifests):
         (budget,) = [one for one in budgets if selects(one["spec"]["selector"], labels(each))]
@@ -139,8 +131,7 @@ def test_every_workload_has_its_budget(manifests: list[Manifest]) -> None:
 
 
 @EVERY_BUILD
-def test_ports_meet(manifests: list[Manifest]) -> None:
-    """Services, probes, scrapes and network policies name ports that the containers have."""
+def test_named_ports_exist(manifests: list[Manifest]) -> None:
     by_name = {each["metadata"]["name"]: each for each in workloads(manifests)}
     for service in of_kind(manifests, "Service"):
         ports = named_ports(by_name[service["metadata"]["name"]])
@@ -160,8 +151,7 @@ def test_ports_meet(manifests: list[Manifest]) -> None:
 
 
 @EVERY_BUILD
-def test_policies_let_through_what_is_needed_and_no_more(manifests: list[Manifest]) -> None:
-    """Gateways and workers reach Triton and Redis, from both ends; Redis and Triton reach nothing but DNS."""
+def test_network_policies_allow_only_what_is_needed(manifests: list[Manifest]) -> None:
     pods = {each["metadata"]["name"]: each for each in workloads(manifests)}
     policies = of_kind(manifests, "NetworkPolicy")
 
@@ -190,14 +180,12 @@ def test_policies_let_through_what_is_needed_and_no_more(manifests: list[Manifes
     assert found == wanted
 
 
-def test_everything_is_denied_first() -> None:
-    """One policy selects all pods, and allows nothing in or out."""
+def test_a_policy_denies_everything_by_default() -> None:
     (nothing,) = [each for each in BUILDS["base"] if identity(each)[1::2] == ("NetworkPolicy", "nothing")]
     assert nothing["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
-def test_webhooks_leave_to_public_addresses_only() -> None:
-    """No private, loopback, link-local or shared address is within what workers may reach."""
+def test_webhooks_reach_public_addresses_only() -> None:
     (worker,) = [each for each in BUILDS["base"] if identity(each)[1::2] == ("NetworkPolicy", "worker")]
     blocks = [peer["ipBlock"] for rule in worker["spec"]["egress"] for peer in rule["to"] if "ipBlock" in peer]
     private = ("10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254", "127.0.0.1", "0.0.0.1")
@@ -208,8 +196,7 @@ def test_webhooks_leave_to_public_addresses_only() -> None:
 
 
 @EVERY_BUILD
-def test_restricted(manifests: list[Manifest]) -> None:
-    """Every pod meets the restricted Pod Security Standard, with a read-only root and without an API token."""
+def test_pods_meet_the_restricted_security_standard(manifests: list[Manifest]) -> None:
     accounts = {each["metadata"]["name"]: each for each in of_kind(manifests, "ServiceAccount")}
     for each in workloads(manifests):
         spec = pod(each)
@@ -228,8 +215,7 @@ def test_restricted(manifests: list[Manifest]) -> None:
 
 
 @EVERY_BUILD
-def test_resources(manifests: list[Manifest]) -> None:
-    """Every container asks for CPU and memory and is bounded in memory; GPUs are asked for as they are limited."""
+def test_containers_have_requests_and_limits(manifests: list[Manifest]) -> None:
     for each in workloads(manifests):
         for container in pod(each)["containers"]:
             asked, limit = container["resources"]["requests"], container["resources"]["limits"]
@@ -239,8 +225,7 @@ def test_resources(manifests: list[Manifest]) -> None:
 
 
 @EVERY_BUILD
-def test_what_is_mounted_exists(manifests: list[Manifest]) -> None:
-    """Volumes, config maps, secrets and claims that a pod names are there, or are said to be made beforehand."""
+def test_mounted_objects_exist(manifests: list[Manifest]) -> None:
     there = {(each["kind"], each["metadata"]["name"]) for each in manifests} | GIVEN
     for each in workloads(manifests):
         spec = pod(each)
@@ -259,8 +244,7 @@ def test_what_is_mounted_exists(manifests: list[Manifest]) -> None:
 
 
 @EVERY_BUILD
-def test_autoscalers(manifests: list[Manifest]) -> None:
-    """Each scales a workload that there is, within bounds that hold its replicas, and none has two."""
+def test_autoscalers_scale_existing_workloads_once(manifests: list[Manifest]) -> None:
     replicas = {each["metadata"]["name"]: each["spec"]["replicas"] for each in of_kind(manifests, "Deployment")}
     targets = []
     for each in of_kind(manifests, "HorizontalPodAutoscaler", "ScaledObject"):
@@ -273,8 +257,7 @@ def test_autoscalers(manifests: list[Manifest]) -> None:
     assert {"gateway", "worker", "triton"} <= set(targets)
 
 
-def test_metrics_that_we_export() -> None:
-    """Whatever an autoscaler, a rule of the adapter or a KEDA query names is a series that we or Triton export."""
+def test_autoscaling_metrics_are_exported() -> None:
     known = exported() | TRITONS_OWN
     assert {"causeway_cloud_requests_queued", "causeway_jobs_queued"} <= exported()
     assert set(metric_names(ALL)) <= known
@@ -288,8 +271,7 @@ def test_metrics_that_we_export() -> None:
     assert set(metric_names(BUILDS["base"])) <= rules <= known
 
 
-def test_keda_objects() -> None:
-    """What KEDA's own definition requires of a ScaledObject with Prometheus triggers is there, numbers as strings."""
+def test_keda_objects_have_required_fields() -> None:
     found = of_kind(BUILDS["keda"], "ScaledObject")
     assert {each["metadata"]["name"] for each in found} == {"triton", "worker"}
     for each in found:
@@ -302,7 +284,6 @@ def test_keda_objects() -> None:
 
 @EVERY_BUILD
 def test_commands_and_options_exist(manifests: list[Manifest]) -> None:
-    """Containers of our images start a sub-command of `causeway-cloud` with options that it has."""
     commands = 0
     for each in workloads(manifests):
         for container in pod(each)["containers"]:
@@ -318,9 +299,7 @@ def test_commands_and_options_exist(manifests: list[Manifest]) -> None:
 
 
 @EVERY_BUILD
-def test_configurations_load(manifests: list[Manifest], tmp_path: Path) -> None:
-    """Each configuration in a ConfigMap is one that a gateway takes, and its tiers point at services that there are,
-    by a name that resolves to each replica."""
+def test_configurations_load_and_name_headless_services(manifests: list[Manifest], tmp_path: Path) -> None:
     services = {
         f"{each['metadata']['name']}:{port['port']}"
         for each in of_kind(manifests, "Service")
@@ -341,8 +320,7 @@ def test_configurations_load(manifests: list[Manifest], tmp_path: Path) -> None:
     assert loaded >= 2
 
 
-def test_drains_end_in_time() -> None:
-    """Kubernetes waits longer than a gateway, a worker and a Triton take to drain."""
+def test_grace_periods_exceed_the_drains() -> None:
     by_name = {each["metadata"]["name"]: pod(each) for each in workloads(BUILDS["base"])}
     (config,) = [each for each in of_kind(BUILDS["base"], "ConfigMap") if each["metadata"]["name"] == "causeway-config"]
     drain_s = yaml.safe_load(config["data"]["gateway.yaml"])["server"]["drain_s"]
@@ -355,7 +333,6 @@ def test_drains_end_in_time() -> None:
 
 
 def test_redis_is_durable() -> None:
-    """Redis confirms what is on disk, forgets nothing, asks for a password and keeps its data on a claim."""
     (redis,) = of_kind(BUILDS["base"], "StatefulSet")
     (container,) = pod(redis)["containers"]
     args = container["args"]
@@ -366,8 +343,7 @@ def test_redis_is_durable() -> None:
     assert settings["--dir"] in {mount["mountPath"] for mount in container["volumeMounts"]}
 
 
-def test_gpus_and_real_probes() -> None:
-    """Triton has a GPU, and what makes it ready is a real answer: our probe, beside a gateway in the same pod."""
+def test_triton_has_a_gpu_and_real_probes() -> None:
     for name, manifests in (("triton", BUILDS["base"]), ("vllm", BUILDS["vllm"])):
         (found,) = [each for each in workloads(manifests) if each["metadata"]["name"] == name]
         containers = pod(found)["containers"]
@@ -377,8 +353,7 @@ def test_gpus_and_real_probes() -> None:
         assert ready == [["python3", "-m", "cloud_pool.cli.readiness_probe"]]
 
 
-def test_dockerfiles_copy_what_there_is() -> None:
-    """Every file and folder that a Dockerfile copies from the checkout is there, and nothing runs as root."""
+def test_dockerfiles_copy_existing_files_and_do_not_run_as_root() -> None:
     for path in (ROOT / "cloud_pool" / "deploy").glob("*.Dockerfile"):
         lines = path.read_text().replace("\\\n", " ").splitlines()
         for line in lines:
@@ -389,7 +364,6 @@ def test_dockerfiles_copy_what_there_is() -> None:
         assert lines[-2] == 'ENTRYPOINT ["causeway-cloud"]'
 
 
-def test_the_engines_version_is_one() -> None:
-    """The engine in Triton's image is the one that the project names."""
+def test_the_engines_version_matches_the_project() -> None:
     (version,) = re.findall(r"llama-cpp-python==[\d.]+", (ROOT / "pyproject.toml").read_text())
     assert version in (ROOT / "cloud_pool" / "deploy" / "triton.Dockerfile").read_text()

@@ -10,8 +10,7 @@ from anyio import to_thread
 from cloud_pool.cli.readiness_probe import main
 
 
-async def test_ready_and_not_ready(capfd: pytest.CaptureFixture[str]) -> None:
-    """200 is ready, 503 is not and its body says why, and so is nobody there."""
+async def test_the_probe_reports_ready_not_ready_and_unreachable(capfd: pytest.CaptureFixture[str]) -> None:
     status = 200
 
     async def ready(_: web.Request) -> web.Response:

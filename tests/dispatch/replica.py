@@ -1,6 +1,6 @@
 """`python -m tests.dispatch.replica NAME …`: a real Triton under the product's launcher, with two obedient models.
 
-`obedient` has the product's own configuration, `picky` one whose prompt is a number, so that ours is a bad tensor.
+`obedient` has the product's own configuration, `picky` one whose prompt is a number, so that our tensor is invalid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TEXT = 'name: "text_input" data_type: TYPE_STRING'
 
 
 class Replica:
-    """The process, its journal, and the processes below it."""
+    """The process, its journal, and its child processes."""
 
     def __init__(self, name: str, folder: Path, *, restart: bool = True) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class Replica:
         return found
 
     def noted(self, mark: str) -> list[str]:
-        """What happened here to the ask with this mark."""
+        """What the journal says about the request with this mark."""
         lines = (line.split(" ", 1) for line in self.journal.read_text().splitlines())
         return [what for whose, what in lines if whose == mark]
 

@@ -1,4 +1,4 @@
-"""Endpoints that play a script for each call, a pool that gives them in order, and a clock that tests turn."""
+"""Endpoints that play a script for each call, a pool that returns them in order, and a clock that tests set."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Clock:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
-        """Over at once, unless it is held."""
+        """Return at once, unless held."""
         self.slept.append(seconds)
         self.now += seconds
         self.sleeping.set()
@@ -46,7 +46,7 @@ class Clock:
 
 
 class Endpoint:
-    """Call by call through its scripts; the last one is played for ever."""
+    """Plays its scripts call by call; the last one is repeated."""
 
     def __init__(self, address: str, clock: Clock, *scripts: Sequence[Step]) -> None:
         self.address = address
@@ -55,7 +55,7 @@ class Endpoint:
         self.play(*scripts)
 
     def play(self, *scripts: Sequence[Step]) -> None:
-        """From now on, with nothing remembered."""
+        """Replace the scripts and forget all calls."""
         self._scripts = scripts
         self.requests: list[InferenceRequest] = []
         self.cancelled = 0
@@ -115,7 +115,7 @@ class Lease:
 
 
 class Pool:
-    """Gives the first one that is not excluded; none is ever ejected."""
+    """Returns the first endpoint that is not excluded; none is ever ejected."""
 
     def __init__(self, *endpoints: Addressed) -> None:
         self.endpoints = endpoints
@@ -135,7 +135,7 @@ class Pool:
 
     @property
     def said(self) -> list[tuple[str, str]]:
-        """What each lease was told last, in order; "" for nothing."""
+        """The last report of each lease, in order; "" for none."""
         return [(lease.endpoint, lease.said[-1] if lease.said else "") for lease in self.leases]
 
 
@@ -152,7 +152,7 @@ class Counted:
 
 
 class Bed:
-    """A dispatch over endpoints a, b, c …, one for each list of scripts."""
+    """A dispatcher over endpoints a, b, c …, one for each list of scripts."""
 
     def __init__(self, *scripts: Sequence[Sequence[Step]], settings: DispatchSettings = FAST) -> None:
         self.clock = Clock()
@@ -176,7 +176,7 @@ class Bed:
         )
 
     async def warm(self) -> None:
-        """Enough quick answers that a slow one is known when it is seen; then nothing is remembered of them."""
+        """Run enough fast answers that a slow one is detected, then forget them."""
         for endpoint in self.endpoints:
             endpoint.play([QUICK_S, "warm"])
         for _ in range(25):
@@ -194,7 +194,7 @@ class Bed:
         return "".join(endpoint.address * len(endpoint.requests) for endpoint in self.endpoints)
 
     def assert_clean(self) -> None:
-        """No call runs, no lease is open, no task is left."""
+        """Assert that no call runs, no lease is open and no task is left."""
         assert [endpoint.running for endpoint in self.endpoints] == [0] * len(self.endpoints)
         assert self.pool.open == []
         assert asyncio.all_tasks() == {asyncio.current_task()}

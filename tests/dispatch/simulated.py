@@ -1,5 +1,5 @@
-"""A tier on a clock that jumps from event to event: the gateways' own pools, doors and dispatches, before servers that
-are timers. Minutes of load take seconds, and chance is a seed's."""
+"""A tier in virtual time, which jumps from event to event: the gateways' own pools, admission and dispatchers, before
+servers that are timers. Minutes of load take seconds, and chance comes from a seed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BEGIN_S = 1000.0
 
 
 class _Jumps(selectors.SelectSelector):
-    """Nothing in here has a socket: what it waits for is time, and that it lets pass at once."""
+    """A selector without sockets: time passes at once."""
 
     now = _BEGIN_S
 
@@ -50,7 +50,7 @@ class _Jumps(selectors.SelectSelector):
 
 
 def jumping(main: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
-    """`main(clock)`, in a loop whose time costs none."""
+    """Run `main(clock)` in a loop in virtual time."""
     selector = _Jumps()
 
     def loop() -> asyncio.AbstractEventLoop:
@@ -75,14 +75,14 @@ class Server:
         self._goes_on.set()
 
     def stop(self) -> None:
-        """It hangs: takes requests, and does nothing."""
+        """Hang: take requests and do nothing."""
         self._goes_on.clear()
 
     def go_on(self) -> None:
         self._goes_on.set()
 
     def slow_down(self, factor: float, probes: float = 0.0) -> None:
-        """`probes`: how much of that a tiny question feels; 0: all."""
+        """`probes`: the factor for probes; 0: the same."""
         self.factor, self.probe_factor = factor, probes or factor
 
     async def answer(self, ask: InferenceRequest, say: Callable[[Delta], None]) -> None:
@@ -124,7 +124,7 @@ class Server:
 
 
 class Client:
-    """A gateway's end of a server; the text of each delta is its address. It has the shape of a `Triton`."""
+    """A gateway's client of a server; the text of each delta is its address."""
 
     def __init__(self, address: str, server: Server, clock: Callable[[], float]) -> None:
         self._address = address
@@ -183,7 +183,7 @@ class _Stream:
 
 
 class Told(msgspec.Struct):
-    """What became of one request; seconds are from its arrival, 0: it did not come to that."""
+    """The result of one request; seconds are from its arrival, 0 where it did not get that far."""
 
     asked_at: float
     ttft_s: float = 0.0
@@ -193,7 +193,7 @@ class Told(msgspec.Struct):
 
 
 class Gateway:
-    """One process of it."""
+    """One gateway process."""
 
     def __init__(self, servers: Sequence[Server], clock: Callable[[], float], chance: random.Random) -> None:
         addresses = [f"t{number}:1" for number in range(len(servers))]
@@ -264,7 +264,7 @@ async def loaded(
     deadline_s: float,
     prompts: Sequence[str] = ("p",),
 ) -> list[Told]:
-    """Poisson's arrivals, the gateways in turn; all outcomes, in the order of arrival."""
+    """Return all results of Poisson arrivals, in arrival order; the gateways take turns."""
     asked: list[asyncio.Task[Told]] = []
     at, ends = clock(), clock() + for_s
     while (at := at + chance.expovariate(per_s)) < ends:

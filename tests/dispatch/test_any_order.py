@@ -1,4 +1,4 @@
-"""Whatever the endpoints do and in whichever order, and whenever the caller leaves."""
+"""Endpoints that act in any order, and callers that leave at any time."""
 
 from __future__ import annotations
 
@@ -49,11 +49,10 @@ def scripts(draw: st.DrawFn, address: str) -> list[Step]:
 
 @settings(max_examples=300, deadline=None)
 @given(scripts("a"), scripts("b"), scripts("c"), st.none() | st.integers(min_value=0, max_value=60))
-def test_one_endpoints_deltas_and_nothing_left(
+def test_any_order_gives_one_endpoints_deltas_and_leaves_nothing(
     a: list[Step], b: list[Step], c: list[Step], leaves_after: int | None
 ) -> None:
-    """What the caller gets is one endpoint's, from its start; at the end no call, lease or task is left (the bed
-    asserts that), and nobody was asked twice."""
+    """No call, lease or task is left at the end, and no endpoint was used twice."""
     asyncio.run(_ask(a, b, c, leaves_after))
 
 

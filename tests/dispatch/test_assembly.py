@@ -1,4 +1,4 @@
-"""A tier's keys reach its dispatch, and what it does reaches Prometheus."""
+"""A tier's keys reach its dispatcher, and its counters reach Prometheus."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def config_of(folder: Path, keys: str) -> Config:
 
 
 async def test_retries_are_counted_by_tier_and_code() -> None:
-    """A retry shows in the counter under the error that caused it, and the budget in its gauge."""
     registry = CollectorRegistry()
     metrics = DispatchMetrics(registry)
     dispatch = build_dispatcher("large", TierConfig(), pool(), metrics)
@@ -50,22 +49,20 @@ async def test_retries_are_counted_by_tier_and_code() -> None:
     assert metrics_line(registry, budget) == 4.0
 
 
-async def test_the_number_of_tries_is_the_tiers() -> None:
-    """`max_attempts: 1` means that the first error is the last."""
+async def test_max_attempts_of_one_means_no_retry() -> None:
     dispatch = build_dispatcher("large", TierConfig(max_attempts=1), pool(), DispatchMetrics(CollectorRegistry()))
     with pytest.raises(CloudUnreachable):
         await anext(dispatch.generate(ask()))
 
 
 def metrics_line(registry: CollectorRegistry, name: str) -> float:
-    """The value of one series."""
+    """Return the value of one series."""
     lines = generate_latest(registry).decode().splitlines()
     (found,) = (line for line in lines if line.startswith(f"{name} "))
     return float(found.rsplit(" ", 1)[1])
 
 
-def test_hedges_show_by_outcome() -> None:
-    """Each outcome has its own series."""
+def test_hedges_are_counted_by_outcome() -> None:
     registry = CollectorRegistry()
     counts = DispatchMetrics(registry).of("large")
     counts.hedged("won")
@@ -74,8 +71,7 @@ def test_hedges_show_by_outcome() -> None:
     assert metrics_line(registry, 'causeway_cloud_hedges_total{outcome="refused",tier="large"}') == 1.0
 
 
-def test_the_keys_are_read(tmp_path: Path) -> None:
-    """All of them, each in its place."""
+def test_every_key_is_read(tmp_path: Path) -> None:
     hedge = "hedge: {enabled: false, max_share: 0.01, after_quantile: 0.99}"
     keys = f"max_attempts: 2, retry_budget: {{share: 0.1, min_retries_per_s: 0}}, {hedge}"
     tier = config_of(tmp_path, keys).tiers[0]
@@ -94,8 +90,7 @@ def test_the_keys_are_read(tmp_path: Path) -> None:
         ("hedge: {afterwards: 0.9}", "afterwards"),
     ],
 )
-def test_a_wrong_key_is_named(tmp_path: Path, keys: str, where: str) -> None:
-    """A value out of range, or a key that there is not, is refused with its place."""
+def test_an_invalid_key_is_named_with_its_place(tmp_path: Path, keys: str, where: str) -> None:
     with pytest.raises(ConfigError) as raised:
         config_of(tmp_path, keys)
     assert where in str(raised.value)

@@ -1,12 +1,9 @@
-"""What is known about times to first token, and when nothing is."""
-
 from __future__ import annotations
 
 from cloud_pool.dispatch.first_token_latency import FirstTokenLatency
 
 
-def test_too_few_samples_say_nothing() -> None:
-    """No hedge and no refusal is founded on a handful of answers."""
+def test_too_few_samples_give_no_threshold() -> None:
     latency = FirstTokenLatency()
     for number in range(7):
         latency.first_token("a", 0.1, float(number) / 10)
@@ -15,8 +12,7 @@ def test_too_few_samples_say_nothing() -> None:
     assert latency.fastest_s("never seen", 1.0) == 0.0
 
 
-def test_one_slow_endpoint_does_not_say_what_is_late() -> None:
-    """Of two endpoints the quicker one does, however many asks the slow one has; each has a soonest of its own."""
+def test_one_slow_endpoint_of_two_does_not_define_late() -> None:
     latency = FirstTokenLatency(quantile=0.95)
     for number in range(100):
         latency.first_token("quick", 0.1, number / 100)
@@ -26,8 +22,7 @@ def test_one_slow_endpoint_does_not_say_what_is_late() -> None:
     assert latency.fastest_s("slow", 1.0) == 1.0
 
 
-def test_one_quick_endpoint_of_three_does_not_either() -> None:
-    """What most of them need is what counts."""
+def test_one_fast_endpoint_of_three_does_not_define_late() -> None:
     latency = FirstTokenLatency(quantile=0.95)
     for number in range(100):
         latency.first_token("lucky", 0.1, number / 100)
@@ -37,7 +32,6 @@ def test_one_quick_endpoint_of_three_does_not_either() -> None:
 
 
 def test_late_is_a_quantile_of_the_last_minute() -> None:
-    """Nineteen of twenty come sooner; what was a minute ago is forgotten."""
     latency = FirstTokenLatency(quantile=0.95)
     for number in range(1, 101):
         latency.first_token("a", number / 100, number / 100)
@@ -45,9 +39,8 @@ def test_late_is_a_quantile_of_the_last_minute() -> None:
     assert latency.hedge_after_s(62.0) is None
 
 
-def test_very_late_is_more_than_one_in_a_hundred_needs() -> None:
-    """Where all first tokens take about the same time that is soon; where few are known, or some take very long, it is
-    twice what is late."""
+def test_the_urgent_threshold_is_beyond_the_99th_percentile() -> None:
+    """At most twice the first threshold."""
     latency = FirstTokenLatency(quantile=0.95)
     assert latency.urgent_hedge_after_s(0.0) is None
     for number in range(50):
@@ -66,8 +59,7 @@ def test_very_late_is_more_than_one_in_a_hundred_needs() -> None:
     assert latency.urgent_hedge_after_s(5.0) == 2.0 * (latency.hedge_after_s(5.0) or 0.0)
 
 
-def test_a_rush_is_soon_forgotten() -> None:
-    """What was slow five seconds ago keeps nobody away now."""
+def test_a_slow_rush_is_forgotten_after_five_seconds() -> None:
     latency = FirstTokenLatency()
     for number in range(100):
         latency.first_token("a", 9.0, number / 100)
@@ -75,8 +67,8 @@ def test_a_rush_is_soon_forgotten() -> None:
     assert latency.fastest_s("a", 6.1) == 0.0
 
 
-def test_who_was_given_up_counts_as_slow() -> None:
-    """A try cancelled for another's answer is a sample too: else hedging would hide what it is for."""
+def test_an_abandoned_attempt_is_a_sample() -> None:
+    """Otherwise hedging would hide what it is for."""
     latency = FirstTokenLatency(quantile=0.9)
     for number in range(20):
         latency.first_token("a", 0.1, number / 100)
@@ -86,8 +78,7 @@ def test_who_was_given_up_counts_as_slow() -> None:
     assert latency.hedge_after_s(1.0) == 3.0
 
 
-def test_endpoints_that_went_are_dropped() -> None:
-    """Addresses from DNS come and go for months; only those lately heard of are kept."""
+def test_endpoints_without_recent_samples_are_dropped() -> None:
     latency = FirstTokenLatency()
     for number in range(1000):
         latency.first_token(f"10.0.0.{number}", 0.1, float(number))

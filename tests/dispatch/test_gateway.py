@@ -26,8 +26,7 @@ tiers:
 
 
 async def test_callers_do_not_see_a_dead_endpoint(pool: Pool, tmp_path: Path) -> None:
-    """Asks that first went to the dead endpoint are answered by the other, and the metrics tell how many; where nobody
-    else is there, the caller is told at once, with a time to come back."""
+    """Where no other endpoint exists, the caller gets an error at once, with Retry-After."""
     path = tmp_path / "gateway.yaml"
     path.write_text(CONFIG.format(dead=free_port(), live=pool.grpc))
     command = Command("serve", "--config", str(path))

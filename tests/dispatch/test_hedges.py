@@ -1,4 +1,4 @@
-"""Two tries at once. The endpoints' first tokens were 5 ms away of late, so one that waits is hedged after 5 ms."""
+"""Hedges. The endpoints' recent first tokens took 5 ms, so a waiting request is hedged after 5 ms."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def soon() -> asyncio.Event:
     return event
 
 
-async def test_the_hedge_answers_and_the_slow_one_is_cancelled() -> None:
-    """The first endpoint says nothing, so the second is asked too; its answer alone reaches the caller."""
+async def test_a_winning_hedge_answers_and_the_slow_call_is_cancelled() -> None:
     async with bed([[]], [[]]) as it:
         await it.warm()
         it.endpoints[0].play([asyncio.Event(), "never"])
@@ -47,8 +46,7 @@ async def test_the_hedge_answers_and_the_slow_one_is_cancelled() -> None:
     assert it.counted.retries == []
 
 
-async def test_the_slow_one_may_still_be_first() -> None:
-    """The hedge is cancelled when the first endpoint's delta comes before its own."""
+async def test_the_hedge_is_cancelled_when_the_first_endpoint_is_faster() -> None:
     async with bed([[]], [[]]) as it:
         await it.warm()
         late = asyncio.Event()
@@ -63,8 +61,7 @@ async def test_the_slow_one_may_still_be_first() -> None:
     assert it.counted.hedges == ["lost"]
 
 
-async def test_both_at_once() -> None:
-    """Two first deltas in one turn of the loop: one endpoint's answer, and the other one closed."""
+async def test_two_first_deltas_in_one_turn_give_one_endpoints_answer() -> None:
     async with bed([[]], [[]]) as it:
         await it.warm()
         both = asyncio.Event()
@@ -77,8 +74,7 @@ async def test_both_at_once() -> None:
     assert (it.endpoints[0].cancelled, it.endpoints[1].cancelled) == (0, 1)
 
 
-async def test_after_the_first_delta_nobody_is_asked() -> None:
-    """An endpoint that stalls in its answer is not hedged: its start has reached the caller."""
+async def test_no_hedge_after_the_first_delta() -> None:
     async with bed([[]], [[]]) as it:
         await it.warm()
         it.endpoints[0].play(["start ", soon(), "end"])
@@ -90,7 +86,6 @@ async def test_after_the_first_delta_nobody_is_asked() -> None:
 
 @pytest.mark.parametrize("why", ["bulk", "off", "no share", "no budget", "alone", "cold"])
 async def test_when_no_hedge_is_made(why: str) -> None:
-    """Bulk work, hedging off, the share or the retry budget used up, nobody else, nothing known yet: one is asked."""
     off = DispatchSettings(hedge=HedgeConfig(enabled=False, max_share=1.0))
     poor = DispatchSettings(
         hedge=HedgeConfig(max_share=1.0), retry_budget=RetryBudgetConfig(share=0.0, min_retries_per_s=0.0)
@@ -109,8 +104,7 @@ async def test_when_no_hedge_is_made(why: str) -> None:
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
-async def test_where_the_endpoint_is_known_to_be_slow_late_is_late_enough(is_slow: bool) -> None:
-    """What is kept for the very late is spent on who waits where others wait too: that is no chance."""
+async def test_urgent_savings_are_spent_on_known_slow_endpoints(is_slow: bool) -> None:
     async with bed([[]], [[]], settings=DispatchSettings(hedge=HedgeConfig(max_share=0.1))) as it:
         await it.warm()
         it.dispatch.latency.urgent_hedge_after_s = lambda now: 10.0 * LONG_S  # type: ignore[method-assign]
@@ -122,7 +116,6 @@ async def test_where_the_endpoint_is_known_to_be_slow_late_is_late_enough(is_slo
 
 
 async def test_hedges_stay_within_two_in_a_hundred() -> None:
-    """However many asks are slow: at most 2 % of them are asked twice."""
     async with bed([[]], [[]], settings=DispatchSettings()) as it:
         await it.warm()
         it.endpoints[1].play(["b"])
@@ -141,8 +134,7 @@ async def test_hedges_stay_within_two_in_a_hundred() -> None:
 # --- when they fail ---------------------------------------------------------------------------------------------------
 
 
-async def test_one_that_fails_leaves_the_race_to_the_other() -> None:
-    """The slow endpoint breaks while the hedge runs: no retry, the hedge answers."""
+async def test_a_failed_first_attempt_leaves_the_race_to_the_hedge() -> None:
     async with bed([[]], [[]]) as it:
         await it.warm()
         breaks, late = asyncio.Event(), asyncio.Event()
@@ -160,8 +152,7 @@ async def test_one_that_fails_leaves_the_race_to_the_other() -> None:
     assert it.counted.retries == []
 
 
-async def test_a_hedge_that_fails_is_nothing() -> None:
-    """Its error stays unseen while the first endpoint may still answer."""
+async def test_a_failed_hedge_is_invisible_while_the_first_may_answer() -> None:
     async with bed([[]], [[]]) as it:
         await it.warm()
         late = asyncio.Event()
@@ -175,8 +166,7 @@ async def test_a_hedge_that_fails_is_nothing() -> None:
     assert it.counted.hedges == ["lost"]
 
 
-async def test_both_fail_and_a_third_answers() -> None:
-    """A round that failed twice is one round: one retry, on an endpoint that neither of them was."""
+async def test_a_round_that_failed_twice_counts_as_one_retry() -> None:
     async with bed([[]], [[]], [[]]) as it:
         await it.warm()
         breaks = asyncio.Event()
@@ -192,8 +182,7 @@ async def test_both_fail_and_a_third_answers() -> None:
     assert it.counted.retries == ["engine_unavailable"]
 
 
-async def test_both_raise_and_it_ends() -> None:
-    """A model exception on two endpoints is the ask's own: the third never sees it."""
+async def test_a_model_exception_on_two_endpoints_is_final() -> None:
     async with bed([[]], [[]], [[]]) as it:
         await it.warm()
         breaks = asyncio.Event()
@@ -208,8 +197,7 @@ async def test_both_raise_and_it_ends() -> None:
 
 
 @pytest.mark.parametrize("error", [CloudRejected("bad tensor"), DeadlineExceeded("over")], ids=lambda one: one.code)
-async def test_a_hopeless_error_ends_the_race(error: CausewayError) -> None:
-    """Wrong here is wrong there: the other try is cancelled and not waited for."""
+async def test_an_unretryable_error_ends_the_race(error: CausewayError) -> None:
     async with bed([[]], [[]]) as it:
         await it.warm()
         breaks = asyncio.Event()
@@ -224,8 +212,7 @@ async def test_a_hopeless_error_ends_the_race(error: CausewayError) -> None:
     assert it.endpoints[1].cancelled == 1
 
 
-async def test_a_defect_ends_the_race() -> None:
-    """An error that is not ours is raised as it is, not wrapped, and the other try is cancelled."""
+async def test_a_defect_ends_the_race_unwrapped() -> None:
     async with bed([[]], [[]]) as it:
         await it.warm()
         breaks = asyncio.Event()
@@ -240,7 +227,6 @@ async def test_a_defect_ends_the_race() -> None:
 
 
 async def test_a_failure_before_the_hedge_is_a_retry() -> None:
-    """An endpoint that fails sooner than it would be hedged is followed by a retry, not by a hedge."""
     async with bed([[]], [[]]) as it:
         await it.warm()
         it.endpoints[0].play([REFUSED])
@@ -263,8 +249,7 @@ async def hanging(it: Bed) -> asyncio.Task[str]:
     return task
 
 
-async def test_cancelled_while_two_run() -> None:
-    """Who leaves in mid-hedge ends both calls; neither counts as a failure."""
+async def test_cancelling_during_a_hedge_ends_both_calls() -> None:
     async with bed([[]], [[]]) as it:
         task = await hanging(it)
         task.cancel()
@@ -275,8 +260,7 @@ async def test_cancelled_while_two_run() -> None:
     assert it.counted.hedges == ["cancelled"]
 
 
-async def test_cancelled_by_a_deadline_of_the_caller() -> None:
-    """A scope around the reader that runs out ends both calls, like a plain cancellation."""
+async def test_a_callers_timeout_ends_both_calls() -> None:
     async with bed([[]], [[]]) as it:
         await it.warm()
         for endpoint in it.endpoints:
@@ -288,8 +272,7 @@ async def test_cancelled_by_a_deadline_of_the_caller() -> None:
 
 
 @pytest.mark.parametrize("turns", range(12))
-async def test_cancelled_at_any_turn_of_the_loop(turns: int) -> None:
-    """From the moment that both deltas are on their way, whichever turn the cancellation hits: nothing is left."""
+async def test_cancelling_at_any_turn_of_the_loop_leaves_nothing(turns: int) -> None:
     async with bed([[]], [[]]) as it:
         await it.warm()
         both = asyncio.Event()
@@ -306,8 +289,7 @@ async def test_cancelled_at_any_turn_of_the_loop(turns: int) -> None:
     assert [endpoint.cancelled for endpoint in it.endpoints] == [1, 1]
 
 
-async def test_closed_after_the_hedge_won() -> None:
-    """Closing the answer closes the winner; the loser was closed before."""
+async def test_closing_the_answer_closes_the_winner() -> None:
     async with bed([[]], [[]]) as it:
         await it.warm()
         it.endpoints[0].play([asyncio.Event()])

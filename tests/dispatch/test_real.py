@@ -1,5 +1,5 @@
-"""Two real Tritons, and each class of error as the real server gives it. Nobody here is a stand-in but the model,
-which does what the prompt tells it."""
+"""Two real Tritons, and each class of error as the real server gives it. Only the model is a stand-in, which does what
+the prompt tells it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _marks = itertools.count()
 
 
 class Bed:
-    """A dispatch over replicas, the first of them first."""
+    """A dispatcher over endpoints a, b, c …, one for each list of scripts."""
 
     def __init__(self, replicas: list[Replica], pool: EndpointSource, settings: DispatchSettings) -> None:
         self.replicas = replicas
@@ -59,7 +59,7 @@ class Bed:
     def ask(
         self, left_s: float = PATIENCE_S, model: str = "obedient", **orders: list[dict[str, object]]
     ) -> InferenceRequest:
-        """What each replica shall do, by its name."""
+        """Build a request that tells each replica, by name, what to do."""
         self.mark = f"m{next(_marks)}"
         prompt = json.dumps({"mark": self.mark, **orders})
         parameters = SamplingParameters(max_tokens=5)
@@ -70,25 +70,25 @@ class Bed:
             return "".join([one.texts[0] async for one in deltas])
 
     async def noted(self, *lines: list[str]) -> None:
-        """Until each replica's journal says this of the newest ask."""
+        """What the journal says about the request with this mark."""
         await until(lambda: [replica.noted(self.mark) for replica in self.replicas] == list(lines))
 
     async def warm(self) -> None:
-        """Until enough is known of first tokens that a late one is hedged."""
+        """Run enough fast answers that a slow one is detected, then forget them."""
         while self.dispatch.latency.hedge_after_s(time.monotonic()) is None:
             await self.text(self.ask())
         self.counted.hedges.clear()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process does."""
+    """Wait for an effect of another process."""
     with anyio.fail_after(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 async def answers(triton: TritonClient) -> None:
-    """Until the replica's models are there, again."""
+    """Wait until the replica's models answer again."""
     with anyio.fail_after(PATIENCE_S):
         while True:
             with contextlib.suppress(CausewayError):
@@ -97,7 +97,7 @@ async def answers(triton: TritonClient) -> None:
 
 
 class InOrder:
-    """The product's pool, but the first endpoint is always the first choice."""
+    """The product's pool, but the first endpoint is always preferred."""
 
     def __init__(self, pool: RealPool) -> None:
         self._pool = pool
@@ -122,7 +122,7 @@ class InOrder:
 
 @asynccontextmanager
 async def pool_of(replicas: list[Replica]) -> AsyncIterator[tuple[RealPool, list[TritonClient]]]:
-    """The product's pool, looked after. Every lease is closed at the end."""
+    """The product's pool, watched. Asserts that every lease is closed at the end."""
     tritons: dict[str, TritonClient] = {}
     try:
         async with anyio.create_task_group() as tasks:
@@ -164,8 +164,7 @@ def replicas(triton_environment: object, tmp_path_factory: pytest.TempPathFactor
 # --- each class of error ----------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_is_gone(replicas: list[Replica]) -> None:
-    """Connection refused: the other server answers, and the caller sees nothing of it."""
+async def test_a_refused_connection_is_retried(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         it.replicas[0].server.kill()
         assert await it.text(it.ask()) == "b"
@@ -173,8 +172,7 @@ async def test_a_server_that_is_gone(replicas: list[Replica]) -> None:
         await it.noted([], ["began", "ended"])
 
 
-async def test_a_server_killed_at_work(replicas: list[Replica]) -> None:
-    """Killed before the first token: one answer, of the other server."""
+async def test_a_server_killed_before_the_first_token_is_retried_once(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         task = asyncio.ensure_future(it.text(it.ask(a=[FOREVER])))
         await it.noted(["began"], [])
@@ -183,8 +181,7 @@ async def test_a_server_killed_at_work(replicas: list[Replica]) -> None:
         assert it.counted.retries == ["cloud_unreachable"]
 
 
-async def test_a_server_killed_in_its_answer(replicas: list[Replica]) -> None:
-    """Killed after the first token: an error, and never the rest from elsewhere."""
+async def test_a_server_killed_after_the_first_token_is_an_error(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         async with aclosing(it.dispatch.generate(it.ask(a=[{"say": "start"}, FOREVER]))) as deltas:
             assert (await anext(deltas)).texts == ("start",)
@@ -199,16 +196,16 @@ DEAD = {"engine_unavailable", "stream_broken", "cloud_unreachable"}
 is killed while it holds the lock of the shared memory)."""
 
 
-async def test_a_dead_model(replicas: list[Replica]) -> None:
-    """Triton calls it ready; its error sends the ask to the other server."""
+async def test_a_dead_models_request_is_retried(replicas: list[Replica]) -> None:
+    """Triton calls the model ready."""
     async with bed(replicas) as it:
         it.replicas[0].stub("obedient").kill()
         assert await it.text(it.ask()) == "b"
         assert [code in DEAD for code in it.counted.retries] == [True]
 
 
-async def test_a_model_that_dies_at_work(replicas: list[Replica]) -> None:
-    """Triton would leave the call hanging: it is found out, ended, and answered elsewhere."""
+async def test_a_model_that_dies_at_work_is_detected_and_retried(replicas: list[Replica]) -> None:
+    """Triton would leave the call hanging."""
     async with bed(replicas) as it:
         task = asyncio.ensure_future(it.text(it.ask(a=[FOREVER])))
         await it.noted(["began"], [])
@@ -217,7 +214,7 @@ async def test_a_model_that_dies_at_work(replicas: list[Replica]) -> None:
         assert [code in DEAD for code in it.counted.retries] == [True]
 
 
-async def test_an_unloaded_model(replicas: list[Replica]) -> None:
+async def test_an_unloaded_model_is_retried(replicas: list[Replica]) -> None:
     """NOT_FOUND is this server's state and not the request's fault."""
     async with bed(replicas) as it, grpc.aio.insecure_channel(it.replicas[0].address) as channel:
         control = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -229,8 +226,7 @@ async def test_an_unloaded_model(replicas: list[Replica]) -> None:
         assert it.counted.retries == ["engine_unavailable"]
 
 
-async def test_a_full_queue(replicas: list[Replica]) -> None:
-    """The engine's own queue_full: the other server may have room. With both full the caller hears of it."""
+async def test_a_full_engine_queue_is_retried(replicas: list[Replica]) -> None:
     full = {"fail": ["UNAVAILABLE", "queue_full: 64 wait"]}
     async with bed(replicas) as it:
         assert await it.text(it.ask(a=[full])) == "b"
@@ -239,8 +235,7 @@ async def test_a_full_queue(replicas: list[Replica]) -> None:
             await it.text(it.ask(a=[full], b=[full]))
 
 
-async def test_a_model_that_raises(replicas: list[Replica]) -> None:
-    """A model exception is tried once elsewhere; a second one ends it."""
+async def test_a_model_exception_is_retried_once(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         assert await it.text(it.ask(a=[{"raise": "oops"}])) == "b"
         assert it.counted.retries == ["cloud_failed"]
@@ -249,16 +244,14 @@ async def test_a_model_that_raises(replicas: list[Replica]) -> None:
         await it.noted(["began", "ended"], ["began", "ended"])
 
 
-async def test_a_bad_tensor(replicas: list[Replica]) -> None:
-    """INVALID_ARGUMENT is wrong everywhere: one server says so, the other is not asked."""
+async def test_an_invalid_tensor_is_not_retried(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         with pytest.raises(CloudRejected):
             await it.text(it.ask(model="picky"))
         assert it.counted.retries == []
 
 
-async def test_the_deadline(replicas: list[Replica]) -> None:
-    """The time is over on the server too, which stops; nobody else is asked."""
+async def test_the_deadline_stops_the_server_and_is_not_retried(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         with pytest.raises(DeadlineExceeded):
             await it.text(it.ask(0.3, a=[FOREVER]))
@@ -266,8 +259,7 @@ async def test_the_deadline(replicas: list[Replica]) -> None:
         await it.noted(["began", "cancelled", "ended"], [])
 
 
-async def test_what_is_left_of_the_deadline_travels(replicas: list[Replica]) -> None:
-    """A retry has only the time that the first try left: its server too stops at the request's deadline."""
+async def test_a_retry_carries_the_remaining_deadline(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         with pytest.raises(DeadlineExceeded):
             await it.text(it.ask(1.0, a=[{"wait": 0.3}, {"fail": ["INTERNAL", "late"]}], b=[FOREVER]))
@@ -278,8 +270,7 @@ async def test_what_is_left_of_the_deadline_travels(replicas: list[Replica]) -> 
 # --- hedges and leaving -----------------------------------------------------------------------------------------------
 
 
-async def test_a_hedge_wins_and_the_loser_stops(replicas: list[Replica]) -> None:
-    """One answer reaches the caller; the slow server's work is cancelled, in Triton."""
+async def test_the_loser_of_a_hedge_is_cancelled_in_triton(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         await it.warm()
         assert await it.text(it.ask(a=[FOREVER], b=[{"say": "from "}, {"say": "b"}])) == "from b"
@@ -287,8 +278,7 @@ async def test_a_hedge_wins_and_the_loser_stops(replicas: list[Replica]) -> None
         await it.noted(["began", "cancelled", "ended"], ["began", "ended"])
 
 
-async def test_cancelled_in_mid_hedge(replicas: list[Replica]) -> None:
-    """Who leaves while two servers work leaves both of them with nothing to do."""
+async def test_cancelling_during_a_hedge_stops_both_servers(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         await it.warm()
         task = asyncio.ensure_future(it.text(it.ask(a=[FOREVER], b=[FOREVER])))
@@ -301,8 +291,7 @@ async def test_cancelled_in_mid_hedge(replicas: list[Replica]) -> None:
         assert it.counted.hedges == ["cancelled"]
 
 
-async def test_closed_in_the_answer_after_a_hedge(replicas: list[Replica]) -> None:
-    """Closing the answer reaches the winner; the loser was stopped before."""
+async def test_closing_after_a_hedge_stops_the_winner(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         await it.warm()
         ask = it.ask(a=[FOREVER], b=[{"say": "b"}, FOREVER])
@@ -316,7 +305,7 @@ async def test_closed_in_the_answer_after_a_hedge(replicas: list[Replica]) -> No
 
 
 class Alternating(scripted.Pool):
-    """Never learns: every other ask begins at the first endpoint, dead or not."""
+    """A pool that never learns: every other request starts at the first endpoint, dead or not."""
 
     def __init__(self, *endpoints: scripted.Addressed) -> None:
         super().__init__(*endpoints)
@@ -334,11 +323,11 @@ SECONDS = 6.0
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learning", [True, False], ids=["the pool", "a pool that never learns"])
-async def test_amplification_with_one_of_two_dead(
+async def test_amplification_with_one_of_two_servers_dead(
     replicas: list[Replica], triton_environment: object, tmp_path: object, learning: bool
 ) -> None:
-    """Under steady load one of two servers dies for good: at most 1.2 tries a request. With the product's pool every
-    request is answered; with one that never learns, as many as the budget pays for."""
+    """At most 1.2 attempts a request. With the product's pool every request is answered; with one that never learns, as
+    many as the budget pays for."""
     dying = Replica("dying", tmp_path, restart=False)
     try:
         dying.process.ready()
@@ -356,7 +345,7 @@ async def test_amplification_with_one_of_two_dead(
 
 
 async def _load(it: Bed, dying: Replica) -> list[str]:
-    """One outcome a request: ok or an error's code. After the first second `dying` is killed."""
+    """Return one outcome a request: ok or an error's code. After the first second `dying` is killed."""
     outcomes: list[str] = []
 
     async def one() -> None:

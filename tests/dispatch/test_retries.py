@@ -1,4 +1,4 @@
-"""Tries one after the other, against endpoints that fail on cue."""
+"""Sequential attempts against endpoints that fail on cue."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ RAISED = CloudFailed("the model raised", phase="first_token")
 GOOD: list[Step] = [QUICK_S, "good ", "answer"]
 
 
-async def test_an_answer_is_given_as_it_comes() -> None:
-    """Each delta of the endpoint reaches the caller, and the pool hears how it went."""
+async def test_deltas_are_passed_on_as_they_come() -> None:
     async with bed([GOOD], [GOOD]) as it:
         assert await it.text() == "good answer"
     assert it.calls == "a"
@@ -51,8 +50,7 @@ async def test_an_answer_is_given_as_it_comes() -> None:
     ],
     ids=lambda error: type(error).__name__ + getattr(error, "phase", ""),
 )
-async def test_what_another_endpoint_may_not_have_is_tried_there(error: CausewayError) -> None:
-    """The caller sees one whole answer, of the second endpoint, and nothing of the first."""
+async def test_a_retryable_error_is_answered_by_the_second_endpoint(error: CausewayError) -> None:
     async with bed([[error]], [GOOD]) as it:
         assert await it.text() == "good answer"
     assert it.pool.said == [("a", error.code), ("b", "succeeded")]
@@ -64,8 +62,7 @@ async def test_what_another_endpoint_may_not_have_is_tried_there(error: Causeway
     [InvalidRequest("bad"), CloudRejected("bad tensor", phase="first_token"), DeadlineExceeded("over")],
     ids=lambda error: type(error).__name__,
 )
-async def test_what_is_wrong_everywhere_is_not_tried_again(error: CausewayError) -> None:
-    """The caller gets that very error, and no other endpoint is troubled."""
+async def test_an_unretryable_error_is_raised_as_it_is(error: CausewayError) -> None:
     async with bed([[error]], [GOOD]) as it:
         with pytest.raises(type(error)) as raised:
             await it.text()
@@ -74,16 +71,14 @@ async def test_what_is_wrong_everywhere_is_not_tried_again(error: CausewayError)
 
 
 @pytest.mark.parametrize("error", [LOST, RAISED], ids=["lost", "raised"])
-async def test_an_ask_that_breaks_two_endpoints_is_given_up(error: CausewayError) -> None:
-    """A poisonous ask does not go round the pool: the third endpoint never sees it."""
+async def test_a_request_that_breaks_two_endpoints_is_not_retried_again(error: CausewayError) -> None:
     async with bed([[error]], [[error]], [GOOD]) as it:
         with pytest.raises(type(error)):
             await it.text()
     assert it.calls == "ab"
 
 
-async def test_tries_end_at_their_number() -> None:
-    """Three endpoints at most, and the error of the last one."""
+async def test_attempts_end_at_max_attempts_with_the_last_error() -> None:
     last = QueueFull("the third is full")
     async with bed([[REFUSED]], [[REFUSED]], [[last]], [GOOD]) as it:
         with pytest.raises(QueueFull) as raised:
@@ -93,14 +88,13 @@ async def test_tries_end_at_their_number() -> None:
 
 
 async def test_pauses_grow_and_are_short() -> None:
-    """Between tries there is a jittered pause; `chance` 1 is its longest."""
+    """`chance` 1 is the longest pause."""
     async with bed([[REFUSED]], [[REFUSED]], [GOOD]) as it:
         await it.text()
     assert it.clock.slept == [0.02, 0.04]
 
 
-async def test_one_endpoint_is_not_asked_twice() -> None:
-    """With nobody else to ask the error comes at once: no pause, nothing taken from the budget."""
+async def test_a_single_endpoint_is_not_retried() -> None:
     async with bed([[REFUSED], GOOD]) as it:
         left = it.dispatch.retries_left
         with pytest.raises(CloudUnreachable):
@@ -110,8 +104,7 @@ async def test_one_endpoint_is_not_asked_twice() -> None:
 
 
 @pytest.mark.parametrize("error", [REFUSED, RAISED, StreamBroken("cut", phase="stream")], ids=lambda one: one.code)
-async def test_nothing_is_tried_again_after_the_first_delta(error: CausewayError) -> None:
-    """The caller has the start of an answer: its end is that endpoint's error, never another one's text."""
+async def test_nothing_is_retried_after_the_first_delta(error: CausewayError) -> None:
     async with bed([["a start", error]], [GOOD]) as it, aclosing(it.dispatch.generate(it.ask())) as deltas:
         assert (await anext(deltas)).texts == ("a start",)
         with pytest.raises(type(error)):
@@ -120,15 +113,13 @@ async def test_nothing_is_tried_again_after_the_first_delta(error: CausewayError
     assert it.pool.leases[0].said == ["first_token", error.code]
 
 
-async def test_an_answer_without_a_beginning_is_an_error() -> None:
-    """An endpoint that ends without a delta has failed; another one answers."""
+async def test_an_answer_without_a_delta_is_retried() -> None:
     async with bed([[]], [GOOD]) as it:
         assert await it.text() == "good answer"
     assert it.pool.said[0] == ("a", "cloud_failed")
 
 
-async def test_an_error_that_is_not_ours_is_not_hidden() -> None:
-    """A defect is raised as it is and tried nowhere else."""
+async def test_a_defect_is_raised_and_not_retried() -> None:
     async with bed([[KeyError("a bug")]], [GOOD]) as it:
         with pytest.raises(KeyError):
             await it.text()
@@ -139,7 +130,6 @@ async def test_an_error_that_is_not_ours_is_not_hidden() -> None:
 
 
 async def test_an_empty_budget_ends_retries() -> None:
-    """With nothing left the first error is the caller's."""
     settings = DispatchSettings(retry_budget=RetryBudgetConfig(share=0.0, min_retries_per_s=0.0))
     async with bed([[REFUSED]], [GOOD], settings=settings) as it:
         with pytest.raises(CloudUnreachable):
@@ -148,9 +138,9 @@ async def test_an_empty_budget_ends_retries() -> None:
     assert it.counted.retries == []
 
 
-async def test_amplification_with_every_first_try_failing() -> None:
-    """A pool that keeps sending to a dead endpoint: at 20 asks a second endpoints see at most 1.2 tries an ask, and
-    exactly the share that the budget pays for is saved."""
+async def test_amplification_with_every_first_attempt_failing() -> None:
+    """At 20 requests a second, endpoints get at most 1.2 attempts a request, and exactly the share that the budget pays
+    for succeeds."""
     async with bed([[REFUSED]], [GOOD], settings=DispatchSettings()) as it:
         answers = 0
         for _ in range(1000):
@@ -165,16 +155,14 @@ async def test_amplification_with_every_first_try_failing() -> None:
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 
-async def test_each_try_has_the_same_deadline() -> None:
-    """The deadline is a moment, so a later try has what the earlier ones and the pause left."""
+async def test_every_attempt_has_the_same_deadline() -> None:
     async with bed([[3.0, REFUSED]], [GOOD]) as it:
         ends = it.clock.now + 10.0
         await it.text(10.0)
     assert [endpoint.requests[0].deadline for endpoint in it.endpoints] == [ends, ends]
 
 
-async def test_no_time_no_try() -> None:
-    """A request that arrives too late starts nothing."""
+async def test_a_late_request_starts_nothing() -> None:
     async with bed([GOOD]) as it:
         with pytest.raises(DeadlineExceeded):
             await it.text(0.0)
@@ -182,8 +170,7 @@ async def test_no_time_no_try() -> None:
 
 
 async def test_no_retry_without_time() -> None:
-    """The first try used the time up: the second endpoint is left in peace, and the caller hears that it was the time.
-    Of the endpoint's fault others could have made good; many at once must not look as if the whole tier were broken."""
+    """The error is the deadline and not the endpoint's: many at once must not look as if the tier were broken."""
     async with bed([[5.0, REFUSED]], [[0.4, "slow"]]) as it:
         for _ in range(20):
             it.dispatch.latency.first_token("b", 0.4, it.clock.now + 5.0)
@@ -195,7 +182,6 @@ async def test_no_retry_without_time() -> None:
 
 
 async def test_no_pause_beyond_the_deadline() -> None:
-    """With less time left than the pause takes the caller hears of the error now, and not after the deadline."""
     async with bed([[5.0, REFUSED]], [GOOD]) as it:
         left = it.dispatch.retries_left
         with pytest.raises(CloudUnreachable):
@@ -204,8 +190,7 @@ async def test_no_pause_beyond_the_deadline() -> None:
     assert it.dispatch.retries_left == left
 
 
-async def test_nothing_starts_that_cannot_have_a_first_token() -> None:
-    """An endpoint that lately needed 5 ms gets no ask with 4 ms left, and does with 6."""
+async def test_an_attempt_needs_time_for_a_first_token() -> None:
     async with bed([GOOD]) as it:
         await it.warm()
         it.endpoints[0].play(GOOD)
@@ -215,8 +200,7 @@ async def test_nothing_starts_that_cannot_have_a_first_token() -> None:
         assert await it.text(0.006) == "good answer"
 
 
-async def test_another_endpoint_may_be_quick_enough() -> None:
-    """With too little time for a slow endpoint the ask goes to the next one, at once."""
+async def test_a_faster_endpoint_is_used_when_time_is_short() -> None:
     async with bed([[0.4, "slow"]], [GOOD]) as it:
         for _ in range(20):
             await it.text()
@@ -229,8 +213,7 @@ async def test_another_endpoint_may_be_quick_enough() -> None:
 # --- leaving ----------------------------------------------------------------------------------------------------------
 
 
-async def test_closing_cancels_the_call() -> None:
-    """Who stops reading stops the work; the pool hears neither success nor failure."""
+async def test_closing_cancels_the_call_without_a_report() -> None:
     async with bed([["a", asyncio.Event()]], [GOOD]) as it, aclosing(it.dispatch.generate(it.ask())) as deltas:
         await anext(deltas)
     assert it.endpoints[0].cancelled == 1
@@ -239,7 +222,6 @@ async def test_closing_cancels_the_call() -> None:
 
 @pytest.mark.parametrize("script", [[asyncio.Event()], ["a", asyncio.Event()]], ids=["before", "after"])
 async def test_cancelling_cancels_the_call(script: list[Step]) -> None:
-    """Cancelled before or after the first delta, the call ends and nobody else is asked."""
     async with bed([script], [GOOD]) as it:
         task = asyncio.ensure_future(it.text())
         await it.endpoints[0].began.wait()
@@ -251,8 +233,7 @@ async def test_cancelling_cancels_the_call(script: list[Step]) -> None:
     assert it.calls == "a"
 
 
-async def test_cancelled_in_the_pause() -> None:
-    """Between two tries nothing runs; who leaves then leaves nothing behind."""
+async def test_cancelling_during_the_pause_leaves_nothing() -> None:
     async with bed([[REFUSED]], [GOOD]) as it:
         it.clock.held = asyncio.Event()
         task = asyncio.ensure_future(it.text())

@@ -1,4 +1,4 @@
-"""How many extra tries there may be, for any order of requests and tries."""
+"""The budgets, for any order of requests and attempts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ ROUNDING = 1e-6
 
 @settings(deadline=None)
 @given(EVENTS, SHARES)
-def test_without_a_floor_extras_never_exceed_their_share(events: list[tuple[str, float]], share: float) -> None:
-    """At every moment, over the whole past: extra tries ≤ share × requests."""
+def test_without_a_minimum_extras_never_exceed_their_share(events: list[tuple[str, float]], share: float) -> None:
     budget = RetryBudget(share, min_retries_per_s=0.0)
     now, requests, extras = 1000.0, 0, 0
     for what, pause in events:
@@ -35,8 +34,7 @@ def test_without_a_floor_extras_never_exceed_their_share(events: list[tuple[str,
 @settings(deadline=None)
 @given(st.integers(min_value=3, max_value=400), st.integers(min_value=1, max_value=3))
 def test_a_busy_tier_is_never_above_its_share(rate: int, wanted: int) -> None:
-    """At any steady rate from floor / share on, with each request wanting more tries, amplification stays ≤ 1.2
-    (plus what the floor had lent before the first requests came)."""
+    """At any steady rate from min / share on, amplification stays ≤ 1.2 (plus what the minimum had lent before)."""
     budget = RetryBudget(0.2, min_retries_per_s=0.5, window_s=10.0)
     extras, requests = 0, 25 * rate
     for number in range(requests):
@@ -48,8 +46,7 @@ def test_a_busy_tier_is_never_above_its_share(rate: int, wanted: int) -> None:
 
 @settings(deadline=None)
 @given(EVENTS)
-def test_within_a_window_extras_stay_below_share_or_floor(events: list[tuple[str, float]]) -> None:
-    """In the slots of any window: extra tries ≤ the larger of share × requests and the floor."""
+def test_within_a_window_extras_stay_below_share_or_minimum(events: list[tuple[str, float]]) -> None:
     budget = RetryBudget(0.2, min_retries_per_s=0.5, window_s=10.0)
     asked: list[float] = []
     taken: list[float] = []
@@ -66,8 +63,7 @@ def test_within_a_window_extras_stay_below_share_or_floor(events: list[tuple[str
             assert sum(when // 1.0 >= began for when in taken) <= max(0.2 * requests, 5.0) + ROUNDING
 
 
-def test_the_budget_comes_back() -> None:
-    """A budget used up is whole again when its window has passed; meanwhile `left` says how it stands."""
+def test_a_spent_budget_is_restored_after_its_window() -> None:
     budget = RetryBudget(0.2, min_retries_per_s=0.5, window_s=10.0)
     assert [budget.try_spend(0.5) for _ in range(7)] == [True] * 5 + [False] * 2
     assert budget.left(0.5) == 0.0
@@ -76,8 +72,7 @@ def test_the_budget_comes_back() -> None:
     assert budget.try_spend(10.0)
 
 
-def test_a_clock_that_stands_still_or_jumps() -> None:
-    """Neither a moment that lasts nor a jump far ahead breaks the count."""
+def test_the_budget_survives_a_clock_that_stands_still_or_jumps() -> None:
     budget = RetryBudget(0.5, min_retries_per_s=0.0, window_s=10.0)
     for _ in range(10):
         budget.count_request(7.0)
@@ -88,7 +83,6 @@ def test_a_clock_that_stands_still_or_jumps() -> None:
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["asked", "late", "very late"]), max_size=1000), SHARES)
 def test_hedges_never_exceed_their_share(events: list[str], share: float) -> None:
-    """At every moment, over the whole past: hedges ≤ share × requests."""
     hedges = HedgeBudget(share)
     requests = taken = 0
     for what in events:
@@ -103,8 +97,7 @@ def test_hedges_never_exceed_their_share(events: list[str], share: float) -> Non
 @pytest.mark.parametrize(
     ("requests", "late", "very_late"), [(49, 0, 0), (50, 0, 1), (300, 1, 6), (500, 5, 10), (100_000, 5, 10)]
 )
-def test_a_share_is_saved_up_to_its_burst(requests: int, late: int, very_late: int) -> None:
-    """Two in a hundred, not a thousand at once after a long quiet time, and half of it for the very late only."""
+def test_hedges_are_saved_up_to_the_burst_and_half_for_urgent_ones(requests: int, late: int, very_late: int) -> None:
     for is_very_late, allowed in ((False, late), (True, very_late)):
         hedges = HedgeBudget(0.02, burst=10.0)
         for _ in range(requests):

@@ -1,4 +1,4 @@
-"""Which errors may be tried again elsewhere: decided for each class, and for each class on purpose."""
+"""Which errors may be retried elsewhere, decided for each class on purpose."""
 
 from __future__ import annotations
 
@@ -49,27 +49,24 @@ def made(kind: type[CausewayError], phase: Phase = "connect") -> CausewayError:
 
 
 @pytest.mark.parametrize("kind", sorted(classes(), key=lambda kind: kind.__name__))
-def test_each_class(kind: type[CausewayError]) -> None:
-    """What is not listed as worth another try is never tried again."""
+def test_the_rule_of_each_error_class(kind: type[CausewayError]) -> None:
     expected: RetryRule = "again" if kind in AGAIN else "once" if kind in ONCE else "never"
     assert retry_rule(made(kind)) == expected
 
 
-def test_all_classes_were_looked_at() -> None:
+def test_all_error_classes_are_imported() -> None:
     """Otherwise the test above could not fail."""
     assert len(classes()) >= 30
     assert classes() > AGAIN | ONCE
 
 
 @pytest.mark.parametrize("phase", ["send", "first_token", "stream"])
-def test_a_server_that_was_lost_while_it_worked(phase: Phase) -> None:
-    """Refused is harmless; lost may be the ask's own doing, and is tried on one more server only."""
+def test_a_lost_connection_is_retried_once_a_refused_one_again(phase: Phase) -> None:
     assert retry_rule(CloudUnreachable("lost", phase=phase)) == "once"
 
 
 @pytest.mark.parametrize("kind", [*sorted(ONCE, key=lambda kind: kind.__name__)])
-def test_a_poisonous_ask_meets_two_servers_at_most(kind: type[CausewayError]) -> None:
-    """After the second error that may be the ask's own fault it ends, however many tries are left."""
+def test_a_suspicious_request_reaches_two_servers_at_most(kind: type[CausewayError]) -> None:
     retry_state = RetryState(10)
     retry_state.begin_attempt("a")
     assert retry_state.may_retry([made(kind)])
@@ -77,16 +74,14 @@ def test_a_poisonous_ask_meets_two_servers_at_most(kind: type[CausewayError]) ->
     assert not retry_state.may_retry([made(kind)])
 
 
-def test_a_round_with_two_errors_is_judged_by_both() -> None:
-    """One hopeless error, or two doubtful ones, end it."""
+def test_a_round_with_two_errors_counts_both() -> None:
     assert not RetryState(10).may_retry([QueueFull("full"), DeadlineExceeded("over")])
     assert not RetryState(10).may_retry([InvalidRequest("bad"), QueueFull("full")])
     assert not RetryState(10).may_retry([CloudFailed("raised"), CloudFailed("raised")])
     assert RetryState(10).may_retry([CloudFailed("raised"), QueueFull("full")])
 
 
-def test_tries_are_counted() -> None:
-    """The last try that is allowed has no follower."""
+def test_the_last_allowed_attempt_is_not_retried() -> None:
     retry_state = RetryState(2)
     retry_state.begin_attempt("a")
     assert retry_state.may_retry([QueueFull("full")])

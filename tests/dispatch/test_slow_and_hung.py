@@ -1,5 +1,5 @@
-"""Two gateways before three replicas, of which one becomes ten times slower, and another one hangs. In simulated time,
-with everything of the gateways' own."""
+"""Two gateways before three replicas, of which one becomes ten times slower, and another one hangs. In virtual time,
+with the real parts of the gateways."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW = 10.0
 
 
 class Bed:
-    """`load` is a share of what three replicas can do."""
+    """A dispatcher over endpoints a, b, c …, one for each list of scripts."""
 
     def __init__(self, clock: Callable[[], float], seed: int, load: float) -> None:
         self.clock = clock
@@ -51,8 +51,8 @@ def p99(told: list[Told]) -> float:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_one_slow_replica_costs_little(seed: int) -> None:
-    """Ten times slower from one moment on: with room on the others the p99 of answers stays within 1.5 times the
-    healthy pool's, that moment included, and the slow one gets but a few of its calls."""
+    """With room on the others the p99 of answers stays within 1.5 times the healthy pool's, from the first moment
+    on."""
 
     async def play(bed: Bed) -> None:
         healthy = await bed.loaded(30.0)
@@ -67,9 +67,7 @@ def test_one_slow_replica_costs_little(seed: int) -> None:
     simulated(play, seed, load=1 / 3)
 
 
-def test_who_is_quick_again_gets_its_share_again() -> None:
-    """Found out by probes, within seconds; then its share grows as that of one that has come back."""
-
+def test_a_recovered_replica_gets_its_share_back() -> None:
     async def play(bed: Bed) -> None:
         bed.servers[1].slow_down(SLOW)
         await bed.loaded(30.0)
@@ -81,10 +79,7 @@ def test_who_is_quick_again_gets_its_share_again() -> None:
     simulated(play, 1, load=0.5)
 
 
-def test_who_is_slow_for_requests_but_not_for_probes_is_used_less_and_less() -> None:
-    """One request at a time tells, and each relapse keeps it away for longer: in the second minute next to nobody is
-    sent there, and nobody waits for it."""
-
+def test_a_replica_slow_for_requests_only_is_used_less_after_each_relapse() -> None:
     async def play(bed: Bed) -> None:
         bed.servers[1].slow_down(SLOW, probes=1.0)
         await bed.loaded(60.0)
@@ -97,8 +92,7 @@ def test_who_is_slow_for_requests_but_not_for_probes_is_used_less_and_less() -> 
 
 
 @pytest.mark.parametrize("long_share", [0.05, 0.2])
-def test_a_pool_whose_prompts_differ_is_used_alike(long_share: float) -> None:
-    """Some prompts take ten times as long: that is no endpoint's fault, and none is left out for it."""
+def test_mixed_prompts_do_not_exclude_any_endpoint(long_share: float) -> None:
     prompts = ("p" * 10, *["p"] * round(1 / long_share - 1))
 
     async def play(bed: Bed) -> None:
@@ -109,9 +103,7 @@ def test_a_pool_whose_prompts_differ_is_used_alike(long_share: float) -> None:
     simulated(play, 1, load=0.2)
 
 
-def test_a_hung_replica_is_left_within_two_seconds() -> None:
-    """What had begun there is lost at its deadline; everything else is answered elsewhere."""
-
+def test_a_hung_replica_gets_no_requests_after_two_seconds() -> None:
     async def play(bed: Bed) -> None:
         running = asyncio.ensure_future(bed.loaded(25.0, deadline_s=3.0))
         await asyncio.sleep(5.0)
@@ -125,9 +117,8 @@ def test_a_hung_replica_is_left_within_two_seconds() -> None:
 
 
 @pytest.mark.parametrize("slow_for_s", [30.0, 45.0, 60.0])
-def test_one_hangs_when_another_has_been_slow(slow_for_s: float) -> None:
-    """However long one was away, it is back soon after it is well, and there when the next one falls: a third of the
-    pool can't carry what two thirds can."""
+def test_a_recovered_replica_is_back_when_another_one_hangs(slow_for_s: float) -> None:
+    """A third of the pool cannot carry what two thirds can."""
 
     async def play(bed: Bed) -> None:
         bed.servers[1].slow_down(SLOW)

@@ -1,9 +1,9 @@
-"""In Triton's stub, as `1/model.py`: a model that does what the prompt tells this very replica to do.
+"""A model for Triton's stub, as `1/model.py`, that does what the prompt tells this very replica to do.
 
-The prompt is {"mark": text, "<replica>": [order, …]}, an order one of {"say": text}, {"wait": seconds or null for
-ever}, {"raise": text}, {"fail": [code, text]}; a replica that is not named says its name. Any other prompt, as a
-probe's, is answered with a word. `replica.json` beside this file is {"name": …, "journal": path}; the journal has a
-line for each thing that happened: began, cancelled, ended.
+The prompt is {"mark": text, "<replica>": [order, …]}, an order one of {"say": text}, {"wait": seconds, or null for
+ever}, {"raise": text}, {"fail": [code, text]}; a replica that is not listed answers with its name. Any other prompt,
+such as a probe's, is answered with one word. `replica.json` beside this file is {"name": …, "journal": path}; the
+journal has a line for each event: began, cancelled, ended.
 """
 
 from __future__ import annotations
