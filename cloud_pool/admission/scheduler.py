@@ -42,8 +42,8 @@ where that is more, and never more than there are permits."""
 
 
 class AdmissionScheduler:
-    """Owns the permits and the queues. The tickets that a method returns have changed state, and their waiters must be
-    told; `now` is monotonic, s."""
+    """Owns the permits and the queues. The tickets that a method returns have changed state, and the caller must
+    resume their waiters; `now` is monotonic, s."""
 
     def __init__(
         self,

@@ -15,6 +15,6 @@ Each priority has its own health on each tier: under stress the least urgent wor
 back last. Otherwise every priority would be spread over every tier.
 
 A request is critical when its header `x-causeway-critical: true` says so or its tenant is listed in
-`degradation.critical_tenants`. It gets the tier that it asked for or an error: never another model, a truncated answer
+`degradation.critical_tenants`. It gets the tier that it names or an error: never another model, a truncated answer
 or a stale one. Jobs are critical too: they have time, and wait for the tier that they name.
 """

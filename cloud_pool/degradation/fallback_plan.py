@@ -4,7 +4,7 @@
 2. Tiers whose lowered share excludes this request: better than an error, if all of (1) refuse.
 3. Only broken tiers: they are tried all the same, because what looks broken may just have recovered.
 4. When every working tier is under stress, answers that can be continued are truncated.
-5. A critical request has exactly one step: the tier that it asked for, whatever its state.
+5. A critical request has exactly one step: the tier that it names, whatever its state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FallbackStep(msgspec.Struct, frozen=True):
     skipped: tuple[tuple[str, Stress], ...] = ()  # the tiers above it, and the stress of each
     truncated: bool = False  # its answer is truncated
     last: bool = False  # no step follows: it has all the time that is left
-    forced: bool = False  # tried although it seems broken: the breaker is not asked
+    forced: bool = False  # tried although it seems broken: the breaker is bypassed
 
     def reason(self, failed: Mapping[str, Stress]) -> str:
         """Return `requested`, or each skipped tier with its stress: "large=slow; medium=saturated".

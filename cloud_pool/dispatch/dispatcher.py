@@ -77,7 +77,7 @@ class Dispatcher:
 
         Args:
             key: Prefix key of the prompt, for the pool.
-            hedged: Whether a second endpoint may be asked when the first is slow; bulk work has no use for that.
+            hedged: Whether the request may be hedged; bulk work has no use for that.
 
         Raises:
             CausewayError: The last attempt's, or the reason why no attempt was possible.

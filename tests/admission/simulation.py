@@ -61,7 +61,7 @@ class Callers:
 
 
 @dataclass
-class Told:
+class RequestResult:
     """The result of one request; times are since its arrival, s."""
 
     callers: Callers
@@ -69,12 +69,12 @@ class Told:
     queued_s: float | None = None
     first_s: float | None = None
     done_s: float | None = None
-    refused: CausewayError | None = None
+    error: CausewayError | None = None
 
 
 @dataclass
 class Run:
-    stories: list[Told] = field(default_factory=list)
+    results: list[RequestResult] = field(default_factory=list)
     limits: list[tuple[float, int]] = field(default_factory=list)
     inside: list[tuple[float, int]] = field(default_factory=list)  # waiting in the server
     waiting: list[tuple[float, int]] = field(default_factory=list)  # at the door
@@ -82,14 +82,14 @@ class Run:
     preempted: int = 0
     shed: Counter[tuple[Priority, Reason]] = field(default_factory=Counter)
 
-    def of(self, begins: float = 0.0, ends: float = math.inf, **wanted: str) -> list[Told]:
+    def of(self, begins: float = 0.0, ends: float = math.inf, **wanted: str) -> list[RequestResult]:
         """Return the requests that arrived in this time."""
-        found = (one for one in self.stories if begins <= one.arrived < ends)
+        found = (one for one in self.results if begins <= one.arrived < ends)
         return [one for one in found if all(getattr(one.callers, name) == value for name, value in wanted.items())]
 
     def goodput(self, begins: float, ends: float) -> float:
         """Answers a second."""
-        done = (one.arrived + one.done_s for one in self.stories if one.done_s is not None)
+        done = (one.arrived + one.done_s for one in self.results if one.done_s is not None)
         return sum(begins <= at < ends for at in done) / (ends - begins)
 
     def mean(self, samples: list[tuple[float, int]], begins: float, ends: float) -> float:
@@ -101,8 +101,8 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def firsts(stories: list[Told]) -> list[float]:
-    return [one.first_s for one in stories if one.first_s is not None]
+def first_token_times(results: list[RequestResult]) -> list[float]:
+    return [one.first_s for one in results if one.first_s is not None]
 
 
 class Simulation:
@@ -114,16 +114,16 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[float], object]]] = []
         self._inside: deque[Ticket] = deque()
         self._busy = 0
-        self._told: dict[Ticket, Told] = {}
+        self._results: dict[Ticket, RequestResult] = {}
         self.run = Run()
-        self.door = AdmissionScheduler(
+        self.scheduler = AdmissionScheduler(
             settings, 0.0, lambda priority, reason: self.run.shed.update([(priority, reason)])
         )
 
     def until(self, ends: float) -> Run:
         for callers in self._callers:
-            self._call_again(0.0, callers)
-        self._at(0.05, self._look)
+            self._schedule_arrival(0.0, callers)
+        self._at(0.05, self._sample)
         while self._events and self._events[0][0] < ends:
             now, _, event = heapq.heappop(self._events)
             event(now)
@@ -131,46 +131,46 @@ class Simulation:
 
     # --- callers -----------------------------------------------------------------------------------------------------
 
-    def _call_again(self, now: float, callers: Callers) -> None:
+    def _schedule_arrival(self, now: float, callers: Callers) -> None:
         rate = callers.rate(now)
         if rate:
-            self._at(now + self._chance.expovariate(rate), lambda at: self._call(at, callers))
+            self._at(now + self._chance.expovariate(rate), lambda at: self._arrive(at, callers))
         else:
-            self._at(now + 0.1, lambda at: self._call_again(at, callers))
+            self._at(now + 0.1, lambda at: self._schedule_arrival(at, callers))
 
-    def _call(self, now: float, callers: Callers) -> None:
-        self._call_again(now, callers)
+    def _arrive(self, now: float, callers: Callers) -> None:
+        self._schedule_arrival(now, callers)
         if not callers.rate(now):
             return
         ends = now + callers.patience_s
         ticket = Ticket(callers.priority, callers.tenant, callers.weight, callers.tokens, now, ends)
-        told = self._told[ticket] = Told(callers, now)
-        self.run.stories.append(told)
+        result = self._results[ticket] = RequestResult(callers, now)
+        self.run.results.append(result)
         try:
-            moved = self.door.arrive(ticket, now)
+            moved = self.scheduler.arrive(ticket, now)
         except CausewayError as error:
-            told.refused = error
+            result.error = error
             return
         for each in moved:
             if each.state is TicketState.WAITING:
                 self._stop(each)
             else:
-                self._told[each].refused = self.door.queue_full_error(each.priority)
+                self._results[each].error = self.scheduler.queue_full_error(each.priority)
         if ticket.has_permit:
             self._hand_over(now, [ticket])
         else:
-            self._at(ends, lambda at: self._give_up(at, ticket))
+            self._at(ends, lambda at: self._time_out(at, ticket))
 
-    def _give_up(self, now: float, ticket: Ticket) -> None:
+    def _time_out(self, now: float, ticket: Ticket) -> None:
         if ticket.state is TicketState.WAITING or (ticket.state is TicketState.GONE and ticket.admitted == 0.0):
-            self._told[ticket].refused = self._told[ticket].refused or DeadlineExceeded("")
-            self._hand_over(now, self.door.leave(ticket, now))
+            self._results[ticket].error = self._results[ticket].error or DeadlineExceeded("")
+            self._hand_over(now, self.scheduler.leave(ticket, now))
 
     # --- the server --------------------------------------------------------------------------------------------------
 
     def _hand_over(self, now: float, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            self._told[ticket].queued_s = now - ticket.arrived
+            self._results[ticket].queued_s = now - ticket.arrived
             self._inside.append(ticket)
         while self._inside and self._busy < self._server.slots(now):
             self._busy += 1
@@ -192,22 +192,22 @@ class Simulation:
         self._at(ends, lambda at: turn == ticket.preempted and self._end(at, ticket))
 
     def _first(self, now: float, ticket: Ticket) -> None:
-        self._told[ticket].first_s = now - ticket.arrived
-        self._hand_over(now, self.door.first_token(ticket, now, now - ticket.admitted))
+        self._results[ticket].first_s = now - ticket.arrived
+        self._hand_over(now, self.scheduler.first_token(ticket, now, now - ticket.admitted))
 
     def _end(self, now: float, ticket: Ticket) -> None:
         self._busy -= 1
-        self._told[ticket].done_s = now - ticket.arrived
-        self._hand_over(now, self.door.leave(ticket, now, ticket.tokens))
+        self._results[ticket].done_s = now - ticket.arrived
+        self._hand_over(now, self.scheduler.leave(ticket, now, ticket.tokens))
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    def _look(self, now: float) -> None:
-        self._at(now + 0.05, self._look)
-        self.run.limits.append((now, self.door.limit))
+    def _sample(self, now: float) -> None:
+        self._at(now + 0.05, self._sample)
+        self.run.limits.append((now, self.scheduler.limit))
         self.run.inside.append((now, len(self._inside)))
-        self.run.waiting.append((now, self.door.waiting))
-        self.run.saturated.append((now, self.door.saturated(now)))
+        self.run.waiting.append((now, self.scheduler.waiting))
+        self.run.saturated.append((now, self.scheduler.saturated(now)))
 
     def _draw(self, mean: float, cv: float) -> float:
         """Draw from a lognormal distribution."""
@@ -232,28 +232,28 @@ class TwoGateways(Simulation):
         shared: bool = False,
     ) -> None:
         super().__init__(server, callers, settings, seed)
-        self._doors = (self.door, AdmissionScheduler(settings, 0.0))
-        for door in self._doors if shared else ():
-            door.set_upper_bound(settings.permits // 2, 0.0)
-        self._door_of: dict[Ticket, AdmissionScheduler] = {}
+        self._schedulers = (self.scheduler, AdmissionScheduler(settings, 0.0))
+        for scheduler in self._schedulers if shared else ():
+            scheduler.set_upper_bound(settings.permits // 2, 0.0)
+        self._scheduler_of: dict[Ticket, AdmissionScheduler] = {}
 
-    def _call(self, now: float, callers: Callers) -> None:
-        self.door = self._doors[self._chance.random() < 0.5]
-        before = len(self._told)
-        super()._call(now, callers)
-        if len(self._told) > before:
-            self._door_of[next(reversed(self._told))] = self.door
+    def _arrive(self, now: float, callers: Callers) -> None:
+        self.scheduler = self._schedulers[self._chance.random() < 0.5]
+        before = len(self._results)
+        super()._arrive(now, callers)
+        if len(self._results) > before:
+            self._scheduler_of[next(reversed(self._results))] = self.scheduler
 
-    def _give_up(self, now: float, ticket: Ticket) -> None:
-        self.door = self._door_of[ticket]
-        super()._give_up(now, ticket)
+    def _time_out(self, now: float, ticket: Ticket) -> None:
+        self.scheduler = self._scheduler_of[ticket]
+        super()._time_out(now, ticket)
 
     def _first(self, now: float, ticket: Ticket) -> None:
-        self.door = self._door_of[ticket]
+        self.scheduler = self._scheduler_of[ticket]
         super()._first(now, ticket)
 
     def _end(self, now: float, ticket: Ticket) -> None:
-        self.door = self._door_of[ticket]
+        self.scheduler = self._scheduler_of[ticket]
         super()._end(now, ticket)
 
 

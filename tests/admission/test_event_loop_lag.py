@@ -63,13 +63,13 @@ async def limit_after(first_token_s: float, lost_s: float) -> tuple[int, int]:
     async def full(seconds: float, lost_in_it_s: float) -> None:
         nonlocal clock, lost
         async with AsyncExitStack() as stack:
-            doors = [admission.acquire("standard", 60.0) for _ in range(admission.limit)]
-            places = [await stack.enter_async_context(door) for door in doors]
-            for place in places:
-                await stack.enter_async_context(place.while_held())
+            waits = [admission.acquire("standard", 60.0) for _ in range(admission.limit)]
+            permits = [await stack.enter_async_context(wait) for wait in waits]
+            for permit in permits:
+                await stack.enter_async_context(permit.while_held())
             clock, lost = clock + seconds, lost + lost_in_it_s
-            for place in places:
-                place.first_token(seconds)
+            for permit in permits:
+                permit.first_token(seconds)
 
     for _ in range(20):
         await full(0.2, 0.0)

@@ -24,8 +24,8 @@ async def client(redis_server: RedisServer) -> AsyncIterator[redis.asyncio.Redis
         yield made
 
 
-def door(places: int = 16, least: int = 1) -> AdmissionController:
-    return AdmissionController(places, 64, AdmissionSettings(permits=places, max_queued=64, min_permits=least))
+def controller(permits: int = 16, least: int = 1) -> AdmissionController:
+    return AdmissionController(permits, 64, AdmissionSettings(permits=permits, max_queued=64, min_permits=least))
 
 
 def gateway(
@@ -35,7 +35,7 @@ def gateway(
 
 
 async def test_two_gateways_halve_the_permits(client: redis.asyncio.Redis) -> None:
-    one, two = door(), door()
+    one, two = controller(), controller()
     first, second = gateway(client, "a", one), gateway(client, "b", two)
     await first.beat()
     assert one.limit == 8  # Where a limit of at most sixteen begins.
@@ -49,7 +49,7 @@ async def test_two_gateways_halve_the_permits(client: redis.asyncio.Redis) -> No
 
 
 async def test_permits_follow_the_demand(client: redis.asyncio.Redis) -> None:
-    one, two = door(), door()
+    one, two = controller(), controller()
     one.set_upper_bound(8)  # as high as it might be, so it goes with what it may have
     first, second = gateway(client, "a", one), gateway(client, "b", two)
 
@@ -69,15 +69,15 @@ async def test_permits_follow_the_demand(client: redis.asyncio.Redis) -> None:
 
 async def test_a_gone_gateways_permits_are_redistributed(client: redis.asyncio.Redis) -> None:
     """At once when it stops, after ALIVE_S when it was killed; the others take them one heartbeat later."""
-    one = door()
+    one = controller()
     beaten = anyio.Event()
 
     async def sleep(seconds: float) -> None:
         beaten.set()
         await anyio.sleep_forever()
 
-    first, killed = gateway(client, "a", one), gateway(client, "c", door())
-    second = PeerHeartbeat(client, [SharedTier("large", ENDPOINTS, 16, door())], name="b", sleep=sleep)
+    first, killed = gateway(client, "a", one), gateway(client, "c", controller())
+    second = PeerHeartbeat(client, [SharedTier("large", ENDPOINTS, 16, controller())], name="b", sleep=sleep)
     await killed.beat()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(second.watch)
@@ -95,7 +95,7 @@ async def test_a_gone_gateways_permits_are_redistributed(client: redis.asyncio.R
 
 
 async def test_gateways_of_other_endpoints_do_not_divide(client: redis.asyncio.Redis) -> None:
-    one, two = door(), door()
+    one, two = controller(), controller()
     one.set_upper_bound(8)
     one.set_upper_bound(16)
     for each in (gateway(client, "a", one), gateway(client, "b", two, ("10.0.0.2:8001",))):
@@ -104,7 +104,7 @@ async def test_gateways_of_other_endpoints_do_not_divide(client: redis.asyncio.R
 
 
 async def test_without_redis_each_gateway_keeps_its_part(redis_server: RedisServer) -> None:
-    one = door()
+    one = controller()
     async with redis.asyncio.Redis(port=1, retry=None) as nobody:
         lost = gateway(nobody, "a", one)
         one.set_upper_bound(8)
@@ -114,11 +114,11 @@ async def test_without_redis_each_gateway_keeps_its_part(redis_server: RedisServ
 
 
 async def test_a_fixed_limit_is_not_divided(client: redis.asyncio.Redis) -> None:
-    one = door(16, least=0)
-    for each in (gateway(client, "a", one), gateway(client, "b", door())):
+    one = controller(16, least=0)
+    for each in (gateway(client, "a", one), gateway(client, "b", controller())):
         await each.beat()
     assert one.limit == 16
 
 
 def _key() -> str:
-    return SharedTier("large", ENDPOINTS, 16, door()).key
+    return SharedTier("large", ENDPOINTS, 16, controller()).key

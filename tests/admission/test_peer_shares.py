@@ -31,12 +31,12 @@ def test_with_more_gateways_than_permits_each_has_one() -> None:
 @given(
     st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.floats(0.0, 500.0), min_size=1), st.integers(1, 300)
 )
-def test_all_permits_are_given_and_more_demand_never_gives_less(demands: dict[str, float], places: int) -> None:
-    found = divide_permits(places, demands)
+def test_all_permits_are_given_and_more_demand_never_gives_less(demands: dict[str, float], permits: int) -> None:
+    found = divide_permits(permits, demands)
     assert set(found) == set(demands)
     assert min(found.values()) >= 1
-    if places >= len(demands):
-        assert sum(found.values()) == places
+    if permits >= len(demands):
+        assert sum(found.values()) == permits
     for one in demands:
         for other in demands:
             if demands[one] > demands[other]:

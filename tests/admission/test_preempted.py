@@ -30,23 +30,23 @@ class Work:
     """Sends a request to a silent server whenever it has a permit, until released."""
 
     def __init__(self, admission: AdmissionController, tenant: str) -> None:
-        self.said: list[str] = []
+        self.events: list[str] = []
         self.answered = asyncio.Event()
         self.task = asyncio.ensure_future(self._run(admission, tenant))
 
     async def _run(self, admission: AdmissionController, tenant: str) -> None:
-        async with admission.acquire("interactive", 60.0, tenant, preemptible=True) as place:
+        async with admission.acquire("interactive", 60.0, tenant, preemptible=True) as permit:
             while True:
                 try:
-                    async with place.while_held():
-                        self.said.append("began")
+                    async with permit.while_held():
+                        self.events.append("began")
                         await self.answered.wait()
-                        place.first_token(0.1)
+                        permit.first_token(0.1)
                 except Preempted:
-                    self.said.append("gave back")
-                    await place.reacquire()
+                    self.events.append("preempted")
+                    await permit.reacquire()
                 else:
-                    self.said.append("done")
+                    self.events.append("done")
                     return
 
     async def end(self) -> None:
@@ -54,9 +54,9 @@ class Work:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
-def door(places: int = 1, queue: int = 4, clock: Clock | None = None) -> AdmissionController:
+def controller(permits: int = 1, max_queued: int = 4, clock: Clock | None = None) -> AdmissionController:
     return AdmissionController(
-        places, queue, AdmissionSettings(permits=places, max_queued=queue), clock=clock or Clock()
+        permits, max_queued, AdmissionSettings(permits=permits, max_queued=max_queued), clock=clock or Clock()
     )
 
 
@@ -66,26 +66,26 @@ async def preempted(admission: AdmissionController) -> tuple[Work, Work]:
     await settle()
     quiet = Work(admission, "quiet")
     await settle()
-    assert (flood.said, quiet.said) == (["began", "gave back"], ["began"])
+    assert (flood.events, quiet.events) == (["began", "preempted"], ["began"])
     return flood, quiet
 
 
 async def test_a_preempted_request_runs_again_in_its_turn() -> None:
-    admission = door()
+    admission = controller()
     flood, quiet = await preempted(admission)
     assert (admission.running, admission.waiting) == (1, 1)
     quiet.answered.set()
     await settle()
-    assert quiet.said == ["began", "done"]
-    assert flood.said == ["began", "gave back", "began"]
+    assert quiet.events == ["began", "done"]
+    assert flood.events == ["began", "preempted", "began"]
     flood.answered.set()
     await settle()
-    assert flood.said[-1] == "done"
+    assert flood.events[-1] == "done"
     assert (admission.running, admission.waiting) == (0, 0)
 
 
 async def test_cancelling_a_preempted_request_leaves_the_other_alone() -> None:
-    admission = door()
+    admission = controller()
     flood, quiet = await preempted(admission)
     await flood.end()
     assert (admission.running, admission.waiting) == (1, 0)
@@ -94,7 +94,7 @@ async def test_cancelling_a_preempted_request_leaves_the_other_alone() -> None:
 
 
 async def test_cancelling_at_the_moment_of_preemption_leaks_nothing() -> None:
-    admission = door()
+    admission = controller()
     flood = Work(admission, "flood")
     await settle()
     quiet = Work(admission, "quiet")
@@ -108,37 +108,37 @@ async def test_cancelling_at_the_moment_of_preemption_leaks_nothing() -> None:
 
 async def test_an_immediate_regrant_still_restarts_the_work() -> None:
     """Its server was already told to stop."""
-    admission = door()
+    admission = controller()
     flood = Work(admission, "flood")
     await settle()
     async with admission.acquire("interactive", 60.0, "quiet"):
         pass
     await settle()
-    assert flood.said == ["began", "gave back", "began"]
+    assert flood.events == ["began", "preempted", "began"]
     assert (admission.running, admission.waiting) == (1, 0)
     await flood.end()
     assert admission.running == 0
 
 
 async def test_a_first_token_at_the_moment_of_preemption_is_discarded() -> None:
-    admission = door()
+    admission = controller()
     flood = Work(admission, "flood")
     await settle()
     flood.answered.set()
     quiet = Work(admission, "quiet")
     await settle()
-    assert flood.said in (["began", "done"], ["began", "gave back"])
-    if flood.said[-1] == "gave back":
+    assert flood.events in (["began", "done"], ["began", "preempted"])
+    if flood.events[-1] == "preempted":
         quiet.answered.set()
         await settle()
-    assert flood.said[-1] == "done"
+    assert flood.events[-1] == "done"
     await quiet.end()
     assert (admission.running, admission.waiting) == (0, 0)
 
 
 async def test_a_preempted_request_keeps_its_deadline() -> None:
     clock = Clock()
-    admission = door(clock=clock)
+    admission = controller(clock=clock)
     flood = Work(admission, "flood")
     await settle()
     quiet = Work(admission, "quiet")
@@ -166,16 +166,16 @@ async def test_a_preempted_request_can_be_displaced_from_a_full_queue() -> None:
 
 
 async def _bulk(admission: AdmissionController) -> None:
-    async with admission.acquire("bulk", 60.0, "flood", preemptible=True) as place:
+    async with admission.acquire("bulk", 60.0, "flood", preemptible=True) as permit:
         try:
-            async with place.while_held():
+            async with permit.while_held():
                 await asyncio.Event().wait()
         except Preempted:
-            await place.reacquire()
+            await permit.reacquire()
 
 
 async def test_a_request_that_is_not_preemptible_keeps_its_permit() -> None:
-    admission = door()
+    admission = controller()
 
     async def keeps() -> None:
         async with admission.acquire("interactive", 60.0, "flood"):
@@ -185,18 +185,18 @@ async def test_a_request_that_is_not_preemptible_keeps_its_permit() -> None:
     await settle()
     quiet = Work(admission, "quiet")
     await settle()
-    assert quiet.said == []
+    assert quiet.events == []
     held.cancel()
     await settle()
-    assert quiet.said == ["began"]
+    assert quiet.events == ["began"]
     await quiet.end()
 
 
 async def test_errors_of_the_work_pass_through() -> None:
-    admission = door()
+    admission = controller()
     for raised in (RuntimeError, TimeoutError):
         with pytest.raises(raised):
-            async with admission.acquire("interactive", 60.0, preemptible=True) as place, place.while_held():
+            async with admission.acquire("interactive", 60.0, preemptible=True) as permit, permit.while_held():
                 raise raised
     assert (admission.running, admission.waiting) == (0, 0)
 

@@ -25,16 +25,16 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.door = AdmissionScheduler(settings(8, max_queued=6), 0.0)
+        self.scheduler = AdmissionScheduler(settings(8, max_queued=6), 0.0)
         self.inside: set[Ticket] = set()
         self.waiting: set[Ticket] = set()
 
     @rule(target=known, priority=PRIORITIES, tenant=TENANTS, left_s=st.floats(0.0, 30.0), tokens=st.floats(1.0, 500.0))
     def come(self, priority: Priority, tenant: str, left_s: float, tokens: float):  # type: ignore[no-untyped-def]
         ticket = Ticket(priority, tenant, 1.0 + len(tenant), tokens, self.now, self.now + left_s)
-        before = self.door.running
+        before = self.scheduler.running
         try:
-            moved = self.door.arrive(ticket, self.now)
+            moved = self.scheduler.arrive(ticket, self.now)
         except CausewayError:
             assert ticket.state is TicketState.NEW
             return multiple()
@@ -47,7 +47,7 @@ class Machine(RuleBasedStateMachine):
                 self.waiting.remove(each)
         if ticket.has_permit:
             swapped = any(each.state is TicketState.WAITING for each in moved)
-            assert self.door.running == before if swapped else before < self.door.limit
+            assert self.scheduler.running == before if swapped else before < self.scheduler.limit
             self.inside.add(ticket)
         else:
             self.waiting.add(ticket)
@@ -56,18 +56,18 @@ class Machine(RuleBasedStateMachine):
     @rule(ticket=consumes(known), used=st.none() | st.floats(0.0, 1000.0))
     def leave(self, ticket: Ticket, used: float | None) -> None:
         """Done, failed, cancelled or timed out."""
-        entered = self.door.leave(ticket, self.now, used)
+        entered = self.scheduler.leave(ticket, self.now, used)
         self.inside.discard(ticket)
         self.waiting.discard(ticket)
         self._entered(entered)
 
     @rule(ticket=known, seconds=st.floats(0.001, 5.0))
     def first_token(self, ticket: Ticket, seconds: float) -> None:
-        self._entered(self.door.first_token(ticket, self.now, seconds))
+        self._entered(self.scheduler.first_token(ticket, self.now, seconds))
 
     @rule(ticket=known)
     def failed(self, ticket: Ticket) -> None:
-        self.door.failed(ticket, self.now)
+        self.scheduler.failed(ticket, self.now)
 
     @rule(seconds=st.floats(0.0, 20.0))
     def wait(self, seconds: float) -> None:
@@ -80,20 +80,20 @@ class Machine(RuleBasedStateMachine):
             self.waiting.remove(ticket)
             self.inside.add(ticket)
         if tickets:
-            assert self.door.running <= self.door.limit
+            assert self.scheduler.running <= self.scheduler.limit
         # Those whose time was over when their turn came.
         self.waiting = {ticket for ticket in self.waiting if ticket.state is TicketState.WAITING}
 
     @invariant()
     def books_are_right(self) -> None:
         """Every permit has one holder, every waiter is known."""
-        assert self.door.running == len(self.inside) <= 8
-        assert self.door.pending == sum(ticket.state is TicketState.PENDING for ticket in self.inside)
-        assert self.door.waiting == len(self.waiting) <= 6
-        assert 1 <= self.door.limit <= 8
+        assert self.scheduler.running == len(self.inside) <= 8
+        assert self.scheduler.pending == sum(ticket.state is TicketState.PENDING for ticket in self.inside)
+        assert self.scheduler.waiting == len(self.waiting) <= 6
+        assert 1 <= self.scheduler.limit <= 8
 
     @invariant()
-    def nobody_waits_for_nothing(self) -> None:
+    def waiters_have_a_running_request(self) -> None:
         """Where requests wait, another one runs, whose end admits the next."""
         assert not self.waiting or self.inside
 
@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
                 break
             self.leave(next(iter(self.inside)), None)
         assert not self.waiting
-        assert self.door.running == self.door.pending == 0
+        assert self.scheduler.running == self.scheduler.pending == 0
 
 
 TestMachine = Machine.TestCase
@@ -144,11 +144,11 @@ def test_count_ahead_is_exact_without_further_arrivals(came: list[tuple[str, flo
         assert first is not None
         queue.pop(first)
     ticket = Ticket("standard", tenant, 1.0, 10.0, 1000.0, 1e9)
-    told = queue.count_ahead(ticket)
+    predicted = queue.count_ahead(ticket)
     queue.add(ticket)
     before = 0
     while (first := queue.first()) is not ticket:
         assert first is not None
         queue.pop(first)
         before += 1
-    assert before == told
+    assert before == predicted

@@ -93,11 +93,11 @@ async def test_failing_work_releases_its_permit(step: str) -> None:
     admission = AdmissionController(1, 8)
 
     async def work() -> None:
-        async with admission.acquire("standard", 60.0) as place:
+        async with admission.acquire("standard", 60.0) as permit:
             if step == "first token":
-                place.first_token(0.1)
+                permit.first_token(0.1)
             if step == "failed":
-                place.failed()
+                permit.failed()
             raise RuntimeError
 
     with pytest.raises(RuntimeError):

@@ -28,7 +28,7 @@ class Endpoint:
     def __init__(self) -> None:
         self.fault: CausewayError | None = None
         self.hangs = False
-        self.heard = -math.inf
+        self.last_received = -math.inf
         self.probes = 0
         self.ended: list[tuple[CausewayError, bool]] = []
         self.closed = False
@@ -44,7 +44,7 @@ class Endpoint:
             raise self.fault
 
     def last_received_at(self, model: str) -> float:
-        return self.heard
+        return self.last_received
 
     def fail_calls(self, model: str, error: CausewayError, *, begun: bool = True) -> None:
         self.ended.append((error, begun))

@@ -23,14 +23,14 @@ def test_triton_is_shorthand_for_one_endpoint_and_the_flag_replaces_both(tmp_pat
     first = "{name: a, endpoints: ['x:1@eu', 'dns:y:2'], load_balancing: prefix_affinity}"
     text = f"tiers:\n  - {first}\n  - {{name: b, triton: 'z:3'}}\n"
     many, one = load_config(write(tmp_path, text), Flags()).tiers
-    assert [(place.address, place.zone, place.is_dns) for place in many.endpoint_addresses] == [
+    assert [(where.address, where.zone, where.is_dns) for where in many.endpoint_addresses] == [
         ("x:1", "eu", False),
         ("y:2", "", True),
     ]
-    assert [place.address for place in one.endpoint_addresses] == ["z:3"]
-    assert [place.address for place in TierConfig().endpoint_addresses] == ["127.0.0.1:8001"]
+    assert [where.address for where in one.endpoint_addresses] == ["z:3"]
+    assert [where.address for where in TierConfig().endpoint_addresses] == ["127.0.0.1:8001"]
     for tier in load_config(write(tmp_path, text), Flags(triton="t:9")).tiers:
-        assert [place.address for place in tier.endpoint_addresses] == ["t:9"]
+        assert [where.address for where in tier.endpoint_addresses] == ["t:9"]
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ def names(resolver: Resolver, *places: str) -> EndpointDiscovery:
     ],
 )
 def test_endpoint_address_forms(text: str, address: str, zone: str, is_dns: bool) -> None:
-    place = parse_endpoint_address(text)
-    assert (place.address, place.zone, place.is_dns) == (address, zone, is_dns)
+    found = parse_endpoint_address(text)
+    assert (found.address, found.zone, found.is_dns) == (address, zone, is_dns)
 
 
 @pytest.mark.parametrize(

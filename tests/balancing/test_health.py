@@ -52,9 +52,9 @@ def never(address: str) -> float:
 
 @pytest.mark.parametrize("error", [REFUSED, EngineUnavailable("no"), StubProcessDied("no")])
 def test_a_refusing_endpoint_is_ejected_at_once(error: CausewayError) -> None:
-    state, ask = failed(pool(2), error)
+    state, to_probe = failed(pool(2), error)
     assert [one.phase for one in state.endpoints] == ["ejected", "active"]
-    assert (ask, state.endpoints[0].last_error) == ((), error.code)
+    assert (to_probe, state.endpoints[0].last_error) == ((), error.code)
 
 
 def test_failures_in_a_row_eject() -> None:
@@ -71,16 +71,16 @@ def test_failures_in_a_row_eject() -> None:
 
 
 def test_a_broken_stream_causes_a_probe() -> None:
-    state, ask = failed(pool(2), StreamBroken("no", phase="stream"))
-    assert (state.healthy, ask) == (2, ("t0",))
+    state, to_probe = failed(pool(2), StreamBroken("no", phase="stream"))
+    assert (state.healthy, to_probe) == (2, ("t0",))
 
 
 @pytest.mark.parametrize("error", [QueueFull("no"), CloudRejected("no"), ContextLengthExceeded("no"), ClientGone("no")])
 def test_callers_errors_do_not_count_against_the_endpoint(error: CausewayError) -> None:
     state = pool(2)
     for _ in range(10):
-        state, ask = failed(state, error, silent_s=9.0)
-        assert ask == ()
+        state, to_probe = failed(state, error, silent_s=9.0)
+        assert to_probe == ()
     assert state == pool(2)
 
 
@@ -91,19 +91,19 @@ def test_a_deadline_without_any_received_data_ejects(error: CausewayError) -> No
 
 
 def test_a_deadline_at_a_responding_endpoint_is_no_failure() -> None:
-    state, ask = failed(pool(2), LATE, silent_s=0.01)
-    assert (state, ask) == (pool(2), ())
+    state, to_probe = failed(pool(2), LATE, silent_s=0.01)
+    assert (state, to_probe) == (pool(2), ())
 
 
 def test_a_short_deadline_in_silence_causes_a_probe() -> None:
-    state, ask = failed(pool(2), LATE, silent_s=0.5)
-    assert (state.healthy, ask) == (2, ("t0",))
+    state, to_probe = failed(pool(2), LATE, silent_s=0.5)
+    assert (state.healthy, to_probe) == (2, ("t0",))
 
 
 def test_an_abandoned_call_causes_a_probe() -> None:
     """A hedge that won elsewhere must not hide that the first endpoint hangs."""
-    state, ask = health.call_abandoned(pool(2), "t0", CONFIG, silent_s=0.5)
-    assert ask == ("t0",)
+    state, to_probe = health.call_abandoned(pool(2), "t0", CONFIG, silent_s=0.5)
+    assert to_probe == ("t0",)
     assert health.call_abandoned(state, "t0", CONFIG, silent_s=0.5)[1] == (), "once at a time"
     assert health.call_abandoned(pool(2), "t0", CONFIG, silent_s=0.1)[1] == ()
 
@@ -117,8 +117,8 @@ def test_suspicion_ejects_at_most_half_of_the_pool(faults: list[tuple[int, Cause
 
 
 def test_the_last_endpoint_is_ejected_by_a_failed_probe_only() -> None:
-    state, ask = failed(pool(1), REFUSED)
-    assert (state.healthy, ask) == (1, ("t0",))
+    state, to_probe = failed(pool(1), REFUSED)
+    assert (state.healthy, to_probe) == (1, ("t0",))
     state = health.probe_finished(state, "t0", "dead", "cloud_unreachable", 1.0, CONFIG)
     assert (state.healthy, state.endpoints[0].not_before) == (0, 1.0 + CONFIG.base_ejection_s)
 
@@ -147,8 +147,8 @@ def test_probe_results(error: CausewayError | None, heard: bool, probe_result: s
 def test_a_successful_probe_readmits() -> None:
     state, _ = failed(pool(2), REFUSED, now=10.0)
     assert health.due_probes(state, 10.4, CONFIG, never)[1] == ()
-    state, ask = health.due_probes(state, 10.5, CONFIG, never)
-    assert ask == ("t0",)
+    state, to_probe = health.due_probes(state, 10.5, CONFIG, never)
+    assert to_probe == ("t0",)
     assert health.due_probes(state, 11.0, CONFIG, never)[1] == ()
     state = health.probe_finished(state, "t0", "healthy", "", 11.0, CONFIG)
     one = state.endpoints[0]
@@ -213,8 +213,8 @@ def test_only_silent_endpoints_with_open_calls_are_probed() -> None:
 
 def test_a_hung_endpoint_is_ejected_within_two_seconds_of_the_first_missed_deadline() -> None:
     """Even with a short deadline, and where suspicion alone may not eject."""
-    state, ask = failed(pool(1), LATE, now=0.3, silent_s=0.3)
-    assert ask == ("t0",)
+    state, to_probe = failed(pool(1), LATE, now=0.3, silent_s=0.3)
+    assert to_probe == ("t0",)
     state = health.probe_finished(
         state,
         "t0",

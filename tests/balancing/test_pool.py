@@ -177,7 +177,7 @@ async def test_a_late_probe_of_a_responding_endpoint_does_not_eject() -> None:
         with bed.pool.lease() as lease:
             bed.clock.now += 1.0
             await until(lambda: bed.at("a:1").probes == 1)
-            bed.at("a:1").heard = bed.clock.now
+            bed.at("a:1").last_received = bed.clock.now
             with anyio.move_on_after(0.2):
                 await until(lambda: bed.pool.healthy == 0)
             assert bed.pool.healthy == 1
@@ -244,14 +244,14 @@ async def test_retry_after_grows_with_the_outage() -> None:
     async with watching(bed):
         with bed.pool.lease() as lease:
             lease.failed(REFUSED)
-        told = []
-        for asked in range(1, 8):
-            await until(lambda asked=asked: bed.at("a:1").probes == asked and not bed.pool.state.endpoints[0].probing)
+        retry_after_s = []
+        for count in range(1, 8):
+            await until(lambda count=count: bed.at("a:1").probes == count and not bed.pool.state.endpoints[0].probing)
             with pytest.raises(CloudUnreachable) as raised:
                 bed.pool.lease()
-            told.append(raised.value.retry_after_s)
+            retry_after_s.append(raised.value.retry_after_s)
             bed.clock.now += 0.5
-    assert told == [1.0, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
+    assert retry_after_s == [1.0, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
 
 
 def errors() -> list[CausewayError]:

@@ -57,14 +57,14 @@ class Crowd:
 
     async def run(self) -> None:
         while True:
-            ask = InferenceRequest(
+            request = InferenceRequest(
                 model=MODEL,
                 prompt="turn on the light",
                 parameters=SamplingParameters(max_tokens=4, temperature=0.0),
                 deadline=time.monotonic() + self._deadline_s,
             )
             try:
-                async with aclosing(self._dispatch.generate(ask)) as deltas:
+                async with aclosing(self._dispatch.generate(request)) as deltas:
                     async for _ in deltas:
                         pass
                 self.answers += 1
@@ -189,7 +189,7 @@ async def test_sighup_changes_endpoints_without_a_failed_request(
     url = command.ready()["url"]
     statuses = Counter[int]()
 
-    async def ask(http: aiohttp.ClientSession) -> None:
+    async def request(http: aiohttp.ClientSession) -> None:
         while True:
             async with http.post(f"{url}/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 1}) as reply:
                 statuses[reply.status] += 1
@@ -203,7 +203,7 @@ async def test_sighup_changes_endpoints_without_a_failed_request(
     try:
         with anyio.fail_after(PATIENCE_S):
             async with aiohttp.ClientSession() as http, anyio.create_task_group() as tasks:
-                tasks.start_soon(ask, http)
+                tasks.start_soon(request, http)
                 while await seen(http) != set(addresses):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
                 ready = await (await http.get(url.replace("/v1", "/readyz"))).json()

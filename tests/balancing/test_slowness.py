@@ -57,7 +57,7 @@ def chosen(state: PoolState, now: float = NOW, times: int = 300) -> set[str]:
     return {one.address for one in found if one is not None}
 
 
-def asked(state: PoolState, now: float) -> tuple[str, ...]:
+def due_probes(state: PoolState, now: float) -> tuple[str, ...]:
     return health.due_probes(state, now, CONFIG, lambda address: now)[1]
 
 
@@ -129,15 +129,15 @@ def test_a_slow_endpoint_helps_when_the_others_are_overloaded() -> None:
 
 def test_a_slow_endpoint_is_probed_until_it_is_as_fast_as_its_peers() -> None:
     state, now = slowed(healthy()), NOW
-    assert asked(state, now) == ("t0",)
+    assert due_probes(state, now) == ("t0",)
     pauses = []
     for _ in range(4):
         state = probed(state, 1.2, now)
         assert of(state).slow
         pauses.append(of(state).not_before - now)
-        assert asked(state, of(state).not_before - 0.01) == ()
+        assert due_probes(state, of(state).not_before - 0.01) == ()
         now = of(state).not_before
-        assert asked(state, now) == ("t0",)
+        assert due_probes(state, now) == ("t0",)
     assert pauses == [1.0, 2.0, 2.0, 2.0]
     state = slowness.first_token_measured(probed(state, USUAL_S, now), "t0", USUAL_S, now, CONFIG)
     assert not of(state).slow
@@ -153,7 +153,7 @@ def test_an_endpoint_marked_slow_by_mistake_gets_its_share_back_at_once() -> Non
 
 def test_after_a_fast_probe_exactly_one_trial_request_goes_there() -> None:
     state = probed(slowed(healthy()), USUAL_S, NOW)
-    assert asked(state, NOW + 5.0) == ()
+    assert due_probes(state, NOW + 5.0) == ()
     assert chosen(state) == {"t0"}
     assert "t0" not in chosen(changed(state, open_since=(NOW,), waiting_since=(NOW,)))
     again = choose(state, CONFIG, now=NOW, draw=0.0, excluding=["t1"])
@@ -170,11 +170,11 @@ def test_each_slow_relapse_doubles_the_pause() -> None:
     state, now, pauses = slowed(healthy()), NOW, []
     for _ in range(8):
         pauses.append(of(state).not_before - now)
-        assert asked(state, of(state).not_before - 0.01) == ()
+        assert due_probes(state, of(state).not_before - 0.01) == ()
         if pauses[-1] > 0.0:
             assert of(probed(state, USUAL_S, now)).trust == "slow"
         now = of(state).not_before
-        assert asked(state, now) == ("t0",)
+        assert due_probes(state, now) == ("t0",)
         state = probed(state, USUAL_S, now)
         assert of(state).trust == "on_trial"
         state = slowness.first_token_measured(state, "t0", 2.0, now, CONFIG)
@@ -189,7 +189,7 @@ def test_each_slow_relapse_doubles_the_pause() -> None:
 def test_a_fast_answer_alone_does_not_restore_trust() -> None:
     state = slowness.first_token_measured(slowed(healthy()), "t0", USUAL_S, NOW, CONFIG)
     assert of(state).trust == "slow"
-    assert asked(state, NOW) == ("t0",)
+    assert due_probes(state, NOW) == ("t0",)
 
 
 def test_an_ejected_endpoint_with_a_slow_probe_returns_as_slow() -> None:

@@ -30,22 +30,22 @@ class Hung:
     """In a script: wait for ever."""
 
 
-class Triton:
+class ScriptedTriton:
     """Plays `script`, one delta a word; an exception in it is raised. Continues where a prompt ends."""
 
     def __init__(self, *script: str | Exception | type[Hung]) -> None:
         self.script = script or WORDS
-        self.asked: list[InferenceRequest] = []
+        self.requests: list[InferenceRequest] = []
         self.open = 0
         self.hangs = anyio.Event()
 
     async def generate(
-        self, ask: InferenceRequest, key: bytes = b"", *, hedged: bool = True
+        self, request: InferenceRequest, key: bytes = b"", *, hedged: bool = True
     ) -> AsyncGenerator[Delta, None]:
-        self.asked.append(ask)
+        self.requests.append(request)
         self.open += 1
         try:
-            said = ask.prompt.partition("tell me|")[2]
+            text = request.prompt.partition("tell me|")[2]
             made = 0
             for word in self.script:
                 if isinstance(word, Exception):
@@ -53,11 +53,11 @@ class Triton:
                 if not isinstance(word, str):
                     self.hangs.set()
                     await anyio.sleep_forever()
-                elif said.startswith(word):
-                    said = said.removeprefix(word)
+                elif text.startswith(word):
+                    text = text.removeprefix(word)
                 else:
                     made += 1
-                    reason = "length" if made == ask.parameters.max_tokens else None
+                    reason = "length" if made == request.parameters.max_tokens else None
                     yield Delta((word,), (reason,), (1,), ((),), 3, reason is not None)
                     if reason:
                         return
@@ -86,7 +86,7 @@ class QueuePressure:
 class Bed:
     def __init__(
         self,
-        tritons: dict[str, Triton],
+        tritons: dict[str, ScriptedTriton],
         *,
         permits: int = 4,
         max_queued: int = 0,
@@ -101,17 +101,17 @@ class Bed:
             "{% for m in messages %}{{ m.content }}{% endfor %}|", context_tokens=1000, answers=answers
         )
         self.tiers = {name: Tier(TierConfig(name=name, template_file="x"), chat_format) for name in names}
-        self.doors = {name: AdmissionController(permits, max_queued) for name in names}
+        self.admissions = {name: AdmissionController(permits, max_queued) for name in names}
         self.health = {name: EndpointAvailability() for name in names}
         self.pressure = {name: QueuePressure() for name in names}
         config = DegradationConfig(tiers=names, first_token_timeout_factor=1.0, truncate_to_tokens=truncate_to_tokens)
-        senses = {name: TierSignals(self.health[name], self.pressure[name], objective_s) for name in names}
+        signals = {name: TierSignals(self.health[name], self.pressure[name], objective_s) for name in names}
         self.now = 1000.0  # of the ladder; deadlines are real
-        self.ladder = TierFallback(config, senses, clock=lambda: self.now)
+        self.fallback = TierFallback(config, signals, clock=lambda: self.now)
         self.continue_tokens = ContinueTokens(MultiFernet([Fernet(Fernet.generate_key())]), 60.0)
         more = {} if stale is None else {"find_stale": stale}
-        lanes = {name: TierRuntime(self.tiers[name], self.doors[name], tritons[name]) for name in names}
-        self.service = Service(lanes, self.ladder, continue_tokens=self.continue_tokens, **more)
+        runtimes = {name: TierRuntime(self.tiers[name], self.admissions[name], tritons[name]) for name in names}
+        self.service = Service(runtimes, self.fallback, continue_tokens=self.continue_tokens, **more)
 
     def call(
         self, request: Request = CHAT, *, deadline_s: float = 60.0, tenant: str = "acme", **more: object
@@ -121,7 +121,7 @@ class Bed:
             id="r", request=request, tier=tier, deadline=time.monotonic() + deadline_s, tenant=tenant, **more
         )  # type: ignore[arg-type]
 
-    async def ask(self, call: RequestContext | None = None) -> tuple[AnswerHead, list[Chunk]]:
+    async def send(self, call: RequestContext | None = None) -> tuple[AnswerHead, list[Chunk]]:
         async with aclosing(self.service.answer(call or self.call())) as pieces:
             found = [piece async for piece in pieces]
         head, *chunks = found
@@ -131,7 +131,7 @@ class Bed:
     @property
     def is_free(self) -> bool:
         """Whether nothing runs and every permit is free."""
-        return not any(door.running or door.waiting for door in self.doors.values()) and not any(
+        return not any(admission.running or admission.waiting for admission in self.admissions.values()) and not any(
             triton.open for triton in self.tritons.values()
         )
 

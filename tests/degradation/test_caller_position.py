@@ -13,7 +13,7 @@ def test_a_device_or_else_a_conversation_has_one_position() -> None:
 
 
 def test_positions_are_spread_evenly() -> None:
-    places = [caller_position("acme", f"kiosk-{number}", b"") for number in range(2000)]
-    assert all(0.0 <= place < 1.0 for place in places)
+    positions = [caller_position("acme", f"kiosk-{number}", b"") for number in range(2000)]
+    assert all(0.0 <= position < 1.0 for position in positions)
     for share in (0.1, 0.5, 0.9):
-        assert abs(sum(place < share for place in places) / 2000 - share) < 0.04
+        assert abs(sum(position < share for position in positions) / 2000 - share) < 0.04

@@ -13,7 +13,7 @@ from cloud_pool.jobs.worker.runner import JobRun, ServiceBackend
 from router.errors import EngineUnavailable, InvalidRequest
 from router.types import Chunk
 
-from .scripted import CHAT, WORDS, Bed, Triton, text_of
+from .scripted import CHAT, WORDS, Bed, ScriptedTriton, text_of
 
 
 def test_the_critical_header_is_true_or_false_only() -> None:
@@ -38,12 +38,12 @@ def job_run() -> JobRun:
 
 
 async def test_a_job_never_leaves_its_tier() -> None:
-    bed = Bed({"large": Triton(EngineUnavailable("gone")), "medium": Triton()})
+    bed = Bed({"large": ScriptedTriton(EngineUnavailable("gone")), "medium": ScriptedTriton()})
     runner = ServiceBackend(CachingService(None, bed.service.answer), bed.tiers, {})
     with pytest.raises(EngineUnavailable):
         async with aclosing(runner.reply(job_run())[1]) as chunks:
             [_ async for _ in chunks]
-    assert not bed.tritons["medium"].asked
+    assert not bed.tritons["medium"].requests
     bed.tritons["large"].script = WORDS
     for pressure in bed.pressure.values():
         pressure.saturated = True

@@ -65,17 +65,17 @@ class Answer:
             self.token = events[-1].get("causeway", {}).get("continue", "")
             (self.model,) = {event["model"] for event in events}
             return
-        said = json.loads(body)
-        self.error = said.get("error", {}).get("code", "")
+        document = json.loads(body)
+        self.error = document.get("error", {}).get("code", "")
         self.text = ""
         if status == 200:
-            self.text = said["choices"][0]["message"]["content"] or ""
-            self.reason = said["choices"][0]["finish_reason"]
-            self.token = said.get("causeway", {}).get("continue", "")
-            self.model = said["model"]
+            self.text = document["choices"][0]["message"]["content"] or ""
+            self.reason = document["choices"][0]["finish_reason"]
+            self.token = document.get("causeway", {}).get("continue", "")
+            self.model = document["model"]
 
     @property
-    def why(self) -> str:
+    def tier_reason(self) -> str:
         return self.headers.get("x-causeway-tier-reason", "")
 
     @property
@@ -91,20 +91,22 @@ class Bed:
         self.folder = folder
         self.http: aiohttp.ClientSession
 
-    async def ask(self, model: str, token: str = "", *, stream: bool = False, text: str = "", **headers: str) -> Answer:
+    async def send(
+        self, model: str, token: str = "", *, stream: bool = False, text: str = "", **headers: str
+    ) -> Answer:
         body = {**CHAT, "model": model, "stream": stream, **({"causeway": {"continue": token}} if token else {})}
         body |= {"messages": [{"role": "user", "content": text}]} if text else {}
         headers = {"authorization": "Bearer kiosk-secret", **{f"x-causeway-{key}": headers[key] for key in headers}}
         async with self.http.post(f"{self.url}/chat/completions", json=body, headers=headers) as reply:
             return Answer(reply.status, reply.headers, await reply.read(), stream)
 
-    async def until_answered(self, model: str, why: str, **more: str) -> Answer:
+    async def until_answered(self, model: str, tier_reason: str, **more: str) -> Answer:
         """Repeat the request until that is the reason; each one on the way is answered."""
         with anyio.fail_after(PATIENCE_S):
             while True:
-                found = await self.ask(model, **more)
+                found = await self.send(model, **more)
                 assert found.status == 200, found.error
-                if found.why == why:
+                if found.tier_reason == tier_reason:
                     return found
                 await asyncio.sleep(0.05)
 
@@ -168,8 +170,8 @@ async def control(pool: Pool, *, load: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_requested_tier_answers_when_it_can(bed: Bed, stream: bool) -> None:
-    found = await bed.ask("large", stream=stream)
-    assert (found.status, found.model, found.headers["x-causeway-tier"], found.why) == (
+    found = await bed.send("large", stream=stream)
+    assert (found.status, found.model, found.headers["x-causeway-tier"], found.tier_reason) == (
         200,
         "large",
         "large",
@@ -180,15 +182,15 @@ async def test_the_requested_tier_answers_when_it_can(bed: Bed, stream: bool) ->
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_full_tier_falls_back(bed: Bed, stream: bool) -> None:
-    whole = await bed.ask("medium", stream=stream)
+    whole = await bed.send("medium", stream=stream)
     headers = {"authorization": "Bearer kiosk-secret"}
     async with bed.http.post(f"{bed.url}/chat/completions", json={**LONG, "model": "tight"}, headers=headers) as held:
         assert held.headers["x-causeway-tier"] == "tight"
         await held.content.readline()
-        found = await bed.ask("tight", stream=stream)
-        assert (found.model, found.why, found.text) == ("medium", "tight=saturated", whole.text)
+        found = await bed.send("tight", stream=stream)
+        assert (found.model, found.tier_reason, found.text) == ("medium", "tight=saturated", whole.text)
         assert found.is_degraded
-        refused = await bed.ask("tight", stream=stream, critical="true")
+        refused = await bed.send("tight", stream=stream, critical="true")
         assert refused.status == 429
         assert int(refused.headers["retry-after"]) >= 1
         held.close()
@@ -201,10 +203,10 @@ async def test_an_unloaded_model_falls_back_until_it_is_loaded(bed: Bed) -> None
     """No request fails."""
     await control(bed.large, load=False)
     for stream in (False, True):
-        found = await bed.ask("large", stream=stream)
-        assert (found.status, found.model, found.why) == (200, "medium", "large=broken; tight=broken")
+        found = await bed.send("large", stream=stream)
+        assert (found.status, found.model, found.tier_reason) == (200, "medium", "large=broken; tight=broken")
         assert found.is_degraded
-    assert (await bed.ask("large", critical="true")).status == 503
+    assert (await bed.send("large", critical="true")).status == 503
     await control(bed.large, load=True)
     found = await bed.until_answered("large", "requested")
     assert found.model == "large"
@@ -213,7 +215,7 @@ async def test_an_unloaded_model_falls_back_until_it_is_loaded(bed: Bed) -> None
 async def test_a_killed_triton_falls_back_until_it_returns(bed: Bed) -> None:
     """No request fails."""
     bed.large.server.kill()
-    found = await bed.ask("large")
+    found = await bed.send("large")
     assert (found.status, found.model) == (200, "medium")
     bed.large.wait_ready()
     assert (await bed.until_answered("large", "requested")).model == "large"
@@ -231,7 +233,7 @@ async def test_audit_and_metrics_name_the_answering_tier(bed: Bed) -> None:
 
     before = len(records())
     await control(bed.large, load=False)
-    assert (await bed.ask("large")).model == "medium"
+    assert (await bed.send("large")).model == "medium"
     await control(bed.large, load=True)
     await until(lambda: len(records()) > before)
     assert records()[before]["tier"] == "medium"
@@ -244,34 +246,34 @@ async def test_audit_and_metrics_name_the_answering_tier(bed: Bed) -> None:
 T = TypeVar("T")
 
 
-async def cut(ask: Callable[[], Awaitable[T]], is_cut: Callable[[T], bool]) -> T:
+async def truncated(send: Callable[[], Awaitable[T]], is_truncated: Callable[[T], bool]) -> T:
     """Return a truncated answer of the tier `late`: once it is warm, one answer shows it to be slow, the next is
     truncated."""
     with anyio.fail_after(PATIENCE_S):
-        while not is_cut(found := await ask()):
+        while not is_truncated(found := await send()):
             pass
     return found
 
 
 async def cut_short(bed: Bed, token: str = "", *, stream: bool) -> Answer:
-    def is_cut(found: Answer) -> bool:
+    def is_truncated(found: Answer) -> bool:
         assert found.status == 200, found.error
-        return found.why.endswith("; truncated")
+        return found.tier_reason.endswith("; truncated")
 
-    return await cut(lambda: bed.ask("late", token, stream=stream), is_cut)
+    return await truncated(lambda: bed.send("late", token, stream=stream), is_truncated)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_truncated_answer_and_its_rest_equal_the_whole_answer(bed: Bed, stream: bool) -> None:
     """Greedy, part by part, streamed or not; a critical request gets the rest in one part."""
-    uncut = await bed.ask("medium")
+    uncut = await bed.send("medium")
     assert (uncut.status, uncut.error) == (200, "")
     assert len(uncut.text) > 30
     first = await cut_short(bed, stream=stream)
     assert (first.reason, first.is_degraded) == ("length", True)
     second = await cut_short(bed, first.token, stream=stream)
     assert (second.reason, second.is_degraded) == ("length", True)
-    third = await bed.ask("late", second.token, stream=not stream, critical="true")
+    third = await bed.send("late", second.token, stream=not stream, critical="true")
     assert min(map(len, (first.text, second.text, third.text))) > 0
     assert first.text + second.text + third.text == uncut.text
     assert (third.reason, third.token) == (uncut.reason, "")
@@ -280,7 +282,7 @@ async def test_a_truncated_answer_and_its_rest_equal_the_whole_answer(bed: Bed, 
 async def test_an_invalid_token_is_a_400(bed: Bed) -> None:
     first = await cut_short(bed, stream=False)
     for model, token in (("late", first.token[:-12] + "AAAAAAAAAAA="), ("medium", first.token), ("late", "x")):
-        found = await bed.ask(model, token)
+        found = await bed.send(model, token)
         assert (found.status, found.error) == (400, "invalid_value")
 
 
@@ -297,15 +299,15 @@ async def test_a_stale_answer_precedes_an_error(
     try:
         bed = Bed(*tritons, command.ready()["url"], tmp_path)
         async with aiohttp.ClientSession() as bed.http:
-            fresh = await bed.ask("large")
+            fresh = await bed.send("large")
             await control(large, load=False)
             with anyio.fail_after(PATIENCE_S):
-                while not (old := await bed.ask("large")).is_degraded:  # until it is too old to be fresh
+                while not (old := await bed.send("large")).is_degraded:  # until it is too old to be fresh
                     assert old.text == fresh.text
             assert (old.text, old.model) == (fresh.text, "large")
-            assert old.why == "large=broken; stale"
+            assert old.tier_reason == "large=broken; stale"
             assert old.headers["x-causeway-cache"] == "stale"
-            refused = [await bed.ask("large", critical="true"), await bed.ask("large", text="something else")]
+            refused = [await bed.send("large", critical="true"), await bed.send("large", text="something else")]
             assert [(one.status, one.error) for one in refused] == [(503, refused[0].error)] * 2
             await control(large, load=True)
             await bed.until_answered("large", "requested")

@@ -9,7 +9,7 @@ import pytest
 
 from router.errors import CausewayError, DeadlineExceeded, EngineUnavailable
 
-from .scripted import WORDS, Bed, Hung, Triton, text_of
+from .scripted import WORDS, Bed, Hung, ScriptedTriton, text_of
 
 
 async def settle() -> None:
@@ -18,9 +18,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def hung() -> tuple[Bed, Triton, asyncio.Task[str]]:
+async def hung() -> tuple[Bed, ScriptedTriton, asyncio.Task[str]]:
     """One permit, held by a tenant's request to which Triton sends nothing."""
-    triton = Triton(Hung)
+    triton = ScriptedTriton(Hung)
     bed = Bed({"large": triton}, permits=1, max_queued=4)
     flood = asyncio.ensure_future(answered(bed, "flood"))
     await triton.hangs.wait()
@@ -28,7 +28,7 @@ async def hung() -> tuple[Bed, Triton, asyncio.Task[str]]:
 
 
 async def answered(bed: Bed, tenant: str) -> str:
-    _, chunks = await bed.ask(bed.call(tenant=tenant, priority="interactive"))
+    _, chunks = await bed.send(bed.call(tenant=tenant, priority="interactive"))
     return text_of(chunks)
 
 
@@ -37,9 +37,9 @@ async def test_a_preempted_request_and_its_successor_are_both_answered() -> None
     triton.script = WORDS
     assert await answered(bed, "quiet") == "".join(WORDS)
     assert await flood == "".join(WORDS)
-    assert len(triton.asked) == 3
+    assert len(triton.requests) == 3
     assert bed.is_free
-    assert not bed.ladder.is_open("large")
+    assert not bed.fallback.is_open("large")
 
 
 async def test_a_caller_that_leaves_after_preemption_leaves_nothing() -> None:
@@ -70,15 +70,15 @@ async def test_a_failure_after_preemption_is_reported_once(error: CausewayError)
 
 
 async def test_a_stream_with_a_token_is_not_preempted() -> None:
-    triton = Triton()
+    triton = ScriptedTriton()
     bed = Bed({"large": triton}, permits=1, max_queued=4)
     flood = bed.call(tenant="flood", priority="interactive")
     async with aclosing(bed.service.answer(flood)) as pieces:
         await anext(pieces)
         quiet = asyncio.ensure_future(answered(bed, "quiet"))
         await settle()
-        assert (bed.doors["large"].running, bed.doors["large"].waiting) == (1, 1)
+        assert (bed.admissions["large"].running, bed.admissions["large"].waiting) == (1, 1)
         assert [piece async for piece in pieces]
     assert await quiet == "".join(WORDS)
-    assert len(triton.asked) == 2
+    assert len(triton.requests) == 2
     assert bed.is_free

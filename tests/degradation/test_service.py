@@ -22,24 +22,24 @@ from router.errors import (
 )
 from router.types import Chunk, Request, Sampling, Tool, Usage
 
-from .scripted import CHAT, WORDS, Bed, Hung, Triton, end_of, text_of
+from .scripted import CHAT, WORDS, Bed, Hung, ScriptedTriton, end_of, text_of
 
 ALL = "".join(WORDS)
 
 
-def two(large: Triton | None = None, medium: Triton | None = None, **settings: object) -> Bed:
-    return Bed({"large": large or Triton(), "medium": medium or Triton()}, **settings)  # type: ignore[arg-type]
+def two(large: ScriptedTriton | None = None, medium: ScriptedTriton | None = None, **settings: object) -> Bed:
+    return Bed({"large": large or ScriptedTriton(), "medium": medium or ScriptedTriton()}, **settings)  # type: ignore[arg-type]
 
 
 async def test_the_requested_tier_answers() -> None:
     bed = two()
-    head, chunks = await bed.ask()
+    head, chunks = await bed.send()
     assert head == answer_head("large", "requested")
     assert head.keep
     assert text_of(chunks) == ALL
     assert end_of(chunks).finish_reason == "stop"
     assert chunks[-1].usage == Usage(3, 6)
-    assert not bed.tritons["medium"].asked
+    assert not bed.tritons["medium"].requests
     assert bed.is_free
 
 
@@ -55,8 +55,8 @@ async def test_the_requested_tier_answers() -> None:
 )
 async def test_a_failure_before_the_first_token_falls_back(error: CausewayError, why: str, stream: bool) -> None:
     """That answer is degraded and not cached."""
-    bed = two(Triton(error))
-    head, chunks = await bed.ask(bed.call(msgspec.structs.replace(CHAT, stream=stream)))
+    bed = two(ScriptedTriton(error))
+    head, chunks = await bed.send(bed.call(msgspec.structs.replace(CHAT, stream=stream)))
     assert head == answer_head("medium", why, degraded=True)
     assert not head.keep
     assert text_of(chunks) == ALL
@@ -64,10 +64,10 @@ async def test_a_failure_before_the_first_token_falls_back(error: CausewayError,
 
 
 async def test_a_full_tier_is_skipped() -> None:
-    bed = two(Triton("one ", Hung), permits=1)
-    held = asyncio.ensure_future(bed.ask())
+    bed = two(ScriptedTriton("one ", Hung), permits=1)
+    held = asyncio.ensure_future(bed.send())
     await bed.tritons["large"].hangs.wait()
-    head, _ = await bed.ask()
+    head, _ = await bed.send()
     assert (head.tier, dict(head.headers)["x-causeway-tier-reason"]) == ("medium", "large=saturated")
     held.cancel()
     await asyncio.gather(held, return_exceptions=True)
@@ -75,8 +75,8 @@ async def test_a_full_tier_is_skipped() -> None:
 
 
 async def test_a_silent_tier_times_out_and_is_cancelled() -> None:
-    bed = two(Triton(Hung), objective_s=0.05)
-    head, chunks = await bed.ask()
+    bed = two(ScriptedTriton(Hung), objective_s=0.05)
+    head, chunks = await bed.send()
     assert head == answer_head("medium", "large=slow", degraded=True)
     assert text_of(chunks) == ALL
     assert bed.is_free
@@ -84,87 +84,90 @@ async def test_a_silent_tier_times_out_and_is_cancelled() -> None:
 
 async def test_the_last_tier_has_all_the_time() -> None:
     """With a short deadline, half is kept for the next tier."""
-    bed = two(Triton(Hung), Triton(Hung), objective_s=30.0)
-    asked = asyncio.ensure_future(bed.ask(bed.call(deadline_s=0.2)))
+    bed = two(ScriptedTriton(Hung), ScriptedTriton(Hung), objective_s=30.0)
+    task = asyncio.ensure_future(bed.send(bed.call(deadline_s=0.2)))
     await bed.tritons["medium"].hangs.wait()  # after half of the deadline, not after 30 s
-    asked.cancel()
-    await asyncio.gather(asked, return_exceptions=True)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert bed.is_free
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no"), CloudRejected("no")])
 async def test_an_error_of_the_request_is_final(error: CausewayError) -> None:
-    bed = two(Triton(error))
+    bed = two(ScriptedTriton(error))
     with pytest.raises(type(error)):
-        await bed.ask()
-    assert not bed.tritons["medium"].asked
+        await bed.send()
+    assert not bed.tritons["medium"].requests
     assert bed.is_free
 
 
 async def test_a_lower_tiers_invalid_request_is_not_the_requests_fault() -> None:
-    bed = two(Triton(EngineUnavailable("gone")), Triton(ContextLengthExceeded("too long")))
+    bed = two(ScriptedTriton(EngineUnavailable("gone")), ScriptedTriton(ContextLengthExceeded("too long")))
     with pytest.raises(EngineUnavailable):
-        await bed.ask()
+        await bed.send()
     bed.tritons["large"].script = WORDS
     bed.pressure["large"].saturated = True  # medium is tried first
-    head, _ = await bed.ask()
+    head, _ = await bed.send()
     assert head.tier == "large"
-    assert bed.tritons["medium"].asked
+    assert bed.tritons["medium"].requests
     assert bed.is_free
 
 
 async def test_no_fallback_after_the_first_token() -> None:
-    bed = two(Triton("one ", StreamBroken("died", phase="stream")))
+    bed = two(ScriptedTriton("one ", StreamBroken("died", phase="stream")))
     with pytest.raises(StreamBroken):
-        await bed.ask()
-    assert not bed.tritons["medium"].asked
+        await bed.send()
+    assert not bed.tritons["medium"].requests
     assert bed.is_free
 
 
 async def test_a_failing_tier_opens_its_breaker() -> None:
-    bed = two(Triton(EngineUnavailable("gone")))
+    bed = two(ScriptedTriton(EngineUnavailable("gone")))
     for _ in range(8):
-        head, _ = await bed.ask()
+        head, _ = await bed.send()
         assert dict(head.headers)["x-causeway-tier-reason"] == "large=broken"
-    assert len(bed.tritons["large"].asked) == 5
-    assert len(bed.tritons["medium"].asked) == 8
+    assert len(bed.tritons["large"].requests) == 5
+    assert len(bed.tritons["medium"].requests) == 8
 
 
 async def test_a_tier_without_healthy_endpoints_is_skipped() -> None:
     bed = two()
     bed.health["large"].healthy = 0
-    head, _ = await bed.ask()
+    head, _ = await bed.send()
     assert head.tier == "medium"
-    assert not bed.tritons["large"].asked
+    assert not bed.tritons["large"].requests
 
 
 async def test_the_final_error_has_the_soonest_retry_after() -> None:
-    bed = two(Triton(EngineUnavailable("gone", retry_after_s=2.0)), Triton(QueueFull("full", retry_after_s=7.0)))
+    bed = two(
+        ScriptedTriton(EngineUnavailable("gone", retry_after_s=2.0)),
+        ScriptedTriton(QueueFull("full", retry_after_s=7.0)),
+    )
     with pytest.raises(QueueFull) as raised:
-        await bed.ask()
+        await bed.send()
     assert raised.value.retry_after_s == 2.0
     assert bed.is_free
 
 
 async def test_a_critical_request_does_not_fall_back() -> None:
-    bed = two(Triton(EngineUnavailable("gone", retry_after_s=2.0)))
+    bed = two(ScriptedTriton(EngineUnavailable("gone", retry_after_s=2.0)))
     with pytest.raises(EngineUnavailable):
-        await bed.ask(bed.call(critical=True))
-    assert not bed.tritons["medium"].asked
+        await bed.send(bed.call(critical=True))
+    assert not bed.tritons["medium"].requests
     assert bed.is_free
 
 
 async def test_fallback_starts_at_the_requested_tier() -> None:
-    bed = two(medium=Triton(EngineUnavailable("gone")))
+    bed = two(medium=ScriptedTriton(EngineUnavailable("gone")))
     with pytest.raises(EngineUnavailable):
-        await bed.ask(bed.call(msgspec.structs.replace(CHAT, model="medium")))
-    assert not bed.tritons["large"].asked
+        await bed.send(bed.call(msgspec.structs.replace(CHAT, model="medium")))
+    assert not bed.tritons["large"].requests
 
 
 async def test_several_prompts_fall_back_together() -> None:
-    bed = two(Triton(EngineUnavailable("gone")))
+    bed = two(ScriptedTriton(EngineUnavailable("gone")))
     request = Request(kind="completion", model="large", prompts=("a", "b"), n=1, echo=True)
-    head, chunks = await bed.ask(bed.call(request))
+    head, chunks = await bed.send(bed.call(request))
     assert head.tier == "medium"
     assert ["".join(chunk.text for chunk in chunks if chunk.index == at) for at in (0, 1)] == ["a" + ALL, "b" + ALL]
     assert bed.is_free
@@ -176,33 +179,35 @@ async def test_several_prompts_fall_back_together() -> None:
 @pytest.mark.parametrize(
     ("large", "medium", "hangs"),
     [
-        (Triton(Hung), Triton(), "large"),
-        (Triton("one ", Hung), Triton(), "large"),
-        (Triton(EngineUnavailable("gone")), Triton(Hung), "medium"),
-        (Triton(EngineUnavailable("gone")), Triton("one ", Hung), "medium"),
+        (ScriptedTriton(Hung), ScriptedTriton(), "large"),
+        (ScriptedTriton("one ", Hung), ScriptedTriton(), "large"),
+        (ScriptedTriton(EngineUnavailable("gone")), ScriptedTriton(Hung), "medium"),
+        (ScriptedTriton(EngineUnavailable("gone")), ScriptedTriton("one ", Hung), "medium"),
     ],
 )
 @pytest.mark.parametrize("prompts", [1, 2])
-async def test_a_caller_that_leaves_frees_everything(large: Triton, medium: Triton, hangs: str, prompts: int) -> None:
-    bed = two(Triton(*large.script), Triton(*medium.script))
+async def test_a_caller_that_leaves_frees_everything(
+    large: ScriptedTriton, medium: ScriptedTriton, hangs: str, prompts: int
+) -> None:
+    bed = two(ScriptedTriton(*large.script), ScriptedTriton(*medium.script))
     request = Request(kind="completion", model="large", prompts=("a",) * prompts)
-    asked = asyncio.ensure_future(bed.ask(bed.call(request)))
+    task = asyncio.ensure_future(bed.send(bed.call(request)))
     await bed.tritons[hangs].hangs.wait()
-    asked.cancel()
-    await asyncio.gather(asked, return_exceptions=True)
-    assert asked.cancelled()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
     assert bed.is_free
 
 
 async def test_callers_that_leave_do_not_open_the_breaker() -> None:
-    bed = two(Triton(Hung), permits=100)
+    bed = two(ScriptedTriton(Hung), permits=100)
     for _ in range(12):
         bed.tritons["large"].hangs = asyncio.Event()  # type: ignore[assignment]
-        asked = asyncio.ensure_future(bed.ask())
+        task = asyncio.ensure_future(bed.send())
         await bed.tritons["large"].hangs.wait()
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-    assert not bed.ladder.is_open("large")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert not bed.fallback.is_open("large")
 
 
 # --- shortened answers ------------------------------------------------------------------------------------------------
@@ -217,7 +222,7 @@ def pressed(**settings: object) -> Bed:
 
 async def test_under_stress_everywhere_answers_are_truncated() -> None:
     bed = pressed()
-    head, chunks = await bed.ask()
+    head, chunks = await bed.send()
     end = end_of(chunks)
     assert text_of(chunks) == "one two "
     assert end.finish_reason == "length"
@@ -225,7 +230,7 @@ async def test_under_stress_everywhere_answers_are_truncated() -> None:
     assert dict(head.headers)["x-causeway-tier-reason"].endswith("; truncated")
     assert dict(head.headers)["x-causeway-degraded"] == "true"
     assert not head.keep
-    assert sum(len(triton.asked) for triton in bed.tritons.values()) == 1
+    assert sum(len(triton.requests) for triton in bed.tritons.values()) == 1
     assert bed.is_free
 
 
@@ -233,55 +238,57 @@ async def test_the_parts_equal_the_whole_answer() -> None:
     bed = pressed()
     request, parts = CHAT, []
     for _ in range(2):
-        _, chunks = await bed.ask(bed.call(request))
+        _, chunks = await bed.send(bed.call(request))
         parts.append(text_of(chunks))
         request = msgspec.structs.replace(CHAT, resume=end_of(chunks).resume, stream=True)
     for pressure in bed.pressure.values():
         pressure.saturated = False
     bed.now += 60.0
-    _, chunks = await bed.ask(bed.call(request))
+    _, chunks = await bed.send(bed.call(request))
     assert parts == ["one two ", "three four "]
     assert text_of(chunks) == "five six "
     assert (end_of(chunks).finish_reason, end_of(chunks).resume) == ("stop", "")
-    assert "tell me|one two three four " in {triton.asked[-1].prompt for triton in bed.tritons.values() if triton.asked}
+    assert "tell me|one two three four " in {
+        triton.requests[-1].prompt for triton in bed.tritons.values() if triton.requests
+    }
 
 
 async def test_the_rest_of_a_call_has_its_copy_source_and_prefix() -> None:
     bed = pressed(answers="calls")
-    _, chunks = await bed.ask()
-    _, chunks = await bed.ask(bed.call(msgspec.structs.replace(CHAT, resume=end_of(chunks).resume)))
-    told = [ask.parameters.guided for triton in bed.tritons.values() for ask in triton.asked]
-    assert told == [Guided(copy_source="tell me"), Guided(copy_source="tell me", answer_prefix="one two ")]
+    _, chunks = await bed.send()
+    _, chunks = await bed.send(bed.call(msgspec.structs.replace(CHAT, resume=end_of(chunks).resume)))
+    guided = [request.parameters.guided for triton in bed.tritons.values() for request in triton.requests]
+    assert guided == [Guided(copy_source="tell me"), Guided(copy_source="tell me", answer_prefix="one two ")]
 
 
 async def test_an_alias_is_the_same_question() -> None:
     bed = pressed()
-    _, chunks = await bed.ask()
+    _, chunks = await bed.send()
     request = msgspec.structs.replace(CHAT, resume=end_of(chunks).resume)
     call = msgspec.structs.replace(bed.call(request), request=msgspec.structs.replace(request, model="alias"))
-    _, chunks = await bed.ask(call)
+    _, chunks = await bed.send(call)
     assert text_of(chunks) == "three four "
 
 
 async def test_max_tokens_counts_over_all_parts() -> None:
     bed = pressed()
     request = msgspec.structs.replace(CHAT, max_tokens=3)
-    _, chunks = await bed.ask(bed.call(request))
-    _, chunks = await bed.ask(bed.call(msgspec.structs.replace(request, resume=end_of(chunks).resume)))
+    _, chunks = await bed.send(bed.call(request))
+    _, chunks = await bed.send(bed.call(msgspec.structs.replace(request, resume=end_of(chunks).resume)))
     assert text_of(chunks) == "three "
     assert (end_of(chunks).finish_reason, end_of(chunks).resume) == ("length", "")
 
 
 async def test_an_answer_shorter_than_the_limit_is_not_truncated() -> None:
     bed = pressed(truncate_to_tokens=50)
-    _, chunks = await bed.ask()
+    _, chunks = await bed.send()
     assert (text_of(chunks), end_of(chunks).finish_reason, end_of(chunks).resume) == (ALL, "stop", "")
 
 
 async def test_a_lower_max_tokens_is_not_a_truncation() -> None:
     bed = pressed()
     bed.pressure["large"].saturated = False
-    head, chunks = await bed.ask(bed.call(msgspec.structs.replace(CHAT, max_tokens=2)))
+    head, chunks = await bed.send(bed.call(msgspec.structs.replace(CHAT, max_tokens=2)))
     assert (text_of(chunks), end_of(chunks).resume) == ("one two ", "")
     assert "x-causeway-degraded" not in dict(head.headers)
 
@@ -291,30 +298,30 @@ async def test_a_lower_max_tokens_is_not_a_truncation() -> None:
 )
 async def test_requests_that_are_not_resumable_are_not_truncated(fields: dict[str, object]) -> None:
     bed = pressed()
-    _, chunks = await bed.ask(bed.call(msgspec.structs.replace(CHAT, **fields)))
+    _, chunks = await bed.send(bed.call(msgspec.structs.replace(CHAT, **fields)))
     assert text_of(chunks) == ALL
 
 
 async def test_critical_requests_are_not_truncated() -> None:
     bed = pressed()
-    head, chunks = await bed.ask(bed.call(critical=True))
+    head, chunks = await bed.send(bed.call(critical=True))
     assert (head.tier, text_of(chunks)) == ("large", ALL)
 
 
 async def test_invalid_tokens_are_rejected_without_work() -> None:
     bed = pressed()
-    _, chunks = await bed.ask()
+    _, chunks = await bed.send()
     token = end_of(chunks).resume
-    asked = sum(len(triton.asked) for triton in bed.tritons.values())
+    count = sum(len(triton.requests) for triton in bed.tritons.values())
     with pytest.raises(PermissionDenied):
-        await bed.ask(bed.call(msgspec.structs.replace(CHAT, resume=token), tenant="other"))
+        await bed.send(bed.call(msgspec.structs.replace(CHAT, resume=token), tenant="other"))
     for request in (
         msgspec.structs.replace(CHAT, resume=token[:-9] + "AAAAAAAA="),
         msgspec.structs.replace(CHAT, resume=token, max_tokens=99),
     ):
         with pytest.raises(InvalidRequest):
-            await bed.ask(bed.call(request))
-    assert sum(len(triton.asked) for triton in bed.tritons.values()) == asked
+            await bed.send(bed.call(request))
+    assert sum(len(triton.requests) for triton in bed.tritons.values()) == count
 
 
 # --- stale answers ----------------------------------------------------------------------------------------------------
@@ -330,21 +337,21 @@ async def old(request: Request, tenant: str) -> CachedAnswer | None:
 
 async def test_a_stale_answer_precedes_an_error() -> None:
     """Another question, and a critical one, get the error."""
-    bed = two(Triton(EngineUnavailable("gone")), Triton(QueueFull("full")), stale=old)
-    head, chunks = await bed.ask()
+    bed = two(ScriptedTriton(EngineUnavailable("gone")), ScriptedTriton(QueueFull("full")), stale=old)
+    head, chunks = await bed.send()
     assert text_of(chunks) == "old"
     assert (head.tier, head.stale_s, head.keep) == ("large", 12.0, False)
     assert dict(head.headers)["x-causeway-tier-reason"] == "large=broken; medium=saturated; stale"
 
 
 async def test_no_stale_answer_for_critical_requests_or_other_tenants() -> None:
-    bed = two(Triton(EngineUnavailable("gone")), Triton(EngineUnavailable("gone")), stale=old)
+    bed = two(ScriptedTriton(EngineUnavailable("gone")), ScriptedTriton(EngineUnavailable("gone")), stale=old)
     for call in (bed.call(critical=True), bed.call(tenant="other")):
         with pytest.raises(EngineUnavailable):
-            await bed.ask(call)
+            await bed.send(call)
 
 
 async def test_an_invalid_request_gets_no_stale_answer() -> None:
-    bed = two(Triton(InvalidRequest("no")), stale=old)
+    bed = two(ScriptedTriton(InvalidRequest("no")), stale=old)
     with pytest.raises(InvalidRequest):
-        await bed.ask()
+        await bed.send()

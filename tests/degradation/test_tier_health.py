@@ -20,14 +20,14 @@ from cloud_pool.degradation.tier_health import (
     stress_of,
 )
 
-PACE = ShareRamp(stable_for_s=1.0, step_interval_s=0.25, decrease_factor=0.7, increase_step=0.2, min_share=0.05)
+SHARE_RAMP = ShareRamp(stable_for_s=1.0, step_interval_s=0.25, decrease_factor=0.7, increase_step=0.2, min_share=0.05)
 IDLE, BUSY = TierSnapshot("a"), TierSnapshot("a", busy=0.9)
 STRESSES: list[Stress] = ["", "broken", "saturated", "slow"]
 
 
 def after(tier_health: TierHealth, stress: Stress, times: list[float], view: TierSnapshot = IDLE) -> TierHealth:
     for now in times:
-        tier_health = next_tier_health(tier_health, stress, view, PACE, now)
+        tier_health = next_tier_health(tier_health, stress, view, SHARE_RAMP, now)
     return tier_health
 
 
@@ -40,10 +40,10 @@ def test_a_healthy_tier_keeps_its_share() -> None:
 
 
 def test_stress_lowers_the_share_step_by_step() -> None:
-    assert after(FULL_SHARE, "saturated", [0.0]).share == PACE.decrease_factor
-    assert after(FULL_SHARE, "saturated", every(0.0, 1.9)).share == PACE.decrease_factor
-    assert after(FULL_SHARE, "slow", [0.0, 2.0]).share == PACE.decrease_factor**2
-    assert after(FULL_SHARE, "slow", every(0.0, 60.0)).share == PACE.min_share
+    assert after(FULL_SHARE, "saturated", [0.0]).share == SHARE_RAMP.decrease_factor
+    assert after(FULL_SHARE, "saturated", every(0.0, 1.9)).share == SHARE_RAMP.decrease_factor
+    assert after(FULL_SHARE, "slow", [0.0, 2.0]).share == SHARE_RAMP.decrease_factor**2
+    assert after(FULL_SHARE, "slow", every(0.0, 60.0)).share == SHARE_RAMP.min_share
 
 
 def test_a_broken_tier_gets_nothing_at_once() -> None:
@@ -61,15 +61,15 @@ def test_the_share_returns_step_by_step_after_a_stable_time() -> None:
 def test_displaced_work_moves_each_step_interval() -> None:
     queue, tier_health = TierSnapshot("a", queue_s=1.5), FULL_SHARE
     for now in every(0.0, 0.55):
-        tier_health = next_tier_health(tier_health, "saturated", queue, PACE, now, is_displaced=True)
-    assert tier_health.share == PACE.decrease_factor**3
+        tier_health = next_tier_health(tier_health, "saturated", queue, SHARE_RAMP, now, is_displaced=True)
+    assert tier_health.share == SHARE_RAMP.decrease_factor**3
 
 
 def test_a_busy_tier_returns_slowly() -> None:
     down = after(FULL_SHARE, "saturated", every(0.0, 10.0))
     assert after(down, "", every(10.01, 12.9), BUSY).share == down.share
-    assert after(down, "", every(10.01, 13.1), BUSY).share == down.share / PACE.decrease_factor
-    assert after(down, "", every(10.01, 16.2), BUSY).share == down.share / PACE.decrease_factor**2
+    assert after(down, "", every(10.01, 13.1), BUSY).share == down.share / SHARE_RAMP.decrease_factor
+    assert after(down, "", every(10.01, 16.2), BUSY).share == down.share / SHARE_RAMP.decrease_factor**2
     assert after(down, "", every(10.01, 80.0), BUSY).share == 1.0
     assert after(down, "", every(10.01, 13.1), IDLE).share == 1.0
 
@@ -88,16 +88,16 @@ def test_a_relapse_restarts_the_stable_time() -> None:
 def test_an_oscillating_load_does_not_flap() -> None:
     tier_health, shares = FULL_SHARE, []
     for now in every(0.0, 60.0):
-        tier_health = next_tier_health(tier_health, "saturated" if now % 1.0 < 0.5 else "", IDLE, PACE, now)
+        tier_health = next_tier_health(tier_health, "saturated" if now % 1.0 < 0.5 else "", IDLE, SHARE_RAMP, now)
         shares.append(tier_health.share)
     assert all(later <= earlier for earlier, later in itertools.pairwise(shares))
-    assert shares[-1] == PACE.min_share
+    assert shares[-1] == SHARE_RAMP.min_share
 
 
 def test_a_slow_swing_turns_the_share_once_each_way() -> None:
     tier_health, turns, was = FULL_SHARE, [], 1.0
     for now in every(0.0, 79.9):
-        tier_health = next_tier_health(tier_health, "slow" if now % 20.0 < 10.0 else "", IDLE, PACE, now)
+        tier_health = next_tier_health(tier_health, "slow" if now % 20.0 < 10.0 else "", IDLE, SHARE_RAMP, now)
         if tier_health.share != was:
             turns.append(tier_health.share > was)
         was = tier_health.share
@@ -108,7 +108,7 @@ def test_the_share_returns_as_far_as_there_is_room() -> None:
     down = after(FULL_SHARE, "broken", [0.0])
     assert (
         after(down, "", every(0.01, 4.0), TierSnapshot("a", fitting_share=0.0)).share
-        < PACE.min_share / PACE.decrease_factor**2
+        < SHARE_RAMP.min_share / SHARE_RAMP.decrease_factor**2
     )
     roomy = after(down, "", [2.01], TierSnapshot("a", fitting_share=0.5))
     assert roomy.share == 0.5
@@ -118,14 +118,14 @@ def test_each_relapse_doubles_the_pause() -> None:
     tier_health, tight, tries = after(FULL_SHARE, "saturated", every(0.0, 6.0)), TierSnapshot("a", busy=0.9), []
     for now in every(6.0, 400.0, 0.25):
         was = tier_health.share
-        tier_health = next_tier_health(tier_health, "", tight, PACE, now)
+        tier_health = next_tier_health(tier_health, "", tight, SHARE_RAMP, now)
         if tier_health.share > was:
             tries.append(now)
-            tier_health = next_tier_health(tier_health, "saturated", tight, PACE, now + 0.2)
+            tier_health = next_tier_health(tier_health, "saturated", tight, SHARE_RAMP, now + 0.2)
     pauses = [later - sooner for sooner, later in itertools.pairwise(tries)]
     assert all(later >= sooner - 0.3 for sooner, later in itertools.pairwise(pauses))
-    assert pauses[0] < 2 * 2 * PACE.busy_step_interval_s
-    assert PACE.max_backoff_s <= pauses[-1] <= PACE.max_backoff_s + 1.0
+    assert pauses[0] < 2 * 2 * SHARE_RAMP.busy_step_interval_s
+    assert SHARE_RAMP.max_backoff_s <= pauses[-1] <= SHARE_RAMP.max_backoff_s + 1.0
 
 
 def test_after_the_load_relapses_do_not_matter() -> None:
@@ -133,14 +133,14 @@ def test_after_the_load_relapses_do_not_matter() -> None:
     assert after(tier_health, "", every(0.05, 2.5), TierSnapshot("a", fitting_share=9.0)).share == 1.0
     assert (
         after(tier_health, "", every(0.05, 50.0), TierSnapshot("a", fitting_share=1.0)).share
-        == 0.5 * PACE.decrease_factor
+        == 0.5 * SHARE_RAMP.decrease_factor
     )
 
 
 def test_below_the_ceiling_the_share_returns_fast() -> None:
     tier_health = TierHealth(share=0.3, stress="saturated", stressed_at=0.0, stepped_at=0.0, ceiling=1.0, relapses=6)
-    assert after(tier_health, "", every(0.05, 3.1), BUSY).share == 0.3 / PACE.decrease_factor
-    assert after(tier_health, "", every(0.05, 6.2), BUSY).share == pytest.approx(0.3 / PACE.decrease_factor**2)
+    assert after(tier_health, "", every(0.05, 3.1), BUSY).share == 0.3 / SHARE_RAMP.decrease_factor
+    assert after(tier_health, "", every(0.05, 6.2), BUSY).share == pytest.approx(0.3 / SHARE_RAMP.decrease_factor**2)
     assert after(tier_health, "", every(0.05, 55.0), BUSY).share < 1.0
 
 
@@ -148,16 +148,18 @@ def test_no_further_step_while_the_queue_shrinks() -> None:
     queue = [3.0 - 0.4 * n for n in range(7)]
     tier_health = FULL_SHARE
     for at, queue_s in enumerate(queue):
-        tier_health = next_tier_health(tier_health, "saturated", TierSnapshot("a", queue_s=queue_s), PACE, at * 2.0)
-    assert tier_health.share == PACE.decrease_factor
+        tier_health = next_tier_health(
+            tier_health, "saturated", TierSnapshot("a", queue_s=queue_s), SHARE_RAMP, at * 2.0
+        )
+    assert tier_health.share == SHARE_RAMP.decrease_factor
     standing = after(FULL_SHARE, "saturated", [0.0, 2.0, 4.0], TierSnapshot("a", queue_s=3.0))
-    assert standing.share == PACE.decrease_factor**3
+    assert standing.share == SHARE_RAMP.decrease_factor**3
 
 
 def test_relapses_expire() -> None:
     tier_health = TierHealth(stressed_at=0.0, stepped_at=1.0, relapses=6)
-    assert next_tier_health(tier_health, "saturated", BUSY, PACE, 30.0).relapses == 7
-    assert next_tier_health(tier_health, "saturated", BUSY, PACE, 90.0).relapses == 1
+    assert next_tier_health(tier_health, "saturated", BUSY, SHARE_RAMP, 30.0).relapses == 7
+    assert next_tier_health(tier_health, "saturated", BUSY, SHARE_RAMP, 90.0).relapses == 1
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from(STRESSES)), max_size=60))
@@ -165,14 +167,14 @@ def test_any_events_keep_the_share_within_bounds(steps: list[tuple[float, Stress
     tier_health, now, stressed_at = FULL_SHARE, 0.0, float("-inf")
     for wait, stress in steps:
         now += wait
-        was, tier_health = tier_health, next_tier_health(tier_health, stress, IDLE, PACE, now)
+        was, tier_health = tier_health, next_tier_health(tier_health, stress, IDLE, SHARE_RAMP, now)
         assert 0.0 <= tier_health.share <= 1.0
         if stress == "broken":
             assert tier_health.share == 0.0
         elif stress:
-            assert min(was.share, PACE.min_share) <= tier_health.share <= was.share
+            assert min(was.share, SHARE_RAMP.min_share) <= tier_health.share <= was.share
         elif tier_health.share > was.share:
-            assert now - stressed_at >= PACE.stable_for_s
+            assert now - stressed_at >= SHARE_RAMP.stable_for_s
         if stress:
             stressed_at = now
 
@@ -225,7 +227,9 @@ def test_a_relapse_restores_the_share_before() -> None:
     while now < 400.0:
         now += 0.25
         was = tier_health.share
-        tier_health = next_tier_health(tier_health, "saturated" if tier_health.share > load else "", tight, PACE, now)
+        tier_health = next_tier_health(
+            tier_health, "saturated" if tier_health.share > load else "", tight, SHARE_RAMP, now
+        )
         if tier_health.share != was:
             shares.append(round(tier_health.share, 3))
     assert shares[:4] == [0.714, 0.5, 0.607, 0.5]

@@ -158,7 +158,7 @@ def test_invalid_numbers_are_config_errors(
         )
 
 
-def said(*args: str | Path) -> Result:
+def run_plan(*args: str | Path) -> Result:
     return CliRunner().invoke(plan_command, [str(arg) for arg in args], env={"COLUMNS": "120"})
 
 
@@ -167,11 +167,11 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     lengths.write_text("300\n500\n")
     measured = ("--prefill", "4000", "--decode", "8=500", "--usd-per-hour", "2")
     args = ("--peak-rps", "10", "--prompt", lengths, "--completion", "100:0.5", "--zones", "2", *measured)
-    table = said(*args)
+    table = run_plan(*args)
     assert table.exit_code == 0, table.output
     assert "10, 5 in each of 2 zones (5 without redundancy)" in table.output
     assert "20.00 USD/h" in table.output
-    document = json.loads(said(*args, "--json").output)
+    document = json.loads(run_plan(*args, "--json").output)
     assert document["plan"]["replicas"] == 10
     assert document["measured"]["decode"] == [{"sequences": 8, "tokens_per_s": 500.0}]
 
@@ -189,7 +189,7 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     ],
 )
 def test_command_errors_exit_with_status_2(args: tuple[str, ...]) -> None:
-    result = said("--peak-rps", "10", "--prompt", "400", "--completion", "100", *args)
+    result = run_plan("--peak-rps", "10", "--prompt", "400", "--completion", "100", *args)
     assert result.exit_code == 2
     assert "Traceback" not in result.output
 

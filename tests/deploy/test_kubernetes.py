@@ -327,8 +327,8 @@ def test_grace_periods_exceed_the_drains() -> None:
     (gateway,) = by_name["gateway"]["containers"]
     pause_s = float(gateway["lifecycle"]["preStop"]["exec"]["command"][1])
     assert by_name["gateway"]["terminationGracePeriodSeconds"] > drain_s + pause_s
-    (said,) = [a for a in by_name["triton"]["containers"][0]["args"] if a.startswith("--drain-s=")]
-    assert by_name["triton"]["terminationGracePeriodSeconds"] > float(said.partition("=")[2])
+    (drain,) = [a for a in by_name["triton"]["containers"][0]["args"] if a.startswith("--drain-s=")]
+    assert by_name["triton"]["terminationGracePeriodSeconds"] > float(drain.partition("=")[2])
     assert by_name["worker"]["terminationGracePeriodSeconds"] > JobsConfig().drain_s
 
 

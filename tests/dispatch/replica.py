@@ -82,20 +82,20 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--ports", type=int, nargs=3, required=True, help="gRPC, HTTP, metrics")
     parser.add_argument("--no-restart", action="store_true")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     environment = find_environment(Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)))
     clear_orphans()
     prefix = memory_prefix(os.getpid())
-    ports = Ports("127.0.0.1", *told.ports)
+    ports = Ports("127.0.0.1", *arguments.ports)
     with tempfile.TemporaryDirectory(prefix="causeway-dispatch-") as folder:
-        write_repository(Path(folder), told.name, told.journal.absolute())
+        write_repository(Path(folder), arguments.name, arguments.journal.absolute())
         launcher = Launcher(
             command(environment, Path(folder), MODELS, ports, drain_s=1.0, prefix=prefix),
             environment.environ(os.environ),
             ports,
             memory_prefix=prefix,
             drain_s=1.0,
-            restart=not told.no_restart,
+            restart=not arguments.no_restart,
             print_ready=lambda line: print(line, flush=True),
             log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
         )

@@ -61,9 +61,9 @@ class Endpoint:
         self.cancelled = 0
         self.began = asyncio.Event()
 
-    async def generate(self, ask: InferenceRequest) -> AsyncGenerator[Delta, None]:
+    async def generate(self, request: InferenceRequest) -> AsyncGenerator[Delta, None]:
         script = self._scripts[min(len(self.requests), len(self._scripts) - 1)]
-        self.requests.append(ask)
+        self.requests.append(request)
         self.running += 1
         self.began.set()
         try:
@@ -95,20 +95,20 @@ class Lease:
     def __init__(self, pool: Pool, triton: Addressed) -> None:
         self.endpoint = triton.address
         self.triton = triton
-        self.said: list[str] = []
+        self.reports: list[str] = []
         self.is_slow = triton.address in pool.slow
         self._pool = pool
         pool.open.append(self)
         pool.leases.append(self)
 
     def first_token(self, seconds: float) -> None:
-        self.said.append("first_token")
+        self.reports.append("first_token")
 
     def succeeded(self) -> None:
-        self.said.append("succeeded")
+        self.reports.append("succeeded")
 
     def failed(self, error: CausewayError) -> None:
-        self.said.append(error.code)
+        self.reports.append(error.code)
 
     def close(self) -> None:
         self._pool.open.remove(self)
@@ -134,9 +134,9 @@ class Pool:
         raise CloudUnreachable("no endpoint can take the request", phase="connect")
 
     @property
-    def said(self) -> list[tuple[str, str]]:
+    def last_reports(self) -> list[tuple[str, str]]:
         """The last report of each lease, in order; "" for none."""
-        return [(lease.endpoint, lease.said[-1] if lease.said else "") for lease in self.leases]
+        return [(lease.endpoint, lease.reports[-1] if lease.reports else "") for lease in self.leases]
 
 
 class Counted:
@@ -170,7 +170,7 @@ class Bed:
             sleep=self.clock.sleep,
         )
 
-    def ask(self, left_s: float = LEFT_S) -> InferenceRequest:
+    def request(self, left_s: float = LEFT_S) -> InferenceRequest:
         return InferenceRequest(
             model="m", prompt="p", parameters=SamplingParameters(), deadline=self.clock.now + left_s
         )
@@ -185,7 +185,7 @@ class Bed:
         self.pool.leases.clear()
 
     async def text(self, left_s: float = LEFT_S, *, hedged: bool = True) -> str:
-        async with aclosing(self.dispatch.generate(self.ask(left_s), hedged=hedged)) as deltas:
+        async with aclosing(self.dispatch.generate(self.request(left_s), hedged=hedged)) as deltas:
             return "".join([one.texts[0] async for one in deltas])
 
     @property

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from cloud_pool.admission import AdmissionController
-from cloud_pool.admission.config import AdmissionSettings as Door
+from cloud_pool.admission.config import AdmissionSettings as AdmissionSettings
 from cloud_pool.balancing.discovery import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.config.tiers import Tier
@@ -38,7 +38,7 @@ PROBE = "probe"
 _BEGIN_S = 1000.0
 
 
-class _Jumps(selectors.SelectSelector):
+class _VirtualTime(selectors.SelectSelector):
     """A selector without sockets: time passes at once."""
 
     now = _BEGIN_S
@@ -49,9 +49,9 @@ class _Jumps(selectors.SelectSelector):
         return []
 
 
-def jumping(main: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
+def run_in_virtual_time(main: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
     """Run `main(clock)` in a loop in virtual time."""
-    selector = _Jumps()
+    selector = _VirtualTime()
 
     def loop() -> asyncio.AbstractEventLoop:
         made = asyncio.SelectorEventLoop(selector)
@@ -85,12 +85,12 @@ class Server:
         """`probes`: the factor for probes; 0: the same."""
         self.factor, self.probe_factor = factor, probes or factor
 
-    async def answer(self, ask: InferenceRequest, say: Callable[[Delta], None]) -> None:
-        tokens = ask.parameters.max_tokens or 1
+    async def answer(self, request: InferenceRequest, say: Callable[[Delta], None]) -> None:
+        tokens = request.parameters.max_tokens or 1
         async with self._slot():
             for number in range(tokens):
-                factor = self.factor if ask.request_id != PROBE else self.probe_factor
-                work_s = STEP_S if number else PREFILL_S * len(ask.prompt)
+                factor = self.factor if request.request_id != PROBE else self.probe_factor
+                work_s = STEP_S if number else PREFILL_S * len(request.prompt)
                 await asyncio.sleep(work_s * factor)
                 await self._goes_on.wait()
                 last = number == tokens - 1
@@ -133,27 +133,27 @@ class Client:
         self._heard = -math.inf
         self._streams: set[_Stream] = set()
 
-    async def generate(self, ask: InferenceRequest) -> AsyncGenerator[Delta, None]:
+    async def generate(self, request: InferenceRequest) -> AsyncGenerator[Delta, None]:
         self._server.calls += 1
-        async for delta in self._generate(ask):
+        async for delta in self._generate(request):
             yield msgspec.structs.replace(delta, texts=(self._address,))
 
-    async def _generate(self, ask: InferenceRequest) -> AsyncGenerator[Delta, None]:
+    async def _generate(self, request: InferenceRequest) -> AsyncGenerator[Delta, None]:
         stream = _Stream()
         self._streams.add(stream)
-        work = asyncio.ensure_future(self._server.answer(ask, stream.said.put_nowait))
+        work = asyncio.ensure_future(self._server.answer(request, stream.deltas.put_nowait))
         try:
             while True:
                 try:
-                    async with asyncio.timeout_at(ask.deadline):
-                        said = await stream.said.get()
+                    async with asyncio.timeout_at(request.deadline):
+                        delta = await stream.deltas.get()
                 except TimeoutError:
                     raise DeadlineExceeded("the time for this request is over") from None
-                if isinstance(said, CausewayError):
-                    raise said
+                if isinstance(delta, CausewayError):
+                    raise delta
                 self._heard, stream.begun = self._clock(), True
-                yield said
-                if said.final:
+                yield delta
+                if delta.final:
                     return
         finally:
             self._streams.discard(stream)
@@ -162,8 +162,8 @@ class Client:
     async def probe(self, model: str, timeout_s: float = 3.0) -> None:
         parameters = SamplingParameters(max_tokens=1)
         deadline = self._clock() + timeout_s
-        ask = InferenceRequest(model=model, prompt="a", parameters=parameters, deadline=deadline, request_id=PROBE)
-        async for _ in self._generate(ask):
+        request = InferenceRequest(model=model, prompt="a", parameters=parameters, deadline=deadline, request_id=PROBE)
+        async for _ in self._generate(request):
             pass
 
     def last_received_at(self, model: str) -> float:
@@ -171,7 +171,7 @@ class Client:
 
     def fail_calls(self, model: str, error: CausewayError, *, begun: bool = True) -> None:
         for stream in [one for one in self._streams if begun or not one.begun]:
-            stream.said.put_nowait(error)
+            stream.deltas.put_nowait(error)
 
     def renew(self) -> None: ...
 
@@ -179,13 +179,13 @@ class Client:
 class _Stream:
     def __init__(self) -> None:
         self.begun = False
-        self.said: asyncio.Queue[Delta | CausewayError] = asyncio.Queue()
+        self.deltas: asyncio.Queue[Delta | CausewayError] = asyncio.Queue()
 
 
-class Told(msgspec.Struct):
+class RequestResult(msgspec.Struct):
     """The result of one request; seconds are from its arrival, 0 where it did not get that far."""
 
-    asked_at: float
+    sent_at: float
     ttft_s: float = 0.0
     took_s: float = 0.0
     error: str = ""
@@ -207,17 +207,19 @@ class Gateway:
             clock=clock,
             chance=chance.random,
         )
-        places = SLOTS * len(servers)
-        door = Door(permits=places, min_permits=1, max_queued=64)
-        self.admission = AdmissionController(door.permits, door.max_queued, door, clock=clock, chance=chance.random)
+        permits = SLOTS * len(servers)
+        settings = AdmissionSettings(permits=permits, min_permits=1, max_queued=64)
+        self.admission = AdmissionController(
+            settings.permits, settings.max_queued, settings, clock=clock, chance=chance.random
+        )
         self.dispatch = Dispatcher(self.pool, clock=clock, chance=chance.random, sleep=asyncio.sleep)
-        self.ladder = TierFallback(
+        self.fallback = TierFallback(
             DegradationConfig(), {TIER: TierSignals(self.pool, self.admission, 2.0)}, clock=clock
         )
 
-    async def ask(self, deadline_s: float, prompt: str = "p") -> Told:
+    async def send(self, deadline_s: float, prompt: str = "p") -> RequestResult:
         began = self._clock()
-        told, deadline = Told(began), began + deadline_s
+        result, deadline = RequestResult(began), began + deadline_s
         call = RequestContext(
             id="1",
             request=Request(kind="chat", model=TIER),
@@ -225,25 +227,25 @@ class Gateway:
             deadline=deadline,
             priority="interactive",
         )
-        ask = InferenceRequest(
+        request = InferenceRequest(
             model=TIER, prompt=prompt, parameters=SamplingParameters(max_tokens=TOKENS), deadline=deadline
         )
-        (fallback_step,) = self.ladder.fallback_steps(FallbackRequest(TIER, deadline_s), call.priority)
-        tier_attempt = TierAttempt(self.ladder, fallback_step, self.admission, self.dispatch, self._clock)
+        (fallback_step,) = self.fallback.fallback_steps(FallbackRequest(TIER, deadline_s), call.priority)
+        tier_attempt = TierAttempt(self.fallback, fallback_step, self.admission, self.dispatch, self._clock)
         try:
             async with AsyncExitStack() as held:
-                _, first = await tier_attempt.begin(held, call, lambda: [ask], b"")
-                told.ttft_s = self._clock() - began
-                told.endpoint = first.texts[0]
+                _, first = await tier_attempt.begin(held, call, lambda: [request], b"")
+                result.ttft_s = self._clock() - began
+                result.endpoint = first.texts[0]
                 assert tier_attempt.stream is not None
                 async for _ in tier_attempt.stream:
                     pass
         except TierFailed as tier_failure:
-            told.error = tier_failure.error.code
+            result.error = tier_failure.error.code
         except CausewayError as error:
-            told.error = error.code
-        told.took_s = self._clock() - began
-        return told
+            result.error = error.code
+        result.took_s = self._clock() - began
+        return result
 
 
 @asynccontextmanager
@@ -255,7 +257,7 @@ async def watched(gateways: Sequence[Gateway]) -> AsyncIterator[None]:
         tasks.cancel_scope.cancel()
 
 
-async def loaded(
+async def open_loop(
     gateways: Sequence[Gateway],
     clock: Callable[[], float],
     chance: random.Random,
@@ -263,15 +265,15 @@ async def loaded(
     for_s: float,
     deadline_s: float,
     prompts: Sequence[str] = ("p",),
-) -> list[Told]:
+) -> list[RequestResult]:
     """Return all results of Poisson arrivals, in arrival order; the gateways take turns."""
-    asked: list[asyncio.Task[Told]] = []
+    tasks: list[asyncio.Task[RequestResult]] = []
     at, ends = clock(), clock() + for_s
     while (at := at + chance.expovariate(per_s)) < ends:
         await asyncio.sleep(max(0.0, at - clock()))
-        gateway = gateways[len(asked) % len(gateways)]
-        asked.append(asyncio.ensure_future(gateway.ask(deadline_s, chance.choice(prompts))))
-    return [await one for one in asked]
+        gateway = gateways[len(tasks) % len(gateways)]
+        tasks.append(asyncio.ensure_future(gateway.send(deadline_s, chance.choice(prompts))))
+    return [await one for one in tasks]
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -62,7 +62,7 @@ async def _ask(a: list[Step], b: list[Step], c: list[Step], leaves_after: int | 
         for _ in range(20):
             it.dispatch.latency.first_token("a", 1e-5, it.clock.now)
         seen: list[str] = []
-        task = asyncio.ensure_future(_read(it.dispatch.generate(it.ask()), seen))
+        task = asyncio.ensure_future(_read(it.dispatch.generate(it.request()), seen))
         if leaves_after is not None:
             for _ in range(leaves_after):
                 await asyncio.sleep(0)
@@ -73,8 +73,8 @@ async def _ask(a: list[Step], b: list[Step], c: list[Step], leaves_after: int | 
     event(f"hedges: {' '.join(sorted(set(it.counted.hedges)))}")
     assert len(set(seen)) <= 1
     assert all(len(endpoint.requests) <= 1 for endpoint in it.endpoints)
-    said = [lease.said for lease in it.pool.leases]
-    assert sum("succeeded" in one for one in said) <= 1
+    reports = [lease.reports for lease in it.pool.leases]
+    assert sum("succeeded" in one for one in reports) <= 1
 
 
 async def _read(deltas: AsyncGenerator[Delta, None], seen: list[str]) -> None:

@@ -28,7 +28,7 @@ def pool() -> Pool:
     return Pool(Endpoint("a", clock, [REFUSED]), Endpoint("b", clock, ["good"]))
 
 
-def ask() -> InferenceRequest:
+def request() -> InferenceRequest:
     return InferenceRequest(model="m", prompt="p", parameters=SamplingParameters(), deadline=time.monotonic() + LEFT_S)
 
 
@@ -44,7 +44,7 @@ async def test_retries_are_counted_by_tier_and_code() -> None:
     dispatch = build_dispatcher("large", TierConfig(), pool(), metrics)
     budget = 'causeway_cloud_retry_budget_remaining{tier="large"}'
     assert metrics_line(registry, budget) == 5.0
-    assert [delta.texts[0] async for delta in dispatch.generate(ask())] == ["good"]
+    assert [delta.texts[0] async for delta in dispatch.generate(request())] == ["good"]
     assert metrics_line(registry, 'causeway_cloud_retries_total{code="cloud_unreachable",tier="large"}') == 1.0
     assert metrics_line(registry, budget) == 4.0
 
@@ -52,7 +52,7 @@ async def test_retries_are_counted_by_tier_and_code() -> None:
 async def test_max_attempts_of_one_means_no_retry() -> None:
     dispatch = build_dispatcher("large", TierConfig(max_attempts=1), pool(), DispatchMetrics(CollectorRegistry()))
     with pytest.raises(CloudUnreachable):
-        await anext(dispatch.generate(ask()))
+        await anext(dispatch.generate(request()))
 
 
 def metrics_line(registry: CollectorRegistry, name: str) -> float:

@@ -34,15 +34,15 @@ async def test_callers_do_not_see_a_dead_endpoint(pool: Pool, tmp_path: Path) ->
         url = command.ready()["url"]
         async with aiohttp.ClientSession() as http:
 
-            async def ask(tier: str) -> aiohttp.ClientResponse:
+            async def send(tier: str) -> aiohttp.ClientResponse:
                 body = {"model": tier, "prompt": "a", "max_tokens": 1}
                 async with http.post(f"{url}/completions", json=body) as reply:
                     await reply.read()
                     return reply
 
             with anyio.fail_after(PATIENCE_S):
-                replies = await asyncio.gather(*(ask("large") for _ in range(6)))
-                alone = await ask("gone")
+                replies = await asyncio.gather(*(send("large") for _ in range(6)))
+                alone = await send("gone")
                 async with http.get(url.replace("/v1", "/metrics")) as reply:
                     metrics = await reply.text()
         assert [reply.status for reply in replies] == [200] * 6

@@ -35,13 +35,13 @@ async def test_a_winning_hedge_answers_and_the_slow_call_is_cancelled() -> None:
         await it.warm()
         it.endpoints[0].play([asyncio.Event(), "never"])
         it.endpoints[1].play([QUICK_S, "from b, ", "whole"])
-        async with aclosing(it.dispatch.generate(it.ask())) as deltas:
+        async with aclosing(it.dispatch.generate(it.request())) as deltas:
             assert (await anext(deltas)).texts == ("from b, ",)
             # At once, and not when the answer has ended.
             assert it.endpoints[0].cancelled == 1
             assert it.endpoints[0].running == 0
             assert [one.texts[0] async for one in deltas] == ["whole"]
-    assert it.pool.said == [("a", ""), ("b", "succeeded")]
+    assert it.pool.last_reports == [("a", ""), ("b", "succeeded")]
     assert it.counted.hedges == ["won"]
     assert it.counted.retries == []
 
@@ -57,7 +57,7 @@ async def test_the_hedge_is_cancelled_when_the_first_endpoint_is_faster() -> Non
         late.set()
         assert await task == "from a"
     assert it.endpoints[1].cancelled == 1
-    assert it.pool.said == [("a", "succeeded"), ("b", "")]
+    assert it.pool.last_reports == [("a", "succeeded"), ("b", "")]
     assert it.counted.hedges == ["lost"]
 
 
@@ -147,7 +147,7 @@ async def test_a_failed_first_attempt_leaves_the_race_to_the_hedge() -> None:
             await asyncio.sleep(0)
         late.set()
         assert await task == "from b"
-    assert it.pool.said == [("a", "engine_unavailable"), ("b", "succeeded")]
+    assert it.pool.last_reports == [("a", "engine_unavailable"), ("b", "succeeded")]
     assert it.counted.hedges == ["won"]
     assert it.counted.retries == []
 
@@ -256,7 +256,7 @@ async def test_cancelling_during_a_hedge_ends_both_calls() -> None:
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
     assert [endpoint.cancelled for endpoint in it.endpoints] == [1, 1]
-    assert it.pool.said == [("a", ""), ("b", "")]
+    assert it.pool.last_reports == [("a", ""), ("b", "")]
     assert it.counted.hedges == ["cancelled"]
 
 
@@ -294,6 +294,6 @@ async def test_closing_the_answer_closes_the_winner() -> None:
         await it.warm()
         it.endpoints[0].play([asyncio.Event()])
         it.endpoints[1].play(["b", asyncio.Event()])
-        async with aclosing(it.dispatch.generate(it.ask())) as deltas:
+        async with aclosing(it.dispatch.generate(it.request())) as deltas:
             await anext(deltas)
     assert [endpoint.cancelled for endpoint in it.endpoints] == [1, 1]

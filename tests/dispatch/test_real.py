@@ -56,7 +56,7 @@ class Bed:
         self.dispatch = Dispatcher(pool, settings, counters=self.counted)
         self.mark = ""
 
-    def ask(
+    def request(
         self, left_s: float = PATIENCE_S, model: str = "obedient", **orders: list[dict[str, object]]
     ) -> InferenceRequest:
         """Build a request that tells each replica, by name, what to do."""
@@ -65,8 +65,8 @@ class Bed:
         parameters = SamplingParameters(max_tokens=5)
         return InferenceRequest(model=model, prompt=prompt, parameters=parameters, deadline=time.monotonic() + left_s)
 
-    async def text(self, ask: InferenceRequest) -> str:
-        async with aclosing(self.dispatch.generate(ask)) as deltas:
+    async def text(self, request: InferenceRequest) -> str:
+        async with aclosing(self.dispatch.generate(request)) as deltas:
             return "".join([one.texts[0] async for one in deltas])
 
     async def noted(self, *lines: list[str]) -> None:
@@ -76,7 +76,7 @@ class Bed:
     async def warm(self) -> None:
         """Run enough fast answers that a slow one is detected, then forget them."""
         while self.dispatch.latency.hedge_after_s(time.monotonic()) is None:
-            await self.text(self.ask())
+            await self.text(self.request())
         self.counted.hedges.clear()
 
 
@@ -167,14 +167,14 @@ def replicas(triton_environment: object, tmp_path_factory: pytest.TempPathFactor
 async def test_a_refused_connection_is_retried(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         it.replicas[0].server.kill()
-        assert await it.text(it.ask()) == "b"
+        assert await it.text(it.request()) == "b"
         assert it.counted.retries == ["cloud_unreachable"]
         await it.noted([], ["began", "ended"])
 
 
 async def test_a_server_killed_before_the_first_token_is_retried_once(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
-        task = asyncio.ensure_future(it.text(it.ask(a=[FOREVER])))
+        task = asyncio.ensure_future(it.text(it.request(a=[FOREVER])))
         await it.noted(["began"], [])
         it.replicas[0].server.kill()
         assert await task == "b"
@@ -183,7 +183,7 @@ async def test_a_server_killed_before_the_first_token_is_retried_once(replicas: 
 
 async def test_a_server_killed_after_the_first_token_is_an_error(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
-        async with aclosing(it.dispatch.generate(it.ask(a=[{"say": "start"}, FOREVER]))) as deltas:
+        async with aclosing(it.dispatch.generate(it.request(a=[{"say": "start"}, FOREVER]))) as deltas:
             assert (await anext(deltas)).texts == ("start",)
             it.replicas[0].server.kill()
             with pytest.raises(StreamBroken):
@@ -200,14 +200,14 @@ async def test_a_dead_models_request_is_retried(replicas: list[Replica]) -> None
     """Triton calls the model ready."""
     async with bed(replicas) as it:
         it.replicas[0].stub("obedient").kill()
-        assert await it.text(it.ask()) == "b"
+        assert await it.text(it.request()) == "b"
         assert [code in DEAD for code in it.counted.retries] == [True]
 
 
 async def test_a_model_that_dies_at_work_is_detected_and_retried(replicas: list[Replica]) -> None:
     """Triton would leave the call hanging."""
     async with bed(replicas) as it:
-        task = asyncio.ensure_future(it.text(it.ask(a=[FOREVER])))
+        task = asyncio.ensure_future(it.text(it.request(a=[FOREVER])))
         await it.noted(["began"], [])
         it.replicas[0].stub("obedient").kill()
         assert await task == "b"
@@ -220,7 +220,7 @@ async def test_an_unloaded_model_is_retried(replicas: list[Replica]) -> None:
         control = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         await control.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name="obedient"))
         try:
-            assert await it.text(it.ask()) == "b"
+            assert await it.text(it.request()) == "b"
         finally:
             await control.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name="obedient"))
         assert it.counted.retries == ["engine_unavailable"]
@@ -229,32 +229,32 @@ async def test_an_unloaded_model_is_retried(replicas: list[Replica]) -> None:
 async def test_a_full_engine_queue_is_retried(replicas: list[Replica]) -> None:
     full = {"fail": ["UNAVAILABLE", "queue_full: 64 wait"]}
     async with bed(replicas) as it:
-        assert await it.text(it.ask(a=[full])) == "b"
+        assert await it.text(it.request(a=[full])) == "b"
         assert it.counted.retries == ["queue_full"]
         with pytest.raises(QueueFull):
-            await it.text(it.ask(a=[full], b=[full]))
+            await it.text(it.request(a=[full], b=[full]))
 
 
 async def test_a_model_exception_is_retried_once(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
-        assert await it.text(it.ask(a=[{"raise": "oops"}])) == "b"
+        assert await it.text(it.request(a=[{"raise": "oops"}])) == "b"
         assert it.counted.retries == ["cloud_failed"]
         with pytest.raises(CloudFailed):
-            await it.text(it.ask(a=[{"raise": "oops"}], b=[{"raise": "oops"}]))
+            await it.text(it.request(a=[{"raise": "oops"}], b=[{"raise": "oops"}]))
         await it.noted(["began", "ended"], ["began", "ended"])
 
 
 async def test_an_invalid_tensor_is_not_retried(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         with pytest.raises(CloudRejected):
-            await it.text(it.ask(model="picky"))
+            await it.text(it.request(model="picky"))
         assert it.counted.retries == []
 
 
 async def test_the_deadline_stops_the_server_and_is_not_retried(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         with pytest.raises(DeadlineExceeded):
-            await it.text(it.ask(0.3, a=[FOREVER]))
+            await it.text(it.request(0.3, a=[FOREVER]))
         assert it.counted.retries == []
         await it.noted(["began", "cancelled", "ended"], [])
 
@@ -262,7 +262,7 @@ async def test_the_deadline_stops_the_server_and_is_not_retried(replicas: list[R
 async def test_a_retry_carries_the_remaining_deadline(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         with pytest.raises(DeadlineExceeded):
-            await it.text(it.ask(1.0, a=[{"wait": 0.3}, {"fail": ["INTERNAL", "late"]}], b=[FOREVER]))
+            await it.text(it.request(1.0, a=[{"wait": 0.3}, {"fail": ["INTERNAL", "late"]}], b=[FOREVER]))
         assert it.counted.retries == ["cloud_failed"]
         await it.noted(["began", "ended"], ["began", "cancelled", "ended"])
 
@@ -273,7 +273,7 @@ async def test_a_retry_carries_the_remaining_deadline(replicas: list[Replica]) -
 async def test_the_loser_of_a_hedge_is_cancelled_in_triton(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         await it.warm()
-        assert await it.text(it.ask(a=[FOREVER], b=[{"say": "from "}, {"say": "b"}])) == "from b"
+        assert await it.text(it.request(a=[FOREVER], b=[{"say": "from "}, {"say": "b"}])) == "from b"
         assert it.counted.hedges == ["won"]
         await it.noted(["began", "cancelled", "ended"], ["began", "ended"])
 
@@ -281,7 +281,7 @@ async def test_the_loser_of_a_hedge_is_cancelled_in_triton(replicas: list[Replic
 async def test_cancelling_during_a_hedge_stops_both_servers(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         await it.warm()
-        task = asyncio.ensure_future(it.text(it.ask(a=[FOREVER], b=[FOREVER])))
+        task = asyncio.ensure_future(it.text(it.request(a=[FOREVER], b=[FOREVER])))
         await it.noted(["began"], ["began"])
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -294,8 +294,8 @@ async def test_cancelling_during_a_hedge_stops_both_servers(replicas: list[Repli
 async def test_closing_after_a_hedge_stops_the_winner(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         await it.warm()
-        ask = it.ask(a=[FOREVER], b=[{"say": "b"}, FOREVER])
-        async with aclosing(it.dispatch.generate(ask)) as deltas:
+        request = it.request(a=[FOREVER], b=[{"say": "b"}, FOREVER])
+        async with aclosing(it.dispatch.generate(request)) as deltas:
             assert (await anext(deltas)).texts == ("b",)
             await it.noted(["began", "cancelled", "ended"], ["began"])
         await it.noted(["began", "cancelled", "ended"], ["began", "cancelled", "ended"])
@@ -350,8 +350,8 @@ async def _load(it: Bed, dying: Replica) -> list[str]:
 
     async def one() -> None:
         try:
-            said = await it.text(it.ask(dying=[{"wait": 0.05}, {"say": "x"}], b=[{"wait": 0.05}, {"say": "x"}]))
-            outcomes.append("ok" if said == "x" else said)
+            text = await it.text(it.request(dying=[{"wait": 0.05}, {"say": "x"}], b=[{"wait": 0.05}, {"say": "x"}]))
+            outcomes.append("ok" if text == "x" else text)
         except CloudUnreachable as error:
             outcomes.append(error.code)
 

@@ -33,7 +33,7 @@ async def test_deltas_are_passed_on_as_they_come() -> None:
     async with bed([GOOD], [GOOD]) as it:
         assert await it.text() == "good answer"
     assert it.calls == "a"
-    assert it.pool.leases[0].said == ["first_token", "succeeded"]
+    assert it.pool.leases[0].reports == ["first_token", "succeeded"]
     assert it.counted.retries == []
 
 
@@ -53,7 +53,7 @@ async def test_deltas_are_passed_on_as_they_come() -> None:
 async def test_a_retryable_error_is_answered_by_the_second_endpoint(error: CausewayError) -> None:
     async with bed([[error]], [GOOD]) as it:
         assert await it.text() == "good answer"
-    assert it.pool.said == [("a", error.code), ("b", "succeeded")]
+    assert it.pool.last_reports == [("a", error.code), ("b", "succeeded")]
     assert it.counted.retries == [error.code]
 
 
@@ -105,18 +105,18 @@ async def test_a_single_endpoint_is_not_retried() -> None:
 
 @pytest.mark.parametrize("error", [REFUSED, RAISED, StreamBroken("cut", phase="stream")], ids=lambda one: one.code)
 async def test_nothing_is_retried_after_the_first_delta(error: CausewayError) -> None:
-    async with bed([["a start", error]], [GOOD]) as it, aclosing(it.dispatch.generate(it.ask())) as deltas:
+    async with bed([["a start", error]], [GOOD]) as it, aclosing(it.dispatch.generate(it.request())) as deltas:
         assert (await anext(deltas)).texts == ("a start",)
         with pytest.raises(type(error)):
             await anext(deltas)
     assert it.calls == "a"
-    assert it.pool.leases[0].said == ["first_token", error.code]
+    assert it.pool.leases[0].reports == ["first_token", error.code]
 
 
 async def test_an_answer_without_a_delta_is_retried() -> None:
     async with bed([[]], [GOOD]) as it:
         assert await it.text() == "good answer"
-    assert it.pool.said[0] == ("a", "cloud_failed")
+    assert it.pool.last_reports[0] == ("a", "cloud_failed")
 
 
 async def test_a_defect_is_raised_and_not_retried() -> None:
@@ -206,7 +206,7 @@ async def test_a_faster_endpoint_is_used_when_time_is_short() -> None:
             await it.text()
         assert await it.text(0.3) == "good answer"
         assert await it.text(0.5) == "slow"
-    assert it.pool.said[-3:] == [("a", ""), ("b", "succeeded"), ("a", "succeeded")]
+    assert it.pool.last_reports[-3:] == [("a", ""), ("b", "succeeded"), ("a", "succeeded")]
     assert it.clock.slept == []
 
 
@@ -214,10 +214,10 @@ async def test_a_faster_endpoint_is_used_when_time_is_short() -> None:
 
 
 async def test_closing_cancels_the_call_without_a_report() -> None:
-    async with bed([["a", asyncio.Event()]], [GOOD]) as it, aclosing(it.dispatch.generate(it.ask())) as deltas:
+    async with bed([["a", asyncio.Event()]], [GOOD]) as it, aclosing(it.dispatch.generate(it.request())) as deltas:
         await anext(deltas)
     assert it.endpoints[0].cancelled == 1
-    assert it.pool.leases[0].said == ["first_token"]
+    assert it.pool.leases[0].reports == ["first_token"]
 
 
 @pytest.mark.parametrize("script", [[asyncio.Event()], ["a", asyncio.Event()]], ids=["before", "after"])

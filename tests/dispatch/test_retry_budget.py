@@ -48,18 +48,18 @@ def test_a_busy_tier_is_never_above_its_share(rate: int, wanted: int) -> None:
 @given(EVENTS)
 def test_within_a_window_extras_stay_below_share_or_minimum(events: list[tuple[str, float]]) -> None:
     budget = RetryBudget(0.2, min_retries_per_s=0.5, window_s=10.0)
-    asked: list[float] = []
+    counted: list[float] = []
     taken: list[float] = []
     now = 0.0
     for what, pause in events:
         now += pause
         if what == "asked":
             budget.count_request(now)
-            asked.append(now)
+            counted.append(now)
         elif budget.try_spend(now):
             taken.append(now)
             began = now // 1.0 - 9
-            requests = sum(when // 1.0 >= began for when in asked)
+            requests = sum(when // 1.0 >= began for when in counted)
             assert sum(when // 1.0 >= began for when in taken) <= max(0.2 * requests, 5.0) + ROUNDING
 
 

@@ -10,7 +10,19 @@ from typing import TypeVar
 
 import pytest
 
-from .simulated import PREFILL_S, SLOTS, STEP_S, TOKENS, Gateway, Server, Told, jumping, loaded, quantile, watched
+from .simulated import (
+    PREFILL_S,
+    SLOTS,
+    STEP_S,
+    TOKENS,
+    Gateway,
+    RequestResult,
+    Server,
+    open_loop,
+    quantile,
+    run_in_virtual_time,
+    watched,
+)
 
 T = TypeVar("T")
 CAPACITY = 3 * SLOTS / (PREFILL_S + (TOKENS - 1) * STEP_S)  # requests a second
@@ -27,10 +39,10 @@ class Bed:
         self.gateways = [Gateway(self.servers, clock, self.chance) for _ in range(2)]
         self._per_s = load * CAPACITY
 
-    async def loaded(
+    async def open_loop(
         self, seconds: float, *, deadline_s: float = 15.0, prompts: tuple[str, ...] = ("p",)
-    ) -> list[Told]:
-        return await loaded(
+    ) -> list[RequestResult]:
+        return await open_loop(
             self.gateways, self.clock, self.chance, self._per_s, seconds, deadline_s=deadline_s, prompts=prompts
         )
 
@@ -39,14 +51,14 @@ def simulated(play: Callable[[Bed], Awaitable[T]], seed: int, load: float) -> T:
     async def main(clock: Callable[[], float]) -> T:
         bed = Bed(clock, seed, load)
         async with watched(bed.gateways):
-            await bed.loaded(10.0)
+            await bed.open_loop(10.0)
             return await play(bed)
 
-    return jumping(main)
+    return run_in_virtual_time(main)
 
 
-def p99(told: list[Told]) -> float:
-    return quantile([one.took_s for one in told], 0.99)
+def p99(results: list[RequestResult]) -> float:
+    return quantile([one.took_s for one in results], 0.99)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -55,10 +67,10 @@ def test_one_slow_replica_costs_little(seed: int) -> None:
     on."""
 
     async def play(bed: Bed) -> None:
-        healthy = await bed.loaded(30.0)
+        healthy = await bed.open_loop(30.0)
         bed.servers[1].slow_down(SLOW)
         before = bed.servers[1].calls
-        slow = await bed.loaded(30.0)
+        slow = await bed.open_loop(30.0)
         assert not [one.error for one in slow if one.error]
         assert p99(slow) <= 1.5 * p99(healthy)
         assert bed.servers[1].calls - before <= 0.015 * len(slow)
@@ -70,10 +82,10 @@ def test_one_slow_replica_costs_little(seed: int) -> None:
 def test_a_recovered_replica_gets_its_share_back() -> None:
     async def play(bed: Bed) -> None:
         bed.servers[1].slow_down(SLOW)
-        await bed.loaded(30.0)
+        await bed.open_loop(30.0)
         bed.servers[1].slow_down(1.0)
-        await bed.loaded(15.0)
-        later = await bed.loaded(20.0)
+        await bed.open_loop(15.0)
+        later = await bed.open_loop(20.0)
         assert [one.endpoint for one in later].count("t1:1") > 0.25 * len(later)
 
     simulated(play, 1, load=0.5)
@@ -82,9 +94,9 @@ def test_a_recovered_replica_gets_its_share_back() -> None:
 def test_a_replica_slow_for_requests_only_is_used_less_after_each_relapse() -> None:
     async def play(bed: Bed) -> None:
         bed.servers[1].slow_down(SLOW, probes=1.0)
-        await bed.loaded(60.0)
+        await bed.open_loop(60.0)
         before = bed.servers[1].calls
-        later = await bed.loaded(60.0)
+        later = await bed.open_loop(60.0)
         assert bed.servers[1].calls - before <= 0.015 * len(later)
         assert [one.endpoint for one in later].count("t1:1") == 0
 
@@ -96,7 +108,7 @@ def test_mixed_prompts_do_not_exclude_any_endpoint(long_share: float) -> None:
     prompts = ("p" * 10, *["p"] * round(1 / long_share - 1))
 
     async def play(bed: Bed) -> None:
-        await bed.loaded(60.0, prompts=prompts)
+        await bed.open_loop(60.0, prompts=prompts)
         for server in bed.servers:
             assert abs(server.calls / sum(one.calls for one in bed.servers) - 1 / 3) < 0.06
 
@@ -105,13 +117,13 @@ def test_mixed_prompts_do_not_exclude_any_endpoint(long_share: float) -> None:
 
 def test_a_hung_replica_gets_no_requests_after_two_seconds() -> None:
     async def play(bed: Bed) -> None:
-        running = asyncio.ensure_future(bed.loaded(25.0, deadline_s=3.0))
+        running = asyncio.ensure_future(bed.open_loop(25.0, deadline_s=3.0))
         await asyncio.sleep(5.0)
         stopped = bed.clock()
         bed.servers[2].stop()
-        told = await running
-        assert all(one.asked_at < stopped for one in told if one.error), "nobody was sent there in vain"
-        assert sum(bool(one.error) for one in told) <= SLOTS
+        results = await running
+        assert all(one.sent_at < stopped for one in results if one.error), "nobody was sent there in vain"
+        assert sum(bool(one.error) for one in results) <= SLOTS
 
     simulated(play, 2, load=0.5)
 
@@ -122,15 +134,15 @@ def test_a_recovered_replica_is_back_when_another_one_hangs(slow_for_s: float) -
 
     async def play(bed: Bed) -> None:
         bed.servers[1].slow_down(SLOW)
-        await bed.loaded(slow_for_s)
+        await bed.open_loop(slow_for_s)
         bed.servers[1].slow_down(1.0)
         await asyncio.sleep(10.0)
-        running = asyncio.ensure_future(bed.loaded(25.0, deadline_s=3.0))
+        running = asyncio.ensure_future(bed.open_loop(25.0, deadline_s=3.0))
         await asyncio.sleep(5.0)
         stopped = bed.clock()
         bed.servers[2].stop()
-        failed = [one for one in await running if one.error and one.took_s + one.asked_at >= stopped]
-        assert max((one.asked_at - stopped for one in failed), default=0.0) <= 2.0
+        failed = [one for one in await running if one.error and one.took_s + one.sent_at >= stopped]
+        assert max((one.sent_at - stopped for one in failed), default=0.0) <= 2.0
         assert len(failed) <= SLOTS
 
     simulated(play, 1, load=0.5)

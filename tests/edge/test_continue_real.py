@@ -8,7 +8,7 @@ import pytest
 
 from edge_node.config.schema import ServerConfig
 from tests.cloud.conftest import PATIENCE_S
-from tests.degradation.test_real import CHAT, Bed, bed, cut, gateway, triton_environment, tritons
+from tests.degradation.test_real import CHAT, Bed, bed, gateway, triton_environment, tritons, truncated
 
 from .box import POLICY, Answer, Box, running
 
@@ -42,11 +42,11 @@ async def ask(box: Box, token: str = "", *, stream: bool) -> Answer:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_cut_answer_and_its_rest_are_the_uncut_answer(bed: Bed, tmp_path: Path, stream: bool) -> None:
     """As for a direct client of the gateway: greedy, part by part, the very text that was never cut."""
-    uncut = await bed.ask("medium")
+    uncut = await bed.send("medium")
     cloud = Gateway(bed.url)
     server = ServerConfig(port=0, default_deadline_s=PATIENCE_S)
     async with running(tmp_path, policy=LATE, server=server, cloud=cloud, api_key="kiosk-secret") as box:  # type: ignore[arg-type]
-        first = await cut(lambda: ask(box, stream=stream), lambda found: bool(found.resume))
+        first = await truncated(lambda: ask(box, stream=stream), lambda found: bool(found.resume))
         assert first.headers["x-causeway-degraded"] == "true"
         assert first.text
         assert len(first.text) < len(uncut.text)

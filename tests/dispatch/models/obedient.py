@@ -70,8 +70,8 @@ def _told(request: Any) -> tuple[str, list[dict[str, Any]]]:
     text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0].decode()
     if not text.startswith("{"):
         return "-", [{"say": "word"}]
-    told = json.loads(text)
-    return told["mark"], told.get(_REPLICA["name"], [{"say": _REPLICA["name"]}])
+    orders = json.loads(text)
+    return orders["mark"], orders.get(_REPLICA["name"], [{"say": _REPLICA["name"]}])
 
 
 def _response(text: str, reason: str) -> Any:
