@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts
-from router.policy.compiled import Policy
+from router.policy.compiled import ModelTemperature, Policy
+from router.policy.signals import OPENAI_TEMPERATURE
 from router.types import Location
 
 from .backends.backend import Backend
@@ -85,6 +86,7 @@ def build(
         clock=clock,
         on_activate=activate,
         on_load=metrics.policy_loaded,
+        model_temperature=_model_temperatures(config.engine),
     )
     cache = AnswerCache(
         memory_bytes=config.cache.memory_bytes,
@@ -175,6 +177,19 @@ def _cache_scope(config: EngineConfig) -> bytes:
         f"{artifact.name} {artifact.manifest.sha256} {grammar if artifact.manifest.answers == 'calls' else ''}"
         for artifact in artifacts
     ).encode()
+
+
+def _model_temperatures(config: EngineConfig) -> ModelTemperature:
+    """The manifests' temperatures, by model; 1 (what the engine uses) for a manifest that names none."""
+
+    def temperature(model: str) -> float | None:
+        try:
+            manifest = find_artifact(model, [Path(folder) for folder in config.model_dirs]).manifest
+        except ArtifactError:
+            return None  # the engine reports it
+        return OPENAI_TEMPERATURE if manifest.temperature is None else manifest.temperature
+
+    return temperature
 
 
 def _engine_maker(config: EngineConfig) -> Callable[[str], Engine]:

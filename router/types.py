@@ -213,6 +213,7 @@ class Target(msgspec.Struct, frozen=True):
     timeout_s: float | None = None  # whole answer
     first_token_timeout_s: float | None = None
     usd_per_1k_tokens: float = 0.0
+    temperature: float | None = None  # sent if the client sets none; None: the model's own default
     can: tuple[Ability, ...] = ("chat", "completion", "tools", "json", "logprobs")
 
 
@@ -274,10 +275,11 @@ class ExactCache(msgspec.Struct, frozen=True):
 
 
 class CachePlan(msgspec.Struct, frozen=True):
-    """The policy's cache rule for this request. `exact` None: bypass the cache."""
+    """The policy's cache rule for this request. `exact` None: bypass the cache, and `bypass` says why."""
 
     exact: ExactCache | None = None
     rule: str = ""
+    bypass: str = ""
     reasons: tuple[Reason, ...] = ()
     private: bool = False  # memory only, and never shared between clients
 
@@ -367,6 +369,7 @@ class Outcome(msgspec.Struct, frozen=True):
     model: str = ""
     reason: str = ""  # short: the name of the rule, `cache`, or the cause of the fallback
     cache: CacheStatus = "bypass"
+    cache_reason: str = ""  # why the cache was bypassed
     # The policy's first choice failed or is down, the answer is stale, or the cloud itself degraded the answer.
     degraded: bool = False
     attempts: tuple[AttemptRecord, ...] = ()

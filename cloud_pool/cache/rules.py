@@ -36,7 +36,9 @@ def bypass_reason(request: Request, tier: Tier, config: CacheConfig) -> str:
         return "rest of an answer"
     if request.tools and not config.include_tools:
         return "tools"
-    if is_sampled(_resolved(request, tier)) and not (config.include_seeded and request.sampling.seed is not None):
+    if is_sampled(request, tier.chat_format.temperature) and not (
+        config.include_seeded and request.sampling.seed is not None
+    ):
         return "sampled"
     return ""
 

@@ -89,7 +89,9 @@ def _cache(explanation: RouteExplanation) -> str:
     if explanation.cached_age_s is not None:
         return f"hit: an answer {explanation.cached_age_s:.1f} s old"
     exact = explanation.cache.exact
-    return f"miss; the answer would be fresh for {exact.ttl_s:g} s" if exact else "not used for this request"
+    if exact is None:
+        return f"bypass: {explanation.cache.bypass}"
+    return f"miss; the answer would be fresh for {exact.ttl_s:g} s"
 
 
 def _signals(explanation: RouteExplanation) -> Table:

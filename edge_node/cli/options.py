@@ -84,7 +84,7 @@ def request_options(command: F) -> F:
         ),
         click.option("--prefer", type=click.Choice(get_args(Prefer)), help="Narrows the policy, never widens it."),
         click.option("--tag", "tags", multiple=True, help="Tag for the policy's rules, such as `private`; repeatable."),
-        click.option("--temperature", type=float, default=0.0, show_default=True),
+        click.option("--temperature", type=float, help="Without it, the target's own is used."),
         click.option("--max-tokens", type=click.IntRange(min=1)),
         click.option("--deadline", "deadline_s", type=click.FloatRange(min=0, min_open=True), help="Seconds."),
         click.option("--url", default="", help="The daemon; unix:///path for its Unix socket. [$CAUSEWAY_URL]"),
@@ -96,9 +96,9 @@ def request_options(command: F) -> F:
 
 def request_arguments(flags: Mapping[str, Any]) -> RequestOptions:
     """Return the SDK's arguments for the flags of `request_options`."""
-    arguments = RequestOptions(
-        model=flags["model"], prefer=flags["prefer"], tags=flags["tags"], temperature=flags["temperature"]
-    )
+    arguments = RequestOptions(model=flags["model"], prefer=flags["prefer"], tags=flags["tags"])
+    if flags["temperature"] is not None:
+        arguments["temperature"] = flags["temperature"]
     if flags["max_tokens"] is not None:
         arguments["max_tokens"] = flags["max_tokens"]
     if flags["deadline_s"] is not None:

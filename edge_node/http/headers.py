@@ -21,6 +21,7 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "`stale: CODE`, `model_named`, `continued`",
     "x-causeway-cache": "`hit`; `stale` (an old answer after an error); `miss`; `coalesced` (shared with an identical "
     "request in progress); `bypass` (the policy allows no caching)",
+    "x-causeway-cache-reason": "why the cache was bypassed; only with `x-causeway-cache: bypass`",
     "x-causeway-policy": "`name@revision` of the active policy",
     "x-causeway-degraded": "`true` if the answer is second choice: a fallback, a stale answer or a lower cloud tier",
     "x-request-id": "same as `x-causeway-decision`",

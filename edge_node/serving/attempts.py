@@ -31,7 +31,7 @@ from router.errors import (
     EngineUnavailable,
     NoRoute,
 )
-from router.types import Chunk, Location, Target
+from router.types import Chunk, Location, Request, Target
 
 from ..backends.backend import Backend, BackendRequest
 from ..observability.logs import redacted
@@ -100,7 +100,7 @@ class AttemptRunner:
         deadline, first_token_by = self._deadlines(generation, attempt, now)
         call = BackendRequest(
             id=generation.id,
-            request=generation.request,
+            request=_with_temperature(generation.request, target),
             target=target,
             deadline=deadline,
             first_token_by=first_token_by,
@@ -176,6 +176,15 @@ async def _close(chunks: AsyncIterator[Chunk]) -> None:
         return
     with anyio.CancelScope(deadline=_now() + _CLOSE_S, shield=True):
         await close()
+
+
+def _with_temperature(request: Request, target: Target) -> Request:
+    """The request with the target's temperature, if the client sets none."""
+    sampling = request.sampling
+    if sampling.temperature is not None or target.temperature is None or request.kind == "embedding":
+        return request
+    sampling = msgspec.structs.replace(sampling, temperature=target.temperature)
+    return msgspec.structs.replace(request, sampling=sampling)
 
 
 def _streams_from_target(generation: Generation, attempt: Attempt) -> bool:

@@ -63,7 +63,7 @@ class Generation:
         self.deadline = deadline
         self.traceparent = traceparent  # of the client's request
         self.trace = trace
-        self.cache_plan = CachePlan()
+        self.cache_plan = CachePlan(bypass="refused before the cache was asked")
         self.cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
         self.estimates = Estimates()
         self.decision: Decision | None = None
@@ -120,6 +120,7 @@ class Generation:
             model=target.model,
             reason=self.reason,
             cache="bypass" if self.cache_key is None else "miss",
+            cache_reason=self.cache_plan.bypass,
             degraded=self.degraded,
         )
 

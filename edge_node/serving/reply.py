@@ -22,6 +22,7 @@ class AnswerHead(msgspec.Struct, frozen=True):
     model: str
     reason: str
     cache: CacheStatus
+    cache_reason: str = ""  # why the cache was bypassed
     degraded: bool = False
 
 

@@ -145,6 +145,7 @@ class RequestContext:
             model="" if head is None else head.model,
             reason=self.generation.reason if head is None else head.reason,
             cache=self.cache,
+            cache_reason=self.generation.cache_plan.bypass if self.cache == "bypass" else "",
             degraded=head is not None and head.degraded,
             attempts=self.generation.records(now),
             ttft_ms=self._ttft_ms(total_ms),

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from router.decision.attempts import AttemptSequence
-from router.decision.decide import CachePlanMemo, CachePlanner, decide, is_cacheable
+from router.decision.decide import CachePlanMemo, CachePlanner, decide, early_bypass
 from router.errors import AllAttemptsFailed, BackendError, CausewayError, ClientGone, DeadlineExceeded, QueueFull
 from router.openai import CachedAnswer
 from router.policy.compiled import Policy
@@ -206,7 +206,9 @@ class Service:
     async def _find(self, generation: Generation, memo: CachePlanMemo) -> CacheHit | None:
         """Cache: the policy's rule for this request, and the answer stored under its key, however old."""
         policy, request = generation.policy, generation.request
-        if not is_cacheable(policy, request):
+        bypass = early_bypass(policy, request)
+        if bypass:
+            generation.cache_plan = CachePlan(bypass=bypass)
             return None
         if not _ESTIMATED.isdisjoint(policy.cache_needs.signals):
             await self._estimate(generation, policy.cache_needs.signals)

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from router.errors import PolicyError
-from router.policy.compiled import Policy, parse_policy
+from router.policy.compiled import ModelTemperature, Policy, parse_policy
 
 from ..clock import Clock
 
@@ -66,6 +66,7 @@ class PolicyStore:
         clock: Wall-clock time, for the report.
         on_activate: Called with each policy that becomes active, the first one too.
         on_load: Called after each read of the file, with whether it was valid.
+        model_temperature: Of an edge target that declares no `temperature`.
     """
 
     def __init__(
@@ -76,12 +77,14 @@ class PolicyStore:
         clock: Clock,
         on_activate: Callable[[Policy], None] = lambda _: None,
         on_load: Callable[[bool], None] = lambda _: None,
+        model_temperature: ModelTemperature = lambda _: None,
     ) -> None:
         self._path = path
         self._last_good = None if state_dir is None else state_dir / LAST_GOOD
         self._clock = clock
         self._on_activate = on_activate
         self._on_load = on_load
+        self._model_temperature = model_temperature
         self._file_version: FileVersion | None = None
         self._active: Policy | None = None
         self._report: PolicyReport | None = None
@@ -143,7 +146,7 @@ class PolicyStore:
             raise PolicyError(error.strerror or "unreadable", where=str(path)) from error
         except UnicodeDecodeError as error:
             raise PolicyError("not UTF-8", where=str(path)) from error
-        return _Loaded(text, parse_policy(text, str(path)))
+        return _Loaded(text, parse_policy(text, str(path), self._model_temperature))
 
     def _read_last_good(self) -> _Loaded | None:
         if self._last_good is None:

@@ -230,6 +230,7 @@ def _required_abilities(request: Request) -> tuple[Ability, ...]:
 # --- cache -----------------------------------------------------------------------------------------------------------
 
 KEY_BYTES: Final = 16
+_CONTINUES: Final = "the rest of another answer"
 
 UNKEYED_FIELDS: Final[dict[str, str]] = {
     "stream": "only how the answer is delivered; a cached answer can be delivered either way",
@@ -263,28 +264,46 @@ def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: 
     values = policy.cache_needs.read(request, snapshot, estimates)
     private = bool(_binding_constraints(policy.constraints, values, reasons))
     rule = _first_match(policy.cache, values, reasons)
-    if rule is None or rule.exact is None:
-        return CachePlan(rule="" if rule is None else rule.name, reasons=tuple(reasons), private=private)
-    refusal = _cache_refusal(rule, request)
-    if refusal:
-        reasons.append(Reason("cache_refused", rule=rule.name, detail=refusal))
-        return CachePlan(rule=rule.name, reasons=tuple(reasons), private=private)
+    bypass = _bypass_reason(policy, rule, request)
+    if rule is None or rule.exact is None or bypass:
+        if rule is not None and rule.exact is not None:
+            reasons.append(Reason("cache_refused", rule=rule.name, detail=bypass))
+        return CachePlan(rule="" if rule is None else rule.name, bypass=bypass, reasons=tuple(reasons), private=private)
     return CachePlan(exact=rule.exact, rule=rule.name, reasons=tuple(reasons), private=private)
 
 
-def is_cacheable(policy: Policy, request: Request) -> bool:
-    """False if no cache rule can allow this request whatever its condition is, so that no rule need be evaluated."""
+def early_bypass(policy: Policy, request: Request) -> str:
+    """Return why no cache rule can allow this request whatever its condition is; "" if a rule must be evaluated."""
     if request.resume:
-        return False  # the rest of another answer
-    return not is_sampled(request) or any(rule.allow_sampled for rule in policy.cache)
+        return _CONTINUES
+    if not policy.cache:
+        return "the policy has no cache rules"
+    if any(rule.allow_sampled for rule in policy.cache):
+        return ""
+    return _sampled(policy, request)
 
 
-def _cache_refusal(rule: CacheRule, request: Request) -> str:
-    if request.resume:
-        return "the rest of another answer"
-    if is_sampled(request) and not rule.allow_sampled:
-        return "sampled: a second run may give another answer"
-    return "the request offers tools" if request.tools and not rule.allow_tools else ""
+def _bypass_reason(policy: Policy, rule: CacheRule | None, request: Request) -> str:
+    """Return why the cache is bypassed, given the rule that holds; "" if it is used."""
+    early = early_bypass(policy, request)
+    if early:
+        return early
+    if rule is None:
+        return "no cache rule of the policy holds"
+    if rule.exact is None:
+        return f"the cache rule `{rule.name}` excludes it"
+    sampled = "" if rule.allow_sampled else _sampled(policy, request)
+    return sampled or ("the request offers tools" if request.tools and not rule.allow_tools else "")
+
+
+def _sampled(policy: Policy, request: Request) -> str:
+    """Return why a second run may give another answer; "" if it may not."""
+    if not is_sampled(request, policy.default_temperature):
+        return ""
+    temperature, default = request.sampling.temperature, policy.default_temperature
+    if temperature is None and default > 0.0:
+        return f"sampled: the request sets no temperature, and the policy's targets use up to {default:g}"
+    return "sampled: temperature above 0" if temperature else "sampled: n above 1"
 
 
 class KeyedCachePlan(msgspec.Struct, frozen=True):

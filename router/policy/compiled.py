@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -20,9 +21,12 @@ from .cel_source import ExpressionError
 from .expression import compile_expression
 from .file import CacheDoc, PolicyDoc, RouteDoc, TargetDoc, rules, seconds
 from .lint import Conditions, check_meaning
-from .signals import Expression, RequiredSignals
+from .signals import OPENAI_TEMPERATURE, Expression, RequiredSignals
 
 NAME = "policy.yaml"
+
+ModelTemperature = Callable[[str], float | None]
+"""The temperature that a model on the device uses if none is sent; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +87,7 @@ class Policy:
     routes: tuple[Route, ...]
     cache: tuple[CacheRule, ...]
     limits: Limits
+    default_temperature: float  # `request.temperature` if the client sets none: the highest of the targets
     constraint_needs: RequiredSignals  # of `decide` with a named model: constraints only
     route_needs: RequiredSignals  # of `decide` with model `auto`: constraints and routes
     cache_needs: RequiredSignals  # of `plan_cache`: constraints and cache rules
@@ -92,13 +97,17 @@ class Policy:
         return self.route_needs.signals | self.cache_needs.signals
 
 
-def parse_policy(text: str, file: str = NAME) -> Policy:
-    """Compile a policy. `file` is its name in messages.
+def parse_policy(text: str, file: str = NAME, model_temperature: ModelTemperature = lambda _: None) -> Policy:
+    """Compile a policy.
+
+    Args:
+        file: its name in messages.
+        model_temperature: of an edge target that declares no `temperature`.
 
     Raises:
         PolicyError: the first error with file, line, column and key, and the number of further errors.
     """
-    policy, problems = check_policy(text, file)
+    policy, problems = check_policy(text, file, model_temperature)
     if policy is not None:
         return policy
     first, *rest = [problem for problem in problems if problem.severity == "error"]
@@ -106,7 +115,9 @@ def parse_policy(text: str, file: str = NAME) -> Policy:
     raise PolicyError(first.message + more, where=str(first.location))
 
 
-def check_policy(text: str, file: str = NAME) -> tuple[Policy | None, tuple[Problem, ...]]:
+def check_policy(
+    text: str, file: str = NAME, model_temperature: ModelTemperature = lambda _: None
+) -> tuple[Policy | None, tuple[Problem, ...]]:
     """Return the policy (None if a problem is an error) and all problems in the order of the file. Raises nothing."""
     doc, locations, problems = read_struct(text, file, PolicyDoc)
     if doc is None:
@@ -116,7 +127,7 @@ def check_policy(text: str, file: str = NAME) -> tuple[Policy | None, tuple[Prob
     found += check_meaning(doc, locations, conditions)
     found.sort(key=lambda problem: (problem.location.line, problem.location.column))
     broken = any(problem.severity == "error" for problem in found)
-    return None if broken else _build(doc, conditions), tuple(found)
+    return None if broken else _build(doc, conditions, model_temperature), tuple(found)
 
 
 def _compile(doc: PolicyDoc, locations: KeyLocations, problems: list[Problem]) -> Conditions:
@@ -138,8 +149,8 @@ def _compile(doc: PolicyDoc, locations: KeyLocations, problems: list[Problem]) -
     return compiled
 
 
-def _build(doc: PolicyDoc, conditions: Conditions) -> Policy:
-    targets = {name: _target(name, target) for name, target in doc.targets.items()}
+def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTemperature) -> Policy:
+    targets = {name: _target(name, target, model_temperature) for name, target in doc.targets.items()}
     constraints = tuple(
         Constraint(rule.name, conditions.get(f"constraints[{index}].when"), rule.keep)
         for index, rule in enumerate(doc.constraints)
@@ -152,6 +163,7 @@ def _build(doc: PolicyDoc, conditions: Conditions) -> Policy:
     )
     bound = [rule.when for rule in constraints if rule.when is not None]
     rps = doc.limits.per_client_rps
+    temperature = _default_temperature(tuple(targets.values()))
     return Policy(
         name=doc.name,
         revision=hashlib.sha256(msgspec.json.encode(doc)).hexdigest()[:12],
@@ -160,13 +172,28 @@ def _build(doc: PolicyDoc, conditions: Conditions) -> Policy:
         routes=routes,
         cache=cache,
         limits=Limits(doc.limits.concurrent, doc.limits.queue, None if isinstance(rps, UnsetType) else rps),
-        constraint_needs=RequiredSignals(bound),
-        route_needs=RequiredSignals([*bound, *(rule.when for rule in routes if rule.when is not None)]),
-        cache_needs=RequiredSignals([*bound, *(rule.when for rule in cache if rule.when is not None)]),
+        default_temperature=temperature,
+        constraint_needs=RequiredSignals(bound, temperature),
+        route_needs=RequiredSignals([*bound, *(rule.when for rule in routes if rule.when is not None)], temperature),
+        cache_needs=RequiredSignals([*bound, *(rule.when for rule in cache if rule.when is not None)], temperature),
     )
 
 
-def _target(name: str, doc: TargetDoc) -> Target:
+def _default_temperature(targets: tuple[Target, ...]) -> float:
+    """Return the highest temperature of the targets that generate text: which of them answers is not decided yet."""
+    temperatures = [
+        OPENAI_TEMPERATURE if target.temperature is None else target.temperature
+        for target in targets
+        if not {"chat", "completion"}.isdisjoint(target.can)
+    ]
+    return max(temperatures, default=OPENAI_TEMPERATURE)
+
+
+def _target(name: str, doc: TargetDoc, model_temperature: ModelTemperature) -> Target:
+    if not isinstance(doc.temperature, UnsetType):
+        temperature: float | None = doc.temperature
+    else:
+        temperature = model_temperature(doc.model) if doc.at == "edge" else None
     target = Target(
         name=name,
         at=doc.at,
@@ -174,6 +201,7 @@ def _target(name: str, doc: TargetDoc) -> Target:
         timeout_s=seconds(doc.timeout),
         first_token_timeout_s=seconds(doc.first_token_timeout),
         usd_per_1k_tokens=doc.usd_per_1k_tokens,
+        temperature=temperature,
     )
     return target if isinstance(doc.can, UnsetType) else msgspec.structs.replace(target, can=doc.can)
 

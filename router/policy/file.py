@@ -61,6 +61,18 @@ class TargetDoc(_Doc, frozen=True):
     usd_per_1k_tokens: Annotated[
         float, Meta(ge=0, le=1_000_000, description="Price of 1,000 tokens, prompt and answer. `spend.*` adds it up.")
     ] = 0.0
+    temperature: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                le=2,
+                description="Temperature that is sent if the client sets none. Default: on the device the model's own; "
+                "in the cloud none is sent, and 1.0 is assumed.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     can: Annotated[
         tuple[Ability, ...] | UnsetType,
         Meta(description="The abilities of the model. Replaces the default: chat, completion, tools, json, logprobs."),

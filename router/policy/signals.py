@@ -21,8 +21,9 @@ SignalType = Literal["int", "double", "bool", "string", "list"]  # list: of stri
 Value = int | float | bool | str | list[str]
 Reader = Callable[[Request, Snapshot, Estimates], Value | None]
 
-DEFAULT_TEMPERATURE = 1.0
-"""OpenAI's default: a request without a temperature is sampled."""
+OPENAI_TEMPERATURE = 1.0
+"""OpenAI's default temperature, assumed for a target whose own is not known."""
+TEMPERATURE = "request.temperature"
 _INT64 = 2**63 - 1  # the widest int of CEL
 
 
@@ -46,9 +47,21 @@ class SignalSpec(msgspec.Struct, frozen=True):
         return f"{self.variable}__known"
 
 
-def is_sampled(request: Request) -> bool:
-    """Whether a second run could give another answer: temperature above 0 or several choices, seed or not."""
-    return request.kind != "embedding" and (_temperature(request) != 0.0 or request.n > 1)
+def is_sampled(request: Request, default_temperature: float) -> bool:
+    """Whether a second run could give another answer: temperature above 0 or several choices, seed or not.
+
+    Args:
+        default_temperature: used if the request sets none.
+    """
+    return request.kind != "embedding" and (temperature_of(request, default_temperature) != 0.0 or request.n > 1)
+
+
+def temperature_of(request: Request, default: float) -> float:
+    """Return the request's temperature, `default` if it sets none; 0.0 for embeddings, where nothing is sampled."""
+    if request.kind == "embedding":
+        return 0.0
+    temperature = request.sampling.temperature
+    return default if temperature is None else float(temperature)
 
 
 def wants_tools(request: Request) -> bool:
@@ -69,13 +82,6 @@ def modalities(request: Request) -> list[str]:
             if not isinstance(part, TextPart):
                 found.add("image" if isinstance(part, ImagePart) else "file" if isinstance(part, FilePart) else "audio")
     return ["text"] if len(found) == 1 else [name for name in ("text", "image", "audio", "file") if name in found]
-
-
-def _temperature(request: Request) -> float:
-    if request.kind == "embedding":
-        return 0.0  # nothing is sampled
-    temperature = request.sampling.temperature
-    return DEFAULT_TEMPERATURE if temperature is None else float(temperature)
 
 
 def _double(value: float | None) -> float | None:
@@ -104,8 +110,8 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
        "the edge model is not running", lambda r, s, e: _int(e.prompt_tokens)),
     _S("request.max_tokens", "int", "tokens", "the client's limit for the answer", "the client sets no limit",
        lambda r, s, e: _int(r.max_tokens)),
-    _S("request.temperature", "double", "", "sampling temperature; 1.0 (OpenAI's default) if the client sets none, "
-       "0.0 for embeddings", "", lambda r, s, e: _temperature(r)),
+    _S(TEMPERATURE, "double", "", "sampling temperature; if the client sets none, the highest `temperature` of the "
+       "policy's targets; 0.0 for embeddings", "", lambda r, s, e: temperature_of(r, OPENAI_TEMPERATURE)),
     _S("request.n", "int", "", "number of choices", "", lambda r, s, e: _int(r.n)),
     _S("request.tags", "list", "", "tags of the request and of the API key", "",
        lambda r, s, e: [_text(tag) for tag in r.hints.tags]),
@@ -206,16 +212,28 @@ class Expression:
 _ESTIMATED = frozenset({"request.prompt_tokens"})
 
 
+def _reader(name: str, default_temperature: float) -> Reader:
+    if name == TEMPERATURE:
+        return lambda r, s, e: temperature_of(r, default_temperature)
+    return SIGNALS[name].read
+
+
 class RequiredSignals:
-    """The signals that a set of expressions names, and how to read them. No other signal is computed."""
+    """The signals that a set of expressions names, and how to read them. No other signal is computed.
+
+    Args:
+        default_temperature: `request.temperature` if the client sets none.
+    """
 
     __slots__ = ("_presences", "_readers", "request_only", "signals")
 
-    def __init__(self, expressions: Iterable[Expression]) -> None:
+    def __init__(self, expressions: Iterable[Expression], default_temperature: float = OPENAI_TEMPERATURE) -> None:
         expressions = list(expressions)
         self.signals: frozenset[str] = frozenset().union(*(expression.signals for expression in expressions))
         presences: frozenset[str] = frozenset().union(*(expression.presences for expression in expressions))
-        self._readers = tuple((name, SIGNALS[name].variable, SIGNALS[name].read) for name in sorted(self.signals))
+        self._readers = tuple(
+            (name, SIGNALS[name].variable, _reader(name, default_temperature)) for name in sorted(self.signals)
+        )
         self._presences = tuple((name, SIGNALS[name].presence_variable) for name in sorted(presences))
 
         # Whether the request alone decides: not the box, an estimate or the time.

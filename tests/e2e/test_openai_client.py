@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -41,6 +43,23 @@ async def aclient(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
 
 def strict(chunk: ChatCompletionChunk) -> ChatCompletionChunk:
     return ChatCompletionChunk.model_validate(chunk.model_dump(), strict=True)
+
+
+def test_the_readmes_first_example_hits_the_cache_the_second_time(
+    stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It sets no temperature: the targets' own is 0."""
+    page = Path(__file__).parents[2] / "README.md"
+    example = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0]
+    assert "temperature" not in example
+    program = example.replace("http://127.0.0.1:8080", stack.edge_url)
+    answers = []
+    for _ in range(2):
+        names: dict[str, object] = {}
+        exec(program, names)
+        answers.append(names["answer"])
+    assert answers[1].headers["x-causeway-cache"] == "hit"  # type: ignore[attr-defined]
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model", TARGETS)

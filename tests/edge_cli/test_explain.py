@@ -32,7 +32,10 @@ LARGE = Target("large", "cloud", "assistant-large")
 def printed(**fields: object) -> str:
     decision = Decision("default", "9f2c", "fast-path", (AttemptPlan(SMALL, Handoff(8, 0.55)), AttemptPlan(LARGE)))
     explanation = RouteExplanation(
-        cache=CachePlan(), decision=decision, estimates=Estimates(prompt_tokens=5, quality=0.25), snapshot=Snapshot()
+        cache=CachePlan(bypass="the request offers tools"),
+        decision=decision,
+        estimates=Estimates(prompt_tokens=5, quality=0.25),
+        snapshot=Snapshot(),
     )
     console = Console(width=120, file=io.StringIO())
     console.print(render(msgspec.structs.replace(explanation, **fields)))
@@ -70,7 +73,7 @@ def test_an_absent_signal_is_named() -> None:
 def test_the_cache_is_a_hit_a_miss_or_unused() -> None:
     assert "hit: an answer 3.5 s old" in printed(cached_age_s=3.5)
     assert "would be fresh for 30 s" in printed(cache=CachePlan(ExactCache(30.0)))
-    assert "not used for this request" in printed()
+    assert "bypass: the request offers tools" in printed()
 
 
 def test_a_constraint_is_shown_once() -> None:

@@ -45,10 +45,20 @@ def test_a_request_without_temperature_reads_as_openais_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "n", "sampled"), [(None, 1, True), (0.0, 1, False), (0, 2, True), (0.1, 1, True)]
+    ("temperature", "n", "default", "sampled"),
+    [
+        (None, 1, 1.0, True),
+        (None, 1, 0.0, False),
+        (None, 2, 0.0, True),
+        (0.0, 1, 1.0, False),
+        (0, 2, 0.0, True),
+        (0.1, 1, 0.0, True),
+    ],
 )
-def test_only_temperature_zero_with_one_choice_is_not_sampled(temperature: float | None, n: int, sampled: bool) -> None:
-    assert is_sampled(chat(temperature=temperature, n=n)) is sampled
+def test_only_temperature_zero_with_one_choice_is_not_sampled(
+    temperature: float | None, n: int, default: float, sampled: bool
+) -> None:
+    assert is_sampled(chat(temperature=temperature, n=n), default) is sampled
 
 
 def test_tools_and_json_are_wanted_only_where_they_may_be_used() -> None:

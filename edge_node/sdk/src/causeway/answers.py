@@ -16,6 +16,7 @@ class Decision:
         target: The name of the policy's target that answered.
         reason: The name of the policy's rule, or why a later target answered.
         cache: ``hit``, ``semantic``, ``stale``, ``miss``, ``bypass`` or ``coalesced``.
+        cache_reason: Why the cache was bypassed.
         policy: The policy in force, ``name@revision``.
         degraded: Whether a failure moved the answer away from the policy's first choice.
         first_token_ms: Milliseconds from the call to the first text or tool call, measured by this client (streams).
@@ -29,6 +30,7 @@ class Decision:
     policy: str = ""
     degraded: bool = False
     first_token_ms: float | None = None
+    cache_reason: str = ""
 
 
 @dataclass(frozen=True)

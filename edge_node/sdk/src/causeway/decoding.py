@@ -28,6 +28,7 @@ def decode_decision(headers: httpx.Headers) -> Decision:
         target=headers.get("x-causeway-target", ""),
         reason=headers.get("x-causeway-reason", ""),
         cache=headers.get("x-causeway-cache", ""),
+        cache_reason=headers.get("x-causeway-cache-reason", ""),
         policy=headers.get("x-causeway-policy", ""),
         degraded=headers.get("x-causeway-degraded", "").lower() in ("1", "true", "yes"),
     )
