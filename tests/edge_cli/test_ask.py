@@ -83,9 +83,18 @@ async def test_a_usage_error_is_exit_code_2(box: Box) -> None:
     assert (await run(box, "ask", "hello", "--prefer", "somewhere")).exit_code == 2
 
 
+async def test_route_promises_no_hit_that_would_not_happen(box: Box) -> None:
+    """Neither command sends a temperature that the user did not give."""
+    result = await run(box, "route", "hello")
+    assert "cache    bypass: sampled: the request sets no temperature" in result.stdout
+    await run(box, "ask", "hello", "--no-stream")
+    assert box.newest().outcome.cache == "bypass"
+    assert box.engine.calls[0].request.sampling.temperature is None
+
+
 async def test_route_prints_rules_and_attempts(box: Box) -> None:
     """No target is asked."""
-    result = await run(box, "route", "hello", "--tag", "handoff")
+    result = await run(box, "route", "hello", "--tag", "handoff", "--temperature", "0")
     assert result.exit_code == 0
     for text in ("unsure", "did not hold", "held", "1.", "small", "2.", "large", "handoff if confidence is below 0.5"):
         assert text in result.stdout
