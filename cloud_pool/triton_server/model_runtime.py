@@ -17,52 +17,17 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
-from models.llama_cpp.protocol import Emission, EngineStats, Job, Prompt
-from router.errors import CausewayError, ClientGone, InvalidRequest
+from models.llama_cpp.protocol import Emission, EngineStats, Job
+from router.errors import CausewayError, ClientGone
 from router.types import TokenLogprob
 
 from ..upstreams.triton.errors import error_of
-from ..upstreams.triton.sampling_parameters import SamplingParameters
+from .model_request import ModelRequest, ModelResponse, jobs_of
 
 Emit = Callable[[list[Emission]], None]
 OnFailure = Callable[[Exception], None]
 POLL_S = 0.01
 STATS_S = 0.1
-
-
-class RequestedOutputs(msgspec.Struct, frozen=True):
-    """Which optional output tensors the request wants."""
-
-    finish_reason: bool = False
-    num_input_tokens: bool = False
-    num_output_tokens: bool = False
-    logprobs: bool = False
-    cumulative_logprob: bool = False
-
-
-class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    prompt: str
-    parameters: SamplingParameters
-    stream: bool = False
-    with_input: bool = False  # the answer begins with the prompt (only when not streaming)
-    outputs: RequestedOutputs = RequestedOutputs()
-    embed: bool = False
-    deadline_s: float | None = None  # time left
-    call_name: str = ""  # the name by which it can be cancelled
-
-
-class ModelResponse(msgspec.Struct, frozen=True):
-    """One response; each tuple has one element per sequence."""
-
-    texts: tuple[str, ...]
-    finish_reasons: tuple[str | None, ...]
-    new_tokens: tuple[int, ...]
-    logprobs: tuple[tuple[TokenLogprob, ...], ...]
-    cumulative_logprobs: tuple[float, ...]
-    input_tokens: int = 0  # known with the last response
-    embedding: tuple[float, ...] = ()
 
 
 class Responder(Protocol):
@@ -277,38 +242,3 @@ class ModelRuntime:
             self._running.pop(job_id, None)
         for job_id in running.running:
             self._engine.cancel(job_id)
-
-
-def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[Job]:
-    """Translate a request into one job per sequence. Raises InvalidRequest."""
-    parameters = request.parameters
-    if request.stream and request.with_input:
-        raise InvalidRequest("exclude_input_in_output = false is not possible while streaming")
-    guided = parameters.guided
-    return [
-        Job(
-            id=next(ids),
-            # The gateway rendered the prompt and broke up special tokens in the user's text: those left are intended.
-            prompt=Prompt(text=request.prompt, parse_special=True),
-            max_tokens=parameters.max_tokens,
-            sampling=parameters.sampling(index),
-            stop=parameters.stops,
-            grammar=guided.grammar,
-            json_schema=guided.schema,
-            copy_source=guided.copy_source,
-            answer_prefix=guided.answer_prefix,
-            logprobs=_logprobs(request),
-            ignore_eos=parameters.ignore_eos,
-            deadline_s=request.deadline_s,
-            embed=request.embed,
-            refusal="skip",  # there is no stronger model to defer to
-        )
-        for index in range(parameters.n)
-    ]
-
-
-def _logprobs(request: ModelRequest) -> int | None:
-    outputs, count = request.outputs, request.parameters.logprobs
-    if outputs.cumulative_logprob and count is None:
-        return 0
-    return count if outputs.logprobs or outputs.cumulative_logprob else None

@@ -7,14 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloud_pool.triton_server.model_runtime import (
-    Emit,
-    ModelRequest,
-    ModelResponse,
-    ModelRuntime,
-    OnFailure,
-    RequestedOutputs,
-)
+from cloud_pool.triton_server.model_request import ModelRequest, ModelResponse, RequestedOutputs
+from cloud_pool.triton_server.model_runtime import Emit, ModelRuntime, OnFailure
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters, decode
 from models.catalog.artifact import find_artifact
 from models.llama_cpp.engine import Engine

@@ -14,14 +14,8 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from cloud_pool.triton_server.model_runtime import (
-    Emit,
-    ModelRequest,
-    ModelResponse,
-    ModelRuntime,
-    OnFailure,
-    RequestedOutputs,
-)
+from cloud_pool.triton_server.model_request import ModelRequest, ModelResponse, RequestedOutputs
+from cloud_pool.triton_server.model_runtime import Emit, ModelRuntime, OnFailure
 from cloud_pool.upstreams.triton import logprobs
 from cloud_pool.upstreams.triton.sampling_parameters import decode
 from models.llama_cpp.engine import Engine
