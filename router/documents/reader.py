@@ -7,7 +7,7 @@ expected value in messages. The JSON schema is made from the same struct, so edi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -42,8 +42,9 @@ def read_struct(text: str, file: str, kind: type[T]) -> tuple[T | None, KeyLocat
         tree = read_yaml(text, file)
     except YamlError as error:
         return None, KeyLocations({}, {"": SourceLocation(file)}), (error.problem,)
-    reader = _Reader()
-    plain = reader.read(tree, shapes.type_info(kind), "")
+    root = shapes.type_info(kind)
+    reader = _Reader(root)
+    plain = reader.read(tree, root, "")
     locations = KeyLocations(reader.scalars, reader.locations)
     if reader.problems or plain is None:
         return None, locations, tuple(reader.problems)
@@ -53,8 +54,37 @@ def read_struct(text: str, file: str, kind: type[T]) -> tuple[T | None, KeyLocat
         return None, locations, (Problem(tree.location, str(error)),)
 
 
+def _places(kind: shapes.Type, path: str) -> Iterator[str]:
+    """Yield the path of every key below `kind`: ``routes[].use``, ``targets.NAME.at``."""
+    if isinstance(kind, shapes.Metadata):
+        yield from _places(kind.type, path)
+    elif isinstance(kind, shapes.UnionType):
+        for option in kind.types:
+            yield from _places(option, path)
+    elif isinstance(kind, shapes.VarTupleType):
+        yield from _places(kind.item_type, f"{path}[]")
+    elif isinstance(kind, shapes.DictType):
+        yield from _places(kind.value_type, f"{path}.NAME")
+    elif isinstance(kind, shapes.StructType):
+        for field in kind.fields:
+            below = f"{path}.{field.encode_name}" if path else field.encode_name
+            yield below
+            yield from _places(field.type, below)
+
+
+def _example(name: str, kind: shapes.Type, title: str = "") -> str:
+    """Return ``: write `version: 1` ``, or what the value is; "" if neither is known."""
+    if isinstance(kind, shapes.Metadata):
+        given = (kind.extra_json_schema or {}).get("title", title)
+        return _example(name, kind.type, str(given))
+    if isinstance(kind, shapes.LiteralType):
+        return f": write {' or '.join(f'`{name}: {value}`' for value in kind.values)}"
+    return f": it needs {title}" if title else ""
+
+
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, root: shapes.Type) -> None:
+        self._root = root
         self.problems: list[Problem] = []
         self.scalars: dict[str, Scalar] = {}
         self.locations: dict[str, SourceLocation] = {}
@@ -69,7 +99,9 @@ class _Reader:
             inner = next(option for option in kind.types if not isinstance(option, shapes.NoneType))
             return self.read(tree, inner, title)
         if isinstance(tree, Scalar) and tree.kind == "null":
-            return self._report(tree, "is empty: give a value or leave the key out")
+            entries = isinstance(kind, shapes.StructType | shapes.DictType | shapes.VarTupleType)
+            advice = "indent its entries below it," if entries else "give a value"
+            return self._report(tree, f"is empty: {advice} or leave the key out")
         if isinstance(kind, shapes.StructType):
             return self._struct(tree, kind)
         if isinstance(kind, shapes.DictType):
@@ -87,8 +119,7 @@ class _Reader:
             field = fields.get(key.text)
             self.locations[key.location.path] = key.location
             if field is None:
-                known = did_you_mean(key.text, fields) or f"; known here: {', '.join(fields)}"
-                self.problems.append(Problem(key.location, f"unknown key{known}"))
+                self.problems.append(Problem(key.location, f"unknown key{self._advice(key.text, fields)}"))
                 continue
             plain = self.read(value, field.type, "")
             if plain is not None:
@@ -96,8 +127,16 @@ class _Reader:
         present = {key.text for key in tree.keys}
         for name, field in fields.items():
             if field.required and name not in present:
-                self._report(tree, f"the key `{name}` is missing")
+                self._report(tree, f"the key `{name}` is missing{_example(name, field.type)}")
         return values
+
+    def _advice(self, key: str, fields: dict[str, shapes.Field]) -> str:
+        """Return what to write instead of an unknown key: a similar one, else the place where the key belongs."""
+        paths = [path.rpartition(".") for path in _places(self._root, "")]
+        elsewhere = [f"`{parent}`" if parent else "the top level" for parent, _, name in paths if name == key]
+        if elsewhere:
+            return f" here: it belongs into {' or '.join(elsewhere)}; check the indentation"
+        return did_you_mean(key, fields) or f"; known here: {', '.join(fields)}"
 
     def _dict(self, tree: Tree, kind: shapes.DictType) -> Plain | None:
         if not isinstance(tree, Mapping):
@@ -157,6 +196,9 @@ def _literal(scalar: Scalar, kind: shapes.Type, title: str) -> _Read:
         if scalar.text == str(value):
             return value, ""
     known = [str(value) for value in kind.values]
+    if len(known) == 1:
+        key = scalar.location.path.rpartition(".")[2]
+        return None, f"`{_shorten(scalar.text)}` is not known: write `{key}: {known[0]}`"
     return None, f"`{_shorten(scalar.text)}` is not one of {', '.join(known)}{did_you_mean(scalar.text, known)}"
 
 

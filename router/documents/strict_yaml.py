@@ -13,6 +13,8 @@ import yaml
 from yaml.events import AliasEvent, NodeEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from . import yaml_mistakes
+
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
 _MAX_NODES = 10_000  # of one file; no handwritten file has so many
@@ -84,9 +86,9 @@ def read_yaml(text: str, file: str) -> Tree:
         loader = _Loader(text, file)
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        explanation, mark = yaml_mistakes.explain(error, text)
         location = SourceLocation(file) if mark is None else SourceLocation(file, mark.line + 1, mark.column + 1)
-        raise YamlError(Problem(location, f"not valid YAML: {error.problem or error.context}")) from error
+        raise YamlError(Problem(location, f"not valid YAML: {explanation}")) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML raises ValueError for escapes beyond Unicode and for absurd version directives.
         raise YamlError(Problem(SourceLocation(file), f"not valid YAML: {_first_line(error)}")) from error
@@ -120,10 +122,10 @@ class _Loader(yaml.SafeLoader):
         if isinstance(event, AliasEvent):
             raise self._error(event, f"aliases are not allowed (*{event.anchor}): repeat the value")
         if event.anchor is not None:
-            raise self._error(event, f"anchors are not allowed (&{event.anchor})")
+            raise self._error(event, f"anchors are not allowed (&{event.anchor}): repeat the value where it is used")
         tag = getattr(event, "tag", None)
         if tag is not None:
-            raise self._error(event, f"tags are not allowed ({tag})")
+            raise self._error(event, f"tags are not allowed ({tag}): put a value that starts with ! in quotes")
 
     def _error(self, event: NodeEvent, message: str) -> YamlError:
         mark = event.start_mark
@@ -152,7 +154,7 @@ def _mapping(node: MappingNode, file: str, location: SourceLocation) -> Mapping:
         if not isinstance(key_node, ScalarNode):
             raise YamlError(Problem(key_location, "a key must be text"))
         if key_node.tag.endswith(":merge"):
-            raise YamlError(Problem(key_location, "merge keys (<<) are not allowed"))
+            raise YamlError(Problem(key_location, "merge keys (<<) are not allowed: repeat the keys"))
         key = _scalar(key_node, key_location)
         path = f"{location.path}.{key.text}" if location.path else key.text
         key_location = msgspec.structs.replace(key_location, path=path)

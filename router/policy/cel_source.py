@@ -247,6 +247,22 @@ def conditions(tokens: list[Token]) -> list[list[Token]]:
     return found
 
 
+def needed_signals(tokens: list[Token], *, negated: bool = False) -> frozenset[str]:
+    """Return the signals without which the condition cannot be true (`negated`: cannot be false)."""
+    if pieces := _split(tokens, {"?", ":"}):
+        first, *rest = [needed_signals(piece, negated=negated) for piece in pieces]
+        return first | frozenset.intersection(*rest)
+    for sign, one_side_is_enough in (("||", not negated), ("&&", negated)):
+        if pieces := _split(tokens, {sign}):
+            sides = [needed_signals(piece, negated=negated) for piece in pieces]
+            return frozenset.intersection(*sides) if one_side_is_enough else frozenset.union(*sides)
+    if tokens and tokens[0].text == "!":
+        return needed_signals(tokens[1:], negated=not negated)
+    if tokens and tokens[0].text == "(" and _closing(tokens) == len(tokens) - 1:
+        return needed_signals(tokens[1:-1], negated=negated)
+    return frozenset(token.signal.name for token in tokens if token.signal is not None and not token.presence)
+
+
 def _unwrap(tokens: list[Token]) -> list[Token]:
     """Remove the brackets around the whole, and the `!` before them."""
     while True:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import cel
 
-from .cel_source import ExpressionError, Token, conditions, rewrite, scan
+from .cel_mistakes import explain_syntax_error, find_habit
+from .cel_source import ExpressionError, Token, conditions, needed_signals, rewrite, scan
 from .signals import SIGNALS, Expression, SignalSpec, SignalValues, Value
 
 MAX_LENGTH = 2000
@@ -24,12 +25,18 @@ def compile_expression(source: str) -> Expression:
     if len(source) > MAX_LENGTH:
         raise ExpressionError(f"longer than {MAX_LENGTH} characters")
     tokens = scan(source)
-    _compile(source)  # the original first, so that the binding's message points into the written text
-    flat, signals, presences = rewrite(tokens)
+    try:
+        _compile(source)  # the original first, so that the binding's message points into the written text
+        flat, signals, presences = rewrite(tokens)
+    except ExpressionError as error:
+        habit = find_habit(tokens)
+        if habit is None:
+            raise
+        raise habit from error
     program = _compile(" ".join(token.text for token in flat))
     for condition in conditions(flat):
         _check(condition, source[condition[0].offset : condition[-1].end])
-    return Expression(source, program, signals, presences)
+    return Expression(source, program, signals, presences, needed_signals(flat))
 
 
 def is_constant(expression: Expression) -> bool | None:
@@ -41,6 +48,7 @@ def is_constant(expression: Expression) -> bool | None:
 
 
 def _compile(source: str) -> cel.Program:
+    """Raises ExpressionError, in plain words."""
     try:
         return cel.compile(source)
     except Exception as error:
@@ -49,7 +57,8 @@ def _compile(source: str) -> cel.Program:
         line, _, rest = message.partition(":")
         column, _, explanation = rest.partition(": ")
         offset = int(column) - 1 if line == "1" and column.isdigit() else None
-        raise ExpressionError(f"not valid CEL: {explanation or message}", offset) from error
+        explanation = explain_syntax_error(explanation or message, scan(source))
+        raise ExpressionError(f"not valid CEL: {explanation}", offset) from error
 
 
 def _check(condition: list[Token], written: str) -> None:

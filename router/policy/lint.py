@@ -14,7 +14,7 @@ from ..documents.strict_yaml import Problem
 from ..types import AUTO
 from .expression import is_constant
 from .file import PolicyDoc, RouteDoc, TargetDoc, rules, seconds
-from .signals import Expression
+from .signals import SIGNALS, Expression
 
 Conditions = Mapping[str, Expression]
 """The compiled conditions by path (``routes[0].when``)."""
@@ -32,6 +32,7 @@ def check_meaning(doc: PolicyDoc, locations: KeyLocations, conditions: Condition
         *checks.constraints(),
         *checks.lifetimes(),
         *checks.money(),
+        *checks.absent_signals(),
     ]
 
 
@@ -137,6 +138,25 @@ class _Checks:
         for path, expression in self.conditions.items():
             if not priced and any(signal.startswith("spend.") for signal in expression.signals):
                 yield self.warning(path, "spend.* stays 0: no target has `usd_per_1k_tokens`")
+
+    def absent_signals(self) -> Iterator[Problem]:
+        """Find rules that do not hold where a signal is absent. A constraint applies then; `has()` shows intent."""
+        for path, expression in self.conditions.items():
+            for name in sorted(expression.needed - expression.presences):
+                if not path.startswith("constraints") and (lack := self._lack(name)):
+                    yield self.warning(
+                        path,
+                        f"does not hold where {name} is absent ({lack}); write `!has({name}) || …` if it should, "
+                        f"`has({name}) && …` if not",
+                    )
+
+    def _lack(self, name: str) -> str:
+        """Return why a signal is likely absent; "" if it usually is present."""
+        if SIGNALS[name].optional:
+            return SIGNALS[name].absent
+        side = "edge" if name == "request.prompt_tokens" else name.partition(".")[0]
+        present = {target.at for target in self.doc.targets.values()}
+        return f"no target is `at: {side}`" if side in ("edge", "cloud") and side not in present else ""
 
     def _constant(self, path: str) -> bool | None:
         """Return whether a rule always or never holds; None if that depends on signals, or the condition is invalid."""

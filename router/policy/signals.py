@@ -35,6 +35,7 @@ class SignalSpec(msgspec.Struct, frozen=True):
     absent: str  # when the signal is absent; "" for never
     read: Reader
     values: tuple[str, ...] = ()  # all possible values of a text (or of a list's elements), where they are known
+    optional: bool = False  # many boxes or requests lack it, with nothing broken
 
     @property
     def variable(self) -> str:
@@ -109,7 +110,7 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
     _S("request.prompt_tokens", "int", "tokens", "length of the prompt, counted with the edge model's tokenizer",
        "the edge model is not running", lambda r, s, e: _int(e.prompt_tokens)),
     _S("request.max_tokens", "int", "tokens", "the client's limit for the answer", "the client sets no limit",
-       lambda r, s, e: _int(r.max_tokens)),
+       lambda r, s, e: _int(r.max_tokens), optional=True),
     _S(TEMPERATURE, "double", "", "sampling temperature; if the client sets none, the highest `temperature` of the "
        "policy's targets; 0.0 for embeddings", "", lambda r, s, e: temperature_of(r, OPENAI_TEMPERATURE)),
     _S("request.n", "int", "", "number of choices", "", lambda r, s, e: _int(r.n)),
@@ -127,24 +128,25 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
        lambda r, s, e: r.hints.prefer or "",
        values=("", "prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud")),
     _S("request.deadline_ms", "int", "ms", "time limit that the client sets", "the client sets none",
-       lambda r, s, e: _int(r.hints.deadline_ms)),
+       lambda r, s, e: _int(r.hints.deadline_ms), optional=True),
     _S("device.temperature_c", "double", "°C", "hottest thermal zone", "no zone is readable",
-       lambda r, s, e: _double(s.device.temperature_c)),
+       lambda r, s, e: _double(s.device.temperature_c), optional=True),
     _S("device.throttled", "bool", "", "the clock is limited by heat or power", "not readable",
-       lambda r, s, e: s.device.throttled),
+       lambda r, s, e: s.device.throttled, optional=True),
     _S("device.memory_free_mb", "double", "MB", "memory available without swapping", "not readable",
        lambda r, s, e: _double(s.device.memory_free_mb)),
     _S("device.cpu", "double", "0..1", "busy share of all CPU cores", "not readable",
        lambda r, s, e: _double(s.device.cpu)),
     _S("device.power_w", "double", "W", "power draw", "no power rail is readable",
-       lambda r, s, e: _double(s.device.power_w)),
-    _S("device.battery", "double", "0..1", "battery charge", "no battery", lambda r, s, e: _double(s.device.battery)),
+       lambda r, s, e: _double(s.device.power_w), optional=True),
+    _S("device.battery", "double", "0..1", "battery charge", "no battery", lambda r, s, e: _double(s.device.battery),
+       optional=True),
     _S("edge.queue", "int", "requests", "requests that wait for the engine", "no engine",
        lambda r, s, e: _int(s.edge.queue)),
     _S("edge.tokens_per_s", "double", "tokens/s", "recent speed of one stream", "nothing generated yet",
        lambda r, s, e: _double(s.edge.tokens_per_s)),
     _S("edge.quality", "double", "0..1", "probability that the device's answer is right, estimated before it is made",
-       "no quality estimator", lambda r, s, e: _double(e.quality)),
+       "no quality estimator", lambda r, s, e: _double(e.quality), optional=True),
     _S("edge.loaded", "bool", "", "the edge model is in memory", "no engine", lambda r, s, e: s.edge.loaded),
     _S("cloud.reachable", "bool", "", "the last probe of the cloud succeeded", "no cloud, or not probed yet",
        lambda r, s, e: s.cloud.reachable),
@@ -189,12 +191,20 @@ class EvaluationFailure(msgspec.Struct, frozen=True):
 class Expression:
     """A compiled condition. Made by `compile_expression`; immutable."""
 
-    __slots__ = ("_program", "presences", "signals", "source")
+    __slots__ = ("_program", "needed", "presences", "signals", "source")
 
-    def __init__(self, source: str, program: cel.Program, signals: frozenset[str], presences: frozenset[str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        program: cel.Program,
+        signals: frozenset[str],
+        presences: frozenset[str],
+        needed: frozenset[str] = frozenset(),
+    ) -> None:
         self.source = source
         self.signals = signals  # named in the source, `has()` included
         self.presences = presences  # those in `has()`
+        self.needed = needed  # the condition does not hold while one of these is absent
         self._program = program
 
     def evaluate(self, values: SignalValues) -> bool | EvaluationFailure:

@@ -29,8 +29,62 @@ def routes(*rules: str) -> str:
 
 MISTAKES = {
     # what the file says → where the error points (line, column, key) and what it says
-    "no YAML": (GOOD + "x: [", (9, 5, ""), "not valid YAML"),
-    "tab": (GOOD + "limits:\n\tqueue: 1", (10, 1, ""), "not valid YAML"),
+    "no YAML": (GOOD + "x: [", (9, 5, ""), "the file ends within a `[` or `{` that is not closed"),
+    "tab": (GOOD + "limits:\n\tqueue: 1", (10, 1, ""), "a tab: indent with spaces"),
+    "a key out of line": (
+        edit("    use: [", "   use: ["),
+        (8, 4, ""),
+        "the indentation does not fit: a key in column 4, those above are in column 5 (line 7) or 1 (line 6)",
+    ),
+    "a key in the column of its list item": (
+        edit("    use: [", "  use: ["),
+        (8, 3, ""),
+        "a key in column 3, those above",
+    ),
+    "a key at the top level instead of its route": (
+        GOOD + "handoff: {after_tokens: 8, below: 0.5}\n",
+        (9, 1, "handoff"),
+        "unknown key here: it belongs into `routes[]`; check the indentation",
+    ),
+    "a key that is indented too deep": (
+        edit("    use: [", "      use: ["),
+        (8, 10, ""),
+        "indented deeper than line 7, which already has a value",
+    ),
+    "a list item out of line": (
+        GOOD + " - name: q\n   use: [small]\n",
+        (9, 2, ""),
+        "a list item in column 2, those above are in column 3 (line 7)",
+    ),
+    "entries that are not indented": (
+        edit("  small: {at: edge, model: a}\n  large", "small: {at: edge, model: a}\nlarge"),
+        (3, 9, "targets"),
+        "is empty: indent its entries below it",
+    ),
+    "a key without its colon": (edit("routes:", "routes"), (6, 1, ""), "a key without a colon: write `key: value`"),
+    "a colon without a space": (edit("- name: r", "- name:r"), (8, 8, ""), "line 7 has no space after its colon"),
+    "a bracket that is not closed": (edit("model: a}", "model: a"), (5, 8, ""), "the `{` of line 4 is not closed"),
+    "a quote that is not closed": (edit("name: r", "name: 'r"), (9, 1, ""), "the quote of line 7 is not closed"),
+    "a condition that starts with a quoted text": (
+        edit("    use: [", '    when: "a" in request.tags\n    use: ['),
+        (8, 15, ""),
+        "put the whole value in quotes",
+    ),
+    "a condition with a colon and a space": (
+        edit("    use: [", "    when: request.stream ? true : false\n    use: ["),
+        (8, 33, ""),
+        "a value that contains `: ` needs quotes",
+    ),
+    "a condition that starts with !": (
+        edit("    use: [", "    when: !has(device.battery)\n    use: ["),
+        (8, 11, ""),
+        "put a value that starts with ! in quotes",
+    ),
+    "a condition that starts with &&": (
+        edit("    use: [", "    when: && request.stream\n    use: ["),
+        (8, 11, ""),
+        "a value cannot start with &: put the whole value in quotes",
+    ),
     "empty": ("", (1, 1, ""), "the file is empty"),
     "two documents": (GOOD + "---\na: 1\n", (9, 1, ""), "not valid YAML"),
     "a list": ("- a\n", (1, 1, ""), "must be a mapping"),
@@ -52,11 +106,20 @@ MISTAKES = {
         "did you mean `timeout`?",
     ),
     "unknown key without a neighbour": (GOOD + "zzz: 1\n", (9, 1, "zzz"), "known here: version, name, targets"),
-    "version missing": (GOOD.removeprefix("version: 1\n"), (1, 1, ""), "the key `version` is missing"),
-    "other version": (edit("version: 1", "version: 2"), (1, 10, "version"), "`2` is not one of 1"),
+    "version missing": (
+        GOOD.removeprefix("version: 1\n"),
+        (1, 1, ""),
+        "the key `version` is missing: write `version: 1`",
+    ),
+    "other version": (edit("version: 1", "version: 2"), (1, 10, "version"), "write `version: 1`"),
     "no routes": (HEAD + TARGETS, (1, 1, ""), "the key `routes` is missing"),
     "empty routes": (HEAD + TARGETS + "routes: []\n", (6, 9, "routes"), "needs at least 1 entry"),
     "null routes": (HEAD + TARGETS + "routes:\n", (6, 8, "routes"), "is empty"),
+    "no place of a target": (
+        edit("small: {at: edge, ", "small: {"),
+        (4, 10, "targets.small"),
+        "the key `at` is missing: write `at: cloud` or `at: edge`",
+    ),
     "no targets": (HEAD + "targets: {}\n" + ROUTES, (3, 10, "targets"), "needs at least 1 entry"),
     "a name that is a number": (edit("name: p", "name: 5"), (2, 7, "name"), "put it in quotes"),
     "a name that is a bool": (edit("name: p", "name: off"), (2, 7, "name"), "read as true or false"),
@@ -144,7 +207,7 @@ MISTAKES = {
     "a constraint that keeps nothing known": (
         GOOD + "constraints: [{name: c, keep: on_site}]\n",
         (9, 31, "constraints[0].keep"),
-        "`on_site` is not one of on_device",
+        "write `keep: on_device`",
     ),
     "a handoff without a later target": (
         routes("{name: a, use: [large, small], handoff: {after_tokens: 8, below: 0.5}}"),
@@ -359,6 +422,31 @@ WARNINGS = {
         "routes[0].when",
         "spend.* stays 0",
     ),
+    "a rule that needs what clients may leave out": (
+        routes("{name: a, when: request.max_tokens > 800, use: [small]}", "{name: b, use: [large]}"),
+        "routes[0].when",
+        "request.max_tokens is absent (the client sets no limit); write `!has(request.max_tokens) || …` if it should",
+    ),
+    "a rule that needs a sensor in both of its sides": (
+        routes(
+            "{name: a, when: device.battery < 0.2 || request.stream && device.battery < 0.5, use: [small]}",
+            "{name: b, use: [large]}",
+        ),
+        "routes[0].when",
+        "device.battery is absent (no battery)",
+    ),
+    "a negated rule that needs a sensor": (
+        routes("{name: a, when: '!(device.throttled || request.stream)', use: [small]}", "{name: b, use: [large]}"),
+        "routes[0].when",
+        "device.throttled is absent (not readable)",
+    ),
+    "a signal of the cloud without a cloud target": (
+        routes("{name: a, when: cloud.reachable, use: [small]}", "{name: b, use: [small]}").replace(
+            "  large: {at: cloud, model: b}\n", ""
+        ),
+        "routes[0].when",
+        "cloud.reachable is absent (no target is `at: cloud`)",
+    ),
     "a model that is named like a target": (
         edit("model: a", "model: large"),
         "targets.small.model",
@@ -374,6 +462,27 @@ def test_each_warning_leaves_the_policy_usable(warning: str) -> None:
     assert policy is not None
     assert [(p.severity, p.location.path) for p in problems] == [("warning", key)]
     assert words in problems[0].message
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "request.stream || device.battery < 0.2",  # one side is enough
+        "has(device.battery) && device.battery < 0.2",  # the absence is considered
+        "!has(device.battery) || device.battery < 0.2",
+        "!(request.stream && device.throttled)",
+        "request.prompt_tokens < 48",  # absent only while something is broken
+    ],
+)
+def test_a_rule_that_considers_absence_or_needs_usual_signals_gets_no_warning(when: str) -> None:
+    text = routes(f"{{name: a, when: '{when}', use: [small]}}", "{name: b, use: [large]}")
+    assert check_policy(text, "p.yaml")[1] == ()
+
+
+def test_a_constraint_gets_no_warning_for_an_absent_signal() -> None:
+    """It applies then: constraints fail closed."""
+    text = GOOD + "constraints: [{name: c, when: device.battery < 0.2, keep: on_device}]\n"
+    assert check_policy(text, "p.yaml")[1] == ()
 
 
 KEYS = ("version", "name", "targets", "routes", "cache", "limits", "constraints", "use", "when", "exact", "handoff")
