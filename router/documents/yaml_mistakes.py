@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 from yaml import Mark, MarkedYAMLError
 
@@ -57,7 +56,7 @@ def _block_end(problem: str, line: str, lines: list[str], mark: Mark) -> str:
 def _columns(lines: list[str], *, items: bool) -> list[tuple[int, int]]:
     """Return column and line of the last key (or list item) of each block open after `lines`, innermost first."""
     found: list[tuple[int, int]] = []
-    limit = sys.maxsize
+    limit = max(map(len, lines), default=0) + 1
     for number in range(len(lines), 0, -1):
         match = _INDENTATION.match(lines[number - 1])
         if match is None or len(match[1]) >= limit:
