@@ -31,6 +31,11 @@ class FirstTokenLatency:
         self._quantile = quantile
         self._endpoints: dict[str, _EndpointLatency] = {}
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The endpoints that are remembered."""
+        return tuple(self._endpoints)
+
     def first_token(self, endpoint: str, seconds: float, now: float) -> None:
         """Record a first token, `seconds` after its attempt began."""
         known = self._known(endpoint, now)

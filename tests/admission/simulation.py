@@ -77,7 +77,7 @@ class Run:
     results: list[RequestResult] = field(default_factory=list)
     limits: list[tuple[float, int]] = field(default_factory=list)
     inside: list[tuple[float, int]] = field(default_factory=list)  # waiting in the server
-    waiting: list[tuple[float, int]] = field(default_factory=list)  # at the door
+    waiting: list[tuple[float, int]] = field(default_factory=list)  # in the queue
     saturated: list[tuple[float, bool]] = field(default_factory=list)
     preempted: int = 0
     shed: Counter[tuple[Priority, Reason]] = field(default_factory=Counter)

@@ -24,7 +24,7 @@ def overloaded(server: Server, most: int, seed: int, ends: float = 100.0) -> Run
         pytest.param(server(16, 0.05, 2.0), 16, 0.9, id="16 of at most 16"),
         pytest.param(server(64, 0.5, 4.0), 128, 0.9, id="64 of at most 128"),
         pytest.param(server(4, 0.02, 0.5), 16, 0.9, id="4 of at most 16, small and fast"),
-        # Where nearly all the time is prefill, one more inside is less than the prompts differ by themselves.
+        # Where nearly all the time is prefill, one more request inside is less than the spread of the prompts.
         pytest.param(server(8, 0.5, 0.1), 64, 0.75, id="8 of at most 64, mostly prefill"),
     ],
 )

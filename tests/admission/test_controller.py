@@ -77,7 +77,7 @@ async def test_a_cancelled_waiter_passes_its_permit_on() -> None:
         await asyncio.gather(first, return_exceptions=True)
         third = asyncio.ensure_future(ask())
         await settle()
-    # The place was given to `second` just now, and it has not run yet.
+    # The permit was just granted to `second`, which has not run yet.
     second.cancel()
     await asyncio.gather(second, third, return_exceptions=True)
     assert third.exception() is None

@@ -35,7 +35,7 @@ async def test_lost_time_is_summed() -> None:
         await lag.watch()
     assert lag.lost_s() == pytest.approx(0.5)
     loop.now += 99.0
-    assert lag.lost_s() == pytest.approx(0.5)  # Nobody watches any more.
+    assert lag.lost_s() == pytest.approx(0.5)  # The watch has ended.
 
 
 async def test_time_being_lost_counts_already() -> None:
@@ -85,5 +85,5 @@ async def test_first_tokens_seen_while_time_was_lost_do_not_lower_the_limit() ->
     assert after < before
     before, after = await limit_after(0.8, 0.3)
     assert after == before
-    before, after = await limit_after(0.8, 0.01)  # That is no excuse.
+    before, after = await limit_after(0.8, 0.01)  # Too little lost time to discard the sample.
     assert after < before

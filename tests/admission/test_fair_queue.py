@@ -61,7 +61,7 @@ def test_used_tokens_are_shared_whatever_was_announced() -> None:
     got = {"flood": 0, "other": 0}
     for number in range(500):
         chosen = flood.turn()
-        got[chosen.tenant] += number >= 100  # what each uses has to be known first
+        got[chosen.tenant] += number >= 100  # after the used shares are known
         if chosen.tenant == "other":
             another = ticket("other", 300.0)
             another.tokens = 4 * MAY

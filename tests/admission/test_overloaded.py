@@ -27,7 +27,7 @@ BEGINS, ENDS, OVER = 20.0, 80.0, 100.0
 SEEDS = range(2)
 BIG = server(64, 0.3, 2.0)
 CAPACITY = BIG.capacity()
-SMALL = Server(flat(16), flat(0.2), flat(0.3), 0.0, 0.0)  # each of two gateways has eight of its places
+SMALL = Server(flat(16), flat(0.2), flat(0.3), 0.0, 0.0)  # each of two gateways has eight of its permits
 
 
 def mixed(seed: int) -> Run:
@@ -57,7 +57,7 @@ def test_interactive_p99_at_most_doubles_and_none_is_rejected(run: Run) -> None:
     )
     results = [one for one in run.of(BEGINS, ENDS) if one.callers.priority == "interactive"]
     assert all(one.error is None for one in results)
-    # Of a lognormal 0.3 s with a deviation of 30 %; measured over too few requests here to be taken from them.
+    # The p99 of a lognormal 0.3 s with a deviation of 30 %; the unloaded requests here are too few to measure it.
     assert quantile(calm, 0.99) <= 0.8
     assert quantile(first_token_times(results), 0.99) <= 2 * 0.58
 

@@ -38,11 +38,11 @@ async def test_two_gateways_halve_the_permits(client: redis.asyncio.Redis) -> No
     one, two = controller(), controller()
     first, second = gateway(client, "a", one), gateway(client, "b", two)
     await first.beat()
-    assert one.limit == 8  # Where a limit of at most sixteen begins.
+    assert one.limit == 8  # The initial limit with an upper bound of 16.
     await second.beat()
     await first.beat()
     one.set_upper_bound(16)
-    assert one.limit == 16  # It was as high as it might be, so it goes with that.
+    assert one.limit == 16  # A limit at its bound follows the bound.
     await first.beat()
     assert (one.limit, two.limit) == (8, 8)
     assert not first.fault
@@ -50,7 +50,7 @@ async def test_two_gateways_halve_the_permits(client: redis.asyncio.Redis) -> No
 
 async def test_permits_follow_the_demand(client: redis.asyncio.Redis) -> None:
     one, two = controller(), controller()
-    one.set_upper_bound(8)  # as high as it might be, so it goes with what it may have
+    one.set_upper_bound(8)  # a limit at its bound follows the bound
     first, second = gateway(client, "a", one), gateway(client, "b", two)
 
     async def hold() -> None:
@@ -105,8 +105,8 @@ async def test_gateways_of_other_endpoints_do_not_divide(client: redis.asyncio.R
 
 async def test_without_redis_each_gateway_keeps_its_part(redis_server: RedisServer) -> None:
     one = controller()
-    async with redis.asyncio.Redis(port=1, retry=None) as nobody:
-        lost = gateway(nobody, "a", one)
+    async with redis.asyncio.Redis(port=1, retry=None) as unreachable:
+        lost = gateway(unreachable, "a", one)
         one.set_upper_bound(8)
         await lost.beat()
     assert lost.fault

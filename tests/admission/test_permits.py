@@ -77,7 +77,7 @@ def test_which_tenants_are_light() -> None:
     alone = books.may_take_last("one", "standard")
     for tenant in ("quiet", "flood"):
         for _ in range(5):
-            books.arrive(tenant, priority="standard")  # Nobody has any credit left.
+            books.arrive(tenant, priority="standard")  # No tenant has credit left.
     for _ in range(5):
         books.enter("flood", priority="standard")
     assert not alone

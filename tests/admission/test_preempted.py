@@ -107,7 +107,7 @@ async def test_cancelling_at_the_moment_of_preemption_leaks_nothing() -> None:
 
 
 async def test_an_immediate_regrant_still_restarts_the_work() -> None:
-    """Its server was already told to stop."""
+    """Its call in Triton was already stopped."""
     admission = controller()
     flood = Work(admission, "flood")
     await settle()

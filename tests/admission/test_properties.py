@@ -81,7 +81,7 @@ class Machine(RuleBasedStateMachine):
             self.inside.add(ticket)
         if tickets:
             assert self.scheduler.running <= self.scheduler.limit
-        # Those whose time was over when their turn came.
+        # Tickets whose deadline had passed when their turn came.
         self.waiting = {ticket for ticket in self.waiting if ticket.state is TicketState.WAITING}
 
     @invariant()

@@ -139,8 +139,8 @@ def test_a_new_tenant_is_admitted_before_a_backlog() -> None:
 
 @pytest.mark.parametrize(("used", "first"), [(None, "other"), (10.0, "guessed")])
 def test_actual_usage_corrects_the_turns(used: float | None, first: str) -> None:
-    bed = SchedulerBed(1, max_queued=40)  # no place to keep for anybody
-    for tenant in ("guessed", "other"):  # the turns that they have before others
+    bed = SchedulerBed(1, max_queued=40)  # too few permits to reserve one
+    for tenant in ("guessed", "other"):  # the turns before the other tenants
         bed.leave(bed.arrive(tenant=tenant, tokens=100.0))
     costly = bed.arrive(tenant="guessed", tokens=1000.0)
     middle = bed.arrive(tenant="other", tokens=300.0)

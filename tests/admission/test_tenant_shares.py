@@ -80,7 +80,7 @@ async def test_a_permit_granted_to_a_cancelled_waiter_passes_on() -> None:
         await stack.enter_async_context(admission.acquire("standard", 60.0))
         waiters = [asyncio.ensure_future(hold(admission)) for _ in range(3)]
         await settle()
-    # Given to the first, which has not run yet.
+    # Granted to the first, which has not run yet.
     waiters[0].cancel()
     await settle()
     assert (admission.running, admission.waiting) == (1, 1)

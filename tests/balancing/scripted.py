@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import cast
 
 import anyio
@@ -65,6 +66,7 @@ class Bed:
         settings: LoadBalancingConfig | None = None,
         zone: str = "",
         load_balancing: LoadBalancing = "least_loaded",
+        chance: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.clock = Clock()
         self.tritons: dict[str, Endpoint] = {}
@@ -78,7 +80,7 @@ class Bed:
             load_balancing=load_balancing,
             zone=zone,
             clock=self.clock,
-            chance=lambda: 0.0,
+            chance=chance,
             ejected=lambda *what: self.ejections.append(what),
         )
 

@@ -182,7 +182,7 @@ async def test_a_faulty_file_keeps_the_last_good_endpoints(caplog: pytest.LogCap
     start = config("127.0.0.1:1")
     async with running(start, Resolver()) as (pools, _):
         reload_endpoints(pools, start, reread)
-        await asyncio.sleep(0.05)
+        await anyio.wait_all_tasks_blocked()
         assert addresses(pools) == {"127.0.0.1:1": "active"}
     assert "gateway.yaml:3" in caplog.text
 

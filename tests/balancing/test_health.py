@@ -127,7 +127,7 @@ def test_the_last_endpoint_is_ejected_by_a_failed_probe_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "heard", "probe_result"),
+    ("error", "received", "probe_result"),
     [
         (None, True, "healthy"),
         (CloudRejected("no"), True, "healthy"),
@@ -139,9 +139,9 @@ def test_the_last_endpoint_is_ejected_by_a_failed_probe_only() -> None:
         (EngineUnavailable("no"), False, "dead"),
     ],
 )
-def test_probe_results(error: CausewayError | None, heard: bool, probe_result: str) -> None:
+def test_probe_results(error: CausewayError | None, received: bool, probe_result: str) -> None:
     """A refusal is an answer; a late probe is none, unless other calls received data meanwhile."""
-    assert health.probe_result_of(error, heard) == probe_result
+    assert health.probe_result_of(error, received) == probe_result
 
 
 def test_a_successful_probe_readmits() -> None:

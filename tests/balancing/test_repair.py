@@ -142,14 +142,14 @@ async def test_without_model_control_calls_fail_and_nothing_blocks() -> None:
 
 
 async def test_several_gateways_reload_a_dead_model_once() -> None:
-    async with bed(dies_after(0)) as (fake, first), anyio.create_task_group() as tasks:
+    async with bed(dies_after(0)) as (fake, _), anyio.create_task_group() as tasks:
         fake.loading.clear()
         reloaded: list[str] = []
+        first = TritonClient(fake.address, tasks, pauses_s=(0.01, 0.01), chance=lambda: 0.0)
         others = [
             TritonClient(fake.address, tasks, reloaded=reloaded.append, chance=lambda late=late: late)
             for late in (0.5, 1.0)
         ]
-        first._chance = lambda: 0.0
         for triton in (first, *others):
             with pytest.raises(EngineUnavailable):
                 await collect(triton, ask())
@@ -158,11 +158,11 @@ async def test_several_gateways_reload_a_dead_model_once() -> None:
         fake.script = two_pieces
         fake.loading.set()
         for triton in (first, *others):
-            await until(lambda triton=triton: not triton._in_repair)
+            await until(lambda triton=triton: not triton.models_in_repair)
             assert "".join(delta.texts[0] for delta in await collect(triton, ask())) == "ab"
         assert fake.control == ["unload", "load"]
         assert reloaded == []
-        for triton in others:
+        for triton in (first, *others):
             await triton.close()
 
 
@@ -171,7 +171,7 @@ async def test_a_reloaded_model_is_not_unloaded_by_a_late_report() -> None:
         with pytest.raises(EngineUnavailable):
             await collect(triton, ask())
         fake.script = two_pieces
-        await until(lambda: not triton._in_repair)
+        await until(lambda: not triton.models_in_repair)
         assert fake.control == []
         assert "".join(delta.texts[0] for delta in await collect(triton, ask())) == "ab"
 
@@ -181,7 +181,7 @@ async def test_an_abandoned_reload_is_taken_over() -> None:
     async with bed(dies_after(0)) as (fake, _), anyio.create_task_group() as tasks:
         fake.state = "UNAVAILABLE"
         triton = TritonClient(fake.address, tasks, chance=lambda: 0.0, clock=lambda: now)
-        triton._repair("m")
+        triton.repair("m")
         await until(lambda: fake.looks >= 2)
         assert fake.control == []
         now += 60.0

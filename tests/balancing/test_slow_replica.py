@@ -32,8 +32,8 @@ class Run(msgspec.Struct):
 
 def simulate(factors: Mapping[str, float], requests: int, *, seed: int = 3) -> Run:
     """`factors`: how much slower each endpoint is."""
-    bed, chance = Bed(*NAMES), random.Random(seed)
-    bed.pool._chance = chance.random
+    chance = random.Random(seed)
+    bed = Bed(*NAMES, chance=chance.random)
     run, events, order = Run([], []), [], 0
     arrives = bed.clock.now
     for _ in range(requests):

@@ -91,7 +91,7 @@ def test_an_abandoned_late_call_counts_as_slow() -> None:
     for _ in range(2):
         state = slowness.wait_abandoned(state, "t0", 0.5, NOW, CONFIG)
     assert "t0" not in chosen(state)
-    assert slowness.wait_abandoned(healthy(), "t0", 0.1, NOW, CONFIG) == healthy(), "who leaves early says nothing"
+    assert slowness.wait_abandoned(healthy(), "t0", 0.1, NOW, CONFIG) == healthy(), "an early end says nothing"
 
 
 # --- slow ------------------------------------------------------------------------------------------------------------
@@ -198,12 +198,13 @@ def test_an_ejected_endpoint_with_a_slow_probe_returns_as_slow() -> None:
         state = probed(away, seconds, NOW)
         assert of(state).phase == "active"
         assert (slowness.is_slow(state, of(state), NOW + 60.0, CONFIG), of(state).slow) == (is_slow, is_slow)
-    assert of(probed(changed(pool(0.0), phase="ejected"), 5.0, NOW)).slow is False, "there is nobody to compare with"
+    assert of(probed(changed(pool(0.0), phase="ejected"), 5.0, NOW)).slow is False, "there is no peer to compare with"
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["first", "gave up", "probe"]), st.integers(0, 2), st.floats(0.0, 20.0)), max_size=60
+        st.tuples(st.sampled_from(["first", "abandoned", "probe"]), st.integers(0, 2), st.floats(0.0, 20.0)),
+        max_size=60,
     )
 )
 def test_slowness_is_bounded(events: Sequence[tuple[str, int, float]]) -> None:
@@ -213,7 +214,7 @@ def test_slowness_is_bounded(events: Sequence[tuple[str, int, float]]) -> None:
         now, address = NOW + at, f"t{which}"
         if what == "first":
             state = slowness.first_token_measured(state, address, seconds, now, CONFIG)
-        elif what == "gave up":
+        elif what == "abandoned":
             state = slowness.wait_abandoned(state, address, seconds, now, CONFIG)
         else:
             state = slowness.probe_measured(state, address, seconds, now, CONFIG)

@@ -106,7 +106,7 @@ class Bed:
         self.pressure = {name: QueuePressure() for name in names}
         config = DegradationConfig(tiers=names, first_token_timeout_factor=1.0, truncate_to_tokens=truncate_to_tokens)
         signals = {name: TierSignals(self.health[name], self.pressure[name], objective_s) for name in names}
-        self.now = 1000.0  # of the ladder; deadlines are real
+        self.now = 1000.0  # the fallback's clock; deadlines are real
         self.fallback = TierFallback(config, signals, clock=lambda: self.now)
         self.continue_tokens = ContinueTokens(MultiFernet([Fernet(Fernet.generate_key())]), 60.0)
         more = {} if stale is None else {"find_stale": stale}

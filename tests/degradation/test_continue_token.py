@@ -25,7 +25,7 @@ from router.errors import ConfigError, InvalidRequest, PermissionDenied
 from router.types import Message, Request, ResponseFormat, Sampling, Tool
 
 KEY = Fernet.generate_key()
-ASK = Request(kind="chat", model="large", messages=(Message("user", "tell me"),), max_tokens=500)
+REQUEST = Request(kind="chat", model="large", messages=(Message("user", "tell me"),), max_tokens=500)
 SO_FAR = PartialAnswer("large", "Once upon", 2)
 
 
@@ -40,39 +40,39 @@ def gateway(*keys: bytes, clock: Clock | None = None, ttl_s: float = 60.0) -> Co
     return ContinueTokens(MultiFernet([Fernet(key) for key in keys or (KEY,)]), ttl_s, wall_clock=clock or Clock())
 
 
-def resumed(token: str, request: Request = ASK) -> Request:
+def resumed(token: str, request: Request = REQUEST) -> Request:
     return msgspec.structs.replace(request, resume=token)
 
 
 def test_any_gateway_with_the_key_reads_a_token() -> None:
     """Streamed or not: delivery is no part of the question."""
-    token = gateway().issue("acme", ASK, SO_FAR)
+    token = gateway().issue("acme", REQUEST, SO_FAR)
     assert gateway().read("acme", resumed(token)) == SO_FAR
-    assert gateway().read("acme", resumed(token, msgspec.structs.replace(ASK, stream=True))) == SO_FAR
+    assert gateway().read("acme", resumed(token, msgspec.structs.replace(REQUEST, stream=True))) == SO_FAR
 
 
 @given(st.text(max_size=300), st.integers(0, 10_000))
 def test_a_token_keeps_any_text_and_hides_it(text: str, tokens: int) -> None:
-    token = gateway().issue("acme", ASK, PartialAnswer("large", text, tokens))
+    token = gateway().issue("acme", REQUEST, PartialAnswer("large", text, tokens))
     assert gateway().read("acme", resumed(token)) == PartialAnswer("large", text, tokens)
 
 
 def test_another_tenants_token_is_rejected() -> None:
-    token = gateway().issue("acme", ASK, SO_FAR)
+    token = gateway().issue("acme", REQUEST, SO_FAR)
     with pytest.raises(PermissionDenied):
         gateway().read("other", resumed(token))
 
 
 def test_a_token_of_another_question_is_rejected() -> None:
-    token = gateway().issue("acme", ASK, SO_FAR)
+    token = gateway().issue("acme", REQUEST, SO_FAR)
     for change in ({"messages": (Message("user", "no"),)}, {"max_tokens": 501}, {"model": "small"}):
         with pytest.raises(InvalidRequest, match="another question"):
-            gateway().read("acme", resumed(token, msgspec.structs.replace(ASK, **change)))
+            gateway().read("acme", resumed(token, msgspec.structs.replace(REQUEST, **change)))
 
 
 def test_an_expired_token_is_rejected() -> None:
     clock = Clock()
-    token = gateway(clock=clock).issue("acme", ASK, SO_FAR)
+    token = gateway(clock=clock).issue("acme", REQUEST, SO_FAR)
     clock.now += 60.0
     assert gateway(clock=clock).read("acme", resumed(token)) == SO_FAR
     clock.now += 1.0
@@ -82,10 +82,10 @@ def test_an_expired_token_is_rejected() -> None:
 
 @given(st.integers(0, 200), st.text(min_size=1))
 def test_a_forged_token_is_rejected(at: int, garbage: str) -> None:
-    token = gateway().issue("acme", ASK, SO_FAR)
+    token = gateway().issue("acme", REQUEST, SO_FAR)
     at %= len(token) - 4  # the last characters may hold bits that mean nothing
     changed = token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :]
-    foreign = gateway(Fernet.generate_key()).issue("acme", ASK, SO_FAR)
+    foreign = gateway(Fernet.generate_key()).issue("acme", REQUEST, SO_FAR)
     for forged in (changed, foreign, garbage, token[:-4], "é" * 40, "\ud800"):
         with pytest.raises(InvalidRequest):
             gateway().read("acme", resumed(forged))
@@ -93,11 +93,11 @@ def test_a_forged_token_is_rejected(at: int, garbage: str) -> None:
 
 def test_the_first_key_signs_and_all_verify() -> None:
     new = Fernet.generate_key()
-    old_token = gateway(KEY).issue("acme", ASK, SO_FAR)
+    old_token = gateway(KEY).issue("acme", REQUEST, SO_FAR)
     assert gateway(new, KEY).read("acme", resumed(old_token)) == SO_FAR
     with pytest.raises(InvalidRequest):
         gateway(new).read("acme", resumed(old_token))
-    assert gateway(new).read("acme", resumed(gateway(new, KEY).issue("acme", ASK, SO_FAR))) == SO_FAR
+    assert gateway(new).read("acme", resumed(gateway(new, KEY).issue("acme", REQUEST, SO_FAR))) == SO_FAR
 
 
 def test_the_key_file_is_optional_and_checked(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_key_file_is_optional_and_checked(tmp_path: Path) -> None:
     path.write_bytes(KEY + b"\n" + Fernet.generate_key() + b"\n")
     made = load_continue_tokens(str(path), 60.0)
     assert made is not None
-    assert made.read("a", resumed(made.issue("a", ASK, SO_FAR))) == SO_FAR
+    assert made.read("a", resumed(made.issue("a", REQUEST, SO_FAR))) == SO_FAR
     with pytest.raises(ConfigError):
         load_continue_tokens(str(tmp_path / "none"), 60.0)
 
@@ -128,9 +128,9 @@ def test_the_key_file_is_optional_and_checked(tmp_path: Path) -> None:
     ],
 )
 def test_requests_with_hidden_state_are_not_resumable(fields: dict[str, object]) -> None:
-    assert is_resumable(ASK)
-    assert is_resumable(msgspec.structs.replace(ASK, response_format=ResponseFormat(), sampling=Sampling(seed=3)))
-    assert not is_resumable(msgspec.structs.replace(ASK, **fields))
+    assert is_resumable(REQUEST)
+    assert is_resumable(msgspec.structs.replace(REQUEST, response_format=ResponseFormat(), sampling=Sampling(seed=3)))
+    assert not is_resumable(msgspec.structs.replace(REQUEST, **fields))
 
 
 def test_several_prompts_are_not_resumable() -> None:

@@ -20,9 +20,9 @@ def test_the_critical_header_is_true_or_false_only() -> None:
     assert not read_headers({}).critical
     assert read_headers({"x-causeway-critical": "true"}).critical
     assert not read_headers({"x-causeway-critical": "false"}).critical
-    for said in ("", "yes", "True", "1"):
+    for value in ("", "yes", "True", "1"):
         with pytest.raises(InvalidRequest):
-            read_headers({"x-causeway-critical": said})
+            read_headers({"x-causeway-critical": value})
 
 
 def job_run() -> JobRun:

@@ -30,7 +30,7 @@ tiers:
   - {{name: large, model: assistant-large, artifact: assistant-large, triton: "{large}"}}
   - {{name: tight, model: assistant-large, artifact: assistant-large, triton: "{large}", concurrency: 1, max_queued: 0}}
   - {{name: medium, model: assistant-large, artifact: assistant-large, triton: "{medium}"}}
-  # No server is as quick as that: each first token is late.
+  # No server is as fast as that: each first token is late.
   - {{name: late, model: assistant-large, artifact: assistant-large, triton: "{medium}",
      concurrency: 4, min_concurrency: 0, ttft_objective_s: 0.00001}}
 degradation:
@@ -302,7 +302,7 @@ async def test_a_stale_answer_precedes_an_error(
             fresh = await bed.send("large")
             await control(large, load=False)
             with anyio.fail_after(PATIENCE_S):
-                while not (old := await bed.send("large")).is_degraded:  # until it is too old to be fresh
+                while not (old := await bed.send("large")).is_degraded:  # until it has expired
                     assert old.text == fresh.text
             assert (old.text, old.model) == (fresh.text, "large")
             assert old.tier_reason == "large=broken; stale"

@@ -173,7 +173,7 @@ async def test_several_prompts_fall_back_together() -> None:
     assert bed.is_free
 
 
-# --- cancelled on any rung --------------------------------------------------------------------------------------------
+# --- cancelled on any tier --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

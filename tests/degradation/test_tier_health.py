@@ -15,6 +15,7 @@ from cloud_pool.degradation.tier_health import (
     Stress,
     TierHealth,
     TierSnapshot,
+    caller_position,
     next_tier_health,
     offer_share,
     stress_of,
@@ -253,3 +254,20 @@ def test_a_slow_tier_must_become_clearly_faster() -> None:
     almost = TierSnapshot("a", ttft_s=0.9, objective_s=1.0)
     assert stress_of(almost, TierHealth(share=0.5, stress="slow")) == "slow"
     assert stress_of(TierSnapshot("a", ttft_s=0.79, objective_s=1.0), TierHealth(share=0.5, stress="slow")) == ""
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_or_else_a_conversation_has_one_position() -> None:
+    assert caller_position("acme", "kiosk", b"a") == caller_position("acme", "kiosk", b"b")
+    assert caller_position("acme", "kiosk", b"a") != caller_position("acme", "till", b"a")
+    assert caller_position("acme", "kiosk", b"a") != caller_position("other", "kiosk", b"a")
+    assert caller_position("acme", "", b"a") == caller_position("other", "", b"a") != caller_position("acme", "", b"b")
+
+
+def test_positions_are_spread_evenly() -> None:
+    positions = [caller_position("acme", f"kiosk-{number}", b"") for number in range(2000)]
+    assert all(0.0 <= position < 1.0 for position in positions)
+    for share in (0.1, 0.5, 0.9):
+        assert abs(sum(position < share for position in positions) / 2000 - share) < 0.04

@@ -218,10 +218,10 @@ def test_pods_meet_the_restricted_security_standard(manifests: list[Manifest]) -
 def test_containers_have_requests_and_limits(manifests: list[Manifest]) -> None:
     for each in workloads(manifests):
         for container in pod(each)["containers"]:
-            asked, limit = container["resources"]["requests"], container["resources"]["limits"]
-            assert {"cpu", "memory"} <= set(asked)
+            requests, limit = container["resources"]["requests"], container["resources"]["limits"]
+            assert {"cpu", "memory"} <= set(requests)
             assert "memory" in limit
-            assert asked.get("nvidia.com/gpu") == limit.get("nvidia.com/gpu")
+            assert requests.get("nvidia.com/gpu") == limit.get("nvidia.com/gpu")
 
 
 @EVERY_BUILD
@@ -292,8 +292,8 @@ def test_commands_and_options_exist(manifests: list[Manifest]) -> None:
             name, *arguments = container["args"]
             usage = CliRunner().invoke(main, [name, "--help"])
             assert usage.exit_code == 0, f"causeway-cloud {name}"
-            asked = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
-            assert [option for option in asked if option not in usage.output] == []
+            options = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
+            assert [option for option in options if option not in usage.output] == []
             commands += 1
     assert commands >= 4
 

@@ -44,7 +44,7 @@ class _VirtualTime(selectors.SelectSelector):
     now = _BEGIN_S
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "everybody waits for ever"
+        assert timeout is not None, "every task waits for ever"
         self.now += max(0.0, timeout)
         return []
 
@@ -67,8 +67,8 @@ class Server:
 
     def __init__(self) -> None:
         self.factor = 1.0  # how much slower it is
-        self.probe_factor = 1.0  # the same, of the pool's own questions
-        self.calls = 0  # without these
+        self.probe_factor = 1.0  # the same for the pool's probes
+        self.calls = 0  # without probes
         self._waiting: list[asyncio.Event] = []
         self._running = 0
         self._goes_on = asyncio.Event()
@@ -189,7 +189,7 @@ class RequestResult(msgspec.Struct):
     ttft_s: float = 0.0
     took_s: float = 0.0
     error: str = ""
-    endpoint: str = ""  # whose first token it got
+    endpoint: str = ""  # the source of its first token
 
 
 class Gateway:

@@ -82,4 +82,4 @@ def test_endpoints_without_recent_samples_are_dropped() -> None:
     latency = FirstTokenLatency()
     for number in range(1000):
         latency.first_token(f"10.0.0.{number}", 0.1, float(number))
-    assert len(latency._endpoints) <= 60  # as many as came in the last minute
+    assert len(latency.endpoints) <= 60  # those of the last minute

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.engine]
 
 CONFIG = """
 server: {{port: 0, readiness_cache_s: 0}}
-degradation: {{warm_up_after_idle_s: 0}}  # a warm-up would find the dead endpoint first
+degradation: {{warm_up_after_idle_s: 0}}  # a warm-up would detect the dead endpoint first
 tiers:
   - {{name: large, artifact: assistant-large, model: assistant-large, endpoints: ["127.0.0.1:{dead}", "{live}"]}}
   - {{name: gone, artifact: assistant-large, model: assistant-large, endpoints: ["127.0.0.1:{dead}"]}}

@@ -20,7 +20,7 @@ from router.errors import (
 from .scripted import FAST, QUICK_S, Bed, bed
 
 REFUSED = CloudUnreachable("refused", phase="connect")
-LONG_S = 0.3  # many times what a slow first token needs to be hedged
+LONG_S = 0.3  # many times the hedging threshold
 
 
 def soon() -> asyncio.Event:

@@ -127,8 +127,8 @@ async def pool_of(replicas: list[Replica]) -> AsyncIterator[tuple[RealPool, list
     try:
         async with anyio.create_task_group() as tasks:
             tritons |= {replica.address: TritonClient(replica.address, tasks) for replica in replicas}
-            places = [EndpointAddress("127.0.0.1", replica.port) for replica in replicas]
-            pool = RealPool("tier", "obedient", places, tritons.__getitem__)
+            addresses = [EndpointAddress("127.0.0.1", replica.port) for replica in replicas]
+            pool = RealPool("tier", "obedient", addresses, tritons.__getitem__)
             for triton in tritons.values():
                 await answers(triton)
             tasks.start_soon(pool.watch)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cloud_pool.dispatch.retry_budget import HedgeBudget, RetryBudget
 
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["asked", "take"]), st.floats(min_value=0.0, max_value=30.0, allow_nan=False)),
+    st.tuples(st.sampled_from(["request", "spend"]), st.floats(min_value=0.0, max_value=30.0, allow_nan=False)),
     max_size=300,
 )
 SHARES = st.floats(min_value=0.0, max_value=1.0)
@@ -23,7 +23,7 @@ def test_without_a_minimum_extras_never_exceed_their_share(events: list[tuple[st
     now, requests, extras = 1000.0, 0, 0
     for what, pause in events:
         now += pause
-        if what == "asked":
+        if what == "request":
             budget.count_request(now)
             requests += 1
         else:
@@ -53,7 +53,7 @@ def test_within_a_window_extras_stay_below_share_or_minimum(events: list[tuple[s
     now = 0.0
     for what, pause in events:
         now += pause
-        if what == "asked":
+        if what == "request":
             budget.count_request(now)
             counted.append(now)
         elif budget.try_spend(now):
@@ -81,12 +81,12 @@ def test_the_budget_survives_a_clock_that_stands_still_or_jumps() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(["asked", "late", "very late"]), max_size=1000), SHARES)
+@given(st.lists(st.sampled_from(["request", "late", "very late"]), max_size=1000), SHARES)
 def test_hedges_never_exceed_their_share(events: list[str], share: float) -> None:
     hedges = HedgeBudget(share)
     requests = taken = 0
     for what in events:
-        if what == "asked":
+        if what == "request":
             hedges.count_request()
             requests += 1
         else:

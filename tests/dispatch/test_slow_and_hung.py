@@ -122,7 +122,7 @@ def test_a_hung_replica_gets_no_requests_after_two_seconds() -> None:
         stopped = bed.clock()
         bed.servers[2].stop()
         results = await running
-        assert all(one.sent_at < stopped for one in results if one.error), "nobody was sent there in vain"
+        assert all(one.sent_at < stopped for one in results if one.error), "no request was sent there in vain"
         assert sum(bool(one.error) for one in results) <= SLOTS
 
     simulated(play, 2, load=0.5)

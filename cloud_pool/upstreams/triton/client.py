@@ -97,7 +97,7 @@ class TritonClient:
                 async for delta in deltas:
                     yield delta
             except StubProcessDied:
-                self._repair(request.model)
+                self.repair(request.model)
                 raise
 
     async def probe(self, model: str, timeout_s: float = PROBE_S) -> None:
@@ -171,7 +171,11 @@ class TritonClient:
             self._calls.discard(call)
             self._canceller.release(call)
 
-    def _repair(self, model: str) -> None:
+    @property
+    def models_in_repair(self) -> frozenset[str]:
+        return frozenset(self._in_repair)
+
+    def repair(self, model: str) -> None:
         """Mark the model as being repaired and fail its calls, so that none waits for the dead process."""
         if self._closed or model in self._in_repair:
             return
