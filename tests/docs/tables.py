@@ -145,7 +145,7 @@ _METRIC = re.compile(r"(?:causeway_(?:edge|cloud|jobs)|gen_ai_(?:server|client))
 
 
 def _metrics(package: str) -> str:
-    """Calls in the package whose first two arguments are a metric's name and its help text."""
+    """Calls and tuples in the package that begin with a metric's name and its help text."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / package).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -157,9 +157,8 @@ def _metrics(package: str) -> str:
             if isinstance(target, ast.Name)
         }
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Call) or len(node.args) < 2:
-                continue
-            name, text = (_text(argument, constants) for argument in node.args[:2])
+            values = node.args if isinstance(node, ast.Call) else node.elts if isinstance(node, ast.Tuple) else []
+            name, text = (_text(value, constants) for value in values[:2]) if len(values) > 1 else (None, None)
             if name is not None and text is not None and _METRIC.fullmatch(name):
                 found[name] = text
     return table(("metric", "meaning"), [(f"`{name}`", text) for name, text in sorted(found.items())])
