@@ -11,6 +11,7 @@ import logging
 import resource
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import anyio
 
@@ -18,6 +19,7 @@ from ..config.schema import Config
 from ..http.api import Api
 from ..http.listener import HttpListener
 from ..observability.logs import redacted
+from ..storage.state_folder import StateFolderLock
 from .components import Components
 from .systemd import SystemdNotifier
 
@@ -37,6 +39,7 @@ class App:
         self._parts = parts
         self._notifier = notifier
         self._listener = HttpListener(config.server, api.handle)
+        self._state_folder = StateFolderLock(Path(config.state_dir) if config.state_dir else None)
         self._stop = asyncio.Event()
         self._reload_requested = asyncio.Event()  # by SIGHUP
         self._root: asyncio.Task[None] | None = None
@@ -59,11 +62,17 @@ class App:
         """Start everything and listen.
 
         Raises:
-            ConfigError: an address, the policy or a certificate cannot be used; everything is closed again.
+            ConfigError: an address, the policy, a certificate or the state folder cannot be used; everything is closed
+                again.
         """
         parts = self._parts
         _raise_file_limit()
-        parts.policies.load()
+        self._state_folder.acquire()
+        try:
+            parts.policies.load()
+        except BaseException:
+            self._state_folder.release()
+            raise
         parts.signals.sample_device()
         parts.cache.start()
         parts.decisions.start()
@@ -107,6 +116,7 @@ class App:
         self._parts.signals.save_spend()
         if self._parts.tracing is not None:
             self._parts.tracing.close()
+        self._state_folder.release()
 
     async def serve(self, *, on_ready: Callable[[App], None] = lambda _: None) -> None:
         """Start, answer until SIGTERM or SIGINT, drain, close. SIGHUP reloads the policy.

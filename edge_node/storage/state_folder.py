@@ -1,0 +1,73 @@
+"""The lock of the state folder: one daemon per folder. Two daemons would overwrite each other's files.
+
+The kernel holds the lock (flock(2)) as long as the process lives, so a killed daemon leaves none behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+from router.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+FILE = "lock"
+
+
+class StateFolderLock:
+    """The lock of `folder`, which is created if it is missing; None: no state folder, no lock."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._file: int | None = None
+
+    def acquire(self) -> None:
+        """Lock the folder until `release` or the end of the process.
+
+        A folder that cannot be locked because it is read-only or the disk is full is used without a lock: the daemon
+        answers from memory then.
+
+        Raises:
+            ConfigError: another daemon uses the folder.
+        """
+        if self._folder is None or self._file is not None:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = os.open(self._folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            log.warning("the state folder %s cannot be locked: %s", self._folder, error.strerror)
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(file, 32, 0).decode(errors="replace").strip()
+            os.close(file)
+            process = f" (process {owner})" if owner else ""
+            raise ConfigError(
+                f"another daemon{process} uses the folder {self._folder}; stop it, or give this one a folder of its "
+                "own with --state-dir",
+                where="state_dir",
+            ) from None
+        except OSError as error:  # a file system without locks
+            os.close(file)
+            log.warning("the state folder %s cannot be locked: %s", self._folder, error.strerror)
+            return
+        self._file = file
+        self._write_pid(file)
+
+    def release(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write_pid(self, file: int) -> None:
+        """For the message of the daemon that is refused."""
+        try:
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            log.warning("the process id cannot be written to the lock of %s: %s", self._folder, error.strerror)
