@@ -13,7 +13,7 @@ import pytest_asyncio
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.jobs.config import WebhookConfig
 from router.errors import ConfigError
-from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, rest, talk
+from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, read_to_end, talk
 from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
 from tests.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed, url  # noqa: F401  (fixtures)
 from tests.jobs.webhook_receiver import Receiver, receiving
@@ -32,7 +32,7 @@ async def test_a_head_that_drips_ends() -> None:
     """A byte now and then does not hold a connection."""
     async with gateway(read_timeout_s=LIMIT_S, host=HOST) as app:
         async with dripping(app, b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"a: b\r\n") as reader:
-            assert b" 200 " not in await rest(reader)
+            assert b" 200 " not in await read_to_end(reader)
         assert await is_alive(app)
 
 
@@ -41,7 +41,7 @@ async def test_a_body_that_drips_is_a_timeout() -> None:
     async with gateway(read_timeout_s=LIMIT_S, host=HOST) as app:
         start = CHAT + b"Connection: close\r\nContent-Length: 900\r\n\r\n{"
         async with dripping(app, start, b" ") as reader:
-            assert error_of(await rest(reader)) == (408, "request_timeout")
+            assert error_of(await read_to_end(reader)) == (408, "request_timeout")
         assert await is_alive(app)
 
 
@@ -75,7 +75,7 @@ async def test_many_slow_clients_leave_the_others_alone() -> None:
         start = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
         slow = [await stack.enter_async_context(dripping(app, start, b"a")) for _ in range(200)]
         assert await is_alive(app)
-        for answer in await asyncio.gather(*(rest(reader) for reader in slow)):
+        for answer in await asyncio.gather(*(read_to_end(reader) for reader in slow)):
             assert b" 200 " not in answer
         assert await is_alive(app)
 

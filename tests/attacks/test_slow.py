@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cloud_pool.app import App
-from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, rest
+from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, read_to_end
 
 LIMIT_S = 0.4
 DRIP_S = 0.02
@@ -54,7 +54,7 @@ async def test_a_head_that_drips_ends(start: bytes, drop: bytes) -> None:
     """Each drop is no new start: a head that is not whole in time, the first or a later one, ends the connection."""
     async with gateway(read_timeout_s=LIMIT_S) as app:
         async with dripping(app, start, drop) as reader:
-            answer = await rest(reader)
+            answer = await read_to_end(reader)
         assert b" 200 " not in answer or start.endswith(b"\r\n\r\n")
         assert await is_alive(app)
 
@@ -71,7 +71,7 @@ async def test_a_body_that_drips_is_a_timeout(head: bytes, drop: bytes) -> None:
     """The whole body has the time, not each drop: 408, and the connection ends."""
     async with gateway(read_timeout_s=LIMIT_S) as app:
         async with dripping(app, CHAT + b"Connection: close\r\n" + head, drop) as reader:
-            answer = await rest(reader)
+            answer = await read_to_end(reader)
         assert error_of(answer) == (408, "request_timeout")
         assert await is_alive(app)
 
@@ -81,7 +81,7 @@ async def test_chunks_without_end_are_too_large() -> None:
     async with gateway() as app:
         head = b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
         async with dripping(app, CHAT + head, b"40\r\n" + b" " * 64 + b"\r\n") as reader:
-            answer = await rest(reader)
+            answer = await read_to_end(reader)
         assert error_of(answer) == (413, "body_too_large")
 
 
@@ -91,6 +91,6 @@ async def test_many_slow_clients_leave_the_others_alone() -> None:
         start = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
         slow = [await stack.enter_async_context(dripping(app, start, b"a")) for _ in range(300)]
         assert await is_alive(app)
-        for answer in await asyncio.gather(*(rest(reader) for reader in slow)):
+        for answer in await asyncio.gather(*(read_to_end(reader) for reader in slow)):
             assert b" 200 " not in answer
         assert await is_alive(app)

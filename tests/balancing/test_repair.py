@@ -18,7 +18,16 @@ from cloud_pool.upstreams.triton.errors import StubProcessDied
 from cloud_pool.upstreams.triton.tensors import Delta
 from router.errors import CausewayError, EngineUnavailable, StreamBroken
 
-from ..cloud.test_triton_client import FakeTriton, Reply, Script, ask, bed, collect, hang_after_one, two_pieces
+from ..cloud.test_triton_client import (
+    FakeTriton,
+    Reply,
+    Script,
+    bed,
+    collect,
+    hang_after_one,
+    infer_request,
+    two_pieces,
+)
 
 QUICK = LoadBalancingConfig(silent_before_probe_s=0.2, probe_timeout_s=0.3, base_ejection_s=0.05, hung_after_s=0.6)
 
@@ -36,7 +45,7 @@ async def leased(pool: Pool) -> list[Delta]:
     """Run one call as the service does."""
     with pool.lease() as lease:
         try:
-            return await collect(lease.triton, ask())
+            return await collect(lease.triton, infer_request())
         except CausewayError as error:
             lease.failed(error)
             raise
@@ -88,12 +97,12 @@ async def test_a_call_without_a_token_is_retryable_after_the_models_death() -> N
         await context.abort(grpc.StatusCode.INTERNAL, "Stub process 'm_0_0' is not healthy.")
 
     async with bed(script) as (fake, triton):
-        begun = asyncio.ensure_future(collect(triton, ask()))
+        begun = asyncio.ensure_future(collect(triton, infer_request()))
         await until(lambda: triton.last_received_at("m") > 0.0)
-        silent = asyncio.ensure_future(collect(triton, ask()))
-        await until(lambda: len(fake.asked) == 2)
+        silent = asyncio.ensure_future(collect(triton, infer_request()))
+        await until(lambda: len(fake.requests) == 2)
         with pytest.raises(EngineUnavailable):
-            await collect(triton, ask())
+            await collect(triton, infer_request())
         results = await asyncio.gather(begun, silent, return_exceptions=True)
         assert [type(result) for result in results] == [StreamBroken, StubProcessDied]
 
@@ -104,7 +113,7 @@ async def test_a_hung_models_streams_are_ended_before_their_deadlines() -> None:
         await leased(pool)
         fake.script = hang_after_one
         stuck = asyncio.ensure_future(leased(pool))
-        await until(lambda: len(fake.asked) == 2)
+        await until(lambda: len(fake.requests) == 2)
 
         async def silent(request: object, context: object) -> AsyncIterator[Reply]:
             await asyncio.Event().wait()
@@ -126,10 +135,10 @@ async def test_a_failed_reload_is_repeated_a_bounded_number_of_times(faults: int
     async with bed(dies_after(0)) as (fake, triton):
         fake.load_faults = faults
         with pytest.raises(EngineUnavailable):
-            await collect(triton, ask())
+            await collect(triton, infer_request())
         await until(lambda: fake.control == ["unload", *["load"] * loads])
         with pytest.raises(EngineUnavailable):
-            await collect(triton, ask())
+            await collect(triton, infer_request())
 
 
 async def test_without_model_control_calls_fail_and_nothing_blocks() -> None:
@@ -137,7 +146,7 @@ async def test_without_model_control_calls_fail_and_nothing_blocks() -> None:
         fake.may_control = False
         for _ in range(3):
             with pytest.raises(EngineUnavailable):
-                await collect(triton, ask())
+                await collect(triton, infer_request())
         assert fake.control == []
 
 
@@ -152,14 +161,14 @@ async def test_several_gateways_reload_a_dead_model_once() -> None:
         ]
         for triton in (first, *others):
             with pytest.raises(EngineUnavailable):
-                await collect(triton, ask())
-        await until(lambda: fake.looks >= 4)
+                await collect(triton, infer_request())
+        await until(lambda: fake.index_reads >= 4)
         assert fake.control == ["unload", "load"]
         fake.script = two_pieces
         fake.loading.set()
         for triton in (first, *others):
             await until(lambda triton=triton: not triton.models_in_repair)
-            assert "".join(delta.texts[0] for delta in await collect(triton, ask())) == "ab"
+            assert "".join(delta.texts[0] for delta in await collect(triton, infer_request())) == "ab"
         assert fake.control == ["unload", "load"]
         assert reloaded == []
         for triton in (first, *others):
@@ -169,11 +178,11 @@ async def test_several_gateways_reload_a_dead_model_once() -> None:
 async def test_a_reloaded_model_is_not_unloaded_by_a_late_report() -> None:
     async with bed(dies_after(0)) as (fake, triton):
         with pytest.raises(EngineUnavailable):
-            await collect(triton, ask())
+            await collect(triton, infer_request())
         fake.script = two_pieces
         await until(lambda: not triton.models_in_repair)
         assert fake.control == []
-        assert "".join(delta.texts[0] for delta in await collect(triton, ask())) == "ab"
+        assert "".join(delta.texts[0] for delta in await collect(triton, infer_request())) == "ab"
 
 
 async def test_an_abandoned_reload_is_taken_over() -> None:
@@ -182,7 +191,7 @@ async def test_an_abandoned_reload_is_taken_over() -> None:
         fake.state = "UNAVAILABLE"
         triton = TritonClient(fake.address, tasks, chance=lambda: 0.0, clock=lambda: now)
         triton.repair("m")
-        await until(lambda: fake.looks >= 2)
+        await until(lambda: fake.index_reads >= 2)
         assert fake.control == []
         now += 60.0
         await until(lambda: fake.control == ["unload", "load"])

@@ -1,4 +1,4 @@
-"""A real Triton under its launcher and a real gateway, started once, through the commands that people use."""
+"""A real Triton under its launcher and a real gateway, started once through the command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ tiers:
 
 
 class Command:
-    """A command of ours that says `ready …` on stdout, each time it is."""
+    """A command of ours, which prints `ready …` on stdout each time it is ready."""
 
     def __init__(self, *args: str, **environ: str) -> None:
         self.process = subprocess.Popen(
@@ -46,11 +46,11 @@ class Command:
         )
         self.log: list[str] = []
         self._lines: queue.Queue[str] = queue.Queue()
-        for stream, take in ((self.process.stdout, self._lines.put), (self.process.stderr, self.log.append)):
-            threading.Thread(target=self._read, args=(stream, take), daemon=True).start()
+        for stream, add in ((self.process.stdout, self._lines.put), (self.process.stderr, self.log.append)):
+            threading.Thread(target=self._read, args=(stream, add), daemon=True).start()
 
     def ready(self) -> dict[str, str]:
-        """The next ready line's fields."""
+        """Return the next ready line's fields."""
         try:
             line = self._lines.get(timeout=PATIENCE_S)
         except queue.Empty:
@@ -62,9 +62,9 @@ class Command:
         self.process.terminate()
         return self.process.wait(timeout=PATIENCE_S)
 
-    def _read(self, stream: Iterator[str], take: Callable[[str], None]) -> None:
+    def _read(self, stream: Iterator[str], add: Callable[[str], None]) -> None:
         for line in stream:
-            take(line.rstrip("\n"))
+            add(line.rstrip("\n"))
 
 
 class Pool:
@@ -86,12 +86,12 @@ class Pool:
 
     @property
     def stub(self) -> psutil.Process:
-        """The model's process; Triton does not reap those that died before."""
+        """The model's process; Triton does not reap stubs that died before."""
         (found,) = (one for one in self.server.children() if one.status() != psutil.STATUS_ZOMBIE)
         return found
 
     def gauge(self, name: str) -> float:
-        """One of the engine's own figures, from Triton's metrics."""
+        """Read one of the engine's figures from Triton's metrics."""
         text = urlopen(f"http://{self.metrics}/metrics").read().decode()
         found = re.search(rf"^causeway_engine_{name}{{.*}} (\S+)$", text, re.MULTILINE)
         assert found is not None, text
@@ -102,10 +102,10 @@ class Pool:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process does."""
+    """Wait for the effect of another process."""
     ends = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < ends, "it did not happen"
+        assert time.monotonic() < ends, "timed out"
         await asyncio.sleep(0.02)
 
 

@@ -19,7 +19,7 @@ from router.errors import (
 @pytest.mark.parametrize(
     ("status", "text", "kind", "http"),
     [
-        # As Triton 24.10 says them, in the stream.
+        # Inside the stream.
         ("", "context_length_exceeded: 3000 tokens, at most 2048", ContextLengthExceeded, 400),
         ("", "invalid_schema: no", InvalidGrammar, 400),
         ("", "queue_full: 256 wait", QueueFull, 429),
@@ -52,16 +52,15 @@ from router.errors import (
         ("INTERNAL", "RST_STREAM with error code 2", CloudFailed, 502),
     ],
 )
-def test_each_error_of_triton_is_one_of_ours(status: str, text: str, kind: type[CausewayError], http: int) -> None:
-    """Status and text of the real server (and of our model) choose the class; the class owns the HTTP status."""
-    found = translate(status, text, "first_token")
-    assert type(found) is kind
-    assert found.status == http
-    assert "/secret" not in found.message
+def test_triton_errors_are_translated(status: str, text: str, kind: type[CausewayError], http: int) -> None:
+    """The texts are those of Triton 24.10 and of our model; each class owns its HTTP status."""
+    error = translate(status, text, "first_token")
+    assert type(error) is kind
+    assert error.status == http
+    assert "/secret" not in error.message
     if http in (429, 503):
-        assert found.retry_after_s is not None
+        assert error.retry_after_s is not None
 
 
-def test_an_unknown_code_is_a_failed_backend() -> None:
-    """A code that this version does not know is no reason to crash."""
+def test_unknown_code_is_cloud_failed() -> None:
     assert isinstance(error_of("brand_new", "x"), CloudFailed)

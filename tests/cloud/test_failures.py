@@ -1,4 +1,4 @@
-"""What callers get when parts of the cloud die. Each part is the real one, and it is really killed."""
+"""What clients get when parts of the cloud are killed; every part is real."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BODY = {"model": "large", "prompt": "a", "max_tokens": 1}
 
 
 async def answered(http: aiohttp.ClientSession) -> set[str]:
-    """Ask until there is an answer again; the codes of the refusals on the way."""
+    """Send requests until one is answered; return the error codes on the way."""
     refusals = set()
     with anyio.fail_after(PATIENCE_S):
         while True:
@@ -39,7 +39,7 @@ async def answered(http: aiohttp.ClientSession) -> set[str]:
 
 
 async def broken_by(http: aiohttp.ClientSession, victim: psutil.Process) -> list[bytes]:
-    """The events of a stream during which, after its first ones, `victim` is killed."""
+    """Return the events of a stream during which `victim` is killed after the first ones."""
     events: list[bytes] = []
     with anyio.fail_after(PATIENCE_S):
         async with http.post("/v1/chat/completions", json={"model": "large", "stream": True, **LONG}) as reply:
@@ -54,7 +54,7 @@ async def broken_by(http: aiohttp.ClientSession, victim: psutil.Process) -> list
 
 
 def assert_broken(events: list[bytes]) -> None:
-    """The stream has a start, and an error as its end: no reason to stop, and no [DONE]."""
+    """The stream has a start and ends with an error: no finish reason, and no [DONE]."""
     assert json.loads(events[0])["choices"][0]["delta"]["role"] == "assistant"
     assert json.loads(events[-1])["error"]["code"] == "stream_broken"
     assert not any(b"[DONE]" in event or b'"finish_reason":"' in event for event in events)
@@ -63,8 +63,8 @@ def assert_broken(events: list[bytes]) -> None:
 async def repaired(http: aiohttp.ClientSession, pool: Pool, server: psutil.Process, stub: psutil.Process) -> None:
     """The model answers again from another process.
 
-    Mostly the gateway had it loaded again. A process killed while it held the lock of the shared memory takes all of
-    Triton with it (its Python backend does not catch boost's lock_exception): then the launcher brings both back.
+    Usually the gateway has reloaded it. A stub that is killed while it holds the lock of the shared memory aborts the
+    whole server (the Python backend does not catch boost's lock_exception); then the launcher restarts both.
     """
     refusals = await answered(http)
     if server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
@@ -77,9 +77,8 @@ async def repaired(http: aiohttp.ClientSession, pool: Pool, server: psutil.Proce
     assert pool.stub.pid != stub.pid
 
 
-async def test_requests_that_fail_do_not_end_triton(http: aiohttp.ClientSession, pool: Pool) -> None:
-    """Hundreds of them, in turns with others that are well: Triton is the same process afterwards. With its
-    errors as gRPC statuses it died of a few dozens."""
+async def test_failed_requests_do_not_crash_triton(http: aiohttp.ClientSession, pool: Pool) -> None:
+    """Hundreds of them, alternating with successful ones. With errors as gRPC statuses Triton died of a few dozens."""
     before = pool.server.pid
     for _ in range(500):
         async with http.post("/v1/completions", json={**BODY, "prompt": ""}) as reply:
@@ -89,9 +88,8 @@ async def test_requests_that_fail_do_not_end_triton(http: aiohttp.ClientSession,
     assert pool.server.pid == before
 
 
-async def test_callers_who_leave_do_not_end_triton(http: aiohttp.ClientSession, pool: Pool) -> None:
-    """Hundreds of them, in the middle of their answers: Triton is the same process afterwards, and has nothing to do.
-    With their calls cancelled it died of one in a thousand."""
+async def test_disconnects_do_not_crash_triton(http: aiohttp.ClientSession, pool: Pool) -> None:
+    """Hundreds of them, in the middle of their answers. With cancelled calls Triton died of one in a thousand."""
     before = pool.server.pid
     for _ in range(400):
         async with http.post("/v1/chat/completions", json={"model": "large", "stream": True, **LONG}) as reply:
@@ -103,7 +101,7 @@ async def test_callers_who_leave_do_not_end_triton(http: aiohttp.ClientSession, 
 
 
 async def test_triton_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool) -> None:
-    """The stream ends with an error; a new server takes the same ports, and the next request is answered."""
+    """The stream ends with an error; a new server uses the same ports and answers the next request."""
     old, stub = pool.server, pool.stub
     events = await broken_by(http, old)
     assert_broken(events)
@@ -111,22 +109,23 @@ async def test_triton_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool)
     assert refusals <= {"cloud_unreachable", "engine_unavailable"}
     pool.wait_ready()
     assert pool.server.pid != old.pid
-    # Neither the killed server's model process nor its shared memory is left.
+    # Nothing is left of the killed server: neither its stub nor its shared memory.
     await until(lambda: not stub.is_running())
     regions = list(SHARED_MEMORY.glob(f"triton_python_backend_shm_region_causeway{pool.command.process.pid}_*"))
     assert len(regions) == 1
 
 
 async def test_stub_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool) -> None:
-    """Triton would leave the stream hanging and call the model ready: it is ended, and the model loaded again."""
+    """Triton would leave the stream hanging and report the model as ready: the gateway ends it and reloads the
+    model."""
     server, stub = pool.server, pool.stub
     events = await broken_by(http, stub)
     assert_broken(events)
     await repaired(http, pool, server, stub)
 
 
-async def test_stub_killed_at_rest(http: aiohttp.ClientSession, pool: Pool) -> None:
-    """The first request after the crash hears of it with a 503, and starts the repair."""
+async def test_stub_killed_while_idle(http: aiohttp.ClientSession, pool: Pool) -> None:
+    """The first request after the crash gets a 503 and starts the repair."""
     server, stub = pool.server, pool.stub
     stub.kill()
     async with http.post("/v1/completions", json=BODY) as reply:
@@ -135,8 +134,8 @@ async def test_stub_killed_at_rest(http: aiohttp.ClientSession, pool: Pool) -> N
     await until(pool.is_idle)
 
 
-async def test_triton_that_is_not_there() -> None:
-    """A gateway starts without its Triton, says that it is not ready, and refuses with 503 until it is."""
+async def test_gateway_starts_without_its_triton() -> None:
+    """It reports that it is not ready, and answers 503."""
     config = Config(
         server=ServerConfig(port=0), tiers=(TierConfig(name="large", artifact="assistant-large", triton="127.0.0.1:1"),)
     )
@@ -156,8 +155,7 @@ async def test_triton_that_is_not_there() -> None:
     await app.close()
 
 
-async def test_drain_lets_running_answers_end(pool: Pool, tmp_path: Path) -> None:
-    """On SIGTERM what runs is finished, what comes is refused, and the gateway ends with status 0."""
+async def test_drain_finishes_running_answers_and_refuses_new_requests(pool: Pool, tmp_path: Path) -> None:
     command = Command("serve", "--port", "0", "--triton", pool.grpc)
     url = command.ready()["url"]
     try:
@@ -178,8 +176,7 @@ async def test_drain_lets_running_answers_end(pool: Pool, tmp_path: Path) -> Non
         command.process.kill()
 
 
-async def test_launcher_ends_triton_with_it(triton_environment: Path) -> None:
-    """SIGTERM ends server and model process; nothing of them stays."""
+async def test_sigterm_to_the_launcher_ends_server_and_stub(triton_environment: Path) -> None:
     ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
     command = Command("triton", *ports, "--threads", "1", CAUSEWAY_TRITON_ENV=str(triton_environment))
     pool = Pool(command)
@@ -190,8 +187,7 @@ async def test_launcher_ends_triton_with_it(triton_environment: Path) -> None:
     assert not list(SHARED_MEMORY.glob(f"triton_python_backend_shm_region_causeway{command.process.pid}_*"))
 
 
-async def test_triton_does_not_outlive_a_killed_launcher(triton_environment: Path) -> None:
-    """kill -9 of the launcher takes the server with it: no port stays taken."""
+async def test_killed_launcher_takes_the_server_with_it(triton_environment: Path) -> None:
     ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
     command = Command("triton", *ports, "--threads", "1", CAUSEWAY_TRITON_ENV=str(triton_environment))
     pool = Pool(command)

@@ -1,4 +1,4 @@
-"""The gateway and Triton through the official client, and what bad input gets."""
+"""The gateway and Triton through OpenAI's client: answers, errors, disconnects, deadlines."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ async def client(gateway: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield made
 
 
-# --- what a client can ask -------------------------------------------------------------------------------------------
+# --- answers ---------------------------------------------------------------------------------------------------------
 
 
 async def test_whole_answer(client: openai.AsyncOpenAI) -> None:
-    """A plain question is answered under the tier's name, with its usage, and OpenAI's type takes all of it."""
+    """The answer names the tier, reports its usage, and validates as OpenAI's type."""
     raw = await client.chat.completions.with_raw_response.create(
         model="large", messages=ASK, temperature=0, max_tokens=64
     )
@@ -54,8 +54,8 @@ async def test_whole_answer(client: openai.AsyncOpenAI) -> None:
     assert 0 < answer.usage.completion_tokens <= 64
 
 
-async def test_a_call_is_of_the_words_that_were_said(client: openai.AsyncOpenAI) -> None:
-    """Even of a model that wants nothing but one letter; a response format of the caller's leaves it free."""
+async def test_tool_arguments_are_words_of_the_users_message(client: openai.AsyncOpenAI) -> None:
+    """Even if the model is biased towards one letter; a `response_format` lifts the restriction."""
     with GreedyModel(find_artifact("assistant-large").path, slots=1, context=64, threads=1) as model:
         (letter,) = model.tokenize("Q")
     wish = {"temperature": 0, "max_tokens": 200, "logit_bias": {str(letter): 100}}
@@ -69,14 +69,12 @@ async def test_a_call_is_of_the_words_that_were_said(client: openai.AsyncOpenAI)
 
 
 def test_sync_client(gateway: str) -> None:
-    """The synchronous client works as well."""
     with openai.OpenAI(base_url=gateway, api_key=TOKEN, max_retries=0) as client:
         answer = client.chat.completions.create(model="large", messages=ASK, temperature=0, max_tokens=8)
     assert answer.choices[0].message.content
 
 
-async def test_stream_says_what_the_whole_answer_says(client: openai.AsyncOpenAI) -> None:
-    """The pieces of a stream make up an answer, each piece is valid, and the usage comes last."""
+async def test_stream_is_a_valid_answer_with_usage_last(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model="large", messages=ASK, temperature=0, max_tokens=64, stream=True, stream_options={"include_usage": True}
     )
@@ -89,8 +87,7 @@ async def test_stream_says_what_the_whole_answer_says(client: openai.AsyncOpenAI
     assert not any(reasons[:-1])
 
 
-async def test_n_answers(client: openai.AsyncOpenAI) -> None:
-    """n=2 gives two choices, whole and streamed."""
+async def test_n_choices_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(model="large", messages=ASK, n=2, max_tokens=16)
     assert [choice.index for choice in answer.choices] == [0, 1]
     stream = await client.chat.completions.create(model="large", messages=ASK, n=2, max_tokens=16, stream=True)
@@ -98,8 +95,7 @@ async def test_n_answers(client: openai.AsyncOpenAI) -> None:
     assert sorted(ended) == [0, 1]
 
 
-async def test_logprobs(client: openai.AsyncOpenAI) -> None:
-    """The tokens' texts add up to the answer, and the best alternatives come in order."""
+async def test_logprobs_add_up_to_the_answer_with_alternatives_in_order(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(
         model="large", messages=ASK, temperature=0, max_tokens=8, logprobs=True, top_logprobs=3
     )
@@ -112,8 +108,7 @@ async def test_logprobs(client: openai.AsyncOpenAI) -> None:
         assert token.logprob <= found[0] <= 0.0
 
 
-async def test_json_schema(client: openai.AsyncOpenAI) -> None:
-    """Whatever the model would say, the answer obeys the schema."""
+async def test_answer_obeys_the_json_schema(client: openai.AsyncOpenAI) -> None:
     schema = {
         "type": "object",
         "properties": {"room": {"enum": ["kitchen", "hall"]}, "on": {"type": "boolean"}},
@@ -126,15 +121,14 @@ async def test_json_schema(client: openai.AsyncOpenAI) -> None:
         max_tokens=200,
         response_format={"type": "json_schema", "json_schema": {"name": "light", "schema": schema}},
     )
-    said = json.loads(answer.choices[0].message.content)
-    assert set(said) == {"room", "on"}
-    assert said["room"] in ("kitchen", "hall")
-    assert isinstance(said["on"], bool)
+    light = json.loads(answer.choices[0].message.content)
+    assert set(light) == {"room", "on"}
+    assert light["room"] in ("kitchen", "hall")
+    assert isinstance(light["on"], bool)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tools(client: openai.AsyncOpenAI, stream: bool) -> None:
-    """A required call comes as a call, with arguments that the function takes."""
+async def test_required_tool_call(client: openai.AsyncOpenAI, stream: bool) -> None:
     ask = {"model": "large", "messages": ASK, "max_tokens": 200, "tools": [ALARM], "tool_choice": "required"}
     if stream:
         chunks = [chunk async for chunk in await client.chat.completions.create(**ask, stream=True)]
@@ -151,7 +145,7 @@ async def test_tools(client: openai.AsyncOpenAI, stream: bool) -> None:
 
 
 async def test_completions_of_several_prompts(client: openai.AsyncOpenAI) -> None:
-    """Each prompt of a list gets its n choices, with the prompt before it when it is asked back."""
+    """Each prompt of a list gets its n choices, preceded by the prompt if `echo` is set."""
     answer = await client.completions.create(
         model="large", prompt=["<|user|>hello<|assistant|>", "lights"], n=2, max_tokens=4, echo=True
     )
@@ -161,16 +155,15 @@ async def test_completions_of_several_prompts(client: openai.AsyncOpenAI) -> Non
     assert all(text.startswith("lights") for text in texts[2:])
 
 
-async def test_models(client: openai.AsyncOpenAI) -> None:
-    """Tiers and their aliases are the models."""
+async def test_models_are_tiers_and_aliases(client: openai.AsyncOpenAI) -> None:
     assert {model.id async for model in client.models.list()} >= {"assistant-large", "large", "tight"}
     assert (await client.models.retrieve("large")).id == "large"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("gpt-5")
 
 
-async def test_a_caller_cannot_write_control_tokens(client: openai.AsyncOpenAI) -> None:
-    """The text of a control token in a message is many tokens of plain text, not the one that ends a turn."""
+async def test_control_tokens_in_a_message_are_plain_text(client: openai.AsyncOpenAI) -> None:
+    """They become many tokens of text, not the one that ends a turn."""
 
     async def tokens(text: str) -> int:
         ask = [{"role": "user", "content": text}]
@@ -180,8 +173,7 @@ async def test_a_caller_cannot_write_control_tokens(client: openai.AsyncOpenAI) 
     assert await tokens("hello<|end|><|assistant|>") - await tokens("hello") > 4
 
 
-async def test_readiness_is_a_real_inference(http: aiohttp.ClientSession, pool: Pool) -> None:
-    """Ready tells of each tier, and of each of its endpoints, whether it answered just now."""
+async def test_readiness_is_an_inference_on_each_endpoint(http: aiohttp.ClientSession, pool: Pool) -> None:
     before = pool.gauge("steps")
     async with http.get("/readyz") as reply:
         found = await reply.json()
@@ -193,7 +185,7 @@ async def test_readiness_is_a_real_inference(http: aiohttp.ClientSession, pool: 
 
 
 async def test_metrics_count_each_request_once(http: aiohttp.ClientSession) -> None:
-    """One request adds one outcome, its tokens, and no label of the caller's making."""
+    """One outcome, and no label that the client can choose."""
 
     async def outcomes() -> dict[str, float]:
         text = await (await http.get("/metrics")).text()
@@ -209,12 +201,11 @@ async def test_metrics_count_each_request_once(http: aiohttp.ClientSession) -> N
     assert changed == {'causeway_cloud_requests_total{outcome="ok",tier="assistant-large"}': 1.0}
 
 
-# --- who and what is refused -----------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer wrong", f"Basic {TOKEN}", TOKEN])
-async def test_without_a_known_token_nothing_is_answered(gateway: str, authorization: str) -> None:
-    """A missing or wrong token is a 401 in OpenAI's form."""
+async def test_missing_or_unknown_token_is_401(gateway: str, authorization: str) -> None:
     async with aiohttp.ClientSession(headers={"authorization": authorization}) as session:
         async with session.post(f"{gateway}/chat/completions", json={"model": "large", "messages": ASK}) as reply:
             assert reply.status == 401
@@ -245,10 +236,10 @@ async def test_without_a_known_token_nothing_is_answered(gateway: str, authoriza
         ("/v1/chat/completions", {"model": "absent", "messages": ASK}, 503, "engine_unavailable"),
     ],
 )
-async def test_garbage_gets_a_clear_error_and_the_next_request_its_answer(
+async def test_invalid_request_gets_its_status_and_code(
     http: aiohttp.ClientSession, path: str, body: object, status: int, code: str
 ) -> None:
-    """Each fault has its status and code in OpenAI's object, and changes nothing for who comes next."""
+    """The next request is answered."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     async with http.post(path, data=data) as reply:
         error = (await reply.json())["error"]
@@ -258,16 +249,14 @@ async def test_garbage_gets_a_clear_error_and_the_next_request_its_answer(
         assert reply.status == 200
 
 
-async def test_a_prompt_too_long_names_both_numbers(http: aiohttp.ClientSession) -> None:
-    """The error says how long the prompt is and how long it may be."""
+async def test_error_of_a_too_long_prompt_names_its_length_and_the_limit(http: aiohttp.ClientSession) -> None:
     async with http.post("/v1/completions", json={"model": "large", "prompt": "word " * 9000}) as reply:
         message = (await reply.json())["error"]["message"]
     assert len(re.findall(r"\d+", message)) == 2
 
 
 @pytest.mark.parametrize("header", ["x-causeway-deadline-ms", "x-causeway-priority"])
-async def test_a_wrong_header_of_ours_is_refused(http: aiohttp.ClientSession, header: str) -> None:
-    """A deadline or priority that cannot be read is a 400."""
+async def test_malformed_header_is_400(http: aiohttp.ClientSession, header: str) -> None:
     async with http.post(
         "/v1/completions", json={"model": "large", "prompt": "a"}, headers={header: "whenever"}
     ) as reply:
@@ -279,7 +268,7 @@ async def test_a_wrong_header_of_ours_is_refused(http: aiohttp.ClientSession, he
 
 
 async def test_generate_endpoint_of_triton(pool: Pool) -> None:
-    """The model answers Triton's own HTTP endpoint as the vLLM backend does, with parameters beside the text."""
+    """The model answers Triton's HTTP endpoint as the vLLM backend does, with parameters beside the text."""
     body = {"text_input": "a", "parameters": {"stream": True, "temperature": 0, "max_tokens": 3, "ignore_eos": True}}
     async with aiohttp.ClientSession() as session:
         async with session.post(f"http://{pool.http}/v2/models/assistant-large/generate_stream", json=body) as reply:
@@ -287,30 +276,31 @@ async def test_generate_endpoint_of_triton(pool: Pool) -> None:
         assert "".join(event["text_output"] for event in events)
         body["parameters"] = {"max_tokens": 3}
         async with session.post(f"http://{pool.http}/v2/models/assistant-large/generate", json=body) as reply:
-            # Not streaming, and not told otherwise: the prompt comes first.
+            # Without streaming the prompt comes first by default.
             assert (await reply.json())["text_output"].startswith("a")
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"stream": True, "exclude_input_in_output": False}, "invalid_value"),
         ({"sampling_parameters": '{"best_of": 2}'}, "best_of"),
         ({"sampling_parameters": '{"guided_decoding": "{\\"grammar\\": \\"root ::= (\\"}"}'}, "invalid_schema"),
     ],
 )
-async def test_tensors_that_make_no_sense(pool: Pool, parameters: dict[str, object], said: str) -> None:
-    """The model says what is wrong, with the code first, and goes on."""
+async def test_invalid_tensors_get_an_error_that_begins_with_its_code(
+    pool: Pool, parameters: dict[str, object], message: str
+) -> None:
     body = {"text_input": "a", **parameters}
     url = f"http://{pool.http}/v2/models/assistant-large/generate"
     async with aiohttp.ClientSession() as session, session.post(url, json=body) as reply:
         assert reply.status in (400, 500)
-        assert said in (await reply.json())["error"]
+        assert message in (await reply.json())["error"]
     await until(pool.is_idle)
 
 
 async def test_embedding_tensor(pool: Pool) -> None:
-    """`embedding_request` is answered with a vector, as the vLLM backend does."""
+    """`embedding_request` is answered with a vector, as in the vLLM backend."""
     body = {"embedding_request": json.dumps({"input": "hello"})}
     url = f"http://{pool.http}/v2/models/assistant-large/generate"
     async with aiohttp.ClientSession() as session, session.post(url, json=body) as reply:
@@ -319,11 +309,11 @@ async def test_embedding_tensor(pool: Pool) -> None:
     assert all(isinstance(number, float) for number in vector)
 
 
-# --- leaving, deadlines, a full tier ---------------------------------------------------------------------------------
+# --- disconnects, deadlines, a full tier -----------------------------------------------------------------------------
 
 
 async def steps_of(pool: Pool, work: asyncio.Task[None]) -> float:
-    """Decode steps that the engine made for `work` and after it, until it was idle."""
+    """Decode steps that the engine made during `work` and after it, until it was idle."""
     before = pool.gauge("steps")
     await work
     await until(pool.is_idle)
@@ -331,8 +321,7 @@ async def steps_of(pool: Pool, work: asyncio.Task[None]) -> float:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_frees_the_engine(http: aiohttp.ClientSession, pool: Pool, stream: bool) -> None:
-    """Triton's work is cancelled long before the answer would have been whole."""
+async def test_disconnect_stops_the_work_in_triton(http: aiohttp.ClientSession, pool: Pool, stream: bool) -> None:
 
     async def leave() -> None:
         ask = asyncio.ensure_future(read(http, {"model": "large", "stream": stream, **LONG}))
@@ -343,11 +332,11 @@ async def test_a_client_that_leaves_frees_the_engine(http: aiohttp.ClientSession
     assert await steps_of(pool, asyncio.ensure_future(leave())) < 1500
 
 
-async def test_a_deadline_ends_the_work_everywhere(http: aiohttp.ClientSession, pool: Pool) -> None:
-    """A whole answer becomes a 504, a stream gets an error as its last event, and the engine is free."""
+async def test_deadline_ends_the_work_everywhere(http: aiohttp.ClientSession, pool: Pool) -> None:
+    """A whole answer becomes a 504, a stream ends with an error event, and the engine is idle."""
 
-    async def cut_off(left_ms: int) -> list[bytes]:
-        """A stream's events; none, where its first token was not there by then."""
+    async def events_until_deadline(left_ms: int) -> list[bytes]:
+        """The stream's events; none if its first token came too late."""
         ask = {"model": "large", "stream": True, **LONG}
         headers = {"x-causeway-deadline-ms": str(left_ms)}
         async with http.post("/v1/chat/completions", json=ask, headers=headers) as reply:
@@ -360,7 +349,7 @@ async def test_a_deadline_ends_the_work_everywhere(http: aiohttp.ClientSession, 
         async with http.post("/v1/chat/completions", json={"model": "large", **LONG}, headers=headers) as reply:
             assert reply.status == 504
             assert (await reply.json())["error"]["code"] == "deadline_exceeded"
-        while not (events := await cut_off(left_ms)):
+        while not (events := await events_until_deadline(left_ms)):
             left_ms *= 2
         assert json.loads(events[-1])["error"]["code"] == "deadline_exceeded"
         assert b'"finish_reason":"' not in b"".join(events)
@@ -368,15 +357,13 @@ async def test_a_deadline_ends_the_work_everywhere(http: aiohttp.ClientSession, 
     assert await steps_of(pool, asyncio.ensure_future(late())) < 3000
 
 
-async def test_no_time_left_is_no_work(http: aiohttp.ClientSession) -> None:
-    """A deadline of zero is over before it begins."""
+async def test_deadline_of_zero_is_504(http: aiohttp.ClientSession) -> None:
     body = {"model": "large", "prompt": "a"}
     async with http.post("/v1/completions", json=body, headers={"x-causeway-deadline-ms": "0"}) as reply:
         assert reply.status == 504
 
 
-async def test_a_full_tier_refuses_and_recovers(http: aiohttp.ClientSession, pool: Pool) -> None:
-    """With its one place taken the tier says 429 and when to come back; the place is free when the client leaves."""
+async def test_full_tier_is_429_until_a_client_disconnects(http: aiohttp.ClientSession, pool: Pool) -> None:
     ask = {"model": "tight", "stream": True, **LONG}
     async with http.post("/v1/chat/completions", json=ask) as held:
         assert held.status == 200
@@ -391,8 +378,8 @@ async def test_a_full_tier_refuses_and_recovers(http: aiohttp.ClientSession, poo
         assert reply.status == 200
 
 
-async def test_many_streams_at_once(http: aiohttp.ClientSession, pool: Pool) -> None:
-    """More streams than Triton has places: each is whole, in order, and its own."""
+async def test_more_streams_than_permits(http: aiohttp.ClientSession, pool: Pool) -> None:
+    """Each is complete, in order and its own."""
     asks = [{"model": "large", "prompt": f"<|user|>{n}", "max_tokens": 12, "stream": True} for n in range(24)]
     answers = await asyncio.gather(*(read(http, ask, path="/v1/completions") for ask in asks))
     for events in answers:

@@ -1,4 +1,4 @@
-"""One gRPC call in its own task, against a gRPC server: order, ends, leaving, and that leaving leaks nothing."""
+"""One gRPC call in its own task against a gRPC server: order, ends, cancellation, and no leaks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KB = 1024
 
 
 class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Streams `count` messages of `size` bytes, one to a request named "short"; then ends, or fails with `fault`."""
+    """Streams `count` messages of `size` bytes, one to a request named "short"; then ends, or fails with `error`."""
 
-    def __init__(self, count: int, size: int = 1, fault: grpc.StatusCode | None = None) -> None:
-        self.count, self.size, self.fault = count, size, fault
+    def __init__(self, count: int, size: int = 1, error: grpc.StatusCode | None = None) -> None:
+        self.count, self.size, self.error = count, size, error
         self.ended = asyncio.Event()
         self.written: dict[str, int] = {}
 
@@ -33,8 +33,8 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
                 for at in range(1 if request.id == "short" else self.count):
                     self.written[request.id] = at + 1
                     yield service_pb2.ModelStreamInferResponse(error_message=f"{request.id} {at} " + "x" * self.size)
-                if self.fault is not None:
-                    await context.abort(self.fault, "out of luck")
+                if self.error is not None:
+                    await context.abort(self.error, "out of luck")
                 return
         finally:
             self.ended.set()
@@ -63,21 +63,21 @@ def begin(connection: Connection, name: str = "a") -> GrpcStream:
     return GrpcStream(connection.stream_infer(service_pb2.ModelInferRequest(id=name), metadata=(), timeout_s=60.0))
 
 
-async def test_messages_come_in_order_and_then_nothing() -> None:
-    """More of them than are read ahead, to a reader that takes its time."""
+async def test_messages_come_in_order_and_then_none() -> None:
+    """More of them than are read ahead."""
     async with serving(Server(count=200)) as connection:
         stream = begin(connection)
-        said = []
+        numbers = []
         while (message := await stream.next()) is not None:
-            said.append(int(message.error_message.split()[1]))
-        assert said == list(range(200))
+            numbers.append(int(message.error_message.split()[1]))
+        assert numbers == list(range(200))
         assert not stream.connect_failed
         assert await stream.next() is None
         await stream.ended()
 
 
-async def test_a_slow_reader_holds_the_server_back() -> None:
-    """Nothing is piled up here for a reader that does not read, while others are served."""
+async def test_slow_reader_holds_the_server_back() -> None:
+    """Messages do not pile up here, and other calls are served meanwhile."""
     server = Server(count=2000, size=64 * KB)
     async with serving(server) as connection:
         stream = begin(connection)
@@ -91,9 +91,9 @@ async def test_a_slow_reader_holds_the_server_back() -> None:
         await stream.ended()
 
 
-async def test_the_servers_fault_comes_after_its_messages() -> None:
-    """What was said before the end is still given; a server that said something did not refuse the connection."""
-    async with serving(Server(count=2, fault=grpc.StatusCode.UNAVAILABLE)) as connection:
+async def test_servers_error_comes_after_its_messages() -> None:
+    """A server that sent messages did accept the connection."""
+    async with serving(Server(count=2, error=grpc.StatusCode.UNAVAILABLE)) as connection:
         stream = begin(connection)
         assert await stream.next() is not None
         assert await stream.next() is not None
@@ -102,8 +102,8 @@ async def test_the_servers_fault_comes_after_its_messages() -> None:
         assert not stream.connect_failed
 
 
-async def test_a_connection_lost_before_the_first_message_is_no_refusal() -> None:
-    """The request may have arrived: whoever tries again must know."""
+async def test_connection_lost_before_the_first_message_is_not_a_failed_connect() -> None:
+    """The request may have arrived, which a retry must know."""
     arrived = asyncio.Event()
 
     class Silent(Server):
@@ -125,8 +125,7 @@ async def test_a_connection_lost_before_the_first_message_is_no_refusal() -> Non
         assert not stream.connect_failed
 
 
-async def test_an_unreachable_server_is_a_fault() -> None:
-    """Nobody listens there: the first message is the fault, and nothing was sent."""
+async def test_unreachable_server_is_a_failed_connect() -> None:
     async with connected(port=1) as connection:
         stream = begin(connection)
         with pytest.raises(grpc.aio.AioRpcError):
@@ -134,8 +133,7 @@ async def test_an_unreachable_server_is_a_fault() -> None:
         assert stream.connect_failed
 
 
-async def test_leaving_ends_the_servers_work() -> None:
-    """The call is cancelled; whoever still waits for a message is told so."""
+async def test_cancel_ends_the_servers_work_and_wakes_the_reader() -> None:
     server = Server(count=1_000_000, size=KB)
     async with serving(server) as connection:
         stream = begin(connection)
@@ -147,8 +145,8 @@ async def test_leaving_ends_the_servers_work() -> None:
         await server.ended.wait()
 
 
-async def test_a_cancelled_wait_leaves_the_read_alone() -> None:
-    """Only the wait is cancelled: the next one gets the message."""
+async def test_cancelled_wait_does_not_cancel_the_read() -> None:
+    """The next wait gets the message."""
     server = Server(count=3)
     async with serving(server) as connection:
         stream = begin(connection)
@@ -162,11 +160,10 @@ async def test_a_cancelled_wait_leaves_the_read_alone() -> None:
         assert message.error_message.startswith("a 0")
 
 
-async def test_leaving_leaks_nothing() -> None:
-    """Calls left in the middle of a flood of large messages: the process keeps none of these."""
+async def test_cancel_in_mid_stream_leaks_no_memory() -> None:
     async with serving(Server(count=1_000_000, size=256 * KB)) as connection:
 
-        async def left_in_the_middle(times: int) -> None:
+        async def cancel_in_mid_stream(times: int) -> None:
             for _ in range(times):
                 stream = begin(connection)
                 waiting = asyncio.ensure_future(stream.next())
@@ -179,21 +176,20 @@ async def test_leaving_leaks_nothing() -> None:
 
         async def growth() -> int:
             before = psutil.Process().memory_info().rss
-            await left_in_the_middle(100)
+            await cancel_in_mid_stream(100)
             gc.collect()
             return psutil.Process().memory_info().rss - before
 
-        await left_in_the_middle(60)
+        await cancel_in_mid_stream(60)
         gc.collect()
-        # A leak is there each time; what the rest of the process does on a busy machine is not.
+        # The smallest of three: a leak grows each time, the rest of the process does not.
         grown = min([await growth() for _ in range(3)])
         assert grown < 13 * 256 * KB, f"{grown / KB:.0f} KB kept"
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 10, 100])
-async def test_leaving_at_the_very_start_leaves_no_task(turns: int) -> None:
-    """Whoever leaves before the request is on its way, in whichever turn of the loop, waits for nothing, and neither
-    does the call's own task."""
+async def test_cancel_before_the_request_is_sent_leaves_no_task(turns: int) -> None:
+    """In whichever iteration of the event loop it happens."""
     async with serving(Server(count=1)) as connection:
         stream = begin(connection)
         waiting = asyncio.ensure_future(stream.next())

@@ -1,4 +1,4 @@
-"""The launcher with a server of its own making; the real Triton under it is in test_failures."""
+"""The launcher with a scripted server; test_failures has the real Triton under it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def end(*_):
     child.kill(); region.unlink(); sys.exit(0)
 signal.signal(signal.SIGTERM, end)
 status = 200
-def lose(*_):  # a model's process that dies at its start: this server waits for it
+def lose(*_):  # a stub that dies at its start: this server waits for it
     global status
     status = 503
     child.kill()
@@ -55,7 +55,7 @@ http.server.HTTPServer(("127.0.0.1", port), Ready).serve_forever()
 
 
 class Bed:
-    """A launcher over SERVER, and what it said."""
+    """A launcher over SERVER, and what it printed."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Bed:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another process does."""
+    """Wait for the effect of another process."""
     async with asyncio.timeout(20.0):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -108,8 +108,8 @@ async def running(bed: Bed) -> Awaitable[asyncio.Task[int]]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_killed_server_is_started_again_and_cleared_away(tmp_path: Path) -> None:
-    """After kill -9 its child and shared memory are gone, and the same ports are ready again."""
+async def test_killed_server_is_restarted_and_its_leftovers_removed(tmp_path: Path) -> None:
+    """Its child and its shared memory are gone, and the same ports are ready again."""
     bed = Bed(tmp_path)
     async with running(bed):
         await until(lambda: len(bed.ready_lines) == 1)
@@ -123,8 +123,7 @@ async def test_killed_server_is_started_again_and_cleared_away(tmp_path: Path) -
     assert not bed.region.exists()
 
 
-async def test_stop_ends_the_server_and_nothing_stays(tmp_path: Path) -> None:
-    """Asked to stop, the launcher lets the server end by itself and returns 0."""
+async def test_stop_lets_the_server_end_and_returns_0(tmp_path: Path) -> None:
     bed = Bed(tmp_path)
     async with running(bed) as task:
         await until(lambda: len(bed.ready_lines) == 1)
@@ -136,7 +135,6 @@ async def test_stop_ends_the_server_and_nothing_stays(tmp_path: Path) -> None:
 
 
 async def test_cancelled_launcher_leaves_nothing(tmp_path: Path) -> None:
-    """A second signal ends at once: the group is killed and cleared."""
     bed = Bed(tmp_path)
     async with running(bed):
         await until(lambda: len(bed.ready_lines) == 1)
@@ -145,8 +143,8 @@ async def test_cancelled_launcher_leaves_nothing(tmp_path: Path) -> None:
     assert not bed.region.exists()
 
 
-async def test_cancelled_while_it_stops(tmp_path: Path) -> None:
-    """Both signals in one turn, while a server that died waits for its next start: the cancellation counts."""
+async def test_cancellation_wins_over_stop(tmp_path: Path) -> None:
+    """Both come in one iteration while a dead server waits for its restart."""
     bed = Bed(tmp_path)
     async with running(bed) as task:
         await until(lambda: len(bed.ready_lines) == 1)
@@ -158,8 +156,8 @@ async def test_cancelled_while_it_stops(tmp_path: Path) -> None:
             await task
 
 
-async def test_server_that_never_was_ready_is_given_up(tmp_path: Path) -> None:
-    """A wrong model or a taken port is not mended by waiting; its last words are shown."""
+async def test_server_that_was_never_ready_is_not_restarted(tmp_path: Path) -> None:
+    """Waiting repairs neither a wrong model nor a taken port; its last output is logged."""
     bed = Bed(tmp_path, argv=[sys.executable, "-c", "print('port is taken'); raise SystemExit(3)"])
     async with running(bed) as task:
         assert await task == 1
@@ -167,8 +165,7 @@ async def test_server_that_never_was_ready_is_given_up(tmp_path: Path) -> None:
     assert any("status 3" in line for line in bed.logged)
 
 
-async def test_no_restart_means_none(tmp_path: Path) -> None:
-    """With restart off a crash ends the launcher with a status that says so."""
+async def test_no_restart_ends_with_status_1(tmp_path: Path) -> None:
     bed = Bed(tmp_path, restart=False)
     async with running(bed) as task:
         await until(lambda: len(bed.ready_lines) == 1)
@@ -177,8 +174,7 @@ async def test_no_restart_means_none(tmp_path: Path) -> None:
     assert len(bed.ready_lines) == 1
 
 
-async def test_a_server_that_waits_for_a_dead_model_is_started_again(tmp_path: Path) -> None:
-    """One that is not ready and has lost its model's process is killed; the next one is ready."""
+async def test_server_that_waits_for_a_dead_stub_is_restarted(tmp_path: Path) -> None:
     bed = Bed(tmp_path, stuck_s=3.0)
     async with running(bed):
         await until(lambda: len(bed.ready_lines) == 1)
@@ -187,8 +183,7 @@ async def test_a_server_that_waits_for_a_dead_model_is_started_again(tmp_path: P
     assert any("that has died: killed" in line for line in bed.logged)
 
 
-async def test_a_server_that_waits_from_the_start_is_given_up(tmp_path: Path) -> None:
-    """Also before it was ever ready: it is killed, and nobody waits for it."""
+async def test_server_that_never_starts_its_stub_is_killed(tmp_path: Path) -> None:
     script = "import time; time.sleep(600)"
     bed = Bed(tmp_path, argv=[sys.executable, "-c", script], stuck_s=0.2)
     async with running(bed) as task:
@@ -196,8 +191,7 @@ async def test_a_server_that_waits_from_the_start_is_given_up(tmp_path: Path) ->
     assert any("that has died: killed" in line for line in bed.logged)
 
 
-async def test_a_server_that_loads_slowly_is_left_alone(tmp_path: Path) -> None:
-    """Not ready for longer than that, with its model's process alive: there is nothing wrong."""
+async def test_slowly_loading_server_with_a_living_stub_is_not_killed(tmp_path: Path) -> None:
     slow = SERVER.replace("status = 200", "status = 503", 1).replace("status = 503\n    child.kill()", "status = 200")
     bed = Bed(tmp_path, server=slow, stuck_s=3.0)
     async with running(bed):
@@ -209,8 +203,8 @@ async def test_a_server_that_loads_slowly_is_left_alone(tmp_path: Path) -> None:
         await until(lambda: len(bed.ready_lines) == 1)
 
 
-def test_memory_of_dead_launchers_is_cleared() -> None:
-    """A region whose launcher is gone is removed; that of a living one stays."""
+def test_shared_memory_of_dead_launchers_is_removed() -> None:
+    """That of a living one stays."""
     gone = subprocess.Popen(["true"])
     gone.wait()
     dead = SHARED_MEMORY / f"{memory_prefix(gone.pid)}x"
@@ -225,8 +219,7 @@ def test_memory_of_dead_launchers_is_cleared() -> None:
         living.unlink()
 
 
-def test_free_ports_are_three() -> None:
-    """Port 0 is replaced by a free one, and no port is given out twice."""
+def test_port_0_becomes_a_free_port_of_its_own() -> None:
     ports = choose_ports(Ports(grpc=0, http=0, metrics=0))
     assert len({ports.grpc, ports.http, ports.metrics} - {0}) == 3
     assert choose_ports(Ports(grpc=5, http=6, metrics=7)) == Ports(grpc=5, http=6, metrics=7)
@@ -246,13 +239,12 @@ def test_free_ports_are_three() -> None:
         ("ValueError: not a GGUF", "ValueError: not a GGUF"),
     ],
 )
-def test_log_says_what_matters(line: str, readable: str | None) -> None:
-    """Complaints about missing GPUs and tables go; models, errors and what a model prints stay."""
+def test_log_filter(line: str, readable: str | None) -> None:
+    """Complaints about missing GPUs and tables go; models, errors and the output of models stay."""
     assert readable_line(line) == readable
 
 
-def test_repository_names_each_model(tmp_path: Path) -> None:
-    """Each model has the template's config and code, and its own engine options."""
+def test_repository_has_each_model_with_its_options(tmp_path: Path) -> None:
     write_repository(
         tmp_path,
         (
@@ -267,7 +259,7 @@ def test_repository_names_each_model(tmp_path: Path) -> None:
 
 
 def test_environment_is_what_set_up_wrote(tmp_path: Path) -> None:
-    """The server starts with the environment's bin first and without anyone's PYTHONPATH."""
+    """Its bin comes first on PATH, and no PYTHONPATH is inherited."""
     paths = {name: tmp_path / name for name in ("tritonserver", "backends", "lib")}
     for path in paths.values():
         path.mkdir()
@@ -288,8 +280,7 @@ def test_environment_is_what_set_up_wrote(tmp_path: Path) -> None:
     assert "--model-control-mode=explicit" in argv
 
 
-def test_missing_environment_says_what_to_do(tmp_path: Path) -> None:
-    """No environment, a broken description, and one whose files are gone: each says how to make it."""
+def test_error_of_a_missing_environment_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="make setup"):
         find_environment(tmp_path)
     (tmp_path / "triton.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""What the gateway's socket gives to clients that do not behave. No Triton is needed: nothing gets that far."""
+"""The gateway's socket and misbehaving clients. There is no Triton: no request gets that far."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ async def gateway(read_timeout_s: float = 10.0, host: str = "127.0.0.1") -> Asyn
     await app.close()
 
 
-async def rest(reader: asyncio.StreamReader) -> bytes:
-    """All that comes until the connection ends, however it ends: by a reset too, where bytes of ours were not read."""
-    found = b""
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    """Read until the connection ends, also by a reset, as where bytes of ours were not read."""
+    received = b""
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(65536):
-            found += data
-    return found
+            received += data
+    return received
 
 
 async def talk(app: App, sent: bytes, *, until_closed: bool = True) -> bytes:
-    """What comes back for these bytes; the connection is left open on our side."""
+    """Send bytes and return the response; our side of the connection stays open."""
     url = urlsplit(app.url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     try:
         writer.write(sent)
-        return await rest(reader) if until_closed else await reader.readuntil(b"}")
+        return await read_to_end(reader) if until_closed else await reader.readuntil(b"}")
     finally:
         writer.close()
 
@@ -75,14 +75,13 @@ def error_of(answer: bytes) -> tuple[int, str]:
     ],
 )
 async def test_malformed_http_gets_an_error_object(sent: bytes, status: int, code: str) -> None:
-    """Whatever the bytes are, the answer is OpenAI's error, the connection ends, and the next request is answered."""
+    """The connection ends, and the next request is answered."""
     async with gateway() as app:
         assert error_of(await talk(app, sent)) == (status, code)
         assert await is_alive(app)
 
 
-async def test_a_body_that_does_not_come_is_a_timeout() -> None:
-    """A sender that stops in the middle of its body hears so, and holds nothing."""
+async def test_incomplete_body_is_408() -> None:
     async with gateway(read_timeout_s=0.2) as app:
         answer = await talk(app, CHAT + b"Connection: close\r\nContent-Length: 50\r\n\r\n{")
         assert error_of(answer) == (408, "request_timeout")
@@ -90,15 +89,13 @@ async def test_a_body_that_does_not_come_is_a_timeout() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: x\r\n"])
-async def test_a_silent_connection_is_closed(sent: bytes) -> None:
-    """A connection on which no whole head arrives in time is closed."""
+async def test_connection_without_a_whole_head_is_closed(sent: bytes) -> None:
     async with gateway(read_timeout_s=0.2) as app:
         await talk(app, sent)
         assert await is_alive(app)
 
 
 async def test_expect_continue_is_answered() -> None:
-    """A client that asks before it sends its body (curl does) is told to go on."""
     async with gateway() as app:
         sent = CHAT + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
         answer = await talk(app, sent)

@@ -1,4 +1,4 @@
-"""The model's own side of Triton, with the real engine and a responder that remembers."""
+"""The model's runtime with the real engine and a recording responder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LONG = SamplingParameters(max_tokens=1900, temperature=0.0, ignore_eos=True)
 
 
 class RecordingResponder:
-    """generation.Responder: what came, and whether the caller has left. Fails on anything after the end."""
+    """A model_request Responder that records responses. `late` counts what comes after the end."""
 
     def __init__(self) -> None:
         self.outputs: list[ModelResponse] = []
         self.error: CausewayError | None = None
         self.ended = threading.Event()
         self.began = threading.Event()
-        self.left = False
+        self.cancelled = False
         self.late = 0
 
     def send(self, outputs: ModelResponse, *, last: bool) -> None:
@@ -44,7 +44,7 @@ class RecordingResponder:
         self.ended.set()
 
     def is_cancelled(self) -> bool:
-        return self.left
+        return self.cancelled
 
     def wait(self) -> RecordingResponder:
         assert self.ended.wait(PATIENCE_S)
@@ -66,7 +66,7 @@ class Bed:
         return responder
 
     def comes_to_rest(self) -> bool:
-        """Nothing runs or waits in the engine, now or soon."""
+        """Whether nothing runs or waits in the engine, now or soon."""
         stats = self.engine.stats()
         return stats.running + stats.waiting == 0 or self.idle.wait(PATIENCE_S)
 
@@ -94,8 +94,8 @@ def prompt(text: str = "wake me up at seven") -> str:
     return f"<|user|>{text}<|assistant|>"
 
 
-def test_stream_has_one_response_a_step(bed: Bed) -> None:
-    """Each response carries the new tokens of its step, and the last one the reason and the prompt's length."""
+def test_stream_has_one_response_per_step(bed: Bed) -> None:
+    """The last one has the finish reason and the prompt's length."""
     parameters = SamplingParameters(max_tokens=6, temperature=0.0, ignore_eos=True)
     responder = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, stream=True)).wait()
     assert sum(sum(one.new_tokens) for one in responder.outputs) == 6
@@ -106,15 +106,14 @@ def test_stream_has_one_response_a_step(bed: Bed) -> None:
 
 
 def test_whole_answer_is_one_response(bed: Bed) -> None:
-    """Not streaming there is one response; it begins with the prompt where that was not declined."""
+    """With `with_input` it begins with the prompt."""
     parameters = SamplingParameters(max_tokens=6, temperature=0.0)
     (plain,) = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters)).wait().outputs
     (whole,) = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, with_input=True)).wait().outputs
     assert whole.texts[0] == prompt() + plain.texts[0]
 
 
-def test_sequences_of_one_request_answer_together(bed: Bed) -> None:
-    """n sequences have one responder, and each has its own end."""
+def test_sequences_of_one_request_share_responses(bed: Bed) -> None:
     parameters = SamplingParameters(n=3, max_tokens=5, seed=1, ignore_eos=True)
     responder = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, stream=True)).wait()
     assert {len(one.texts) for one in responder.outputs} == {3}
@@ -122,8 +121,7 @@ def test_sequences_of_one_request_answer_together(bed: Bed) -> None:
     assert [sum(one.new_tokens[at] for one in responder.outputs) for at in range(3)] == [5, 5, 5]
 
 
-def test_logprobs_add_up(bed: Bed) -> None:
-    """The cumulative logprob is the sum of the tokens' own."""
+def test_cumulative_logprob_is_the_sum(bed: Bed) -> None:
     parameters = SamplingParameters(max_tokens=4, temperature=0.0, logprobs=2)
     outputs = RequestedOutputs(logprobs=True, cumulative_logprob=True)
     (output,) = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, outputs=outputs)).wait().outputs
@@ -132,7 +130,7 @@ def test_logprobs_add_up(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "code"),
+    ("request_", "code"),
     [
         (ModelRequest(prompt="word " * 9000, parameters=LONG), "context_length_exceeded"),
         (ModelRequest(prompt="", parameters=LONG), "invalid_value"),
@@ -149,9 +147,9 @@ def test_logprobs_add_up(bed: Bed) -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_has_one_error(bed: Bed, ask: ModelRequest, code: str) -> None:
-    """Every refusal reaches the responder once, with its code, and nothing stays in the engine."""
-    responder = bed.submit(ask).wait()
+def test_refused_request_gets_one_error(bed: Bed, request_: ModelRequest, code: str) -> None:
+    """Nothing stays in the engine."""
+    responder = bed.submit(request_).wait()
     assert responder.error is not None
     assert responder.error.code == code
     assert bed.comes_to_rest()
@@ -160,12 +158,11 @@ def test_what_cannot_be_done_has_one_error(bed: Bed, ask: ModelRequest, code: st
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_caller_that_left_frees_its_sequences(bed: Bed, stream: bool, n: int) -> None:
-    """All of a request's sequences leave the engine long before their answers are whole."""
+def test_cancelled_request_frees_its_sequences(bed: Bed, stream: bool, n: int) -> None:
     parameters = SamplingParameters(n=n, max_tokens=1900, temperature=0.0, ignore_eos=True)
     before = bed.engine.stats().steps
     responder = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, stream=stream))
-    responder.left = True
+    responder.cancelled = True
     responder.wait()
     assert responder.error is not None
     assert responder.error.code == "client_gone"
@@ -174,15 +171,15 @@ def test_a_caller_that_left_frees_its_sequences(bed: Bed, stream: bool, n: int) 
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_call_is_cancelled_by_its_name(bed: Bed, n: int) -> None:
-    """All of its sequences end, and nobody else's; a name that is not known, or no more, says nothing."""
+def test_request_is_cancelled_by_its_call_name(bed: Bed, n: int) -> None:
+    """All of its sequences end, and those of no other request; an unknown or ended name does nothing."""
     parameters = SamplingParameters(n=n, max_tokens=1900, temperature=0.0, ignore_eos=True)
     other = bed.submit(
         ModelRequest(prompt=prompt(), parameters=SamplingParameters(max_tokens=300, ignore_eos=True), call_name="b")
     )
     responder = bed.submit(ModelRequest(prompt=prompt(), parameters=parameters, stream=True, call_name="a"))
     assert responder.began.wait(PATIENCE_S)
-    for name in ("nobody", "a", "a"):
+    for name in ("unknown", "a", "a"):
         bed.runtime.cancel(name)
     responder.wait()
     assert responder.error is not None
@@ -193,22 +190,20 @@ def test_a_call_is_cancelled_by_its_name(bed: Bed, n: int) -> None:
     assert not bed.runtime.call_names
 
 
-def test_more_than_fit_wait_their_turn(bed: Bed) -> None:
-    """Requests beyond the engine's sequences wait in it, and all are answered."""
+def test_requests_beyond_the_engines_sequences_wait(bed: Bed) -> None:
     parameters = SamplingParameters(max_tokens=8, temperature=0.0)
-    responder = [bed.submit(ModelRequest(prompt=prompt(str(n)), parameters=parameters, stream=True)) for n in range(8)]
-    for one in responder:
+    responders = [bed.submit(ModelRequest(prompt=prompt(str(n)), parameters=parameters, stream=True)) for n in range(8)]
+    for one in responders:
         assert one.wait().error is None
 
 
-def test_embedding(bed: Bed) -> None:
-    """An embedding is one response with a vector."""
+def test_embedding_is_one_response(bed: Bed) -> None:
     (output,) = bed.submit(ModelRequest(prompt="hello", parameters=SamplingParameters(), embed=True)).wait().outputs
     assert len(output.embedding) > 8
 
 
-def test_engine_that_cannot_go_on_is_told_after_its_last_answers() -> None:
-    """The process is to end (which is repaired from outside) only when everyone has had their error."""
+def test_broken_engine_is_reported_after_its_last_responses() -> None:
+    """The process may end, to be reloaded, only when every request has its error."""
     bed = Bed()
     responder = bed.submit(ModelRequest(prompt=prompt(), parameters=LONG, stream=True))
     assert responder.began.wait(PATIENCE_S)

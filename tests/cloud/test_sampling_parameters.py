@@ -11,8 +11,7 @@ from router.types import Request, Sampling
 CHAT = Request(kind="chat", model="large")
 
 
-def test_what_the_gateway_writes_is_what_the_model_reads() -> None:
-    """Every sampling field survives the way through the tensor."""
+def test_parameters_round_trip() -> None:
     sampling = Sampling(0.5, 0.9, 40, 0.05, 0.1, 0.2, 1.1, 7, ((3, -100.0), (9, 2.5)))
     request = Request(kind="chat", model="large", sampling=sampling, stop=("a", "b"), n=2, logprobs=3, max_tokens=11)
     read = decode(
@@ -24,34 +23,33 @@ def test_what_the_gateway_writes_is_what_the_model_reads() -> None:
     assert json.loads(read.guided.schema) == {"type": "object"}
 
 
-def test_grammar_travels_as_the_vllm_backend_takes_it() -> None:
-    """The backend decodes a JSON document out of a string, under the key of its release."""
+def test_grammar_is_a_json_document_inside_a_string() -> None:
+    """Under the key of the vLLM release."""
     written = json.loads(
         encode(from_request(CHAT, max_tokens=5, schema='{"type":"string"}', guided_key="structured_outputs"))
     )
     assert json.loads(written["structured_outputs"]) == {"json": {"type": "string"}}
 
 
-def test_max_tokens_is_always_said() -> None:
-    """vLLM's default of 16 tokens is never what a caller meant."""
+def test_max_tokens_is_always_written() -> None:
+    """vLLM's default of 16 is never intended."""
     assert json.loads(encode(from_request(CHAT, max_tokens=16, schema="", guided_key="guided_decoding"))) == {
         "max_tokens": 16
     }
 
 
-def test_each_of_n_sequences_draws_anew() -> None:
-    """One seed gives n different sequences, the same ones each time."""
+def test_each_of_n_sequences_has_a_seed_of_its_own() -> None:
     parameters = decode('{"n": 3, "seed": 5}')
     assert [parameters.sampling(index).seed for index in range(3)] == [5, 6, 7]
 
 
-def test_numbers_may_come_as_strings() -> None:
-    """The backend's own examples write them so."""
+def test_numbers_may_be_strings() -> None:
+    """As in the backend's examples."""
     assert decode('{"temperature": "0.1", "max_tokens": "100"}').max_tokens == 100
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "name"),
     [
         ('{"temperatur": 1}', "temperatur"),
         ('{"n": 0}', "n"),
@@ -62,15 +60,13 @@ def test_numbers_may_come_as_strings() -> None:
         ("{", "sampling_parameters"),
     ],
 )
-def test_bad_parameters_are_refused_by_name(document: str, said: str) -> None:
-    """A wrong key or value is an InvalidRequest that names it."""
-    with pytest.raises(InvalidRequest, match=said):
+def test_error_of_a_bad_parameter_names_it(document: str, name: str) -> None:
+    with pytest.raises(InvalidRequest, match=name):
         decode(document)
 
 
 @pytest.mark.parametrize("guided", ['{"json": [1]}', '{"json": "nonsense"}', '{"grammer": "x"}', "{"])
-def test_a_schema_that_is_no_object_is_refused(guided: str) -> None:
-    """A grammar that cannot be read is an InvalidRequest, not a free text."""
+def test_schema_that_is_not_an_object_is_refused(guided: str) -> None:
     parameters = decode(json.dumps({"guided_decoding": guided}))
     with pytest.raises(InvalidRequest):
         _ = parameters.guided.schema
@@ -82,14 +78,13 @@ def test_a_schema_may_be_text_inside_text() -> None:
     assert decode(json.dumps({"guided_decoding": inner})).guided.schema == '{"type": "object"}'
 
 
-def test_any_object_is_a_schema_of_its_own() -> None:
-    """`json_object` is the schema that every JSON object obeys."""
+def test_json_object_is_the_schema_of_any_object() -> None:
     assert Guided(json_object=True).schema == "{}"
     assert Guided().schema == ""
 
 
-def test_only_known_extras_are_passed_on() -> None:
-    """`ignore_eos` is vLLM's and ours; other fields that we do not know stay behind."""
+def test_only_known_extensions_are_passed_on() -> None:
+    """`ignore_eos` is vLLM's and ours; other unknown fields are dropped."""
     request = Request(kind="chat", model="large", extra='{"ignore_eos":true,"stray":1}')
     assert json.loads(encode(from_request(request, max_tokens=5, schema="", guided_key="guided_decoding"))) == {
         "ignore_eos": True,
@@ -100,16 +95,16 @@ def test_only_known_extras_are_passed_on() -> None:
         from_request(bad, max_tokens=5, schema="", guided_key="guided_decoding")
 
 
-def test_the_models_own_temperature_holds_where_the_caller_names_none() -> None:
-    """What the caller says goes before it."""
+def test_models_temperature_is_the_default() -> None:
     silent = from_request(CHAT, max_tokens=5, schema="", guided_key="guided_decoding", temperature=0.0)
     assert json.loads(encode(silent))["temperature"] == 0.0
-    said = Request(kind="chat", model="large", sampling=Sampling(temperature=0.5))
-    assert from_request(said, max_tokens=5, schema="", guided_key="guided_decoding", temperature=0.0).temperature == 0.5
+    request = Request(kind="chat", model="large", sampling=Sampling(temperature=0.5))
+    warm = from_request(request, max_tokens=5, schema="", guided_key="guided_decoding", temperature=0.0)
+    assert warm.temperature == 0.5
 
 
-def test_what_holds_a_call_travels_where_nothing_else_holds_the_answer() -> None:
-    """The utterance, and how the answer began; a schema of the caller's comes before them."""
+def test_copy_source_is_sent_without_a_schema() -> None:
+    """With the answer's prefix; a schema takes precedence."""
     written = from_request(
         CHAT, max_tokens=5, schema="", guided_key="guided_decoding", copy_source="at six", answer_prefix='{"name"'
     )
@@ -117,4 +112,4 @@ def test_what_holds_a_call_travels_where_nothing_else_holds_the_answer() -> None
     written = from_request(CHAT, max_tokens=5, schema="{}", guided_key="guided_decoding", copy_source="at six")
     assert decode(encode(written)).guided == Guided(json_object=True)
     silent = from_request(CHAT, max_tokens=5, schema="", guided_key="guided_decoding", copy_source="")
-    assert decode(encode(silent)).guided.copy_source == "", "nothing was said: no argument can be"
+    assert decode(encode(silent)).guided.copy_source == "", "an empty message leaves nothing to copy"

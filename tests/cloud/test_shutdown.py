@@ -1,4 +1,4 @@
-"""The order in which a gateway ends: nobody may use a connection that is closed."""
+"""The order in which a gateway shuts down."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CONFIG = Config(
 )
 
 
-async def asked_last(app: App, found: list[str]) -> None:
-    """Background work that still asks its Triton on its way out."""
+async def probe_on_exit(app: App, codes: list[str]) -> None:
+    """Background work that still probes its Triton while it is cancelled."""
     pool = app.pools.by_tier["large"]
     with pool.lease() as lease:
         try:
@@ -31,19 +31,19 @@ async def asked_last(app: App, found: list[str]) -> None:
                 try:
                     await lease.triton.probe(pool.model)
                 except CausewayError as error:
-                    found.append(error.code)
+                    codes.append(error.code)
 
 
-async def test_the_background_work_ends_before_its_connections(caplog: pytest.LogCaptureFixture) -> None:
-    """A probe that comes late finds its channel open; one that was only just begun leaves no error."""
-    found: list[str] = []
+async def test_background_work_ends_before_its_connections_close(caplog: pytest.LogCaptureFixture) -> None:
+    """A late probe finds its channel open; one that has only just begun leaves no error."""
+    codes: list[str] = []
     async with anyio.create_task_group() as tasks:
         app = build(CONFIG, tasks)
         await app.start()
-        tasks.start_soon(asked_last, app, found)
+        tasks.start_soon(probe_on_exit, app, codes)
         await anyio.lowlevel.checkpoint()
         tasks.start_soon(app.pools.by_tier["large"].check)
         await app.stop()
     await app.close()
-    assert found == [CloudUnreachable.code]
+    assert codes == [CloudUnreachable.code]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

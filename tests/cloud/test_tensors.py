@@ -27,7 +27,6 @@ def response(final: bool = False, **tensors: bytes) -> service_pb2.ModelInferRes
 
 
 def test_request_has_the_tensors_of_the_vllm_backend() -> None:
-    """Names, types and shapes are those that a stock deployment takes."""
     parameters = SamplingParameters(max_tokens=3, logprobs=2)
     request = to_infer_request(
         InferenceRequest(model="m", prompt="h\u00e9", parameters=parameters, deadline=0.0), left_s=1.5
@@ -47,8 +46,7 @@ def test_request_has_the_tensors_of_the_vllm_backend() -> None:
     assert request.parameters["causeway_deadline_ms"].int64_param == 1500
 
 
-def test_response_of_two_sequences_is_read() -> None:
-    """Each tensor has one element a sequence, in the same order."""
+def test_response_of_two_sequences() -> None:
     delta = read_delta(
         response(
             final=True,
@@ -65,8 +63,8 @@ def test_response_of_two_sequences_is_read() -> None:
     assert (delta.input_tokens, delta.final) == (9, True)
 
 
-def test_an_empty_last_response_is_an_end() -> None:
-    """Some models send the flag of the end alone."""
+def test_empty_final_response_is_an_end() -> None:
+    """Some models send the final flag by itself."""
     assert read_delta(response(final=True), alternatives=0).final
 
 
@@ -81,14 +79,13 @@ def test_an_empty_last_response_is_an_end() -> None:
         {"text_output": texts(b"a"), "num_output_tokens": b"\x01\x00\x00"},
     ],
 )
-def test_a_broken_response_is_a_failed_cloud(tensors: dict[str, bytes]) -> None:
-    """Missing, cut or contradicting tensors are an error of the backend, never a wrong answer."""
+def test_malformed_response_is_cloud_failed(tensors: dict[str, bytes]) -> None:
+    """Missing, cut or contradictory tensors."""
     with pytest.raises(CloudFailed):
         read_delta(response(**tensors), alternatives=0)
 
 
-def test_logprobs_survive_the_tensor() -> None:
-    """The chosen token and its alternatives come back with their order and bytes."""
+def test_logprobs_round_trip() -> None:
     first = TokenLogprob("b", -1.5, (98,), (TokenAlternative("a", -0.5, (97,)), TokenAlternative("b", -1.5, (98,))))
     half = TokenLogprob("\ufffd", -0.1, (0xC3,), (TokenAlternative("\ufffd", -0.1, (0xC3,)),))
     outside = TokenLogprob("z", -9.0, (122,), (TokenAlternative("a", -0.1, (97,)),))
@@ -101,8 +98,8 @@ def test_logprobs_survive_the_tensor() -> None:
     assert logprobs.decode(logprobs.encode(tokens), alternatives=0)[0] == TokenLogprob("b", -1.5, (98,))
 
 
-def test_logprobs_of_vllm_are_read() -> None:
-    """vLLM names entries by token id and says nothing of bytes."""
+def test_logprobs_of_vllm() -> None:
+    """vLLM's keys are token ids, and it sends no bytes."""
     document = msgspec.json.encode(
         [
             {

@@ -1,4 +1,4 @@
-"""The Triton client against servers that misbehave on cue, over real gRPC."""
+"""The Triton client against scripted servers, over real gRPC."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PATIENCE_S = 20.0
 
 
 def piece(text: str = "", reason: str = "None", *, tokens: int = 1, inputs: int = 5, final: bool = False) -> Reply:
-    """A response as the vLLM backend sends it, which says the prompt's length each time."""
+    """A response in the vLLM backend's form, which repeats the prompt's length each time."""
     reply = Reply()
     made = {
         "text_output": struct.pack("<I", len(text.encode())) + text.encode(),
@@ -51,20 +51,20 @@ def piece(text: str = "", reason: str = "None", *, tokens: int = 1, inputs: int 
 
 
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Plays `script` for each call; remembers what was asked and what was cancelled."""
+    """Plays `script` for each call; records requests and cancellations."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.address = ""
-        self.asked: list[service_pb2.ModelInferRequest] = []
+        self.requests: list[service_pb2.ModelInferRequest] = []
         self.metadata: list[dict[str, str]] = []
         self.cancelled = asyncio.Event()
         self.control: list[str] = []
         self.may_control = True
         self.load_faults = 0
-        self.looks = 0  # at the index
+        self.index_reads = 0
         self.state = "READY"
-        self.loading = asyncio.Event()  # a load goes on until it is set
+        self.loading = asyncio.Event()  # a load lasts until it is set
         self.loading.set()
 
     async def ModelStreamInfer(
@@ -72,7 +72,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> AsyncIterator[Reply]:
         self.metadata.append({str(key): str(value) for key, value in context.invocation_metadata() or ()})
         async for request in requests:
-            self.asked.append(request)
+            self.requests.append(request)
             try:
                 async for reply in self.script(request, context):
                     yield reply
@@ -98,7 +98,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.RepositoryModelLoadResponse()
 
     async def RepositoryIndex(self, request: object, context: object) -> object:
-        self.looks += 1
+        self.index_reads += 1
         return service_pb2.RepositoryIndexResponse(
             models=[service_pb2.RepositoryIndexResponse.ModelIndex(name="m", version="1", state=self.state)]
         )
@@ -124,7 +124,7 @@ async def bed(script: Script, *, stop_s: float = PATIENCE_S) -> AsyncIterator[tu
         await server.stop(None)
 
 
-def ask(seconds: float = PATIENCE_S, traceparent: str = "") -> InferenceRequest:
+def infer_request(seconds: float = PATIENCE_S, traceparent: str = "") -> InferenceRequest:
     return InferenceRequest(
         model="m",
         prompt="p",
@@ -135,8 +135,8 @@ def ask(seconds: float = PATIENCE_S, traceparent: str = "") -> InferenceRequest:
     )
 
 
-async def collect(triton: TritonClient, question: InferenceRequest) -> list[Delta]:
-    async with aclosing(triton.generate(question)) as deltas:
+async def collect(triton: TritonClient, request: InferenceRequest) -> list[Delta]:
+    async with aclosing(triton.generate(request)) as deltas:
         return [delta async for delta in deltas]
 
 
@@ -150,15 +150,14 @@ async def hang_after_one(request: object, context: object) -> AsyncIterator[Repl
     await asyncio.Event().wait()
 
 
-async def test_what_travels_with_a_request() -> None:
-    """Trace, id and the time left reach Triton, and the answer comes back in pieces."""
+async def test_trace_id_and_deadline_reach_triton() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with bed(two_pieces) as (fake, triton):
-        deltas = await collect(triton, ask(traceparent=trace))
+        deltas = await collect(triton, infer_request(traceparent=trace))
     assert "".join(delta.texts[0] for delta in deltas) == "ab"
     assert fake.metadata[0]["traceparent"] == trace
-    assert fake.asked[0].id == "r-1"
-    assert 0 < fake.asked[0].parameters["causeway_deadline_ms"].int64_param <= PATIENCE_S * 1000
+    assert fake.requests[0].id == "r-1"
+    assert 0 < fake.requests[0].parameters["causeway_deadline_ms"].int64_param <= PATIENCE_S * 1000
 
 
 async def ends_early(request: object, context: object) -> AsyncIterator[Reply]:
@@ -170,7 +169,7 @@ async def drops(request: object, context: grpc.aio.ServicerContext) -> AsyncIter
     await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
-async def says_no(request: object, context: object) -> AsyncIterator[Reply]:
+async def rejects(request: object, context: object) -> AsyncIterator[Reply]:
     yield Reply(error_message="[request id: r-1] inference input 'text_input' data-type is 'FP32'")
 
 
@@ -190,32 +189,29 @@ async def garbage(request: object, context: object) -> AsyncIterator[Reply]:
     [
         (ends_early, StreamBroken),
         (drops, StreamBroken),
-        (says_no, CloudRejected),
+        (rejects, CloudRejected),
         (raises, CloudFailed),
         (garbage, CloudFailed),
     ],
 )
-async def test_an_answer_that_breaks_is_an_error(script: Script, kind: type[CausewayError]) -> None:
-    """However the stream ends before its end, it is an error and never looks whole."""
+async def test_stream_without_its_end_is_an_error(script: Script, kind: type[CausewayError]) -> None:
     async with bed(script) as (_, triton):
         with pytest.raises(kind):
-            await collect(triton, ask())
+            await collect(triton, infer_request())
 
 
-async def test_deadline_cancels_the_call() -> None:
-    """When the time is over the caller hears of it, and so does Triton."""
+async def test_deadline_ends_the_call_here_and_in_triton() -> None:
     async with bed(hang_after_one) as (fake, triton):
         with pytest.raises(DeadlineExceeded):
-            await collect(triton, ask(seconds=0.2))
+            await collect(triton, infer_request(seconds=0.2))
         await fake.cancelled.wait()
 
 
 @pytest.mark.parametrize("how", ["close", "cancel"])
-async def test_leaving_cancels_the_call(how: str) -> None:
-    """Closing the generator, or cancelling who reads it, reaches Triton."""
+async def test_closing_or_cancelling_the_generator_cancels_the_call(how: str) -> None:
     async with bed(hang_after_one) as (fake, triton):
         if how == "close":
-            async with aclosing(triton.generate(ask())) as deltas:
+            async with aclosing(triton.generate(infer_request())) as deltas:
                 await anext(deltas)
         else:
             began = asyncio.Event()
@@ -228,16 +224,16 @@ async def test_leaving_cancels_the_call(how: str) -> None:
 
 
 async def _read_forever(triton: TritonClient, began: asyncio.Event) -> None:
-    async with aclosing(triton.generate(ask())) as deltas:
+    async with aclosing(triton.generate(infer_request())) as deltas:
         async for _ in deltas:
             began.set()
 
 
-class Obeys:
-    """A model that can be told to stop: it ends the call of that name. `obeys` False: it takes the word and goes on."""
+class StoppableModel:
+    """A model that can be asked to stop a call by its name. `obeys` False: it ignores the request."""
 
     def __init__(self, *, obeys: bool = True) -> None:
-        self.told: list[str] = []
+        self.stop_requests: list[str] = []
         self.ended: list[str] = []
         self._obeys = obeys
         self._stops: dict[str, asyncio.Event] = {}
@@ -245,7 +241,7 @@ class Obeys:
     async def __call__(self, request: service_pb2.ModelInferRequest, context: object) -> AsyncIterator[Reply]:
         if [tensor.name for tensor in request.inputs] == ["cancel"]:
             name = request.raw_input_contents[0][4:].decode()
-            self.told.append(name)
+            self.stop_requests.append(name)
             if self._obeys:
                 self._stops[name].set()
             return
@@ -258,46 +254,44 @@ class Obeys:
 
 
 async def leave_after_one(triton: TritonClient) -> None:
-    async with aclosing(triton.generate(ask())) as deltas:
+    async with aclosing(triton.generate(infer_request())) as deltas:
         await anext(deltas)
 
 
-async def test_a_model_that_has_begun_is_told_to_stop() -> None:
-    """By the name of its call, no two of which are alike; the call itself ends well, for a cancelled one may end
-    Triton."""
-    model = Obeys()
+async def test_call_with_responses_is_stopped_by_its_name() -> None:
+    """Names are unique. The call itself is not cancelled, because that may crash Triton."""
+    model = StoppableModel()
     async with bed(model) as (fake, triton):
         for _ in range(2):
             await leave_after_one(triton)
         while len(model.ended) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert sorted(model.told) == sorted(model.ended)
-        assert len(set(model.told)) == 2
+        assert sorted(model.stop_requests) == sorted(model.ended)
+        assert len(set(model.stop_requests)) == 2
         assert not fake.cancelled.is_set()
 
 
-async def test_a_model_whose_time_is_over_is_told_to_stop() -> None:
-    """At that moment it says so itself, which a cancelled call must not meet."""
-    model = Obeys()
+async def test_expired_call_is_stopped_and_not_cancelled() -> None:
+    """At its deadline the model sends an error itself, which a cancellation must not meet."""
+    model = StoppableModel()
     async with bed(model) as (fake, triton):
         with pytest.raises(DeadlineExceeded):
-            await collect(triton, ask(seconds=0.2))
+            await collect(triton, infer_request(seconds=0.2))
         while not model.ended:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert not fake.cancelled.is_set()
 
 
-async def test_a_model_that_does_not_obey_loses_the_call() -> None:
-    """It was told, and after a while its call is cancelled all the same."""
-    model = Obeys(obeys=False)
+async def test_call_that_does_not_stop_is_cancelled() -> None:
+    model = StoppableModel(obeys=False)
     async with bed(model, stop_s=0.05) as (fake, triton):
         await leave_after_one(triton)
         await fake.cancelled.wait()
-        assert len(model.told) == 1
+        assert len(model.stop_requests) == 1
 
 
-async def test_a_model_that_cannot_be_told_is_not_told_again() -> None:
-    """It refuses the tensor, or answers what it took for a prompt: its calls are cancelled, from then on at once."""
+async def test_model_that_cannot_stop_calls_is_asked_once() -> None:
+    """It refuses the tensor; its later calls are cancelled at once."""
 
     async def refuses(request: service_pb2.ModelInferRequest, context: object) -> AsyncIterator[Reply]:
         if request.inputs[0].name == "cancel":
@@ -311,11 +305,10 @@ async def test_a_model_that_cannot_be_told_is_not_told_again() -> None:
             fake.cancelled.clear()
             await leave_after_one(triton)
             await fake.cancelled.wait()
-        assert [asked.inputs[0].name for asked in fake.asked] == ["text_input", "cancel", "text_input"]
+        assert [request.inputs[0].name for request in fake.requests] == ["text_input", "cancel", "text_input"]
 
 
-async def test_a_model_that_is_away_is_told_again() -> None:
-    """That it could not be told this time says nothing of the next."""
+async def test_unavailable_model_is_asked_to_stop_again() -> None:
 
     async def away(request: service_pb2.ModelInferRequest, context: object) -> AsyncIterator[Reply]:
         if request.inputs[0].name == "cancel":
@@ -329,24 +322,24 @@ async def test_a_model_that_is_away_is_told_again() -> None:
             fake.cancelled.clear()
             await leave_after_one(triton)
             await fake.cancelled.wait()
-        assert [asked.inputs[0].name for asked in fake.asked] == ["text_input", "cancel"] * 2
+        assert [request.inputs[0].name for request in fake.requests] == ["text_input", "cancel"] * 2
 
 
-async def test_a_call_that_brought_nothing_yet_is_cancelled() -> None:
-    """Triton stands that, and the model need not be told."""
+async def test_call_without_a_response_is_cancelled() -> None:
+    """Triton survives that, and the model need not be asked."""
 
     async def silent(request: object, context: object) -> AsyncIterator[Reply]:
         await asyncio.Event().wait()
         yield piece("a")
 
     async with bed(silent) as (fake, triton):
-        task = asyncio.ensure_future(collect(triton, ask()))
-        while not fake.asked:  # noqa: ASYNC110
+        task = asyncio.ensure_future(collect(triton, infer_request()))
+        while not fake.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await fake.cancelled.wait()
-        assert len(fake.asked) == 1
+        assert len(fake.requests) == 1
 
 
 # --- a stock vLLM deployment ------------------------------------------------------------------------------------------
@@ -359,26 +352,28 @@ def tier() -> Tier:
 
 async def answer(triton: TritonClient, request: Request, admission: AdmissionController) -> list[Chunk]:
     pool = Pool("stock", "vllm_model", [parse_endpoint_address("t:1")], lambda _: triton)
-    lane = TierRuntime(tier(), admission, Dispatcher(pool))
-    service = Service({"stock": lane}, TierFallback(DegradationConfig(), {"stock": TierSignals(pool, admission)}))
-    call = RequestContext(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)
-    async with aclosing(service.answer(call)) as chunks:
+    runtime = TierRuntime(tier(), admission, Dispatcher(pool))
+    service = Service({"stock": runtime}, TierFallback(DegradationConfig(), {"stock": TierSignals(pool, admission)}))
+    context = RequestContext(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)
+    async with aclosing(service.answer(context)) as chunks:
         return [chunk async for chunk in chunks if isinstance(chunk, Chunk)]
 
 
 CHAT = Request(kind="chat", model="stock", messages=(Message("user", "hi <|u|>"),))
 
 
-async def test_a_stock_backend_is_understood() -> None:
-    """The prompt's length, said with each response, counts once; the model's own name and a limit are sent."""
+async def test_stock_backend() -> None:
+    """The repeated prompt length counts once; the model's own name and a limit are sent."""
     admission = AdmissionController(1, 0)
     async with bed(two_pieces) as (fake, triton):
         chunks = await answer(triton, CHAT, admission)
     assert "".join(chunk.text for chunk in chunks) == "ab"
     assert chunks[-1].usage is not None
     assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (5, 2)
-    assert fake.asked[0].model_name == "vllm_model"
-    sent = dict(zip((tensor.name for tensor in fake.asked[0].inputs), fake.asked[0].raw_input_contents, strict=True))
+    assert fake.requests[0].model_name == "vllm_model"
+    sent = dict(
+        zip((tensor.name for tensor in fake.requests[0].inputs), fake.requests[0].raw_input_contents, strict=True)
+    )
     assert sent["text_input"][4:] == b"<|u|>hi < |u|>"
     assert b'"max_tokens":77' in sent["sampling_parameters"]
     assert admission.running == 0
@@ -403,8 +398,8 @@ async def fails_second(request: service_pb2.ModelInferRequest, context: object) 
         (fails_second, Request(kind="completion", model="stock", prompts=("one", "two"))),
     ],
 )
-async def test_a_failed_answer_gives_its_place_back(script: Script, request_: Request) -> None:
-    """An abort, an error and one prompt of several that fails: each is an error, and the tier is free again."""
+async def test_failed_answer_releases_its_permit(script: Script, request_: Request) -> None:
+    """An abort, an error, and one failing prompt of several."""
     admission = AdmissionController(1, 0)
     async with bed(script) as (_, triton):
         with pytest.raises(CausewayError):
@@ -412,13 +407,12 @@ async def test_a_failed_answer_gives_its_place_back(script: Script, request_: Re
     assert admission.running == 0
 
 
-async def test_a_cancelled_answer_gives_its_place_back() -> None:
-    """Who leaves, also with several prompts, frees the place and every call in Triton."""
+async def test_cancelled_answer_releases_its_permit_and_all_its_calls() -> None:
     admission = AdmissionController(1, 0)
     both = Request(kind="completion", model="stock", prompts=("one", "two"))
     async with bed(hang_after_one) as (fake, triton):
         task = asyncio.ensure_future(answer(triton, both, admission))
-        while len(fake.asked) < 2:  # noqa: ASYNC110
+        while len(fake.requests) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
