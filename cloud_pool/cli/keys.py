@@ -106,12 +106,20 @@ def revoke(url: str | None, token_id: str | None, device: str | None, kid: str |
         if key_file is None:
             raise click.UsageError("--key needs --keys")
         issuing.remove_key(key_file, kid)
+        left = len(read_jwks(key_file).keys)
+        click.echo(
+            f"removed key {kid} from {key_file}, which has {left} left; gateways that read this file refuse all tokens "
+            "of the key within a second"
+        )
         return
     if url is None:
         raise click.UsageError("--token-id and --device need --redis, the gateways' Redis")
     if device is not None and not all(device.partition("/")):
         raise click.UsageError("write --device as tenant/device")
-    asyncio.run(_revoke(url, token_id, device, time.time()))
+    now = time.time()
+    asyncio.run(_revoke(url, token_id, device, now))
+    what = f"token {token_id}" if token_id is not None else f"all tokens of {device} issued until {_date(now)}"
+    click.echo(f"revoked {what}; gateways refuse {'it' if token_id is not None else 'them'} within seconds")
 
 
 async def _revoke(url: str, token_id: str | None, device: str | None, now: float) -> None:

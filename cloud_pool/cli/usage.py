@@ -15,19 +15,33 @@ from rich.table import Table
 from ..accounts.tenants.usage import UsageRow, read_usage
 from .process import report_errors
 
+_FORMAT = "%Y-%m-%d"
+
+
+def _day(_context: click.Context, _option: click.Parameter, text: str | None) -> str:
+    """Return the day as it is written in Redis. Raises BadParameter."""
+    if text is None:
+        return datetime.now(UTC).strftime(_FORMAT)
+    try:
+        return datetime.strptime(text.strip(), _FORMAT).replace(tzinfo=UTC).strftime(_FORMAT)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a day: write year-month-day, such as 2026-11-21") from None
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("tenant")
 @click.option("--redis", "url", envvar="CAUSEWAY_REDIS", required=True, help="URL of the gateways' Redis.")
-@click.option("--day", help="UTC, as 2026-11-21; default: today.")
+@click.option("--day", callback=_day, help="UTC, as 2026-11-21; default: today.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @report_errors(RedisError, OSError, ValueError)
-def usage_command(tenant: str, url: str, day: str | None, as_json: bool) -> None:
+def usage_command(tenant: str, url: str, day: str, as_json: bool) -> None:
     """Show what a tenant used on a day, and what it costs."""
-    day = day or datetime.now(UTC).strftime("%Y-%m-%d")
     rows = asyncio.run(_read(url, tenant, day))
     if as_json:
         click.echo(msgspec.json.encode(rows).decode())
+        return
+    if not rows:
+        click.echo(f"{tenant} has no recorded usage on {day} (UTC)")
         return
     table = Table("tier", "route", "requests", "prompt", "completion", "USD", title=f"{tenant}, {day}")
     for row in rows:

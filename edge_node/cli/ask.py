@@ -26,6 +26,8 @@ from .explain import RouteExplanation, render
 
 ANSWERED, FAILED, UNREACHABLE, TIMED_OUT, BROKEN = 0, 1, 3, 4, 5
 """Exit codes; 2 is click's usage error, and 130 is Ctrl-C."""
+_DEADLINE = "deadline_exceeded"  # the daemon's code for a request whose deadline passed
+_GATEWAY_TIMEOUT = 504  # no target answered in its time
 
 
 def ask(
@@ -159,9 +161,14 @@ def _describe(error: CausewayError) -> tuple[list[str], int]:
         return [str(error)], BROKEN
     if not isinstance(error, CausewayAPIError):
         return [str(error)], FAILED
-    lines = [f"{error.status} {error.code}: {error.message}"]
+    # An error within a stream comes after the status 200.
+    lines = [
+        f"{error.status} {error.code}: {error.message}" if error.status >= 400 else f"{error.code}: {error.message}"
+    ]
+    if error.code == _DEADLINE:
+        lines[0] = f"timed out: {error.message}"
     if error.retry_after_s is not None:
         lines.append(f"Retry in {error.retry_after_s:g} s.")
     if error.decision is not None and error.decision.id:
         lines.append(f"decision {error.decision.id}")
-    return lines, FAILED
+    return lines, TIMED_OUT if error.code == _DEADLINE or error.status == _GATEWAY_TIMEOUT else FAILED

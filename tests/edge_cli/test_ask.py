@@ -78,6 +78,23 @@ async def test_no_daemon_is_exit_code_3() -> None:
     assert "causeway-edge serve" in result.stderr
 
 
+@pytest.mark.parametrize("flags", [(), ("--no-stream",), ("--json",)])
+async def test_a_deadline_that_passes_is_exit_code_4(box: Box, flags: tuple[str, ...]) -> None:
+    """The message says that the time is up, not an HTTP status."""
+    box.engine.gate = asyncio.Event()  # never opened
+    result = await run(box, "ask", "hello", "--tag", "edge", "--deadline", "0.1", *flags)
+    assert (result.exit_code, result.stdout.strip()) == (4, "")
+    assert "timed out: the deadline passed while small was answering" in result.stderr
+
+
+async def test_a_deadline_that_passes_during_the_answer_is_exit_code_4(box: Box) -> None:
+    box.engine.fault = "drip"
+    result = await run(box, "ask", "hello", "--tag", "edge", "--deadline", "0.35")
+    assert result.exit_code == 4
+    assert result.stdout.startswith("edge ")
+    assert "timed out: the deadline passed" in result.stderr
+
+
 async def test_a_usage_error_is_exit_code_2(box: Box) -> None:
     assert (await run(box, "ask", "-", stdin=" \n")).exit_code == 2
     assert (await run(box, "ask", "hello", "--prefer", "somewhere")).exit_code == 2

@@ -115,8 +115,19 @@ async def test_the_usage_command_prints_a_table_or_json(redis_server: RedisServe
     listed = await run("acme", "--redis", redis_server.url, "--day", DAY, "--json")
     assert json.loads(listed.output)[0]["prompt_tokens"] == 1000
     assert json.loads((await run("other", "--redis", redis_server.url, "--day", DAY, "--json")).output) == []
+    assert (
+        f"other has no recorded usage on {DAY}"
+        in (await run("other", "--redis", redis_server.url, "--day", DAY)).output
+    )
     assert (await run("acme", "--redis", "redis://127.0.0.1:1/0")).exit_code == 2
     assert (await run("acme", "--redis", "nonsense")).exit_code == 2
+
+
+@pytest.mark.parametrize("day", ["yesterday", "2026-13-01", "21.11.2026", ""])
+def test_a_bad_day_is_an_error_that_says_what_to_write(day: str) -> None:
+    result = CliRunner().invoke(usage_command, ["acme", "--redis", "redis://127.0.0.1:1/0", "--day", day])
+    assert result.exit_code == 2
+    assert "is not a day: write year-month-day, such as 2026-11-21" in result.output
 
 
 async def test_pending_usage_is_bounded() -> None:
