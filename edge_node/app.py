@@ -29,6 +29,7 @@ from .daemon.components import Components, read_gauges
 from .daemon.lifecycle import App
 from .daemon.systemd import SystemdNotifier
 from .http.api import Api
+from .http.listener import ConnectionTable
 from .http.request_reader import RequestReader
 from .observability.metrics import Metrics
 from .serving.admission import Admission, AdmissionLimits
@@ -128,6 +129,10 @@ def build(
         service=service,
         engines=engines,
         cloud=cloud,
+        connections=(
+            ConnectionTable("tcp", config.server.max_connections, clock.monotonic),
+            ConnectionTable("unix", config.server.max_connections, clock.monotonic),
+        ),
         tracing=_tracing(config),
     )
     api = Api(

@@ -43,6 +43,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: Port = 8080
     socket: str = ""
+    max_connections: Positive = 1024
     max_body_bytes: Positive = 8 * 1024 * 1024
     read_timeout_s: Seconds = 20.0
     drain_s: NonNegativeSeconds = 20.0
@@ -110,6 +111,8 @@ MEANING: Mapping[str, str] = {
     "server.host": "address to listen on; set `server.keys` for any address other than loopback",
     "server.port": "TCP port; 0: any free port",
     "server.socket": "path of a Unix socket to listen on as well; empty: none",
+    "server.max_connections": "maximum open connections over TCP, and as many over the Unix socket; "
+    "one more closes the connection that has been idle longest",
     "server.max_body_bytes": "maximum request body; a larger one is rejected with 413",
     "server.read_timeout_s": "maximum time to receive a whole request",
     "server.drain_s": "on SIGTERM, maximum time for running requests to finish",

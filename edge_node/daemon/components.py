@@ -10,6 +10,7 @@ from ..backends.cloud.backend import CloudBackend
 from ..backends.engine.engines import EnginePool
 from ..clock import Clock
 from ..http.api import Readiness
+from ..http.listener import ConnectionTable
 from ..observability.metrics import Gauge, Metrics
 from ..serving.admission import Admission
 from ..serving.generation import SharedGenerations
@@ -40,6 +41,7 @@ class Components:
     service: Service
     engines: EnginePool | None
     cloud: CloudBackend | None
+    connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     tracing: RequestTracer | None = None
 
     def readiness(self) -> Readiness:
@@ -63,6 +65,7 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
     yield from _admission_gauges(parts)
     yield from _storage_gauges(parts)
     yield from _backend_gauges(parts)
+    yield from _connection_gauges(parts)
     report = parts.policies.report
     labels = (("name", report.name), ("revision", report.revision))
     yield Gauge("causeway_edge_policy_info", "The active policy; always 1.", 1.0, labels)
@@ -131,6 +134,27 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
             "causeway_edge_cloud_breaker_open",
             "1: the circuit breaker of the cloud is open.",
             float(cloud.breaker == "open"),
+        )
+
+
+def _connection_gauges(parts: Components) -> Iterator[Gauge]:
+    for table in parts.connections:
+        stats = table.stats()
+        labels = (("address", stats.address),)
+        yield Gauge("causeway_edge_connections", "Open connections, by address (tcp, unix).", stats.open, labels)
+        yield Gauge(
+            "causeway_edge_closed_idle_connections",
+            "Idle connections that were closed to make room for new ones.",
+            stats.closed_idle,
+            labels,
+            is_counter=True,
+        )
+        yield Gauge(
+            "causeway_edge_refused_connections",
+            "Connections refused because every other one had a request in progress.",
+            stats.refused,
+            labels,
+            is_counter=True,
         )
 
 

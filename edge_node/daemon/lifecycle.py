@@ -38,7 +38,7 @@ class App:
         self._config = config
         self._parts = parts
         self._notifier = notifier
-        self._listener = HttpListener(config.server, api.handle)
+        self._listener = HttpListener(config.server, api.handle, tcp=parts.connections[0], unix=parts.connections[1])
         self._state_folder = StateFolderLock(Path(config.state_dir) if config.state_dir else None)
         self._stop = asyncio.Event()
         self._reload_requested = asyncio.Event()  # by SIGHUP
@@ -101,6 +101,7 @@ class App:
     async def close(self) -> None:
         """Cancel what is in progress and release everything."""
         parts = self._parts
+        parts.admission.end()
         await self._listener.close()
         self._stop.set()
         if self._root is not None:

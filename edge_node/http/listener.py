@@ -4,42 +4,128 @@ How misbehaving clients are treated:
 
 1. malformed HTTP, or headers beyond the limits: 400 with OpenAI's error object, and the connection is closed
 2. a head that does not arrive within `read_timeout_s`, or a connection idle for so long: closed
-3. connections beyond `connections`: 503 at once, and closed
+3. one connection too many: the one that has been silent longest is closed to make room, before those that wait between
+   two requests; if every connection has a request in progress, the new one gets a 429 at once. TCP and the Unix socket
+   have `max_connections` each, so that a flood over the network does not lock out programs on the box
 4. pipelined requests: answered in order; only a few are read ahead
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import socket
-import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
 import anyio
+import msgspec
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from router.errors import CausewayError, ConfigError, Draining, InvalidRequest
+from router.errors import CausewayError, InvalidRequest, QueueFull
 from router.openai import encode_error
 
 from ..config.schema import ServerConfig
 from ..observability.logs import redacted
+from .aiohttp_internals import is_between_requests
 from .responses import error_response
+from .unix_socket import bind_failure, bind_unix_socket
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS = 512
 _HEADERS = 64  # fields of a head, each of at most 8190 bytes
 _BACKLOG = 512
 _LINGER_S = 2.0  # to read the rest of a refused request's body
 _FLUSH_S = 0.25  # on close: for answers that are complete but not yet sent
 _CANCEL_S = 2.0  # on close: for cancelled handlers to end
+_LOG_INTERVAL_S = 60.0  # between two lines about refused connections
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class ConnectionStats(msgspec.Struct, frozen=True):
+    """The connections of one address. `closed_idle`: closed to make room; `refused`: there was no room."""
+
+    address: str  # tcp, unix
+    open: int
+    closed_idle: int
+    refused: int
+
+
+class ConnectionTable:
+    """The connections of one address; decides which one makes room for a new one (3).
+
+    Args:
+        address: tcp or unix, for metrics and messages.
+        max_connections: the limit.
+        monotonic: the clock, seconds.
+    """
+
+    def __init__(self, address: str, max_connections: int, monotonic: Callable[[], float]) -> None:
+        self._address = address
+        self._max_connections = max_connections
+        self._monotonic = monotonic
+        self._open: set[RequestHandler] = set()
+        # Both have the oldest first. A connection that has sent a request is no flood, and its client expects to find
+        # it open for the next one.
+        self._silent: dict[RequestHandler, None] = {}
+        self._between_requests: dict[RequestHandler, None] = {}
+        self._closed_idle = 0
+        self._refused = 0
+        self._reported = 0
+        self._report_at = float("-inf")
+
+    def stats(self) -> ConnectionStats:
+        return ConnectionStats(self._address, len(self._open), self._closed_idle, self._refused)
+
+    def admit(self, connection: RequestHandler) -> bool:
+        """Add a new connection. Returns False if there is no room for it."""
+        if len(self._open) >= self._max_connections and not self._make_room():
+            self._refuse()
+            return False
+        self._open.add(connection)
+        self._silent[connection] = None
+        return True
+
+    def remove(self, connection: RequestHandler) -> None:
+        self._open.discard(connection)
+        self._silent.pop(connection, None)
+        self._between_requests.pop(connection, None)
+
+    def begin_request(self, connection: RequestHandler) -> None:
+        """A whole head has arrived."""
+        self._silent.pop(connection, None)
+        self._between_requests.pop(connection, None)
+
+    def end_request(self, connection: RequestHandler) -> None:
+        if connection in self._open:
+            self._between_requests[connection] = None
+
+    def _make_room(self) -> bool:
+        for connections in (self._silent, self._between_requests):
+            # Some are not idle: a new one whose task has not begun, or one whose response is still being written.
+            idle = next((connection for connection in connections if is_between_requests(connection)), None)
+            if idle is not None:
+                self.remove(idle)
+                idle.force_close()
+                self._closed_idle += 1
+                return True
+        return False
+
+    def _refuse(self) -> None:
+        """Count, and log at most one line per `_LOG_INTERVAL_S`."""
+        self._refused += 1
+        now = self._monotonic()
+        if now < self._report_at:
+            return
+        log.warning(
+            "%d %s connections refused: all %d have a request in progress (server.max_connections)",
+            self._refused - self._reported,
+            self._address,
+            self._max_connections,
+        )
+        self._reported, self._report_at = self._refused, now + _LOG_INTERVAL_S
 
 
 class HttpListener:
@@ -47,16 +133,18 @@ class HttpListener:
 
     Args:
         handle: answers one request; may raise CancelledError only.
-        connections: the limit (3).
+        tcp: holds the connections over TCP.
+        unix: holds the connections over the Unix socket.
     """
 
-    def __init__(self, config: ServerConfig, handle: Handle, *, connections: int = CONNECTIONS) -> None:
+    def __init__(self, config: ServerConfig, handle: Handle, *, tcp: ConnectionTable, unix: ConnectionTable) -> None:
         self._config = config
-        self._max_connections = connections
         self._handle = handle
+        self._tcp = tcp
+        self._unix = unix
         self._idle = asyncio.Event()
         self._idle.set()
-        self._in_flight = 0
+        self._requests: set[asyncio.Task[object]] = set()  # each answers one request
         self._http: web.Server | None = None
         self._sockets: list[asyncio.AbstractServer] = []
         self._socket_path: Path | None = None
@@ -70,12 +158,7 @@ class HttpListener:
     @property
     def in_flight(self) -> int:
         """Requests that are being answered."""
-        return self._in_flight
-
-    @property
-    def full(self) -> bool:
-        """Whether the limit of connections is reached."""
-        return self._http is not None and len(self._http.connections) >= self._max_connections
+        return len(self._requests)
 
     async def start(self) -> None:
         """Raises ConfigError when an address cannot be bound."""
@@ -83,19 +166,25 @@ class HttpListener:
         self._http = web.Server(self._serve, handler_cancellation=True)
         loop = asyncio.get_running_loop()
         if self._config.host:
-            address = f"{self._config.host}:{self._config.port}"
             try:
                 listening = await loop.create_server(
-                    self._new_connection, self._config.host, self._config.port, backlog=_BACKLOG, reuse_address=True
+                    lambda: self._new_connection(self._tcp),
+                    self._config.host,
+                    self._config.port,
+                    backlog=_BACKLOG,
+                    reuse_address=True,
                 )
             except OSError as error:
-                raise ConfigError(f"cannot listen on {address}: {_reason(error)}", where="server.port") from error
+                address = f"{self._config.host}:{self._config.port}"
+                raise bind_failure(address, error, where="server.port") from error
             self._sockets.append(listening)
             self._port = listening.sockets[0].getsockname()[1]
         if self._config.socket:
             path = Path(self._config.socket)
             self._sockets.append(
-                await loop.create_unix_server(self._new_connection, sock=_unix_socket(path), backlog=_BACKLOG)
+                await loop.create_unix_server(
+                    lambda: self._new_connection(self._unix), sock=bind_unix_socket(path), backlog=_BACKLOG
+                )
             )
             self._socket_path = path
 
@@ -110,37 +199,44 @@ class HttpListener:
         """Wait for the requests in progress. Returns False if some are left."""
         with anyio.move_on_after(timeout_s):
             await self._idle.wait()
-        return self._in_flight == 0
+        return not self._requests
 
     async def close(self) -> None:
-        """Cancel the requests in progress and wait for their handlers."""
+        """Cancel the requests in progress and wait until they have told their clients."""
         self.stop_accepting()
+        for request in self._requests:
+            request.cancel()
+        await self.drain(_CANCEL_S)
         if self._http is not None:
             await self._http.shutdown(timeout=_FLUSH_S)
-        await self.drain(_CANCEL_S)
         if self._socket_path is not None:
             self._socket_path.unlink(missing_ok=True)
 
-    def _new_connection(self) -> _Connection:
+    def _new_connection(self, table: ConnectionTable) -> _Connection:
         """The protocol of a new connection."""
         assert self._http is not None
-        return _Connection(self._http, self, keepalive_timeout=self._config.read_timeout_s)  # (2)
+        return _Connection(self._http, table, keepalive_timeout=self._config.read_timeout_s)  # (2)
 
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._in_flight += 1
+        task = asyncio.current_task()
+        assert task is not None
+        connection = cast("_Connection", http.protocol)
+        self._requests.add(task)
         self._idle.clear()
+        connection.table.begin_request(connection)
         try:
             return await self._handle(http)
         finally:
-            self._in_flight -= 1
-            if self._in_flight == 0:
+            connection.table.end_request(connection)
+            self._requests.discard(task)
+            if not self._requests:
                 self._idle.set()
 
 
 class _Connection(RequestHandler):
     """One client's connection."""
 
-    def __init__(self, server: web.Server, listener: HttpListener, *, keepalive_timeout: float) -> None:
+    def __init__(self, server: web.Server, table: ConnectionTable, *, keepalive_timeout: float) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -150,15 +246,19 @@ class _Connection(RequestHandler):
             lingering_time=_LINGER_S,
             max_headers=_HEADERS,
         )
-        self._listener = listener
+        self.table = table
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._listener.full:  # (3)
+        if not self.table.admit(self):  # (3)
             refused = cast("asyncio.Transport", transport)
             refused.write(_REFUSAL)
             refused.close()
             return
         super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.table.remove(self)
+        super().connection_lost(exc)
 
     def handle_error(
         self,
@@ -178,39 +278,14 @@ class _Connection(RequestHandler):
         return response
 
 
-def _unix_socket(path: Path) -> socket.socket:
-    """Bind `path`, replacing a socket that a dead process left there. Raises ConfigError."""
-    try:
-        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _accepts_connections(path):
-            path.unlink()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listening.bind(str(path))
-            path.chmod(0o660)
-        except BaseException:
-            listening.close()
-            raise
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {path}: {_reason(error)}", where="server.socket") from error
-    return listening
-
-
-def _accepts_connections(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        return probe.connect_ex(str(path)) == 0
-
-
-def _reason(error: OSError) -> str:
-    return "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-
-
 def _refusal() -> bytes:
-    body = encode_error(Draining("this server has reached its limit of connections"))
+    error = QueueFull("every connection to this server has a request in progress")
+    body = encode_error(error)
     head = (
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+        f"HTTP/1.1 {error.status} Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return head.encode() + body
 
 
 _REFUSAL = _refusal()

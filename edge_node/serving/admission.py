@@ -62,10 +62,16 @@ class Admission:
         self._running = 0
         self._average_held_s = 1.0
         self._draining = False
+        self._ending = False
 
     @property
     def draining(self) -> bool:
         return self._draining
+
+    @property
+    def ending(self) -> bool:
+        """Whether a request that is cancelled now is cancelled by the daemon, not by its client."""
+        return self._ending
 
     def set_limits(self, limits: AdmissionLimits) -> None:
         """Apply new limits. Running requests continue; queued ones start where there is room now."""
@@ -75,6 +81,10 @@ class Admission:
     def drain(self) -> None:
         """Refuse new requests; running and queued ones finish."""
         self._draining = True
+
+    def end(self) -> None:
+        """Refuse new requests; those in progress are about to be cancelled."""
+        self._draining = self._ending = True
 
     def stats(self) -> AdmissionStats:
         return AdmissionStats(self._running, len(self._waiting), len(self._buckets))

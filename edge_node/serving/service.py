@@ -22,7 +22,15 @@ import msgspec
 
 from router.decision.attempts import AttemptSequence
 from router.decision.decide import CachePlanMemo, CachePlanner, decide, early_bypass
-from router.errors import AllAttemptsFailed, BackendError, CausewayError, ClientGone, DeadlineExceeded, QueueFull
+from router.errors import (
+    AllAttemptsFailed,
+    BackendError,
+    CausewayError,
+    ClientGone,
+    DeadlineExceeded,
+    Draining,
+    QueueFull,
+)
 from router.openai import CachedAnswer
 from router.policy.compiled import Policy
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
@@ -121,6 +129,9 @@ class Service:
             context.error = error
             raise
         except asyncio.CancelledError:
+            if self._admission.ending:
+                context.error = Draining("this server shut down before the answer was complete", retry_after_s=1.0)
+                raise context.error from None
             context.error = ClientGone("the client disconnected")
             raise
         except Exception as failure:

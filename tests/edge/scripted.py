@@ -38,6 +38,8 @@ class ScriptedEngine:
         self.running = 0
         self.calls: list[BackendRequest] = []
         self.gate: asyncio.Event | None = None  # set: held back until somebody opens it
+        self.pause_after: int | None = None  # set: it stops for good after so many words
+        self.paused = False
         self.entered = asyncio.Event()
         self.closed = False
 
@@ -90,6 +92,9 @@ class ScriptedEngine:
             await asyncio.sleep(0)
         choices = range(call.request.n * max(1, len(call.request.prompts)))
         for at, word in enumerate(EDGE_WORDS):
+            if at == self.pause_after:
+                self.paused = True
+                await asyncio.sleep(3600)
             confidence = Confidence(at + 1, self.score, -0.1, 0.5, 0.2) if call.confidence_tokens > at else None
             for index in choices:
                 yield Chunk(text=word, index=index, tokens=1, confidence=confidence if index == 0 else None)

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from edge_node.http.aiohttp_internals import DeferredHeadStream
+from edge_node.http.aiohttp_internals import DeferredHeadStream, is_between_requests
 
 
 async def first_read(response: web.StreamResponse, wait_for_head: bool) -> bytes:
@@ -48,3 +48,23 @@ async def test_without_send_headers_immediately_false_the_head_is_sent_alone() -
 
 def test_send_headers_immediately_exists() -> None:
     assert web.StreamResponse._send_headers_immediately is True, "StreamResponse._send_headers_immediately is gone"
+
+
+async def test_waiter_tells_an_idle_connection_from_a_busy_one() -> None:
+    idle: list[bool] = []
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        idle.append(is_between_requests(request.protocol))
+        return web.Response()
+
+    handler = web.Server(handle)
+    server = await asyncio.get_running_loop().create_server(handler, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    try:
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        idle += [is_between_requests(connection) for connection in handler.connections]
+    finally:
+        writer.close()
+        server.close()
+    assert idle == [False, True], "RequestHandler._waiter no longer tells an idle connection from a busy one"

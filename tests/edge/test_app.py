@@ -45,17 +45,25 @@ async def test_draining_finishes_requests_in_progress_and_accepts_no_other(box: 
     assert await draining is True
 
 
-async def test_requests_left_after_the_drain_timeout_are_cancelled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_requests_left_after_the_drain_timeout_are_told_so(tmp_path: Path, stream: bool) -> None:
+    """A stream that has begun ends with an error event; a request without a first byte gets a 503."""
     server = ServerConfig(port=0, drain_s=0.05)
     async with running(tmp_path, policy=PATIENT, server=server) as box:
-        box.engine.gate = asyncio.Event()
-        stuck = asyncio.ensure_future(box.ask("stuck"))
-        await until(lambda: box.engine.running == 1)
+        box.engine.pause_after = 1 if stream else 0
+        cut = asyncio.ensure_future(box.ask("stuck", stream=stream))
+        await until(lambda: box.engine.paused)
         assert await box.app.drain() is False
         await box.app.close()
-        with pytest.raises(aiohttp.ClientError):
-            await stuck
-        assert box.newest().outcome.status == "cancelled"
+        answer = await cut
+        if stream:
+            assert (answer.status, answer.text, answer.finish_reasons) == (200, EDGE_WORDS[0], [])
+            error = answer.events[-1]["error"]
+            assert isinstance(error, dict)
+            assert error["code"] == "draining"
+        else:
+            assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "draining", "1")
+        assert (box.newest().outcome.status, box.newest().outcome.error) == ("error", "draining")
         box.assert_nothing_leaks()
         assert box.engine.closed
 
@@ -270,8 +278,8 @@ async def test_a_sigint_during_the_drain_ends_it_at_once(tmp_path: Path) -> None
         process.send_signal(signal.SIGTERM)
         await until(lambda: not listening(started.port))
         process.send_signal(signal.SIGINT)
-        with pytest.raises(aiohttp.ClientError):
-            await response_task
+        async with await response_task as response:
+            assert response.status == 503
         assert await asyncio.wait_for(process.wait(), 4) == 0
         await until(lambda: cloud.running == 0)
     await cloud.stop()

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from edge_node.config.schema import KeyConfig, ServerConfig
-from edge_node.http.listener import HttpListener
 from router.errors import ConfigError
 
 from .box import POLICY, Box, running
@@ -311,34 +309,6 @@ async def test_the_wrong_media_type_is_a_415(box: Box) -> None:
     async with box.session.post("/v1/chat/completions", data={"model": "auto"}) as response:
         assert response.status == 415
         assert "application/json" in (await response.json())["error"]["message"]
-
-
-async def test_a_connection_beyond_the_limit_is_refused_at_once() -> None:
-    """A 503, and closed. Open connections continue, and a closed one makes room."""
-
-    async def handle(http: web.BaseRequest) -> web.Response:
-        return web.Response(text="fine")
-
-    server = HttpListener(ServerConfig(port=0), handle, connections=2)
-    await server.start()
-    ask = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-    try:
-        async with connected(server.port) as first, connected(server.port) as second:
-            for client in (first, second):
-                await client.send(ask)
-                assert await client.answer() == (200, b"fine")
-            async with connected(server.port) as late:
-                status, body = await late.answer()
-                assert (status, code(body)) == (503, "draining")
-                assert await late.closed()
-            await first.send(ask)
-            assert await first.answer() == (200, b"fine")
-        await until(lambda: not server.full)
-        async with connected(server.port) as again:
-            await again.send(ask)
-            assert await again.answer() == (200, b"fine")
-    finally:
-        await server.close()
 
 
 class TestKeys:

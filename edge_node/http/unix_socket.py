@@ -1,0 +1,39 @@
+"""Binding of the daemon's addresses: the Unix socket's file, and what a failure means."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import stat
+from pathlib import Path
+
+from router.errors import ConfigError
+
+
+def bind_unix_socket(path: Path) -> socket.socket:
+    """Bind `path`, replacing a socket that a dead process left there. Raises ConfigError."""
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _accepts_connections(path):
+            path.unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(str(path))
+            path.chmod(0o660)
+        except BaseException:
+            listening.close()
+            raise
+    except OSError as error:
+        raise bind_failure(str(path), error, where="server.socket") from error
+    return listening
+
+
+def bind_failure(address: str, error: OSError, *, where: str) -> ConfigError:
+    """The error for an address that cannot be bound. `where`: the configuration key."""
+    reason = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+    return ConfigError(f"cannot listen on {address}: {reason}", where=where)
+
+
+def _accepts_connections(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
