@@ -1,7 +1,7 @@
 """bytes → Request: authentication, routing hints and the body; bounded in bytes, in time and over all connections.
 
-A body that arrives together with its head, as nearly every one does, needs no wait and no timer. A short body equal to
-a recent one, byte for byte, is not parsed again; nearly every cache hit starts that way.
+A body that arrives together with its head, as nearly every one does, needs no wait and no timer. A short body with the
+digest of a recent one is not parsed again; nearly every cache hit starts that way.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class RequestReader:
         self._max_body_bytes = config.max_body_bytes
         self._timeout_s = config.read_timeout_s
         self._arriving_bytes = 0
+        # By kind, SHA-256 of the body, and hints.
         self._remembered: OrderedDict[tuple[Kind | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
 
     def caller(self, request: web.BaseRequest) -> Caller:
@@ -109,14 +110,14 @@ class RequestReader:
         return self._parse(kind, await self.body(request), hints)
 
     def _parse(self, kind: Kind | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
-        key = (kind, body, hints)
+        if len(body) > _SHORT_BYTES:
+            return _parsed(kind, body, hints)
+        key = (kind, hashlib.sha256(body).digest(), hints)
         parsed = self._remembered.get(key)
         if parsed is None:
-            parsed = ParsedRequest(_PARSERS[kind or _kind_of(body)](body, hints), CachePlanMemo())
-            if len(body) <= _SHORT_BYTES:
-                self._remembered[key] = parsed
-                if len(self._remembered) > _MAX_REMEMBERED:
-                    self._remembered.popitem(last=False)
+            parsed = self._remembered[key] = _parsed(kind, body, hints)
+            if len(self._remembered) > _MAX_REMEMBERED:
+                self._remembered.popitem(last=False)
         return parsed
 
     async def body(self, request: web.BaseRequest) -> bytes:
@@ -173,6 +174,10 @@ class RequestReader:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is larger than {self._max_body_bytes} bytes")
+
+
+def _parsed(kind: Kind | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
+    return ParsedRequest(_PARSERS[kind or _kind_of(body)](body, hints), CachePlanMemo())
 
 
 def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:

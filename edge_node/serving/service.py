@@ -337,8 +337,18 @@ class Service:
         record = context.finish(ended, self._clock.unix())
         self._decisions.add(record)
         self._metrics.request_finished(record.outcome)
-        if context.trace is not None and not context.generation.on_device:
+        if context.trace is not None and not self._is_bound(context):
             context.trace.end(record, shared=context.generation.trace if context.shared else None)
+
+    def _is_bound(self, context: RequestContext) -> bool:
+        """Whether the request is bound to the device; one that was refused before its decision is decided now."""
+        generation = context.generation
+        if generation.on_device or generation.decision is not None or context.head is not None:
+            return generation.on_device
+        try:
+            return decide(generation.policy, generation.request, generation.snapshot, generation.estimates).on_device
+        except CausewayError:
+            return True  # its constraints are not known
 
 
 async def _forward(subscriber: Subscriber, context: RequestContext) -> None:

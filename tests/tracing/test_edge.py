@@ -77,6 +77,16 @@ async def test_a_request_bound_to_the_device_has_no_spans(box: Box, collector: C
     assert len([span for span in await spans(box, collector) if span.kind == SERVER]) == 1
 
 
+async def test_a_bound_request_that_is_refused_before_its_decision_has_no_spans(box: Box, collector: Collector) -> None:
+    """One that may leave the device has its span."""
+    box.parts.admission.drain()
+    assert (await box.ask(tags="private")).status == 503
+    refused = await box.ask("another")
+    assert refused.status == 503
+    (span,) = await spans(box, collector)
+    assert span.attributes["causeway.decision"] == refused.headers["x-causeway-decision"]
+
+
 async def test_a_shared_generation_is_linked(box: Box, collector: Collector) -> None:
     """Of two identical requests one has the attempt, the other a link to it."""
     box.engine.gate = asyncio.Event()

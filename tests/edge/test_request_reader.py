@@ -1,0 +1,46 @@
+"""What the request reader keeps of the bodies that it has parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from types import FunctionType, ModuleType
+
+from aiohttp import ClientSession, web
+
+from edge_node.config.schema import ServerConfig
+from edge_node.http.request_reader import ParsedRequest, RequestReader
+
+from .test_server import BODY, JSON
+
+
+def reachable(root: object) -> list[object]:
+    """Every object that `root` holds, directly or not; not the code."""
+    seen: dict[int, object] = {}
+    left = [root]
+    while left:
+        one = left.pop()
+        if id(one) not in seen and not isinstance(one, type | FunctionType | ModuleType):
+            seen[id(one)] = one
+            left += gc.get_referents(one)
+    return list(seen.values())
+
+
+async def test_equal_bodies_are_parsed_once_and_only_their_digest_is_kept() -> None:
+    reader = RequestReader(ServerConfig())
+    parsed: list[ParsedRequest] = []
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        parsed.append(await reader.request(request, "chat"))
+        return web.Response()
+
+    server = await asyncio.get_running_loop().create_server(web.Server(handle), "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with ClientSession(f"http://{host}:{port}") as session:
+        for body in (BODY, BODY, BODY + b" "):
+            await (await session.post("/", data=body, headers=JSON)).read()
+    server.close()
+    first, again, other = parsed
+    assert first is again
+    assert first is not other
+    assert [one for one in reachable(reader) if isinstance(one, bytes) and b"messages" in one] == []
