@@ -22,6 +22,7 @@ from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, Tool
 from ...config.schema import EngineConfig
 from ..backend import BackendRequest
 from .engines import State, Supervisor
+from .restart_backoff import RestartBackoff
 
 DECLINED = "The model on this device declined to answer: the question is outside the scope it was trained for."
 _SEEDS = 2**31
@@ -41,6 +42,7 @@ class EngineBackend:
         answers: Answers = "text",
         name: str = "",
         stuck_s: float = 30.0,
+        backoff: RestartBackoff | None = None,
     ) -> None:
         """Create an engine, without starting it.
 
@@ -49,6 +51,7 @@ class EngineBackend:
             refuse_token, temperature, answer_tokens, answers: of the model's manifest.
             name: of the model, for messages.
             stuck_s: a child with jobs that makes no step for so many seconds is restarted.
+            backoff: the pauses before restarts.
         """
         options = EngineOptions(
             model_path=str(model_path.resolve()),
@@ -63,7 +66,7 @@ class EngineBackend:
         )
         self._restrict_arguments = answers == "calls" and config.restrict_tool_arguments
         self._sequences = options.sequences
-        self._supervisor = Supervisor(options, name or model_path.stem, stuck_s=stuck_s)
+        self._supervisor = Supervisor(options, name or model_path.stem, stuck_s=stuck_s, backoff=backoff)
         self._ids = itertools.count(1)
 
     @property

@@ -24,14 +24,15 @@ from router.policy.compiled import Policy
 from router.types import Chunk, EdgeSignals, Embeddings, Request
 
 from ..backend import Backend, BackendRequest
+from .restart_backoff import RestartBackoff
 
 log = logging.getLogger(__name__)
 
 State = Literal["idle", "starting", "ready", "backing_off", "failed", "closed"]
-_FIRST_BACKOFF_S = 0.1
-_LONGEST_BACKOFF_S = 30.0
-_STEADY_S = 30.0  # a child that lived this long resets the back-off
 _WATCH_S = 1.0
+_MAX_RESTART_WAIT_S = (
+    2.0  # a request waits for a restart that begins within this time, and is refused before a later one
+)
 
 
 class Engine(Backend, Protocol):
@@ -152,12 +153,17 @@ class Supervisor:
     Args:
         name: of the model, for messages.
         stuck_s: a child with jobs that makes no step for so many seconds is killed.
+        backoff: the pauses before restarts.
     """
 
-    def __init__(self, options: EngineOptions, name: str, *, stuck_s: float = 30.0) -> None:
+    def __init__(
+        self, options: EngineOptions, name: str, *, stuck_s: float = 30.0, backoff: RestartBackoff | None = None
+    ) -> None:
         self._options = options
         self._name = name
         self._stuck_s = stuck_s
+        self._backoff = backoff or RestartBackoff()
+        self._restart_at = 0.0  # loop time, while no child runs
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -204,12 +210,17 @@ class Supervisor:
         """Wait for the child to be ready.
 
         Raises:
-            EngineUnavailable: at the deadline (the loop's clock), or at once when the child cannot become ready.
+            EngineUnavailable: at the deadline (the loop's clock), or at once when the child cannot become ready, or
+                is restarted only later than `_MAX_RESTART_WAIT_S` or the deadline.
         """
         loop = asyncio.get_running_loop()
         while (process := self.process) is None:
-            if self._state in ("idle", "failed", "closed"):
-                raise EngineUnavailable(f"{self._name}: {self._reason}", phase="connect", retry_after_s=1.0)
+            pause_s = self._restart_at - loop.time()
+            late = pause_s > min(_MAX_RESTART_WAIT_S, deadline - loop.time())
+            if self._state in ("idle", "failed", "closed") or (self._state == "backing_off" and late):
+                raise EngineUnavailable(
+                    f"{self._name}: {self._reason}", phase="connect", retry_after_s=max(1.0, pause_s)
+                )
             changed: asyncio.Future[None] = loop.create_future()
             self._waiters.append(changed)
             # Not `wait_for`: if both happen at once, Python 3.11's lets the result swallow a cancellation.
@@ -220,7 +231,9 @@ class Supervisor:
             if not done:
                 waited_s = loop.time() - self._started
                 state = self._state.replace("_", " ")
-                raise EngineUnavailable(f"{self._name}: still {state} after {waited_s:.1f} s", phase="connect")
+                raise EngineUnavailable(
+                    f"{self._name}: still {state} after {waited_s:.1f} s", phase="connect", retry_after_s=1.0
+                )
         return process
 
     async def close(self) -> None:
@@ -235,32 +248,38 @@ class Supervisor:
             self._enter("closed", "it was closed")
 
     async def _supervise(self) -> None:
-        backoff_s = _FIRST_BACKOFF_S
         loop = asyncio.get_running_loop()
         while True:
             self._enter("starting", "it is being loaded")
-            began = loop.time()
             self._process = process = EngineProcess(self._options)
             try:
                 await process.start()
                 self._info = await process.ready
+                ready_at = loop.time()
                 self._enter("ready", "")
                 reason = await self._watch(process)
                 self._restarts += 1
-                self._enter("backing_off", reason)
-                log.error("engine %s: %s; restarting it", self._name, reason)
+                pause_s = self._pause(ready_at)
+                self._enter("backing_off", f"{reason}; it is restarted in {pause_s:.1f} s")
+                log.error("engine %s: %s; restarting it in %.1f s", self._name, reason, pause_s)
             except EngineUnavailable as error:
+                self._pause(None)
                 self._enter("failed", error.message)
                 log.error("engine %s cannot be started: %s", self._name, error.message)
             except Exception as error:  # the next try may succeed, and the daemon answers without an engine
+                self._pause(None)
                 self._enter("failed", f"{type(error).__name__}: {error}")
                 log.exception("engine %s", self._name)
             finally:
                 await asyncio.shield(process.close())
-            if loop.time() - began > _STEADY_S:
-                backoff_s = _FIRST_BACKOFF_S
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+            await asyncio.sleep(self._restart_at - loop.time())
+
+    def _pause(self, ready_at: float | None) -> float:
+        """Set when the next child starts, after one that was ready at `ready_at`. Returns the pause, seconds."""
+        now = asyncio.get_running_loop().time()
+        pause_s = self._backoff.pause_s(0.0 if ready_at is None else now - ready_at)
+        self._restart_at = now + pause_s
+        return pause_s
 
     async def _watch(self, process: EngineProcess) -> str:
         """Wait until the child ends, by itself or because it is stuck. Returns the reason."""

@@ -1,0 +1,80 @@
+"""Restarts of a real engine child: the pause between two of them, and what a request gets meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from edge_node.app import build
+from edge_node.backends.engine.backend import EngineBackend
+from edge_node.backends.engine.restart_backoff import RestartBackoff
+from edge_node.config.schema import EngineConfig, ServerConfig
+from tests.engine.tiny_gguf import write_tiny_gguf
+
+from .box import POLICY, Box, config
+from .scripted import ScriptedCloud, ScriptedEngine, until
+
+pytestmark = pytest.mark.engine
+ON_DEVICE = {"x-causeway-prefer": "only_on_device"}
+
+
+@asynccontextmanager
+async def real_engine(tmp_path: Path, backoff: RestartBackoff) -> AsyncIterator[tuple[Box, EngineBackend]]:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf")
+    engine = EngineBackend(path, EngineConfig(threads=1, sequences=4), name="m-small", backoff=backoff)
+    policy = POLICY.replace("200ms", "60s").replace("350ms", "60s")
+    server = ServerConfig(port=0, drain_s=1.0, default_deadline_s=60.0)
+    app = build(config(tmp_path, policy=policy, server=server), make_engine=lambda _: engine, environ={})
+    await app.start()
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
+            yield Box(app, ScriptedEngine(), ScriptedCloud(), session), engine
+    finally:
+        await app.close()
+
+
+async def kill(engine: EngineBackend) -> None:
+    """Kill the child, and wait until the daemon has noticed."""
+    await engine.ready(asyncio.get_running_loop().time() + 60.0)
+    assert engine.pid is not None
+    restarts = engine.restarts
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine.restarts > restarts)
+
+
+async def test_a_request_does_not_wait_for_a_distant_restart(tmp_path: Path) -> None:
+    """It is refused at once with 503, and Retry-After says when the engine is restarted."""
+    async with real_engine(tmp_path, RestartBackoff(first_s=50.0)) as (box, engine):
+        await kill(engine)
+        answer = await box.ask(headers=ON_DEVICE)
+        assert (answer.status, engine.state) == (503, "backing_off")
+        assert 1 < int(answer.headers["Retry-After"]) <= 50
+        assert "SIGKILL" in answer.message
+        assert "it is restarted in 50.0 s" in answer.message
+
+
+async def test_a_request_waits_for_a_restart_that_begins_soon(tmp_path: Path) -> None:
+    """The pause does not grow while each child is healthy before it is killed."""
+    async with real_engine(tmp_path, RestartBackoff(first_s=0.6, healthy_s=0.0)) as (box, engine):
+        for killed in (1, 2, 3):
+            await kill(engine)
+            answer = await box.ask(headers=ON_DEVICE, max_tokens=4)
+            assert (answer.status, engine.restarts) == (200, killed)
+
+
+def test_the_pause_doubles_and_a_period_of_health_resets_it() -> None:
+    """Ten kills in a row make it long; a child that was healthy makes it short again."""
+    backoff = RestartBackoff()
+    pauses = [backoff.pause_s(ready_s=0.5) for _ in range(10)]
+    assert pauses[:4] == [0.1, 0.2, 0.4, 0.8]
+    assert pauses[-1] == 30.0
+    assert backoff.pause_s(ready_s=5.0) == 0.1
+    assert [backoff.pause_s(ready_s=6.0) for _ in range(10)] == [0.1] * 10
+    assert backoff.pause_s(ready_s=0.0) == 0.2
