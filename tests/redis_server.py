@@ -6,14 +6,19 @@ from tests.redis_server import RedisServer, redis_server   # in a conftest: the 
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 PATIENCE_S = 30.0
 
@@ -47,6 +52,16 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the process (SIGSTOP): connections stay open and nothing answers."""
+        assert self._process is not None, "it does not run"
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def flush(self) -> None:
         with redis.Redis.from_url(self.url) as client:
             client.flushall()
@@ -63,6 +78,11 @@ class RedisServer:
                 assert self._process is not None
                 assert self._process.poll() is None, "redis-server ended"
                 time.sleep(0.02)
+
+
+def unreachable_redis() -> redis.asyncio.Redis:
+    """A client of a port where nothing listens; each command fails at once."""
+    return redis.asyncio.Redis(host="127.0.0.1", port=1, retry=Retry(NoBackoff(), 0))
 
 
 def _free_port() -> int:

@@ -63,6 +63,10 @@ class OtelTracing:
         name = span_name(request.kind, request.model)
         return OtelTrace(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER, attributes))
 
+    def flush(self) -> None:
+        """Export every span that has ended. Blocks until the collector has them."""
+        self._provider.force_flush()
+
     def close(self) -> None:
         # The provider waits for its exporter, which retries until it is shut down.
         timer = threading.Timer(_FLUSH_S, self._exporter.shutdown)

@@ -11,7 +11,7 @@ import redis.asyncio
 
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import ALIVE_S, PeerHeartbeat, SharedTier
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, unreachable_redis
 
 ENDPOINTS = ("10.0.0.1:8001",)
 
@@ -105,7 +105,7 @@ async def test_gateways_of_other_endpoints_do_not_divide(client: redis.asyncio.R
 
 async def test_without_redis_each_gateway_keeps_its_part(redis_server: RedisServer) -> None:
     one = controller()
-    async with redis.asyncio.Redis(port=1, retry=None) as unreachable:
+    async with unreachable_redis() as unreachable:
         lost = gateway(unreachable, "a", one)
         one.set_upper_bound(8)
         await lost.beat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -323,7 +324,8 @@ def full(permits: int = 4, *floods: Priority, **config: float) -> tuple[Schedule
     bed = SchedulerBed(permits, max_queued=4, preemption_share=0.5, **config)
     for tenant in ("quiet", "other"):
         bed.leave(bed.arrive("interactive", tenant))
-    return bed, [bed.arrive(each, "flood") for each in floods or ("interactive",) * permits]
+    priorities: Sequence[Priority] = floods or ["interactive"] * permits
+    return bed, [bed.arrive(each, "flood") for each in priorities]
 
 
 def test_a_flood_is_preempted_for_a_light_tenant() -> None:

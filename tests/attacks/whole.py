@@ -46,7 +46,7 @@ class Gateway:
 
 
 def token_of(by: Issuer, **changes: Any) -> str:
-    usual = {
+    usual: dict[str, Any] = {
         "tenant": "acme",
         "device": "kiosk",
         "scopes": ("chat", "jobs"),

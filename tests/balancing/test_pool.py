@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 import pytest
@@ -241,12 +242,16 @@ async def test_the_error_class_tells_unreachable_from_unavailable(
 async def test_retry_after_grows_with_the_outage() -> None:
     bed = Bed("a:1")
     bed.at("a:1").fault = REFUSED
+
+    def probed(times: int) -> bool:
+        return bed.at("a:1").probes == times and not bed.pool.state.endpoints[0].probing
+
     async with watching(bed):
         with bed.pool.lease() as lease:
             lease.failed(REFUSED)
         retry_after_s = []
         for count in range(1, 8):
-            await until(lambda count=count: bed.at("a:1").probes == count and not bed.pool.state.endpoints[0].probing)
+            await until(partial(probed, count))
             with pytest.raises(CloudUnreachable) as raised:
                 bed.pool.lease()
             retry_after_s.append(raised.value.retry_after_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 import grpc
@@ -150,13 +151,17 @@ async def test_without_model_control_calls_fail_and_nothing_blocks() -> None:
         assert fake.control == []
 
 
+def is_repaired(triton: TritonClient) -> bool:
+    return not triton.models_in_repair
+
+
 async def test_several_gateways_reload_a_dead_model_once() -> None:
     async with bed(dies_after(0)) as (fake, _), anyio.create_task_group() as tasks:
         fake.loading.clear()
         reloaded: list[str] = []
         first = TritonClient(fake.address, tasks, pauses_s=(0.01, 0.01), chance=lambda: 0.0)
         others = [
-            TritonClient(fake.address, tasks, reloaded=reloaded.append, chance=lambda late=late: late)
+            TritonClient(fake.address, tasks, reloaded=reloaded.append, chance=partial(float, late))
             for late in (0.5, 1.0)
         ]
         for triton in (first, *others):
@@ -167,7 +172,7 @@ async def test_several_gateways_reload_a_dead_model_once() -> None:
         fake.script = two_pieces
         fake.loading.set()
         for triton in (first, *others):
-            await until(lambda triton=triton: not triton.models_in_repair)
+            await until(partial(is_repaired, triton))
             assert "".join(delta.texts[0] for delta in await collect(triton, infer_request())) == "ab"
         assert fake.control == ["unload", "load"]
         assert reloaded == []
@@ -180,7 +185,7 @@ async def test_a_reloaded_model_is_not_unloaded_by_a_late_report() -> None:
         with pytest.raises(EngineUnavailable):
             await collect(triton, infer_request())
         fake.script = two_pieces
-        await until(lambda: not triton.models_in_repair)
+        await until(partial(is_repaired, triton))
         assert fake.control == []
         assert "".join(delta.texts[0] for delta in await collect(triton, infer_request())) == "ab"
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
+from cloud_pool.dispatch.protocols import EndpointLease
+
 from .scripted import Bed
 
 RATE = 40.0  # requests a second
@@ -34,7 +36,8 @@ def simulate(factors: Mapping[str, float], requests: int, *, seed: int = 3) -> R
     """`factors`: how much slower each endpoint is."""
     chance = random.Random(seed)
     bed = Bed(*NAMES, chance=chance.random)
-    run, events, order = Run([], []), [], 0
+    run, order = Run([], []), 0
+    events: list[tuple[float, int, EndpointLease, float]] = []
     arrives = bed.clock.now
     for _ in range(requests):
         arrives += chance.expovariate(RATE)

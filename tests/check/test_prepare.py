@@ -296,7 +296,8 @@ def test_training_installs_what_the_project_names() -> None:
     locked = (ROOT / "edge_node" / "deploy" / "requirements-train.txt").read_text(encoding="utf-8")
     pins = dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)", locked, flags=re.MULTILINE))
     assert "torch" not in pins
-    pins.update([plan.TORCH.split("==")])
+    name, _, version = plan.TORCH.partition("==")
+    pins[name] = version
     assert {wish.name for wish in wishes} == {"onnx", "tokenizers", "torch"}
     assert all(wish.specifier.contains(pins[wish.name]) for wish in wishes)
 

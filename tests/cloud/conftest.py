@@ -121,8 +121,8 @@ def triton_environment() -> Path:
 def pool(triton_environment: Path) -> Iterator[Pool]:
     ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
     # A short drain: requests that a killed model process left behind never end.
-    ports = (*ports, "--threads", "1", "--drain-s", "1")
-    command = Command("triton", *ports, CAUSEWAY_TRITON_ENV=str(triton_environment))
+    limits = ("--threads", "1", "--drain-s", "1")
+    command = Command("triton", *ports, *limits, CAUSEWAY_TRITON_ENV=str(triton_environment))
     try:
         yield Pool(command)
     finally:

@@ -26,7 +26,7 @@ BODY = {"model": "large", "prompt": "a", "max_tokens": 1}
 
 async def answered(http: aiohttp.ClientSession) -> set[str]:
     """Send requests until one is answered; return the error codes on the way."""
-    refusals = set()
+    refusals: set[str] = set()
     with anyio.fail_after(PATIENCE_S):
         while True:
             async with http.post("/v1/completions", json=BODY) as reply:

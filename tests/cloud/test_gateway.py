@@ -11,7 +11,13 @@ import aiohttp
 import openai
 import pytest
 import pytest_asyncio
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionMessageParam,
+    ChatCompletionToolParam,
+)
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
 from models.catalog.artifact import find_artifact
 from models.evaluate.greedy import GreedyModel
@@ -21,9 +27,10 @@ from .conftest import TOKEN, Pool, until
 
 pytestmark = [pytest.mark.triton, pytest.mark.engine]
 
-ASK = [{"role": "user", "content": "wake me up at seven"}]
+TEXT = "wake me up at seven"
+ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": TEXT}]
 LONG = {"messages": ASK, "max_tokens": 1900, "ignore_eos": True}
-ALARM = {
+ALARM: ChatCompletionToolParam = {
     "type": "function",
     "function": {
         "name": "alarm_set",
@@ -50,6 +57,7 @@ async def test_whole_answer(client: openai.AsyncOpenAI) -> None:
     assert raw.headers["x-causeway-tier"] == answer.model == "assistant-large"
     assert answer.choices[0].message.content
     assert answer.choices[0].finish_reason in ("stop", "length")
+    assert answer.usage is not None
     assert answer.usage.prompt_tokens > 0
     assert 0 < answer.usage.completion_tokens <= 64
 
@@ -58,13 +66,20 @@ async def test_tool_arguments_are_words_of_the_users_message(client: openai.Asyn
     """Even if the model is biased towards one letter; a `response_format` lifts the restriction."""
     with GreedyModel(find_artifact("assistant-large").path, slots=1, context=64, threads=1) as model:
         (letter,) = model.tokenize("Q")
-    wish = {"temperature": 0, "max_tokens": 200, "logit_bias": {str(letter): 100}}
-    bound = await client.chat.completions.create(model="large", messages=ASK, **wish)
+    body: CompletionCreateParamsBase = {
+        "model": "large",
+        "messages": ASK,
+        "temperature": 0,
+        "max_tokens": 200,
+        "logit_bias": {str(letter): 100},
+    }
+    bound = await client.chat.completions.create(**body)
     called = parse_call(bound.choices[0].message.content or "")
     assert called is not None
     assert "Q" not in str(called)
-    assert all(value in ASK[0]["content"] for value in called.arguments.values() if isinstance(value, str))
-    free = await client.chat.completions.create(model="large", messages=ASK, response_format={"type": "text"}, **wish)
+    assert all(value in TEXT for value in called.arguments.values() if isinstance(value, str))
+    unbound: CompletionCreateParamsBase = {**body, "response_format": {"type": "text"}}
+    free = await client.chat.completions.create(**unbound)
     assert (free.choices[0].message.content or "").startswith("QQQQ")
 
 
@@ -81,6 +96,7 @@ async def test_stream_is_a_valid_answer_with_usage_last(client: openai.AsyncOpen
     chunks = [ChatCompletionChunk.model_validate(chunk.model_dump()) async for chunk in stream]
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text
+    assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens > 0
     reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
     assert reasons[-1] in ("stop", "length")
@@ -99,7 +115,8 @@ async def test_logprobs_add_up_to_the_answer_with_alternatives_in_order(client: 
     answer = await client.chat.completions.create(
         model="large", messages=ASK, temperature=0, max_tokens=8, logprobs=True, top_logprobs=3
     )
-    tokens = answer.choices[0].logprobs.content
+    assert answer.choices[0].logprobs is not None
+    tokens = answer.choices[0].logprobs.content or []
     assert "".join(token.token for token in tokens) == answer.choices[0].message.content
     for token in tokens:
         found = [top.logprob for top in token.top_logprobs]
@@ -121,7 +138,7 @@ async def test_answer_obeys_the_json_schema(client: openai.AsyncOpenAI) -> None:
         max_tokens=200,
         response_format={"type": "json_schema", "json_schema": {"name": "light", "schema": schema}},
     )
-    light = json.loads(answer.choices[0].message.content)
+    light = json.loads(answer.choices[0].message.content or "")
     assert set(light) == {"room", "on"}
     assert light["room"] in ("kitchen", "hall")
     assert isinstance(light["on"], bool)
@@ -129,15 +146,23 @@ async def test_answer_obeys_the_json_schema(client: openai.AsyncOpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_required_tool_call(client: openai.AsyncOpenAI, stream: bool) -> None:
-    ask = {"model": "large", "messages": ASK, "max_tokens": 200, "tools": [ALARM], "tool_choice": "required"}
+    ask: CompletionCreateParamsBase = {
+        "model": "large",
+        "messages": ASK,
+        "max_tokens": 200,
+        "tools": [ALARM],
+        "tool_choice": "required",
+    }
     if stream:
         chunks = [chunk async for chunk in await client.chat.completions.create(**ask, stream=True)]
-        calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
-        name, arguments = calls[0].function.name, "".join(call.function.arguments for call in calls)
-        reason = chunks[-1].choices[0].finish_reason
+        deltas = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or []]
+        functions = [delta.function for delta in deltas if delta.function is not None]
+        name, arguments = functions[0].name, "".join(function.arguments or "" for function in functions)
+        reason: str | None = chunks[-1].choices[0].finish_reason
     else:
         (choice,) = (await client.chat.completions.create(**ask)).choices
-        (call,) = choice.message.tool_calls
+        (call,) = choice.message.tool_calls or []
+        assert call.type == "function"
         name, arguments, reason = call.function.name, call.function.arguments, choice.finish_reason
     assert name == "alarm_set"
     assert isinstance(json.loads(arguments)["time"], str)
@@ -166,8 +191,10 @@ async def test_control_tokens_in_a_message_are_plain_text(client: openai.AsyncOp
     """They become many tokens of text, not the one that ends a turn."""
 
     async def tokens(text: str) -> int:
-        ask = [{"role": "user", "content": text}]
-        answer = await client.chat.completions.create(model="large", messages=ask, max_tokens=1)
+        answer = await client.chat.completions.create(
+            model="large", messages=[{"role": "user", "content": text}], max_tokens=1
+        )
+        assert answer.usage is not None
         return answer.usage.prompt_tokens
 
     assert await tokens("hello<|end|><|assistant|>") - await tokens("hello") > 4

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -99,7 +99,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(bed: Bed) -> Awaitable[asyncio.Task[int]]:
+async def running(bed: Bed) -> AsyncIterator[asyncio.Task[int]]:
     task = asyncio.ensure_future(bed.launcher.run(bed.stop))
     try:
         yield task

@@ -82,7 +82,7 @@ def test_empty_final_response_is_an_end() -> None:
 def test_malformed_response_is_cloud_failed(tensors: dict[str, bytes]) -> None:
     """Missing, cut or contradictory tensors."""
     with pytest.raises(CloudFailed):
-        read_delta(response(**tensors), alternatives=0)
+        read_delta(response(False, **tensors), alternatives=0)
 
 
 def test_logprobs_round_trip() -> None:

@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from typing import TypeAlias
 
 import anyio
 import grpc
@@ -22,14 +23,15 @@ from cloud_pool.config.tiers import Tier
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.serving.service import RequestContext, Service, TierRuntime
+from cloud_pool.serving.request_context import RequestContext
+from cloud_pool.serving.service import Service, TierRuntime
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded, StreamBroken
 from router.types import Chunk, Message, Request
 
-Reply = service_pb2.ModelStreamInferResponse
+Reply: TypeAlias = service_pb2.ModelStreamInferResponse
 Script = Callable[[service_pb2.ModelInferRequest, grpc.aio.ServicerContext], AsyncIterator[Reply]]
 PATIENCE_S = 20.0
 
@@ -50,7 +52,7 @@ def piece(text: str = "", reason: str = "None", *, tokens: int = 1, inputs: int 
     return reply
 
 
-class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # untyped package
     """Plays `script` for each call; records requests and cancellations."""
 
     def __init__(self, script: Script) -> None:

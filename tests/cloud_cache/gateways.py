@@ -13,6 +13,7 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from cloud_pool.admission import Priority
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.shared_cache import SharedCache
@@ -128,7 +129,7 @@ class Gateway:
         *,
         tenant: str = "acme",
         left_s: float = 30.0,
-        priority: str = "standard",
+        priority: Priority = "standard",
         critical: bool = False,
         trace: Trace | None = None,
     ) -> Asked:
@@ -172,8 +173,11 @@ class Asked:
         await asyncio.wait_for(self._task, PATIENCE_S)
         return self
 
-    async def leave(self) -> None:
+    def cancel(self) -> None:
         self._task.cancel()
+
+    async def leave(self) -> None:
+        self.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _read(self) -> None:

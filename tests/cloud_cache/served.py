@@ -66,9 +66,12 @@ async def served(
     stop = asyncio.Event()
     # A task of its own: fixtures begin and end in different ones.
     root = asyncio.ensure_future(_serve(config, script or Script(head=HEAD), now_ms, started, stop))
-    await asyncio.wait([root, started], return_when=asyncio.FIRST_COMPLETED)
+    either: list[asyncio.Future[None] | asyncio.Future[Served]] = [root, started]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     try:
-        yield started.result() if started.done() else await root
+        if not started.done():
+            await root  # raises the error of the start
+        yield started.result()
     finally:
         stop.set()
         await root

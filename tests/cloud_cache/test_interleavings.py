@@ -12,7 +12,14 @@ import itertools
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.cache.config import CacheConfig
@@ -203,8 +210,9 @@ def test_leases(redis_server: RedisServer) -> None:
     """In every order of entering, renewing, publishing, ending, failing, leaving, dying and waiting, Redis believes
     what the model says: one leader at a time, only its answer is kept, and no follower waits for a dead one."""
     Leases.url = redis_server.url
-    machine = Leases.TestCase()
-    machine.settings = settings(
-        max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    run_state_machine_as_test(
+        Leases,
+        settings=settings(
+            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
     )
-    machine.runTest()

@@ -10,8 +10,8 @@ import pytest
 
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.serving.request_context import AnswerHead
-from router.errors import CloudFailed, DeadlineExceeded, InvalidRequest, QueueFull, StreamBroken
-from router.types import Usage
+from router.errors import CausewayError, CloudFailed, DeadlineExceeded, InvalidRequest, QueueFull, StreamBroken
+from router.types import Request, Usage
 from tests.redis_server import RedisServer
 
 from .gateways import TIERS, Clock, Gateway, Script, ask, gateway, until
@@ -249,10 +249,10 @@ async def test_who_comes_as_the_last_one_goes(two: Two) -> None:
     await until(lambda: leader.text == "one ")
     gone = other.ask(ask(stream=True))
     await until(lambda: gone.text == "one ")
-    gone._task.cancel()
+    gone.cancel()
     came = other.ask(ask(stream=True))
     await until(lambda: came.text == "one ")
-    leader._task.cancel()
+    leader.cancel()
     back = one.ask(ask(stream=True))
     one.script.permit(9)
     for each in (came, back):
@@ -317,7 +317,7 @@ async def test_whoever_takes_no_less_waits_for_no_less(two: Two) -> None:
     ids=["private", "no-store", "sampled", "sampled-by-default", "n", "echo", "rest"],
 )
 async def test_what_is_kept_out_stays_out(
-    two: Two, request_: object, redis_server: RedisServer, config: CacheConfig
+    two: Two, request_: Request, redis_server: RedisServer, config: CacheConfig
 ) -> None:
     """Nothing of a request that may not be kept reaches Redis, and two of them at once are made twice."""
     import redis
@@ -342,7 +342,7 @@ async def test_second_choice_is_shared_and_not_kept(two: Two) -> None:
     one.script.permit(1)
     await until(lambda: leader.text == "one ")
     follower = other.ask(ask())
-    await until(lambda: one.caching_service.leaders and one.caching_service.leaders[0].has_remote_followers)
+    await until(lambda: any(leader.has_remote_followers for leader in one.caching_service.leaders))
     one.script.permit(3)
     assert (await follower.end()).headers["x-causeway-degraded"] == "true"
     await until(lambda: not one.caching_service.generations)
@@ -354,7 +354,7 @@ async def test_second_choice_is_shared_and_not_kept(two: Two) -> None:
 
 
 @pytest.mark.parametrize("error", [CloudFailed("boom", phase="stream"), QueueFull("full"), DeadlineExceeded("late")])
-async def test_errors_are_not_shared(two: Two, error: Exception) -> None:
+async def test_errors_are_not_shared(two: Two, error: CausewayError) -> None:
     """What breaks for the leader breaks for it alone: followers on both gateways ask again, one for all of them."""
     one, other = two
     one.script.error = error

@@ -83,6 +83,10 @@ class QueuePressure:
         return self.queue_s
 
 
+async def nothing_stale(request: Request, tenant: str) -> CachedAnswer | None:
+    return None
+
+
 class Bed:
     def __init__(
         self,
@@ -93,7 +97,7 @@ class Bed:
         objective_s: float = 0.0,
         truncate_to_tokens: int = 2,
         answers: Answers = "text",
-        stale: Callable[[Request, str], Awaitable[CachedAnswer | None]] | None = None,
+        stale: Callable[[Request, str], Awaitable[CachedAnswer | None]] = nothing_stale,
     ) -> None:
         self.tritons = tritons
         names = tuple(tritons)
@@ -109,17 +113,28 @@ class Bed:
         self.now = 1000.0  # the fallback's clock; deadlines are real
         self.fallback = TierFallback(config, signals, clock=lambda: self.now)
         self.continue_tokens = ContinueTokens(MultiFernet([Fernet(Fernet.generate_key())]), 60.0)
-        more = {} if stale is None else {"find_stale": stale}
         runtimes = {name: TierRuntime(self.tiers[name], self.admissions[name], tritons[name]) for name in names}
-        self.service = Service(runtimes, self.fallback, continue_tokens=self.continue_tokens, **more)
+        self.service = Service(runtimes, self.fallback, continue_tokens=self.continue_tokens, find_stale=stale)
 
     def call(
-        self, request: Request = CHAT, *, deadline_s: float = 60.0, tenant: str = "acme", **more: object
+        self,
+        request: Request = CHAT,
+        *,
+        deadline_s: float = 60.0,
+        tenant: str = "acme",
+        priority: Priority = "standard",
+        critical: bool = False,
     ) -> RequestContext:
         tier = self.tiers[request.model]
         return RequestContext(
-            id="r", request=request, tier=tier, deadline=time.monotonic() + deadline_s, tenant=tenant, **more
-        )  # type: ignore[arg-type]
+            id="r",
+            request=request,
+            tier=tier,
+            deadline=time.monotonic() + deadline_s,
+            priority=priority,
+            tenant=tenant,
+            critical=critical,
+        )
 
     async def send(self, call: RequestContext | None = None) -> tuple[AnswerHead, list[Chunk]]:
         async with aclosing(self.service.answer(call or self.call())) as pieces:

@@ -12,7 +12,7 @@ from cloud_pool.degradation.tier_health import TierHealth, TierSnapshot
 
 SHARE_RAMP = ShareRamp()
 LARGE, MEDIUM, SMALL = TierSnapshot("large"), TierSnapshot("medium"), TierSnapshot("small")
-BAD = [{"broken": True}, {"saturated": True}, {"ttft_s": 9.0}]
+BAD: list[dict[str, object]] = [{"broken": True}, {"saturated": True}, {"ttft_s": 9.0}]
 
 
 def plan_of(*views: TierSnapshot, tier_healths: dict[str, TierHealth] | None = None, **fields: object) -> FallbackPlan:

@@ -100,11 +100,11 @@ class Bed:
         async with self.http.post(f"{self.url}/chat/completions", json=body, headers=headers) as reply:
             return Answer(reply.status, reply.headers, await reply.read(), stream)
 
-    async def until_answered(self, model: str, tier_reason: str, **more: str) -> Answer:
+    async def until_answered(self, model: str, tier_reason: str, **headers: str) -> Answer:
         """Repeat the request until that is the reason; each one on the way is answered."""
         with anyio.fail_after(PATIENCE_S):
             while True:
-                found = await self.send(model, **more)
+                found = await self.send(model, stream=False, **headers)
                 assert found.status == 200, found.error
                 if found.tier_reason == tier_reason:
                     return found

@@ -214,7 +214,7 @@ async def test_callers_that_leave_do_not_open_the_breaker() -> None:
 
 
 def pressed(**settings: object) -> Bed:
-    bed = two(**settings)
+    bed = Bed({"large": ScriptedTriton(), "medium": ScriptedTriton()}, **settings)  # type: ignore[arg-type]
     for pressure in bed.pressure.values():
         pressure.saturated = True
     return bed

@@ -62,11 +62,11 @@ def workloads(manifests: list[Manifest]) -> list[Manifest]:
 
 
 def pod(workload: Manifest) -> Manifest:
-    return workload["spec"]["template"]["spec"]  # type: ignore[no-any-return]
+    return workload["spec"]["template"]["spec"]
 
 
 def labels(workload: Manifest) -> dict[str, str]:
-    return workload["spec"]["template"]["metadata"]["labels"]  # type: ignore[no-any-return]
+    return workload["spec"]["template"]["metadata"]["labels"]
 
 
 def selects(selector: Manifest, found: dict[str, str]) -> bool:

@@ -8,8 +8,9 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sized
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import anyio
 import grpc
@@ -43,7 +44,7 @@ __all__ = ["triton_environment"]
 pytestmark = [pytest.mark.triton]
 
 PATIENCE_S = 60.0
-FOREVER = {"wait": None}
+FOREVER: dict[str, object] = {"wait": None}
 _marks = itertools.count()
 
 
@@ -57,7 +58,7 @@ class Bed:
         self.mark = ""
 
     def request(
-        self, left_s: float = PATIENCE_S, model: str = "obedient", **orders: list[dict[str, object]]
+        self, left_s: float = PATIENCE_S, model: str = "obedient", **orders: Sequence[Mapping[str, object]]
     ) -> InferenceRequest:
         """Build a request that tells each replica, by name, what to do."""
         self.mark = f"m{next(_marks)}"
@@ -227,7 +228,7 @@ async def test_an_unloaded_model_is_retried(replicas: list[Replica]) -> None:
 
 
 async def test_a_full_engine_queue_is_retried(replicas: list[Replica]) -> None:
-    full = {"fail": ["UNAVAILABLE", "queue_full: 64 wait"]}
+    full: dict[str, object] = {"fail": ["UNAVAILABLE", "queue_full: 64 wait"]}
     async with bed(replicas) as it:
         assert await it.text(it.request(a=[full])) == "b"
         assert it.counted.retries == ["queue_full"]
@@ -311,7 +312,7 @@ class Alternating(scripted.Pool):
         super().__init__(*endpoints)
         self._turn = itertools.count()
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> scripted.EndpointLease:
+    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> scripted.Lease:
         if not excluding and next(self._turn) % 2:
             return super().lease(excluding={self.endpoints[0].address})
         return super().lease(excluding=excluding)
@@ -324,7 +325,7 @@ SECONDS = 6.0
 @pytest.mark.slow
 @pytest.mark.parametrize("learning", [True, False], ids=["the pool", "a pool that never learns"])
 async def test_amplification_with_one_of_two_servers_dead(
-    replicas: list[Replica], triton_environment: object, tmp_path: object, learning: bool
+    replicas: list[Replica], triton_environment: Path, tmp_path: Path, learning: bool
 ) -> None:
     """At most 1.2 attempts a request. With the product's pool every request is answered; with one that never learns, as
     many as the budget pays for."""

@@ -21,8 +21,8 @@ import models.cli.commands
 from edge_node.config.layers import leaves_of
 from edge_node.config.schema import MEANING, Config, config_keys
 from edge_node.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
-from fleet.cli.commands import policy_schema
 from router import errors
+from router.policy.file import policy_schema
 from router.policy.signals import SIGNALS
 
 ROOT = Path(__file__).parents[2]

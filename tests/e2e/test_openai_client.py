@@ -12,6 +12,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
 from tests.stack import Stack
 
@@ -75,10 +76,10 @@ def test_whole_answer(client: OpenAI, model: str) -> None:
 @pytest.mark.parametrize("model", TARGETS)
 def test_a_stream_adds_up_to_the_whole_answer(client: OpenAI, model: str) -> None:
     """Chunks validate, share one id, end with finish_reason and then usage, and spell the whole answer's text."""
-    body = {"model": model, "messages": MESSAGES, "temperature": 0, "seed": 5}
+    body: CompletionCreateParamsBase = {"model": model, "messages": MESSAGES, "temperature": 0, "seed": 5}
     whole = client.chat.completions.create(**body)
-    stream = client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True})
-    chunks = [strict(chunk) for chunk in stream]
+    with_usage: CompletionCreateParamsBase = {**body, "stream_options": {"include_usage": True}}
+    chunks = [strict(chunk) for chunk in client.chat.completions.create(**with_usage, stream=True)]
     assert len({chunk.id for chunk in chunks}) == 1
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
@@ -138,7 +139,7 @@ def test_json_schema(client: OpenAI, model: str) -> None:
 @pytest.mark.parametrize("model", TARGETS)
 def test_a_required_tool_is_called(client: OpenAI, model: str) -> None:
     """tool_choice by name gives a tool call with arguments of the tool's schema, whole and streamed."""
-    body = {
+    body: CompletionCreateParamsBase = {
         "model": model,
         "messages": MESSAGES,
         "temperature": 0,

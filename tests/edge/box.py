@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -103,8 +104,8 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes
 
     @property
-    def json(self) -> dict[str, object]:
-        return msgspec.json.decode(self.body, type=dict[str, object])
+    def json(self) -> dict[str, Any]:
+        return msgspec.json.decode(self.body, type=dict[str, Any])
 
     @property
     def text(self) -> str:
@@ -114,7 +115,7 @@ class Answer(msgspec.Struct, frozen=True):
         return msgspec.json.decode(self.body, type=_Whole).choices[0].message.content
 
     @property
-    def events(self) -> list[dict[str, object]]:
+    def events(self) -> list[dict[str, Any]]:
         """The stream's events, without [DONE]."""
         lines = [line[6:] for line in self.body.decode().splitlines() if line.startswith("data: ")]
         return [json.loads(line) for line in lines if line != "[DONE]"]
@@ -127,7 +128,7 @@ class Answer(msgspec.Struct, frozen=True):
     def resume(self) -> str:
         """The token to ask for the rest with; "" where there is none."""
         documents = self.events if self.headers["Content-Type"].startswith("text/event-stream") else [self.json]
-        found = [one["causeway"]["continue"] for one in documents if "causeway" in one]  # type: ignore[index]
+        found = [one["causeway"]["continue"] for one in documents if "causeway" in one]
         return str(found[0]) if found else ""
 
     @property

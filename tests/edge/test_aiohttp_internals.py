@@ -47,7 +47,8 @@ async def test_without_send_headers_immediately_false_the_head_is_sent_alone() -
 
 
 def test_send_headers_immediately_exists() -> None:
-    assert web.StreamResponse._send_headers_immediately is True, "StreamResponse._send_headers_immediately is gone"
+    exists = web.StreamResponse._send_headers_immediately  # noqa: SLF001 -- the attribute is what is tested
+    assert exists is True, "StreamResponse._send_headers_immediately is gone"
 
 
 async def test_waiter_tells_an_idle_connection_from_a_busy_one() -> None:

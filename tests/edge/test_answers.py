@@ -63,7 +63,7 @@ async def test_an_equal_request_is_a_hit(box: Box, first: bool, again: bool) -> 
     if again:
         assert hit.done
         assert hit.finish_reasons == ["stop"]
-        assert hit.events[-1]["usage"]["completion_tokens"] == 3  # type: ignore[index]
+        assert hit.events[-1]["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ async def test_content_bound_to_the_device_is_in_no_file_and_no_log(
     caplog.set_level("DEBUG")
     async with running(tmp_path) as box:
         for fault in ("none", "corrupt"):
-            box.engine.fault = fault  # type: ignore[assignment]
+            box.engine.fault = fault
             await box.ask("my secret prompt is 1234", temperature=0, max_tokens=10 if fault == "none" else 11, **words)  # type: ignore[arg-type]
         assert box.cloud.bodies == []
     kept = every_byte(tmp_path)
@@ -350,7 +350,7 @@ async def test_the_rate_limit_applies_to_hits_too(tmp_path: Path) -> None:
 
 async def test_n_choices_each_have_an_end(box: Box) -> None:
     whole = await box.ask(n=2)
-    assert [choice["index"] for choice in whole.json["choices"]] == [0, 1]  # type: ignore[index,union-attr,attr-defined]
+    assert [choice["index"] for choice in whole.json["choices"]] == [0, 1]
     streamed = await box.ask(n=2, stream=True)
     assert streamed.finish_reasons == ["stop", "stop"]
     assert streamed.done

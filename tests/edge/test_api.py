@@ -13,7 +13,7 @@ from .scripted import ScriptedEngine, until
 
 async def test_models_are_auto_and_the_targets(box: Box) -> None:
     models = (await box.get("/v1/models")).json["data"]
-    assert [(model["id"], model["owned_by"]) for model in models] == [  # type: ignore[union-attr,index,attr-defined]
+    assert [(model["id"], model["owned_by"]) for model in models] == [
         ("auto", "causeway"),
         ("small", "edge"),
         ("large", "cloud"),
@@ -78,7 +78,7 @@ async def test_decisions_can_be_searched(box: Box) -> None:
 
     async def ids(query: str) -> list[str]:
         found = (await box.get(f"/v1/decisions?{query}")).json["data"]
-        return [record["id"] for record in found]  # type: ignore[union-attr,index,attr-defined]
+        return [record["id"] for record in found]
 
     assert len(await ids("")) == 4
     assert await ids("limit=1") == [failed.headers["x-causeway-decision"]]
@@ -112,8 +112,8 @@ async def test_a_rejected_policy_is_reported_and_the_last_good_one_stays_active(
         (tmp_path / "policy.yaml").write_text(POLICY.replace("version: 1", "version: 1\ncolour: red"))
         await box.parts.policies.reload()
         policy = (await box.get("/readyz")).json["policy"]
-        assert "policy.yaml:3" in policy["refused"]  # type: ignore[index]
-        assert "colour" in policy["refused"]  # type: ignore[index]
+        assert "policy.yaml:3" in policy["refused"]
+        assert "colour" in policy["refused"]
         metrics = numbers((await box.get("/metrics")).body)
         assert metrics["causeway_edge_policy_rejected", ()] == 1.0
         assert metrics["causeway_edge_policy_loads_total", (("result", "refused"),)] == 1.0

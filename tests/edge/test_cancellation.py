@@ -25,12 +25,18 @@ async def tasks_started() -> None:
 async def test_a_wait_for_readiness(tmp_path: Path) -> None:
     """The ready line arrives while the waiting task is cancelled."""
     child = ChildProcess("program", [sys.executable, "-c", "print('ready url=x')"], tmp_path / "log", {})
+
+    async def cancel_the_other() -> None:
+        await child.ready(20.0)
+        waiting.cancel()  # its result is there, and it has not run yet
+
+    cancelling = asyncio.create_task(cancel_the_other())
     waiting = asyncio.create_task(child.ready(20.0))
     await tasks_started()
-    child._ready.add_done_callback(lambda _: waiting.cancel())
     await child.start()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+    await cancelling
     assert await child.stop(20.0)
 
 

@@ -33,7 +33,7 @@ def serve(tmp_path: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
 def ready_line(daemon: subprocess.Popen[str]) -> tuple[str, list[str]]:
     """Return the URL of the ready line, and the lines before it."""
     assert daemon.stdout is not None
-    lines = []
+    lines: list[str] = []
     for line in daemon.stdout:
         if line.startswith("ready url="):
             return line.strip().removeprefix("ready url="), lines

@@ -128,7 +128,7 @@ def make_rig(tiny_options: EngineOptions) -> Iterator[Callable[..., Rig]]:
 
     def make(**changes: object) -> Rig:
         fields = {name: getattr(tiny_options, name) for name in tiny_options.__struct_fields__} | changes
-        rigs.append(Rig(EngineOptions(**fields)))  # type: ignore[arg-type]
+        rigs.append(Rig(EngineOptions(**fields)))
         return rigs[-1]
 
     yield make

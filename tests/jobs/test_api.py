@@ -240,7 +240,7 @@ async def test_webhook_secrets_rotate_and_differ_by_owner(http: aiohttp.ClientSe
     async def secret_of(method: str, token: str = "kiosk") -> dict[str, str]:
         headers = {"authorization": f"Bearer {token}"}
         async with http.request(method, "/v1/webhooks/secret", headers=headers) as response:
-            return await response.json()  # type: ignore[no-any-return]
+            return await response.json()
 
     first = await secret_of("GET")
     assert await secret_of("GET") == first

@@ -86,9 +86,9 @@ async def test_accepted_jobs_survive_every_kill(bed: Deployment) -> None:
     url = gateway.ready()["url"]
     jobs = []
     for _ in range(4):
-        status, job = await request(url, "POST", "/jobs", json=CHAT)
-        assert status == 202, job
-        jobs.append(str(job["id"]))
+        status, accepted = await request(url, "POST", "/jobs", json=CHAT)
+        assert status == 202, accepted
+        jobs.append(str(accepted["id"]))
     gateway.process.kill()
     gateway.process.wait()
     bed.redis.kill()

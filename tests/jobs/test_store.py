@@ -13,7 +13,7 @@ from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.record import JobRecord, NewJob
 from cloud_pool.jobs.states import FINAL_STATES, JobState
 from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient, as_list
+from cloud_pool.jobs.store.redis_client import RedisClient, as_list, as_text
 from router.errors import CloudFailed, NotFound, QueueFull, RateLimited
 
 from .conftest import BODY, Clock, until
@@ -285,7 +285,7 @@ async def test_each_transition_appends_an_event(store: JobStore, database: Redis
     await store.succeed(record.id, record.fence, b"{}")
     entries = as_list(await database.command("XRANGE", database.key("events", accepted.id), "-", "+"))
     assert [as_list(as_list(entry)[1])[1] for entry in entries] == [b"queued", b"running", b"progress", b"succeeded"]
-    assert JobState(as_list(as_list(entries[-1])[1])[1].decode()) in FINAL_STATES
+    assert JobState(as_text(as_list(as_list(entries[-1])[1])[1])) in FINAL_STATES
 
 
 async def test_an_unreachable_redis_is_a_503(config: JobsConfig, clock: Clock, new_job: MakeJob) -> None:

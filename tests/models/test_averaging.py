@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -44,16 +46,16 @@ def test_each_weight_is_the_weighted_mean_of_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "why"),
+    ("write_other", "why"),
     [
-        ({"tokens": ["a", "b", "c", "e"]}, "not related.*tokenizer.ggml.tokens"),
-        ({"width": 8}, "not related.*token_embd.weight"),
-        ({"kind": np.float16}, "F16.*average F32"),
+        (partial(write, tokens=["a", "b", "c", "e"]), "not related.*tokenizer.ggml.tokens"),
+        (partial(write, width=8), "not related.*token_embd.weight"),
+        (partial(write, kind=np.float16), "F16.*average F32"),
     ],
 )
-def test_unrelated_networks_are_refused(tmp_path: Path, other: dict[str, object], why: str) -> None:
+def test_unrelated_networks_are_refused(tmp_path: Path, write_other: Callable[[Path, float], Path], why: str) -> None:
     """Another vocabulary, another shape, quantised weights: the error names which; no file is left behind."""
-    first, second = write(tmp_path / "one.gguf", 1.0), write(tmp_path / "two.gguf", 2.0, **other)
+    first, second = write(tmp_path / "one.gguf", 1.0), write_other(tmp_path / "two.gguf", 2.0)
     with pytest.raises(ArtifactError, match=why):
         average(first, second, tmp_path / "made.gguf", 0.5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.gguf", "two.gguf"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Coroutine, Iterator
+from typing import TypeVar
 
 import pytest
 import urllib3
@@ -15,6 +16,7 @@ from tests.stack import TOKEN, Stack
 
 from .collector import Collector, Span
 
+T = TypeVar("T")
 CALLER = "00-{:032x}-b7ad6b7169203331-01"
 ASKS = 5  # of a single request Triton was seen to export nothing
 NAMES = ("chat large", "attempt large", "chat assistant-large", "triton assistant-large", "InferRequest")
@@ -35,7 +37,7 @@ class Background:
         self._run(self.collector.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _run(self, work):  # type: ignore[no-untyped-def]
+    def _run(self, work: Coroutine[object, object, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 

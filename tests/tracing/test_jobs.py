@@ -91,7 +91,7 @@ class Bed:
 
     async def spans(self) -> list[Span]:
         for tracing in (self.here, self.there):
-            await asyncio.to_thread(tracing._provider.force_flush)
+            await asyncio.to_thread(tracing.flush)
         return self.collector.spans
 
     async def close(self) -> None:
@@ -221,8 +221,8 @@ async def test_who_joins_an_answer_is_linked_to_it(config: JobsConfig) -> None:
             trace.end(tier="large", outcome="ok", usage=one.usage, headers=one.headers)  # type: ignore[arg-type]
     await asyncio.to_thread(tracing.close)
     spans = collector.spans
-    one, two = sorted((span for span in spans if span.kind == SERVER), key=lambda span: span.begin)
-    assert (one.links, two.links) == ((), (one.id,))
+    first, second = sorted((span for span in spans if span.kind == SERVER), key=lambda span: span.begin)
+    assert (first.links, second.links) == ((), (first.id,))
     steps = [span for span in spans if span.name.startswith("cache ")]
-    assert {(step.name, step.parent) for step in steps} == {("cache lookup", one.id), ("cache keep", one.id)}
+    assert {(step.name, step.parent) for step in steps} == {("cache lookup", first.id), ("cache keep", first.id)}
     await collector.stop()

@@ -171,9 +171,9 @@ async def test_usage_and_audit_are_recorded_without_content(
     kept = config(issuer, redis=empty_redis.url, tenants=TenantsConfig(prices=PRICES), audit_file=str(path))
     async with running(kept) as gateway:
         good = token(issuer)
-        await gateway.post(good, **{"x-request-id": "r1", "x-causeway-policy": "retail@9f2c"})
+        await gateway.post(good, None, **{"x-request-id": "r1", "x-causeway-policy": "retail@9f2c"})
         await gateway.post(good, {"model": "assistant-large", "prompt": "my secret question"}, "/v1/completions")
-        await gateway.post("", **{"x-causeway-policy": "my secret question"})
+        await gateway.post("", None, **{"x-causeway-policy": "my secret question"})
         await gateway.post(good, {**ASK, "model": "nowhere"})
         text = await gateway.metrics()
     labels = 'route="chat",tenant="acme",tier="assistant-large"'

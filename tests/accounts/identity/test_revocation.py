@@ -13,7 +13,7 @@ from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
 from cloud_pool.http.responses import error_response
 from router.errors import AuthenticationFailed, IdentityUnavailable
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, unreachable_redis
 
 from .token_issuer import CLAIMS, NOW
 
@@ -22,10 +22,6 @@ pytestmark = pytest.mark.redis
 
 def claims(**changes: object) -> Claims:
     return msgspec.convert({**CLAIMS, **changes}, Claims)
-
-
-def unreachable() -> redis.asyncio.Redis:
-    return redis.asyncio.Redis(host="127.0.0.1", port=1, retry=None)
 
 
 class Clock:
@@ -126,17 +122,17 @@ async def test_a_stale_copy_is_used_or_refused(empty_redis: RedisServer) -> None
 
 async def test_the_copy_on_disk_is_used_at_the_start(tmp_path: Path) -> None:
     """Without a copy, deny refuses; a broken copy is ignored."""
-    closed = RevocationList(IdentityConfig(when_revocations_stale="deny"), unreachable())
+    closed = RevocationList(IdentityConfig(when_revocations_stale="deny"), unreachable_redis())
     await closed.refresh()
     with pytest.raises(IdentityUnavailable):
         closed.check(claims())
     copy = tmp_path / "revoked.json"
     copy.write_text('{"version": 3, "tokens": {"token-1": 1e12}, "devices": {}}')
-    started = RevocationList(IdentityConfig(revocations_file=str(copy)), unreachable())
+    started = RevocationList(IdentityConfig(revocations_file=str(copy)), unreachable_redis())
     with pytest.raises(AuthenticationFailed, match="revoked"):
         started.check(claims())
     copy.write_text("{")
-    RevocationList(IdentityConfig(revocations_file=str(copy)), unreachable()).check(claims())
+    RevocationList(IdentityConfig(revocations_file=str(copy)), unreachable_redis()).check(claims())
 
 
 async def test_the_copy_on_disk_is_updated(empty_redis: RedisServer, tmp_path: Path) -> None:
@@ -146,7 +142,7 @@ async def test_the_copy_on_disk_is_updated(empty_redis: RedisServer, tmp_path: P
         await revoke_token(client, "token-1", NOW + 3600, NOW)
         await RevocationList(config, client, wall_clock=lambda: NOW).refresh()
     with pytest.raises(AuthenticationFailed, match="revoked"):
-        RevocationList(config, unreachable()).check(claims())
+        RevocationList(config, unreachable_redis()).check(claims())
 
 
 def test_without_redis_there_are_no_revocations() -> None:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import jwt
+import jwt.types
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -48,7 +49,7 @@ def test_a_valid_token_gives_its_claims(issuer: Issuer) -> None:
 
 def test_pyjwt_verifies_the_same_tokens(issuer: Issuer) -> None:
     token = issuer.sign()
-    any_time = {"verify_exp": False, "verify_nbf": False, "verify_iat": False}
+    any_time: jwt.types.Options = {"verify_exp": False, "verify_nbf": False, "verify_iat": False}
     read = jwt.decode(token, issuer.key.public_key(), ["EdDSA"], audience="causeway-cloud", options=any_time)
     assert read == CLAIMS
 

@@ -16,7 +16,7 @@ from cloud_pool.assembly import open_redis
 from cloud_pool.http.responses import error_response
 from router.errors import RateLimited
 from router.types import Usage
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, unreachable_redis
 
 pytestmark = pytest.mark.redis
 
@@ -58,7 +58,7 @@ async def refused(limiter: TenantRateLimiter, tenant: str = "acme", tokens: int 
 
 
 async def test_a_tenant_without_limits_needs_no_redis(clock: Clock) -> None:
-    limiter = budgets(TenantLimits(), redis.asyncio.Redis(host="127.0.0.1", port=1, retry=None), clock)
+    limiter = budgets(TenantLimits(), unreachable_redis(), clock)
     assert await limiter.reserve("acme", 10**9) == TokenReservation("acme", 10**9)
     assert limiter.local_checks == 0
 

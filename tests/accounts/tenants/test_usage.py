@@ -18,7 +18,7 @@ from cloud_pool.accounts.tenants.usage import UsageRecorder, UsageRow, read_usag
 from cloud_pool.cli.usage import usage_command
 from router.errors import ConfigError, InvalidRequest
 from router.types import Message, Request, Usage
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, unreachable_redis
 
 NOW = 1_795_262_400.0
 DAY = "2026-11-21"
@@ -131,7 +131,7 @@ def test_a_bad_day_is_an_error_that_says_what_to_write(day: str) -> None:
 
 
 async def test_pending_usage_is_bounded() -> None:
-    recorder = UsageRecorder(CONFIG, redis.asyncio.Redis(host="127.0.0.1", port=1, retry=None), wall_clock=lambda: NOW)
+    recorder = UsageRecorder(CONFIG, unreachable_redis(), wall_clock=lambda: NOW)
     for number in range(5000):
         recorder.record(f"t{number}", "large", "chat", Usage(1, 1), 1)
     assert recorder.lost == 1000

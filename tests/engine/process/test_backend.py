@@ -51,7 +51,7 @@ CONFIG = EngineConfig(threads=1, sequences=4)
 GREEDY = Sampling(temperature=0.0)
 TIMEOUT_S = 60.0
 MakeBackend = Callable[..., EngineBackend]
-ENDLESS = {"max_tokens": 8000}
+ENDLESS_TOKENS = 8000
 
 
 def now() -> float:
@@ -248,7 +248,7 @@ async def test_embeddings_come_in_the_order_of_their_texts(backend: EngineBacken
 
 
 async def test_closing_an_answer_cancels_its_jobs(backend: EngineBackend) -> None:
-    stream = backend.generate(call(chat(n=3, **ENDLESS)))
+    stream = backend.generate(call(chat(n=3, max_tokens=ENDLESS_TOKENS)))
     assert (await anext(stream)).index in (0, 1, 2)
     await stream.aclose()  # type: ignore[attr-defined]
     assert backend.jobs == 0
@@ -260,7 +260,7 @@ async def test_cancelling_the_reader_cancels_its_jobs(backend: EngineBackend) ->
     began = asyncio.Event()
 
     async def read() -> None:
-        async for _ in backend.generate(call(chat(**ENDLESS))):
+        async for _ in backend.generate(call(chat(max_tokens=ENDLESS_TOKENS))):
             began.set()
 
     task = asyncio.create_task(read())
@@ -273,7 +273,7 @@ async def test_cancelling_the_reader_cancels_its_jobs(backend: EngineBackend) ->
 
 async def test_a_deadline_in_the_past_is_an_error(backend: EngineBackend) -> None:
     with pytest.raises(DeadlineExceeded):
-        await answer(backend, chat(**ENDLESS), deadline=now())
+        await answer(backend, chat(max_tokens=ENDLESS_TOKENS), deadline=now())
     assert finish(await answer(backend, chat()))
 
 
@@ -294,7 +294,7 @@ async def test_the_queue_is_a_signal(backend: EngineBackend) -> None:
 
 async def test_a_killed_child_fails_its_answers_and_is_restarted(backend: EngineBackend) -> None:
     """The error's phase says that tokens were sent."""
-    stream = backend.generate(call(chat(**ENDLESS)))
+    stream = backend.generate(call(chat(max_tokens=ENDLESS_TOKENS)))
     await anext(stream)
     first = backend.pid
     assert first is not None
@@ -383,7 +383,7 @@ async def test_a_model_that_cannot_be_loaded_is_refused_at_once(
 async def test_closing_ends_the_child_and_its_answers(make_backend: MakeBackend) -> None:
     backend = make_backend()
     await backend.start()
-    stream = backend.generate(call(chat(**ENDLESS)))
+    stream = backend.generate(call(chat(max_tokens=ENDLESS_TOKENS)))
     await anext(stream)
     pid = backend.pid
     assert pid is not None
@@ -426,7 +426,7 @@ def test_an_event_loop_ends_without_close(tiny_model: Path, killed: bool) -> Non
     async def scenario() -> None:
         backend = EngineBackend(tiny_model, CONFIG)
         await backend.start()
-        stream = backend.generate(call(chat(**ENDLESS)))
+        stream = backend.generate(call(chat(max_tokens=ENDLESS_TOKENS)))
         await anext(stream)
         assert backend.pid is not None
         pids.append(backend.pid)

@@ -43,7 +43,10 @@ def example(row: Row, tokenizer: AssistantTokenizer) -> Example:
 def test_every_token_of_a_value_attends_to_its_own_position(tokenizer: AssistantTokenizer) -> None:
     """Also in lists of values; the token that closes a value attends to the one after it."""
     one = example(ROW, tokenizer)
-    name = tokenizer.bpe.id_to_token
+
+    def name(token: int) -> str:
+        return tokenizer.bpe.id_to_token(token) or ""
+
     pairs = [
         (name(token), name(one.prompt[position]))
         for token, position in zip(one.target, one.attention_targets, strict=True)

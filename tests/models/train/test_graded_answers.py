@@ -91,7 +91,12 @@ def test_confidence_equals_the_one_that_the_engine_reports() -> None:
 def _reported(path: Path, refuse_token: str, text: str) -> list[Confidence]:
     emissions: queue.Queue[Emission] = queue.Queue()
     options = EngineOptions(model_path=str(path), threads=1, sequences=1, refuse_token=refuse_token)
-    engine = Engine(options, lambda many: [emissions.put(one) for one in many] and None)
+
+    def keep(many: list[Emission]) -> None:
+        for one in many:
+            emissions.put(one)
+
+    engine = Engine(options, keep)
     engine.start()
     prompt = Prompt(messages=(Message("user", text),))
     greedy = Sampling(temperature=0.0)

@@ -76,7 +76,7 @@ RETRYABLE = [
     LowConfidence("x"),
     BackendError("x"),
 ]
-HERE_ONLY = [ContextLengthExceeded("x"), UnsupportedFeature("x"), InvalidGrammar("x")]
+HERE_ONLY: list[CausewayError] = [ContextLengthExceeded("x"), UnsupportedFeature("x"), InvalidGrammar("x")]
 FINAL = [InvalidRequest("x"), DeadlineExceeded("x"), ClientGone("x"), CausewayError("x")]
 
 

@@ -268,7 +268,7 @@ def test_a_model_that_does_not_exist_is_a_404_that_lists_those_that_do() -> None
     assert model_names(kiosk()) == (AUTO, "small", "large", "medium")
 
 
-ABILITIES = {
+ABILITIES: dict[str, dict[str, object]] = {
     "embedding": {"kind": "embedding"},
     "image": {"messages": (Message("user", (TextPart("what?"), ImagePart("data:"))),)},
     "tools": {"tools": (Tool("t"),)},

@@ -11,6 +11,7 @@ from router.decision.decide import KEY_BYTES, UNKEYED_FIELDS, fingerprint
 from router.types import (
     ImagePart,
     Message,
+    Prefer,
     Request,
     ResponseFormat,
     RoutingHints,
@@ -103,10 +104,9 @@ def test_each_field_alone(field: str) -> None:
 
 
 def test_the_preference_is_covered() -> None:
-    preferences = [None, "prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
-    assert (
-        len({fingerprint(msgspec.structs.replace(BASE, hints=RoutingHints(prefer=p)), b"") for p in preferences}) == 5
-    )  # type: ignore[arg-type]
+    preferences: list[Prefer | None] = [None, "prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
+    requests = [msgspec.structs.replace(BASE, hints=RoutingHints(prefer=preference)) for preference in preferences]
+    assert len({fingerprint(request, b"") for request in requests}) == 5
 
 
 def test_scopes_separate_entries() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx2
 import msgspec
@@ -215,8 +216,11 @@ def test_official_types_validate_every_chat_answer(data, n, logprobs, include_us
         calls = choice.message.tool_calls or []
         for index, call in enumerate(calls):
             deltas = [d for piece in pieces for d in piece.delta.tool_calls or [] if d.index == index]
-            assert (deltas[0].id, deltas[0].function.name) == (call.id, call.function.name)
-            assert "".join([d.function.arguments for d in deltas]) == call.function.arguments
+            assert call.type == "function"
+            functions = [delta.function for delta in deltas if delta.function is not None]
+            assert len(functions) == len(deltas)
+            assert (deltas[0].id, functions[0].name) == (call.id, call.function.name)
+            assert "".join([function.arguments or "" for function in functions]) == call.function.arguments
     if include_usage:
         assert read[-1].usage == answer.usage
 
@@ -246,14 +250,18 @@ def official_client(body: bytes, content_type: str) -> openai.OpenAI:
     return openai.OpenAI(api_key="k", base_url="http://edge/v1", http_client=httpx2.Client(transport=transport))
 
 
+def stream_of(sent: bytes) -> openai.Stream[ChatCompletionChunk]:
+    completions = official_client(sent, "text/event-stream").chat.completions
+    return completions.create(model="auto", messages=[{"role": "user", "content": "x"}], stream=True)
+
+
 def test_the_official_client_reads_a_stream_and_its_error() -> None:
     answer = encoder(CHAT)
     sent = answer.start() + answer.chunk(Chunk("Hi")) + answer.chunk(Chunk(finish_reason="stop")) + answer.end()
-    body = {"model": "auto", "messages": [{"role": "user", "content": "x"}], "stream": True}
-    stream = official_client(sent, "text/event-stream").chat.completions.create(**body)
+    stream = stream_of(sent)
     assert "".join([chunk.choices[0].delta.content or "" for chunk in stream]) == "Hi"
     broken = encoder(CHAT).start() + error_event(EngineCrashed("gone"))
-    stream = official_client(broken, "text/event-stream").chat.completions.create(**body)
+    stream = stream_of(broken)
     with pytest.raises(openai.APIError, match="gone") as caught:
         list(stream)
     assert caught.value.code == "engine_crashed"
@@ -277,5 +285,5 @@ def test_an_answer_that_was_cut_short_has_a_continue_token(kept: bool) -> None:
     assert not any("causeway" in event for event in events)
 
 
-def _events(stream: bytes) -> list[dict[str, object]]:
+def _events(stream: bytes) -> list[dict[str, Any]]:
     return [json.loads(event.data) for event in SSEParser().feed(stream) if event.data != b"[DONE]"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ VECTORS = Embeddings(((0.5, -1.0, 2.0), (0.0, 0.25, 1.0)), Usage(prompt_tokens=7
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_vectors_survive_a_round_trip(encoding: str) -> None:
+def test_vectors_survive_a_round_trip(encoding: Literal["float", "base64"]) -> None:
     request = Request(kind="embedding", model="m", prompts=("a", "b"), encoding_format=encoding)
     assert decode_embeddings(encode_embeddings(request, VECTORS, "m")) == VECTORS
 

@@ -9,6 +9,7 @@ from router.types import (
     AudioPart,
     Chunk,
     FilePart,
+    FinishReason,
     ImagePart,
     Message,
     Request,
@@ -187,5 +188,6 @@ def _choice(draw: st.DrawFn, index: int, tool_calls: bool) -> list[Chunk]:
         chunks.append(Chunk(index=index, tokens=1, tool_calls=(ToolCallDelta(call, draw(texts)),)))
     if tool_calls and draw(st.booleans()):
         chunks.append(Chunk(index=index, refusal=draw(texts)))
-    reason = "tool_calls" if called else draw(st.sampled_from(["stop", "length", "content_filter"]))
+    other_reasons: list[FinishReason] = ["stop", "length", "content_filter"]
+    reason: FinishReason = "tool_calls" if called else draw(st.sampled_from(other_reasons))
     return [*chunks, Chunk(index=index, finish_reason=reason, resume=draw(st.sampled_from(["", "token"])))]
