@@ -1,4 +1,4 @@
-"""Attacks on the cloud's gateway, tried and refused. Where each one of the list is tested:
+"""Attacks on the gateway, and where each is tested:
 
 forged, expired, early, foreign and oversized tokens; wrong audience or issuer; `alg: none`; a public key as an HMAC
 secret; keys that the token brings
@@ -16,7 +16,7 @@ webhooks to loopback, link-local, private, mapped, NAT64 and 6to4 addresses
 loopback as a decimal, octal, hexadecimal or short number; mapped and NAT64 literals
     tests/attacks/test_webhooks.py; IPv6 literals and names, with a receiver that listens on ::1
     tests/attacks/test_ipv6.py
-webhooks over TLS to somebody with another certificate
+webhooks over TLS to a server with another certificate
     tests/attacks/test_tls.py
 a rebinding name, and redirects
     tests/jobs/test_webhooks.py; a look-up that mixes public and private, and redirects inside
@@ -29,9 +29,9 @@ request smuggling and other odd framing
     tests/attacks/test_framing.py
 10,000 half-open connections
     tests/attacks/test_flood.py
-requests that fail on purpose and callers who leave amid their answers, both of which could bring Triton down
+failing requests and disconnects amid answers, both of which could crash Triton
     tests/cloud/test_failures.py
-slow, oversized and oddly framed requests on an IPv6 listener; listening where no token is asked
+slow, oversized and oddly framed requests on an IPv6 listener; listening without tokens
     tests/attacks/test_ipv6.py
 TLS spoken to a listener that has none (TLS ends before the gateway)
     tests/attacks/test_tls.py, tests/cloud/test_listener.py

@@ -1,4 +1,4 @@
-"""Ten thousand connections that are opened and say nothing, against the gateway as a process of its own."""
+"""Ten thousand silent connections to a gateway process."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def is_open(sock: socket.socket) -> bool:
     ],
 )
 async def test_half_open_connections(gateway: tuple[psutil.Process, Place], many_files: None, start: bytes) -> None:
-    """New and old clients are answered all the while; files are bounded, and given back when the flood ends."""
+    """New and old clients are answered throughout; open files are bounded, and released when the flood ends."""
     process, place = gateway
     loop = asyncio.get_running_loop()
     kept = await connected(place)

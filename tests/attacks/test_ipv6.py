@@ -1,4 +1,4 @@
-"""The most telling attacks once more, over IPv6: the listener's bounds, and webhooks that lead inside."""
+"""The main attacks again over IPv6: the listener's limits, and webhooks to inner addresses."""
 
 from __future__ import annotations
 
@@ -28,16 +28,14 @@ OPEN = WebhookConfig(allow_http=True, timeout_s=3.0)
 # --- the listener ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_head_that_drips_ends() -> None:
-    """A byte now and then does not hold a connection."""
+async def test_dripping_head_ends_the_connection() -> None:
     async with gateway(read_timeout_s=LIMIT_S, host=HOST) as app:
         async with dripping(app, b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"a: b\r\n") as reader:
             assert b" 200 " not in await read_to_end(reader)
         assert await is_alive(app)
 
 
-async def test_a_body_that_drips_is_a_timeout() -> None:
-    """The whole body has the time, not each drop."""
+async def test_dripping_body_is_408() -> None:
     async with gateway(read_timeout_s=LIMIT_S, host=HOST) as app:
         start = CHAT + b"Connection: close\r\nContent-Length: 900\r\n\r\n{"
         async with dripping(app, start, b" ") as reader:
@@ -53,15 +51,14 @@ async def test_a_body_that_drips_is_a_timeout() -> None:
         (b"GET /healthz HTTP/1.1\r\n" + b"a: b\r\n" * 500 + b"\r\n", 400, "invalid_value"),
     ],
 )
-async def test_what_is_too_large_is_refused(sent: bytes, status: int, code: str) -> None:
+async def test_too_large_requests_are_refused(sent: bytes, status: int, code: str) -> None:
     """A body, a header, a number of headers."""
     async with gateway(host=HOST) as app:
         assert error_of(await talk(app, sent)) == (status, code)
         assert await is_alive(app)
 
 
-async def test_a_request_with_two_lengths_is_refused() -> None:
-    """What stands behind it is never read as a request."""
+async def test_request_with_two_lengths_is_refused() -> None:
     async with gateway(read_timeout_s=2.0, host=HOST) as app:
         framing = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(b"{}") + INNER
         answer = await talk(app, CHAT + framing)
@@ -69,8 +66,7 @@ async def test_a_request_with_two_lengths_is_refused() -> None:
         assert error_of(answer)[0] == 400
 
 
-async def test_many_slow_clients_leave_the_others_alone() -> None:
-    """Two hundred connections that drip at once: who asks properly is answered, and all of them are let go."""
+async def test_many_slow_clients_do_not_affect_others() -> None:
     async with gateway(read_timeout_s=1.0, host=HOST) as app, contextlib.AsyncExitStack() as stack:
         start = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
         slow = [await stack.enter_async_context(dripping(app, start, b"a")) for _ in range(200)]
@@ -81,8 +77,8 @@ async def test_many_slow_clients_leave_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize("host", ["::", "::ffff:0.0.0.0", "fe80::1", "fd00::1", "2001:db8::1", "::2", "[::1]"])
-def test_only_loopback_asks_for_no_token(tmp_path: Path, host: str) -> None:
-    """Every other address, however it is written, is refused at start; so is what is none."""
+def test_only_loopback_needs_no_token(tmp_path: Path, host: str) -> None:
+    """Any other address, however it is written, is refused at start; so is an invalid one."""
     path = tmp_path / "gateway.yaml"
     path.write_text(f"server: {{host: '{host}', port: 0}}")
     with pytest.raises(ConfigError, match="token"):
@@ -115,8 +111,8 @@ async def inside() -> AsyncIterator[Receiver]:
         "ip6-localhost",
     ],
 )
-async def test_no_spelling_of_the_inside_is_called(bed: WebhookBed, inside: Receiver, host: str) -> None:  # noqa: F811
-    """A receiver listens on ::1: it hears nothing, and the delivery waits."""
+async def test_no_spelling_of_an_inner_address_is_called(bed: WebhookBed, inside: Receiver, host: str) -> None:  # noqa: F811
+    """A receiver listens on ::1 and gets nothing; the delivery waits."""
     sender = bed.sender(OPEN)
     job = await bed.ended_job(url(inside, host))
     await sender.deliver_due()
@@ -127,8 +123,8 @@ async def test_no_spelling_of_the_inside_is_called(bed: WebhookBed, inside: Rece
 @pytest.mark.parametrize(
     "address", ["::1", "::1%lo", "fe80::1%lo", "fe80::1", "fd00::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254"]
 )
-async def test_no_name_leads_inside(bed: WebhookBed, inside: Receiver, address: str) -> None:  # noqa: F811
-    """Whatever a name server answers for an AAAA record."""
+async def test_no_name_resolves_to_an_inner_address(bed: WebhookBed, inside: Receiver, address: str) -> None:  # noqa: F811
+    """Whatever the AAAA record says."""
     sender = bed.sender(OPEN, ScriptedResolver(address))
     job = await bed.ended_job(url(inside, "hooks.example.com"))
     await sender.deliver_due()
@@ -136,8 +132,8 @@ async def test_no_name_leads_inside(bed: WebhookBed, inside: Receiver, address: 
 
 
 @pytest.mark.redis
-async def test_a_mapped_address_does_not_reach_ipv4(bed: WebhookBed) -> None:  # noqa: F811
-    """A socket of IPv6 to ::ffff:127.0.0.1 would arrive at 127.0.0.1, even where other IPv4 networks are allowed."""
+async def test_mapped_address_does_not_reach_ipv4(bed: WebhookBed) -> None:  # noqa: F811
+    """An IPv6 socket to ::ffff:127.0.0.1 would arrive at 127.0.0.1, even where other IPv4 networks are allowed."""
     allowed = WebhookConfig(allowed_networks=("10.0.0.0/8", "::1/128"), allow_http=True, timeout_s=3.0)
     async with receiving() as receiver:
         for host, names in (("[::ffff:127.0.0.1]", None), ("mapped.example.com", ScriptedResolver("::ffff:127.0.0.1"))):
@@ -148,13 +144,13 @@ async def test_a_mapped_address_does_not_reach_ipv4(bed: WebhookBed) -> None:  #
 
 @pytest.mark.redis
 @pytest.mark.parametrize(("host", "names"), [("[::1]", None), ("hooks.example.com", ScriptedResolver(HOST))])
-async def test_where_it_is_allowed_it_arrives(
+async def test_delivery_to_an_allowed_network_arrives(
     bed: WebhookBed,  # noqa: F811
     inside: Receiver,
     host: str,
     names: ScriptedResolver | None,
 ) -> None:
-    """The refusals above are the rule's doing: the same delivery goes through to a network that is allowed."""
+    """So the refusals above are the rule's doing."""
     sender = bed.sender(WebhookConfig(allowed_networks=("::1/128",), allow_http=True, timeout_s=5.0), names)
     job = await bed.ended_job(url(inside, host))
     await sender.deliver_due()

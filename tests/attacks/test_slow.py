@@ -1,4 +1,4 @@
-"""Clients that send a byte now and then, to hold a connection for ever."""
+"""Clients that send a byte now and then to hold a connection open."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def dripping(app: App, start: bytes, drop: bytes) -> AsyncIterator[asyncio
         (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n"),
     ],
 )
-async def test_a_head_that_drips_ends(start: bytes, drop: bytes) -> None:
-    """Each drop is no new start: a head that is not whole in time, the first or a later one, ends the connection."""
+async def test_dripping_head_ends_the_connection(start: bytes, drop: bytes) -> None:
+    """The timeout is for the whole head, the first or a later one."""
     async with gateway(read_timeout_s=LIMIT_S) as app:
         async with dripping(app, start, drop) as reader:
             answer = await read_to_end(reader)
@@ -67,8 +67,8 @@ async def test_a_head_that_drips_ends(start: bytes, drop: bytes) -> None:
         (b"Transfer-Encoding: chunked\r\n\r\n100\r\n", b" "),
     ],
 )
-async def test_a_body_that_drips_is_a_timeout(head: bytes, drop: bytes) -> None:
-    """The whole body has the time, not each drop: 408, and the connection ends."""
+async def test_dripping_body_is_408(head: bytes, drop: bytes) -> None:
+    """The timeout is for the whole body."""
     async with gateway(read_timeout_s=LIMIT_S) as app:
         async with dripping(app, CHAT + b"Connection: close\r\n" + head, drop) as reader:
             answer = await read_to_end(reader)
@@ -76,8 +76,7 @@ async def test_a_body_that_drips_is_a_timeout(head: bytes, drop: bytes) -> None:
         assert await is_alive(app)
 
 
-async def test_chunks_without_end_are_too_large() -> None:
-    """A body of unknown length is refused as soon as it is larger than the limit, long before it ends."""
+async def test_endless_chunked_body_is_refused_at_the_limit() -> None:
     async with gateway() as app:
         head = b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
         async with dripping(app, CHAT + head, b"40\r\n" + b" " * 64 + b"\r\n") as reader:
@@ -85,8 +84,8 @@ async def test_chunks_without_end_are_too_large() -> None:
         assert error_of(answer) == (413, "body_too_large")
 
 
-async def test_many_slow_clients_leave_the_others_alone() -> None:
-    """Three hundred connections that drip at once: who asks properly is answered, and all of them are let go."""
+async def test_many_slow_clients_do_not_affect_others() -> None:
+    """Three hundred dripping connections: a proper request is answered, and all of them are closed."""
     async with gateway(read_timeout_s=1.0) as app, contextlib.AsyncExitStack() as stack:
         start = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
         slow = [await stack.enter_async_context(dripping(app, start, b"a")) for _ in range(300)]

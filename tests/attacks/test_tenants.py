@@ -1,4 +1,4 @@
-"""Somebody with a good token of their own, after what belongs to somebody else."""
+"""Clients with valid tokens of their own that try to reach what belongs to another owner."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from tests.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 
-from .whole import CHAT, Asker, Gateway, serving
+from .whole import CHAT, Gateway, TokenHolder, serving
 
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
 
 
-def thieves(gateway: Gateway) -> dict[str, Asker]:
+def thieves(gateway: Gateway) -> dict[str, TokenHolder]:
     """Each differs from acme/kiosk in one thing, some in how it is spelled only."""
     return {
         "another tenant's device of the same name": gateway.asker("mallory"),
@@ -25,7 +25,7 @@ def thieves(gateway: Gateway) -> dict[str, Asker]:
     }
 
 
-async def belongings(owner: Asker) -> tuple[str, str, str]:
+async def belongings(owner: TokenHolder) -> tuple[str, str, str]:
     """A job, a file and a batch of it."""
     status, job = await owner.ask("POST", "/v1/jobs", json=CHAT, headers={"idempotency-key": "k"})
     assert status == 202, job
@@ -53,45 +53,43 @@ def paths(job: str, file: str, batch: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.redis
-async def test_somebody_elses_are_like_none(issuer: Issuer, empty_redis: RedisServer) -> None:
-    """404, word for word what an id that never was gets: not 403, which would say that it is there."""
+async def test_another_owners_objects_look_nonexistent(issuer: Issuer, empty_redis: RedisServer) -> None:
+    """404 with the same words as for an unknown id: 403 would reveal that it exists."""
     async with serving(issuer, empty_redis) as gateway:
         owner = gateway.asker("acme")
         job, file, batch = await belongings(owner)
         absent = [each[:-4] + "0000" for each in (job, file, batch)]
-        for who, thief in thieves(gateway).items():
+        for name, thief in thieves(gateway).items():
             for (method, path), (_, none) in zip(paths(job, file, batch), paths(*absent), strict=True):
-                status, said = await thief.ask(method, path)
-                assert status == 404, (who, method, path)
+                status, body = await thief.ask(method, path)
+                assert status == 404, (name, method, path)
                 other = json.dumps((await thief.ask(method, none))[1])
                 for mine, never in zip((job, file, batch), absent, strict=True):
                     other = other.replace(never, mine)
-                assert said == json.loads(other), (who, method, path)
+                assert body == json.loads(other), (name, method, path)
             for path in ("/v1/jobs", "/v1/files", "/v1/batches"):
-                assert (await thief.ask("GET", path))[1]["data"] == [], (who, path)
+                assert (await thief.ask("GET", path))[1]["data"] == [], (name, path)
         assert (await owner.ask("GET", f"/v1/jobs/{job}"))[1]["status"] == "queued"
         assert (await owner.ask("GET", f"/v1/files/{file}"))[0] == 200
 
 
 @pytest.mark.redis
-async def test_keys_and_secrets_are_an_owners_own(issuer: Issuer, empty_redis: RedisServer) -> None:
-    """The same Idempotency-Key is another job for another owner, and nobody gets another's signing secret."""
+async def test_idempotency_keys_and_secrets_belong_to_one_owner(issuer: Issuer, empty_redis: RedisServer) -> None:
     async with serving(issuer, empty_redis) as gateway:
         owner = gateway.asker("acme")
         job, file, _ = await belongings(owner)
         (_, mine) = await owner.ask("GET", "/v1/webhooks/secret")
-        for who, thief in thieves(gateway).items():
+        for name, thief in thieves(gateway).items():
             status, other = await thief.ask("POST", "/v1/jobs", json=CHAT, headers={"idempotency-key": "k"})
-            assert (status, other["id"] == job) == (202, False), who
-            assert (await thief.ask("GET", "/v1/webhooks/secret"))[1]["secret"] != mine["secret"], who
+            assert (status, other["id"] == job) == (202, False), name
+            assert (await thief.ask("GET", "/v1/webhooks/secret"))[1]["secret"] != mine["secret"], name
             ask = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-            assert (await thief.ask("POST", "/v1/batches", json=ask))[0] == 404, who
+            assert (await thief.ask("POST", "/v1/batches", json=ask))[0] == 404, name
 
 
 @pytest.mark.redis
 @pytest.mark.parametrize("job", ["..", "job_1%2f..", "*", "job_1{x}", "a" * 200, "job_1%00", "job_1%0d%0ax"])
-async def test_ids_that_are_none(issuer: Issuer, empty_redis: RedisServer, job: str) -> None:
-    """What is no id leads to no key of Redis and to no fault of the gateway."""
+async def test_malformed_id_is_404_and_no_failure(issuer: Issuer, empty_redis: RedisServer, job: str) -> None:
     async with serving(issuer, empty_redis) as gateway:
         asker = gateway.asker("acme")
         for method, path in (("GET", f"/v1/jobs/{job}"), ("DELETE", f"/v1/jobs/{job}"), ("GET", f"/v1/files/{job}")):

@@ -1,4 +1,4 @@
-"""TLS: webhooks go only to whom the certificate names; the gateway itself has no TLS, and says nothing to who tries."""
+"""TLS: webhooks go only to the server that the certificate names; the gateway itself has no TLS."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ async def quiet() -> AsyncIterator[None]:
         (("127.0.0.1", "::1"), dt.timedelta(days=1), True),
         ((NAME,), TOO_OLD, True),
     ],
-    ids=["nobody trusts it", "another name", "the address instead of the name", "expired"],
+    ids=["not trusted", "another name", "the address instead of the name", "expired"],
 )
-async def test_a_wrong_certificate_gets_nothing(
+async def test_server_with_a_wrong_certificate_gets_nothing(
     bed: WebhookBed,  # noqa: F811
     certified: Certified,
     listens: str,
@@ -93,7 +93,7 @@ async def test_a_wrong_certificate_gets_nothing(
     valid: dt.timedelta,
     trusted: bool,
 ) -> None:
-    """Whoever takes over the address cannot show the name's certificate: not a byte arrives, the delivery waits."""
+    """A server that took over the address cannot show the name's certificate: no byte arrives, the delivery waits."""
     path, context = certified(*names, valid=valid)
     trust = ssl.create_default_context(cafile=str(path)) if trusted else None
     async with receiving(listens, context) as receiver:
@@ -104,12 +104,11 @@ async def test_a_wrong_certificate_gets_nothing(
 
 @pytest.mark.redis
 @pytest.mark.parametrize("listens", ["127.0.0.1", "::1"])
-async def test_the_right_certificate_is_told(
+async def test_server_with_the_right_certificate_gets_the_delivery(
     bed: WebhookBed,  # noqa: F811
     certified: Certified,
     listens: str,
 ) -> None:
-    """The refusals above are the certificate's doing."""
     path, context = certified(NAME)
     trust = ssl.create_default_context(cafile=str(path))
     async with receiving(listens, context) as receiver:
@@ -119,8 +118,8 @@ async def test_the_right_certificate_is_told(
 
 
 @pytest.mark.parametrize("listens", ["127.0.0.1", "::1"])
-async def test_tls_to_a_listener_without_it_fails(listens: str) -> None:
-    """A client that wants TLS gets no session, and no plain answer that it could take for one; the next is answered."""
+async def test_tls_to_the_gateway_fails(listens: str) -> None:
+    """The client gets no session and no plain answer; the next request is answered."""
     async with gateway(read_timeout_s=2.0, host=listens) as app:
         port = int(app.url.removesuffix("/v1").rpartition(":")[2])
         context = ssl.create_default_context()

@@ -1,4 +1,4 @@
-"""Webhooks that are to reach into our own network. A receiver listens on loopback; nothing may arrive there."""
+"""Webhooks to inner addresses. A receiver listens on loopback; nothing may arrive there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.jobs.webhook_receiver import Receiver
 OPEN = WebhookConfig(allow_http=True, timeout_s=3.0)
 
 
-class Several(AbstractResolver):
+class SeveralAddresses(AbstractResolver):
     """A name server whose one answer holds several addresses."""
 
     def __init__(self, *addresses: str) -> None:
@@ -64,8 +64,8 @@ class Several(AbstractResolver):
         "[fd00:ec2::254]",
     ],
 )
-async def test_no_spelling_of_the_inside_is_called(bed: WebhookBed, receiver: Receiver, host: str) -> None:  # noqa: F811
-    """However an inner address is written, the delivery waits and the receiver hears nothing."""
+async def test_no_spelling_of_an_inner_address_is_called(bed: WebhookBed, receiver: Receiver, host: str) -> None:  # noqa: F811
+    """The delivery waits, and the receiver gets nothing."""
     sender = bed.sender(OPEN)
     job = await bed.ended_job(url(receiver, host))
     await sender.deliver_due()
@@ -88,27 +88,27 @@ async def test_no_spelling_of_the_inside_is_called(bed: WebhookBed, receiver: Re
         "[fec0::1]",
     ],
 )
-def test_a_literal_of_the_inside_is_refused_when_it_is_offered(host: str) -> None:
-    """A job with such a webhook is not taken at all; an allow-list for another network changes nothing."""
+def test_job_with_an_inner_literal_address_is_refused(host: str) -> None:
+    """An allow-list for another network changes nothing."""
     for allowed in ((), allowed_networks(WebhookConfig(allowed_networks=("10.200.0.0/16",)))):
         with pytest.raises(WebhookRefused):
             check_webhook_url(f"https://{host}/hook", allow_http=False, allowed=allowed)
 
 
 @pytest.mark.redis
-async def test_an_answer_with_a_good_and_a_bad_address(bed: WebhookBed, receiver: Receiver) -> None:  # noqa: F811
-    """Each address is judged by itself: the good one, where nobody listens, opens no way to the bad one."""
+async def test_each_resolved_address_is_checked(bed: WebhookBed, receiver: Receiver) -> None:  # noqa: F811
+    """An allowed address does not admit a forbidden one."""
     allowed = WebhookConfig(allowed_networks=("127.0.0.2/32",), allow_http=True, timeout_s=3.0)
     for addresses in (("127.0.0.2", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")):
-        sender = bed.sender(allowed, Several(*addresses))
+        sender = bed.sender(allowed, SeveralAddresses(*addresses))
         job = await bed.ended_job(url(receiver, "mixed.example.com"))
         await sender.deliver_due()
         assert (receiver.arrived, await bed.status(job)) == ([], "pending")
 
 
 @pytest.mark.redis
-async def test_a_name_that_turns_between_deliveries(bed: WebhookBed, receiver: Receiver) -> None:  # noqa: F811
-    """What was allowed at the first delivery is looked at anew at the next: the name leads inside now."""
+async def test_name_is_checked_at_each_delivery(bed: WebhookBed, receiver: Receiver) -> None:  # noqa: F811
+    """It was allowed at the first one and resolves to an inner address at the next."""
     allowed = WebhookConfig(allowed_networks=("127.0.0.2/32",), allow_http=True, timeout_s=3.0)
     sender = bed.sender(allowed, ScriptedResolver("127.0.0.2", "127.0.0.1"))
     job = await bed.ended_job(url(receiver, "rebind.example.com"))
@@ -119,8 +119,7 @@ async def test_a_name_that_turns_between_deliveries(bed: WebhookBed, receiver: R
 
 
 @pytest.mark.redis
-async def test_a_redirect_inside_is_not_followed(bed: WebhookBed, receiver: Receiver) -> None:  # noqa: F811
-    """The receiver's address is allowed and sends on to another path of its own: only the first is called."""
+async def test_redirect_is_not_followed(bed: WebhookBed, receiver: Receiver) -> None:  # noqa: F811
     sender = bed.sender(WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True, timeout_s=3.0))
     receiver.answers = [307]
     job = await bed.ended_job(url(receiver))

@@ -1,4 +1,4 @@
-"""A whole gateway in this process, with signed tokens and a real Redis; no Triton: nothing here gets that far."""
+"""A whole gateway in this process with signed tokens and a real Redis. There is no Triton: no request gets that far."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PATIENCE_S = 30.0
 CHAT = {"model": "large", "messages": [{"role": "user", "content": "hello"}]}
 
 
-class Asker:
-    """Somebody with a token."""
+class TokenHolder:
+    """A client with a token."""
 
     def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
         self._session = session
@@ -38,11 +38,11 @@ class Gateway:
         self._session = session
         self._issuer = issuer
 
-    def asker(self, tenant: str, device: str = "kiosk", **claims: Any) -> Asker:
+    def asker(self, tenant: str, device: str = "kiosk", **claims: Any) -> TokenHolder:
         return self.holder(token_of(self._issuer, tenant=tenant, device=device, **claims))
 
-    def holder(self, token: str) -> Asker:
-        return Asker(self._session, token)
+    def holder(self, token: str) -> TokenHolder:
+        return TokenHolder(self._session, token)
 
 
 def token_of(by: Issuer, **changes: Any) -> str:

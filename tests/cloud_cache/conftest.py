@@ -1,4 +1,4 @@
-"""A real Redis; each test has keys of its own in it, and a clock that it moves."""
+"""A real Redis; each test has its own keys in it and moves its own clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def config() -> CacheConfig:
-    """Followers look often, and a busy machine is no slow Redis."""
+    """A short lease, so that followers poll often, and a patient Redis timeout for a busy machine."""
     return CacheConfig(
         enabled=True,
         key_prefix=f"t{next(_prefixes)}",

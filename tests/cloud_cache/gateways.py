@@ -1,4 +1,4 @@
-"""Gateways on one Redis, without HTTP: fronts whose service says what a test lets it say."""
+"""Gateways on one Redis, without HTTP: caching services over a scripted service."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ask(text: str = "wake me up", *, temperature: float | None = 0.0, **changes:
 
 
 class Clock:
-    """Redis's, in ms; moved by hand."""
+    """Redis's clock in ms, moved by the test."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000_000
@@ -55,23 +55,23 @@ class Clock:
 
 
 class Script:
-    """A service. Says a word for each permit, then ends or breaks; remembers what it was asked and what was stopped."""
+    """A service: sends one word per permit, then ends or fails; records its requests and cancellations."""
 
     def __init__(self, *words: str, error: CausewayError | None = None, head: AnswerHead = HEAD) -> None:
         self.words = words or ("one ", "two ", "three")
-        self.error = error  # of runs that begin from now on
+        self.error = error  # of runs that start from now on
         self.breaks_after = len(self.words)  # words, with an error
         self.head = head
         self.permits = asyncio.Semaphore(0)
-        self.asked: list[RequestContext] = []
+        self.requests: list[RequestContext] = []
         self.stopped = 0
 
     def permit(self, count: int = 1) -> None:
         for _ in range(count):
             self.permits.release()
 
-    async def __call__(self, call: RequestContext) -> AsyncGenerator[Piece, None]:
-        self.asked.append(call)
+    async def __call__(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
+        self.requests.append(context)
         error, breaks_after = self.error, self.breaks_after
         try:
             for at, word in enumerate(self.words):
@@ -92,7 +92,7 @@ class Script:
 
 
 class Gateway:
-    """A front and what it counts. `die` is kill -9: nothing that it does reaches Redis any more."""
+    """A caching service and its metrics. `die` is kill -9: none of its writes reach Redis any more."""
 
     def __init__(self, url: str, config: CacheConfig, script: Script, clock: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
@@ -103,7 +103,7 @@ class Gateway:
         self._scope = anyio.CancelScope()
 
     async def live(self) -> None:
-        """Until `stop`."""
+        """Run until `stop`."""
         with self._scope:
             async with anyio.create_task_group() as tasks:
                 self.caching_service.start(tasks)
@@ -132,8 +132,8 @@ class Gateway:
         priority: Priority = "standard",
         critical: bool = False,
         trace: Trace | None = None,
-    ) -> Asked:
-        call = RequestContext(
+    ) -> Client:
+        context = RequestContext(
             id=f"call{next(_ids)}",
             request=request,
             tier=TIER,
@@ -143,11 +143,11 @@ class Gateway:
             critical=critical,
             trace=trace,
         )
-        return Asked(*self.caching_service.reply(call))
+        return Client(*self.caching_service.reply(context))
 
 
-class Asked:
-    """One client: reads in a task of its own."""
+class Client:
+    """One client, which reads in a task of its own."""
 
     def __init__(self, reply: Reply, pieces: AsyncGenerator[Piece, None]) -> None:
         self.reply = reply
@@ -169,7 +169,7 @@ class Asked:
     def done(self) -> bool:
         return self._task.done()
 
-    async def end(self) -> Asked:
+    async def end(self) -> Client:
         await asyncio.wait_for(self._task, PATIENCE_S)
         return self
 
@@ -212,5 +212,5 @@ async def until(condition: Callable[[], bool]) -> None:
     """Wait for what runs beside the test."""
     ends = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < ends, "it did not happen"
+        assert time.monotonic() < ends, "timed out"
         await asyncio.sleep(0.002)

@@ -47,7 +47,7 @@ class Served:
         self._metrics = metrics
 
     def post(self, token: str = "", *, headers: dict[str, str] | None = None, **changes: object) -> Any:
-        """The response's context. `changes` are of the body."""
+        """Send a chat request; `changes` are of its body."""
         bearer = {"authorization": f"Bearer {token}"} if token else {}
         return self.session.post(
             f"{self.url}/v1/chat/completions", json={**ASK, **changes}, headers={**bearer, **(headers or {})}
@@ -61,7 +61,7 @@ class Served:
 async def served(
     config: Config, script: Script | None = None, *, now_ms: Callable[[], int] = lambda: -1
 ) -> AsyncIterator[Served]:
-    """Everything that `app.build` makes, but the lanes to Triton."""
+    """Run everything that `app.build` wires except the tiers."""
     started: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     # A task of its own: fixtures begin and end in different ones.

@@ -1,4 +1,4 @@
-"""Clients, leaders and followers on two gateways in any order of coming, going, breaking and dying."""
+"""Clients, leaders and followers on two gateways, coming, leaving, failing and dying in any order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloud_pool.cache.config import CacheConfig
 from router.errors import CloudFailed, Draining
 from tests.redis_server import RedisServer
 
-from .gateways import Asked, Clock, Gateway, ask, gateway, until
+from .gateways import Client, Clock, Gateway, ask, gateway, until
 
 pytestmark = pytest.mark.redis
 LEASE_S = 0.06
@@ -36,19 +36,19 @@ ACTIONS = st.one_of(
 
 
 class Bed:
-    """Two gateways, and everyone who ever asked."""
+    """Two gateways and all their clients."""
 
     def __init__(self, gateways: tuple[Gateway, Gateway], clock: Clock) -> None:
         self.gateways = gateways
         self.clock = clock
-        self.asked: list[tuple[int, Asked]] = []
+        self.clients: list[tuple[int, Client]] = []
         self.left: set[int] = set()
         self.died = False
 
     async def act(self, what: str, which: int | None, how: object) -> None:
         if what == "ask" and not (which == 0 and self.died):
             assert which is not None
-            self.asked.append((which, self.gateways[which].ask(ask(stream=bool(how)))))
+            self.clients.append((which, self.gateways[which].ask(ask(stream=bool(how)))))
         elif what == "word":
             assert which is not None
             assert isinstance(how, int)
@@ -58,49 +58,49 @@ class Bed:
             script = self.gateways[which].script
             script.error = None if how is None else CloudFailed("boom", phase="stream")
             script.breaks_after = how if isinstance(how, int) else 3
-        elif what == "leave" and which is not None and which < len(self.asked):
+        elif what == "leave" and which is not None and which < len(self.clients):
             self.left.add(which)
-            await self.asked[which][1].leave()
+            await self.clients[which][1].leave()
         elif what == "clock":
             assert isinstance(how, float)
             self.clock.move(how)
         elif what == "die":
             self.died = True
             self.gateways[0].die()
-        # One turn of the gateways, or several: what has come by then is part of what is tried.
+        # One iteration of the gateways or several: how far they get is part of the experiment.
         await asyncio.sleep(0.003)
 
     async def settle(self) -> None:
-        """Everything may go on, and everyone ends."""
+        """Let everything go on until every client has ended."""
         for each in self.gateways:
             each.script.error = None
             each.script.permit(1000)
-        for number, (_, asked) in enumerate(self.asked):
-            while number not in self.left and not asked.done:
+        for number, (_, client) in enumerate(self.clients):
+            while number not in self.left and not client.done:
                 self.clock.move(LEASE_S)
                 await asyncio.sleep(0.01)
 
     def check(self) -> None:
-        for number, (which, asked) in enumerate(self.asked):
+        for number, (which, client) in enumerate(self.clients):
             gone = number in self.left or (self.died and which == 0)
-            assert TEXT.startswith(asked.text), "a client has words that nobody said, or one twice"
-            if asked.error is None and not gone:
-                assert asked.text == TEXT
-                assert [chunk.finish_reason for chunk in asked.got if chunk.finish_reason] == ["stop"]
-                assert sum(chunk.usage is not None for chunk in asked.got) == 1
+            assert TEXT.startswith(client.text), "a client has words that were never generated, or one twice"
+            if client.error is None and not gone:
+                assert client.text == TEXT
+                assert [chunk.finish_reason for chunk in client.got if chunk.finish_reason] == ["stop"]
+                assert sum(chunk.usage is not None for chunk in client.got) == 1
             expected = (CloudFailed, Draining) if gone else CloudFailed
-            assert asked.error is None or isinstance(asked.error, expected)
-            if isinstance(asked.error, CloudFailed):
-                assert asked.reply.billable, "an error of somebody else's"
-        runs = sum(len(each.script.asked) for each in self.gateways)
-        assert sum(asked.reply.billable for _, asked in self.asked) == runs, "each run is paid once"
+            assert client.error is None or isinstance(client.error, expected)
+            if isinstance(client.error, CloudFailed):
+                assert client.reply.billable, "an error of another request's attempt"
+        runs = sum(len(each.script.requests) for each in self.gateways)
+        assert sum(client.reply.billable for _, client in self.clients) == runs, "each run is billed once"
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(actions=st.lists(ACTIONS, min_size=12, max_size=30), dies_at=st.sampled_from([99, 99, 99, *range(5, 25, 2)]))
 def test_any_order(redis_server: RedisServer, actions: list[tuple[str, int | None, object]], dies_at: int) -> None:
-    """Whatever happens in whatever order: each client who stays gets the whole answer once, or the error of its own
-    try; each try has one payer; nothing is left behind."""
+    """Each client that stays gets the whole answer once, or the error of an attempt billed to it; each attempt
+    is billed once; nothing is left behind."""
 
     async def run() -> None:
         clock = Clock()

@@ -1,4 +1,4 @@
-"""The cache's part of the gateway's configuration, checked at the start."""
+"""The `cache` section of the gateway's configuration."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from router.errors import ConfigError
         ("cache: {key_prefix: 'a{b}'}", "cache.key_prefix"),
     ],
 )
-def test_faulty_settings_are_refused(tmp_path: Path, text: str, where: str) -> None:
-    """With the key's path, and the file's line."""
+def test_error_names_key_and_line(tmp_path: Path, text: str, where: str) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
@@ -35,8 +34,7 @@ def test_faulty_settings_are_refused(tmp_path: Path, text: str, where: str) -> N
 
 
 @pytest.mark.parametrize("secret", [None, b"short"])
-async def test_a_secret_that_is_none_is_refused(tmp_path: Path, secret: bytes | None) -> None:
-    """A secret file that is missing, or holds next to nothing, stops the gateway before it listens."""
+async def test_missing_or_short_secret_is_an_error_at_start(tmp_path: Path, secret: bytes | None) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("redis: redis://127.0.0.1:1/0\ncache: {enabled: true, secret_file: secret}")
     if secret is not None:
@@ -48,8 +46,7 @@ async def test_a_secret_that_is_none_is_refused(tmp_path: Path, secret: bytes | 
             build(config, tasks)
 
 
-async def test_a_whole_gateway_starts_with_a_cache(tmp_path: Path) -> None:
-    """With a secret, and with a Redis that is away."""
+async def test_gateway_with_a_cache_starts_without_its_redis(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("server: {port: 0}\nredis: redis://127.0.0.1:1/0\ncache: {enabled: true, secret_file: secret}")
     (tmp_path / "secret").write_bytes(b"x" * 32)
@@ -61,10 +58,11 @@ async def test_a_whole_gateway_starts_with_a_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("redis_timeout_s", "lease_s", "patient_s"), [(0.05, 3.0, 0.5), (0.05, 1.0, 0.25), (0.7, 3.0, 0.7), (0.2, 0.8, 0.2)]
+    ("redis_timeout_s", "lease_s", "background_s"),
+    [(0.05, 3.0, 0.5), (0.05, 1.0, 0.25), (0.7, 3.0, 0.7), (0.2, 0.8, 0.2)],
 )
-def test_what_can_wait_gives_redis_more_time(redis_timeout_s: float, lease_s: float, patient_s: float) -> None:
-    """Jobs do not miss a kept answer over milliseconds; and never less time than was configured."""
-    patient = CacheConfig(enabled=True, redis_timeout_s=redis_timeout_s, lease_s=lease_s).for_background()
-    assert patient.redis_timeout_s == patient_s
-    patient.check("redis://x")
+def test_background_work_gives_redis_more_time(redis_timeout_s: float, lease_s: float, background_s: float) -> None:
+    """And never less than was configured."""
+    background = CacheConfig(enabled=True, redis_timeout_s=redis_timeout_s, lease_s=lease_s).for_background()
+    assert background.redis_timeout_s == background_s
+    background.check("redis://x")

@@ -1,4 +1,4 @@
-"""An answer as bytes: what comes back is what was kept, and nothing else comes back."""
+"""An answer as bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def codec(secret: bytes = b"", *, compress_above: int = 1 << 20, most: int = 1 <
 
 @pytest.mark.parametrize("compress_above", [0, 1 << 20])
 def test_round_trip(compress_above: int) -> None:
-    """Each choice comes back in one piece and then its end, the usage last, compressed or not."""
+    """Each choice comes back in one chunk followed by its end, with the usage last."""
     made = codec(compress_above=compress_above)
     entry = made.pack(KEY, HEAD, ANSWER)
     assert entry is not None
@@ -43,8 +43,7 @@ def test_round_trip(compress_above: int) -> None:
     )
 
 
-def test_long_text_shrinks() -> None:
-    """Above its threshold an entry is smaller than what it holds."""
+def test_entry_above_the_threshold_is_compressed() -> None:
     text = "the same words again " * 500
     entry = codec(compress_above=1000).pack(KEY, HEAD, [Chunk(text=text, finish_reason="stop")])
     assert entry is not None
@@ -52,8 +51,7 @@ def test_long_text_shrinks() -> None:
 
 
 @given(at=st.integers(0, 1000), bit=st.integers(0, 7), compress_above=st.sampled_from([0, 1 << 20]))
-def test_one_bit_is_enough(at: int, bit: int, compress_above: int) -> None:
-    """An entry with any bit turned is none."""
+def test_any_flipped_bit_is_corrupt(at: int, bit: int, compress_above: int) -> None:
     made = codec(compress_above=compress_above)
     entry = bytearray(made.pack(KEY, HEAD, ANSWER) or b"")
     entry[at % len(entry)] ^= 1 << bit
@@ -62,16 +60,14 @@ def test_one_bit_is_enough(at: int, bit: int, compress_above: int) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_anything_else_is_corrupt(data: bytes) -> None:
-    """Bytes that we did not write are no entry and no pieces, whatever they are."""
+def test_foreign_bytes_are_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptEntry):
         codec().unpack(KEY, data, 0.0)
     with pytest.raises(CorruptEntry):
         unpack_batch(data, 0)
 
 
-def test_an_entry_belongs_to_its_key_and_secret() -> None:
-    """An entry copied to another key, or made without the secret, is none."""
+def test_entry_of_another_key_or_secret_is_corrupt() -> None:
     entry = codec(b"s" * 16).pack(KEY, HEAD, ANSWER)
     assert entry is not None
     for other, key in ((codec(b"s" * 16), "1" * 32), (codec(b"t" * 16), KEY), (codec(), KEY)):
@@ -79,8 +75,7 @@ def test_an_entry_belongs_to_its_key_and_secret() -> None:
             other.unpack(key, entry, 0.0)
 
 
-def test_a_bomb_does_not_go_off() -> None:
-    """What would inflate beyond the bound is refused before it is inflated."""
+def test_entry_that_inflates_beyond_the_limit_is_corrupt() -> None:
     text = "a" * 1_000_000
     entry = codec(compress_above=0).pack(KEY, HEAD, [Chunk(text=text, finish_reason="stop")])
     assert entry is not None
@@ -99,13 +94,12 @@ def test_a_bomb_does_not_go_off() -> None:
     ],
     ids=["nothing", "unfinished", "cut short", "filtered", "too large"],
 )
-def test_what_is_not_kept(chunks: list[Chunk]) -> None:
-    """Only a whole answer within the bound is an entry."""
+def test_incomplete_or_too_large_answer_is_no_entry(chunks: list[Chunk]) -> None:
     assert codec(most=4000).pack(KEY, HEAD, chunks) is None
 
 
-def test_pieces_that_come_twice_count_once() -> None:
-    """A batch that overlaps what is there gives only the rest; one behind a gap is corrupt."""
+def test_overlapping_batch_gives_only_the_rest() -> None:
+    """A batch behind a gap is corrupt."""
     data = pack_batch(2, HEAD, ANSWER[2:4])
     assert unpack_batch(data, 2) == (HEAD, ANSWER[2:4])
     assert unpack_batch(data, 3)[1] == ANSWER[3:4]

@@ -1,4 +1,4 @@
-"""Redis gone, slow, full or full of rubbish: requests go on, and it counts."""
+"""Redis gone, hanging, full or corrupt: requests go on, and the faults are counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Two = tuple[Gateway, Gateway]
 
 @pytest.fixture
 def own_redis(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisServer]:
-    """One that a test may kill. The session's says whether there is a redis-server at all."""
+    """A Redis that a test may kill; the session's fixture skips without redis-server."""
     server = RedisServer(tmp_path, "--appendonly", "no")
     try:
         yield server
@@ -40,15 +40,15 @@ async def two(own_redis: RedisServer, hasty: CacheConfig, clock: Clock) -> Async
         yield one, other
 
 
-async def test_without_redis_requests_go_on(two: Two, own_redis: RedisServer) -> None:
-    """While Redis is away answers are made, still once for all who ask here together; then they are kept again."""
+async def test_requests_go_on_without_redis(two: Two, own_redis: RedisServer) -> None:
+    """Requests on one gateway still share; answers are stored again when Redis is back."""
     one, other = two
     own_redis.kill()
-    asked = [one.ask(ask()), one.ask(ask(stream=True))]
+    clients = [one.ask(ask()), one.ask(ask(stream=True))]
     one.script.permit(9)
-    assert [(await each.end()).text for each in asked] == ["one two three"] * 2
-    assert [each.reply.status for each in asked] == ["miss", "coalesced"]
-    assert len(one.script.asked) == 1
+    assert [(await each.end()).text for each in clients] == ["one two three"] * 2
+    assert [each.reply.status for each in clients] == ["miss", "coalesced"]
+    assert len(one.script.requests) == 1
     assert one.fault("redis_unavailable") > 0
     assert await one.cache.find_stale(ask(), "acme") is None
     own_redis.start()
@@ -60,25 +60,25 @@ async def test_without_redis_requests_go_on(two: Two, own_redis: RedisServer) ->
     assert (await other.ask(ask()).end()).reply.status == "hit"
 
 
-async def test_a_redis_that_hangs_costs_its_timeout_once(
+async def test_hanging_redis_costs_one_timeout(
     own_redis: RedisServer, hasty: CacheConfig, clock: Clock
 ) -> None:
-    """A Redis that does not answer is waited for as long as `redis_timeout_s`, and then left alone for a moment."""
+    """After `redis_timeout_s` it is skipped for a moment."""
     config = msgspec.structs.replace(hasty, redis_retry_after_s=3600.0)
     async with gateway(own_redis.url, config, clock) as one:
         one.script.permit(99)
         await one.ask(ask("warm")).end()
         await until(lambda: not one.caching_service.generations)
         with own_redis.paused():
-            asked = [await one.ask(ask(str(at))).end() for at in range(20)]
-        assert {each.text for each in asked} == {"one two three"}
-        # The first call waited; of each of the others' calls (enter, renewals of none, keep) none was made.
+            clients = [await one.ask(ask(str(at))).end() for at in range(20)]
+        assert {each.text for each in clients} == {"one two three"}
+        # The first call waited; the others' calls (enter and keep) were skipped.
         assert one.fault("redis_unavailable") >= 20
     assert one.cache.store.is_suspended
 
 
 async def test_redis_dies_under_a_follower(two: Two, own_redis: RedisServer) -> None:
-    """A leader goes on for its own client; a follower makes the rest itself, without a word twice."""
+    """The leader goes on for its own client; the follower generates the rest itself, no word twice."""
     one, other = two
     leader = one.ask(ask(stream=True))
     one.script.permit(1)
@@ -94,11 +94,11 @@ async def test_redis_dies_under_a_follower(two: Two, own_redis: RedisServer) -> 
     assert other.fault("redis_unavailable") > 0
 
 
-async def test_redis_forgets_while_an_answer_is_made(two: Two, own_redis: RedisServer) -> None:
-    """A Redis that comes back empty: the old leader's answer is given and not kept, nobody waits for it."""
+async def test_redis_loses_its_data_during_a_generation(two: Two, own_redis: RedisServer) -> None:
+    """The old leader's answer is not stored, and no follower waits for it."""
     one, other = two
     leader = one.ask(ask())
-    await until(lambda: len(one.script.asked) == 1)
+    await until(lambda: len(one.script.requests) == 1)
     own_redis.flush()
     other.script.permit(9)
     assert (await other.ask(ask()).end()).reply.status == "miss"
@@ -108,8 +108,7 @@ async def test_redis_forgets_while_an_answer_is_made(two: Two, own_redis: RedisS
     assert one.fault("lost_lease") == 1
 
 
-async def test_a_full_redis(two: Two, own_redis: RedisServer) -> None:
-    """A Redis that takes no more writes is one that is away."""
+async def test_full_redis_counts_as_unavailable(two: Two, own_redis: RedisServer) -> None:
     one, _ = two
     with redis.Redis.from_url(own_redis.url) as client:
         client.config_set("maxmemory", "1")
@@ -127,8 +126,10 @@ def entry_of(client: redis.Redis, config: CacheConfig) -> bytes:
 
 
 @pytest.mark.parametrize("harm", ["turned bits", "cut", "empty", "another type", "no age", "from the future"])
-async def test_rubbish_is_no_answer(two: Two, own_redis: RedisServer, hasty: CacheConfig, harm: str) -> None:
-    """An entry that is not what was kept is made anew; where it can only be rubbish, that is counted."""
+async def test_corrupt_entry_is_generated_again(
+    two: Two, own_redis: RedisServer, hasty: CacheConfig, harm: str
+) -> None:
+    """It is counted where it cannot be an expired one."""
     one, other = two
     one.script.permit(9)
     await one.ask(ask()).end()
@@ -158,8 +159,7 @@ async def test_rubbish_is_no_answer(two: Two, own_redis: RedisServer, hasty: Cac
     assert (await one.ask(ask()).end()).reply.status == "hit"
 
 
-async def test_rubbish_is_no_stale_answer(two: Two, own_redis: RedisServer, hasty: CacheConfig) -> None:
-    """Nor does rubbish stand in for a refusal."""
+async def test_corrupt_entry_is_no_stale_answer(two: Two, own_redis: RedisServer, hasty: CacheConfig) -> None:
     one, other = two
     one.script.permit(9)
     await one.ask(ask()).end()
@@ -171,8 +171,9 @@ async def test_rubbish_is_no_stale_answer(two: Two, own_redis: RedisServer, hast
     assert other.fault("corrupt") == 1
 
 
-async def test_rubbish_among_the_pieces(two: Two, own_redis: RedisServer, hasty: CacheConfig) -> None:
-    """A follower that reads what no leader wrote makes the answer itself."""
+async def test_follower_of_a_corrupt_stream_generates_the_answer(
+    two: Two, own_redis: RedisServer, hasty: CacheConfig
+) -> None:
     one, other = two
     leader = one.ask(ask(stream=True))
     one.script.permit(1)
@@ -189,8 +190,7 @@ async def test_rubbish_among_the_pieces(two: Two, own_redis: RedisServer, hasty:
     await leader.end()
 
 
-async def test_word_that_does_not_come_through(two: Two, own_redis: RedisServer) -> None:
-    """Without pub/sub a leader hears of its followers when it renews its lease: later, and not never."""
+async def test_leader_without_pubsub_learns_of_followers_at_renewal(two: Two, own_redis: RedisServer) -> None:
     one, other = two
     with redis.Redis.from_url(own_redis.url) as client:
         client.client_kill_filter(_type="pubsub")

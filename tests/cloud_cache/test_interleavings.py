@@ -1,7 +1,7 @@
-"""Leases under every order of events, on a real Redis with a clock that is moved: one question, three gateways.
+"""Leases in every order of events, on a real Redis with a moved clock: one question, three gateways.
 
-The model is what Redis should believe: who holds the lease and until when, who said when that it waits, and what is
-kept. Gateways do what gateways do, late and in any order: a leader that was taken for dead goes on, a follower dies.
+The model is the expected state of Redis: the lease's holder and expiry, the last announced interest, and the stored
+answer. Gateways act late and in any order: a leader that was taken for dead goes on, a follower dies.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Leases(RuleBasedStateMachine):
             name: AnswerStore(self.url, config, self.codec, self.metrics, gateway_id=name, now_ms=self.clock)
             for name in "abc"
         }
-        self.leases: dict[str, LeaderLease] = {}  # what each gateway believes to hold
-        self.leaders: dict[str, RemoteLeader] = {}  # whom each gateway follows
-        self.holder: tuple[str, LeaderLease] | None = None  # in truth
+        self.leases: dict[str, LeaderLease] = {}  # that each gateway believes to hold
+        self.leaders: dict[str, RemoteLeader] = {}  # that each gateway follows
+        self.holder: tuple[str, LeaderLease] | None = None  # in the model
         self.until = 0.0
         self.wanted_until = 0.0
         self.kept: tuple[str, float] | None = None  # text, when
@@ -85,14 +85,14 @@ class Leases(RuleBasedStateMachine):
         return self.holder is not None and self.until > self.now
 
     def holds(self, name: str) -> bool:
-        """In truth: an expired lease that nobody took is still its holder's."""
+        """In the model: an expired lease that was not taken over is still its holder's."""
         return self.holder is not None and self.holder == (name, self.leases.get(name))
 
-    # --- what gateways do --------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     @rule(name=NAMES)
-    def enter(self, name: str) -> None:
-        """A fresh answer, else follow whoever leads, else lead."""
+    def join_or_lead(self, name: str) -> None:
+        """A fresh answer, else follow the leader, else lead."""
         found = self.loop.run_until_complete(self.stores[name].join_or_lead(KEY, may_follow=True))
         if self.kept is not None and self.now - self.kept[1] < TTL_S:
             assert isinstance(found, CachedAnswer)
@@ -110,23 +110,23 @@ class Leases(RuleBasedStateMachine):
             self.until, self.wanted_until = self.now + LEASE_S, 0.0
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), say=st.booleans())
-    def renew(self, data: st.DataObject, say: bool) -> None:
-        """Only the holder renews, and hears whether somebody waits."""
+    @rule(data=st.data(), publish=st.booleans())
+    def renew(self, data: st.DataObject, publish: bool) -> None:
+        """Only the holder renews, and learns whether a follower waits."""
         name = data.draw(st.sampled_from(sorted(self.leases)))
         lease = self.leases[name]
         store = self.stores[name]
-        told = self.loop.run_until_complete(store.publish(lease, b"piece") if say else store.renew(lease))
+        interest = self.loop.run_until_complete(store.publish(lease, b"piece") if publish else store.renew(lease))
         if self.holds(name):
-            assert told == (self.wanted_until > self.now)
+            assert interest == (self.wanted_until > self.now)
             self.until = self.now + LEASE_S
         else:
-            assert told is None
+            assert interest is None
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), worth_keeping=st.booleans())
     def end(self, data: st.DataObject, worth_keeping: bool) -> None:
-        """Only the holder's answer is kept."""
+        """Only the holder's answer is stored."""
         name = data.draw(st.sampled_from(sorted(self.leases)))
         lease = self.leases.pop(name)
         text = f"answer {next(self.answers)}"
@@ -145,7 +145,7 @@ class Leases(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        """A leader that failed gives its own lease back, and nobody else's."""
+        """A failed leader releases its own lease and no other."""
         name = data.draw(st.sampled_from(sorted(self.leases)))
         lease = self.leases.pop(name)
         self.loop.run_until_complete(self.stores[name].release(lease))
@@ -153,8 +153,8 @@ class Leases(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        """A leader without clients stays exactly while somebody waits elsewhere."""
+    def release_if_unwanted(self, data: st.DataObject) -> None:
+        """A leader without clients stays exactly while another gateway waits."""
         name = data.draw(st.sampled_from(sorted(self.leases)))
         lease = self.leases[name]
         held = self.holds(name)
@@ -166,8 +166,8 @@ class Leases(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leaders)
     @rule(data=st.data())
-    def watch(self, data: st.DataObject) -> None:
-        """A follower waits exactly while its leader holds a lease that has not run out."""
+    def announce_interest(self, data: st.DataObject) -> None:
+        """A follower waits exactly while its leader holds an unexpired lease."""
         name = data.draw(st.sampled_from(sorted(self.leaders)))
         leader = self.leaders[name]
         waits = self.loop.run_until_complete(self.stores[name].announce_interest(leader))
@@ -178,8 +178,8 @@ class Leases(RuleBasedStateMachine):
             del self.leaders[name]
 
     @rule(name=NAMES)
-    def stale(self, name: str) -> None:
-        """What was kept stands in for a refusal, until its time is over."""
+    def find_stale(self, name: str) -> None:
+        """A stored answer is available until its time is over."""
         found = self.loop.run_until_complete(self.stores[name].find_stale(KEY.cache_key, TTL_S + STALE_S))
         if self.kept is not None and self.now - self.kept[1] < TTL_S + STALE_S:
             assert found is not None
@@ -197,7 +197,7 @@ class Leases(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.clock.move(seconds)
 
-    # --- what always holds -------------------------------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------------------------------
 
     @invariant()
     def fences_only_grow(self) -> None:
@@ -207,8 +207,8 @@ class Leases(RuleBasedStateMachine):
 
 @pytest.mark.redis
 def test_leases(redis_server: RedisServer) -> None:
-    """In every order of entering, renewing, publishing, ending, failing, leaving, dying and waiting, Redis believes
-    what the model says: one leader at a time, only its answer is kept, and no follower waits for a dead one."""
+    """In every order of these events Redis agrees with the model: one leader at a time, only its answer is
+    stored, and no follower waits for a dead one."""
     Leases.url = redis_server.url
     run_state_machine_as_test(
         Leases,

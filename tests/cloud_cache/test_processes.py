@@ -1,4 +1,4 @@
-"""Gateways as processes, one of which is killed while it makes an answer that the other follows."""
+"""Gateways as processes, one of which is killed while it generates an answer that the other follows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ cache: {{enabled: true, key_prefix: {prefix}, lease_s: {lease}, redis_timeout_s:
 
 
 class Process:
-    """`say` lets its service say that many words more."""
+    """A gateway process; `send_words` lets its service send that many words more."""
 
     def __init__(self, config: Path) -> None:
         self.popen = subprocess.Popen(
@@ -41,7 +41,7 @@ class Process:
         assert line.startswith("ready url="), line
         self.url = line.split("=", 1)[1].strip() + "/v1/chat/completions"
 
-    def say(self, words: int = 1) -> None:
+    def send_words(self, words: int = 1) -> None:
         assert self.popen.stdin is not None
         self.popen.stdin.write("\n" * words)
         self.popen.stdin.flush()
@@ -64,12 +64,12 @@ def processes(redis_server: RedisServer, tmp_path: Path) -> Iterator[tuple[Proce
             process.kill()
 
 
-async def test_a_leader_is_killed(processes: tuple[Process, Process]) -> None:
-    """kill -9 of the gateway that makes an answer: its own client is cut off; a streaming follower and a whole one on
-    another gateway get all of it after the lease has run out, and the next who asks gets it from the cache."""
+async def test_leader_is_killed(processes: tuple[Process, Process]) -> None:
+    """Its own client is cut off; a streaming and a whole follower on another gateway get the whole answer after
+    the lease has expired, and the next request gets it from the cache."""
     leader, other = processes
     async with aiohttp.ClientSession() as session:
-        leader.say(1)
+        leader.send_words(1)
         cut_off = await session.post(leader.url, json={**ASK, "stream": True})
         assert cut_off.headers["x-causeway-cache"] == "miss"
         await cut_off.content.readuntil(b'"one "')
@@ -77,7 +77,7 @@ async def test_a_leader_is_killed(processes: tuple[Process, Process]) -> None:
             assert follower.headers["x-causeway-cache"] == "coalesced"
             await follower.content.readuntil(b'"one "')
             leader.kill()
-            other.say(9)
+            other.send_words(9)
             rest = await follower.text()
         assert rest.count("three") == 1
         assert '"one "' not in rest
@@ -89,11 +89,10 @@ async def test_a_leader_is_killed(processes: tuple[Process, Process]) -> None:
             assert (await hit.json())["choices"][0]["message"]["content"] == "one two three"
 
 
-async def test_nobody_waits_for_the_dead_beyond_their_deadline(processes: tuple[Process, Process]) -> None:
-    """A follower with less time left than the dead leader's lease gets its own deadline's error, in time."""
+async def test_follower_of_a_dead_leader_fails_at_its_own_deadline(processes: tuple[Process, Process]) -> None:
     leader, other = processes
     async with aiohttp.ClientSession() as session:
-        leader.say(1)
+        leader.send_words(1)
         async with session.post(leader.url, json={**ASK, "stream": True}) as leading:
             await leading.content.readuntil(b'"one "')
             leader.kill()

@@ -1,4 +1,4 @@
-"""The real gateway command, twice, with a real Triton behind it and a real Redis between them."""
+"""Two real gateways with a real Triton behind them and a real Redis between them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ask(text: str, **changes: object) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def triton(triton_environment: Path) -> Iterator[Pool]:
-    """One of our own: it is killed in the end."""
+    """A Triton of this module's own, which is killed in the end."""
     ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
     flags = (*ports, "--threads", "1", "--drain-s", "1", "--no-restart")
     command = Command("triton", *flags, CAUSEWAY_TRITON_ENV=str(triton_environment))
@@ -58,8 +58,8 @@ def two(triton: Pool, redis_server: RedisServer, tmp_path_factory: pytest.TempPa
             command.process.kill()
 
 
-async def made(session: aiohttp.ClientSession, urls: Two) -> float:
-    """Tokens that Triton made for both."""
+async def generated(session: aiohttp.ClientSession, urls: Two) -> float:
+    """Tokens that Triton generated for both."""
     total = 0.0
     for url in urls:
         async with session.get(f"{url}/metrics") as answer:
@@ -68,8 +68,7 @@ async def made(session: aiohttp.ClientSession, urls: Two) -> float:
     return total
 
 
-async def test_one_answer_for_all(two: Two) -> None:
-    """Ten who ask two gateways the same at once get one answer, which is made once."""
+async def test_ten_requests_at_two_gateways_are_generated_once(two: Two) -> None:
     async with aiohttp.ClientSession() as session:
 
         async def one_of(at: int) -> tuple[str, str, int]:
@@ -81,27 +80,25 @@ async def test_one_answer_for_all(two: Two) -> None:
         found = await asyncio.gather(*(one_of(at) for at in range(10)))
         assert [status for status, _, _ in found].count("miss") == 1
         assert len({text for _, text, _ in found}) == 1
-        assert await made(session, two) == found[0][2]
+        assert await generated(session, two) == found[0][2]
 
 
-async def test_a_hit_says_what_was_made(two: Two) -> None:
-    """A stream on one gateway is whole on the other, word for word."""
+async def test_hit_on_the_other_gateway_is_the_same_text(two: Two) -> None:
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{two[0]}/v1/chat/completions", json=ask("lights off", stream=True)) as streamed:
             text = await streamed.text()
         async with session.post(f"{two[1]}/v1/chat/completions", json=ask("lights off")) as whole:
             body = await whole.json()
         assert whole.headers["x-causeway-cache"] in ("hit", "coalesced")
-        said = "".join(
+        text = "".join(
             chunk["choices"][0]["delta"].get("content") or ""
             for chunk in map(json.loads, re.findall(r"data: ({.*})", text))
         )
-        assert said == body["choices"][0]["message"]["content"]
+        assert text == body["choices"][0]["message"]["content"]
 
 
-async def test_an_old_answer_is_better_than_none(two: Two, triton: Pool) -> None:
-    """With Triton dead a question that was answered before gets its old answer, marked; another one is refused, and so
-    is who takes nothing less than the tier's own answer."""
+async def test_stale_answer_while_triton_is_dead(two: Two, triton: Pool) -> None:
+    """It is marked; another question is refused, and so is a critical request."""
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{two[0]}/v1/chat/completions", json=ask("play some jazz")) as fresh:
             text = (await fresh.json())["choices"][0]["message"]["content"]
@@ -114,6 +111,6 @@ async def test_an_old_answer_is_better_than_none(two: Two, triton: Pool) -> None
         assert (old.headers["x-causeway-cache"], old.headers["x-causeway-degraded"]) == ("stale", "true")
         assert int(old.headers["age"]) >= TTL_S
         critical = {"x-causeway-critical": "true"}
-        for body, headers in ((ask("never asked"), {}), (ask("play some jazz"), critical)):
+        for body, headers in ((ask("another question"), {}), (ask("play some jazz"), critical)):
             async with session.post(f"{two[1]}/v1/chat/completions", json=body, headers=headers) as refused:
                 assert refused.status >= 500

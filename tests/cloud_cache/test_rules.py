@@ -1,4 +1,4 @@
-"""What may be kept, under which key, and how a stream goes on after its maker died. Pure."""
+"""Which answers may be cached, under which key, and how a stream resumes after its leader died. Pure."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ TOOL = (Tool("lamp"),)
         (ask(kind="embedding"), TIER, ON, "embeddings"),
     ],
 )
-def test_what_is_kept_out(request_: Request, tier: Tier, config: CacheConfig, why: str) -> None:
-    """Sampled answers, tools, echoes of the prompt and what is private stay out unless the operator says otherwise."""
+def test_bypass_reason(request_: Request, tier: Tier, config: CacheConfig, why: str) -> None:
+    """Sampled answers, tools, echoed prompts and private requests bypass the cache unless configured otherwise."""
     assert bypass_reason(request_, tier, config) == why
 
 
-def test_one_question_has_one_key() -> None:
-    """How it is delivered, which alias was used, who asked and a default that is spelt out make no other key."""
+def test_same_question_has_the_same_key() -> None:
+    """However it is delivered, whichever alias or client it uses, and if it spells out a default."""
     keys = CacheKeys(ON)
     key = keys.key(ask(), TIER, "acme")
     for same in (
@@ -66,8 +66,8 @@ def test_one_question_has_one_key() -> None:
     assert keys.key(ask(temperature=None), COOL, "acme") == keys.key(ask(), COOL, "acme")
 
 
-def test_other_questions_have_other_keys() -> None:
-    """Another tenant, tier, template, version, secret or question: another key."""
+def test_different_questions_have_different_keys() -> None:
+    """By tenant, tier, template, version, secret or content."""
     base = (ON, b"", ask(), TIER, "acme")
     reworded = msgspec.structs.replace(TIER, chat_format=ChatFormat("another template"))
     found = {
@@ -87,8 +87,7 @@ def test_other_questions_have_other_keys() -> None:
     assert len(found) == 9
 
 
-def test_a_key_says_nothing() -> None:
-    """A key is 32 hex digits, whatever was asked."""
+def test_key_is_a_digest() -> None:
     for text in ("", "wake me up", "x" * 10_000):
         assert len(bytes.fromhex(CacheKeys(ON).key(ask(text), TIER, "acme"))) == 16
 
@@ -100,8 +99,8 @@ def test_a_key_says_nothing() -> None:
         (CacheConfig(lease_s=0.1), "redis://x", "cache.lease_s"),
     ],
 )
-def test_faulty_settings(config: CacheConfig, redis: str, where: str) -> None:
-    """A cache without a Redis, or whose leases end before Redis can answer, is refused at the start."""
+def test_settings_that_cannot_work_are_refused(config: CacheConfig, redis: str, where: str) -> None:
+    """A cache without a Redis, or whose leases expire before Redis can answer."""
     with pytest.raises(ConfigError, match=where):
         config.check(redis)
     CacheConfig().check("")
@@ -121,14 +120,14 @@ def cut(text: str, marks: set[int]) -> list[str]:
     old=st.sets(st.integers(0, 20)),
     new=st.sets(st.integers(0, 20)),
 )
-def test_same_words_are_said_once(text: str, had: int, old: set[int], new: set[int]) -> None:
-    """However both tries were cut into pieces, the client gets the text once, with its end."""
-    said = EmittedPrefix()
+def test_restarted_answer_is_sent_once(text: str, had: int, old: set[int], new: set[int]) -> None:
+    """However both attempts were cut into chunks, with its end."""
+    emitted = EmittedPrefix()
     got = ""
     for piece in cut(text[:had], old) if text[:had] else []:
-        said.add(Chunk(text=piece))
+        emitted.add(Chunk(text=piece))
         got += piece
-    resume = said.resume() or ResumeFilter({})
+    resume = emitted.resume() or ResumeFilter({})
     again = [Chunk(text=piece, tokens=1) for piece in cut(text, new)]
     again += [Chunk(finish_reason="stop"), Chunk(usage=Usage(1, 1))]
     rest = [piece for piece in map(resume.filter, again) if piece is not None]
@@ -144,38 +143,38 @@ def test_same_words_are_said_once(text: str, had: int, old: set[int], new: set[i
         Chunk(text="o", finish_reason="stop"),
     ],
 )
-def test_other_words_break_the_stream(piece: Chunk) -> None:
-    """A new try that says something else, or ends before what was said, is no continuation."""
-    said = EmittedPrefix()
-    said.add(Chunk(text="one word"))
-    resume = said.resume()
+def test_different_restart_breaks_the_stream(piece: Chunk) -> None:
+    """Different text, or an end before what was already sent."""
+    emitted = EmittedPrefix()
+    emitted.add(Chunk(text="one word"))
+    resume = emitted.resume()
     assert resume is not None
     with pytest.raises(StreamBroken):
         resume.filter(piece)
 
 
-def test_an_ended_choice_ends_once() -> None:
-    """Who has a choice to its end gets the rest of the others and the usage, and breaks if the choice goes on."""
-    said = EmittedPrefix()
+def test_ended_choice_ends_once() -> None:
+    """The client gets the rest of the others and the usage; more of the ended choice breaks the stream."""
+    emitted = EmittedPrefix()
     for had in (Chunk(text="one"), Chunk(finish_reason="stop"), Chunk(text="tw", index=1)):
-        said.add(had)
+        emitted.add(had)
     again = [Chunk(text="one"), Chunk(text="two", index=1), Chunk(finish_reason="stop")]
     rest = [Chunk(index=1, finish_reason="stop"), Chunk(usage=Usage(1, 1))]
-    resume = said.resume()
+    resume = emitted.resume()
     assert resume is not None
     assert [resume.filter(chunk) for chunk in (*again, *rest)] == [None, Chunk(text="o", index=1), None, *rest]
     with pytest.raises(StreamBroken):
         resume.filter(Chunk(text=" more"))
-    said.add(rest[1])
-    counted = said.resume()
+    emitted.add(rest[1])
+    counted = emitted.resume()
     assert counted is not None
     assert counted.filter(rest[1]) is None
 
 
-def test_only_plain_text_goes_on() -> None:
-    """A stream that has had more than text cannot be continued; one that had nothing starts afresh."""
-    said = EmittedPrefix()
-    assert said.resume() is None
-    said.add(Chunk(tool_calls=(ToolCallDelta(0, "{}"),)))
+def test_only_plain_text_can_be_resumed() -> None:
+    """A stream that sent nothing yet starts afresh."""
+    emitted = EmittedPrefix()
+    assert emitted.resume() is None
+    emitted.add(Chunk(tool_calls=(ToolCallDelta(0, "{}"),)))
     with pytest.raises(StreamBroken):
-        said.resume()
+        emitted.resume()

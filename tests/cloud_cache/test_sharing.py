@@ -1,4 +1,4 @@
-"""Two gateways on one Redis: who makes an answer, who gets it, and what each of them pays."""
+"""Two gateways on one Redis: which one generates an answer, which clients get it, and which one is billed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def two(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> A
         yield one, other
 
 
-async def test_answer_is_kept_for_all_gateways(two: Two, clock: Clock) -> None:
-    """What one gateway has made another gives, with its age, its head and no cost."""
+async def test_stored_answer_is_a_hit_at_every_gateway(two: Two, clock: Clock) -> None:
+    """With its age, its head and no cost."""
     one, other = two
     one.script.permit(9)
     made = await one.ask(ask()).end()
@@ -39,13 +39,12 @@ async def test_answer_is_kept_for_all_gateways(two: Two, clock: Clock) -> None:
     assert found.headers == {"x-causeway-tier": "large", "x-causeway-cache": "hit", "age": "7"}
     assert made.usage == Usage(20, 3)
     assert found.usage == Usage(20, 3, cached_tokens=20)
-    assert not other.script.asked
+    assert not other.script.requests
     assert (one.outcome("miss"), other.outcome("hit")) == (1, 1)
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_streamed_and_whole_share(two: Two, first: bool) -> None:
-    """How an answer was delivered first does not matter to who gets it later."""
+async def test_streamed_and_whole_requests_share(two: Two, first: bool) -> None:
     one, other = two
     one.script.permit(9)
     made = await one.ask(ask(stream=first)).end()
@@ -56,8 +55,8 @@ async def test_streamed_and_whole_share(two: Two, first: bool) -> None:
     assert found.got[-2].finish_reason == "stop"
 
 
-async def test_old_answers_are_made_anew(two: Two, clock: Clock, config: CacheConfig) -> None:
-    """Past its time to live an answer is no hit; it may still stand in for a refusal, until that is over too."""
+async def test_expired_answer_is_no_hit_but_stale(two: Two, clock: Clock, config: CacheConfig) -> None:
+    """Until `stale_if_error_s` is over too."""
     one, other = two
     one.script.permit(99)
     await one.ask(ask()).end()
@@ -75,7 +74,6 @@ async def test_old_answers_are_made_anew(two: Two, clock: Clock, config: CacheCo
 
 
 async def test_followers_stream_while_the_leader_streams(two: Two) -> None:
-    """Whoever asks the same elsewhere gets the pieces that were said, and the next ones as they come."""
     one, other = two
     leader = one.ask(ask(stream=True))
     one.script.permit(1)
@@ -93,25 +91,25 @@ async def test_followers_stream_while_the_leader_streams(two: Two) -> None:
     assert (leader.reply.billable, follower.reply.billable) == (True, False)
     assert follower.headers["x-causeway-tier"] == "large"
     assert follower.usage == Usage(20, 3, cached_tokens=20)
-    assert not other.script.asked
+    assert not other.script.requests
 
 
-async def test_one_gateway_asks_redis_once(two: Two) -> None:
-    """Of many who ask the same on one gateway, one is made, and one call enters the cache."""
+async def test_identical_requests_on_a_gateway_share_one_generation(two: Two) -> None:
     one, _ = two
-    asked = [one.ask(ask(stream=at % 2 == 0)) for at in range(20)]
+    clients = [one.ask(ask(stream=at % 2 == 0)) for at in range(20)]
     one.script.permit(9)
-    for each in asked:
+    for each in clients:
         await each.end()
-    assert {each.text for each in asked} == {"one two three"}
-    assert len(one.script.asked) == 1
-    assert sorted(each.reply.status for each in asked) == ["coalesced"] * 19 + ["miss"]
-    assert sum(each.reply.billable for each in asked) == 1
+    assert {each.text for each in clients} == {"one two three"}
+    assert len(one.script.requests) == 1
+    assert sorted(each.reply.status for each in clients) == ["coalesced"] * 19 + ["miss"]
+    assert sum(each.reply.billable for each in clients) == 1
 
 
-async def test_calls_to_redis(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> None:
-    """However many ask the same on a gateway, and however long the answer is, Redis is called twice: to enter and to
-    keep; a hit is one call."""
+async def test_generation_costs_two_calls_to_redis(
+    redis_server: RedisServer, config: CacheConfig, clock: Clock
+) -> None:
+    """However many subscribers and tokens it has: to enter and to keep."""
     import redis
 
     config = msgspec.structs.replace(config, lease_s=30.0)
@@ -133,10 +131,10 @@ async def test_calls_to_redis(redis_server: RedisServer, config: CacheConfig, cl
             assert (made - before, calls() - made) == (2, 1)
 
 
-async def test_pieces_cross_redis_only_where_somebody_waits(
+async def test_chunks_are_published_only_for_followers(
     two: Two, redis_server: RedisServer, config: CacheConfig
 ) -> None:
-    """An answer that nobody shares leaves an entry and a lease, and no stream of pieces."""
+    """An answer without followers leaves an entry and a lease, and no stream."""
     import redis
 
     one, _ = two
@@ -150,8 +148,7 @@ async def test_pieces_cross_redis_only_where_somebody_waits(
     assert all(ttl > 0 for ttl in ttls)
 
 
-async def test_a_follower_that_leaves_leaves_the_leader_alone(two: Two) -> None:
-    """A follower's client that goes away changes nothing for the leader, nor for another follower beside it."""
+async def test_leaving_follower_affects_no_other_request(two: Two) -> None:
     one, other = two
     leader = one.ask(ask(stream=True))
     one.script.permit(1)
@@ -165,8 +162,8 @@ async def test_a_follower_that_leaves_leaves_the_leader_alone(two: Two) -> None:
     assert other.outcome("coalesced") == 2
 
 
-async def test_a_leader_whose_client_leaves_goes_on_for_those_here(two: Two) -> None:
-    """The answer is finished for who else listens on the same gateway, on the account of who asked first."""
+async def test_leader_without_its_client_goes_on_for_local_subscribers(two: Two) -> None:
+    """The first client is billed."""
     one, _ = two
     first, second = one.ask(ask(stream=True)), one.ask(ask(stream=True))
     one.script.permit(1)
@@ -184,8 +181,8 @@ async def test_a_leader_whose_client_leaves_goes_on_for_those_here(two: Two) -> 
     assert one.script.stopped == 0
 
 
-async def test_a_leader_whose_client_leaves_goes_on_for_those_elsewhere(two: Two) -> None:
-    """The answer is finished for a follower on another gateway, and kept."""
+async def test_leader_without_its_client_goes_on_for_remote_followers(two: Two) -> None:
+    """The answer is stored."""
     one, other = two
     first = one.ask(ask(stream=True))
     one.script.permit(1)
@@ -195,18 +192,18 @@ async def test_a_leader_whose_client_leaves_goes_on_for_those_elsewhere(two: Two
     await first.leave()
     one.script.permit(3)
     assert (await follower.end()).text == "one two three"
-    assert (one.script.stopped, len(other.script.asked)) == (0, 0)
+    assert (one.script.stopped, len(other.script.requests)) == (0, 0)
     await until(lambda: not one.caching_service.generations)
     assert (await other.ask(ask()).end()).reply.status == "hit"
 
 
-async def test_nobody_left_stops_the_work(two: Two) -> None:
-    """When the last listener leaves and nobody waits elsewhere, the work is cancelled and the lease given back."""
+async def test_last_client_to_leave_stops_the_generation(two: Two) -> None:
+    """The lease is released."""
     one, other = two
-    asked = one.ask(ask(stream=True))
+    client = one.ask(ask(stream=True))
     one.script.permit(1)
-    await until(lambda: asked.text == "one ")
-    await asked.leave()
+    await until(lambda: client.text == "one ")
+    await client.leave()
     await until(lambda: one.script.stopped == 1)
     await until(lambda: not one.caching_service.generations)
     other.script.permit(9)
@@ -214,8 +211,9 @@ async def test_nobody_left_stops_the_work(two: Two) -> None:
     assert other.fault("leader_takeover") == 0
 
 
-async def test_the_last_follower_leaves_after_the_leaders_client(two: Two, clock: Clock, config: CacheConfig) -> None:
-    """Work that went on for a follower elsewhere stops once that follower has not been heard of for a while."""
+async def test_generation_for_a_remote_follower_stops_when_its_interest_expires(
+    two: Two, clock: Clock, config: CacheConfig
+) -> None:
     one, other = two
     first = one.ask(ask(stream=True))
     one.script.permit(1)
@@ -228,8 +226,7 @@ async def test_the_last_follower_leaves_after_the_leaders_client(two: Two, clock
     await until(lambda: one.script.stopped == 1)
 
 
-async def test_who_leaves_while_redis_is_asked_leaves_no_lease(two: Two) -> None:
-    """A client that goes before Redis has answered leaves nothing that another gateway would wait for."""
+async def test_client_that_leaves_during_the_lookup_leaves_no_lease(two: Two) -> None:
     one, other = two
     for turns in range(6):
         gone = one.ask(ask(str(turns)))
@@ -241,8 +238,8 @@ async def test_who_leaves_while_redis_is_asked_leaves_no_lease(two: Two) -> None
     assert other.fault("leader_takeover") == 0
 
 
-async def test_who_comes_as_the_last_one_goes(two: Two) -> None:
-    """Whoever asks in the very moment in which the last listener leaves gets an answer, here or elsewhere."""
+async def test_request_at_the_moment_the_last_client_leaves_is_answered(two: Two) -> None:
+    """On the same gateway and on another."""
     one, other = two
     leader = one.ask(ask(stream=True))
     one.script.permit(1)
@@ -260,29 +257,29 @@ async def test_who_comes_as_the_last_one_goes(two: Two) -> None:
         assert each.error is None
 
 
-# --- who may share what ----------------------------------------------------------------------------------------------
+# --- sharing rules ---------------------------------------------------------------------------------------------------
 
 
-async def test_tenants_are_apart(two: Two) -> None:
-    """No answer crosses tenants: neither a kept one nor one in the making."""
+async def test_tenants_share_nothing(two: Two) -> None:
+    """Neither a stored answer nor one in progress."""
     one, other = two
     one.script.permit(9)
     await one.ask(ask(), tenant="acme").end()
     await until(lambda: not one.caching_service.generations)
-    strangers = [other.ask(ask(), tenant="emca"), one.ask(ask(), tenant="emca2")]
-    await until(lambda: len(other.script.asked) == 1 and len(one.script.asked) == 2)
+    others = [other.ask(ask(), tenant="emca"), one.ask(ask(), tenant="emca2")]
+    await until(lambda: len(other.script.requests) == 1 and len(one.script.requests) == 2)
     one.script.permit(9)
     other.script.permit(9)
-    assert [(await each.end()).reply.status for each in strangers] == ["miss", "miss"]
+    assert [(await each.end()).reply.status for each in others] == ["miss", "miss"]
 
 
-async def test_the_urgent_do_not_wait_for_the_rest(two: Two) -> None:
-    """A request of another priority makes its own answer while it is in the making, and takes it once it is kept."""
+async def test_priorities_do_not_wait_for_each_other(two: Two) -> None:
+    """A request of another priority generates its own answer, and uses a stored one."""
     one, other = two
     bulk = one.ask(ask(), priority="bulk")
-    await until(lambda: len(one.script.asked) == 1)
+    await until(lambda: len(one.script.requests) == 1)
     urgent = other.ask(ask(), priority="interactive")
-    await until(lambda: len(other.script.asked) == 1)
+    await until(lambda: len(other.script.requests) == 1)
     other.script.permit(9)
     assert (await urgent.end()).reply.status == "miss"
     await until(lambda: not other.caching_service.generations)
@@ -291,16 +288,15 @@ async def test_the_urgent_do_not_wait_for_the_rest(two: Two) -> None:
     await bulk.end()
 
 
-async def test_whoever_takes_no_less_waits_for_no_less(two: Two) -> None:
-    """A request that takes its tier's whole answer or none does not share the answer of one that may get another."""
+async def test_critical_requests_share_only_among_themselves(two: Two) -> None:
     one, other = two
-    humble = one.ask(ask())
-    await until(lambda: len(one.script.asked) == 1)
-    proud = other.ask(ask(), critical=True)
-    await until(lambda: len(other.script.asked) == 1)
+    plain = one.ask(ask())
+    await until(lambda: len(one.script.requests) == 1)
+    critical = other.ask(ask(), critical=True)
+    await until(lambda: len(other.script.requests) == 1)
     for each in two:
         each.script.permit(9)
-    assert [(await each.end()).reply.status for each in (humble, proud)] == ["miss", "miss"]
+    assert [(await each.end()).reply.status for each in (plain, critical)] == ["miss", "miss"]
 
 
 @pytest.mark.parametrize(
@@ -316,26 +312,24 @@ async def test_whoever_takes_no_less_waits_for_no_less(two: Two) -> None:
     ],
     ids=["private", "no-store", "sampled", "sampled-by-default", "n", "echo", "rest"],
 )
-async def test_what_is_kept_out_stays_out(
+async def test_bypassing_requests_reach_no_redis_and_do_not_share(
     two: Two, request_: Request, redis_server: RedisServer, config: CacheConfig
 ) -> None:
-    """Nothing of a request that may not be kept reaches Redis, and two of them at once are made twice."""
     import redis
 
     one, _ = two
     one.script.permit(99)
-    asked = [one.ask(request_), one.ask(request_)]
-    for each in asked:
+    clients = [one.ask(request_), one.ask(request_)]
+    for each in clients:
         assert (await each.end()).reply.status == "bypass"
         assert each.reply.billable
-    assert len(one.script.asked) == 2
+    assert len(one.script.requests) == 2
     assert await one.cache.find_stale(request_, "acme") is None
     with redis.Redis.from_url(redis_server.url) as client:
         assert not client.keys(f"{config.key_prefix}:*")
 
 
-async def test_second_choice_is_shared_and_not_kept(two: Two) -> None:
-    """Those who wait get an answer of second choice; later ones are asked anew."""
+async def test_fallback_answer_is_shared_and_not_stored(two: Two) -> None:
     one, other = two
     one.script.head = AnswerHead((("x-causeway-degraded", "true"),), keep=False)
     leader = one.ask(ask(stream=True))
@@ -355,11 +349,11 @@ async def test_second_choice_is_shared_and_not_kept(two: Two) -> None:
 
 @pytest.mark.parametrize("error", [CloudFailed("boom", phase="stream"), QueueFull("full"), DeadlineExceeded("late")])
 async def test_errors_are_not_shared(two: Two, error: CausewayError) -> None:
-    """What breaks for the leader breaks for it alone: followers on both gateways ask again, one for all of them."""
+    """Followers on both gateways try again, one generation for all of them."""
     one, other = two
     one.script.error = error
     leader = one.ask(ask())
-    await until(lambda: len(one.script.asked) == 1)
+    await until(lambda: len(one.script.requests) == 1)
     beside, elsewhere = one.ask(ask()), other.ask(ask())
     await until(lambda: bool(other.caching_service.following))
     one.script.error = None
@@ -369,35 +363,33 @@ async def test_errors_are_not_shared(two: Two, error: CausewayError) -> None:
     other.script.permit(9)
     for each in (beside, elsewhere):
         assert (await each.end()).text == "one two three"
-    assert len(one.script.asked) + len(other.script.asked) == 2
+    assert len(one.script.requests) + len(other.script.requests) == 2
     assert sorted([beside.reply.status, elsewhere.reply.status])[1] == "miss"
 
 
-async def test_a_faulty_question_is_faulty_for_all_here(two: Two) -> None:
-    """A fault of the question itself is shared with those who asked the same: it would only come again."""
+async def test_invalid_request_is_an_error_for_all_subscribers(two: Two) -> None:
     one, _ = two
     one.script.error = InvalidRequest("no")
-    asked = [one.ask(ask()) for _ in range(5)]
+    clients = [one.ask(ask()) for _ in range(5)]
     one.script.permit(99)
-    for each in asked:
+    for each in clients:
         assert (await each.end()).error is one.script.error
-    assert len(one.script.asked) == 1
+    assert len(one.script.requests) == 1
 
 
-async def test_after_some_rounds_each_asks_for_itself(two: Two) -> None:
-    """Whoever followed leaders that fail one after the other goes alone in the end, and is not kept waiting."""
+async def test_after_failed_rounds_each_request_generates_for_itself(two: Two) -> None:
     one, _ = two
     one.script.error = CloudFailed("boom")
-    asked = [one.ask(ask()) for _ in range(6)]
+    clients = [one.ask(ask()) for _ in range(6)]
     one.script.permit(999)
-    for each in asked:
+    for each in clients:
         assert isinstance((await each.end()).error, CloudFailed)
-    assert len(one.script.asked) == 6
+    assert len(one.script.requests) == 6
     assert not one.caching_service.generations
 
 
-async def test_a_broken_stream_goes_on_where_it_was(two: Two) -> None:
-    """A streaming follower whose leader broke gets the rest from the next try, without a word twice."""
+async def test_follower_of_a_failed_leader_resumes(two: Two) -> None:
+    """Without a word twice."""
     one, other = two
     one.script.error = CloudFailed("boom", phase="stream")
     leader = one.ask(ask(stream=True))
@@ -414,8 +406,7 @@ async def test_a_broken_stream_goes_on_where_it_was(two: Two) -> None:
     assert follower.reply.billable
 
 
-async def test_two_answers_never_become_one(two: Two) -> None:
-    """Where the next try says something else, the stream that had begun is broken."""
+async def test_stream_breaks_if_the_restart_differs(two: Two) -> None:
     one, other = two
     one.script.words, one.script.error = ("one ", "two "), CloudFailed("boom", phase="stream")
     leader = one.ask(ask(stream=True))
@@ -432,11 +423,11 @@ async def test_two_answers_never_become_one(two: Two) -> None:
     assert (await whole.end()).text == "one more"
 
 
-async def test_nobody_waits_beyond_their_own_deadline(two: Two) -> None:
-    """A follower with less time than the leader stops at its own deadline, and the leader goes on."""
+async def test_follower_ends_at_its_own_deadline(two: Two) -> None:
+    """The leader goes on."""
     one, other = two
     leader = one.ask(ask())
-    await until(lambda: len(one.script.asked) == 1)
+    await until(lambda: len(one.script.requests) == 1)
     short = [one.ask(ask(), left_s=0.05), other.ask(ask(), left_s=0.05)]
     for each in short:
         assert isinstance((await each.end()).error, DeadlineExceeded)
@@ -444,11 +435,10 @@ async def test_nobody_waits_beyond_their_own_deadline(two: Two) -> None:
     assert (await leader.end()).text == "one two three"
 
 
-async def test_a_leader_with_little_time_fails_alone(two: Two) -> None:
-    """When the leader's time is over, a follower with more of it makes the answer."""
+async def test_follower_generates_when_the_leaders_deadline_passes(two: Two) -> None:
     one, other = two
     leader = one.ask(ask(), left_s=0.3)
-    await until(lambda: len(one.script.asked) == 1)
+    await until(lambda: len(one.script.requests) == 1)
     follower = other.ask(ask())
     other.script.permit(9)
     assert isinstance((await leader.end()).error, DeadlineExceeded)
@@ -456,8 +446,8 @@ async def test_a_leader_with_little_time_fails_alone(two: Two) -> None:
     assert one.script.stopped == 1
 
 
-async def test_a_dead_leader_is_followed_by_another(two: Two, clock: Clock, config: CacheConfig) -> None:
-    """Once a silent leader's lease has run out, a follower makes the answer; streams go on without a word twice."""
+async def test_follower_takes_over_from_a_dead_leader(two: Two, clock: Clock, config: CacheConfig) -> None:
+    """Once the lease has expired; streams go on without a word twice."""
     one, other = two
     leader = one.ask(ask(stream=True))
     one.script.permit(1)
@@ -474,15 +464,15 @@ async def test_a_dead_leader_is_followed_by_another(two: Two, clock: Clock, conf
     await leader.end()
 
 
-async def test_a_leader_that_was_taken_for_dead_changes_nothing(
+async def test_leader_with_an_old_fence_changes_nothing(
     two: Two, clock: Clock, config: CacheConfig, redis_server: RedisServer
 ) -> None:
-    """Its fence is old: what it says afterwards is neither kept nor heard, and its own client still gets it."""
+    """Its own client still gets the answer."""
     one, other = two
     slow = Script("stale ", "words")
     async with gateway(redis_server.url, msgspec.structs.replace(config, lease_s=3600.0), clock, slow) as late:
         first = late.ask(ask())
-        await until(lambda: len(slow.asked) == 1)
+        await until(lambda: len(slow.requests) == 1)
         clock.move(3601.0)
         one.script.permit(9)
         assert (await one.ask(ask()).end()).reply.status == "miss"
@@ -494,8 +484,8 @@ async def test_a_leader_that_was_taken_for_dead_changes_nothing(
     assert (await other.ask(ask()).end()).text == "one two three"
 
 
-async def test_too_large_is_not_kept(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> None:
-    """An answer beyond the bound is given and not kept; counted."""
+async def test_too_large_answer_is_not_stored(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> None:
+    """It is counted."""
     config = msgspec.structs.replace(config, max_entry_bytes=64)
     async with gateway(redis_server.url, config, clock) as one:
         one.script.permit(99)
@@ -505,8 +495,8 @@ async def test_too_large_is_not_kept(redis_server: RedisServer, config: CacheCon
             assert one.fault("not_stored") == count
 
 
-async def test_a_long_answer_is_bounded_in_memory(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> None:
-    """Past the buffer an answer is shared with nobody new and not kept, and those who listen get all of it."""
+async def test_long_answer_is_bounded_in_memory(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> None:
+    """Beyond the buffer it can be neither joined nor stored; its subscribers get all of it."""
     config = msgspec.structs.replace(config, max_buffer_bytes=2000)
     script = Script(*["word "] * 100)
     async with (
@@ -525,12 +515,12 @@ async def test_a_long_answer_is_bounded_in_memory(redis_server: RedisServer, con
         assert (await leader.end()).text == "word " * 100
 
 
-async def test_too_many_followed_at_once(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> None:
-    """Beyond `max_followed` a gateway makes an answer itself rather than hold one more connection."""
+async def test_follow_limit(redis_server: RedisServer, config: CacheConfig, clock: Clock) -> None:
+    """Beyond `max_followed` a gateway generates the answer itself."""
     config = msgspec.structs.replace(config, max_followed=1)
     async with gateway(redis_server.url, config, clock) as one, gateway(redis_server.url, config, clock) as other:
         leaders = [one.ask(ask("a")), one.ask(ask("b"))]
-        await until(lambda: len(one.script.asked) == 2)
+        await until(lambda: len(one.script.requests) == 2)
         followers = [other.ask(ask("a"))]
         await until(lambda: other.caching_service.following == 1)
         other.script.permit(9)
@@ -541,6 +531,5 @@ async def test_too_many_followed_at_once(redis_server: RedisServer, config: Cach
             assert (await each.end()).text == "one two three"
 
 
-def test_tier_names() -> None:
-    """The script's tiers are what the tests think they are."""
+def test_scripted_tiers_are_as_expected() -> None:
     assert TIERS["big"].name == "large"

@@ -1,4 +1,4 @@
-"""The cache over HTTP: headers, streams, tenants, bills and records, on two gateways and one Redis."""
+"""The cache over HTTP: headers, streams, tenants, billing and records, on two gateways and one Redis."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def lines_of(path: str) -> list[str]:
 
 
 async def audited(config: Config, count: int) -> list[dict[str, Any]]:
-    """The records, once there are so many; by outcome of the cache."""
+    """Return the audit records, by outcome of the cache, once there are `count`."""
     ends = time.monotonic() + 20.0
     while True:
         lines = lines_of(config.audit_file)
@@ -84,8 +84,8 @@ def events(text: str) -> list[str]:
     return [event.removeprefix("data: ") for event in text[:-2].split("\n\n")]
 
 
-async def test_a_whole_answer_streams_from_the_cache(two: Two, issuer: Issuer, clock: Clock) -> None:
-    """A hit is a proper stream with an id and time of its own, whose usage says that all of it was cached."""
+async def test_whole_answer_streams_from_the_cache(two: Two, issuer: Issuer, clock: Clock) -> None:
+    """The hit has its own id and time, and its usage is all cached."""
     one, other = two
     one.script.permit(9)
     async with one.post(token(issuer)) as made:
@@ -101,9 +101,9 @@ async def test_a_whole_answer_streams_from_the_cache(two: Two, issuer: Issuer, c
         "assistant-large",
         "requested",
     )
-    *said, done = events(text)
+    *data, done = events(text)
     assert done == "[DONE]"
-    chunks = [ChatCompletionChunk.model_validate_json(event) for event in said]
+    chunks = [ChatCompletionChunk.model_validate_json(event) for event in data]
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == first.choices[0].message.content
     assert chunks[-2].choices[0].finish_reason == "stop"
@@ -115,8 +115,7 @@ async def test_a_whole_answer_streams_from_the_cache(two: Two, issuer: Issuer, c
     assert len({chunk.id for chunk in chunks} | {first.id}) == 2
 
 
-async def test_a_streamed_answer_is_whole_from_the_cache(two: Two, issuer: Issuer) -> None:
-    """And the other way round."""
+async def test_streamed_answer_is_whole_from_the_cache(two: Two, issuer: Issuer) -> None:
     one, other = two
     one.script.permit(9)
     async with one.post(token(issuer), stream=True) as made:
@@ -128,8 +127,7 @@ async def test_a_streamed_answer_is_whole_from_the_cache(two: Two, issuer: Issue
     assert answer.choices[0].finish_reason == "stop"
 
 
-async def test_completions_are_kept_too(two: Two, issuer: Issuer) -> None:
-    """The older surface shares as well, and no chat answers a completion."""
+async def test_completions_are_cached_apart_from_chats(two: Two, issuer: Issuer) -> None:
     one, other = two
     one.script.permit(9)
     bearer = {"authorization": f"Bearer {token(issuer)}"}
@@ -145,8 +143,8 @@ async def test_completions_are_kept_too(two: Two, issuer: Issuer) -> None:
         assert chat.headers["x-causeway-cache"] == "miss"
 
 
-async def test_what_was_not_made_costs_nothing(two: Two, issuer: Issuer, whole_config: Config) -> None:
-    """Of three who ask the same, one pays; usage, metrics and audit records agree, and each is recorded once."""
+async def test_one_of_three_sharing_requests_is_billed(two: Two, issuer: Issuer, whole_config: Config) -> None:
+    """Usage, metrics and audit records agree."""
     one, other = two
     one.script.permit(1)
     async with one.post(token(issuer), stream=True) as leading:
@@ -171,10 +169,10 @@ async def test_what_was_not_made_costs_nothing(two: Two, issuer: Issuer, whole_c
     assert other.metric("causeway_cloud_requests_total", tier="assistant-large", outcome="ok") == 2
 
 
-async def test_who_began_pays_for_what_others_get(
+async def test_client_that_left_is_billed_for_the_whole_generation(
     two: Two, issuer: Issuer, whole_config: Config, redis_server: RedisServer
 ) -> None:
-    """A client that leaves while a follower on another gateway listens pays for all of it, in one record."""
+    """In one record, while a follower on another gateway reads it."""
     one, other = two
     tenant = f"payer{time.monotonic_ns()}"
     session = aiohttp.ClientSession()
@@ -203,8 +201,8 @@ async def test_who_began_pays_for_what_others_get(
     assert used == [3]
 
 
-async def test_a_follower_that_leaves_pays_nothing(two: Two, issuer: Issuer, whole_config: Config) -> None:
-    """Not even for its prompt: nothing read it."""
+async def test_leaving_follower_is_billed_nothing(two: Two, issuer: Issuer, whole_config: Config) -> None:
+    """Not even its prompt."""
     one, other = two
     one.script.permit(1)
     async with one.post(token(issuer), stream=True) as leading:
@@ -224,8 +222,7 @@ async def test_a_follower_that_leaves_pays_nothing(two: Two, issuer: Issuer, who
         "coalesced", "client_gone", 0, 0)  # fmt: skip
 
 
-async def test_tenants_over_http(two: Two, issuer: Issuer) -> None:
-    """Devices of one tenant share; another tenant's device gets an answer of its own."""
+async def test_devices_of_a_tenant_share_and_tenants_do_not(two: Two, issuer: Issuer) -> None:
     one, other = two
     one.script.permit(9)
     async with one.post(token(issuer, "acme", "kiosk-1")) as made:
@@ -236,7 +233,7 @@ async def test_tenants_over_http(two: Two, issuer: Issuer) -> None:
     other.script.permit(9)
     async with other.post(token(issuer, "emca", "kiosk-1")) as stranger:
         assert stranger.headers["x-causeway-cache"] == "miss"
-    assert len(other.script.asked) == 1
+    assert len(other.script.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -249,10 +246,9 @@ async def test_tenants_over_http(two: Two, issuer: Issuer) -> None:
         ({}, {"temperature": 0.5}),
     ],
 )
-async def test_marked_requests_are_kept_out(
+async def test_marked_requests_bypass_the_cache_both_ways(
     two: Two, issuer: Issuer, headers: dict[str, str], changes: dict[str, object]
 ) -> None:
-    """A mark in a header or in the body keeps a request out both ways: it finds nothing and leaves nothing."""
     one, _ = two
     one.script.permit(99)
     async with one.post(token(issuer)) as plain:
@@ -260,18 +256,19 @@ async def test_marked_requests_are_kept_out(
     for _ in range(2):
         async with one.post(token(issuer), headers=headers, **changes) as marked:
             assert marked.headers["x-causeway-cache"] == "bypass"
-    assert len(one.script.asked) == 3
+    assert len(one.script.requests) == 3
 
 
-async def test_a_tag_that_is_none_is_refused(two: Two, issuer: Issuer) -> None:
-    """It may have been a wish for privacy."""
+async def test_malformed_tag_is_refused(two: Two, issuer: Issuer) -> None:
+    """It may be a wish for privacy."""
     async with two[0].post(token(issuer), headers={"x-causeway-tags": "priv\tate"}) as refused:
         assert refused.status == 400
-    assert not two[0].script.asked
+    assert not two[0].script.requests
 
 
-async def test_an_old_answer_says_so(two: Two, issuer: Issuer, whole_config: Config) -> None:
-    """What the service gives instead of a refusal is marked, costs nothing and is not kept as new."""
+async def test_stale_answer_is_marked_and_neither_billed_nor_stored(
+    two: Two, issuer: Issuer, whole_config: Config
+) -> None:
     one, other = two
     one.script.head = answer_head("assistant-large", "stale", degraded=True, stale_s=400.0)
     one.script.permit(9)
@@ -287,8 +284,7 @@ async def test_an_old_answer_says_so(two: Two, issuer: Issuer, whole_config: Con
         assert fresh.headers["x-causeway-cache"] == "miss"
 
 
-async def test_an_error_is_not_kept(two: Two, issuer: Issuer) -> None:
-    """A refusal looks as it does without a cache, and the next who asks is asked for anew."""
+async def test_error_is_not_stored(two: Two, issuer: Issuer) -> None:
     one, _ = two
     one.script.error = CloudFailed("boom")
     one.script.permit(4)
@@ -300,8 +296,7 @@ async def test_an_error_is_not_kept(two: Two, issuer: Issuer) -> None:
         assert (made.status, made.headers["x-causeway-cache"]) == (200, "miss")
 
 
-async def test_without_a_cache_nothing_is_said(issuer: Issuer, whole_config: Config) -> None:
-    """A gateway without a cache says nothing about one."""
+async def test_without_a_cache_there_is_no_cache_header(issuer: Issuer, whole_config: Config) -> None:
     off = msgspec.structs.replace(whole_config, cache=CacheConfig())
     async with served(off) as gateway:
         gateway.script.permit(9)
@@ -313,31 +308,31 @@ async def test_without_a_cache_nothing_is_said(issuer: Issuer, whole_config: Con
 
 
 @contextmanager
-def overheard(url: str) -> Iterator[list[str]]:
-    """Every command that reaches Redis meanwhile."""
-    heard: list[str] = []
+def monitored(url: str) -> Iterator[list[str]]:
+    """Record every command that reaches Redis."""
+    commands: list[str] = []
     with redis.Redis.from_url(url) as client, client.monitor() as monitor:
 
         def listen() -> None:
             for command in monitor.listen():
-                heard.append(command["command"])
+                commands.append(command["command"])
                 if "the end" in command["command"]:
                     return
 
         thread = threading.Thread(target=listen)
         thread.start()
         try:
-            yield heard
+            yield commands
         finally:
             with redis.Redis.from_url(url) as other:
                 other.echo("the end")
             thread.join()
 
 
-async def test_the_prompt_never_reaches_redis(two: Two, issuer: Issuer, redis_server: RedisServer) -> None:
-    """Of all that goes to Redis while an answer is made, followed, kept and found, nothing holds the prompt."""
+async def test_prompt_never_reaches_redis(two: Two, issuer: Issuer, redis_server: RedisServer) -> None:
+    """Not while an answer is generated, followed, stored or found."""
     one, other = two
-    with overheard(redis_server.url) as heard:
+    with monitored(redis_server.url) as commands:
         one.script.permit(1)
         async with one.post(token(issuer), stream=True) as leading:
             await leading.content.readuntil(b"one ")
@@ -349,7 +344,7 @@ async def test_the_prompt_never_reaches_redis(two: Two, issuer: Issuer, redis_se
         await until(lambda: bool(one.metric("causeway_cloud_cache_requests_total", outcome="miss")))
         async with other.post(token(issuer)) as hit:
             assert hit.headers["x-causeway-cache"] == "hit"
-    text = "\n".join(heard)
+    text = "\n".join(commands)
     assert "three" in text, "the answer is kept, so it must be there"
     assert not re.search("secret|question", text)
     assert HEAD.tier in text

@@ -100,7 +100,7 @@ async def test_a_job_gets_an_interactive_requests_answer(bed: SharedDeployment, 
     assert found["choices"][0]["message"]["content"] == answer.text == "one two three"  # type: ignore[index]
     assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 20}  # type: ignore[index]
     assert record.cache == "hit"
-    assert not bed.worker.script.asked
+    assert not bed.worker.script.requests
     (row,) = bed.ledger.records()
     assert (row["route"], row["cache"], row["outcome"]) == ("job", "hit", "ok")
     assert (row["prompt_tokens"], row["completion_tokens"]) == (0, 0)
@@ -112,14 +112,14 @@ async def test_an_interactive_request_gets_a_jobs_answer(bed: SharedDeployment, 
     assert record.cache == "miss"
     answer = await bed.gateway.ask(ask(), tenant="kiosk").end()
     assert answer.headers["x-causeway-cache"] == "hit"
-    assert (answer.text, bed.gateway.script.asked) == ("one two three", [])
+    assert (answer.text, bed.gateway.script.requests) == ("one two three", [])
     (row,) = bed.ledger.records()
     assert (row["cache"], row["prompt_tokens"], row["completion_tokens"]) == ("miss", 20, 3)
 
 
 async def test_concurrent_equal_jobs_share_one_generation(bed: SharedDeployment, new_job: MakeJob) -> None:
     records = await bed.outcomes(*(new_job() for _ in range(4)))
-    assert len(bed.worker.script.asked) == 1
+    assert len(bed.worker.script.requests) == 1
     assert [one.cache for one in records].count("miss") == 1
     assert {one.cache for one in records} <= {"miss", "hit", "coalesced"}
     rows = bed.ledger.records()
@@ -152,7 +152,7 @@ async def test_a_job_outside_the_cache_neither_reads_nor_writes_it(
     assert answer.headers["x-causeway-cache"] == "miss"
     (again,) = await bed.outcomes(new_job(**changes))
     assert again.cache == "bypass"
-    assert len(bed.worker.script.asked) == 2
+    assert len(bed.worker.script.requests) == 2
 
 
 async def test_a_job_is_answered_without_the_cache(bed: SharedDeployment, new_job: MakeJob) -> None:
@@ -206,7 +206,7 @@ async def test_a_batchs_headers_apply_to_its_lines(config: JobsConfig, clock: Cl
 
                 async with RunningRuntime(config, clock, bed.runner):  # type: ignore[arg-type]
                     await until(is_done)
-                assert len(bed.worker.script.asked) == generations
+                assert len(bed.worker.script.requests) == generations
             await client.close()
     finally:
         await gateway.close()

@@ -1,4 +1,4 @@
-"""A collector: takes OTLP over HTTP, as protobuf or JSON, and keeps the spans."""
+"""A collector: accepts OTLP over HTTP as protobuf or JSON, and keeps the spans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as Wire
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Ids in hex; times in Unix s."""
+    """Ids in hex, times in Unix seconds."""
 
     service: str
     name: str
@@ -45,7 +45,7 @@ class Collector:
 
     async def start(self) -> Collector:
         app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_post("/v1/traces", self._take)
+        app.router.add_post("/v1/traces", self._receive)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -57,7 +57,7 @@ class Collector:
             await self._runner.cleanup()
 
     async def until(self, names: Collection[str]) -> list[Span]:
-        """The spans of the first trace that has one with each of these names."""
+        """Wait for and return the spans of the first trace that has each of these names."""
         while True:
             for trace in dict.fromkeys(span.trace for span in self.spans):
                 found = [span for span in self.spans if span.trace == trace]
@@ -66,12 +66,12 @@ class Collector:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _take(self, http: web.Request) -> web.Response:
+    async def _receive(self, http: web.Request) -> web.Response:
         body = await http.read()
         if http.headers.get("content-encoding") == "gzip" and body[:2] == b"\x1f\x8b":
             body = gzip.decompress(body)
-        said = _read(body, http.content_type)
-        for of_resource in said.resource_spans:
+        export = _read(body, http.content_type)
+        for of_resource in export.resource_spans:
             resource = {pair.key: _value(pair.value) for pair in of_resource.resource.attributes}
             for scope in of_resource.scope_spans:
                 self.spans += [_span(str(resource.get("service.name", "")), wire) for wire in scope.spans]
@@ -83,13 +83,13 @@ def _read(body: bytes, content_type: str) -> ExportTraceServiceRequest:
     """OTLP as protobuf, or as JSON, where ids are in hex instead of base64 as elsewhere in protobuf's JSON."""
     if content_type != "application/json":
         return ExportTraceServiceRequest.FromString(body)
-    said = json.loads(body)
-    for of_resource in said["resourceSpans"]:
+    export = json.loads(body)
+    for of_resource in export["resourceSpans"]:
         for scope in of_resource["scopeSpans"]:
             for span in scope["spans"]:
                 for key in ("traceId", "spanId", "parentSpanId"):
                     span[key] = base64.b64encode(bytes.fromhex(span.get(key, ""))).decode()
-    return json_format.ParseDict(said, ExportTraceServiceRequest(), ignore_unknown_fields=True)
+    return json_format.ParseDict(export, ExportTraceServiceRequest(), ignore_unknown_fields=True)
 
 
 def _span(service: str, wire: Wire) -> Span:

@@ -1,4 +1,4 @@
-"""One trace from the device into the model: the daemon, the gateway and Triton as the programs that people start."""
+"""One trace from the device into the model, with daemon, gateway and Triton as real programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ("chat large", "attempt large", "chat assistant-large", "triton assistan
 
 
 class Background:
-    """A collector in a loop and a thread of its own: the programs are waited for in this one."""
+    """A collector in an event loop and a thread of its own: the test's thread waits for programs."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -68,7 +68,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) 
 
 
 def test_one_trace_leads_from_the_device_into_the_model(traced: tuple[Stack, Background]) -> None:
-    """Each program's span hangs on the one before it; the words asked and answered are in none."""
+    """Each program's span is a child of the one before; no span has content."""
     stack, background = traced
     answers = {}
     for number in range(1, ASKS + 1):
@@ -98,7 +98,7 @@ def test_one_trace_leads_from_the_device_into_the_model(traced: tuple[Stack, Bac
 
 
 def test_one_trace_leads_from_a_job_into_the_model(traced: tuple[Stack, Background]) -> None:
-    """Accepted by the gateway, claimed and run by the worker, answered by Triton; sent again it is in the cache."""
+    """Accepted by the gateway, run by the worker, answered by Triton; a second one comes from the cache."""
     stack, background = traced
     ask = {"model": "assistant-large", "messages": [{"role": "user", "content": "dim the lights, mysecretword"}]}
     url, token = f"{stack.gateway_url}/v1/jobs", {"authorization": f"Bearer {TOKEN}"}
@@ -132,8 +132,8 @@ def test_one_trace_leads_from_a_job_into_the_model(traced: tuple[Stack, Backgrou
     assert "mysecretword" not in repr(background.collector.spans)
 
 
-def test_the_gateways_json_log_names_the_request(traced: tuple[Stack, Background]) -> None:
-    """A bad answer's line has the id that the edge gave; no line has what was asked."""
+def test_gateways_json_log_names_the_request(traced: tuple[Stack, Background]) -> None:
+    """A failed request's line has the edge's id; no line has content."""
     stack, _ = traced
     body = {"model": "assistant-large", "messages": [{"role": "user", "content": "mysecretword"}], "max_tokens": 5}
     headers = {"authorization": "Bearer edge-under-test", "x-request-id": "the-one", "x-causeway-deadline-ms": "1"}

@@ -1,4 +1,4 @@
-"""A job's trace, from the request that sent it to its webhook, and what the shared cache did for it."""
+"""A job's trace from its submission to its webhook, with the shared cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cloud_pool.jobs.worker.runner import ServiceBackend
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.observability.otel_tracing import OtelTracing
 from router.errors import CloudFailed
-from tests.cloud_cache.gateways import TIERS, Asked, Gateway, Script, ask, gateway
+from tests.cloud_cache.gateways import TIERS, Client, Gateway, Script, ask, gateway
 from tests.jobs.conftest import Clock, until
 from tests.jobs.conftest import clock as clock  # fixtures
 from tests.jobs.conftest import config as config
@@ -42,7 +42,7 @@ _traces = itertools.count(1)
 
 
 class Bed:
-    """A gateway that takes jobs and a worker that runs them, each with a tracing of its own to one collector."""
+    """A gateway that accepts jobs and a worker that runs them, both tracing to one collector."""
 
     def __init__(self, config: JobsConfig, worker: Gateway, url: str, books: AuditedLedger, clock: Clock) -> None:
         def tick() -> float:  # what is to be tried again becomes due
@@ -71,7 +71,7 @@ class Bed:
         )
 
     async def run(self, **changes: object) -> tuple[str, list[Span]]:
-        """One job, from its POST to its end: its id and the spans of its trace."""
+        """Submit one job and wait for its end; return its id and the spans of its trace."""
         number = f"{next(_traces):032x}"
         headers = {"authorization": "Bearer acme", "traceparent": CALLER.format(int(number, 16))}
         stop = asyncio.Event()
@@ -79,12 +79,12 @@ class Bed:
             async with http.post("/v1/jobs", json={**BODY, "webhook": self._url, **changes}) as response:
                 job = str((await response.json())["id"])
 
-            async def told() -> bool:
+            async def delivered() -> bool:
                 async with http.get(f"/v1/jobs/{job}") as response:
                     return (await response.json())["webhook_status"] not in ("", None, "pending")
 
             working = asyncio.ensure_future(self.runtime.run(stop))
-            await until(told)
+            await until(delivered)
             stop.set()
             await working
         return job, [span for span in await self.spans() if span.trace == number]
@@ -127,7 +127,8 @@ def names(spans: list[Span]) -> list[str]:
 
 
 async def test_one_trace_shows_accept_claim_run_and_webhook(bed: Bed) -> None:
-    """The gateway's span hangs on the caller's; the worker's hang on it and are linked to it. No span has content."""
+    """The gateway's span is a child of the client's; the worker's are children of it and linked to it. No span
+    has content."""
     job, spans = await bed.run()
     assert names(spans) == [
         "send large", "receive large", "process large", "cache lookup", "cache keep", "POST webhook",
@@ -150,8 +151,8 @@ async def test_one_trace_shows_accept_claim_run_and_webhook(bed: Bed) -> None:
     assert "an answer" not in repr(spans)
 
 
-async def test_a_hit_is_a_lookup_and_no_more(bed: Bed) -> None:
-    """The second job with the same question: its trace says where the answer came from, and that it cost nothing."""
+async def test_cache_hit_is_one_lookup(bed: Bed) -> None:
+    """The trace of a second job with the same question names the source and no cost."""
     await bed.run()
     _, spans = await bed.run()
     found = {span.name: span for span in spans}
@@ -161,23 +162,23 @@ async def test_a_hit_is_a_lookup_and_no_more(bed: Bed) -> None:
     assert found["process large"].attributes["gen_ai.usage.output_tokens"] == 0
 
 
-async def until_asked(script: Script) -> None:
+async def until_requested(script: Script) -> None:
     async def is_so() -> bool:
-        return bool(script.asked)
+        return bool(script.requests)
 
     await until(is_so)
 
 
 async def test_each_run_is_a_span(bed: Bed) -> None:
-    """A fault and then an answer: two runs in one trace, the first with its error."""
+    """The first with its error."""
     script = bed.worker.script
     script.error, script.breaks_after = CloudFailed("broken"), 0
 
-    async def mend() -> None:
-        await until_asked(script)
+    async def repair() -> None:
+        await until_requested(script)
         script.error = None
 
-    mending = asyncio.ensure_future(mend())
+    mending = asyncio.ensure_future(repair())
     _, spans = await bed.run()
     await mending
     runs = [span for span in sorted(spans, key=lambda span: span.begin) if span.name == "process large"]
@@ -185,16 +186,15 @@ async def test_each_run_is_a_span(bed: Bed) -> None:
     assert names(spans).count("receive large") == 2
 
 
-async def test_a_receiver_that_refuses_is_an_error(bed: Bed, receiver: Receiver) -> None:
-    """With the status that it said."""
+async def test_refusing_receiver_is_an_error_with_its_status(bed: Bed, receiver: Receiver) -> None:
     receiver.answers = [410]
     _, spans = await bed.run()
     (post,) = (span for span in spans if span.name == "POST webhook")
     assert (post.error, post.attributes["http.response.status_code"]) == ("410", 410)
 
 
-async def test_a_refused_job_is_a_send_that_failed(bed: Bed) -> None:
-    """A conflict under an idempotency key, say: the span has its code, and nothing hangs on it."""
+async def test_refused_job_is_a_failed_send(bed: Bed) -> None:
+    """The span has the error's code and no children."""
     headers = {"authorization": "Bearer acme", "idempotency-key": "k", "traceparent": CALLER.format(77_777)}
     async with serving(bed.gateway.api.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
         for body, status in ((BODY, 202), (BODY | {"max_tokens": 1}, 409)):
@@ -204,19 +204,18 @@ async def test_a_refused_job_is_a_send_that_failed(bed: Bed) -> None:
     assert sent == ["", "idempotency_conflict"]
 
 
-async def test_who_joins_an_answer_is_linked_to_it(config: JobsConfig) -> None:
-    """Of two requests for one answer, the second's span is linked to the first's, which has the steps in the cache."""
+async def test_subscriber_is_linked_to_the_generations_trace(config: JobsConfig) -> None:
     collector = await Collector().start()
     tracing = OtelTracing(TracingConfig(endpoint=collector.url), "causeway-gateway")
     settings = CacheConfig(enabled=True, key_prefix=f"t{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
     async with gateway(config.redis, settings, lambda: -1) as here:
         traces = [tracing.begin(ask(), name, "") for name in ("one", "two")]
-        asked: list[Asked] = []
+        clients: list[Client] = []
         for trace in traces:
-            asked.append(here.ask(ask(), trace=trace))
+            clients.append(here.ask(ask(), trace=trace))
             await asyncio.sleep(0)
         here.script.permit(100)
-        for one, trace in zip(asked, traces, strict=True):
+        for one, trace in zip(clients, traces, strict=True):
             await one.end()
             trace.end(tier="large", outcome="ok", usage=one.usage, headers=one.headers)  # type: ignore[arg-type]
     await asyncio.to_thread(tracing.close)
