@@ -68,7 +68,7 @@ def _name(text: str) -> x509.GeneralName:
 
 @pytest_asyncio.fixture(autouse=True)
 async def quiet() -> AsyncIterator[None]:
-    """A handshake that is refused is told to the loop's handler; that is the point here."""
+    """Refused handshakes reach the loop's exception handler, which is what these tests provoke."""
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
     yield
 

@@ -42,7 +42,7 @@ PATHS = [
 
 
 def forgeries(issuer: Issuer) -> dict[str, str]:
-    """What somebody without our private key can make, and what was never meant for this gateway."""
+    """Tokens that can be made without our private key, and tokens for other gateways."""
     now = time.time()
     good = token_of(issuer)
     head, claims, signature = good.split(".")

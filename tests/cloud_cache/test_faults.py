@@ -60,9 +60,7 @@ async def test_requests_go_on_without_redis(two: Two, own_redis: RedisServer) ->
     assert (await other.ask(ask()).end()).reply.status == "hit"
 
 
-async def test_hanging_redis_costs_one_timeout(
-    own_redis: RedisServer, hasty: CacheConfig, clock: Clock
-) -> None:
+async def test_hanging_redis_costs_one_timeout(own_redis: RedisServer, hasty: CacheConfig, clock: Clock) -> None:
     """After `redis_timeout_s` it is skipped for a moment."""
     config = msgspec.structs.replace(hasty, redis_retry_after_s=3600.0)
     async with gateway(own_redis.url, config, clock) as one:
