@@ -42,6 +42,7 @@ from .signals.probes.device import DeviceProbes
 from .storage.cache import AnswerCache
 from .storage.decisions import DecisionStore
 from .storage.policies import DEFAULT_POLICY, PolicyStore
+from .storage.spend import SpendStore
 
 if TYPE_CHECKING:
     from .observability.tracing import RequestTracer
@@ -68,7 +69,8 @@ def build(
     engines = EnginePool(make_engine or _engine_maker(config.engine)) if config.engine.enabled else None
     cloud = CloudBackend(config.cloud) if config.cloud.url else None
     learned = LearnedEstimators([Path(folder) for folder in config.engine.model_dirs])
-    signals = SignalCollector(clock, edge=engines, cloud=cloud, read_device=DeviceProbes().read, state_dir=state_dir)
+    spend = SpendStore(state_dir, clock)
+    signals = SignalCollector(clock, spend=spend, edge=engines, cloud=cloud, read_device=DeviceProbes().read)
     admission = Admission(AdmissionLimits())
     metrics = Metrics(lambda: read_gauges(parts))
 
@@ -108,6 +110,7 @@ def build(
         shared_generations=shared_generations,
         attempts=AttemptRunner(_backends(engines, cloud), {"cloud": _cloud_timeouts(config)}, learned.calibrate),
         signals=signals,
+        spend=spend,
         decisions=decisions,
         metrics=metrics,
         clock=clock,
@@ -125,6 +128,7 @@ def build(
         decisions=decisions,
         shared_generations=shared_generations,
         signals=signals,
+        spend=spend,
         metrics=metrics,
         service=service,
         engines=engines,

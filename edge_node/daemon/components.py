@@ -20,6 +20,7 @@ from ..storage.background_sqlite import SqliteStats
 from ..storage.cache import AnswerCache
 from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore
+from ..storage.spend import SpendStore
 
 if TYPE_CHECKING:
     from ..observability.tracing import RequestTracer
@@ -37,6 +38,7 @@ class Components:
     decisions: DecisionStore
     shared_generations: SharedGenerations
     signals: SignalCollector
+    spend: SpendStore
     metrics: Metrics
     service: Service
     engines: EnginePool | None
@@ -88,10 +90,8 @@ def _storage_gauges(parts: Components) -> Iterator[Gauge]:
     cache = parts.cache.stats()
     yield Gauge("causeway_edge_cache_entries", "Cache entries in memory.", cache.entries)
     yield Gauge("causeway_edge_cache_bytes", "Bytes of the cache in memory.", cache.memory_bytes)
-    for store, stats in (("cache", cache.disk), ("decisions", parts.decisions.stats())):
+    for store, stats in (("cache", cache.disk), ("decisions", parts.decisions.stats()), ("spend", parts.spend.stats())):
         yield from _sqlite_gauges(store, stats or SqliteStats(lost_writes=0, corrupt_files=0, available=False))
-    lost = (("store", "spend"),)
-    yield Gauge("causeway_edge_store_lost_writes", _LOST, parts.signals.lost_spend_writes, lost, is_counter=True)
 
 
 def _sqlite_gauges(store: str, stats: SqliteStats) -> Iterator[Gauge]:

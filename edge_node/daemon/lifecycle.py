@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 _SAMPLE_S = 1.0
 _POLL_S = 2.0
-_SAVE_S = 5.0
 _GC_THRESHOLD = 10_000  # allocations between collections of the youngest generation: about fifty requests
 
 
@@ -82,6 +81,7 @@ class App:
             if parts.cloud is not None:
                 await parts.cloud.start()
             await started
+            await parts.spend.start()
             await self._listener.start()
         except BaseException:
             await self.close()
@@ -114,7 +114,7 @@ class App:
     def _close_stores(self) -> None:
         self._parts.cache.close()
         self._parts.decisions.close()
-        self._parts.signals.save_spend()
+        self._parts.spend.close()
         if self._parts.tracing is not None:
             self._parts.tracing.close()
         self._state_folder.release()
@@ -161,7 +161,6 @@ class App:
             tasks.start_soon(_every, _SAMPLE_S, _sync(parts.signals.sample_device))
             tasks.start_soon(_every, _POLL_S, parts.policies.poll)
             tasks.start_soon(_every, 0.0, self._reload)
-            tasks.start_soon(_every, _SAVE_S, lambda: asyncio.to_thread(parts.signals.save_spend))
             if self._notifier.watchdog_s is not None:
                 tasks.start_soon(_every, self._notifier.watchdog_s, self._ping_watchdog)
             started.set_result(None)

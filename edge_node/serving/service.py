@@ -42,6 +42,7 @@ from ..signals.collector import SignalCollector
 from ..signals.estimators import QUALITY
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
 from ..storage.decisions import DecisionStore
+from ..storage.spend import SpendStore
 from .admission import Admission
 from .attempts import AttemptRunner
 from .generation import Generation, SharedGeneration, SharedGenerations, Subscriber
@@ -88,6 +89,7 @@ class Service:
         shared_generations: SharedGenerations,
         attempts: AttemptRunner,
         signals: SignalCollector,
+        spend: SpendStore,
         decisions: DecisionStore,
         metrics: Metrics,
         clock: Clock,
@@ -101,6 +103,7 @@ class Service:
         self._shared_generations = shared_generations
         self._attempts = attempts
         self._signals = signals
+        self._spend = spend
         self._decisions = decisions
         self._metrics = metrics
         self._clock = clock
@@ -319,7 +322,8 @@ class Service:
     def _finish_generation(self, generation: Generation, ended: float) -> None:
         """Once per generation, however many requests shared it."""
         usd = generation.usd()
-        self._signals.add_cost(usd)
+        if usd > 0.0:
+            self._spend.add(usd)
         self._metrics.generation_finished(
             FinishedGeneration(
                 kind=generation.request.kind,

@@ -1,0 +1,83 @@
+"""Spending over restarts: added up in memory, and written to SQLite at once after each cost.
+
+The file holds the complete sums, taken in the event loop: a write that was dropped because the disk was full is made
+good by the next one, and costs that arrive during a write are in the write after it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+
+import msgspec
+
+from router.decision.spend import SpendState, SpendTracker
+from router.types import SpendSignals
+
+from ..clock import Clock
+from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Write
+
+log = logging.getLogger(__name__)
+
+FILE = "spend-1.sqlite"
+_SCHEMA = "CREATE TABLE IF NOT EXISTS spend (id INTEGER PRIMARY KEY, state TEXT NOT NULL);"
+_PUT = "INSERT OR REPLACE INTO spend VALUES (1, ?)"
+_GET = "SELECT state FROM spend WHERE id = 1"
+_STATE_BYTES = 4096  # approximate
+_LOAD_TIMEOUT_S = 5.0
+
+
+class SpendStore:
+    """The spending of one daemon.
+
+    Args:
+        directory: The state folder; None: memory only.
+        clock: Wall-clock time for the sums, monotonic time for retries of the disk.
+    """
+
+    def __init__(self, directory: Path | None, clock: Clock) -> None:
+        self._clock = clock
+        self._tracker = SpendTracker()
+        self._cache: tuple[int, SpendSignals] = (0, SpendSignals())  # (computed in this Unix second, signals)
+        self._database: BackgroundSqlite | None = None
+        if directory is not None:
+            # No lingering: a kill must not forget what was spent.
+            self._database = BackgroundSqlite(directory / FILE, _SCHEMA, linger_s=0.0, monotonic=clock.monotonic)
+
+    async def start(self) -> None:
+        """Load the spending of earlier runs. If it cannot be read, counting starts at 0."""
+        if self._database is None:
+            return
+        self._database.start()
+        try:
+            rows = await self._database.read(_GET, timeout_s=_LOAD_TIMEOUT_S)
+            state = msgspec.json.decode(str(rows[0][0]), type=SpendState) if rows else SpendState()
+        except (TimeoutError, msgspec.DecodeError) as error:
+            log.warning("the spending of earlier runs cannot be read, it starts at 0: %s", type(error).__name__)
+            return
+        self._tracker = SpendTracker(restored=state)
+
+    def add(self, usd: float) -> None:
+        """Add the cost of an answer, US dollars."""
+        self._tracker.add(usd, self._clock.unix())
+        self._cache = (0, SpendSignals())
+        if self._database is not None:
+            self._database.write(Write(_PUT, functools.partial(_row, self._tracker.state()), _STATE_BYTES))
+
+    def signals(self, second: int) -> SpendSignals:
+        """Return the sums at a Unix second."""
+        if self._cache[0] != second:
+            self._cache = (second, self._tracker.signals(float(second)))
+        return self._cache[1]
+
+    def stats(self) -> SqliteStats | None:
+        return None if self._database is None else self._database.stats()
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+
+
+def _row(state: SpendState) -> Row:
+    return (msgspec.json.encode(state).decode(),)
