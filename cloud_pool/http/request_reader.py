@@ -14,11 +14,16 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
+from router.openai import check_header_names
 
 from ..admission import RANK, Priority
 from ..cache.rules import NO_STORE
 from .aiohttp_internals import send_continue
 
+_HEADERS = frozenset(
+    f"x-causeway-{name}"
+    for name in ("deadline-ms", "priority", "critical", "tags", "policy")  # policy: for the ledger
+)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TAG = re.compile(r"[^,\s\x00-\x1f]{1,64}")
 _MAX_TAGS = 32
@@ -36,7 +41,8 @@ class RequestHeaders(msgspec.Struct, frozen=True):
 
 
 def read_headers(headers: Mapping[str, str]) -> RequestHeaders:
-    """Parse our headers and the trace context. Raises InvalidRequest."""
+    """Parse our headers and the trace context. Raises InvalidRequest, also for a misspelt name of ours."""
+    check_header_names(headers, _HEADERS)
     request_id = headers.get("x-request-id", "")
     traceparent = headers.get("traceparent", "")
     return RequestHeaders(

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 import msgspec
 
 from router.errors import InvalidRequest, ModelNotFound
+from router.openai import check_field_names
+from router.openai.request_body import load
 from router.types import Request
 
 from ..accounts.tenants.config import TenantLimits
@@ -25,6 +27,7 @@ from .webhooks.address import MAX_URL, allowed_networks, check_webhook_url
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _EXTENSION_FIELDS = ("priority", "deadline_ms", "webhook", "endpoint")
+_KNOWN_FIELDS = frozenset((*_EXTENSION_FIELDS, "causeway"))
 
 
 class _ExtensionFields(msgspec.Struct, frozen=True):
@@ -64,8 +67,7 @@ class SubmissionParser:
             WebhookRefused: webhooks may not be sent to this URL
         """
         extensions, body = _split(submission.body)
-        # The body as it came: the parser then sees a key that is given twice.
-        request = self.validate(extensions.endpoint, submission.body, submission.owner, submission.tags)
+        request = self.validate(extensions.endpoint, body, submission.owner, submission.tags)
         limits.check_request(request)
         deadline_ms = submission.deadline_ms if extensions.deadline_ms is None else extensions.deadline_ms
         if deadline_ms is not None and deadline_ms <= 0:
@@ -131,10 +133,12 @@ def _digest(submission: JobSubmission) -> str:
 
 def _split(body: bytes) -> tuple[_ExtensionFields, bytes]:
     """Return our fields, and the body without them. The endpoint's parser reports what else is malformed."""
+    load(body)  # refuses a key that is given twice, which the decoder below would drop
     try:
         document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest("The body is not a JSON object.") from None
+    check_field_names(document.keys() - _KNOWN_FIELDS, _KNOWN_FIELDS)
     fields = {name: document.pop(name) for name in _EXTENSION_FIELDS if name in document}
     if not fields:
         return _ExtensionFields(), body

@@ -29,10 +29,11 @@ from router.errors import (
     RequestTimeout,
     UnsupportedMediaType,
 )
-from router.openai import parse_chat, parse_completion, parse_embedding
+from router.openai import check_header_names, parse_chat, parse_completion, parse_embedding
 from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig
+from .headers import REQUEST_HEADERS
 
 _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
     "chat": partial(parse_chat, resumes=True),
@@ -41,6 +42,7 @@ _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
 }
 _MAX_LARGE_BODIES = 8  # bodies of the largest size that may be in transit at the same time
 _PREFERENCES: frozenset[str] = frozenset(get_args(Prefer))
+_HEADERS = frozenset(name for name in REQUEST_HEADERS if name.startswith("x-causeway-"))
 _TAG = re.compile(r"[^\s,]{1,64}")
 _MAX_TAGS = 32
 _MAX_REMEMBERED = 2048  # parsed requests in memory, for bodies of at most:
@@ -181,7 +183,10 @@ def _parsed(kind: Kind | None, body: bytes, hints: RoutingHints) -> ParsedReques
 
 
 def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
-    """The ``x-causeway-*`` headers. Raises InvalidRequest for an unknown value: it may be meant to protect privacy."""
+    """The ``x-causeway-*`` headers. Raises InvalidRequest for an unknown value or a misspelt name, whatever it means:
+    it may be meant to protect privacy.
+    """
+    check_header_names(headers, _HEADERS)
     prefer = headers.get("x-causeway-prefer")
     tags = headers.get("x-causeway-tags")
     deadline = headers.get("x-causeway-deadline-ms")

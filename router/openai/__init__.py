@@ -1,7 +1,8 @@
 """OpenAI's HTTP dialect ↔ the vocabulary of `router.types`. Pure: bytes and values in, bytes and values out.
 
     bytes → Request           request_body (JSON, faults, shared fields), wire (the body's types), then one module per
-                              kind: chat, completions, embeddings (which also encodes and decodes vectors)
+                              kind: chat, completions, embeddings (which also encodes and decodes vectors);
+                              spelling refuses names that look like one of ours, in bodies and in headers
     Request → upstream bytes  upstream        no routing field ever
     upstream bytes → Chunks   decode          whole and streamed
     Chunks → bytes            answer          whole and streamed; error_body, model_list
@@ -19,12 +20,15 @@ from .decode import StreamDecoder, decode_answer
 from .embeddings import decode_embeddings, encode_embeddings, parse_embedding
 from .error_body import encode_error, error_event
 from .model_list import encode_model, encode_models
+from .spelling import check_field_names, check_header_names
 from .upstream import encode_request
 
 __all__ = [
     "AnswerEncoder",
     "CachedAnswer",
     "StreamDecoder",
+    "check_field_names",
+    "check_header_names",
     "coalesce",
     "decode_answer",
     "decode_chunks",

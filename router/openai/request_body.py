@@ -14,6 +14,7 @@ import msgspec
 
 from ..errors import InvalidJSON, InvalidRequest, MissingField, UnknownField, UnsupportedFeature
 from ..types import Prefer, RoutingHints, Sampling
+from .spelling import check_field_names, hint_advice
 from .wire import WireGeneration, WireRoutingHints
 
 JSONObject = dict[str, object]
@@ -32,7 +33,10 @@ _ADVICE = {
     "messages": "Send a list with at least one message.",
     "role": "Use system, developer, user, assistant, tool or function.",
     "content": "Send a string or a non-empty list of content parts.",
-    "type": "Content parts are text, image_url, input_audio, file or refusal; tools are of type function.",
+    "content.type": "Use text, image_url, input_audio, file or refusal.",
+    "response_format.type": "Use text, json_object or json_schema.",
+    "type": "Use function.",
+    "detail": "Use auto, low or high.",
     "prompt": "Send a string, a list of strings, a list of token ids, or a list of such lists.",
     "input": "Send a string, a list of strings, a list of token ids, or a list of such lists.",
     "temperature": "Send a number from 0 to 2.",
@@ -180,16 +184,12 @@ def resume_of(wire: WireRoutingHints | None, *, accepted: bool) -> str:
 def extra_of(document: JSONObject, known: frozenset[str]) -> str:
     """Return the fields that we do not interpret, as canonical JSON, "" for none.
 
-    A misspelt routing field is refused: it would be sent to the target, and the routing would not happen.
+    A name that looks like one of ours is refused: it would be sent to the target, and have no effect here.
     """
     if document.keys() <= known:
         return ""
     unknown = {key: value for key, value in document.items() if key not in known}
-    for key in unknown:
-        if key.lower().replace("_", "-").startswith(("causeway", "x-causeway")):
-            raise UnknownField(
-                f"`{key[:64]}` is not a known field. Put routing hints into the object `causeway`.", param=key[:64]
-            )
+    check_field_names(unknown, known)
     return canonical_json(unknown, sort=True)
 
 
@@ -229,9 +229,10 @@ def _translate(text: str, document: JSONObject) -> InvalidRequest:
     field = _FIELD.match(reason)
     if field is not None:
         return _field_error(field["fault"], f"{path}.{field['name']}" if path else field["name"])
-    steps = _STEP.findall(path)
-    advice = _ADVICE.get(next((name for _, name in reversed(steps) if name), ""), "")
-    got = "" if "got" in reason else f", got {_type_at(document, path)}"
+    names = [name for _, name in _STEP.findall(path) if name]
+    advice = _ADVICE.get(".".join(names[-2:])) or _ADVICE.get(names[-1] if names else "", "")
+    reason = reason.replace("Invalid enum value", "unknown value").replace("Invalid value", "unknown value")
+    got = "" if "got" in reason or "unknown value" in reason else f", got {_type_at(document, path)}"
     return InvalidRequest(f"`{path}`: {reason[:1].lower()}{reason[1:200]}{got}. {advice}".rstrip(), param=path or None)
 
 
@@ -239,7 +240,9 @@ def _field_error(fault: str, path: str) -> InvalidRequest:
     advice = _ADVICE.get(path.rpartition(".")[2], "")
     if fault == "missing required":
         return MissingField(f"`{path}` is missing. {advice or 'Send it.'}", param=path)
-    return UnknownField(f"`{path}` is not a known field. Remove it or correct its name.", param=path)
+    parent, _, name = path.rpartition(".")
+    mend = hint_advice(name) if parent == "causeway" else ". Remove it or correct its name."
+    return UnknownField(f"`{path}` is not a known field{mend}", param=path)
 
 
 def _type_at(document: JSONObject, path: str) -> str:

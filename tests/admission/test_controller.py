@@ -103,7 +103,13 @@ def test_headers_are_read_with_defaults() -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{"x-causeway-deadline-ms": "soon"}, {"x-causeway-deadline-ms": "-1"}, {"x-causeway-priority": "vip"}],
+    [
+        {"x-causeway-deadline-ms": "soon"},
+        {"x-causeway-deadline-ms": "-1"},
+        {"x-causeway-priority": "vip"},
+        {"x-causeway-tag": "private"},
+        {"X-Causeway-Prioirty": "bulk"},
+    ],
 )
 def test_a_malformed_header_is_a_400(headers: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest):

@@ -291,6 +291,23 @@ async def test_malformed_header_is_400(http: aiohttp.ClientSession, header: str)
         assert header in (await reply.json())["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("headers", "field", "meant"),
+    [
+        ({"x-causeway-tag": "private"}, {}, "x-causeway-tags"),
+        ({}, {"temprature": 0}, "temperature"),
+        ({}, {"causeway": {"dedline_ms": 3}}, "deadline_ms"),
+    ],
+)
+async def test_misspelt_name_is_400(
+    http: aiohttp.ClientSession, headers: dict[str, str], field: dict[str, object], meant: str
+) -> None:
+    body = {"model": "large", "prompt": "a", **field}
+    async with http.post("/v1/completions", json=body, headers=headers) as reply:
+        assert reply.status == 400
+        assert f"did you mean `{meant}`?" in (await reply.json())["error"]["message"]
+
+
 # --- Triton by itself ------------------------------------------------------------------------------------------------
 
 

@@ -304,6 +304,19 @@ async def test_an_invalid_routing_header_is_a_400(box: Box, headers: dict[str, s
     assert box.engine.calls == []
 
 
+@pytest.mark.parametrize(
+    ("header", "meant"),
+    [("x-causeway-tag", "x-causeway-tags"), ("X-Causeway-Dedline-Ms", "x-causeway-deadline-ms")],
+)
+async def test_a_misspelt_routing_header_is_a_400_that_names_the_right_one(box: Box, header: str, meant: str) -> None:
+    """Also after the same body was answered: nothing is remembered that would let it pass."""
+    assert (await box.ask()).status == 200
+    answer = await box.ask(headers={header: "private"})
+    assert (answer.status, answer.code) == (400, "unknown_parameter")
+    assert f"did you mean `{meant}`?" in answer.message
+    assert (await box.ask(headers={"x-causeway-experiment": "1"})).status == 200
+
+
 async def test_the_wrong_media_type_is_a_415(box: Box) -> None:
     """The message names the right one."""
     async with box.session.post("/v1/chat/completions", data={"model": "auto"}) as response:

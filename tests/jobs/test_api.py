@@ -68,6 +68,15 @@ async def test_a_job_is_accepted_run_and_read(http: aiohttp.ClientSession, store
     assert ended["result"]["choices"][0]["message"]["content"] == "an answer"
 
 
+@pytest.mark.parametrize(
+    ("field", "meant"), [("webhok", "webhook"), ("priorty", "priority"), ("dedline_ms", "deadline_ms")]
+)
+async def test_a_misspelt_field_of_a_job_is_refused(http: aiohttp.ClientSession, field: str, meant: str) -> None:
+    status, refused = await submit(http, CHAT | {field: "x"})
+    assert status == 400
+    assert f"`{field}` is not a known field, did you mean `{meant}`?" in str(refused["error"])
+
+
 async def follow(http: aiohttp.ClientSession, job: str, last: str = "") -> list[Event]:
     headers = {"last-event-id": last} if last else {}
     async with http.get(f"/v1/jobs/{job}/events", headers=headers) as response:

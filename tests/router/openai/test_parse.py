@@ -304,6 +304,9 @@ def test_four_kinds_of_input(given_input: object, prompts: object) -> None:
         (chat(causeway=[]), "causeway", InvalidRequest),
         (chat(causeway_prefer="only_on_device"), "causeway_prefer", UnknownField),
         (chat(**{"X-Causeway-Tags": "private"}), "X-Causeway-Tags", UnknownField),
+        (chat(causway={"tags": ["private"]}), "causway", UnknownField),
+        (chat(tags=["private"]), "tags", UnknownField),
+        (chat(temprature=0), "temprature", UnknownField),
     ],
 )
 def test_bad_chat_bodies(body: bytes, param: str | None, error: type[InvalidRequest]) -> None:
@@ -313,7 +316,61 @@ def test_bad_chat_bodies(body: bytes, param: str | None, error: type[InvalidRequ
     assert type(caught.value) is error
     assert caught.value.param == param
     assert param is None or f"`{param}`" in caught.value.message
-    assert caught.value.message.endswith(".")
+    assert caught.value.message.endswith((".", "?"))
+
+
+@pytest.mark.parametrize(
+    ("parse", "field", "meant"),
+    [
+        (parse_chat, "temprature", "temperature"),
+        (parse_chat, "maxTokens", "max_tokens"),
+        (parse_chat, "max_token", "max_tokens"),
+        (parse_chat, "steam", "stream"),
+        (parse_chat, "dedline_ms", "causeway.deadline_ms"),
+        (parse_chat, "perfer", "causeway.prefer"),
+        (parse_chat, "deadline_ms", "causeway.deadline_ms"),
+        (parse_chat, "causway", "causeway"),
+        (parse_completion, "logprob", "logprobs"),
+        (parse_embedding, "dimension", "dimensions"),
+    ],
+)
+def test_a_field_that_looks_like_a_known_one_is_refused_with_its_name(parse, field, meant) -> None:  # type: ignore[no-untyped-def]
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a", field: 1}
+    with pytest.raises(UnknownField, match=f"`{field}` is not a known field.*`{meant}`") as caught:
+        parse(json.dumps(body).encode(), NONE)
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    "field",
+    (
+        "min_tokens top_a models stop_token_ids best_of max_new_tokens length_penalty typical_p prompt_logprobs "
+        "n_predict metadata reasoning_effort parse_tool_calls repetition_penalty_range"
+    ).split(),
+)
+def test_fields_of_other_servers_are_passed_on(field: str) -> None:
+    assert parse_chat(chat(**{field: 1}), NONE).extra == f'{{"{field}":1}}'
+
+
+@pytest.mark.parametrize(
+    ("body", "values"),
+    [
+        (
+            chat(messages=[{"role": "robot", "content": "x"}]),
+            "Use system, developer, user, assistant, tool or function.",
+        ),
+        (chat(response_format={"type": "json"}), "Use text, json_object or json_schema."),
+        (chat(tools=[{"type": "web_search"}]), "Use function."),
+        (content({"type": "video_url"}), "Use text, image_url, input_audio, file or refusal."),
+        (content({"type": "image_url", "image_url": {"url": "x", "detail": "hi"}}), "Use auto, low or high."),
+        (chat(causeway={"prefer": "cloud"}), "Use prefer_on_device, only_on_device, prefer_cloud or only_cloud."),
+        (chat(causeway={"dedline_ms": 5}), "`causeway.dedline_ms` is not a known field, did you mean `deadline_ms`?"),
+    ],
+)
+def test_an_unknown_value_is_answered_with_the_known_ones(body: bytes, values: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(body, NONE)
+    assert caught.value.message.endswith(values)
 
 
 @pytest.mark.parametrize(
