@@ -1,7 +1,8 @@
 """Pieces → bytes: complete answers, streamed answers and errors, as an HTTP client receives them.
 
-aiohttp's own response builds a multidict of headers and serialises it again; for a cache hit that costs as much as
-everything else together. A complete answer is therefore written as prebuilt bytes (`PrebuiltResponse`), in one write.
+aiohttp's own response builds a multidict of headers and serialises it again, and passes each write through four layers:
+for a cache hit the former costs as much as everything else together, for a streamed token the latter as much as the
+rest of its work in Python. So heads and chunks are built here (`PrebuiltResponse`, `EventStream`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from router.openai import AnswerEncoder, CachedAnswer, coalesce, encode_embeddin
 from router.types import Embeddings, Request
 
 from ..serving.reply import AnswerHead, Piece
-from .aiohttp_internals import DeferredHeadStream
 
 SERVER = "causeway"
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 STALLED_S = 30.0  # a client that reads nothing for so long is disconnected
+_READY_BYTES = 16 * 1024  # events of one turn of the loop that wait for each other
 _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
@@ -40,7 +41,7 @@ class HttpReplyWriter:
         self._head: AnswerHead | None = None
         self._cached_body: bytes | None = None
         self._pieces: list[Piece] = []
-        self._stream: web.StreamResponse | None = None
+        self._stream: EventStream | None = None
         self._encoder: AnswerEncoder | None = None
         self._prebuilt: PrebuiltResponse | None = None
         self._opening = b""  # the first event, sent together with the first content
@@ -53,17 +54,21 @@ class HttpReplyWriter:
             return
         self._encoder = AnswerEncoder(self._request, self._answer_id, head.model, self._created)
         self._opening = self._encoder.start()
-        self._stream = DeferredHeadStream(headers=_headers(head, EVENTS))
-        await self._stream.prepare(self._http)
+        self._stream = EventStream(self._http, _header_lines(head, EVENTS))
 
     async def send(self, piece: Piece) -> None:
         if self._stream is None or self._encoder is None or isinstance(piece, Embeddings):
             self._pieces.append(piece)
             return
         data = self._encoder.chunk(piece)
-        if data:
-            await self._write(self._stream, self._opening + data)
-            self._opening = b""
+        if not data:
+            return
+        if self._opening:
+            data, self._opening = self._opening + data, b""
+        try:
+            await self._stream.send(data)
+        except ConnectionError as error:
+            raise ClientGone(str(error)) from error
 
     async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
         self._head = head
@@ -76,15 +81,15 @@ class HttpReplyWriter:
             self._cached_body = answer.whole(self._answer_id, self._created)
 
     async def end(self) -> None:
-        if self._stream is not None and self._encoder is not None:
-            await self._write(self._stream, self._opening + self._encoder.end())
-            return
         assert self._head is not None
-        media_type = EVENTS if self._request.stream else JSON
-        body = self._cached_body if self._cached_body is not None else self._encode(self._head)
-        prebuilt = PrebuiltResponse(_header_lines(self._head, media_type), body)
         try:
-            prebuilt.send(self._http)
+            if self._stream is not None and self._encoder is not None:
+                self._stream.end(self._opening + self._encoder.end())
+                return
+            media_type = EVENTS if self._request.stream else JSON
+            body = self._cached_body if self._cached_body is not None else self._encode(self._head)
+            prebuilt = PrebuiltResponse(self._http, _header_lines(self._head, media_type), body)
+            prebuilt.send()
         except ConnectionError as error:
             raise ClientGone("the client closed the connection") from error
         self._prebuilt = prebuilt
@@ -105,7 +110,10 @@ class HttpReplyWriter:
         """
         if self._stream is None:
             return error_response(error, {"x-causeway-decision": self._id, "x-causeway-policy": policy})
-        await self._write(self._stream, error_event(error))
+        try:
+            self._stream.end(error_event(error))
+        except ConnectionError as gone:
+            raise ClientGone("the client closed the connection") from gone
         return self._stream
 
     @property
@@ -119,48 +127,31 @@ class HttpReplyWriter:
         chunks = [piece for piece in self._pieces if not isinstance(piece, Embeddings)]
         return AnswerEncoder(self._request, self._answer_id, head.model, self._created).whole(*coalesce(chunks))
 
-    async def _write(self, stream: web.StreamResponse, data: bytes) -> None:
-        """Raises ClientGone when the client has disconnected or stopped reading."""
-        try:
-            async with asyncio.timeout(STALLED_S):
-                await stream.write(data)
-        except ConnectionError as error:
-            raise ClientGone("the client closed the connection") from error
-        except TimeoutError:
-            if self._http.transport is not None:
-                self._http.transport.abort()
-            raise ClientGone(f"the client read nothing for {STALLED_S:g} s") from None
 
+class _Prebuilt(web.StreamResponse):
+    """A response that aiohttp finishes without writing anything. `lines`: header lines, each with its CRLF."""
 
-class PrebuiltResponse(web.StreamResponse):
-    """Status 200, head and body in one write. `lines`: header lines, each with its CRLF."""
-
-    def __init__(self, lines: str, body: bytes) -> None:
+    def __init__(self, http: web.BaseRequest, lines: str) -> None:
         super().__init__()
+        self._http = http
         self._lines = lines
-        self._bytes = body
-        self._http: web.BaseRequest | None = None
 
     @property
     def keep_alive(self) -> bool | None:
-        return self._http is not None and self._http.keep_alive
+        return self._http.keep_alive
 
-    def send(self, http: web.BaseRequest) -> None:
-        """Write everything now, before the request is recorded. Raises ConnectionError when the client is gone."""
-        self._http = http
-        transport = http.transport
-        if transport is None or transport.is_closing():
-            raise ClientConnectionResetError("the client closed the connection")
-        transport.write(self._head(http).encode("latin-1") + self._bytes)
+    @property
+    def client_left(self) -> bool:
+        transport = self._http.transport
+        return transport is None or transport.is_closing()
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Do nothing: `send` has written the head."""
+        """Do nothing: the head leaves with the first bytes."""
         return None
 
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Wait for a client that reads slowly, so that its connection takes no further request meanwhile."""
+    async def drain(self) -> None:
+        """Wait for a client that reads slowly. Raises ConnectionError when it reads nothing."""
         http = self._http
-        assert http is not None
         if not http.protocol.writing_paused:
             return
         try:
@@ -169,18 +160,100 @@ class PrebuiltResponse(web.StreamResponse):
         except TimeoutError:
             if http.transport is not None:
                 http.transport.abort()
-            raise ClientConnectionResetError("the client stopped reading") from None
+            raise ClientConnectionResetError(f"the client read nothing for {STALLED_S:g} s") from None
 
-    def _head(self, http: web.BaseRequest) -> str:
+    def _write(self, data: bytes) -> None:
+        """Raises ConnectionError when the client is gone."""
+        transport = self._http.transport
+        if transport is None or transport.is_closing():
+            raise ClientConnectionResetError("the client closed the connection")
+        transport.write(data)
+
+    def _head(self, body: str) -> bytes:
+        """`body`: the header line that says where the body ends."""
+        http = self._http
         connection = ""
-        if not http.keep_alive:
+        if not self.keep_alive:
             connection = "Connection: close\r\n"
         elif http.version.minor == 0:
             connection = "Connection: keep-alive\r\n"
-        return (
-            f"HTTP/1.{http.version.minor} 200 OK\r\n{self._lines}Content-Length: {len(self._bytes)}\r\n"
-            f"Date: {_date.now()}\r\nServer: {SERVER}\r\n{connection}\r\n"
-        )
+        head = f"HTTP/1.{http.version.minor} 200 OK\r\n{self._lines}{body}Date: {_date.now()}\r\nServer: {SERVER}\r\n"
+        return f"{head}{connection}\r\n".encode("latin-1")
+
+
+class PrebuiltResponse(_Prebuilt):
+    """Head and body in one write."""
+
+    def __init__(self, http: web.BaseRequest, lines: str, body: bytes) -> None:
+        super().__init__(http, lines)
+        self._bytes = body
+
+    def send(self) -> None:
+        """Write everything now, before the request is recorded. Raises ConnectionError when the client is gone."""
+        self._write(self._head(f"Content-Length: {len(self._bytes)}\r\n") + self._bytes)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """The connection takes no further request while its client reads slowly."""
+        await self.drain()
+
+
+class EventStream(_Prebuilt):
+    """Server-sent events. The head leaves with the first of them; all that are ready in one turn of the loop leave in
+    one write.
+
+    Of a client that speaks HTTP/1.0 the end is the end of the connection, as it knows no chunks.
+    """
+
+    def __init__(self, http: web.BaseRequest, lines: str) -> None:
+        super().__init__(http, lines)
+        self._chunked = http.version.minor > 0
+        self._ready: list[bytes] = []
+        self._ready_bytes = 0
+        self._begun = False
+        self._ended = False
+
+    @property
+    def keep_alive(self) -> bool | None:
+        return self._chunked and self._http.keep_alive
+
+    async def send(self, events: bytes) -> None:
+        """Wait only while the client is behind. Raises ConnectionError when it is gone."""
+        if self.client_left:
+            raise ClientConnectionResetError("the client closed the connection")
+        self._ready.append(events)
+        self._ready_bytes += len(events)
+        if not self._begun or self._ready_bytes >= _READY_BYTES:
+            self._flush()  # the first token leaves at once
+        elif len(self._ready) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+        if self._http.protocol.writing_paused:
+            await self.drain()
+
+    def end(self, events: bytes = b"") -> None:
+        """Send the last events, and the end of the body. Raises ConnectionError when the client is gone."""
+        self._ended = True
+        self._write(self._take(events) + (b"0\r\n\r\n" if self._chunked else b""))
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        if not self._ended:
+            self.end()
+        await self.drain()
+
+    def _flush(self) -> None:
+        if self._ready and not self.client_left:
+            self._write(self._take())
+
+    def _take(self, events: bytes = b"") -> bytes:
+        """What is ready, with the head if that has not left yet."""
+        data = b"".join([*self._ready, events])
+        self._ready.clear()
+        self._ready_bytes = 0
+        if data and self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._begun:
+            return data
+        self._begun = True
+        return self._head("Transfer-Encoding: chunked\r\n" if self._chunked else "") + data
 
 
 def error_response(error: CausewayError, headers: dict[str, str] | None = None) -> web.Response:
@@ -204,11 +277,6 @@ def _header_lines(head: AnswerHead, media_type: str) -> str:
         fields = _headers_without_id(head, media_type)
         lines = _remembered_lines[key] = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"{lines}x-request-id: {head.id}\r\nx-causeway-decision: {head.id}\r\n"
-
-
-def _headers(head: AnswerHead, media_type: str) -> dict[str, str]:
-    fields = _headers_without_id(head, media_type)
-    return {**fields, "x-request-id": head.id, "x-causeway-decision": head.id, "Server": SERVER}
 
 
 def _headers_without_id(head: AnswerHead, media_type: str) -> dict[str, str]:

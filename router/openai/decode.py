@@ -14,6 +14,7 @@ import msgspec
 
 from ..errors import BackendError, CloudFailed, Phase, StreamBroken
 from ..types import Chunk, FinishReason, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+from .event_template import EventTemplate, split_event
 
 
 class _ReplyFunction(msgspec.Struct):
@@ -82,6 +83,8 @@ class _Answer(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Answer)
+_SPLITS: Final = 4  # events of a stream that may become its template; some servers vary a field from event to event
+_PROBE: Final = "another text"
 
 _FINISH: Final[dict[str, FinishReason]] = {
     "stop": "stop",
@@ -122,11 +125,16 @@ class StreamDecoder:
         self._seen = False
         self._usage: Usage | None = None
         self._named: set[tuple[int, int]] = set()  # (choice, call) whose id was passed on
+        self._template: EventTemplate | None = None  # of the events that are text alone
+        self._splits = 0
 
     def feed(self, event_data: bytes) -> list[Chunk]:
         """Return the chunks of one event. Raises CloudFailed for an error object, or for data that is not an answer."""
         if self.done:
             return []
+        if self._template is not None and (text := self._template.text(event_data)):
+            self._unfinished.add(self._template.index)
+            return [Chunk(text, self._template.index, 1)]
         if event_data == b"[DONE]" or event_data.strip() == b"[DONE]":
             return self._done()
         answer = _read(event_data, self._phase)
@@ -137,7 +145,21 @@ class StreamDecoder:
             chunk = self._chunk(choice)
             if chunk is not None:
                 chunks.append(_with_token(chunk, answer))
+        if len(chunks) == 1 and self._splits < _SPLITS:
+            self._learn(event_data, answer, chunks[0])
         return chunks
+
+    def _learn(self, event_data: bytes, answer: _Answer, chunk: Chunk) -> None:
+        """Remember an event of text alone, once it is certain that its bytes around the text mean the same."""
+        if chunk != Chunk(chunk.text, chunk.index, 1) or answer.usage is not None or len(answer.choices or ()) != 1:
+            return
+        self._splits += 1
+        template = split_event(event_data, chunk.text, chunk.index)
+        if template is None:
+            return
+        probe = _read(template.filled(_PROBE), self._phase)
+        if _with_text(probe, _PROBE, chunk.text) == answer:
+            self._template = template
 
     def finish(self) -> list[Chunk]:
         """Return the last chunks at the end of the bytes. Raises StreamBroken if a choice has no end, or none came."""
@@ -195,6 +217,16 @@ def _read(data: bytes, phase: Phase) -> _Answer:
         raise CloudFailed(f"The target's answer is malformed: {error}.", phase=phase) from None
     if answer.error is not None or answer.kind == "error":
         raise _reported_error(answer, phase)
+    return answer
+
+
+def _with_text(answer: _Answer, text: str, replacement: str) -> _Answer:
+    """Replace the text of the only choice, if that is `text`."""
+    for choice in answer.choices or ():
+        if choice.delta is None and choice.text == text:
+            choice.text = replacement
+        elif choice.delta is not None and choice.delta.content == text:
+            choice.delta.content = replacement
     return answer
 
 

@@ -24,31 +24,55 @@ _END_S = 0.05
 async def read_stream(response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> AsyncIterator[Chunk]:
     """Server-sent events → chunks. `until` is the deadline of the first chunk, the call's deadline that of the rest."""
     parser, decoder = SSEParser(), StreamDecoder()
+    timer = _StreamTimer(response.content, until)
     size_bytes = 0
     phase: Phase = "first_token"
-    while not decoder.done:
-        data = await _read_more(response, call, until, phase)
-        if not data:
-            break
-        size_bytes += len(data)
-        if size_bytes > MAX_ANSWER_BYTES:
-            raise _too_large(call)
-        for event in parser.feed(data):
-            for chunk in decoder.feed(event.data):
-                until, phase = call.deadline, "stream"
-                yield chunk
-    for chunk in decoder.finish():
-        yield chunk
+    try:
+        while not decoder.done:
+            data = await _read_more(response, call, phase)
+            if not data:
+                break
+            size_bytes += len(data)
+            if size_bytes > MAX_ANSWER_BYTES:
+                raise _too_large(call)
+            for event in parser.feed(data):
+                for chunk in decoder.feed(event.data):
+                    if phase == "first_token":
+                        phase = "stream"
+                        timer.move(call.deadline)
+                    yield chunk
+        for chunk in decoder.finish():
+            yield chunk
+    finally:
+        timer.cancel()
     with contextlib.suppress(TimeoutError, aiohttp.ClientError):
         async with asyncio.timeout(_END_S):
             await response.content.readany()  # the end of the body, so that the connection can be reused
 
 
-async def _read_more(response: aiohttp.ClientResponse, call: BackendRequest, until: float, phase: Phase) -> bytes:
-    """The next bytes, b"" at the end. No yield inside the timeout: the consumer's time is not the server's."""
+class _StreamTimer:
+    """Fails the reads of a body from a moment on: one timer per stream, as one per read costs more than the read."""
+
+    def __init__(self, content: aiohttp.StreamReader, until: float) -> None:
+        self._content = content
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_at(until, self._expire)
+
+    def move(self, until: float) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_at(until, self._expire)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _expire(self) -> None:
+        self._content.set_exception(TimeoutError())
+
+
+async def _read_more(response: aiohttp.ClientResponse, call: BackendRequest, phase: Phase) -> bytes:
+    """The next bytes, b"" at the end."""
     try:
-        async with asyncio.timeout_at(until):
-            return await response.content.readany()
+        return await response.content.readany()
     except TimeoutError as error:
         raise too_slow(call, phase) from error
     except (aiohttp.ClientError, OSError) as error:

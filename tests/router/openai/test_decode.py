@@ -53,6 +53,67 @@ def test_a_stream_of_vllm() -> None:
     ) == [Chunk("Hi", tokens=1, finish_reason="length"), Chunk(usage=Usage(5, 1))]
 
 
+TEXTS = st.text() | st.sampled_from(["a", '"', "\\", "content", '"content":"', "\u2028", "é", "😀"])
+
+
+@given(
+    texts=st.lists(TEXTS, min_size=1, max_size=12),
+    ascii_only=st.booleans(),
+    spaced=st.booleans(),
+    varying=st.booleans(),
+    completion=st.booleans(),
+)
+def test_events_that_differ_in_their_text_alone_decode_as_each_would_by_itself(
+    texts: list[str], ascii_only: bool, spaced: bool, varying: bool, completion: bool
+) -> None:
+    """Also where a server escapes in its own way, or where a field varies."""
+    decoder = StreamDecoder()
+    for number, text in enumerate(texts):
+        choice = {"index": 0, "text": text} if completion else {"index": 0, "delta": {"content": text}}
+        data = json.dumps(
+            {"id": '"content":""', "choices": [choice | {"finish_reason": None}], "created": number if varying else 7},
+            ensure_ascii=ascii_only,
+            separators=None if spaced else (",", ":"),
+        ).encode()
+        assert decoder.feed(data) == StreamDecoder().feed(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        event(piece({"content": "b"}, "stop")),
+        event(piece({"content": "b"}, index=1)),
+        event(piece({"content": "b"}), usage={"prompt_tokens": 1, "completion_tokens": 2}),
+        event(piece({"content": ""})),
+        event(piece({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{}"}}]})),
+        event(piece({"content": "b", "content_2": "c"})),
+        event(piece({"content": None, "refusal": "no"})),
+    ],
+)
+def test_an_event_that_differs_in_more_than_its_text_is_decoded(data: bytes) -> None:
+    decoder = StreamDecoder()
+    decoder.feed(event(piece({"content": "a"})))
+    assert decoder.feed(data) == StreamDecoder().feed(data)
+
+
+def test_text_after_the_end_of_a_choice_reopens_it() -> None:
+    """As for events that are decoded one by one: such a stream has no end."""
+    text = event(piece({"content": "a"}))
+    with pytest.raises(StreamBroken):
+        read(text, event(piece({}, "stop")), text)
+
+
+@pytest.mark.parametrize(
+    "data", [event(piece({"content": "a"}))[:-1], event(piece({"content": "a"})).replace(b'"a"', b'"\xff"')]
+)
+def test_a_malformed_event_is_refused_after_good_ones(data: bytes) -> None:
+    decoder = StreamDecoder()
+    for text in "ab":
+        decoder.feed(event(piece({"content": text})))
+    with pytest.raises(CloudFailed):
+        decoder.feed(data)
+
+
 def test_a_stream_without_done() -> None:
     """A server may close after the end of every choice, or send only [DONE]."""
     assert read(event(piece({"content": "a"}, "eos_token"))) == [Chunk("a", tokens=1, finish_reason="stop")]
