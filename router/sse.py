@@ -45,10 +45,13 @@ class SSEParser:
         """Whether an unfinished event is buffered. At the end of a stream it means that the stream was cut."""
         return self._size > 0
 
+    @property
+    def idle(self) -> bool:
+        """Whether the next byte begins an event, so that the bytes of whole events may pass this parser by."""
+        return self._started and not self._size and not self._skip_newline
+
     def feed(self, data: bytes) -> list[Event]:
         """Return the events that these bytes complete. Raises CloudFailed for an event that is too large."""
-        if self._is_one_event(data):
-            return [Event(data[6:-2], b"", self._id)]
         data = self._normalize_newlines(data if self._started else self._strip_bom(data))
         events: list[Event] = []
         # Pieces of a line are joined only at its end, so a long line that arrives slowly costs linear time.
@@ -61,19 +64,6 @@ class SSEParser:
             self._count_bytes(rest)
             self._partial.append(rest)
         return events
-
-    def _is_one_event(self, data: bytes) -> bool:
-        """Whether these bytes are one event of one data line and nothing is buffered: so comes nearly every token."""
-        return (
-            self._started
-            and not self._size
-            and not self._skip_newline
-            and data.startswith(b"data: ")
-            and data.endswith(b"\n\n")
-            and data.find(b"\n") == len(data) - 2
-            and b"\r" not in data
-            and len(data) - 2 <= self._max_bytes
-        )
 
     def _complete_line(self, end: bytes) -> bytes:
         start = b"".join(self._partial)

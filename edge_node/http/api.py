@@ -32,9 +32,8 @@ from ..serving.request_context import RequestContext
 from ..serving.service import Service
 from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore
-from .prebuilt import SERVER
 from .request_reader import RequestReader, traceparent_of
-from .responses import JSON, HttpReplyWriter, error_response
+from .responses import JSON, SERVER, HttpReplyWriter, error_response
 
 if TYPE_CHECKING:
     from ..observability.tracing import RequestTrace, RequestTracer

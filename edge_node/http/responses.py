@@ -8,6 +8,7 @@ rest of its work in Python. So heads and chunks are built here (`PrebuiltRespons
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from email.utils import formatdate
@@ -26,7 +27,9 @@ SERVER = "causeway"
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 STALLED_S = 30.0  # a client that reads nothing for so long is disconnected
-_READY_BYTES = 16 * 1024  # events of one turn of the loop that wait for each other
+_TOGETHER_S = 0.001
+_CLOSED = "the client closed the connection"
+_READY_BYTES = 16 * 1024  # events that wait for each other
 _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
@@ -91,7 +94,7 @@ class HttpReplyWriter:
             prebuilt = PrebuiltResponse(self._http, _header_lines(self._head, media_type), body)
             prebuilt.send()
         except ConnectionError as error:
-            raise ClientGone("the client closed the connection") from error
+            raise ClientGone(_CLOSED) from error
         self._prebuilt = prebuilt
 
     # --- for the server ----------------------------------------------------------------------------------------------
@@ -113,7 +116,7 @@ class HttpReplyWriter:
         try:
             self._stream.end(error_event(error))
         except ConnectionError as gone:
-            raise ClientGone("the client closed the connection") from gone
+            raise ClientGone(_CLOSED) from gone
         return self._stream
 
     @property
@@ -166,7 +169,7 @@ class _Prebuilt(web.StreamResponse):
         """Raises ConnectionError when the client is gone."""
         transport = self._http.transport
         if transport is None or transport.is_closing():
-            raise ClientConnectionResetError("the client closed the connection")
+            raise ClientConnectionResetError(_CLOSED)
         transport.write(data)
 
     def _head(self, body: str) -> bytes:
@@ -198,17 +201,19 @@ class PrebuiltResponse(_Prebuilt):
 
 
 class EventStream(_Prebuilt):
-    """Server-sent events. The head leaves with the first of them; all that are ready in one turn of the loop leave in
-    one write.
+    """Server-sent events. The head leaves with the first of them; events that come together leave together.
 
+    An event is written at once, and those that come within `_TOGETHER_S` of it in one write in the loop's next turn.
     Of a client that speaks HTTP/1.0 the end is the end of the connection, as it knows no chunks.
     """
 
     def __init__(self, http: web.BaseRequest, lines: str) -> None:
         super().__init__(http, lines)
+        self._loop = asyncio.get_running_loop()
         self._chunked = http.version.minor > 0
         self._ready: list[bytes] = []
         self._ready_bytes = 0
+        self._written_at = -math.inf
         self._begun = False
         self._ended = False
 
@@ -218,21 +223,27 @@ class EventStream(_Prebuilt):
 
     async def send(self, events: bytes) -> None:
         """Wait only while the client is behind. Raises ConnectionError when it is gone."""
-        if self.client_left:
-            raise ClientConnectionResetError("the client closed the connection")
-        self._ready.append(events)
-        self._ready_bytes += len(events)
-        if not self._begun or self._ready_bytes >= _READY_BYTES:
-            self._flush()  # the first token leaves at once
-        elif len(self._ready) == 1:
-            asyncio.get_running_loop().call_soon(self._flush)
+        if self._ready_bytes:
+            self._ready.append(events)
+            self._ready_bytes += len(events)
+            if self._ready_bytes > _READY_BYTES:
+                self._write(self._framed(self._take()))
+        elif self._loop.time() - self._written_at > _TOGETHER_S:
+            self._written_at = self._loop.time()
+            self._write(self._framed(events))
+        elif self.client_left:
+            raise ClientConnectionResetError(_CLOSED)
+        else:
+            self._ready.append(events)
+            self._ready_bytes = len(events)
+            self._loop.call_soon(self._flush)
         if self._http.protocol.writing_paused:
             await self.drain()
 
     def end(self, events: bytes = b"") -> None:
         """Send the last events, and the end of the body. Raises ConnectionError when the client is gone."""
         self._ended = True
-        self._write(self._take(events) + (b"0\r\n\r\n" if self._chunked else b""))
+        self._write(self._framed(self._take() + events) + (b"0\r\n\r\n" if self._chunked else b""))
 
     async def write_eof(self, data: bytes = b"") -> None:
         if not self._ended:
@@ -240,20 +251,24 @@ class EventStream(_Prebuilt):
         await self.drain()
 
     def _flush(self) -> None:
-        if self._ready and not self.client_left:
-            self._write(self._take())
+        if events := self._take():
+            with contextlib.suppress(ConnectionError):  # the next `send` or `end` says so
+                self._write(self._framed(events))
 
-    def _take(self, events: bytes = b"") -> bytes:
-        """What is ready, with the head if that has not left yet."""
-        data = b"".join([*self._ready, events])
+    def _take(self) -> bytes:
+        events = b"".join(self._ready)
         self._ready.clear()
         self._ready_bytes = 0
-        if data and self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
+        return events
+
+    def _framed(self, events: bytes) -> bytes:
+        """The events as a chunk, with the head if that has not left yet."""
+        if self._chunked and events:
+            events = b"%x\r\n%b\r\n" % (len(events), events)
         if self._begun:
-            return data
+            return events
         self._begun = True
-        return self._head("Transfer-Encoding: chunked\r\n" if self._chunked else "") + data
+        return self._head("Transfer-Encoding: chunked\r\n" if self._chunked else "") + events
 
 
 def error_response(error: CausewayError, headers: dict[str, str] | None = None) -> web.Response:

@@ -125,6 +125,7 @@ class AttemptRunner:
         """Raises TimeoutError (1) (2), or the error of the backend, the attempt or the sink."""
         chunks = backend.generate(call)
         first, ended = True, False
+        now = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout_at(min(call.first_token_by, call.deadline) + _GRACE_S) as timeout:
                 async for chunk in chunks:
@@ -133,9 +134,9 @@ class AttemptRunner:
                         timeout.reschedule(call.deadline + _GRACE_S)
                     if chunk.confidence is not None and self._calibrate is not None:
                         chunk = self._calibrate(call, chunk, generation.estimates.quality)  # noqa: PLW2901
-                    await _deliver(generation, attempt.receive(chunk, _now()), sink)
+                    await _deliver(generation, attempt.receive(chunk, now()), sink)
                 ended = True
-                await _deliver(generation, attempt.finish(_now()), sink)
+                await _deliver(generation, attempt.finish(now()), sink)
         finally:
             if not ended:
                 await _close(chunks)

@@ -126,6 +126,7 @@ class StreamDecoder:
         self._usage: Usage | None = None
         self._named: set[tuple[int, int]] = set()  # (choice, call) whose id was passed on
         self._template: EventTemplate | None = None  # of the events that are text alone
+        self._framed: EventTemplate | None = None  # of the same as they are sent
         self._splits = 0
 
     def feed(self, event_data: bytes) -> list[Chunk]:
@@ -133,8 +134,7 @@ class StreamDecoder:
         if self.done:
             return []
         if self._template is not None and (text := self._template.text(event_data)):
-            self._unfinished.add(self._template.index)
-            return [Chunk(text, self._template.index, 1)]
+            return [self._text(text, self._template.index)]
         if event_data == b"[DONE]" or event_data.strip() == b"[DONE]":
             return self._done()
         answer = _read(event_data, self._phase)
@@ -149,6 +149,17 @@ class StreamDecoder:
             self._learn(event_data, answer, chunks[0])
         return chunks
 
+    def feed_text(self, data: bytes) -> Chunk | None:
+        """Return the chunk of `data` if that is one whole event of text alone, as it is sent; else do nothing."""
+        if self._framed is None or self.done:
+            return None
+        text = self._framed.text(data)
+        return self._text(text, self._framed.index) if text else None
+
+    def _text(self, text: str, index: int) -> Chunk:
+        self._unfinished.add(index)
+        return Chunk(text, index, 1)
+
     def _learn(self, event_data: bytes, answer: _Answer, chunk: Chunk) -> None:
         """Remember an event of text alone, once it is certain that its bytes around the text mean the same."""
         if chunk != Chunk(chunk.text, chunk.index, 1) or answer.usage is not None or len(answer.choices or ()) != 1:
@@ -159,7 +170,7 @@ class StreamDecoder:
             return
         probe = _read(template.filled(_PROBE), self._phase)
         if _with_text(probe, _PROBE, chunk.text) == answer:
-            self._template = template
+            self._template, self._framed = template, template.framed()
 
     def finish(self) -> list[Chunk]:
         """Return the last chunks at the end of the bytes. Raises StreamBroken if a choice has no end, or none came."""

@@ -33,6 +33,10 @@ class EventTemplate:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 
+    def framed(self) -> EventTemplate:
+        """The same of the event as it is sent. (No JSON string holds the end of an event: newlines are escaped.)"""
+        return EventTemplate(b"data: " + self._before, self._after + b"\n\n", self.index)
+
     def filled(self, text: str) -> bytes:
         return self._before + _encode(text) + self._after
 

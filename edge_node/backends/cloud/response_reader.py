@@ -35,6 +35,9 @@ async def read_stream(response: aiohttp.ClientResponse, call: BackendRequest, un
             size_bytes += len(data)
             if size_bytes > MAX_ANSWER_BYTES:
                 raise _too_large(call)
+            if parser.idle and (text := decoder.feed_text(data)) is not None:
+                yield text
+                continue
             for event in parser.feed(data):
                 for chunk in decoder.feed(event.data):
                     if phase == "first_token":

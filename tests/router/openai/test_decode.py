@@ -75,7 +75,12 @@ def test_events_that_differ_in_their_text_alone_decode_as_each_would_by_itself(
             ensure_ascii=ascii_only,
             separators=None if spaced else (",", ":"),
         ).encode()
-        assert decoder.feed(data) == StreamDecoder().feed(data)
+        alone = StreamDecoder().feed(data)
+        framed = b"data: " + data + b"\n\n"
+        assert decoder.feed_text(framed) in (None, *alone)
+        assert decoder.feed_text(framed + framed) is None
+        assert decoder.feed_text(framed[:-1]) is None
+        assert decoder.feed(data) == alone
 
 
 @pytest.mark.parametrize(
@@ -93,7 +98,18 @@ def test_events_that_differ_in_their_text_alone_decode_as_each_would_by_itself(
 def test_an_event_that_differs_in_more_than_its_text_is_decoded(data: bytes) -> None:
     decoder = StreamDecoder()
     decoder.feed(event(piece({"content": "a"})))
+    assert decoder.feed_text(b"data: " + data + b"\n\n") is None
     assert decoder.feed(data) == StreamDecoder().feed(data)
+
+
+def test_text_alone_is_read_as_it_is_sent_once_one_such_event_was_decoded() -> None:
+    decoder = StreamDecoder()
+    wire = b"data: " + event(piece({"content": "b"})) + b"\n\n"
+    assert decoder.feed_text(wire) is None
+    decoder.feed(event(piece({"content": "a"})))
+    assert decoder.feed_text(wire) == Chunk("b", tokens=1)
+    with pytest.raises(StreamBroken):
+        decoder.finish()
 
 
 def test_text_after_the_end_of_a_choice_reopens_it() -> None:
