@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from .load import Contestant, Plan, Round
 from .rows import Row
+from .whole.load import Contestant, Plan, Round
 
 ROOT = Path(__file__).parents[2]
 POLICY = ROOT / "policies" / "default.yaml"
@@ -122,7 +122,7 @@ def _on_one_core() -> Iterator[None]:
 def _play(contestants: tuple[Contestant, ...], connections: int, requests: int) -> list[Round]:
     plan = Plan(contestants, connections, requests, ROUNDS)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.load"],
+        [sys.executable, "-m", "tests.bench.whole.load"],
         input=msgspec.json.encode(plan),
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -141,7 +141,7 @@ def _ask(port: int, body: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _bare(kind: str, argument: str = "") -> Iterator[int]:
-    with _process([sys.executable, "-m", "tests.bench.bare", kind, argument]) as process:
+    with _process([sys.executable, "-m", "tests.bench.whole.bare", kind, argument]) as process:
         assert process.stdout is not None
         yield int(process.stdout.readline())
 

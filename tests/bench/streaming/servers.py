@@ -203,11 +203,16 @@ def _text(text: str) -> bytes:
     return struct.pack("<I", len(text.encode())) + text.encode()
 
 
+KINDS: dict[str, Callable[..., Awaitable[int]]] = {
+    "upstream": upstream,
+    "forward": forward,
+    "triton": triton,
+    "read": read,
+}
+
+
 async def main(kind: str, *arguments: str) -> None:
-    start: Callable[..., Awaitable[int]] = {"upstream": upstream, "forward": forward, "triton": triton, "read": read}[
-        kind
-    ]
-    print(await start(*arguments), flush=True)
+    print(await KINDS[kind](*arguments), flush=True)
     await asyncio.Event().wait()
 
 

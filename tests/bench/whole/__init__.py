@@ -1,0 +1,1 @@
+"""Whole answers, one after the other: a load generator and bare servers."""
