@@ -1,4 +1,4 @@
-"""`python -m tests.bench.whole.bare answer|upstream|forward …`: the least that aiohttp on uvloop can do, to measure against.
+"""`python -m tests.bench.whole.bare answer|upstream|forward …`: aiohttp's least on uvloop, to measure against.
 
     answer BODY_FILE         reads a POST and returns the file's bytes
     upstream                 an OpenAI-compatible server with one fixed answer

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.whole.load < PLAN`: a load generator in a process of its own, so that it costs its servers nothing.
+"""`python -m tests.bench.whole.load < PLAN`: a load generator in a process of its own.
 
 It posts each contestant's bodies in turn, again and again, over kept connections, by a raw protocol on uvloop. The
 contestants take turns in short rounds: a neighbour on the machine disturbs them all alike. Prints the figures of each
