@@ -24,6 +24,12 @@ class JobStoreNotDurable(JobStoreUnavailable):
     retryable = False
 
 
+class RecordUnreadable(CausewayError):
+    """A stored record is damaged or of another version."""
+
+    code = "record_unreadable"
+
+
 class IdempotencyConflict(InvalidRequest):
     """The key was used with another body."""
 

@@ -15,7 +15,8 @@ class JobMetrics:
             "causeway_jobs_runs",
             "Finished job runs, by outcome: succeeded, failed, expired, postponed (not started, retried later without"
             " losing an attempt), retried (failed, one attempt used), superseded (another worker owns the job now or"
-            " the job was cancelled), released (returned to the queue by a draining worker).",
+            " the job was cancelled), released (returned to the queue by a draining worker), quarantined (the"
+            " record cannot be read: a dead letter).",
             ("tier", "outcome"),
             registry=registry,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -11,6 +11,7 @@ from router.openai import parse_chat, parse_completion
 from router.types import Request, RoutingHints
 
 from ..admission import Priority
+from .errors import RecordUnreadable
 from .states import FINAL_STATES, JobState
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
@@ -44,7 +45,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     tier: str
     priority: Priority
     endpoint: Endpoint
-    body: bytes  # empty after its end, unless it is a dead letter
+    body: bytes = b""  # only a claim reads it; deleted at the end, unless the job is a dead letter
     state: JobState
     created: int
     deadline: int
@@ -72,12 +73,19 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(self.tags.split(",")) if self.tags else ()
 
 
+LISTED_FIELDS: Final = tuple(name for name in JobRecord.__struct_fields__ if name != "body")
+"""All but the request, which may be large and which only a worker needs."""
+
+
 def parse_record(fields: dict[str, bytes]) -> JobRecord:
-    """Parse a Redis hash. Raises msgspec.ValidationError."""
-    body = fields.get("body", b"")
-    plain = {name: value.decode() for name, value in fields.items() if name not in ("body", "error")}
-    record = msgspec.convert(plain | {"body": b"", "error": b""}, JobRecord, strict=False)
-    return msgspec.structs.replace(record, body=body, error=fields.get("error", b""))
+    """Parse a Redis hash. Raises RecordUnreadable."""
+    try:
+        plain = {name: value.decode() for name, value in fields.items() if name not in ("body", "error")}
+        record = msgspec.convert(plain, JobRecord, strict=False)
+    except (msgspec.ValidationError, UnicodeDecodeError) as error:
+        reason = str(error) if isinstance(error, msgspec.ValidationError) else "it is not UTF-8"
+        raise RecordUnreadable(f"The job's record is damaged or of another version: {reason}") from None
+    return msgspec.structs.replace(record, body=fields.get("body", b""), error=fields.get("error", b""))
 
 
 def parse_request(endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, ...] = ()) -> Request:

@@ -5,15 +5,27 @@ Tenants' names come from signed tokens and the configuration, never from a reque
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from router.types import Usage
 
 from .config import MICRO_USD_PER_USD
 
-ReadGauge = Callable[[], float]
+ReadValue = Callable[[], float]
+
+
+class _ReadCounter(Collector):
+    """A counter that another object keeps; it is read at every scrape."""
+
+    def __init__(self, name: str, help_text: str, read: ReadValue) -> None:
+        self._name, self._help_text, self._read = name, help_text, read
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily(self._name, self._help_text, value=self._read())
 
 
 class TenantMetrics:
@@ -37,11 +49,11 @@ class TenantMetrics:
     def watch(
         self,
         *,
-        local_checks: ReadGauge,
-        stale_accepts: ReadGauge,
-        usage_lost: ReadGauge,
-        audit_lost: ReadGauge,
-        key_file_stale: ReadGauge,
+        local_checks: ReadValue,
+        stale_accepts: ReadValue,
+        usage_lost: ReadValue,
+        audit_lost: ReadValue,
+        key_file_stale: ReadValue,
     ) -> None:
         """Export these values; each is read at every scrape."""
         for name, text, read in (
@@ -57,10 +69,10 @@ class TenantMetrics:
             ),
             ("causeway_cloud_usage_records_lost", "Requests missing in the tenants' usage.", usage_lost),
             ("causeway_cloud_audit_records_lost", "Audit records that were not written.", audit_lost),
-            (
-                "causeway_cloud_key_file_stale",
-                "1 while the last change of the key file is invalid and therefore not in use.",
-                key_file_stale,
-            ),
         ):
-            Gauge(name, text, registry=self._registry).set_function(read)
+            self._registry.register(_ReadCounter(name, text, read))
+        Gauge(
+            "causeway_cloud_key_file_stale",
+            "1 while the last change of the key file is invalid and therefore not in use.",
+            registry=self._registry,
+        ).set_function(key_file_stale)

@@ -10,7 +10,7 @@ import msgspec
 from router.errors import NotFound
 
 from ..config import BatchConfig
-from ..errors import IdempotencyConflict, JobAlreadyEnded
+from ..errors import IdempotencyConflict, JobAlreadyEnded, RecordUnreadable
 from ..record import Endpoint
 from ..states import JobState
 from ..store.redis_client import Argument, RedisClient, as_bytes, as_fields, as_int, as_list, as_text
@@ -117,10 +117,13 @@ class BatchStore:
         return batch
 
     async def lookup(self, name: str) -> Batch | None:
-        """Return a batch of any owner."""
+        """Return a batch of any owner. Raises RecordUnreadable."""
         fields = as_fields(await self._db.command("HGETALL", self._db.key("batch", name)))
-        plain = {key: value.decode() for key, value in fields.items()}
-        return msgspec.convert(plain, Batch, strict=False) if plain else None
+        plain = {key: value.decode("utf-8", "replace") for key, value in fields.items()}
+        try:
+            return msgspec.convert(plain, Batch, strict=False) if plain else None
+        except msgspec.ValidationError as error:
+            raise RecordUnreadable(f"{name}: the record is damaged or of another version: {error}") from None
 
     async def list_owned(self, owner: str, *, after: str, limit: int) -> list[Batch]:
         """Return batches of `owner`, newest first, from behind the batch `after`."""
@@ -145,7 +148,7 @@ class BatchStore:
     # --- the processor ---------------------------------------------------------------------------------------------
 
     async def claim(self, lease_s: float) -> Batch | None:
-        """Return a batch that is due for a step; no other worker gets it for `lease_s`."""
+        """Return a batch that is due for a step; no other worker gets it for `lease_s`. Raises RecordUnreadable."""
         name = as_text(await self._db.run("batch_claim", self.now_ms, int(lease_s * 1000)))
         return await self.lookup(name) if name else None
 

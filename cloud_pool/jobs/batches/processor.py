@@ -19,7 +19,7 @@ import msgspec
 from router.errors import NotFound, QueueFull, RateLimited
 
 from ..config import JobsConfig
-from ..errors import JobAlreadyEnded, JobStoreUnavailable
+from ..errors import JobAlreadyEnded, JobStoreUnavailable, RecordUnreadable
 from ..record import NewJob
 from ..states import JobState
 from ..stores import JobStores
@@ -52,14 +52,14 @@ class BatchProcessor:
         while True:
             try:
                 advanced = await self.step()
-            except JobStoreUnavailable as error:
+            except (JobStoreUnavailable, RecordUnreadable) as error:  # an unreadable batch is due after its lease
                 _log.warning("%s", error.message)
                 advanced = False
             if not advanced:
                 await anyio.sleep(_STEP_INTERVAL_S)
 
     async def step(self) -> bool:
-        """Advance one batch. Returns False if none is due. Raises JobStoreUnavailable."""
+        """Advance one batch. Returns False if none is due. Raises JobStoreUnavailable or RecordUnreadable."""
         batch = await self._batches.claim(_LEASE_S)
         if batch is None:
             return False

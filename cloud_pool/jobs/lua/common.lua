@@ -8,7 +8,8 @@ local function queue(tier, priority) return key('queue', tier, priority) end
 local function transition(record, event)
   local state = redis.call('HGET', record, 'state')
   if not state then return nil end
-  local to = TRANSITIONS[state][event]
+  local row = TRANSITIONS[state]  -- none for a state of another version
+  local to = row and row[event]
   if to then redis.call('HSET', record, 'state', to) end
   return to
 end
@@ -21,11 +22,11 @@ end
 -- Remove the job's queue entry and acknowledge it.
 local function leave_queue(record)
   local f = redis.call('HMGET', record, 'tier', 'priority', 'entry')
-  if f[3] and f[3] ~= '' then
+  if f[1] and f[2] and f[3] and f[3] ~= '' then
     redis.call('XACK', queue(f[1], f[2]), 'workers', f[3])
     redis.call('XDEL', queue(f[1], f[2]), f[3])
-    redis.call('HSET', record, 'entry', '')
   end
+  redis.call('HSET', record, 'entry', '')
 end
 
 -- Append the job to its queue, whose consumer group is created on first use.
@@ -39,8 +40,8 @@ end
 -- Add a delivery to the webhook outbox. The fence in its id makes it unique for each run of the job.
 local function queue_webhook(id, record, now)
   local f = redis.call('HMGET', record, 'webhook', 'owner', 'fence', 'state', 'traceparent')
-  if not f[1] or f[1] == '' then return end
-  local delivery = id .. '.' .. f[3]
+  if not f[1] or f[1] == '' or not f[2] then return end
+  local delivery = id .. '.' .. (f[3] or '0')
   redis.call('HSET', key('webhook', delivery), 'job', id, 'owner', f[2], 'url', f[1], 'state', f[4], 'finished', now,
     'attempts', 0, 'fence', 0, 'traceparent', f[5] or '')
   redis.call('HSET', record, 'webhook_status', 'pending')
@@ -51,11 +52,11 @@ end
 -- its record and events (ms), queue the webhook, and count it in its batch. The only place where a job ends.
 local function finish_job(id, record, now, ttl)
   leave_queue(record)
-  ttl = redis.call('HGET', record, 'ttl') or ttl
+  ttl = tonumber(redis.call('HGET', record, 'ttl') or ttl) or ttl
   local f = redis.call('HMGET', record, 'owner', 'batch', 'idempotency', 'state', 'error')
   redis.call('ZREM', key('waiting'), id)
   redis.call('ZREM', key('deadlines'), id)
-  redis.call('ZREM', key('open', f[1]), id)
+  redis.call('ZREM', key('open', f[1] or ''), id)
   redis.call('HSET', record, 'finished', now)
   if f[4] ~= 'dead' then redis.call('HDEL', record, 'body') end  -- a dead letter may be retried
   publish_event(id, f[4], f[5])
@@ -74,10 +75,20 @@ end
 local function dead_letter(id, record, now, ttl, max_dead)
   if not transition(record, 'exhaust') then return false end
   local f = redis.call('HMGET', record, 'owner', 'tier', 'attempts', 'code')
+  for i = 1, 4 do f[i] = f[i] or '' end
   finish_job(id, record, now, ttl)
   redis.call('HSET', record, 'dead_letter', redis.call('XADD', key('dead'), 'MAXLEN', '~', max_dead, '*',
-    'id', id, 'owner', f[1], 'tier', f[2], 'attempts', f[3], 'code', f[4] or ''))
+    'id', id, 'owner', f[1], 'tier', f[2], 'attempts', tonumber(f[3]) or 0, 'code', f[4]))
   return true
+end
+
+-- Move a record that this version cannot read to the dead letters, whatever its state. An operator may retry it with
+-- workers that can read it.
+local function quarantine(id, record, now, ttl, max_dead)
+  local code = 'record_unreadable'
+  redis.call('HSET', record, 'state', 'running', 'code', code, 'error', cjson.encode({message =
+    'a worker could not read the record: it is damaged or of another version', type = 'server_error', code = code}))
+  dead_letter(id, record, now, ttl, max_dead)
 end
 
 -- Whether the run with this fence still owns the job.

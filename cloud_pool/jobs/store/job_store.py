@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 
@@ -11,11 +12,12 @@ from router.errors import CausewayError, NotFound, QueueFull, RateLimited
 
 from ...admission import Priority
 from ..config import JobsConfig
-from ..errors import IdempotencyConflict, JobAlreadyEnded
-from ..record import JobRecord, NewJob, encode_error, parse_record
+from ..errors import IdempotencyConflict, JobAlreadyEnded, RecordUnreadable
+from ..record import LISTED_FIELDS, JobRecord, NewJob, encode_error, parse_record
 from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text
 from .replies import AcceptedJob, ClaimedJobs, DeadLetter, QueueDepth, QueueDepths
 
+_log = logging.getLogger("causeway.cloud.jobs")
 _RETRY_AFTER_S = 5.0
 _IDLE_CONSUMER_MS = 3_600_000
 _MAX_WAIT_S = 2.0  # below the client's timeout
@@ -105,15 +107,21 @@ class JobStore:
         return AcceptedJob(job_id, verdict == "known")
 
     async def get(self, job: str, owner: str) -> JobRecord:
-        """Return a job of `owner`. Raises NotFound, also for a job of another owner."""
+        """Return a job of `owner`, without its body.
+
+        Raises:
+            NotFound: also for a job of another owner
+            RecordUnreadable: the record is damaged or of another version
+        """
         record = await self.lookup(job)
         if record is None or record.owner != owner:
             raise job_not_found(job)
         return record
 
     async def lookup(self, job: str) -> JobRecord | None:
-        """Return a job of any owner."""
-        fields = as_fields(await self._db.command("HGETALL", self._db.key("job", job)))
+        """Return a job of any owner, without its body. Raises RecordUnreadable."""
+        values = as_list(await self._db.command("HMGET", self._db.key("job", job), *LISTED_FIELDS))
+        fields = {name: value for name, value in zip(LISTED_FIELDS, values, strict=True) if isinstance(value, bytes)}
         return parse_record(fields) if fields else None
 
     async def read_result(self, job: str) -> bytes:
@@ -123,7 +131,7 @@ class JobStore:
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20) -> list[JobRecord]:
         """Return jobs of `owner`, newest first, from behind the job `after`. Raises NotFound for an unknown `after`.
 
-        Ids whose record has expired are removed from the owner's list on the way.
+        Ids whose record has expired are removed from the owner's list on the way. Unreadable records are left out.
         """
         key = self._db.key("jobs", owner)
         start = 0
@@ -138,7 +146,11 @@ class JobStore:
             names = [as_text(name) for name in as_list(reply)]
             expired = []
             for name in names:
-                record = await self.lookup(name)
+                try:
+                    record = await self.lookup(name)
+                except RecordUnreadable as error:
+                    _log.warning("%s is not listed: %s", name, error.message)
+                    continue
                 if record is None:
                     expired.append(name)
                 else:
@@ -161,7 +173,10 @@ class JobStore:
     # --- workers: each report returns False if the job is another worker's by now; then nothing has changed --------
 
     async def claim(self, consumer: str, tier: str, priorities: Iterable[Priority]) -> ClaimedJobs:
-        """Claim at most one job per entry of `priorities`, those of dead workers first."""
+        """Claim at most one job per entry of `priorities`, those of dead workers first.
+
+        A job whose record cannot be read becomes a dead letter.
+        """
         reply = as_list(
             await self._db.run(
                 "claim",
@@ -175,8 +190,20 @@ class JobStore:
                 *priorities,
             )
         )
-        records = tuple(parse_record(as_fields(record)) for record in as_list(reply[0]))
-        return ClaimedJobs(records, tuple(as_text(entry) for entry in as_list(reply[1])))
+        records, unreadable = [], [as_text(job) for job in as_list(reply[2])]
+        for row in as_list(reply[0]):
+            fields = as_fields(row)
+            try:
+                records.append(parse_record(fields))
+            except RecordUnreadable as error:
+                _log.error("%s is a dead letter: %s", as_text(fields["id"]), error.message)
+                await self._quarantine(as_text(fields["id"]))
+                unreadable.append(as_text(fields["id"]))
+        return ClaimedJobs(tuple(records), tuple(as_text(entry) for entry in as_list(reply[1])), tuple(unreadable))
+
+    async def _quarantine(self, job: str) -> None:
+        limits = (self._dead_letter_ttl_ms, self._config.max_dead_letters)
+        await self._db.run("quarantine", self.now_ms, job, *limits)
 
     async def wait(self, tier: str, last_entries: tuple[str, ...]) -> None:
         """Wait until a job is queued behind `last_entries`, at most for `reclaim_interval_s`."""

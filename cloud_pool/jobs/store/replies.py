@@ -19,6 +19,7 @@ class ClaimedJobs(msgspec.Struct, frozen=True):
 
     records: tuple[JobRecord, ...]
     last_entries: tuple[str, ...]  # of each priority's queue; `wait` waits for later ones
+    unreadable: tuple[str, ...] = ()  # jobs whose records this version cannot read: dead letters now
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

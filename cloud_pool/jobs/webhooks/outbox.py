@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from .signing import WebhookDelivery
 
 _OVERLAP_MS = 24 * 3600 * 1000  # a rotated secret stays valid for a day
 _LEASE_MARGIN_S = 15.0
+_log = logging.getLogger("causeway.cloud.webhooks")
 
 
 class WebhookOutbox:
@@ -38,8 +40,12 @@ class WebhookOutbox:
         lease_ms = int((self._config.timeout_s + _LEASE_MARGIN_S) * 1000)
         deliveries = []
         for row in as_list(await self._db.run("webhook_claim", self._now_ms, lease_ms, limit)):
-            plain = {name: value.decode() for name, value in as_fields(row).items()}
-            deliveries.append(msgspec.convert(plain, WebhookDelivery, strict=False))
+            plain = {name: value.decode("utf-8", "replace") for name, value in as_fields(row).items()}
+            try:
+                deliveries.append(msgspec.convert(plain, WebhookDelivery, strict=False))
+            except msgspec.ValidationError as error:
+                _log.error("%s has failed: its record is damaged or of another version: %s", plain["id"], error)
+                await self._db.run("webhook_finish", plain["id"], plain["fence"], "failed", 0, 0)
         return deliveries
 
     async def finish(self, delivery: WebhookDelivery, outcome: str, delay_s: float = 0.0) -> bool:

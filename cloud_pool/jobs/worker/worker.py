@@ -169,6 +169,8 @@ class Worker:
                 self._begin(slots, record, runs)
                 if self._trace is not None:
                     self._trace.received(record.id, record.tier, record.traceparent, claimed_at)
+            for _ in claimed.unreadable:
+                self._metrics.count_run(slots.tier, "quarantined")
         return () if claimed.records else claimed.last_entries
 
     def _begin(self, slots: WorkerSlots, record: JobRecord, runs: TaskGroup) -> None:

@@ -3,11 +3,11 @@
 -- without attempts left becomes a dead letter.
 -- ARGV: now (unix ms), consumer, tier, lease (ms), result ttl (ms), dead letter ttl (ms), max dead letters, then one
 --   preferred priority per free slot; a slot whose priority is empty takes the most urgent job of the others
--- Reply: {records as HGETALL, last entry id of each priority's queue}
+-- Reply: {records as HGETALL, last entry id of each priority's queue, ids of the records that cannot be read}
 local now, consumer, tier, lease = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local ttl, dead_ttl, max_dead = ARGV[5], ARGV[6], ARGV[7]
 local PRIORITIES = {'interactive', 'standard', 'bulk'}
-local reclaimed, empty, claimed, last_ids = {}, {}, {}, {}
+local reclaimed, empty, claimed, last_ids, unreadable = {}, {}, {}, {}, {}
 
 -- Collect the entries whose lease ran out: their worker died.
 local function reclaim(priority)
@@ -38,6 +38,11 @@ local function start(priority, entry)
     redis.call('XDEL', queue(tier, priority), entry[1])
     return
   end
+  if not (tonumber(f[2]) and tonumber(f[3]) and tonumber(f[4])) then
+    quarantine(id, record, now, dead_ttl, max_dead)
+    table.insert(unreadable, id)
+    return
+  end
   if tonumber(f[2]) <= now then
     if transition(record, 'expire') then finish_job(id, record, now, ttl) end
     return
@@ -48,7 +53,11 @@ local function start(priority, entry)
     dead_letter(id, record, now, dead_ttl, max_dead)
     return
   end
-  if not transition(record, 'claim') then return end
+  if not transition(record, 'claim') then
+    quarantine(id, record, now, dead_ttl, max_dead)
+    table.insert(unreadable, id)
+    return
+  end
   redis.call('HINCRBY', record, 'fence', 1)
   redis.call('HINCRBY', record, 'attempts', 1)
   redis.call('HSET', record, 'worker', consumer, 'started', now)
@@ -86,4 +95,4 @@ for priority, rest in pairs(reclaimed) do
     redis.call('XCLAIM', queue(tier, priority), 'workers', consumer, 0, entry[1], 'IDLE', lease, 'JUSTID')
   end
 end
-return {claimed, last_ids}
+return {claimed, last_ids, unreadable}
