@@ -101,7 +101,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
     load_balancing: LoadBalancingConfig = LoadBalancingConfig()
     degradation: DegradationConfig = DegradationConfig()
-    model_dirs: tuple[str, ...] = ()  # folders searched for artifacts before the ones that ship
+    model_dirs: tuple[str, ...] = ()  # folders searched for artifacts before the account's own and the ones that ship
     redis: str = ""  # `redis://`, `rediss://` or `unix://` URL that all gateways and workers share; empty: none
     identity: IdentityConfig = IdentityConfig()
     tenants: TenantsConfig = TenantsConfig()

@@ -118,7 +118,7 @@ MEANING: Mapping[str, str] = {
     "server.drain_s": "on SIGTERM, maximum time for running requests to finish",
     "server.keys": "API keys: a list of `{name, sha256, tags}`, `sha256` in hex; empty: requests need no key",
     "server.default_deadline_s": "deadline of a request that sets none",
-    "engine.model_dirs": "folders searched for models before the models that ship",
+    "engine.model_dirs": "folders searched for models before `~/.local/share/causeway/models` and the models that ship",
     "engine.sequences": "requests decoded together (continuous batching); further requests wait",
     "engine.batch_tokens": "maximum tokens of one decode step, prefill chunks included",
     "engine.context_tokens": "maximum tokens of one request, prompt and answer; "

@@ -10,6 +10,7 @@ Nothing is unpickled: an artifact is JSON, Markdown and a weights file with a ve
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -121,10 +122,21 @@ def save_manifest(manifest: Manifest, folder: Path) -> Artifact:
     return Artifact(path=folder / manifest.file, manifest=manifest)
 
 
+def user_models() -> Path:
+    """Return the folder of the account's own models: ``~/.local/share/causeway/models``, or below $XDG_DATA_HOME."""
+    share = os.environ.get("XDG_DATA_HOME") or Path(os.environ.get("HOME", "/"), ".local", "share")
+    return Path(share) / "causeway" / "models"
+
+
+def search_path(extra_dirs: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """Return all folders in which models are looked for, the first one found hides others of the same name."""
+    return (*extra_dirs, user_models(), SHIPPED)
+
+
 def list_artifacts(extra_dirs: Sequence[Path] = ()) -> tuple[Artifact, ...]:
-    """Return every known artifact, sorted by name; one in `extra_dirs` hides a shipped one of the same name."""
+    """Return every known artifact of `search_path`, sorted by name."""
     found: dict[str, Artifact] = {}
-    for root in (*extra_dirs, SHIPPED):
+    for root in search_path(extra_dirs):
         for manifest in sorted(root.glob(f"*/{MANIFEST}")):
             artifact = load_artifact(manifest.parent)
             found.setdefault(artifact.name, artifact)
@@ -132,7 +144,7 @@ def list_artifacts(extra_dirs: Sequence[Path] = ()) -> tuple[Artifact, ...]:
 
 
 def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
-    """Find the artifact called `name`, in `extra_dirs` and then in the package.
+    """Find the artifact called `name` in the folders of `search_path`.
 
     Raises:
         ArtifactNotFound: there is none, or its weights are missing; names the known artifacts and the folders.
@@ -143,7 +155,7 @@ def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
             if not artifact.path.is_file():
                 raise ArtifactNotFound(f"{artifact.path}: the manifest names this file, but it is not there")
             return artifact
-    roots = ", ".join(str(root) for root in (*extra_dirs, SHIPPED))
+    roots = ", ".join(map(str, search_path(extra_dirs)))
     names = ", ".join(artifact.name for artifact in known) or "none"
     raise ArtifactNotFound(f"no model named {name!r} (there are: {names}; looked in {roots})")
 

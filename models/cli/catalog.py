@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ..catalog import fit
-from ..catalog.artifact import SHIPPED, ArtifactError, find_artifact, list_artifacts, verify_artifact
+from ..catalog.artifact import ArtifactError, find_artifact, list_artifacts, search_path, user_models, verify_artifact
 from ..catalog.gguf import read_gguf
 from ..publish.add import add_model
-from .options import USER_MODELS, existing_file, folder, mebibytes, model_folders, models_option
+from .options import existing_file, folder, mebibytes, models_option
 
 console = Console()
 
@@ -31,7 +31,7 @@ def list_command(extra_dirs: Sequence[Path]) -> None:
     """List the models and router signals that a policy or the daemon can use."""
     columns = ("name", "kind", "bits", "weights", "size", "licence")
     table = Table(*(Column(name, no_wrap=True) for name in columns), box=None)
-    for artifact in list_artifacts(model_folders(extra_dirs)):
+    for artifact in list_artifacts(extra_dirs):
         manifest = artifact.manifest
         table.add_row(
             artifact.name,
@@ -42,7 +42,7 @@ def list_command(extra_dirs: Sequence[Path]) -> None:
             manifest.licence,
         )
     console.print(table)
-    searched = ", ".join(map(str, (*model_folders(extra_dirs), SHIPPED)))
+    searched = ", ".join(map(str, search_path(extra_dirs)))
     console.print(f"searched: {searched}", soft_wrap=True, style="dim")
 
 
@@ -54,8 +54,7 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
 
     Exits with 1 if a file is altered or missing.
     """
-    folders = model_folders(extra_dirs)
-    chosen = [find_artifact(name, folders) for name in names] if names else list_artifacts(folders)
+    chosen = [find_artifact(name, extra_dirs) for name in names] if names else list_artifacts(extra_dirs)
     broken = 0
     for artifact in chosen:
         try:
@@ -74,9 +73,9 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
 @click.option(
     "--to",
     type=folder,
-    default=USER_MODELS,
+    default=user_models,
     show_default="~/.local/share/causeway/models",
-    help="Folder of models to copy to.",
+    help="Folder of models to copy to. The default is searched by every command and by the daemon.",
 )
 @click.option(
     "--device",
@@ -119,12 +118,13 @@ def add(
 @models_option
 def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]) -> None:
     """Estimate the memory that MODEL (a name or a GGUF file) needs, and which devices it fits."""
-    path = Path(model) if Path(model).is_file() else find_artifact(model, model_folders(extra_dirs)).path
+    path = Path(model) if Path(model).is_file() else find_artifact(model, extra_dirs).path
     gguf = read_gguf(path)
     need = fit.estimate_memory(gguf, context=context, batch=batch)
     console.print(
         f"{model}: weights {mebibytes(need.weights_bytes)}, KV cache {mebibytes(need.cache_bytes)}, "
-        f"buffers {mebibytes(need.buffers_bytes)}, total {mebibytes(need.total_bytes)}"
+        f"buffers {mebibytes(need.buffers_bytes)}, process {mebibytes(need.process_bytes)}, "
+        f"total {mebibytes(need.total_bytes)}"
     )
     table = Table("device", "usable memory", "fits", "largest batch at this context")
     for device in fit.DEVICES.values():

@@ -24,7 +24,7 @@ from ..evaluate.routing_curves import RoutingSample, mix
 from ..function_calls.call import score_answer
 from ..function_calls.dataset import Row, is_held_out, is_validation_row, read_rows
 from ..function_calls.intents import is_device_row
-from .options import folder, limit_option, model_folders, models_option, rows_argument, spread_evenly, threads_option
+from .options import folder, limit_option, models_option, rows_argument, spread_evenly, threads_option
 
 HANDOFF_TOKENS = 8  # the confidence that `evaluate-scope` joins in is the one after this many tokens
 
@@ -64,7 +64,7 @@ def evaluate(
 ) -> None:
     """Answer every row of FILES (JSON lines: text, intent, slots) and print the share of correct answers."""
     rows = [row for path in files for row in spread_evenly(_selected(read_rows(path, source or ""), held), limit)]
-    reports = [_evaluated(name, rows, grammar, threads, model_folders(extra_dirs), quiet=as_json) for name in names]
+    reports = [_evaluated(name, rows, grammar, threads, extra_dirs, quiet=as_json) for name in names]
     if as_json:
         click.echo(msgspec.json.encode(reports).decode())
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,8 +11,6 @@ import click
 from ..function_calls.dataset import Row
 
 T = TypeVar("T", bound=Callable[..., Any] | click.Command)
-
-USER_MODELS = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "causeway" / "models"
 
 folder = click.Path(file_okay=False, path_type=Path)
 existing_folder = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -35,11 +32,6 @@ limit_option = click.option(
 
 def threads_option(default: int) -> Callable[[T], T]:
     return click.option("--threads", type=click.IntRange(1), default=default, show_default=True, help="CPU threads.")
-
-
-def model_folders(extra_dirs: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the folders to search before the shipped models, in order."""
-    return (*extra_dirs, USER_MODELS)
 
 
 def spread_evenly(rows: Sequence[Row], limit: int | None) -> Sequence[Row]:

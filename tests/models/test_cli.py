@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -70,6 +71,25 @@ def test_add_with_calls_records_that_the_model_answers_with_calls(tmp_path: Path
     for name, flags in (("free", ()), ("calling", ("--calls",))):
         assert call("add", source, "--name", name, "--to", tmp_path, *flags).exit_code == 0
     assert [find_artifact(name, (tmp_path,)).manifest.answers for name in ("free", "calling")] == ["text", "calls"]
+
+
+def test_an_added_model_is_found_without_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every command, and by the daemon, whose catalogue it is."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert call("add", find_artifact("assistant").path, "--name", "mine").exit_code == 0
+    assert find_artifact("mine").folder == tmp_path / "causeway" / "models" / "mine"
+    assert "mine" in call("list").output
+    file = tmp_path / "mine.jsonl"
+    file.write_bytes(b"\n".join(map(msgspec.json.encode, ROWS)))
+    measured = call("evaluate", file, "--source", "hwu64", "--model", "mine", "--threads", 1)
+    assert measured.exit_code == 0, measured.output
+
+
+def test_the_parts_that_fit_prints_add_up_to_its_total() -> None:
+    output = call("fit", "assistant-large").output
+    *parts, total = [float(number) for number in re.findall(r"([0-9.]+)\s+MiB", output.partition("device")[0])]
+    assert len(parts) == 4
+    assert sum(parts) == pytest.approx(total, abs=0.3)
 
 
 def test_fit_shows_the_memory_and_every_device() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from ...catalog.artifact import ArtifactError
 from ...function_calls.dataset import Row, read_rows
 from ...function_calls.intents import LABELLED
 from ..auxiliary_losses.embedding_loss import SentenceEmbeddings
@@ -183,6 +184,7 @@ def _run(
     embeddings: SentenceEmbeddings | None = None,
     soft_labels: FunctionSoftLabels | None = None,
 ) -> Trainer:
+    _check_names(tokenizer, corpus, folder / TOKENIZER)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     slot_labels = SlotLabels(corpus.arguments())
     trainer = Trainer(network, config.plan, folder, device, teacher, embeddings, slot_labels.count)
@@ -219,6 +221,17 @@ def _run(
 
     trainer.run(mixture.epoch, report)
     return trainer
+
+
+def _check_names(tokenizer: AssistantTokenizer, corpus: Corpus, path: Path) -> None:
+    """Raises ArtifactError before the training if a tokenizer that was made from other data lacks a name of these."""
+    missing = tokenizer.missing(corpus.functions(), corpus.arguments())
+    if missing:
+        listed = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        raise ArtifactError(
+            f"{path}: the tokenizer has no token for {listed}: it was made from other data. Leave the rows with these "
+            "names out, or train a new run without --from and --grow-from"
+        )
 
 
 def _config(name: str, tokenizer: AssistantTokenizer, shape: dict[str, int] | None) -> LlamaConfig:

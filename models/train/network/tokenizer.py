@@ -120,6 +120,11 @@ class AssistantTokenizer:
             ids.append(self._ids[closing])
         return [*ids, self.end]
 
+    def missing(self, functions: Sequence[str], arguments: Sequence[str]) -> list[str]:
+        """Return those functions and arguments that have no token, so that no call with them can be encoded."""
+        unknown = [name for name in functions if f'"{name}"' not in self._ids]
+        return unknown + [name for name in arguments if f'"{name}":"' not in self._ids]
+
     def function_token(self, function: str) -> int:
         """Return the token that names a function in a call."""
         return self._ids[f'"{function}"']

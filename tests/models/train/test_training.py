@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -190,6 +191,23 @@ def test_training_from_a_published_model_keeps_its_size(
     assert not (tmp_path / "flat" / CHECKPOINT).exists()
     other = call("--run", run, "--layers", small.shape.layers + 1)
     assert (other.exit_code, "another folder" in other.output) == (1, True)
+
+
+def test_a_function_that_the_tokenizer_does_not_know_is_an_error_before_the_training(
+    tmp_path: Path, data: Path, tokenizer: AssistantTokenizer
+) -> None:
+    """The message names it and says what to do."""
+    path, more = tmp_path / "small.gguf", tmp_path / "more"
+    write_gguf(random_network(tokenizer), tokenizer, path, GGUFMetadata("tiny", "a test"))
+    shutil.copytree(data, more)
+    line = msgspec.json.encode({"text": "flip a coin", "intent": "flip_coin", "slots": []})
+    (more / "intents" / "clinc150.jsonl").write_bytes(b"\n".join([line] * 20))
+    flags = {"--data": more, "--from": path, "--run": tmp_path / "run", "--steps": 1}
+    arguments = [str(part) for flag in flags.items() for part in flag]
+    refused = CliRunner().invoke(main, ["train", "assistant", *arguments])
+    assert refused.exit_code == 1
+    assert "the tokenizer has no token for flip_coin" in refused.output
+    assert "without --from" in refused.output
 
 
 def test_a_new_network_copies_before_training() -> None:
