@@ -51,16 +51,26 @@ class Components:
         down = self.signals.snapshot(self.policies.active).down
         up = [target.name for target in self.policies.active.targets if target.name not in down]
         waiting = () if up else tuple(f"target {target.name}" for target in self.policies.active.targets)
-        problems = () if self.engines is None else self.engines.problems
         return Readiness(
             ready=bool(up),
             waiting_for=waiting,
-            problems=problems,
+            problems=self.problems(),
             policy=self.policies.report,
             edge="" if self.engines is None else self.engines.state,
             cloud="" if self.cloud is None else self.cloud.signals().breaker or "",
             uptime_s=round(self.clock.monotonic() - self.started, 3),
         )
+
+    def problems(self) -> tuple[str, ...]:
+        """What operators should look at: missing models, the cloud, storage that is lost."""
+        disks = (self.cache.stats().disk, self.decisions.stats(), self.spend.stats())
+        found = (
+            *(() if self.engines is None else self.engines.problems),
+            *(() if self.cloud is None else self.cloud.health.problems),
+            *(stats.problem for stats in disks if stats is not None),
+            self.policies.persist_problem,
+        )
+        return tuple(problem for problem in found if problem)
 
 
 def read_gauges(parts: Components) -> Iterator[Gauge]:
@@ -134,6 +144,12 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
             "causeway_edge_cloud_breaker_open",
             "1: the circuit breaker of the cloud is open.",
             float(cloud.breaker == "open"),
+        )
+    if parts.cloud is not None:
+        yield Gauge(
+            "causeway_edge_cloud_token_refused",
+            "1: the cloud refuses the token of cloud.api_key (HTTP 401).",
+            float(parts.cloud.health.token_refused),
         )
 
 

@@ -93,6 +93,7 @@ class App:
 
     async def drain(self) -> bool:
         """Refuse new requests and wait for those in progress. Returns False if some are left at the timeout."""
+        log.info("draining: %d requests in progress have %g s", self.in_flight, self._config.server.drain_s)
         self._notifier.stopping("draining")
         self._parts.admission.drain()
         self._listener.stop_accepting()
@@ -102,6 +103,8 @@ class App:
         """Cancel what is in progress and release everything."""
         parts = self._parts
         parts.admission.end()
+        if self.in_flight:
+            log.warning("%d requests are cut; their clients are told so", self.in_flight)
         await self._listener.close()
         self._stop.set()
         if self._root is not None:
@@ -128,12 +131,18 @@ class App:
         loop = asyncio.get_running_loop()
         stop_requested, abort_requested = asyncio.Event(), asyncio.Event()
 
+        def terminate() -> None:
+            if not stop_requested.is_set():
+                log.info("SIGTERM")
+            stop_requested.set()
+
         def interrupt() -> None:
+            log.info("SIGINT%s", ": the drain ends now" * stop_requested.is_set())
             (abort_requested if stop_requested.is_set() else stop_requested).set()
 
         await self.start()
         try:
-            loop.add_signal_handler(signal.SIGTERM, stop_requested.set)
+            loop.add_signal_handler(signal.SIGTERM, terminate)
             loop.add_signal_handler(signal.SIGINT, interrupt)
             loop.add_signal_handler(signal.SIGHUP, self._reload_requested.set)
             _tune_garbage_collector()
@@ -141,11 +150,11 @@ class App:
             await stop_requested.wait()
             async with anyio.create_task_group() as draining:
                 draining.start_soon(_cancel_after, abort_requested, draining.cancel_scope)
-                if not await self.drain():
-                    log.warning("some requests were still running after %g s", self._config.server.drain_s)
+                await self.drain()
                 draining.cancel_scope.cancel()
         finally:
             await self.close()
+            log.info("stopped")
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 

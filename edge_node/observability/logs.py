@@ -11,8 +11,8 @@ from typing import TextIO
 
 from ..config.schema import Config
 
-# These log every request or connection at `info`.
-_QUIET = ("asyncio", "aiohttp.access", "httpx", "httpcore")
+# Libraries that log every request, connection or call at `info` or `debug`.
+_QUIET = ("aiohttp", "asyncio", "grpc", "httpcore", "httpx", "opentelemetry", "redis", "urllib3")
 
 
 class JsonFormatter(logging.Formatter):

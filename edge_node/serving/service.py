@@ -38,6 +38,7 @@ from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates
 from ..clock import Clock
 from ..observability.logs import redacted
 from ..observability.metrics import FinishedGeneration, Metrics
+from ..observability.request_log import log_arrival, log_decision, log_outcome
 from ..signals.collector import SignalCollector
 from ..signals.estimators import QUALITY
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
@@ -125,6 +126,8 @@ class Service:
             CancelledError: the client disconnected.
         """
         self._begin(context)
+        if log.isEnabledFor(logging.DEBUG):
+            log_arrival(context.id, context.request)
         try:
             await self._hops(context)
             await context.reply.end()
@@ -279,6 +282,8 @@ class Service:
         generation.sequence = AttemptSequence(
             decision, stream=request.stream, choices=choices, arrived=generation.arrived
         )
+        if log.isEnabledFor(logging.DEBUG) and generation.id:
+            log_decision(generation.id, decision)
         return decision
 
     async def _estimate(self, generation: Generation, signals: frozenset[str]) -> None:
@@ -341,6 +346,8 @@ class Service:
         record = context.finish(ended, self._clock.unix())
         self._decisions.add(record)
         self._metrics.request_finished(record.outcome)
+        if log.isEnabledFor(logging.DEBUG):
+            log_outcome(record)
         if context.trace is not None and not self._is_bound(context):
             context.trace.end(record, shared=context.generation.trace if context.shared else None)
 

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import msgspec
 
+from ..observability.faults import Fault
+
 log = logging.getLogger(__name__)
 
 Value = str | bytes | int | float | None
@@ -58,7 +60,8 @@ class SqliteStats(msgspec.Struct, frozen=True):
     Attributes:
         lost_writes: Writes that were dropped.
         corrupt_files: Corrupt files that were set aside and replaced.
-        available: Whether the file is open; False: memory only, for now.
+        available: Whether the file is open and can be written; False: memory only, for now.
+        problem: Why it cannot be written; "" if it can.
         queued_writes: Writes that wait for the background thread.
         queued_reads: Reads that wait for the background thread.
     """
@@ -66,6 +69,7 @@ class SqliteStats(msgspec.Struct, frozen=True):
     lost_writes: int
     corrupt_files: int
     available: bool
+    problem: str = ""
     queued_writes: int = 0
     queued_reads: int = 0
 
@@ -115,6 +119,7 @@ class BackgroundSqlite:
         self._untrimmed_bytes = 0
         self._trim_at = float("-inf")
         self._corrupt_files = 0
+        self._unusable = Fault(log, logging.ERROR, monotonic)
         self._thread = threading.Thread(target=self._run, name=f"sqlite-{path.name}", daemon=True)
 
     # --- any thread --------------------------------------------------------------------------------------------------
@@ -126,7 +131,8 @@ class BackgroundSqlite:
         return SqliteStats(
             lost_writes=self._lost_writes,
             corrupt_files=self._corrupt_files,
-            available=self._database is not None,
+            available=self._database is not None and not self._unusable.problem,
+            problem=self._unusable.problem,
             queued_writes=len(self._writes),
             queued_reads=len(self._reads),
         )
@@ -227,6 +233,8 @@ class BackgroundSqlite:
                 database.execute("BEGIN IMMEDIATE")
                 for statement, rows in groupby(writes, key=lambda write: write.statement):
                     database.executemany(statement, [write.row() for write in rows])
+            if self._unusable.problem:  # Opening or reading it proves nothing: the disk may be full, or read-only.
+                self._unusable.end(f"{self._path} is written again; {self._lost_writes} writes were lost")
             self._untrimmed_bytes += sum(write.size_bytes for write in writes)
             if self._untrimmed_bytes >= _TRIM_BYTES or self._monotonic() >= self._trim_at:
                 self._trim(database)
@@ -282,7 +290,9 @@ class BackgroundSqlite:
             self._open()
             return
         self._retry_at = now + self._retry_s  # (2)
-        log.warning("%s cannot be used (%s): retrying in %g s", self._path, error, self._retry_s)
+        self._unusable.begin(
+            f"{self._path} cannot be used ({error}): new entries stay in memory only; retried every {self._retry_s:g} s"
+        )
 
     def _is_corrupt(self, error: Exception) -> bool:
         if self._path.exists() and not self._path.is_file():

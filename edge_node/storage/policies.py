@@ -99,6 +99,12 @@ class PolicyStore:
         assert self._report is not None, "call load() first"
         return self._report
 
+    @property
+    def persist_problem(self) -> str:
+        """Why a restart with an invalid policy file would fail; "" if the active policy is kept."""
+        error = self.report.persist_error
+        return f"the policy could not be copied to {self._last_good}: {error}" if error else ""
+
     def load(self) -> None:
         """Activate the policy file at start, or the last good policy if the file is invalid.
 
@@ -193,8 +199,8 @@ class PolicyStore:
                 os.fsync(file.fileno())
             partial.replace(self._last_good)
         except OSError as error:
-            log.warning("the policy could not be copied to %s: %s", self._last_good, error.strerror)
             self._report = msgspec.structs.replace(self.report, persist_error=error.strerror or "unwritable")
+            log.error("%s", self.persist_problem)
 
 
 def _file_version_of(path: Path) -> FileVersion | None:

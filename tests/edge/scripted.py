@@ -123,6 +123,7 @@ class ScriptedCloud:
         self.gate: asyncio.Event | None = None
         self.entered = asyncio.Event()
         self.url = ""
+        self.port = 0
         self._runner: web.AppRunner | None = None
 
     @property
@@ -132,16 +133,17 @@ class ScriptedCloud:
         assert self._runner.server is not None
         return self._runner.server.connections
 
-    async def start(self) -> ScriptedCloud:
+    async def start(self, port: int = 0) -> ScriptedCloud:
         app = web.Application()
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
             app.router.add_post(path, self._serve)
         app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        self.port = int(self._runner.addresses[0][1])
+        self.url = f"http://127.0.0.1:{self.port}/v1"
         return self
 
     async def stop(self) -> None:

@@ -10,7 +10,6 @@ for the configured URL.
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -39,9 +38,8 @@ from router.types import Chunk, CloudSignals, Embeddings, Kind, Request
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, UpstreamInfo
 from .error_mapping import client_error
+from .health import CloudHealth
 from .response_reader import MAX_ERROR_BYTES, read_body, read_error, read_stream, read_whole, too_slow
-
-log = logging.getLogger(__name__)
 
 _PATHS: dict[Kind, str] = {"chat": "/chat/completions", "completion": "/completions", "embedding": "/embeddings"}
 _IDLE_S = 15.0  # shorter than common servers' idle timeout, so that few pooled connections are closed already
@@ -63,9 +61,8 @@ class CloudBackend:
     ) -> None:
         self._config = config
         self._now = now
-        self._breaker = breaker or Breaker()
+        self.health = CloudHealth(config.url, breaker or Breaker(), now)
         self._rtt_ms = Ewma(_RTT_HALF_LIFE_S)
-        self._reachable: bool | None = None
         self._tier: str | None = None
         self._skip_until: dict[str, float] = {}  # by model, from Retry-After
         self._last_response = float("-inf")
@@ -97,9 +94,9 @@ class CloudBackend:
     def signals(self) -> CloudSignals:
         now = self._now()
         return CloudSignals(
-            reachable=self._reachable,
+            reachable=self.health.reachable,
             rtt_ms=self._rtt_ms.value(now),
-            breaker=self._breaker.state(now),
+            breaker=self.health.breaker.state(now),
             tier=self._tier,
             unavailable_models=tuple(model for model, until in self._skip_until.items() if now < until),
         )
@@ -142,28 +139,31 @@ class CloudBackend:
         """Report exactly one result per call to the breaker, also when the call is cancelled."""
         started = self._now()
         self._refuse_skipped(call, started)
-        if not self._breaker.allow(self._now()):
-            wait_s = self._breaker.retry_after_s(self._now())
+        if not self.health.breaker.allow(self._now()):
+            wait_s = self.health.breaker.retry_after_s(self._now())
             raise BreakerOpen(
                 "the cloud failed repeatedly; its circuit breaker is open", phase="connect", retry_after_s=wait_s
             )
         try:
             yield
         except _REJECTIONS:
-            self._breaker.success(self._now())
+            self.health.succeeded()
             raise
         except CausewayError as error:
             timeout_s = self._timeout_s(call, error, streams=streams)
             failed = _is_server_failure(error, self._now() - started, timeout_s)
-            (self._breaker.failure if failed else self._breaker.cancelled)(self._now())
+            if failed:
+                self.health.failed()
+            else:
+                self.health.breaker.cancelled(self._now())
             if isinstance(error, CloudUnavailable) and error.retry_after_s is not None:
                 self._skip_until[call.target.model] = self._now() + min(error.retry_after_s, _LONGEST_AWAY_S)
             raise
         except BaseException:
-            self._breaker.cancelled(self._now())
+            self.health.breaker.cancelled(self._now())
             raise
         else:
-            self._breaker.success(self._now())
+            self.health.succeeded()
 
     def _refuse_skipped(self, call: BackendRequest, now: float) -> None:
         """Raises CloudUnavailable until the server's Retry-After has passed."""
@@ -196,20 +196,20 @@ class CloudBackend:
         except aiohttp.ClientError as error:
             failure = client_error(error, call.target.name, "send")
             if failure.phase == "connect":
-                self._reachable = False
+                self.health.lost(error)
             raise failure from error
         except TimeoutError as error:
             raise too_slow(call, "first_token") from error
         except OSError as error:
             raise client_error(error, call.target.name, "send") from error
-        self._note_response(response)
+        self._note_response(response, probe=False)
         if response.status != 200:
             raise await read_error(response, call, until)
         call.report_upstream(_upstream_info(response.headers))
         return response
 
-    def _note_response(self, response: aiohttp.ClientResponse) -> None:
-        self._reachable = True
+    def _note_response(self, response: aiohttp.ClientResponse, *, probe: bool) -> None:
+        self.health.answered(response.status, probe=probe)
         self._last_response = self._now()
         self._tier = response.headers.get("x-causeway-tier", self._tier)
 
@@ -222,7 +222,7 @@ class CloudBackend:
             quiet = self._now() - self._last_response >= interval_s
             if quiet or self._rtt_ms.value(self._now()) is None:
                 await self.probe()
-            pause_s = interval_s if self._reachable else min(interval_s * _PROBE_BACKOFF, pause_s * 2.0)
+            pause_s = interval_s if self.health.reachable else min(interval_s * _PROBE_BACKOFF, pause_s * 2.0)
             await asyncio.sleep(pause_s)
 
     async def probe(self) -> bool:
@@ -232,14 +232,12 @@ class CloudBackend:
         try:
             with anyio.fail_after(_PROBE_S):
                 async with self._session.get(self._config.url + "/models", allow_redirects=False) as response:
-                    self._note_response(response)
+                    self._note_response(response, probe=True)
                     self._rtt_ms.add((self._now() - started) * 1000.0, self._now())
                     await read_body(response, MAX_ERROR_BYTES)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            if self._reachable is not False:
-                log.warning("the cloud cannot be reached: %s", type(error).__name__)
-            self._reachable = False
-        return self._reachable is True
+            self.health.lost(error)
+        return self.health.reachable is True
 
 
 def _with_target(chunk: Chunk, call: BackendRequest) -> Chunk:

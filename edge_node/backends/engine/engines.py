@@ -253,10 +253,12 @@ class Supervisor:
             self._enter("starting", "it is being loaded")
             self._process = process = EngineProcess(self._options)
             try:
+                began = loop.time()
                 await process.start()
                 self._info = await process.ready
                 ready_at = loop.time()
                 self._enter("ready", "")
+                log.info("engine %s is ready after %.1f s", self._name, ready_at - began)
                 reason = await self._watch(process)
                 self._restarts += 1
                 pause_s = self._pause(ready_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -292,8 +293,11 @@ async def test_the_queue_is_a_signal(backend: EngineBackend) -> None:
     assert (backend.signals().tokens_per_s or 0) > 0
 
 
-async def test_a_killed_child_fails_its_answers_and_is_restarted(backend: EngineBackend) -> None:
+async def test_a_killed_child_fails_its_answers_and_is_restarted(
+    backend: EngineBackend, caplog: pytest.LogCaptureFixture
+) -> None:
     """The error's phase says that tokens were sent."""
+    caplog.set_level(logging.INFO)
     stream = backend.generate(call(chat(max_tokens=ENDLESS_TOKENS)))
     await anext(stream)
     first = backend.pid
@@ -307,6 +311,9 @@ async def test_a_killed_child_fails_its_answers_and_is_restarted(backend: Engine
     assert backend.pid != first
     assert backend.restarts == 1
     assert backend.state == "ready"
+    lost, back = [record for record in caplog.records if record.getMessage().startswith("engine ")]
+    assert (lost.levelname, back.levelname) == ("ERROR", "INFO")
+    assert "is ready after" in back.getMessage()
 
 
 async def test_a_child_killed_before_the_first_token_says_so(backend: EngineBackend) -> None:

@@ -1,0 +1,46 @@
+"""The hops of one request as log lines, at level debug only. Never content: what a decision record holds."""
+
+from __future__ import annotations
+
+import logging
+
+from router.types import AttemptRecord, Decision, DecisionRecord, Request
+
+log = logging.getLogger(__name__)
+
+
+def log_arrival(request_id: str, request: Request) -> None:
+    hints = request.hints
+    streamed = ", streamed" if request.stream else ""
+    tags = f", tags {','.join(hints.tags)}" if hints.tags else ""
+    prefer = f", {hints.prefer}" if hints.prefer else ""
+    log.debug(
+        "%s arrived: %s %s from %s%s%s%s", request_id, request.kind, request.model, hints.client, streamed, tags, prefer
+    )
+
+
+def log_decision(request_id: str, decision: Decision) -> None:
+    targets = ", ".join(plan.target.name for plan in decision.attempts) or "no target"
+    rule = f" by {decision.rule}" if decision.rule else ""
+    bound = "; bound to the device" if decision.on_device else ""
+    log.debug("%s decided: %s%s%s", request_id, targets, rule, bound)
+
+
+def log_outcome(record: DecisionRecord) -> None:
+    """The attempts, then the outcome."""
+    outcome = record.outcome
+    for attempt in outcome.attempts:
+        log.debug("%s attempt %s: %s", record.id, attempt.target, _attempt(attempt))
+    cache = f"{outcome.cache} ({outcome.cache_reason})" if outcome.cache_reason else outcome.cache
+    error = f", {outcome.error}" if outcome.error else ""
+    log.debug(
+        "%s ended: %s %d%s, route %s, cache %s, %.1f ms",
+        record.id, outcome.status, outcome.http_status, error, outcome.route, cache, outcome.total_ms,
+    )  # fmt: skip
+
+
+def _attempt(attempt: AttemptRecord) -> str:
+    error = f" {attempt.error}" if attempt.error else ""
+    first = f", first token after {attempt.ttft_ms:.1f} ms" if attempt.ttft_ms is not None else ""
+    took = f", {attempt.duration_ms:.1f} ms" if attempt.duration_ms is not None else ""
+    return f"{attempt.state}{error}, began at {attempt.started_ms:.1f} ms{first}{took}, {attempt.tokens} tokens"

@@ -1,0 +1,215 @@
+"""What the log says: each lasting fault once when it begins and once when it ends, whichever request notices it.
+
+`/readyz` lists it meanwhile. At debug the log tells each request's hops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import re
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from edge_node.config.schema import Config, ServerConfig
+from edge_node.observability.logs import start_log
+from edge_node.storage.background_sqlite import BackgroundSqlite, Write
+
+from .box import Box, running
+from .scripted import until
+from .test_app import cloud_only, daemon
+
+NOISY = ("aiohttp.access", "aiohttp.client", "asyncio", "grpc", "httpcore", "httpx", "redis", "urllib3.connectionpool")
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """Every line from `info` up, as ``LEVEL message``; grows while the test runs."""
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(f"{record.levelname} {record.getMessage()}")
+
+    found: list[str] = []
+    handler = Lines(logging.INFO)
+    caplog.set_level(logging.INFO)
+    logging.getLogger().addHandler(handler)
+    yield found
+    logging.getLogger().removeHandler(handler)
+
+
+def about(lines: list[str], *words: str) -> list[str]:
+    """The lines with any of the words, without figures that differ from run to run."""
+    return [re.sub(r" \(after [0-9.]+ s\)|127.0.0.1:\d+", "", line) for line in lines if any(w in line for w in words)]
+
+
+async def problems(box: Box) -> list[str]:
+    found = (await box.get("/readyz")).json["problems"]
+    assert isinstance(found, list)
+    return found
+
+
+async def metric(box: Box, name: str) -> float:
+    text = (await box.get("/metrics")).body.decode()
+    return float(next(line for line in text.splitlines() if line.startswith(f"{name} ")).rpartition(" ")[2])
+
+
+async def test_a_request_that_notices_the_lost_cloud_first_says_so_once(tmp_path: Path, lines: list[str]) -> None:
+    async with running(tmp_path) as box:
+        port = box.cloud.port
+        assert (await box.ask(tags="cloud")).headers["x-causeway-route"] == "cloud"
+        await box.cloud.stop()
+        for _ in range(3):
+            assert (await box.ask(tags="cloud")).headers["x-causeway-route"] == "edge"
+        assert [problem.partition(" at ")[0] for problem in await problems(box)] == ["the cloud"]
+        await box.cloud.start(port)
+        await until_back(box)
+        assert await problems(box) == []
+    assert about(lines, "reach") == [
+        "INFO the cloud at  is reachable",
+        "WARNING the cloud at  cannot be reached: Connection refused",
+        "INFO the cloud at  is reachable again",
+    ]
+
+
+async def until_back(box: Box) -> None:
+    assert box.parts.cloud is not None
+    assert await box.parts.cloud.probe()
+
+
+async def test_a_refused_token_is_an_error_a_problem_and_a_metric(tmp_path: Path, lines: list[str]) -> None:
+    async with running(tmp_path, api_key="wrong") as box:
+        box.cloud.status = 401
+        for _ in range(3):
+            assert (await box.ask(tags="cloud")).headers["x-causeway-route"] == "edge"
+        await until_back(box)  # this server lists its models without a token
+        assert "refuses the token (HTTP 401)" in (await problems(box))[0]
+        assert await metric(box, "causeway_edge_cloud_token_refused") == 1.0
+        box.cloud.status = 200
+        assert (await box.ask(tags="cloud")).headers["x-causeway-route"] == "cloud"
+        assert await problems(box) == []
+        assert await metric(box, "causeway_edge_cloud_token_refused") == 0.0
+    refused, accepted = about(lines, "token")
+    assert refused.startswith("ERROR the cloud at  refuses the token (HTTP 401): correct cloud.api_key")
+    assert accepted == "INFO the cloud at  accepts the token again"
+    assert "wrong" not in "".join(lines)
+
+
+async def test_the_circuit_breaker_says_when_it_opens(tmp_path: Path, lines: list[str]) -> None:
+    async with running(tmp_path) as box:
+        box.cloud.status = 500
+        for _ in range(8):
+            await box.ask(tags="cloud")
+        (problem,) = await problems(box)
+        assert "failed repeatedly, its circuit breaker is open" in problem
+    assert len(about(lines, "circuit breaker")) == 1
+
+
+def test_a_full_disk_is_an_error_and_its_end_says_what_was_lost(tmp_path: Path, lines: list[str]) -> None:
+    database = BackgroundSqlite(tmp_path / "x.sqlite", "CREATE TABLE IF NOT EXISTS t (v)", retry_s=0.0, linger_s=0.0)
+    database.start()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        write(database, "small")
+        wait(lambda: not database.stats().queued_writes)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 1024, hard))  # SQLite reports it as a full disk
+        for lost in (1, 2, 3):
+            write(database, "x" * 100_000)
+            wait(lambda lost=lost: database.stats().lost_writes == lost)  # type: ignore[misc]
+        assert "disk" in database.stats().problem
+        assert not database.stats().available
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        write(database, "small")
+        wait(lambda: database.stats().available)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        database.close()
+    began, ended = about(lines, "x.sqlite")
+    assert re.fullmatch(r"ERROR .*x.sqlite cannot be used \(.*disk.*\): new entries stay in memory only; .*", began)
+    assert re.fullmatch(r"INFO .*x.sqlite is written again; 3 writes were lost", ended)
+
+
+def write(database: BackgroundSqlite, value: str) -> None:
+    assert database.write(Write("INSERT INTO t VALUES (?)", (value,), len(value)))
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    asyncio.run(until(condition))
+
+
+async def test_storage_that_is_lost_is_a_problem_of_readyz(tmp_path: Path, lines: list[str]) -> None:
+    """The state folder cannot be written: the daemon answers, and says what it does not keep."""
+    (tmp_path / "state").write_text("not a folder")
+    async with running(tmp_path) as box:
+        for _ in range(3):
+            assert (await box.ask(tags="cloud")).status == 200
+        await until(lambda: len(box.parts.problems()) == 4)
+        found = " ".join(await problems(box))
+        assert all(name in found for name in ("cache-1.sqlite", "decisions-1.sqlite", "spend-1.sqlite", "last-good"))
+        assert await metric(box, 'causeway_edge_store_available{store="decisions"}') == 0.0
+    assert [line.partition(" ")[0] for line in about(lines, "sqlite", "last-good")] == ["ERROR"] * 4
+
+
+async def test_the_drain_and_what_it_cuts_are_logged(tmp_path: Path, lines: list[str]) -> None:
+    async with running(tmp_path, server=ServerConfig(port=0, drain_s=0.05)) as box:
+        box.engine.pause_after = 1
+        cut = asyncio.ensure_future(box.ask(stream=True, headers={"x-causeway-prefer": "only_on_device"}))
+        await until(lambda: box.engine.paused)
+        await box.app.drain()
+        await box.app.close()
+        await cut
+    assert about(lines, "drain", "cut") == [
+        "INFO draining: 1 requests in progress have 0.05 s",
+        "WARNING 1 requests are cut; their clients are told so",
+    ]
+
+
+async def test_a_signal_and_the_end_are_logged(tmp_path: Path) -> None:
+    async with daemon(tmp_path, cloud_only(tmp_path, "")) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        _, log = await process.communicate()
+    ends = [line.rpartition(": ")[2] for line in log.decode().splitlines()]
+    assert ends[-3:] == ["SIGTERM", "0 requests in progress have 5 s", "stopped"]
+
+
+async def test_debug_tells_each_requests_hops_without_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(tmp_path) as box:
+        box.engine.fault = "refuse"
+        with caplog.at_level(logging.DEBUG):
+            answer = await box.ask("my secret", tags="edge-ish", temperature=0.5)
+            await until(lambda: "ended" in caplog.text)
+    request_id = answer.headers["x-causeway-decision"]
+    told = [record.getMessage() for record in caplog.records if record.getMessage().startswith(request_id)]
+    hops = [line.removeprefix(f"{request_id} ").partition(",")[0] for line in told]
+    assert hops == [
+        "arrived: chat auto from 127.0.0.1",
+        "decided: small",
+        "attempt small: failed engine_unavailable",
+        "attempt large: done",
+        "ended: ok 200",
+    ]
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_libraries_stay_quiet(level: Literal["debug", "info"]) -> None:
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
+    stream = io.StringIO()
+    try:
+        start_log(Config(log=level), stream)
+        for name in NOISY:
+            logging.getLogger(name).debug("noise")
+            logging.getLogger(name).info("noise")
+            logging.getLogger(name).warning("%s warns", name)
+    finally:
+        root.setLevel(before[0])
+        root.handlers = before[1]
+    assert "noise" not in stream.getvalue()
+    assert stream.getvalue().count("warns") == len(NOISY)
