@@ -93,7 +93,7 @@ class App:
 
     async def drain(self) -> bool:
         """Refuse new requests and wait for those in progress. Returns False if some are left at the timeout."""
-        log.info("draining: %d requests in progress have %g s", self.in_flight, self._config.server.drain_s)
+        log.info("draining for up to %g s, requests in progress: %d", self._config.server.drain_s, self.in_flight)
         self._notifier.stopping("draining")
         self._parts.admission.drain()
         self._listener.stop_accepting()
@@ -104,7 +104,7 @@ class App:
         parts = self._parts
         parts.admission.end()
         if self.in_flight:
-            log.warning("%d requests are cut; their clients are told so", self.in_flight)
+            log.warning("requests cut before their end: %d; their clients get an error", self.in_flight)
         await self._listener.close()
         self._stop.set()
         if self._root is not None:
@@ -133,11 +133,11 @@ class App:
 
         def terminate() -> None:
             if not stop_requested.is_set():
-                log.info("SIGTERM")
+                log.info("SIGTERM received")
             stop_requested.set()
 
         def interrupt() -> None:
-            log.info("SIGINT%s", ": the drain ends now" * stop_requested.is_set())
+            log.info("SIGINT received%s", ": the drain ends now" * stop_requested.is_set())
             (abort_requested if stop_requested.is_set() else stop_requested).set()
 
         await self.start()

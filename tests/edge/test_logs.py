@@ -165,8 +165,8 @@ async def test_the_drain_and_what_it_cuts_are_logged(tmp_path: Path, lines: list
         await box.app.close()
         await cut
     assert about(lines, "drain", "cut") == [
-        "INFO draining: 1 requests in progress have 0.05 s",
-        "WARNING 1 requests are cut; their clients are told so",
+        "INFO draining for up to 0.05 s, requests in progress: 1",
+        "WARNING requests cut before their end: 1; their clients get an error",
     ]
 
 
@@ -174,8 +174,8 @@ async def test_a_signal_and_the_end_are_logged(tmp_path: Path) -> None:
     async with daemon(tmp_path, cloud_only(tmp_path, "")) as (process, _):
         process.send_signal(signal.SIGTERM)
         _, log = await process.communicate()
-    ends = [line.rpartition(": ")[2] for line in log.decode().splitlines()]
-    assert ends[-3:] == ["SIGTERM", "0 requests in progress have 5 s", "stopped"]
+    ends = [line.partition("lifecycle: ")[2] for line in log.decode().splitlines()]
+    assert ends[-3:] == ["SIGTERM received", "draining for up to 5 s, requests in progress: 0", "stopped"]
 
 
 async def test_debug_tells_each_requests_hops_without_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,121 @@
+"""(j) a request on a new connection while 2,000 others are open and idle, over TCP and over the Unix socket.
+
+Three daemons take turns, request by request: one without other connections, one that holds all 2,000, and one whose
+limit is reached, so that each new connection closes the one that has been idle longest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .rows import Row
+
+ROOT = Path(__file__).parents[2]
+IDLE = 2000
+REQUESTS = 1000
+LIMIT = 1.5
+_BODY = b'{"model":"auto","messages":[{"role":"user","content":"Turn on the light."}],"temperature":0}'
+_REQUEST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: edge\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n" % len(_BODY)
+) + _BODY
+_LIMITS = {"calm": 4096, "crowded": 4096, "full": 1024}  # server.max_connections
+Address = tuple[str, int] | str
+
+
+def main() -> list[Row]:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        upstream = stack.enter_context(_upstream())
+        daemons = {
+            name: stack.enter_context(_daemon(Path(folder) / name, upstream, limit)) for name, limit in _LIMITS.items()
+        }
+        for name in ("crowded", "full"):
+            for address in daemons[name]:
+                for _ in range(IDLE):
+                    stack.enter_context(_connected(address))
+        return [
+            row
+            for at, way in enumerate(("TCP", "the Unix socket"))
+            for row in _rows(way, {name: addresses[at] for name, addresses in daemons.items()})
+        ]
+
+
+def _rows(way: str, addresses: dict[str, Address]) -> Iterator[Row]:
+    times: dict[str, list[float]] = {name: [] for name in addresses}
+    for number in range(REQUESTS + 50):
+        for name, address in addresses.items():
+            took_ms = _ask(address)
+            if number >= 50:  # the first ones warm up
+                times[name].append(took_ms)
+    p50 = {name: statistics.median(found) for name, found in times.items()}
+    note = ", ".join(f"{name} {ms:.3f} ms" for name, ms in p50.items())
+    yield Row(f"(j) next request beside {IDLE} idle, {way}", p50["crowded"] / p50["calm"], "x", LIMIT, note=note)
+    yield Row("    the same at the connection limit", p50["full"] / p50["calm"], "x", LIMIT, note=note)
+
+
+def _ask(address: Address) -> float:
+    """One request on a connection of its own, in milliseconds."""
+    started = time.perf_counter()
+    with _connected(address) as connection:
+        connection.sendall(_REQUEST)
+        answer = connection.recv(65536)
+        took_ms = (time.perf_counter() - started) * 1000.0
+    if not answer.startswith(b"HTTP/1.1 200 "):
+        raise RuntimeError(answer[:500].decode(errors="replace"))
+    return took_ms
+
+
+def _connected(address: Address) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+    connection.connect(address)  # blocking: with a timeout a full backlog of a Unix socket is an error
+    connection.settimeout(30.0)
+    return connection
+
+
+@contextlib.contextmanager
+def _upstream() -> Iterator[int]:
+    with _process([sys.executable, "-m", "tests.bench.bare", "upstream"]) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+
+
+@contextlib.contextmanager
+def _daemon(folder: Path, upstream: int, max_connections: int) -> Iterator[tuple[Address, Address]]:
+    """A daemon without an engine: its TCP address and its socket's path."""
+    folder.mkdir()
+    settings = {
+        "state_dir": folder / "state",
+        "server.port": 0,
+        "server.socket": folder / "edge.sock",
+        "server.max_connections": max_connections,
+        "server.read_timeout_s": 600,
+        "engine.enabled": "false",
+        "cloud.url": f"http://127.0.0.1:{upstream}/v1",
+        "log": "warning",
+    }
+    flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    with _process([sys.executable, "-m", "edge_node", "serve", *flags]) as process:
+        assert process.stdout is not None
+        url = next(line for line in process.stdout if line.startswith(b"ready url=")).decode().strip()
+        yield ("127.0.0.1", int(url.rpartition(":")[2])), str(folder / "edge.sock")
+
+
+@contextlib.contextmanager
+def _process(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(10)
