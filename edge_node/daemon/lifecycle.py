@@ -76,12 +76,12 @@ class App:
         parts.cache.start()
         parts.decisions.start()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._root = asyncio.create_task(self._run_tasks(started), name="causeway-edge")
         try:
+            await parts.spend.start()
+            self._root = asyncio.create_task(self._run_tasks(started), name="causeway-edge")
             if parts.cloud is not None:
                 await parts.cloud.start()
             await started
-            await parts.spend.start()
             await self._listener.start()
         except BaseException:
             await self.close()
