@@ -8,7 +8,7 @@ from cloud_pool.admission.concurrency_limit import ConcurrencyLimit
 
 from .simulation import Callers, Run, Server, Simulation, TwoGateways, between, flat, server, settings
 
-SEEDS = range(3)
+SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 
 
 def overloaded(server: Server, most: int, seed: int, ends: float = 100.0) -> Run:

@@ -23,6 +23,8 @@ from .simulation import (
     settings,
 )
 
+pytestmark = pytest.mark.slow
+
 BEGINS, ENDS, OVER = 20.0, 80.0, 100.0
 SEEDS = range(2)
 BIG = server(64, 0.3, 2.0)

@@ -59,6 +59,7 @@ async def test_dripping_head_ends_the_connection(start: bytes, drop: bytes) -> N
         assert await is_alive(app)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "drop"),
     [
@@ -76,6 +77,7 @@ async def test_dripping_body_is_408(head: bytes, drop: bytes) -> None:
         assert await is_alive(app)
 
 
+@pytest.mark.slow
 async def test_endless_chunked_body_is_refused_at_the_limit() -> None:
     async with gateway() as app:
         head = b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -84,6 +86,7 @@ async def test_endless_chunked_body_is_refused_at_the_limit() -> None:
         assert error_of(answer) == (413, "body_too_large")
 
 
+@pytest.mark.slow
 async def test_many_slow_clients_do_not_affect_others() -> None:
     """Three hundred dripping connections: a proper request is answered, and all of them are closed."""
     async with gateway(read_timeout_s=1.0) as app, contextlib.AsyncExitStack() as stack:

@@ -15,6 +15,8 @@ from cloud_pool.dispatch.protocols import EndpointLease
 
 from .scripted import Bed
 
+pytestmark = pytest.mark.slow
+
 RATE = 40.0  # requests a second
 NAMES = ("a:1", "b:1", "c:1", "d:1")
 

@@ -160,6 +160,7 @@ async def test_cancelled_wait_does_not_cancel_the_read() -> None:
         assert message.error_message.startswith("a 0")
 
 
+@pytest.mark.slow
 async def test_cancel_in_mid_stream_leaks_no_memory() -> None:
     async with serving(Server(count=1_000_000, size=256 * KB)) as connection:
 

@@ -174,6 +174,7 @@ async def test_no_restart_ends_with_status_1(tmp_path: Path) -> None:
     assert len(bed.ready_lines) == 1
 
 
+@pytest.mark.slow
 async def test_server_that_waits_for_a_dead_stub_is_restarted(tmp_path: Path) -> None:
     bed = Bed(tmp_path, stuck_s=3.0)
     async with running(bed):
@@ -191,6 +192,7 @@ async def test_server_that_never_starts_its_stub_is_killed(tmp_path: Path) -> No
     assert any("that has died: killed" in line for line in bed.logged)
 
 
+@pytest.mark.slow
 async def test_slowly_loading_server_with_a_living_stub_is_not_killed(tmp_path: Path) -> None:
     slow = SERVER.replace("status = 200", "status = 503", 1).replace("status = 503\n    child.kill()", "status = 200")
     bed = Bed(tmp_path, server=slow, stuck_s=3.0)

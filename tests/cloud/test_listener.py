@@ -81,6 +81,7 @@ async def test_malformed_http_gets_an_error_object(sent: bytes, status: int, cod
         assert await is_alive(app)
 
 
+@pytest.mark.slow
 async def test_incomplete_body_is_408() -> None:
     async with gateway(read_timeout_s=0.2) as app:
         answer = await talk(app, CHAT + b"Connection: close\r\nContent-Length: 50\r\n\r\n{")

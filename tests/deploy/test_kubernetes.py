@@ -38,6 +38,7 @@ from .manifests import (
 
 BUILDS = {name: build(FOLDER / name) for name in ("base", "keda", "vllm")}
 ALL = [each for manifests in BUILDS.values() for each in manifests]
+SLOW = pytest.mark.slow
 EVERY_BUILD = pytest.mark.parametrize("manifests", BUILDS.values(), ids=BUILDS)
 # What an operator makes beforehand, as the kustomizations say.
 GIVEN = {("Secret", "causeway-redis"), ("ConfigMap", "causeway-keys"), ("ConfigMap", "causeway-llama-template")}
@@ -53,7 +54,7 @@ def exported() -> set[str]:
     return {f.name + ("_total" if f.type == "counter" else "") for f in families}
 
 
-@pytest.mark.parametrize("version", ["1.29", "1.32", "1.37"])
+@pytest.mark.parametrize("version", [pytest.param("1.29", marks=SLOW), pytest.param("1.32", marks=SLOW), "1.37"])
 @EVERY_BUILD
 def test_manifests_match_kubernetes_schemas(manifests: list[Manifest], version: str) -> None:
     core = [each for each in manifests if not each["apiVersion"].startswith("keda.sh/")]

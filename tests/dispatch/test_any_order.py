@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from cloud_pool.upstreams.triton.tensors import Delta
@@ -47,7 +47,6 @@ def scripts(draw: st.DrawFn, address: str) -> list[Step]:
     return steps
 
 
-@settings(max_examples=300, deadline=None)
 @given(scripts("a"), scripts("b"), scripts("c"), st.none() | st.integers(min_value=0, max_value=60))
 def test_any_order_gives_one_endpoints_deltas_and_leaves_nothing(
     a: list[Step], b: list[Step], c: list[Step], leaves_after: int | None

@@ -115,6 +115,7 @@ async def test_urgent_savings_are_spent_on_known_slow_endpoints(is_slow: bool) -
     assert it.counted.hedges == (["won"] if is_slow else [])
 
 
+@pytest.mark.slow
 async def test_hedges_stay_within_two_in_a_hundred() -> None:
     async with bed([[]], [[]], settings=DispatchSettings()) as it:
         await it.warm()

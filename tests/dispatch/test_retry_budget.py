@@ -31,6 +31,7 @@ def test_without_a_minimum_extras_never_exceed_their_share(events: list[tuple[st
         assert extras <= share * requests + ROUNDING
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(min_value=3, max_value=400), st.integers(min_value=1, max_value=3))
 def test_a_busy_tier_is_never_above_its_share(rate: int, wanted: int) -> None:

@@ -24,6 +24,8 @@ from .simulated import (
     watched,
 )
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 CAPACITY = 3 * SLOTS / (PREFILL_S + (TOKENS - 1) * STEP_S)  # requests a second
 SLOW = 10.0

@@ -246,6 +246,7 @@ def cloud_only(tmp_path: Path, url: str) -> Config:
     return msgspec.structs.replace(settings, engine=engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_drains_and_ends_the_process(tmp_path: Path, how: signal.Signals) -> None:
     """The answer in progress is finished, and the socket file is removed."""
@@ -266,6 +267,7 @@ async def test_a_signal_drains_and_ends_the_process(tmp_path: Path, how: signal.
     await cloud.stop()
 
 
+@pytest.mark.slow
 async def test_a_sigint_during_the_drain_ends_it_at_once(tmp_path: Path) -> None:
     cloud = await ScriptedCloud().start()
     cloud.gate = asyncio.Event()
@@ -287,6 +289,7 @@ async def test_a_sigint_during_the_drain_ends_it_at_once(tmp_path: Path) -> None
     await cloud.stop()
 
 
+@pytest.mark.slow
 async def test_a_second_sigterm_is_ignored(tmp_path: Path) -> None:
     """A dying parent sends one for each of its threads."""
     cloud = await ScriptedCloud().start()
@@ -309,6 +312,7 @@ async def test_a_second_sigterm_is_ignored(tmp_path: Path) -> None:
     await cloud.stop()
 
 
+@pytest.mark.slow
 async def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
     async with daemon(tmp_path, cloud_only(tmp_path, "")) as (process, started):
         (tmp_path / "policy.yaml").write_text(POLICY.replace("name: test", "name: changed"))
@@ -322,6 +326,7 @@ async def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
         assert name == "changed"
 
 
+@pytest.mark.slow
 async def test_the_daemon_without_a_model_is_below_120_mb(tmp_path: Path) -> None:
     """And has imported none of the heavy packages."""
     async with daemon(tmp_path, cloud_only(tmp_path, "")) as (_, started):

@@ -64,6 +64,7 @@ async def crowd(port: int | None, start: bytes = b"", size: int = 1100) -> Async
         yield clients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [b"", HEAD], ids=["silent", "half a head"])
 async def test_more_idle_connections_than_the_limit_lock_nobody_out(tmp_path: Path, start: bytes) -> None:
     path = tmp_path / "edge.sock"

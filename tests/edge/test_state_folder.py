@@ -30,6 +30,7 @@ async def test_a_second_daemon_on_one_state_folder_is_refused(tmp_path: Path) ->
     await after.close()
 
 
+@pytest.mark.slow
 async def test_a_killed_daemon_leaves_no_lock(tmp_path: Path) -> None:
     cloud = await ScriptedCloud().start()
     settings = cloud_only(tmp_path, cloud.url)

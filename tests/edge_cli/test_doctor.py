@@ -325,6 +325,7 @@ def test_a_free_port_and_port_0_are_ok() -> None:
     assert network.check_port(ServerConfig(port=0)).level == "ok"
 
 
+@pytest.mark.slow
 def test_a_taken_port_fails_and_names_its_holder() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         finding = network.check_port(ServerConfig(port=holder.getsockname()[1]))
@@ -332,6 +333,7 @@ def test_a_taken_port_fails_and_names_its_holder() -> None:
     assert "is taken by" in finding.found
 
 
+@pytest.mark.slow
 def test_a_port_taken_by_a_running_daemon_is_ok(served: tuple[dict[str, Answer], int]) -> None:
     answers, port = served
     answers["/readyz"] = Answer(503, b'{"ready":false,"waiting_for":["engine"],"policy":{"name":"default"}}')

@@ -41,6 +41,7 @@ def ready_line(daemon: subprocess.Popen[str]) -> tuple[str, list[str]]:
     raise AssertionError(daemon.communicate()[1])
 
 
+@pytest.mark.slow
 def test_the_daemon_prints_a_summary_and_drains_on_sigterm(tmp_path: Path) -> None:
     """systemd is notified of ready and stopping; the exit code is 0."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -65,6 +66,7 @@ def test_the_daemon_prints_a_summary_and_drains_on_sigterm(tmp_path: Path) -> No
     assert not Path(sock).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -104,6 +106,7 @@ def test_the_output_of_config_is_a_valid_configuration_file(tmp_path: Path) -> N
     assert load_config(path, {}, {}).server.port == 7
 
 
+@pytest.mark.slow
 def test_doctor_exits_with_1_if_a_check_fails(tmp_path: Path) -> None:
     """As text with advice, and as JSON."""
     flags = ["--set", "engine.enabled=false", "--policy", "/none.yaml", "--port", "0", "--state-dir", str(tmp_path)]

@@ -22,6 +22,8 @@ from edge_node.cli.up.session import UpOptions
 from edge_node.cli.up.tour import TOUR
 from edge_node.config.schema import Config, ServerConfig, load_config
 
+pytestmark = pytest.mark.slow
+
 FAKE = Path(__file__).parent / "programs.py"
 ROOT = Path(__file__).parents[2]
 # `up` runs as a process, because signals end it.

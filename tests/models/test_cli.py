@@ -55,6 +55,7 @@ def test_verify_exits_with_1_for_altered_weights(copy: Path) -> None:
     assert "sha256" in result.output
 
 
+@pytest.mark.slow
 def test_add_then_list(tmp_path: Path) -> None:
     """An added file is listed; adding the same name again is refused in one line."""
     source = find_artifact("assistant").path
@@ -66,6 +67,7 @@ def test_add_then_list(tmp_path: Path) -> None:
     assert again.output.startswith("Error: a model named 'mine' exists already")
 
 
+@pytest.mark.slow
 def test_add_with_calls_records_that_the_model_answers_with_calls(tmp_path: Path) -> None:
     source = find_artifact("assistant").path
     for name, flags in (("free", ()), ("calling", ("--calls",))):

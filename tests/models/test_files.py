@@ -24,6 +24,7 @@ def add(file: Path, root: Path, name: str | None = None, device: Device = ROOMY,
     return add_model(file, root, name=name, device=device, context=512, batch=2, force=force)
 
 
+@pytest.mark.slow
 def test_an_owners_gguf_becomes_usable_by_name(tmp_path: Path) -> None:
     """It is copied, described from its metadata and verified; the original stays."""
     mine = tmp_path / "My Model.Q4_0.gguf"
@@ -66,6 +67,7 @@ def test_a_taken_name_is_refused(tmp_path: Path) -> None:
         add(SHIPPED, tmp_path, name="assistant")
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_needs_force(tmp_path: Path) -> None:
     """The error names both sizes; with force it is added with a note."""
     tight = Device("tight", 2**20)
@@ -98,6 +100,7 @@ with GreedyModel(Path(sys.argv[1]), slots=8, context=16384, threads=1) as model:
 """
 
 
+@pytest.mark.slow
 def test_the_estimate_is_near_a_process_s_resident_memory() -> None:
     """Eight sequences of 2048 tokens: at most 10 % above the estimate, at least half of it."""
     result = subprocess.run([sys.executable, "-c", MEASURE, str(SHIPPED)], capture_output=True, text=True, check=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import CloudFailed
@@ -32,7 +32,6 @@ def test_events_as_the_standard_has_them() -> None:
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
 @given(data=st.data())
-@settings(max_examples=100)
 def test_any_cutting_gives_the_same_events(newline: bytes, data: st.DataObject) -> None:
     """With any of the three line ends, and with or without a byte order mark."""
     stream = data.draw(st.sampled_from([b"", b"\xef\xbb\xbf"])) + STREAM.replace(b"\n", newline)
@@ -42,7 +41,6 @@ def test_any_cutting_gives_the_same_events(newline: bytes, data: st.DataObject) 
 
 
 @given(st.lists(st.binary(max_size=20), max_size=4), st.data())
-@settings(max_examples=200)
 def test_an_encoded_event_reads_back(payloads: list[bytes], data: st.DataObject) -> None:
     stream = b"".join([event(payload) for payload in payloads])
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8))
@@ -51,7 +49,6 @@ def test_an_encoded_event_reads_back(payloads: list[bytes], data: st.DataObject)
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=6))
-@settings(max_examples=200)
 def test_any_bytes_give_the_same_events_in_any_pieces(stream: bytes, cuts: list[int]) -> None:
     assert parse(stream, *[min(cut, len(stream)) for cut in cuts]) == parse(stream)
 

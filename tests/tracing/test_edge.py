@@ -110,6 +110,7 @@ async def test_an_unsampled_trace_context_is_respected(box: Box, collector: Coll
     assert box.cloud.request_headers[-1]["traceparent"].endswith("-00")
 
 
+@pytest.mark.slow
 async def test_requests_are_answered_while_the_collector_is_unreachable(tmp_path: Path) -> None:
     """And the daemon still stops."""
     async with running(tmp_path, tracing=TracingConfig(endpoint="http://127.0.0.1:1")) as box:

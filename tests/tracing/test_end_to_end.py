@@ -16,6 +16,8 @@ from tests.stack import TOKEN, Stack
 
 from .collector import Collector, Span
 
+pytestmark = [pytest.mark.triton, pytest.mark.redis, pytest.mark.engine]
+
 T = TypeVar("T")
 CALLER = "00-{:032x}-b7ad6b7169203331-01"
 ASKS = 5  # of a single request Triton was seen to export nothing

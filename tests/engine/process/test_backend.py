@@ -47,6 +47,8 @@ from router.types import (
 
 from ..tiny_gguf import CONTROL, write_tiny_gguf
 
+pytestmark = pytest.mark.engine
+
 TARGET = Target(name="small", at="edge", model="tiny")
 CONFIG = EngineConfig(threads=1, sequences=4)
 GREEDY = Sampling(temperature=0.0)

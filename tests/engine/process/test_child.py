@@ -16,6 +16,8 @@ from models.llama_cpp.process.child import EXIT_ENGINE_FAILED, EXIT_PROTOCOL_ERR
 from models.llama_cpp.protocol import EngineOptions, Job, Prompt
 from router.types import Sampling
 
+pytestmark = pytest.mark.engine
+
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 60
 

@@ -117,6 +117,7 @@ def values(answer: Answer | str) -> list[str]:
     return [item for value in call.arguments.values() for item in (value if isinstance(value, list) else [value])]
 
 
+@pytest.mark.slow
 def test_the_engine_answers_as_evaluation_does(rig: Rig) -> None:
     """`evaluate --grammar` measures what users get: the same answers to the same messages, refusals included."""
     assert len(TEXTS) == 50

@@ -21,6 +21,8 @@ from models.train.auxiliary_losses.attention_loss import NO_TARGET, attention_ta
 from models.train.network.llama import SUPERVISED_LAYERS, AuxiliaryOutputs, Llama, LlamaConfig  # noqa: E402
 from models.train.network.tokenizer import AssistantTokenizer  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 ROW = Row(
     "wake me at six am and at noon in the café hall",
     "alarm_set",

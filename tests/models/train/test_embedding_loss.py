@@ -24,6 +24,8 @@ from models.train.auxiliary_losses.embedding_loss import (  # noqa: E402
 )
 from models.train.network.llama import Llama, LlamaConfig  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["louder", "softer", "six am"]
 
 

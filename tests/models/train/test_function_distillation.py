@@ -46,6 +46,8 @@ from models.train.network.tokenizer import AssistantTokenizer  # noqa: E402
 from models.train.signals.bert_to_onnx import convert  # noqa: E402
 from tests.models.signals.test_encoder import PIECES, TEXTS, save, weights  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["alarm_query", "alarm_remove", "alarm_set", "lights_on"]
 ROWS = [
     *(Row(text, "lights_on", source="hwu64") for text in TEXTS if text.startswith("turn")),

@@ -18,6 +18,8 @@ from models.train.export.gguf_writer import GGUFMetadata, write_gguf  # noqa: E4
 from models.train.network.llama import Llama, LlamaConfig  # noqa: E402
 from models.train.network.tokenizer import AssistantTokenizer  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["wake me up at six am", "turn on the light in the café", 'odd "quotes", {braces} and 12:45!', ""]
 
 

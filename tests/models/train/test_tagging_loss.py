@@ -20,6 +20,8 @@ from models.train.auxiliary_losses.tagging_loss import OUTSIDE, SlotLabels, Slot
 from models.train.network.llama import Llama, LlamaConfig  # noqa: E402
 from models.train.network.tokenizer import AssistantTokenizer  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 ROW = Row("wake me at six am in rome", "alarm_set", (("time", "six am"), ("house_place", "rome")), source="hwu64")
 LABELS = SlotLabels(["house_place", "time"])
 

@@ -32,6 +32,8 @@ from models.train.network.induction_heads import write_induction_heads  # noqa: 
 from models.train.network.llama import Llama, LlamaConfig, grow  # noqa: E402
 from models.train.network.tokenizer import REFUSE, AssistantTokenizer  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 ROOMS = ("kitchen", "living room", "garage", "hall", "café")
 TIMES = ("six am", "noon", "half past nine", "7:30")
 FUNCTIONS = ["alarm_set", "iot_hue_lighton", "qa_factoid", "out_of_scope"]

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.decision.decide import decide, model_names, plan_cache
@@ -420,7 +420,6 @@ routes:""",
 )
 
 
-@settings(max_examples=500, deadline=None)
 @given(requests, snapshots, estimates)
 def test_a_bound_request_never_leaves(request: Request, snapshot: Snapshot, known: Estimates) -> None:
     try:
@@ -444,7 +443,6 @@ def test_a_bound_request_never_leaves(request: Request, snapshot: Snapshot, know
         assert all(plan.target.at == "cloud" for plan in decision.attempts)
 
 
-@settings(max_examples=300, deadline=None)
 @given(requests, snapshots, estimates)
 def test_a_decision_uses_only_targets_of_its_route(request: Request, snapshot: Snapshot, known: Estimates) -> None:
     """None is tried a third time."""

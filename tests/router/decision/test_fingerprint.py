@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.decision.decide import KEY_BYTES, UNKEYED_FIELDS, fingerprint
@@ -118,7 +118,6 @@ _ANY = chat_requests() | completion_requests()
 
 
 @given(_ANY, _ANY)
-@settings(max_examples=200)
 def test_two_requests_share_a_key_only_if_their_covered_fields_are_equal(one: Request, other: Request) -> None:
 
     def covered(request: Request) -> Request:
@@ -130,7 +129,6 @@ def test_two_requests_share_a_key_only_if_their_covered_fields_are_equal(one: Re
 
 
 @given(_ANY, st.data())
-@settings(max_examples=200)
 def test_taking_one_covered_field_from_another_request_changes_the_key(one: Request, data: st.DataObject) -> None:
     other = data.draw(_ANY)
     field = data.draw(st.sampled_from([name for name in Request.__struct_fields__ if name not in UNKEYED_FIELDS]))

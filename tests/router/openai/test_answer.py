@@ -196,7 +196,6 @@ def test_models() -> None:
 
 
 @given(st.data(), st.integers(1, 3), st.none() | st.integers(0, 2), st.booleans())
-@settings(max_examples=150)
 def test_official_types_validate_every_chat_answer(data, n, logprobs, include_usage) -> None:  # type: ignore[no-untyped-def]
     """Whole and streamed have equal content."""
     request = with_(CHAT, n=n, logprobs=logprobs, include_usage=include_usage)

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import BackendError, CloudFailed, StreamBroken
@@ -277,7 +277,6 @@ def test_a_200_without_an_answer_is_a_failed_target(body: bytes) -> None:
 
 
 @given(st.data(), st.integers(1, 3))
-@settings(max_examples=100)
 def test_our_own_answers_decode_to_what_was_encoded(data, n) -> None:  # type: ignore[no-untyped-def]
     request = Request(kind="chat", model="m", n=n, include_usage=True)
     chunks = data.draw(answers(n))
@@ -311,7 +310,6 @@ _LIKELY = st.fixed_dictionaries(
 
 
 @given(st.binary(max_size=60) | _LIKELY.map(lambda value: json.dumps(value).encode()))
-@settings(max_examples=300)
 def test_anything_a_target_sends_is_an_answer_or_a_backend_error(data: bytes) -> None:
     for decode in (decode_answer, lambda body: read(body, b"[DONE]")):
         try:

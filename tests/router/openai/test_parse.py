@@ -6,7 +6,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidJSON, InvalidRequest, MissingField, UnknownField, UnsupportedFeature
@@ -451,7 +451,6 @@ def test_other_spellings_are_not_repeated_keys() -> None:
 
 
 @given(chat_requests())
-@settings(max_examples=150)
 def test_a_chat_request_survives_a_round_trip(request: Request) -> None:
     """Without its hints."""
     again = parse_chat(encode_request(request, request.model), NONE)
@@ -459,7 +458,6 @@ def test_a_chat_request_survives_a_round_trip(request: Request) -> None:
 
 
 @given(completion_requests())
-@settings(max_examples=100)
 def test_a_completion_request_survives_a_round_trip(request: Request) -> None:
     again = parse_completion(encode_request(request, request.model), NONE)
     assert again == _without_wishes(request)
@@ -525,7 +523,6 @@ _LIKELY = st.sampled_from(
 
 
 @given(st.sampled_from(PARSERS), st.dictionaries(st.sampled_from(_FIELDS), _LIKELY | json_values, max_size=8))
-@settings(max_examples=300)
 def test_any_fields_parse_or_raise_invalid_request(parse, fields) -> None:  # type: ignore[no-untyped-def]
     """What parses can also be encoded for a target."""
     document = {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x", **fields}
@@ -535,7 +532,6 @@ def test_any_fields_parse_or_raise_invalid_request(parse, fields) -> None:  # ty
 
 
 @given(chat_requests(), st.data())
-@settings(max_examples=100)
 def test_a_damaged_body_parses_or_raises_invalid_request(request: Request, data: st.DataObject) -> None:
     """One byte changed, removed or repeated in a valid body."""
     body = bytearray(encode_request(request, "m"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.policy.cel_source import ExpressionError, conditions, scan
@@ -226,7 +226,6 @@ def test_conditions_are_split_through_brackets_and_negation() -> None:
     assert sorted(found) == ["a", "b", "e", "f", "size(c||d)"]
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     st.text(max_size=60)
     | st.lists(

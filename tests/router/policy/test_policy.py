@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import PolicyError
@@ -510,19 +510,16 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(trees)
 def test_any_tree_is_a_policy_or_a_policy_error(tree: object) -> None:
     accepted_or_refused(yaml.safe_dump(tree, allow_unicode=True))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.text(max_size=200) | st.text(alphabet="{}[]&*!|>-:,?#%@'\"\\ \n\tab1.", max_size=60))
 def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
     accepted_or_refused(text)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, len(KIOSK) - 1), st.integers(0, 12), st.text(alphabet="{}[]&*!|>-:,'\"\\ \nab1.", max_size=4))
 def test_a_damaged_policy_is_accepted_or_refused(start: int, length: int, patch: str) -> None:
     accepted_or_refused(KIOSK[:start] + patch + KIOSK[start + length :])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.tool_calls.parser import ToolCallParser
@@ -121,14 +121,12 @@ _FRAGMENTS = st.lists(
 
 
 @given(_FRAGMENTS | st.text(max_size=30), st.data())
-@settings(max_examples=500)
 def test_any_cutting_gives_the_same(text: str, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=10))
     assert parse(text, *cuts) == parse(text)
 
 
 @given(_FRAGMENTS | st.text(max_size=30))
-@settings(max_examples=200)
 def test_without_a_call_nothing_changes(text: str) -> None:
     left, calls = parse(text)
     if not calls:
