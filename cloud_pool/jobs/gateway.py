@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 
 import anyio
@@ -18,6 +17,7 @@ from .errors import JobStoreUnavailable
 from .http.batch_api import BatchApi
 from .http.job_api import IdentifyCaller, JobApi
 from .metrics import JobMetrics
+from .store.redis_client import redis_time
 from .stores import JobStores
 from .submission import SubmissionParser
 
@@ -32,7 +32,7 @@ class JobsGateway:
         tiers: by name and alias
         identify: request -> principal
         limits: limits of a principal's tenant
-        clock: unix time, s
+        clock: replaces Redis's clock in tests; unix time, s
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class JobsGateway:
         *,
         limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits(),
         trace: JobTrace | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = redis_time,
     ) -> None:
         """Raises ConfigError."""
         self._metrics = JobMetrics(registry)
@@ -56,11 +56,11 @@ class JobsGateway:
     async def watch(self) -> None:
         """Update the gauges every 5 s, until cancelled. Logs once why jobs are refused."""
         logged = ""
-        jobs = self._stores.jobs
         while True:
             try:
                 await self._stores.durability.ensure()
-                self._metrics.set_depths(await jobs.depths(), jobs.now_ms)
+                depths = await self._stores.jobs.depths()
+                self._metrics.set_depths(depths, depths.now_ms)
                 logged = ""
             except JobStoreUnavailable as error:
                 if error.message != logged:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -13,7 +12,7 @@ from .config import JobsConfig
 from .lua.scripts import SCRIPTS
 from .store.durability import DurabilityCheck
 from .store.job_store import JobStore
-from .store.redis_client import RedisClient
+from .store.redis_client import RedisClient, redis_time
 from .webhooks.outbox import WebhookOutbox
 
 
@@ -28,8 +27,12 @@ class JobStores(msgspec.Struct, frozen=True):
     durability: DurabilityCheck
 
     @classmethod
-    def open(cls, config: JobsConfig, clock: Callable[[], float] = time.time) -> JobStores:
-        """Build the stores; they connect on first use. `clock` is unix time, s. Raises ConfigError for a bad URL."""
+    def open(cls, config: JobsConfig, clock: Callable[[], float] = redis_time) -> JobStores:
+        """Build the stores; they connect on first use. Raises ConfigError for a bad URL.
+
+        Args:
+            clock: replaces Redis's clock in tests; unix time, s
+        """
         database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
         return cls(
             database,

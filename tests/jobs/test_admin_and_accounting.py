@@ -46,7 +46,7 @@ async def dead_job(store: JobStore, new_job: MakeJob, config: JobsConfig) -> str
     job = (await store.accept(new_job())).id
     for _ in range(config.max_attempts):
         (record,) = (await store.claim("w", "large", ["standard"])).records
-        await store.postpone(job, record.fence, CloudFailed("broken"), store.now_ms, counts=True)
+        await store.postpone(job, record.fence, CloudFailed("broken"), 0.0, counts=True)
         await store.promote_and_expire()
     return job
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -13,7 +12,7 @@ from ..config import BatchConfig
 from ..errors import IdempotencyConflict, JobAlreadyEnded, RecordUnreadable
 from ..record import Endpoint
 from ..states import JobState
-from ..store.redis_client import Argument, RedisClient, as_bytes, as_fields, as_int, as_list, as_text
+from ..store.redis_client import Argument, RedisClient, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .file_store import FileStore
 from .states import BatchState, is_final, source_states
 
@@ -63,17 +62,17 @@ class BatchStore:
     """Batches. Every method raises JobStoreUnavailable while Redis does not answer.
 
     Args:
-        clock: unix time, s
+        clock: replaces Redis's clock in tests; unix time, s
     """
 
-    def __init__(self, database: RedisClient, config: BatchConfig, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: RedisClient, config: BatchConfig, *, clock: Callable[[], float] = redis_time) -> None:
         self._db = database
         self._config = config
         self._clock = clock
 
     @property
-    def now_ms(self) -> int:
-        """Unix time."""
+    def _now(self) -> int:
+        """What scripts get as the time: negative for Redis's own."""
         return int(self._clock() * 1000)
 
     async def create(
@@ -98,11 +97,10 @@ class BatchStore:
             NotFound: `file` is no input file of the owner
             IdempotencyConflict: the name belongs to a batch with another digest
         """
-        now = self.now_ms
-        expires = now + int(self._config.completion_window_s * 1000)
-        plain = ("endpoint", endpoint, "metadata", metadata, "expires", expires)
+        window_ms = int(self._config.completion_window_s * 1000)
+        plain = ("endpoint", endpoint, "metadata", metadata)
         fields = (*plain, "tags", ",".join(tags), "traceparent", traceparent)
-        verdict = as_text(await self._db.run("batch_create", now, name, owner, file, digest, *fields))
+        verdict = as_text(await self._db.run("batch_create", self._now, name, owner, file, digest, window_ms, *fields))
         if verdict == "absent":
             raise NotFound(f"There is no file {file[:80]!r} of yours with purpose batch.", param="input_file_id")
         if verdict == "conflict":
@@ -149,12 +147,12 @@ class BatchStore:
 
     async def claim(self, lease_s: float) -> Batch | None:
         """Return a batch that is due for a step; no other worker gets it for `lease_s`. Raises RecordUnreadable."""
-        name = as_text(await self._db.run("batch_claim", self.now_ms, int(lease_s * 1000)))
+        name = as_text(await self._db.run("batch_claim", self._now, int(lease_s * 1000)))
         return await self.lookup(name) if name else None
 
     async def schedule_step(self, name: str, delay_s: float) -> None:
         """Make a batch due in `delay_s`."""
-        await self._db.run("batch_schedule", name, self.now_ms + int(delay_s * 1000))
+        await self._db.run("batch_schedule", self._now, name, int(delay_s * 1000))
 
     async def record_submitted_lines(self, name: str, lines: int) -> None:
         """Record that the first `lines` lines have become jobs."""
@@ -167,7 +165,7 @@ class BatchStore:
         """
         sources = source_states(to)
         ttl = int(self._config.file_ttl_s * 1000)
-        arguments = (self.now_ms, name, to, int(is_final(to)), ttl, len(sources), *sources, *fields)
+        arguments = (self._now, name, to, int(is_final(to)), ttl, len(sources), *sources, *fields)
         return as_int(await self._db.run("batch_transition", *arguments)) > 0
 
     async def read_input(self, name: str, files: FileStore) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Literal
 
@@ -12,7 +11,7 @@ import msgspec
 from router.errors import NotFound, RateLimited
 
 from ..config import BatchConfig
-from ..store.redis_client import RedisClient, as_bytes, as_fields, as_int, as_list, as_text
+from ..store.redis_client import RedisClient, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 
 Purpose = Literal["batch", "batch_output"]
 ResultPart = Literal["", "output", "errors"]
@@ -36,10 +35,10 @@ class FileStore:
     """Files in Redis. Every method raises JobStoreUnavailable while Redis does not answer.
 
     Args:
-        clock: unix time, s
+        clock: replaces Redis's clock in tests; unix time, s
     """
 
-    def __init__(self, database: RedisClient, config: BatchConfig, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: RedisClient, config: BatchConfig, *, clock: Callable[[], float] = redis_time) -> None:
         self._db = database
         self._config = config
         self._clock = clock

@@ -102,7 +102,7 @@ class BatchProcessor:
 
     async def _all_lines_ended(self, batch: Batch) -> bool:
         """(2)"""
-        late = self._jobs.now_ms >= batch.expires
+        late = await self._jobs.now_ms() >= batch.expires
         if batch.submitted < batch.total and not late:
             await self._submit_lines(batch)
             return False

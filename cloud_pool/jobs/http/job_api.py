@@ -109,7 +109,7 @@ class JobApi:
             key=request.headers.get("idempotency-key", ""),
             tags=headers.tags,
         )
-        job = self._parser.parse(submission, self._jobs.now_ms, limits)
+        job = self._parser.parse(submission, await self._jobs.now_ms(), limits)
         await self._durability.ensure()
         if job.webhook and await self._outbox.is_disabled(principal.owner, job.webhook):
             raise WebhookDisabled("`webhook` answered 410 Gone: it gets no deliveries for now", param="webhook")

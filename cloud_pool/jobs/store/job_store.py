@@ -1,9 +1,8 @@
-"""Jobs in Redis: the scripts of `lua/`, with types. Times are unix ms from the process's wall clock."""
+"""Jobs in Redis: the scripts of `lua/`, with types. Times are unix ms from Redis's clock."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -14,7 +13,7 @@ from ...admission import Priority
 from ..config import JobsConfig
 from ..errors import IdempotencyConflict, JobAlreadyEnded, RecordUnreadable
 from ..record import LISTED_FIELDS, JobRecord, NewJob, encode_error, parse_record
-from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text
+from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .replies import AcceptedJob, ClaimedJobs, DeadLetter, QueueDepth, QueueDepths
 
 _log = logging.getLogger("causeway.cloud.jobs")
@@ -27,17 +26,21 @@ class JobStore:
     """Accepts, claims and finishes jobs. Every method raises JobStoreUnavailable while Redis does not answer.
 
     Args:
-        clock: unix time, s
+        clock: replaces Redis's clock in tests; unix time, s
     """
 
-    def __init__(self, database: RedisClient, config: JobsConfig, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: RedisClient, config: JobsConfig, *, clock: Callable[[], float] = redis_time) -> None:
         self._db = database
         self._config = config
         self._clock = clock
 
+    async def now_ms(self) -> int:
+        """Return the time of jobs: Redis's unix time."""
+        return await self._db.now_ms(self._clock)
+
     @property
-    def now_ms(self) -> int:
-        """Unix time."""
+    def _now(self) -> int:
+        """What scripts get as the time: negative for Redis's own."""
         return int(self._clock() * 1000)
 
     @property
@@ -79,7 +82,7 @@ class JobStore:
             fields += [name, value] if value else []
         reply = await self._db.run(
             "accept",
-            self.now_ms,
+            self._now,
             job.id,
             job.owner,
             job.tier,
@@ -89,7 +92,7 @@ class JobStore:
             job.digest,
             self._config.max_queued,
             self._config.max_unfinished,
-            self.now_ms - self._max_record_age_ms,
+            self._max_record_age_ms,
             *fields,
         )
         verdict, job_id = (as_text(item) for item in as_list(reply))
@@ -164,7 +167,7 @@ class JobStore:
 
     async def cancel(self, job: str, owner: str) -> None:
         """Cancel a job; later reports of its worker have no effect. Raises NotFound or JobAlreadyEnded."""
-        verdict = as_text(await self._db.run("cancel", self.now_ms, job, owner, self._result_ttl_ms))
+        verdict = as_text(await self._db.run("cancel", self._now, job, owner, self._result_ttl_ms))
         if verdict == "absent":
             raise job_not_found(job)
         if verdict == "ended":
@@ -180,7 +183,7 @@ class JobStore:
         reply = as_list(
             await self._db.run(
                 "claim",
-                self.now_ms,
+                self._now,
                 consumer,
                 tier,
                 int(self._config.lease_s * 1000),
@@ -203,7 +206,7 @@ class JobStore:
 
     async def _quarantine(self, job: str) -> None:
         limits = (self._dead_letter_ttl_ms, self._config.max_dead_letters)
-        await self._db.run("quarantine", self.now_ms, job, *limits)
+        await self._db.run("quarantine", self._now, job, *limits)
 
     async def wait(self, tier: str, last_entries: tuple[str, ...]) -> None:
         """Wait until a job is queued behind `last_entries`, at most for `reclaim_interval_s`."""
@@ -220,26 +223,26 @@ class JobStore:
 
     async def succeed(self, job: str, fence: int, result: bytes, cache: str = "") -> bool:
         """Report an answer. `cache` is the outcome of the shared cache."""
-        return as_int(await self._db.run("succeed", self.now_ms, job, fence, self._result_ttl_ms, result, cache)) > 0
+        return as_int(await self._db.run("succeed", self._now, job, fence, self._result_ttl_ms, result, cache)) > 0
 
     async def fail(self, job: str, fence: int, error: CausewayError, *, expired: bool = False) -> bool:
         """Report an error that another attempt would not mend, or with `expired` a deadline that has passed."""
         event = "expire" if expired else "fail"
         arguments = (job, fence, self._result_ttl_ms, encode_error(error), error.code, event)
-        return as_int(await self._db.run("fail", self.now_ms, *arguments)) > 0
+        return as_int(await self._db.run("fail", self._now, *arguments)) > 0
 
-    async def postpone(self, job: str, fence: int, error: CausewayError, due_ms: int, *, counts: bool) -> bool:
-        """Schedule the next attempt for `due_ms`; without attempts left the job becomes a dead letter.
+    async def postpone(self, job: str, fence: int, error: CausewayError, delay_s: float, *, counts: bool) -> bool:
+        """Schedule the next attempt in `delay_s`; without attempts left the job becomes a dead letter.
 
         Args:
             counts: whether this run counts as an attempt
         """
         reply = await self._db.run(
             "postpone",
-            self.now_ms,
+            self._now,
             job,
             fence,
-            due_ms,
+            int(delay_s * 1000),
             int(counts),
             encode_error(error),
             error.code,
@@ -258,7 +261,7 @@ class JobStore:
 
     async def promote_and_expire(self) -> int:
         """Queue waiting jobs that are due and expire late ones. Returns how many changed."""
-        return as_int(await self._db.run("promote_and_expire", self.now_ms, self._result_ttl_ms))
+        return as_int(await self._db.run("promote_and_expire", self._now, self._result_ttl_ms))
 
     async def remove_idle_consumers(self) -> int:
         """Remove the names of workers that hold no job and were silent for an hour. Returns how many."""
@@ -281,8 +284,8 @@ class JobStore:
 
         Returns False if it is no dead letter, or a line of a batch, which has counted it.
         """
-        deadline = self.now_ms + int(self._config.default_deadline_s * 1000)
-        return as_int(await self._db.run("revive", self.now_ms, job, deadline)) > 0
+        left_ms = int(self._config.default_deadline_s * 1000)
+        return as_int(await self._db.run("revive", self._now, job, left_ms)) > 0
 
     async def purge(self, job: str) -> bool:
         """Delete a dead letter. Returns False if it is none."""
@@ -290,7 +293,7 @@ class JobStore:
 
     async def depths(self) -> QueueDepths:
         """Count jobs by queue and state."""
-        queues, *counts = as_list(await self._db.run("depths"))
+        queues, *counts = as_list(await self._db.run("depths", self._now))
         return QueueDepths(tuple(_depth(row) for row in as_list(queues)), *(as_int(count) for count in counts))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import redis.asyncio
@@ -21,6 +21,11 @@ Argument = bytes | str | int | float
 _RETRIES = 3
 _TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 512  # a client that follows events holds one
+
+
+def redis_time() -> float:
+    """Stand for Redis's own clock, as the clock of a store: Redis then reads the time itself."""
+    return -1.0
 
 
 class RedisClient:
@@ -66,6 +71,14 @@ class RedisClient:
             return cast("Reply", await self._scripts[script](keys=[self.prefix], args=list(arguments)))
         except (RedisError, OSError) as error:
             raise _translate(error) from error
+
+    async def now_ms(self, clock: Callable[[], float]) -> int:
+        """Return the unix time of `clock`; for `redis_time` ask Redis. Raises JobStoreUnavailable."""
+        now = int(clock() * 1000)
+        if now >= 0:
+            return now
+        seconds, micros = as_list(await self.command("TIME"))
+        return as_int(seconds) * 1000 + as_int(micros) // 1000
 
     async def close(self) -> None:
         """Close all connections."""

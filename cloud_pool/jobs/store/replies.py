@@ -50,3 +50,4 @@ class QueueDepths(msgspec.Struct, frozen=True):
     dead: int
     waiting: int  # for their next attempt
     pending_deliveries: int
+    now_ms: int  # unix

@@ -12,7 +12,6 @@ import logging
 import random
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -74,7 +73,7 @@ class WebhookSender:
     Args:
         resolver: replaces DNS in tests
         tls: trusted authorities; None: the system's
-        clock: unix time, s
+        clock: replaces the time of the claim in tests; unix time, s
         rng: uniform in [0, 1)
     """
 
@@ -87,7 +86,7 @@ class WebhookSender:
         resolver: AbstractResolver | None = None,
         trace: JobTrace | None = None,
         tls: ssl.SSLContext | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         rng: Callable[[], float] = random.random,
     ) -> None:
         """Raises ConfigError for an invalid `allowed_networks`."""
@@ -150,11 +149,12 @@ class WebhookSender:
     async def _post(self, delivery: WebhookDelivery, secrets: tuple[str, ...]) -> tuple[DeliveryResult, int]:
         """Return the result and the receiver's status; 0 if there was none."""
         body = webhook_payload(delivery)
+        signed_at = delivery.claimed / 1000.0 if self._clock is None else self._clock()
         try:
             async with self._session().post(
                 delivery.url,
                 data=body.encode(),
-                headers=signed_headers(delivery, body, secrets, self._clock()),
+                headers=signed_headers(delivery, body, secrets, signed_at),
                 allow_redirects=False,
             ) as response:
                 status = response.status  # the body is not read: the connection is closed instead

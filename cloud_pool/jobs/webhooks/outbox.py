@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import logging
 import secrets
-import time
 from collections.abc import Callable
 
 import msgspec
 
 from ..config import WebhookConfig
-from ..store.redis_client import RedisClient, as_fields, as_int, as_list, as_text
+from ..store.redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
 from .signing import WebhookDelivery
 
 _OVERLAP_MS = 24 * 3600 * 1000  # a rotated secret stays valid for a day
@@ -23,29 +22,32 @@ class WebhookOutbox:
     """Pending deliveries. Every method raises JobStoreUnavailable while Redis does not answer.
 
     Args:
-        clock: unix time, s
+        clock: replaces Redis's clock in tests; unix time, s
     """
 
-    def __init__(self, database: RedisClient, config: WebhookConfig, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, database: RedisClient, config: WebhookConfig, *, clock: Callable[[], float] = redis_time
+    ) -> None:
         self._db = database
         self._config = config
         self._clock = clock
 
     @property
-    def _now_ms(self) -> int:
+    def _now(self) -> int:
+        """What scripts get as the time: negative for Redis's own."""
         return int(self._clock() * 1000)
 
     async def claim(self, limit: int) -> list[WebhookDelivery]:
         """Lease due deliveries. When the lease ends before `finish`, another worker sends them."""
         lease_ms = int((self._config.timeout_s + _LEASE_MARGIN_S) * 1000)
         deliveries = []
-        for row in as_list(await self._db.run("webhook_claim", self._now_ms, lease_ms, limit)):
+        for row in as_list(await self._db.run("webhook_claim", self._now, lease_ms, limit)):
             plain = {name: value.decode("utf-8", "replace") for name, value in as_fields(row).items()}
             try:
                 deliveries.append(msgspec.convert(plain, WebhookDelivery, strict=False))
             except msgspec.ValidationError as error:
                 _log.error("%s has failed: its record is damaged or of another version: %s", plain["id"], error)
-                await self._db.run("webhook_finish", plain["id"], plain["fence"], "failed", 0, 0)
+                await self._db.run("webhook_finish", self._now, plain["id"], plain["fence"], "failed", 0, 0)
         return deliveries
 
     async def finish(self, delivery: WebhookDelivery, outcome: str, delay_s: float = 0.0) -> bool:
@@ -54,15 +56,14 @@ class WebhookOutbox:
         Args:
             outcome: delivered, failed, disabled, or retried after `delay_s`
         """
-        due_ms = self._now_ms + int(delay_s * 1000)
         disabled_ms = int(self._config.disable_after_410_s * 1000)
-        arguments = (delivery.id, delivery.fence, outcome, due_ms, disabled_ms)
+        arguments = (self._now, delivery.id, delivery.fence, outcome, int(delay_s * 1000), disabled_ms)
         return as_int(await self._db.run("webhook_finish", *arguments)) > 0
 
     async def signing_secrets(self, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
         """Return the owner's valid secrets, newest first. The first call creates one; `rotate` replaces it."""
         candidate = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        reply = await self._db.run("webhook_secrets", owner, self._now_ms, candidate, int(rotate), _OVERLAP_MS)
+        reply = await self._db.run("webhook_secrets", owner, self._now, candidate, int(rotate), _OVERLAP_MS)
         return tuple(as_text(secret) for secret in as_list(reply))
 
     async def is_disabled(self, owner: str, url: str) -> bool:

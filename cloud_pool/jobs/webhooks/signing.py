@@ -22,6 +22,7 @@ class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
     finished: int  # unix ms
     attempts: int  # made before
     fence: int
+    claimed: int  # unix ms, when this attempt began, by Redis's clock
     traceparent: str = ""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping
 
 import anyio
@@ -17,6 +16,7 @@ from ...observability.tracing import JobTrace
 from ..batches.processor import BatchProcessor
 from ..config import JobsConfig
 from ..metrics import JobMetrics
+from ..store.redis_client import redis_time
 from ..stores import JobStores
 from ..submission import SubmissionParser
 from ..webhooks.delivery import WebhookSender
@@ -31,7 +31,7 @@ class WorkerRuntime:
         tiers: by name and alias
         slots: concurrent jobs by tier
         resolver: replaces DNS in tests
-        clock: unix time, s
+        clock: replaces Redis's clock in tests; unix time, s
         rng: uniform in [0, 1)
     """
 
@@ -45,16 +45,14 @@ class WorkerRuntime:
         *,
         resolver: AbstractResolver | None = None,
         trace: JobTrace | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = redis_time,
         rng: Callable[[], float] = random.random,
     ) -> None:
         """Raises ConfigError."""
         stores = self._stores = JobStores.open(config, clock)
         metrics = JobMetrics(registry)
         self.worker = Worker(stores.jobs, runner, slots, config, metrics, trace=trace, rng=rng)
-        self._sender = WebhookSender(
-            stores.outbox, config.webhooks, metrics, resolver=resolver, trace=trace, clock=clock, rng=rng
-        )
+        self._sender = WebhookSender(stores.outbox, config.webhooks, metrics, resolver=resolver, trace=trace, rng=rng)
         self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config)
 
     async def start(self, stop: StopSignal) -> bool:

@@ -74,10 +74,15 @@ class WorkerSlots:
 
 
 class JobLease:
-    """A job that this worker runs."""
+    """A job that this worker runs. `now` is monotonic time, s.
 
-    def __init__(self, record: JobRecord) -> None:
+    The deadline is counted from the claim, whose time comes from Redis: this process's wall clock may be wrong.
+    """
+
+    def __init__(self, record: JobRecord, now: float) -> None:
         self.record = record
+        self.claimed_ms = record.created if record.started is None else record.started  # unix
+        self.deadline = now + (record.deadline - self.claimed_ms) / 1000.0  # monotonic, s
         self.scope = anyio.CancelScope()
         self.release_on_exit = False
 
@@ -177,7 +182,7 @@ class Worker:
         older = self._leases.get(record.id)
         if older is not None:
             older.scope.cancel()  # this worker's own lease had run out: only the new fence is valid
-        lease = self._leases[record.id] = JobLease(record)
+        lease = self._leases[record.id] = JobLease(record, self._clock())
         slots.acquire()
         runs.start_soon(self._run_leased, slots, lease)
 
@@ -192,7 +197,7 @@ class Worker:
     async def _run_leased(self, slots: WorkerSlots, lease: JobLease) -> None:
         try:
             with lease.scope:
-                await self._run(slots, lease.record)
+                await self._run(slots, lease)
             if lease.release_on_exit:
                 await self._release(lease.record)
             elif lease.scope.cancelled_caught:
@@ -204,8 +209,9 @@ class Worker:
             if not self._leases:
                 self._idle.set()
 
-    async def _run(self, slots: WorkerSlots, record: JobRecord) -> None:
-        left_s = min(self._config.attempt_timeout_s, (record.deadline - self._store.now_ms) / 1000.0)
+    async def _run(self, slots: WorkerSlots, lease: JobLease) -> None:
+        record = lease.record
+        left_s = min(self._config.attempt_timeout_s, lease.deadline - self._clock())
 
         async def report_progress(progress: bytes) -> None:
             with contextlib.suppress(JobStoreUnavailable):  # progress may get lost; the report of the result may not
@@ -217,30 +223,31 @@ class Worker:
             report_progress,
             left_s=max(left_s, 0.0),
             max_bytes=self._config.max_result_bytes,
-            created=self._store.now_ms // 1000,
+            created=lease.claimed_ms // 1000,
             clock=self._clock,
         )
         if isinstance(result, CausewayError) and is_tier_unavailable(result):
             slots.tier_unavailable = True
-        outcome = await self._report_with_retry(record, result)
+        outcome = await self._report_with_retry(lease, result)
         self._metrics.count_run(record.tier, outcome)
         _log.info("%s: %s, attempt %d", record.id, outcome, record.attempts)
 
-    async def _report_with_retry(self, record: JobRecord, result: JobResult | CausewayError) -> str:
+    async def _report_with_retry(self, lease: JobLease, result: JobResult | CausewayError) -> str:
         """Report, waiting for an unavailable Redis: the answer is worth more than the slot."""
         while True:
             try:
-                return await self._report(record, result)
+                return await self._report(lease, result)
             except JobStoreUnavailable as error:
-                _log.warning("%s: the report waits for Redis: %s", record.id, error.message)
+                _log.warning("%s: the report waits for Redis: %s", lease.record.id, error.message)
                 await anyio.sleep(_STORE_DELAY_S * (1.0 + self._rng()))
 
-    async def _report(self, record: JobRecord, result: JobResult | CausewayError) -> str:
+    async def _report(self, lease: JobLease, result: JobResult | CausewayError) -> str:
         """Report a result and return the run's outcome. Can be repeated. Raises JobStoreUnavailable."""
+        record = lease.record
         job, fence = record.id, record.fence
         if isinstance(result, JobResult):
             return "succeeded" if await self._store.succeed(job, fence, result.body, result.cache) else "superseded"
-        action = classify_failure(result, late=self._store.now_ms >= record.deadline)
+        action = classify_failure(result, late=self._clock() >= lease.deadline)
         if action in ("expired", "failed"):
             accepted = await self._store.fail(job, fence, result, expired=action == "expired")
         else:
@@ -248,8 +255,7 @@ class Worker:
             attempts = record.attempts if counts else record.postponed + 1
             config = self._config
             delay_s = job_retry_delay_s(attempts, self._rng(), base_s=config.backoff_s, max_s=config.backoff_max_s)
-            due_ms = self._store.now_ms + int(delay_s * 1000)
-            accepted = await self._store.postpone(job, fence, result, due_ms, counts=counts)
+            accepted = await self._store.postpone(job, fence, result, delay_s, counts=counts)
         return action if accepted else "superseded"
 
     # --- (3), (4), (5) ---------------------------------------------------------------------------------------------
@@ -275,7 +281,8 @@ class Worker:
         while True:
             try:
                 changed = await self._store.promote_and_expire()
-                self._metrics.set_depths(await self._store.depths(), self._store.now_ms)
+                depths = await self._store.depths()
+                self._metrics.set_depths(depths, depths.now_ms)
             except JobStoreUnavailable:
                 changed = 0
             if not changed:

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- Count jobs per queue and state.
+-- ARGV: now (unix ms)
 -- Reply: {{tier, priority, queued, running, time of the oldest queued entry (unix ms, 0 for none)} per queue,
---   dead letters, jobs waiting for their next attempt, webhook deliveries not finished}
+--   dead letters, jobs waiting for their next attempt, webhook deliveries not finished, now}
 local rows = {}
 for _, tier in ipairs(redis.call('SMEMBERS', key('tiers'))) do
   for _, priority in ipairs({'interactive', 'standard', 'bulk'}) do
@@ -16,4 +17,4 @@ for _, tier in ipairs(redis.call('SMEMBERS', key('tiers'))) do
   end
 end
 local dead, waiting = redis.call('XLEN', key('dead')), redis.call('ZCARD', key('waiting'))
-return {rows, dead, waiting, redis.call('ZCARD', key('webhooks'))}
+return {rows, dead, waiting, redis.call('ZCARD', key('webhooks')), time_ms(ARGV[1])}

@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
 -- Return a dead letter to its queue, with all its attempts.
--- ARGV: now, id, new deadline (unix ms)
+-- ARGV: now (unix ms), id, time until the new deadline (ms)
 -- Reply: 1; 0 if the job is no dead letter or a batch has counted it
-local now, id, deadline = ARGV[1], ARGV[2], ARGV[3]
+local now, id = time_ms(ARGV[1]), ARGV[2]
+local deadline = after(now, ARGV[3])
 local record = key('job', id)
 local f = redis.call('HMGET', record, 'owner', 'dead_letter', 'batch', 'idempotency')
 if f[3] and f[3] ~= '' then return 0 end  -- the batch has counted it as failed

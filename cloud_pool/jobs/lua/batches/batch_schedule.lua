@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- Set the time of a batch's next processing step.
--- ARGV: id, time (unix ms)
+-- ARGV: now (unix ms), id, delay (ms)
 -- Reply: 1; 0 if the batch is gone
-if redis.call('EXISTS', key('batch', ARGV[1])) == 0 then redis.call('ZREM', key('batches'), ARGV[1]) return 0 end
-redis.call('ZADD', key('batches'), 'XX', ARGV[2], ARGV[1])
+local now, id, delay = time_ms(ARGV[1]), ARGV[2], ARGV[3]
+if redis.call('EXISTS', key('batch', id)) == 0 then redis.call('ZREM', key('batches'), id) return 0 end
+redis.call('ZADD', key('batches'), 'XX', after(now, delay), id)
 return 1

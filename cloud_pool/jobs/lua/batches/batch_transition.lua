@@ -3,7 +3,7 @@
 -- ARGV: now (unix ms), id, new state, 1 if it is final, ttl (ms), number of legal source states, these states,
 --   then field, value, ... to set
 -- Reply: 2 if it was in that state already, 1 if it moved, 0 for an illegal transition
-local now, id, to, final, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local now, id, to, final, ttl = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local batch, state, legal = key('batch', id), redis.call('HGET', key('batch', id), 'state'), false
 if state == to then return 2 end
 local sources = tonumber(ARGV[6])

@@ -3,7 +3,7 @@
 -- ARGV: now (unix ms), id, owner, max files of the owner (0: unlimited), ttl (ms), number of pieces, the pieces,
 --   then field, value, ... of the record
 -- Reply: 1; 0 if the owner has too many files
-local now, id, owner, max_files, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local now, id, owner, max_files, ttl = time_ms(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local file, parts = key('file', id), key('file', id, 'parts')
 if redis.call('EXISTS', file) == 1 then return 1 end
 local pieces = tonumber(ARGV[6])

@@ -2,9 +2,9 @@
 -- Accept a job, unless its idempotency key is known, its batch has ended, or its queue or owner has too many jobs.
 -- The caller may repeat the call.
 -- ARGV: now, id, owner, tier, priority, deadline (unix ms), idempotency key or '', body digest, max queued,
---   max unfinished, oldest entry to keep in the owner's list (unix ms), then field, value, ... of the record
+--   max unfinished, age of the oldest entry to keep in the owner's list (ms), then field, value, ... of the record
 -- Reply: {accepted | known | conflict | batch_over | queue_full | owner_full, job id or ''}
-local now, id, owner, tier, priority = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local now, id, owner, tier, priority = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local deadline, idempotency_key, digest = ARGV[6], ARGV[7], ARGV[8]
 local max_queued, max_unfinished = tonumber(ARGV[9]), tonumber(ARGV[10])
 local record = key('job', id)
@@ -24,7 +24,7 @@ redis.call('HSET', record, 'id', id, 'owner', owner, 'tier', tier, 'priority', p
 for i = 12, #ARGV, 2 do redis.call('HSET', record, ARGV[i], ARGV[i + 1]) end
 redis.call('ZADD', key('open', owner), now, id)
 if batch == '' then
-  redis.call('ZREMRANGEBYSCORE', key('jobs', owner), '-inf', ARGV[11])
+  redis.call('ZREMRANGEBYSCORE', key('jobs', owner), '-inf', after(now, -ARGV[11]))
   redis.call('ZADD', key('jobs', owner), now, id)
 end
 redis.call('ZADD', key('deadlines'), deadline, id)

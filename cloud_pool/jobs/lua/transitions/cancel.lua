@@ -2,7 +2,7 @@
 -- Cancel a job. Later reports of its worker have no effect.
 -- ARGV: now (unix ms), id, owner, ttl (ms)
 -- Reply: absent | cancelled | ended
-local now, id, owner, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local now, id, owner, ttl = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local record = key('job', id)
 if redis.call('HGET', record, 'owner') ~= owner then return 'absent' end
 if redis.call('HGET', record, 'state') == 'cancelled' then return 'cancelled' end

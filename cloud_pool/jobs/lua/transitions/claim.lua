@@ -4,7 +4,7 @@
 -- ARGV: now (unix ms), consumer, tier, lease (ms), result ttl (ms), dead letter ttl (ms), max dead letters, then one
 --   preferred priority per free slot; a slot whose priority is empty takes the most urgent job of the others
 -- Reply: {records as HGETALL, last entry id of each priority's queue, ids of the records that cannot be read}
-local now, consumer, tier, lease = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+local now, consumer, tier, lease = tonumber(time_ms(ARGV[1])), ARGV[2], ARGV[3], ARGV[4]
 local ttl, dead_ttl, max_dead = ARGV[5], ARGV[6], ARGV[7]
 local PRIORITIES = {'interactive', 'standard', 'bulk'}
 local reclaimed, empty, claimed, last_ids, unreadable = {}, {}, {}, {}, {}

@@ -2,7 +2,7 @@
 -- Finish a job with an error.
 -- ARGV: now (unix ms), id, fence, ttl (ms), error as JSON, error code, event (fail or expire)
 -- Reply: 1; 0 if the fence is outdated
-local now, id, fence, ttl, error_json, code = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local now, id, fence, ttl, error_json, code = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local record = key('job', id)
 if not holds_lease(record, fence) then return 0 end
 redis.call('HSET', record, 'error', error_json, 'code', code)

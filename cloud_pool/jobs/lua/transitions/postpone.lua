@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
 -- Schedule the next attempt, or move the job to the dead letters when its attempts are used up.
--- ARGV: now, id, fence, due (unix ms), 1 if this run counts as an attempt, error as JSON, error code,
+-- ARGV: now (unix ms), id, fence, delay (ms), 1 if this run counts as an attempt, error as JSON, error code,
 --   dead letter ttl (ms), max dead letters
 -- Reply: 0 if the fence is outdated, 1 waiting, 2 dead
-local now, id, fence, due, counts = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local now, id, fence, delay, counts = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local error_json, code, dead_ttl, max_dead = ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 local record = key('job', id)
 if not holds_lease(record, fence) then return 0 end
@@ -19,6 +19,6 @@ if tonumber(f[1]) >= tonumber(f[2]) then
 end
 transition(record, 'postpone')
 leave_queue(record)
-redis.call('ZADD', key('waiting'), due, id)
+redis.call('ZADD', key('waiting'), after(now, delay), id)
 publish_event(id, 'waiting', error_json)
 return 1

@@ -2,7 +2,7 @@
 -- Queue waiting jobs that are due and expire unfinished jobs whose deadline passed, at most 200 of each.
 -- ARGV: now (unix ms), ttl (ms)
 -- Reply: how many jobs changed
-local now, ttl = ARGV[1], ARGV[2]
+local now, ttl = time_ms(ARGV[1]), ARGV[2]
 local changed = 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('waiting'), '-inf', now, 'LIMIT', 0, 200)) do
   redis.call('ZREM', key('waiting'), id)

@@ -2,7 +2,7 @@
 -- Store a result and finish the job.
 -- ARGV: now (unix ms), id, fence, ttl (ms), result, outcome of the shared cache or ''
 -- Reply: 1; 0 if the fence is outdated
-local now, id, fence, ttl, result, cache = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local now, id, fence, ttl, result, cache = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local record = key('job', id)
 if not holds_lease(record, fence) then
   -- A repeated call, whose first reply was lost, succeeds.

@@ -3,7 +3,7 @@
 -- stays valid as the previous one for the overlap. A repeated rotation with the same candidate changes nothing.
 -- ARGV: owner, now (unix ms), candidate, 1 to rotate, overlap (ms)
 -- Reply: {current [, previous]}
-local secret, now = key('webhook_secret', ARGV[1]), tonumber(ARGV[2])
+local secret, now = key('webhook_secret', ARGV[1]), tonumber(time_ms(ARGV[2]))
 local candidate, rotate, overlap = ARGV[3], ARGV[4], ARGV[5]
 local current = redis.call('HGET', secret, 'current')
 if not current then
