@@ -233,6 +233,13 @@ class BackendError(CausewayError):
         self.phase: Phase = phase
 
 
+class TargetNotConfigured(BackendError):
+    """This box can never reach the target: it has no engine, or no cloud is configured."""
+
+    status = 503
+    code = "target_not_configured"
+
+
 class EngineUnavailable(BackendError):
     """The engine is starting, waits before a restart after a crash, or has no model."""
 

@@ -18,7 +18,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
     """A model's chat template, the tokens around it and its defaults.
 
     `special` are the control tokens as text. Where a caller's text spells one, it is broken up: with a MARK if the
-    engine is ours (`reads_marks`; it drops the MARK again), with a space otherwise.
+    engine is ours (`is_ours`; it drops the MARK again), with a space otherwise.
     """
 
     template: str
@@ -26,7 +26,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
     eos: str = ""
     special: tuple[str, ...] = ()
     context_tokens: int = 0
-    reads_marks: bool = False
+    is_ours: bool = False
     temperature: float = 1.0  # default where the request has none
     answer_tokens: int = 0  # default `max_tokens` where the request has none; 0: no such default
     answers: Answers = "text"  # calls: tool-call arguments are restricted to words of the user's message
@@ -65,7 +65,7 @@ def read_chat_format(path: Path) -> ChatFormat:
         eos=token("eos"),
         special=tuple(str(text) for text, kind in zip(tokens, kinds, strict=False) if kind in _GUARDED),
         context_tokens=int(context),
-        reads_marks=True,
+        is_ours=True,
     )
 
 

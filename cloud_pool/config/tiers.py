@@ -16,6 +16,8 @@ from router.types import Request
 from .chat_format import ChatFormat, escape_special_tokens, read_chat_format
 from .schema import Config, TierConfig
 
+InferencePrompt = str | tuple[int, ...]
+"""Text, or token ids."""
 _DEFAULT_MAX_TOKENS = 1024
 
 
@@ -48,22 +50,22 @@ class Tier(msgspec.Struct, frozen=True):
         """Return the text that tool-call arguments must be copied from; None: the answer is unrestricted."""
         return copy_source_of(request) if self.chat_format.answers == "calls" else None
 
-    def prompts(self, request: Request) -> tuple[str, ...]:
+    def prompts(self, request: Request) -> tuple[InferencePrompt, ...]:
         """Render the request's prompts: one for a chat, one for each element of a completion's `prompt`.
+
+        Token ids stay ids; only our own engine takes them.
 
         Raises:
             InvalidRequest: the request cannot be rendered for this tier.
         """
         if request.kind == "chat":
             return (self._render_chat(request),)
-        texts = []
         for index, prompt in enumerate(request.prompts):
-            if not isinstance(prompt, str):
+            if not isinstance(prompt, str) and not self.chat_format.is_ours:
                 raise UnsupportedFeature(
-                    "Triton's models take text, not token ids. Send a string.", param=f"prompt[{index}]"
+                    f"the tier {self.name!r} takes text, not token ids. Send a string.", param=f"prompt[{index}]"
                 )
-            texts.append(prompt)
-        return tuple(texts)
+        return request.prompts
 
     def _render_chat(self, request: Request) -> str:
         chat_format = self.chat_format
@@ -76,7 +78,7 @@ class Tier(msgspec.Struct, frozen=True):
         text = render(
             chat_format.template, request.messages, tools, bos=chat_format.bos, eos=chat_format.eos, guard=guard
         )
-        return text if chat_format.reads_marks else escape_special_tokens(text, chat_format.special)
+        return text if chat_format.is_ours else escape_special_tokens(text, chat_format.special)
 
 
 def load_tiers(config: Config) -> tuple[Tier, ...]:

@@ -116,6 +116,7 @@ def is_resumable(request: Request) -> bool:
     return (
         request.n == 1
         and len(request.prompts) <= 1
+        and all(isinstance(prompt, str) for prompt in request.prompts)
         and not request.tools
         and (request.response_format is None or request.response_format.kind == "text")
         and not request.stop
@@ -130,7 +131,7 @@ def continued(tier: Tier, prompt: str, text: str) -> str:
     if any(token in text for token in chat_format.special):
         for letter in sorted({token[0] for token in chat_format.special if token}):
             text = text.replace(letter, letter + MARK)
-        text = text if chat_format.reads_marks else escape_special_tokens(text, chat_format.special)
+        text = text if chat_format.is_ours else escape_special_tokens(text, chat_format.special)
     return prompt + text
 
 

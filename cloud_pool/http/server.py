@@ -91,6 +91,7 @@ class Server:
             "/v1/completions": (hdrs.METH_POST, self._completion),
             "/v1/models": (hdrs.METH_GET, self._authenticated(info.models)),
             "/healthz": (hdrs.METH_GET, info.healthz),
+            "/health": (hdrs.METH_GET, info.healthz),  # vLLM's name
             "/readyz": (hdrs.METH_GET, info.readyz),
             "/metrics": (hdrs.METH_GET, info.metrics),
         }

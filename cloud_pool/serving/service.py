@@ -28,7 +28,7 @@ from router.types import Request
 
 from ..admission import AdmissionController
 from ..balancing.prefix_affinity import prefix_key
-from ..config.tiers import Tier
+from ..config.tiers import InferencePrompt, Tier
 from ..degradation.continue_token import PARAM, ContinueTokens, PartialAnswer, Truncator, continued, is_resumable
 from ..degradation.fallback import TierFallback
 from ..degradation.fallback_plan import FallbackRequest, FallbackStep
@@ -174,15 +174,16 @@ class Service:
         parameters = from_request(
             request,
             max_tokens=tier.max_tokens,
-            schema=answer_schema(request),
+            schema=answer_schema(request, calls_only=tier.chat_format.answers == "calls"),
             guided_key=tier.config.guided_key,
             temperature=tier.chat_format.temperature,
             copy_source=tier.copy_source(request),
             answer_prefix="" if partial_answer is None else partial_answer.text,
         )
-        prompts: Sequence[str] = tier.prompts(request)
+        prompts: Sequence[InferencePrompt] = tier.prompts(request)
         if partial_answer is not None:
-            prompts = [continued(tier, prompt, partial_answer.text) for prompt in prompts]
+            # `is_resumable`: never token ids
+            prompts = [continued(tier, prompt, partial_answer.text) for prompt in prompts if isinstance(prompt, str)]
         if partial_answer is not None or truncator is not None:
             limit = truncator.limit if truncator else _remaining_tokens(request, tier, partial_answer)
             parameters = msgspec.structs.replace(parameters, max_tokens=limit)
@@ -234,6 +235,8 @@ def check_supported(request: Request) -> None:
     """Raise UnsupportedFeature for a request that Triton's tensors cannot express."""
     if request.kind == "embedding":
         raise UnsupportedFeature("tiers generate text; embeddings are made on the device", param="model")
+    if request.echo and not all(isinstance(prompt, str) for prompt in request.prompts):
+        raise UnsupportedFeature("`echo` with token ids: the tiers repeat only text. Remove one.", param="echo")
     if request.suffix is not None:
         raise UnsupportedFeature("`suffix`: the tiers do not fill in the middle. Remove it.", param="suffix")
     if request.echo and request.logprobs is not None:

@@ -24,7 +24,8 @@ class RequestedOutputs(msgspec.Struct, frozen=True):
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    prompt: str
+    prompt: str = ""
+    token_ids: tuple[int, ...] = ()  # instead of `prompt`
     parameters: SamplingParameters
     stream: bool = False
     with_input: bool = False  # the answer begins with the prompt (only when not streaming)
@@ -56,7 +57,9 @@ def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[Job]:
         Job(
             id=next(ids),
             # The gateway rendered the prompt and broke up special tokens in the user's text: those left are intended.
-            prompt=Prompt(text=request.prompt, parse_special=True),
+            prompt=Prompt(tokens=request.token_ids)
+            if request.token_ids
+            else Prompt(text=request.prompt, parse_special=True),
             max_tokens=parameters.max_tokens,
             sampling=parameters.sampling(index),
             stop=parameters.stops,

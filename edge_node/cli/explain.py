@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from router.types import AttemptPlan, CachePlan, Decision, Estimates, Reason, ReasonCode, Snapshot
+from router.types import CachePlan, Decision, Estimates, Reason, ReasonCode, Snapshot
 
 
 class RouteExplanation(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ def render(explanation: RouteExplanation) -> RenderableType:
     cache = [reason for reason in explanation.cache.reasons if not reason.code.startswith("constraint")]
     return Group(
         head,
-        _attempts(decision.attempts),
+        _attempts(decision),
         Text(),
         _reasons([*decision.reasons, *(reason for reason in cache if reason not in decision.reasons)]),
         Text(),
@@ -61,9 +61,11 @@ def render(explanation: RouteExplanation) -> RenderableType:
     )
 
 
-def _attempts(attempts: tuple[AttemptPlan, ...]) -> RenderableType:
+def _attempts(decision: Decision) -> RenderableType:
+    attempts = decision.attempts
     if not attempts:
-        return Text("  no attempt is left: the response is 503 with these reasons", style="red")
+        status = 400 if decision.missing_abilities else 503
+        return Text(f"  no attempt is left: the response is {status} with these reasons", style="red")
     table = Table.grid(padding=(0, 2))
     for number, plan in enumerate(attempts, start=1):
         handoff = plan.handoff

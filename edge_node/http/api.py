@@ -4,6 +4,7 @@ POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
 POST /v1/route                                               the decision for such a request, without running it
 GET  /v1/models[/{id}]  /v1/decisions[/{id}]                 model names; records of past requests
 GET  /healthz /readyz /metrics                               liveness, readiness, Prometheus; these need no API key
+GET  /health                                                 the same as /healthz, the name that vLLM uses
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class Api:
             "/v1/models": ("GET", self._models),
             "/v1/decisions": ("GET", self._find_decisions),
             "/healthz": ("GET", self._health),
+            "/health": ("GET", self._health),
             "/readyz": ("GET", self._ready),
             "/metrics": ("GET", self._prometheus),
         }

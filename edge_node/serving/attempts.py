@@ -25,11 +25,10 @@ from router.errors import (
     CausewayError,
     ClientGone,
     CloudTimeout,
-    CloudUnreachable,
     DeadlineExceeded,
     EngineTimeout,
-    EngineUnavailable,
     NoRoute,
+    TargetNotConfigured,
 )
 from router.types import Chunk, Location, Request, Target
 
@@ -207,9 +206,8 @@ def _timeout_error(generation: Generation, attempt: Attempt, error: Exception) -
 
 
 def _no_backend(target: Target) -> BackendError:
-    if target.at == "edge":
-        return EngineUnavailable(f"{target.name}: this server runs no engine", phase="connect")
-    return CloudUnreachable(f"{target.name}: this server has no cloud", phase="connect")
+    key = "engine.enabled is false" if target.at == "edge" else "cloud.url is not set"
+    return TargetNotConfigured(f"{target.name}: {key} on this box", phase="connect")
 
 
 def _as_causeway_error(failure: Exception, target: Target) -> CausewayError:

@@ -154,7 +154,7 @@ class Engine:
         gbnf = schema_to_gbnf(job.json_schema) if job.json_schema else job.grammar
         copy_source = last_user_text(job.prompt.messages) if job.copy_from_prompt else job.copy_source
         if gbnf or copy_source is None or job.ignore_eos:  # (1), (3)
-            return make(gbnf) if gbnf or not is_plain_greedy(sampling) else None
+            return make(gbnf, may_refuse=job.may_refuse) if gbnf or not is_plain_greedy(sampling) else None
         try:  # (2)
             return make(call_grammar(copy_source), may_refuse=True, answer_prefix=job.answer_prefix)
         except InvalidGrammar:

@@ -65,6 +65,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     grammar: str = ""  # GBNF (root rule `root`), "" for none
     json_schema: str = ""  # canonical JSON schema; the engine turns it into a grammar; "{}": any JSON object
+    may_refuse: bool = False  # the refusal token may come before what `grammar` or `json_schema` requires
     # Without `grammar` and `json_schema`: constrain the answer to a function call whose arguments are copied from this
     # text (`call_grammar`); the refusal token may come first. None: unconstrained, and so is a job with `ignore_eos`.
     copy_source: str | None = None

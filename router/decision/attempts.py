@@ -40,9 +40,10 @@ from ..errors import (
     NoRoute,
     QueueFull,
     StreamBroken,
+    TargetNotConfigured,
     UnsupportedFeature,
 )
-from ..types import AttemptPlan, AttemptRecord, Chunk, Confidence, Decision
+from ..types import Ability, AttemptPlan, AttemptRecord, Chunk, Confidence, Decision
 from .handoff import HandoffGate
 
 
@@ -311,7 +312,7 @@ class AttemptSequence:
         """Return the client's error after `error` ended the sequence.
 
         1. The request is invalid, late or abandoned, or the client has bytes and no status can change: `error` itself.
-        2. Every target refused the request: the last refusal (400).
+        2. Every target that this box has refused the request: 400, the last refusal; of prompts that are too long, all.
         3. Every target is saturated: 429 with the shortest Retry-After.
         4. Anything else: 503 with the reason of every attempt.
         """
@@ -319,8 +320,9 @@ class AttemptSequence:
         if last is None or last.committed or next_step(error, committed=False, remaining=1) == "raise":  # (1)
             return error
         errors = [a.error for a in self.attempts if a.error is not None and not isinstance(a.error, LowConfidence)]
-        if errors and all(isinstance(e, InvalidRequest) for e in errors):  # (2)
-            return errors[-1]
+        refusals = [e for e in errors if not isinstance(e, TargetNotConfigured)]
+        if refusals and all(isinstance(e, InvalidRequest) for e in refusals):  # (2)
+            return self._too_long() if all(isinstance(e, ContextLengthExceeded) for e in refusals) else refusals[-1]
         reasons = "; ".join(f"{a.plan.target.name}: {_failure_reason(a)}" for a in self.attempts)
         waits = [e.retry_after_s for e in errors if e.retry_after_s is not None]
         retry_after_s = min(waits) if waits else None
@@ -347,6 +349,14 @@ class AttemptSequence:
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
         return tuple(attempt.record(now) for attempt in self.attempts)
 
+    def _too_long(self) -> ContextLengthExceeded:
+        """The refusals of every target in one: each has its own context."""
+        refused = [(a.plan.target.name, a.error) for a in self.attempts if isinstance(a.error, ContextLengthExceeded)]
+        if len(refused) == 1:
+            return refused[0][1]
+        message = " ".join(f"{name}: {error.message}" for name, error in refused)
+        return ContextLengthExceeded(message, param=refused[-1][1].param)
+
     def _drop_failed_targets(self) -> None:
         # A target that appears twice is the last resort after a handoff. The second try, without handoff, makes sense
         # only if the first one handed off: a target that failed is not tried again.
@@ -357,9 +367,35 @@ class AttemptSequence:
             self._plans.pop(0)
 
 
-def no_route(decision: Decision) -> NoRoute:
-    """Build the error for a decision without attempts. It names what excluded each target, in the policy's words."""
-    exclusions = [
+# Ability → the request's field that needs it, and the text for it.
+_NEEDS: Mapping[Ability, tuple[str, str]] = {
+    "chat": ("model", "chat completions"),
+    "completion": ("model", "completions"),
+    "embedding": ("model", "embeddings"),
+    "tools": ("tools", "tool calls"),
+    "json": ("response_format", "JSON answers"),
+    "logprobs": ("logprobs", "logprobs"),
+    "image": ("messages", "images"),
+    "audio": ("messages", "audio"),
+    "file": ("messages", "files"),
+}
+
+
+def no_route(decision: Decision) -> CausewayError:
+    """Build the error for a decision without attempts.
+
+    1. The request needs what no target of the policy can do: UnsupportedFeature (400), because it can never pass.
+    2. Anything else may pass at another time: NoRoute (503). It names what excluded each target.
+    """
+    missing = decision.missing_abilities
+    if missing:  # (1)
+        needs = " and ".join(_NEEDS[ability][1] for ability in missing)
+        return UnsupportedFeature(
+            f"no target of policy {decision.policy}@{decision.revision} that this request may use supports {needs}. "
+            f"Leave that out, or add a target with `can: [{', '.join(missing)}]` to the policy.",
+            param=_NEEDS[missing[0]][0],
+        )
+    exclusions = [  # (2)
         f"{reason.target or 'no target'} ({reason.code}{': ' + reason.rule if reason.rule else ''})"
         for reason in decision.reasons
         if reason.code in ("constraint_excluded", "preference_excluded", "target_unable")

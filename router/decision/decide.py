@@ -82,6 +82,7 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         reasons=tuple(reasons),
         on_device=bool(bound) or request.hints.prefer == "only_on_device",
         private=bool(bound),
+        missing_abilities=() if attempts else _missing_abilities(named or policy.targets, _required_abilities(request)),
         skipped_target=skipped_target,
     )
 
@@ -212,6 +213,12 @@ def _move_down_targets_last(
         return targets
     reasons += [Reason("target_down", target=target.name) for target in targets if target.name in down]
     return tuple(sorted(targets, key=lambda target: target.name in down))
+
+
+def _missing_abilities(targets: tuple[Target, ...], required: tuple[Ability, ...]) -> tuple[Ability, ...]:
+    """Return what the targets lack; () if one of them has all of it."""
+    lacks = [{ability for ability in required if ability not in target.can} for target in targets]
+    return tuple(ability for ability in required if any(ability in one for one in lacks)) if all(lacks) else ()
 
 
 def _required_abilities(request: Request) -> tuple[Ability, ...]:

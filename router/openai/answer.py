@@ -6,7 +6,6 @@ deliveries of the same answer, so a cached answer keeps the rest encoded (`cache
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
@@ -14,14 +13,13 @@ import msgspec
 
 from ..errors import StreamBroken
 from ..types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+from .completion_logprobs import TokenOffsets, completion_logprobs, finite
 from .error_body import error_event
 
 _encode = msgspec.json.Encoder().encode
 DONE: Final = b"data: [DONE]\n\n"
 EVENT_END: Final = b"}\n\n"
 _PLACEHOLDER: Final = "\0text\0"
-LOWEST_LOGPROB: Final = -9999.0
-"""What OpenAI writes for a token that is all but impossible; JSON has no infinity."""
 
 
 class AnswerEncoder:
@@ -210,13 +208,6 @@ class _Call(msgspec.Struct):
     type: str = "function"
 
 
-class _CompletionLogprobs(msgspec.Struct):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
-    text_offset: list[int]
-
-
 class ChatChoiceFormat:
     whole_object = b"chat.completion"
     chunk_object = b"chat.completion.chunk"
@@ -260,6 +251,7 @@ class CompletionChoiceFormat:
 
     def __init__(self, *, logprobs: int | None) -> None:
         self._logprobs = logprobs
+        self._offsets: dict[int, TokenOffsets] = {}  # by choice, from its first token to its end
 
     def opening(self, index: int) -> bytes:
         return b""
@@ -267,7 +259,12 @@ class CompletionChoiceFormat:
     def delta(self, chunk: Chunk, offset: int) -> bytes:
         logprobs = b"null"
         if self._logprobs is not None and chunk.logprobs:
-            logprobs = _completion_logprobs(chunk.logprobs, self._logprobs, offset)
+            offsets = self._offsets.get(chunk.index)
+            if offsets is None:
+                offsets = self._offsets[chunk.index] = TokenOffsets(chunk, offset)
+            logprobs = completion_logprobs(chunk.logprobs, self._logprobs, offsets)
+        if chunk.finish_reason is not None:
+            self._offsets.pop(chunk.index, None)
         return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (
             chunk.index,
             _encode(chunk.text),
@@ -310,30 +307,3 @@ def _chat_logprobs(tokens: Iterable[TokenLogprob]) -> bytes:
 
 def _alternative(top: TokenAlternative) -> _Alternative:
     return _Alternative(top.token, finite(top.logprob), top.bytes)
-
-
-def _completion_logprobs(tokens: tuple[TokenLogprob, ...], k: int, offset: int) -> bytes:
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.token)
-    return _encode(
-        _CompletionLogprobs(
-            [token.token for token in tokens],
-            [finite(token.logprob) for token in tokens],
-            [_alternatives(token) for token in tokens] if k else None,
-            offsets,
-        )
-    )
-
-
-def _alternatives(token: TokenLogprob) -> dict[str, float]:
-    """As OpenAI writes it, the chosen token is always included, so there may be one more than requested."""
-    best = {top.token: finite(top.logprob) for top in token.top}
-    best[token.token] = finite(token.logprob)
-    return best
-
-
-def finite(logprob: float) -> float:
-    """Replace an infinity. NaN stays: it means that no logprob exists (first token of an echo); it becomes null."""
-    return LOWEST_LOGPROB if math.isinf(logprob) else logprob

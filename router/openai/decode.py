@@ -14,6 +14,7 @@ import msgspec
 
 from ..errors import BackendError, CloudFailed, Phase, StreamBroken
 from ..types import Chunk, FinishReason, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+from .completion_logprobs import read_token_text
 from .event_template import EventTemplate, split_event
 
 
@@ -303,11 +304,18 @@ def _logprobs(wire: _ReplyLogprobs) -> tuple[TokenLogprob, ...]:
     tops = wire.top_logprobs or [None] * len(tokens)
     # Lists of different lengths: only the common prefix is complete.
     return tuple(
-        [
-            TokenLogprob(token, _number(logprob), top=tuple([TokenAlternative(*item) for item in (top or {}).items()]))
-            for token, logprob, top in zip(tokens, chosen, tops, strict=False)
-        ]
+        [_named_token(token, logprob, top or {}) for token, logprob, top in zip(tokens, chosen, tops, strict=False)]
     )
+
+
+def _named_token(name: str, logprob: float | None, top: dict[str, float]) -> TokenLogprob:
+    text, raw = read_token_text(name)
+    return TokenLogprob(text, _number(logprob), raw, tuple([_named_alternative(*item) for item in top.items()]))
+
+
+def _named_alternative(name: str, logprob: float) -> TokenAlternative:
+    text, raw = read_token_text(name)
+    return TokenAlternative(text, logprob, raw)
 
 
 def _token(wire: _ReplyToken) -> TokenLogprob:

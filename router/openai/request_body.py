@@ -50,7 +50,7 @@ _ADVICE = {
     "max_completion_tokens": "Send a whole number of at least 1.",
     "top_logprobs": "Send a whole number from 0 to 20, with `logprobs` true.",
     "logprobs": "Chat takes true or false; completions take a whole number from 0 to 20.",
-    "stop": "Send a string or a list of up to 16 strings, none of them empty.",
+    "stop": "Send a string or a list of up to 4 strings, none of them empty.",
     "seed": "Send a whole number of 64 bits.",
     "logit_bias": "Send an object of token ids and numbers from -100 to 100.",
     "stream": "Send true or false.",
@@ -132,7 +132,14 @@ def stop_of(wire: str | list[str] | None) -> tuple[str, ...]:
 
 
 def includes_usage(wire: WireGeneration) -> bool:
-    return wire.stream_options is not None and wire.stream_options.include_usage is True
+    """Raises InvalidRequest for stream options of an answer that is not streamed."""
+    if wire.stream_options is None:
+        return False
+    if wire.stream is not True:
+        raise InvalidRequest(
+            "`stream_options` is only valid with `stream`: true. Send both or neither.", param="stream_options"
+        )
+    return wire.stream_options.include_usage is True
 
 
 def merge_hints(header: RoutingHints, body: WireRoutingHints | None) -> RoutingHints:

@@ -142,7 +142,7 @@ class WireGeneration(msgspec.Struct, kw_only=True):
     repetition_penalty: Factor | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=4)] | None = None
     n: Annotated[int, Meta(ge=1, le=16)] | None = None
     stream: bool | None = None
     stream_options: WireStreamOptions | None = None

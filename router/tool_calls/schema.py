@@ -19,19 +19,24 @@ _NO_ARGUMENTS: Final = '{"type":"object","properties":{},"additionalProperties":
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
-def answer_schema(request: Request) -> str:
+def answer_schema(request: Request, *, calls_only: bool = False) -> str:
     """Return the JSON schema as text, "" if the answer is unconstrained.
 
-    1. A call is required: one of the callable tools.
+    1. A call is required, or `calls_only` and no response format: one of the callable tools.
     2. Tools may be called, and the text has a schema: the text or a call.
     3. Only a response format: its schema.
+
+    Args:
+        calls_only: the model answers with calls of functions that it was trained on; the request's own tools take
+            precedence over those.
 
     Raises:
         InvalidGrammar: a schema is nested too deeply to be embedded.
     """
     tools = _callable_tools(request)
     text_schema = _text_schema(request)
-    if tools and request.tool_choice.mode in ("required", "function"):  # (1)
+    required = request.tool_choice.mode in ("required", "function")
+    if tools and (required or (calls_only and request.response_format is None)):  # (1)
         return _any_of([], tools)
     if tools and text_schema and text_schema != ANY_OBJECT:  # (2); a call is an object too, so ANY_OBJECT allows it
         return _any_of([text_schema], tools)

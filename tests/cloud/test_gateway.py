@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.engine]
 
 TEXT = "wake me up at seven"
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": TEXT}]
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]}]
 LONG = {"messages": ASK, "max_tokens": 1900, "ignore_eos": True}
 ALARM: ChatCompletionToolParam = {
     "type": "function",
@@ -253,7 +254,11 @@ async def test_missing_or_unknown_token_is_401(gateway: str, authorization: str)
         ("/v1/chat/completions", {"model": "large", "messages": "hi"}, 400, "invalid_value"),
         ("/v1/chat/completions", {"model": "gpt-5", "messages": ASK}, 404, "model_not_found"),
         ("/v1/chat/completions", {"model": "large", "messages": ASK, "n": 0}, 400, "invalid_value"),
-        ("/v1/completions", {"model": "large", "prompt": [1, 2, 3]}, 400, "unsupported_feature"),
+        ("/v1/chat/completions", {"model": "large", "messages": IMAGE}, 400, "unsupported_feature"),
+        ("/v1/chat/completions", {"model": "large", "messages": ASK, "stop": list("abcde")}, 400, "invalid_value"),
+        ("/v1/chat/completions", {"model": "large", "messages": ASK, "stream_options": {}}, 400, "invalid_value"),
+        ("/v1/completions", {"model": "large", "prompt": [1, 2, 3], "echo": True}, 400, "unsupported_feature"),
+        ("/v1/completions", {"model": "large", "prompt": [1, 99999999]}, 400, "invalid_value"),
         ("/v1/completions", {"model": "large", "prompt": "a", "suffix": "b"}, 400, "unsupported_feature"),
         ("/v1/completions", {"model": "large", "prompt": ""}, 400, "invalid_value"),
         ("/v1/completions", {"model": "large", "prompt": "word " * 9000}, 400, "context_length_exceeded"),

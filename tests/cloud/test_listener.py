@@ -53,7 +53,7 @@ async def talk(app: App, sent: bytes, *, until_closed: bool = True) -> bytes:
 
 
 async def is_alive(app: App) -> bool:
-    return b" 200 " in await talk(app, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", until_closed=False)
+    return b" 200 " in await talk(app, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", until_closed=False)
 
 
 def error_of(answer: bytes) -> tuple[int, str]:

@@ -45,7 +45,7 @@ class ScriptedTriton:
         self.requests.append(request)
         self.open += 1
         try:
-            text = request.prompt.partition("tell me|")[2]
+            text = str(request.prompt).partition("tell me|")[2]
             made = 0
             for word in self.script:
                 if isinstance(word, Exception):

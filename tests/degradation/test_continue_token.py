@@ -140,7 +140,7 @@ def test_several_prompts_are_not_resumable() -> None:
 
 def test_a_control_token_in_the_text_stays_text() -> None:
     config = TierConfig(name="t", template_file="x")
-    ours = Tier(config, ChatFormat("", special=("<|end|>",), reads_marks=True))
+    ours = Tier(config, ChatFormat("", special=("<|end|>",), is_ours=True))
     stock = Tier(config, ChatFormat("", special=("<|end|>",)))
     assert continued(ours, "P:", "a < b") == continued(stock, "P:", "a < b") == "P:a < b"
     assert continued(ours, "P:", "say <|end|>") == f"P:say <{MARK}|end|>"

@@ -161,6 +161,46 @@ def test_a_required_tool_is_called(client: OpenAI, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", TARGETS)
+def test_an_offered_tool_wins_over_the_models_own_functions(client: OpenAI, model: str) -> None:
+    """With tool_choice auto too: our assistants would call a function of their own catalogue."""
+    tool: openai.types.chat.ChatCompletionToolParam = {
+        "type": "function",
+        "function": {**ALARM["function"], "name": "wake_me"},
+    }
+    answer = client.chat.completions.create(model=model, messages=MESSAGES, temperature=0, tools=[tool])
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls
+    assert choice.message.tool_calls[0].type == "function"
+    assert choice.message.tool_calls[0].function.name == "wake_me"
+    assert "time" in json.loads(choice.message.tool_calls[0].function.arguments)
+
+
+@pytest.mark.parametrize("model", TARGETS)
+def test_logprobs_zero_gives_the_chosen_tokens(client: OpenAI, model: str) -> None:
+    answer = client.completions.create(model=model, prompt="turn on", max_tokens=3, temperature=0, logprobs=0)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.token_logprobs is not None
+    assert "".join(logprobs.tokens) == answer.choices[0].text
+    assert len(logprobs.token_logprobs) == 3
+    assert logprobs.top_logprobs is None
+
+
+@pytest.mark.parametrize("model", TARGETS)
+def test_a_prompt_of_token_ids(client: OpenAI, model: str) -> None:
+    """Counted exactly; an id that the model does not have is the client's mistake."""
+    answer = client.completions.create(model=model, prompt=[5, 6, 7, 8], max_tokens=3, temperature=0)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 4
+    several = client.completions.create(model=model, prompt=[[5, 6], [7, 8]], max_tokens=3, temperature=0)
+    assert len(several.choices) == 2
+    with pytest.raises(openai.BadRequestError, match="token id 99999999"):
+        client.completions.create(model=model, prompt=[5, 99999999], max_tokens=3)
+
+
+@pytest.mark.parametrize("model", TARGETS)
 def test_legacy_completion(client: OpenAI, model: str) -> None:
     """`/v1/completions`, whole and streamed."""
     answer = client.completions.create(model=model, prompt="turn on", max_tokens=4, temperature=0)

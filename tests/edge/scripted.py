@@ -31,6 +31,7 @@ class ScriptedEngine:
     def __init__(self, model: str = "m-small") -> None:
         self.model = model
         self.fault: Fault = "none"
+        self.refusal: Exception | None = None  # raised instead of an answer
         self.score = 0.9
         self.flood = False  # an answer without an end
         self.state = "ready"
@@ -85,6 +86,8 @@ class ScriptedEngine:
 
     async def _answer(self, call: BackendRequest) -> AsyncIterator[Chunk]:
         self._break_early()
+        if self.refusal is not None:
+            raise self.refusal
         if self.fault == "stall":
             await asyncio.sleep(3600)
         while self.flood:

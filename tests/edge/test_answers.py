@@ -7,15 +7,18 @@ import hashlib
 import time
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import pytest
 
+from edge_node.app import build
 from edge_node.clock import Clock
 from edge_node.config.schema import KeyConfig, ServerConfig
+from router.errors import ContextLengthExceeded
 from router.types import Usage
 
-from .box import POLICY, Box, running
-from .scripted import CLOUD_WORDS, EDGE_WORDS, Fault, until
+from .box import POLICY, Box, config, running
+from .scripted import CLOUD_WORDS, EDGE_WORDS, Fault, ScriptedCloud, ScriptedEngine, until
 from .test_cache import every_byte
 
 EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
@@ -225,6 +228,54 @@ async def test_a_preference_narrows_the_policy_and_never_widens_it(box: Box) -> 
     assert "private-stays" in answer.message
     assert box.cloud.bodies == []
     assert box.engine.calls == []
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+
+
+@pytest.mark.parametrize("model", ["auto", "small"])
+async def test_content_that_no_target_can_take_is_the_clients_mistake(box: Box, model: str) -> None:
+    answer = await box.ask(model=model, messages=[{"role": "user", "content": [IMAGE]}])
+    assert (answer.status, answer.code) == (400, "unsupported_feature")
+    assert "supports images" in answer.message
+    assert answer.json["error"]["param"] == "messages"
+    assert (await box.record(answer)).outcome.status == "rejected"
+
+
+async def test_content_that_another_target_could_take_is_503(tmp_path: Path) -> None:
+    """A constraint keeps it from that target."""
+    policy = POLICY.replace("usd_per_1k_tokens: 1.0\n    can: [chat,", "usd_per_1k_tokens: 1.0\n    can: [chat, image,")
+    async with running(tmp_path, policy=policy) as box:
+        answer = await box.ask(tags="private", messages=[{"role": "user", "content": [IMAGE]}])
+        assert (answer.status, answer.code) == (503, "no_route")
+
+
+async def test_a_prompt_too_long_for_every_target_is_400_with_all_numbers(tmp_path: Path) -> None:
+    async with running(tmp_path) as box:
+        box.engine.refusal = ContextLengthExceeded("the prompt has 9000 tokens, this model's context is 2048.")
+        box.cloud.status = 400
+        message = "the prompt has 9001 tokens, this model's context is 4096."
+        box.cloud.error = {"message": message, "code": "context_length_exceeded"}
+        answer = await box.ask()
+        assert (answer.status, answer.code) == (400, "context_length_exceeded")
+        for number in ("9000", "2048", "9001", "4096"):
+            assert number in answer.message
+
+
+async def test_a_prompt_too_long_for_the_device_is_400_on_a_box_without_a_cloud(tmp_path: Path) -> None:
+    """The policy's cloud target can never take it here."""
+    engine = ScriptedEngine()
+    engine.refusal = ContextLengthExceeded("the prompt has 9000 tokens, this model's context is 2048.")
+    app = build(config(tmp_path), make_engine=lambda _: engine, environ={})
+    await app.start()
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
+            box = Box(app, engine, ScriptedCloud(), session)
+            for tags in ("", "cloud"):
+                answer = await box.ask(tags=tags)
+                assert (answer.status, answer.code) == (400, "context_length_exceeded")
+    finally:
+        await app.close()
 
 
 async def test_routing_hints_are_not_sent_upstream(box: Box) -> None:

@@ -351,7 +351,7 @@ class TestKeys:
         assert record.decision is not None
         assert record.decision.private
 
-    @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+    @pytest.mark.parametrize("path", ["/healthz", "/health", "/readyz", "/metrics"])
     async def test_health_needs_no_key(self, guarded: Box, path: str) -> None:
         assert (await guarded.get(path)).status == 200
 

@@ -27,7 +27,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a tier is asked to generate for one prompt."""
 
     model: str
-    prompt: str
+    prompt: str | tuple[int, ...]  # text, or token ids (our own model only)
     parameters: SamplingParameters
     deadline: float  # monotonic, s
     request_id: str = ""
@@ -55,7 +55,12 @@ def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -
         call: name by which our own model can be asked to stop.
     """
     message = service_pb2.ModelInferRequest(model_name=request.model, id=request.request_id)
-    _add_text(message, "text_input", request.prompt.encode())
+    if isinstance(request.prompt, str):
+        _add_text(message, "text_input", request.prompt.encode())
+    else:
+        _add(
+            message, "token_ids", "INT32", struct.pack(f"<{len(request.prompt)}i", *request.prompt), len(request.prompt)
+        )
     _add_text(message, "sampling_parameters", encode(request.parameters))
     flags = ["stream", "exclude_input_in_output", "return_finish_reason", "return_num_input_tokens"]
     flags.append("return_num_output_tokens")
@@ -107,8 +112,8 @@ def _add_text(message: service_pb2.ModelInferRequest, name: str, text: bytes) ->
     _add(message, name, "BYTES", _LENGTH.pack(len(text)) + text)
 
 
-def _add(message: service_pb2.ModelInferRequest, name: str, datatype: str, raw: bytes) -> None:
-    message.inputs.add(name=name, datatype=datatype, shape=(1,))
+def _add(message: service_pb2.ModelInferRequest, name: str, datatype: str, raw: bytes, length: int = 1) -> None:
+    message.inputs.add(name=name, datatype=datatype, shape=(length,))
     message.raw_input_contents.append(raw)
 
 

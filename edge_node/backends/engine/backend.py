@@ -64,6 +64,7 @@ class EngineBackend:
             temperature=temperature,
             answer_tokens=answer_tokens,
         )
+        self._calls_only = answers == "calls"
         self._restrict_arguments = answers == "calls" and config.restrict_tool_arguments
         self._sequences = options.sequences
         self._supervisor = Supervisor(options, name or model_path.stem, stuck_s=stuck_s, backoff=backoff)
@@ -175,7 +176,10 @@ class EngineBackend:
 
     def _choices(self, call: BackendRequest) -> Iterator[_ChoiceStream]:
         request = call.request
-        schema = answer_schema(request) if request.tools or request.response_format is not None else ""
+        schema = ""
+        if request.tools or request.response_format is not None:
+            schema = answer_schema(request, calls_only=self._calls_only)
+        may_refuse = self._calls_only and request.tool_choice.mode == "auto" and request.response_format is None
         copy_from_prompt = self._restrict_arguments and request.kind == "chat" and request.response_format is None
         deadline_s = _time_left_s(call)
         numbered = ((prompt, choice) for prompt in _prompts(request) for choice in range(request.n))
@@ -187,6 +191,7 @@ class EngineBackend:
                 sampling=_seeded(request.sampling, choice),
                 stop=request.stop,
                 json_schema=schema,
+                may_refuse=may_refuse,
                 copy_from_prompt=copy_from_prompt,
                 logprobs=request.logprobs,
                 confidence_tokens=call.confidence_tokens if index == 0 else 0,

@@ -24,6 +24,7 @@ from router.errors import (
     InvalidRequest,
     LowConfidence,
     QueueFull,
+    TargetNotConfigured,
     UnsupportedFeature,
 )
 from router.types import AttemptPlan, Decision, Estimates, Handoff, Snapshot, Target
@@ -191,7 +192,19 @@ def test_a_prompt_too_long_for_all_targets_is_400() -> None:
     assert fail(sequence, ContextLengthExceeded("9000 > 2048")) == "next"
     error = ContextLengthExceeded("9000 > 4096")
     assert fail(sequence, error) == "raise"
-    assert sequence.final_error(error) is error
+    final = sequence.final_error(error)
+    assert isinstance(final, ContextLengthExceeded)
+    assert final.message == "small: 9000 > 2048 large: 9000 > 4096"
+
+
+def test_a_target_that_this_box_lacks_does_not_make_a_refusal_a_503() -> None:
+    """No later time makes the prompt fit."""
+    sequence = new_sequence(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    error = ContextLengthExceeded("9000 > 2048")
+    assert fail(sequence, error) == "next"
+    absent = TargetNotConfigured("large: cloud.url is not set on this box", phase="connect")
+    assert fail(sequence, absent) == "raise"
+    assert sequence.final_error(absent) is error
 
 
 def test_a_prompt_too_long_for_the_device_does_not_degrade_the_answer() -> None:

@@ -312,6 +312,18 @@ def test_without_an_able_target_there_is_no_route() -> None:
     decision = decide(kiosk(), request, COOL, SHORT)
     assert decision.attempts == ()
     assert decision.reasons[-1] == Reason("no_route", rule="fast-path", detail="every target is excluded")
+    assert decision.missing_abilities == ("image",)
+
+
+def test_abilities_of_other_routes_targets_may_serve_the_request_at_another_time() -> None:
+    """Unless the request names a target: then only that one counts."""
+    policy = parse_policy(KIOSK.replace("model: assistant-medium", "model: m, can: [chat, image]"))
+    request = msgspec.structs.replace(chat(), **ABILITIES["image"])
+    private = msgspec.structs.replace(request, hints=RoutingHints(tags=("private",)))
+    assert decide(policy, private, COOL, SHORT).attempts == ()
+    assert decide(policy, private, COOL, SHORT).missing_abilities == ()
+    named = msgspec.structs.replace(request, model="small")
+    assert decide(policy, named, COOL, SHORT).missing_abilities == ("image",)
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------

@@ -15,14 +15,23 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from router.errors import EngineCrashed, InvalidRequest, StreamBroken
-from router.openai import AnswerEncoder, CachedAnswer, coalesce, encode_error, encode_model, encode_models, error_event
+from router.openai import (
+    AnswerEncoder,
+    CachedAnswer,
+    coalesce,
+    decode_answer,
+    encode_error,
+    encode_model,
+    encode_models,
+    error_event,
+)
 from router.sse import SSEParser
 from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 
 from .values import answers
 
 CHAT = Request(kind="chat", model="auto")
-TOKEN = TokenLogprob("hé", -0.5, (104, 195), (TokenAlternative("ho", float("-inf")),))
+TOKEN = TokenLogprob("hé", -0.5, (104, 195, 169), (TokenAlternative("ho", float("-inf")),))
 
 
 def encoder(request: Request) -> AnswerEncoder:
@@ -130,7 +139,7 @@ def test_logprobs_of_chat() -> None:
             {
                 "token": "hé",
                 "logprob": -0.5,
-                "bytes": [104, 195],
+                "bytes": [104, 195, 169],
                 "top_logprobs": [{"token": "ho", "logprob": -9999.0, "bytes": None}],
             }
         ],
@@ -143,6 +152,41 @@ def test_logprobs_of_chat() -> None:
 
 def test_logprobs_that_were_not_requested_are_not_sent() -> None:
     assert b'"logprobs":null' in whole(CHAT, [Chunk("hé", logprobs=(TOKEN,), finish_reason="stop")])
+
+
+EURO = tuple("€".encode())
+SPLIT = (TokenLogprob("\ufffd", -0.5, EURO[:1]), TokenLogprob("\ufffd", -0.5, EURO[1:]), TokenLogprob("!", -0.5, (33,)))
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [Chunk("a", logprobs=(TokenLogprob("a", -0.5, (97,)),)), Chunk("€!", logprobs=SPLIT, finish_reason="stop")],
+        [
+            Chunk("a", logprobs=(TokenLogprob("a", -0.5, (97,)), SPLIT[0])),
+            Chunk("€!", logprobs=SPLIT[1:], finish_reason="stop"),
+        ],
+    ],
+    ids=["whole characters", "a chunk ends in a character"],
+)
+def test_tokens_of_one_character_begin_where_it_does(chunks: list[Chunk]) -> None:
+    """A token that is not UTF-8 is written as its bytes, and read back so. An echoed prompt has no tokens."""
+    request = Request(kind="completion", model="m", prompts=("p",), logprobs=0, echo=True)
+    chunks = [Chunk("echo "), *chunks]
+    tokens = ["a", "bytes:\\xe2", "bytes:\\x82\\xac", "!"]
+    body = whole(request, chunks)
+    logprobs = json.loads(body)["choices"][0]["logprobs"]
+    assert (logprobs["tokens"], logprobs["text_offset"]) == (tokens, [5, 6, 6, 7])
+    assert logprobs["top_logprobs"] is None
+    documents = [json.loads(data) for data in streamed(request, chunks) if data != b"[DONE]"]
+    events = [choice["logprobs"] for document in documents for choice in document["choices"]]
+    parts = [part for part in events if part]
+    assert [offset for part in parts for offset in part["text_offset"]] == [5, 6, 6, 7]
+    assert [token for part in parts for token in part["tokens"]] == tokens
+    replay = CachedAnswer(request, "m", chunks).stream("id", 1)
+    assert b'"text_offset":[5,6,6,7]' in replay
+    read = [entry.bytes or tuple(entry.token.encode()) for chunk in decode_answer(body) for entry in chunk.logprobs]
+    assert bytes(byte for entry in read for byte in entry).decode() == "a€!"
 
 
 def test_offsets_of_completion_logprobs_continue_over_events() -> None:

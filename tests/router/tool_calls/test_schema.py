@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from router.errors import InvalidGrammar
@@ -29,6 +30,16 @@ def call(name: str, arguments: object) -> dict[str, object]:
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+@pytest.mark.parametrize(("choice", "constrained"), [(AUTO, True), (ToolChoice("none"), False)])
+def test_a_model_that_only_answers_calls_answers_with_an_offered_tool(choice: ToolChoice, constrained: bool) -> None:
+    """Its own functions are not what the client offers. A response format takes precedence."""
+    request = Request(kind="chat", model="m", tools=(LAMP, FAN), tool_choice=choice)
+    text = answer_schema(request, calls_only=True)
+    assert (json.loads(text) == {"anyOf": [LAMP_CALL, FAN_CALL]}) if constrained else text == ""
+    for wanted, expected in ((ResponseFormat("text"), ""), (ResponseFormat("json_object"), '{"type":"object"}')):
+        assert answer_schema(msgspec.structs.replace(request, response_format=wanted), calls_only=True) == expected
 
 
 LAMP_CALL = call("lamp", {"type": "object", "properties": {"on": {"type": "boolean"}}})

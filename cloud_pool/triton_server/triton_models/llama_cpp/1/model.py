@@ -132,13 +132,14 @@ def model_request_of(request: Any) -> ModelRequest:
         return ModelRequest(
             prompt=prompt, parameters=decode("{}"), embed=True, deadline_s=deadline_s, outputs=outputs_of(request)
         )
-    prompt = text_of(request, "text_input")
-    if prompt is None:
+    prompt, token_ids = text_of(request, "text_input"), token_ids_of(request)
+    if prompt is None and not token_ids:
         raise InvalidRequest("text_input is missing")
     stream = flag_of(request, "stream") or False
     without_input = flag_of(request, "exclude_input_in_output")
     return ModelRequest(
-        prompt=prompt,
+        prompt=prompt or "",
+        token_ids=token_ids,
         parameters=decode(text_of(request, "sampling_parameters") or plain_parameters(request)),
         stream=stream,
         with_input=not (stream if without_input is None else without_input),
@@ -171,6 +172,11 @@ def text_of(request: Any, name: str) -> str | None:
         return value.decode("utf-8") if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{name} is not UTF-8: {error}") from error
+
+
+def token_ids_of(request: Any) -> tuple[int, ...]:
+    tensor = pb_utils.get_input_tensor_by_name(request, "token_ids")
+    return () if tensor is None else tuple(tensor.as_numpy().reshape(-1).tolist())
 
 
 def flag_of(request: Any, name: str) -> bool | None:
