@@ -51,7 +51,7 @@ def test_the_readmes_first_example_hits_the_cache_the_second_time(
 ) -> None:
     """It sets no temperature: the targets' own is 0."""
     page = Path(__file__).parents[2] / "README.md"
-    example = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[0]
+    example = re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(), re.DOTALL)[0]
     assert "temperature" not in example
     program = example.replace("http://127.0.0.1:8080", stack.edge_url)
     answers = []
