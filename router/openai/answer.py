@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import StreamBroken
 from ..types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
-from .completion_logprobs import TokenOffsets, completion_logprobs, finite
+from .completions import TokenOffsets, completion_logprobs, finite
 from .error_body import error_event
 
 _encode = msgspec.json.Encoder().encode

@@ -1,11 +1,20 @@
-"""The body of `POST /v1/completions` → `Request`."""
+"""Legacy completions: the body of `POST /v1/completions` → `Request`, and the logprobs of their answers.
+
+The logprobs are parallel lists of tokens, their logprobs, and where they begin in the text. A token may hold a part of
+a character; as OpenAI writes it, such a token is ``bytes:\\xe2\\x82``.
+"""
 
 from __future__ import annotations
 
+import codecs
+import math
+import re
 from typing import Final
 
+import msgspec
+
 from ..errors import InvalidRequest
-from ..types import Request, RoutingHints
+from ..types import Chunk, Request, RoutingHints, TokenAlternative, TokenLogprob
 from .request_body import (
     extra_of,
     includes_usage,
@@ -22,6 +31,12 @@ from .wire import WireCompletion
 Prompts = tuple[str | tuple[int, ...], ...]
 
 _FIELDS: Final = frozenset(WireCompletion.__struct_fields__)
+LOWEST_LOGPROB: Final = -9999.0
+"""What OpenAI writes for a token that is all but impossible; JSON has no infinity."""
+_BYTES_PREFIX: Final = "bytes:"
+_BYTES: Final = re.compile(_BYTES_PREFIX + r"(\\x[0-9a-f]{2})+")
+_encode = msgspec.json.Encoder().encode
+_utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 def parse_completion(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Request:
@@ -71,3 +86,85 @@ def prompts_of(wire: str | list[str | int | list[int]], field: str, *, empty_tex
             raise InvalidRequest(f"`{param}` is empty. Send some text or token ids.", param=param)
         prompts.append(item if isinstance(item, str) else tuple(item) if isinstance(item, list) else ())
     return tuple(prompts)
+
+
+# --- logprobs --------------------------------------------------------------------------------------------------------
+
+
+class _CompletionLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class TokenOffsets:
+    """Where each token of one choice begins in its text, in characters.
+
+    A token may hold a part of a character: the tokens of one character all begin where it does.
+    """
+
+    def __init__(self, chunk: Chunk, offset: int) -> None:
+        """Begin with the first chunk that has tokens; `offset` counts the characters sent before it."""
+        self._decoder = _utf8(errors="replace")
+        self._next = offset + _echo_length(chunk)
+
+    def begin(self, token: TokenLogprob) -> int:
+        """Return where the next token begins."""
+        start = self._next
+        self._next += len(self._decoder.decode(_bytes_of(token)))
+        return start
+
+
+def _echo_length(chunk: Chunk) -> int:
+    """Return the length of the text before the tokens: a prompt that is repeated has none.
+
+    A stop string may have cut the last token's text.
+    """
+    tokens = b"".join(map(_bytes_of, chunk.logprobs)).decode(errors="replace")
+    for cut in range(len(tokens)):
+        if chunk.text.endswith(tokens[: len(tokens) - cut]):
+            return max(0, len(chunk.text) - len(tokens) + cut)
+    return 0
+
+
+def _bytes_of(token: TokenLogprob | TokenAlternative) -> bytes:
+    return token.token.encode(errors="replace") if token.bytes is None else bytes(token.bytes)
+
+
+def _text_of(token: TokenLogprob | TokenAlternative) -> str:
+    """Return the token's text; as OpenAI writes it, ``bytes:\\xe2\\x82`` for one that is not whole UTF-8."""
+    if token.bytes is None or bytes(token.bytes) == token.token.encode(errors="replace"):
+        return token.token
+    return _BYTES_PREFIX + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+
+
+def completion_logprobs(tokens: tuple[TokenLogprob, ...], k: int, offsets: TokenOffsets) -> bytes:
+    return _encode(
+        _CompletionLogprobs(
+            [_text_of(token) for token in tokens],
+            [finite(token.logprob) for token in tokens],
+            [_alternatives(token) for token in tokens] if k else None,
+            [offsets.begin(token) for token in tokens],
+        )
+    )
+
+
+def _alternatives(token: TokenLogprob) -> dict[str, float]:
+    """As OpenAI writes it, the chosen token is always included, so there may be one more than requested."""
+    best = {_text_of(top): finite(top.logprob) for top in token.top}
+    best[_text_of(token)] = finite(token.logprob)
+    return best
+
+
+def finite(logprob: float) -> float:
+    """Replace an infinity. NaN stays: it means that no logprob exists (first token of an echo); it becomes null."""
+    return LOWEST_LOGPROB if math.isinf(logprob) else logprob
+
+
+def read_token_text(name: str) -> tuple[str, tuple[int, ...] | None]:
+    """Return text and bytes of a completion's token; OpenAI writes ``bytes:\\xe2\\x82`` for one that is not UTF-8."""
+    if not _BYTES.fullmatch(name):
+        return name, None
+    raw = bytes.fromhex(name.removeprefix(_BYTES_PREFIX).replace("\\x", ""))
+    return raw.decode(errors="replace"), tuple(raw)

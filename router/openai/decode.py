@@ -14,7 +14,7 @@ import msgspec
 
 from ..errors import BackendError, CloudFailed, Phase, StreamBroken
 from ..types import Chunk, FinishReason, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
-from .completion_logprobs import read_token_text
+from .completions import read_token_text
 from .event_template import EventTemplate, split_event
 
 
