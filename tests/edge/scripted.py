@@ -36,6 +36,7 @@ class ScriptedEngine:
         self.flood = False  # an answer without an end
         self.state = "ready"
         self.restarts = 0
+        self.problem = ""
         self.running = 0
         self.calls: list[BackendRequest] = []
         self.gate: asyncio.Event | None = None  # set: held back until somebody opens it

@@ -88,6 +88,11 @@ class EngineBackend:
         return self._supervisor.restarts
 
     @property
+    def problem(self) -> str:
+        """Why there is no engine now; "" while it is loading or ready."""
+        return self._supervisor.problem
+
+    @property
     def jobs(self) -> int:
         """Jobs that the child has and did not finish."""
         process = self._supervisor.process

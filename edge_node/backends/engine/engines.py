@@ -23,6 +23,7 @@ from router.errors import EngineUnavailable
 from router.policy.compiled import Policy
 from router.types import Chunk, EdgeSignals, Embeddings, Request
 
+from ...observability.faults import Fault
 from ..backend import Backend, BackendRequest
 from .restart_backoff import RestartBackoff
 
@@ -43,6 +44,9 @@ class Engine(Backend, Protocol):
 
     @property
     def restarts(self) -> int: ...
+
+    @property
+    def problem(self) -> str: ...
 
     async def start(self) -> None: ...
 
@@ -71,7 +75,8 @@ class EnginePool:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        return tuple(self._missing.values())
+        """Models without an engine, and engines that are lost."""
+        return (*self._missing.values(), *(engine.problem for engine in self._engines.values() if engine.problem))
 
     def restarts(self) -> Iterable[tuple[str, int]]:
         """Per model, how often its child was restarted."""
@@ -172,6 +177,7 @@ class Supervisor:
         self._state: State = "idle"
         self._info: ModelInfo | None = None
         self._restarts = 0
+        self._lost = Fault(log, logging.ERROR)
 
     @property
     def state(self) -> State:
@@ -181,6 +187,11 @@ class Supervisor:
     def info(self) -> ModelInfo | None:
         """Of the model, after it was loaded once."""
         return self._info
+
+    @property
+    def problem(self) -> str:
+        """Why there is no engine, from a crash or a failed start until it is ready; "" otherwise."""
+        return self._lost.problem
 
     @property
     def restarts(self) -> int:
@@ -258,20 +269,25 @@ class Supervisor:
                 self._info = await process.ready
                 ready_at = loop.time()
                 self._enter("ready", "")
-                log.info("engine %s is ready after %.1f s", self._name, ready_at - began)
+                if self._lost.problem:
+                    self._lost.end(f"engine {self._name} is ready again")
+                else:
+                    log.info("engine %s is ready after %.1f s", self._name, ready_at - began)
                 reason = await self._watch(process)
                 self._restarts += 1
                 pause_s = self._pause(ready_at)
                 self._enter("backing_off", f"{reason}; it is restarted in {pause_s:.1f} s")
-                log.error("engine %s: %s; restarting it in %.1f s", self._name, reason, pause_s)
+                self._lost.begin(f"engine {self._name}: {reason}; restarting it in {pause_s:.1f} s")
             except EngineUnavailable as error:
                 self._pause(None)
                 self._enter("failed", error.message)
-                log.error("engine %s cannot be started: %s", self._name, error.message)
+                self._lost.begin(f"engine {self._name} cannot be started: {error.message}")
             except Exception as error:  # the next try may succeed, and the daemon answers without an engine
                 self._pause(None)
                 self._enter("failed", f"{type(error).__name__}: {error}")
-                log.exception("engine %s", self._name)
+                if not self._lost.problem:
+                    log.debug("engine %s", self._name, exc_info=True)
+                self._lost.begin(f"engine {self._name} cannot be started: {type(error).__name__}: {error}")
             finally:
                 await asyncio.shield(process.close())
             await asyncio.sleep(self._restart_at - loop.time())

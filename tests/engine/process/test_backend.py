@@ -315,7 +315,7 @@ async def test_a_killed_child_fails_its_answers_and_is_restarted(
     assert backend.state == "ready"
     lost, back = [record for record in caplog.records if record.getMessage().startswith("engine ")]
     assert (lost.levelname, back.levelname) == ("ERROR", "INFO")
-    assert "is ready after" in back.getMessage()
+    assert "is ready again (after" in back.getMessage()
 
 
 async def test_a_child_killed_before_the_first_token_says_so(backend: EngineBackend) -> None:
@@ -371,6 +371,27 @@ async def test_waiting_for_a_loading_child_ends_with_the_deadline(make_backend: 
     with pytest.raises(EngineUnavailable, match="still starting") as caught:
         await answer(backend, chat(), deadline=now())
     assert caught.value.phase == "connect"
+
+
+async def test_an_engine_that_cannot_be_loaded_is_logged_once_until_it_is_ready(
+    make_backend: MakeBackend, tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often it is tried; its problem is told meanwhile."""
+    caplog.set_level(logging.INFO, "edge_node.backends.engine.engines")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"not a model")
+    backend = make_backend(path)
+    await backend.start()
+    for _ in range(2):
+        await until(lambda: backend.state == "failed")
+        assert "cannot be started" in backend.problem
+        await until(lambda: backend.state == "starting")
+    repair(path, tiny_model)
+    await backend.ready(now() + TIMEOUT_S)
+    assert backend.problem == ""
+    lost, back = [record for record in caplog.records if record.name == "edge_node.backends.engine.engines"]
+    assert (lost.levelname, back.levelname) == ("ERROR", "INFO")
+    assert "is ready again (after" in back.getMessage()
 
 
 async def test_a_model_that_cannot_be_loaded_is_refused_at_once(
