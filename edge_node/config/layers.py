@@ -17,7 +17,7 @@ from msgspec import inspect
 from router.documents import strict_yaml
 from router.errors import ConfigError
 
-from .values import Leaf, Setting, coerce
+from .values import Leaf, Setting, coerce, plain_value
 
 T = TypeVar("T", bound=msgspec.Struct)
 Leaves = Mapping[str, Leaf]
@@ -71,31 +71,11 @@ def _walk(tree: strict_yaml.Tree, leaves: Leaves, base: Path, found: dict[str, S
         key = name.location.path
         where = str(msgspec.structs.replace(name.location, path=""))
         if key in leaves:
-            found[key] = Setting(_plain(value), where, base=base)
+            found[key] = Setting(plain_value(value), where, base=base)
         elif any(leaf.startswith(f"{key}.") for leaf in leaves):
             _walk(value, leaves, base, found)
         else:
             raise unknown_key(key, where, leaves)
-
-
-def _plain(tree: strict_yaml.Tree) -> object:
-    """Convert to plain values. YAML's dates and base-60 numbers stay text, which is right for keys that expect text."""
-    if isinstance(tree, strict_yaml.Mapping):
-        return {key.text: _plain(value) for key, value in zip(tree.keys, tree.values, strict=True)}
-    if isinstance(tree, strict_yaml.Sequence):
-        return [_plain(item) for item in tree.items]
-    if tree.kind == "null":
-        return None
-    if tree.kind == "bool":
-        return tree.text.lower() in ("true", "yes", "on")
-    try:
-        if tree.kind == "int":
-            return int(tree.text.replace("_", ""))
-        if tree.kind == "float":
-            return float(tree.text.replace("_", ""))
-    except ValueError:
-        return tree.text
-    return tree.text
 
 
 def read_environ(environ: Mapping[str, str], prefix: str, leaves: Leaves) -> dict[str, Setting]:

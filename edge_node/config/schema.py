@@ -18,7 +18,7 @@ from msgspec import Meta
 from router.errors import ConfigError
 
 from .layers import Layer, build, leaves_of, read_environ, read_flags, read_yaml, variable_of
-from .values import Setting
+from .values import Setting, read_list
 
 PREFIX = "CAUSEWAY_"
 _MAX_FILE_BYTES = 1024 * 1024
@@ -209,11 +209,9 @@ def _resolve_paths(layer: Layer) -> dict[str, Setting]:
         if setting and isinstance(setting.value, str) and setting.value:
             resolved[key] = msgspec.structs.replace(setting, value=_absolute(setting.value, setting.base))
     dirs = layer.get("engine.model_dirs")
-    if dirs and isinstance(dirs.value, list):
-        absolute = [_absolute(item, dirs.base) if isinstance(item, str) else item for item in dirs.value]
-        resolved["engine.model_dirs"] = msgspec.structs.replace(dirs, value=absolute)
-    elif dirs and isinstance(dirs.value, str):
-        absolute = [_absolute(item.strip(), dirs.base) for item in dirs.value.split(",") if item.strip()]
+    listed = read_list(dirs.value) if dirs and isinstance(dirs.value, str) else dirs and dirs.value
+    if dirs and isinstance(listed, list):
+        absolute = [_absolute(item, dirs.base) if isinstance(item, str) else item for item in listed]
         resolved["engine.model_dirs"] = msgspec.structs.replace(dirs, value=absolute)
     return resolved
 

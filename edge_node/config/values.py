@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec import inspect
 
+from router.documents import strict_yaml
 from router.errors import ConfigError
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -67,16 +68,44 @@ def _read_text(text: str, kind: inspect.Type, key: str, *, is_text: bool) -> obj
     return _read_plain(text, kind) if is_text else text
 
 
+def plain_value(tree: strict_yaml.Tree) -> object:
+    """Convert a part of a YAML document to plain values.
+
+    YAML's dates and base-60 numbers stay text, which is right for keys that expect text.
+    """
+    if isinstance(tree, strict_yaml.Mapping):
+        return {key.text: plain_value(value) for key, value in zip(tree.keys, tree.values, strict=True)}
+    if isinstance(tree, strict_yaml.Sequence):
+        return [plain_value(item) for item in tree.items]
+    if tree.kind == "null":
+        return None
+    if tree.kind == "bool":
+        return tree.text.lower() in ("true", "yes", "on")
+    try:
+        if tree.kind == "int":
+            return int(tree.text.replace("_", ""))
+        if tree.kind == "float":
+            return float(tree.text.replace("_", ""))
+    except ValueError:
+        return tree.text
+    return tree.text
+
+
+def read_list(text: str) -> object:
+    """Return the items of a YAML list, or of ``a,b``; the text itself if it is a malformed YAML list."""
+    if not text.lstrip().startswith("["):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return plain_value(strict_yaml.read_yaml(text, ""))
+    except strict_yaml.YamlError:
+        return text
+
+
 def _read_plain(text: str, kind: inspect.Type) -> object:
     if isinstance(kind, inspect.BoolType):
         return _BOOLEANS.get(text.strip().lower(), text)
     if isinstance(kind, inspect.VarTupleType):
-        if text.lstrip().startswith("["):
-            try:
-                return msgspec.json.decode(text)
-            except msgspec.DecodeError:
-                return text
-        return [part.strip() for part in text.split(",") if part.strip()]
+        return read_list(text)
     try:
         return int(text) if isinstance(kind, inspect.IntType) else float(text)
     except ValueError:

@@ -15,7 +15,7 @@ import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 from aiohttp import web
@@ -23,13 +23,13 @@ from aiohttp import web
 from router.decision.decide import model_names
 from router.errors import CausewayError, ClientGone, InvalidRequest, MethodNotAllowed, ModelNotFound, NotFound
 from router.openai import encode_model, encode_models
-from router.types import AUTO, Kind, Request
+from router.types import AUTO, Kind, Request, Route
 
 from ..clock import Clock
 from ..observability.logs import redacted
 from ..observability.metrics import CONTENT_TYPE, Metrics
 from ..serving.generation import policy_label
-from ..serving.request_context import RequestContext
+from ..serving.request_context import RequestContext, Status
 from ..serving.service import Service
 from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ANSWER_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _encoder = msgspec.json.Encoder()
 _random = random.Random(os.urandom(32))
@@ -106,7 +107,8 @@ class Api:
         except ClientGone:
             raise asyncio.CancelledError from None
         except CausewayError as error:
-            self._metrics.request_rejected(error.code)
+            if http.path in _ANSWER_PATHS:
+                self._metrics.request_rejected(error.code)
             return error_response(error)
         except Exception as failure:
             log.error("%s failed unexpectedly: %s", http.path, redacted(failure))
@@ -215,7 +217,11 @@ def _query(filters: Mapping[str, str]) -> DecisionQuery:
     """Raises InvalidRequest, also for an unknown filter."""
     for name in filters:
         if name not in DecisionQuery.__struct_fields__:
-            raise InvalidRequest(f"there is no filter {name[:64]!r}", param=name[:64])
+            known = ", ".join(DecisionQuery.__struct_fields__)
+            raise InvalidRequest(f"there is no filter {name[:64]!r}; known: {known}", param=name[:64])
+    for name, known_values in (("route", get_args(Route)), ("status", get_args(Status))):
+        if filters.get(name, "") not in ("", *known_values):
+            raise InvalidRequest(f"`{name}` must be one of {', '.join(known_values)}", param=name)
     return DecisionQuery(
         route=filters.get("route", ""),
         target=filters.get("target", ""),

@@ -70,7 +70,9 @@ class Metrics:
             "causeway_edge_request_seconds", "Seconds from arrival to the last byte.", ("route",), _SECONDS
         )
         self._rejected = make.counter(
-            "causeway_edge_rejected_requests", "HTTP requests rejected before routing, by error code.", ("code",)
+            "causeway_edge_rejected_requests",
+            "Requests for an answer that were rejected before routing, by error code.",
+            ("code",),
         )
         self._attempts = make.counter("causeway_edge_attempts", "Attempts, by target and result.", _ATTEMPT)
         self._handoffs = make.counter(
@@ -108,7 +110,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def request_rejected(self, code: str) -> None:
-        """Count an HTTP request that was rejected before routing. `code`: the error's code."""
+        """Count a request for an answer that was rejected before routing. `code`: the error's code."""
         self._rejected.add((code,))
 
     def policy_loaded(self, activated: bool) -> None:

@@ -159,12 +159,13 @@ def _attempts(
 ) -> tuple[tuple[AttemptPlan, ...], str]:
     """Return the plans, and the name of the target that would come first if it were not down ("" for none)."""
     targets = route.targets if route is not None else named
-    allowed = _exclude(targets, request.hints.prefer, bound, _required_abilities(request), reasons)  # (3)
+    rule = "" if route is None else route.name
+    allowed = _exclude(targets, rule, request.hints.prefer, bound, _required_abilities(request), reasons)  # (3)
     if not allowed:
-        reasons.append(Reason("no_route", rule="" if route is None else route.name, detail="every target is excluded"))
+        reasons.append(Reason("no_route", rule=rule, detail="every target is excluded"))
         return _NO_ATTEMPTS
     preferred = _prefer(allowed, request.hints.prefer, reasons)  # (4)
-    ordered = _move_down_targets_last(preferred, snapshot.down, reasons)
+    ordered = _move_down_targets_last(preferred, rule, snapshot.down, reasons)
     skipped_target = "" if ordered[0] is preferred[0] else preferred[0].name
     on_device = bool(bound) or request.hints.prefer == "only_on_device"
     if route is None or route.handoff is None or on_device:  # (5)
@@ -174,6 +175,7 @@ def _attempts(
 
 def _exclude(
     targets: tuple[Target, ...],
+    rule: str,
     prefer: Prefer | None,
     bound: tuple[Constraint, ...],
     required: tuple[Ability, ...],
@@ -187,7 +189,7 @@ def _exclude(
         elif only is not None and target.at != only:
             reasons.append(Reason("preference_excluded", rule=prefer or "", target=target.name))
         elif missing := [ability for ability in required if ability not in target.can]:
-            reasons.append(Reason("target_unable", target=target.name, detail=", ".join(missing)))
+            reasons.append(Reason("target_unable", rule=rule, target=target.name, detail=", ".join(missing)))
         else:
             allowed.append(target)
     return tuple(allowed)
@@ -207,11 +209,11 @@ def _prefer(targets: tuple[Target, ...], prefer: Prefer | None, reasons: list[Re
 
 
 def _move_down_targets_last(
-    targets: tuple[Target, ...], down: frozenset[str], reasons: list[Reason]
+    targets: tuple[Target, ...], rule: str, down: frozenset[str], reasons: list[Reason]
 ) -> tuple[Target, ...]:
     if not down:
         return targets
-    reasons += [Reason("target_down", target=target.name) for target in targets if target.name in down]
+    reasons += [Reason("target_down", rule=rule, target=target.name) for target in targets if target.name in down]
     return tuple(sorted(targets, key=lambda target: target.name in down))
 
 

@@ -156,6 +156,34 @@ async def test_metrics_count_requests_with_bounded_labels(box: Box) -> None:
     assert metrics["causeway_edge_engine_restarts_total", (("model", "m-small"),)] == 0
 
 
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("?state=ok", "known: route, target, status, since, limit"),
+        ("?status=bad", "must be one of ok, error, cancelled, rejected"),
+        ("?route=fog", "must be one of edge, cloud, cache, none"),
+    ],
+)
+async def test_an_unknown_filter_of_decisions_is_answered_with_the_known_ones(box: Box, query: str, words: str) -> None:
+    answer = await box.get(f"/v1/decisions{query}")
+    assert answer.status == 400
+    assert words in answer.message
+
+
+async def test_only_rejected_requests_for_an_answer_are_counted(box: Box) -> None:
+    """Errors of explanations, records and unknown paths are none."""
+    for path in ("/v1/route", "/v1/nothing", "/v1/completions"):
+        async with box.session.post(path, data=b"{", headers={"Content-Type": "application/json"}) as response:
+            assert response.status in (400, 404)
+    assert (await box.get("/v1/decisions/none")).status == 404
+    rejected = {
+        labels: value
+        for (name, labels), value in numbers((await box.get("/metrics")).body).items()
+        if name == "causeway_edge_rejected_requests_total"
+    }
+    assert rejected == {(("code", "invalid_json"),): 1}
+
+
 def numbers(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value

@@ -80,6 +80,31 @@ def test_sizes_may_carry_a_unit(tmp_path: Path, written: str, expected: int) -> 
     assert load_config(path, HOME, {}).cache.memory_bytes == expected
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("a,b", ("a", "b")),
+        ("[a, b]", ("a", "b")),
+        ('["a", "b, c"]', ("a", "b, c")),
+        ("[ /opt/models ]", ("/opt/models",)),
+        ("[]", ()),
+    ],
+)
+def test_a_list_on_the_command_line_is_written_as_in_a_file(written: str, expected: tuple[str, ...]) -> None:
+    folders = load_config(None, HOME, {"engine.model_dirs": written}).engine.model_dirs
+    assert tuple(str(Path(folder)) for folder in folders) == tuple(str(Path(one).absolute()) for one in expected)
+
+
+def test_a_list_of_mappings_on_the_command_line_is_written_as_in_a_file() -> None:
+    keys = load_config(None, HOME, {"server.keys": f"[{{name: till, sha256: {SHA}, tags: [private]}}]"}).server.keys
+    assert [(key.name, key.tags) for key in keys] == [("till", ("private",))]
+
+
+def test_a_list_that_is_not_closed_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"engine.model_dirs: must be a list of strings, not '\[a, b'"):
+        load_config(None, HOME, {"engine.model_dirs": "[a, b"})
+
+
 REJECTED = [
     ("server: {prot: 1}", "edge.yaml:1: server.prot", "did you mean `server.port`?"),
     ("port: 1", "edge.yaml:1: port", "did you mean `server.port`?"),

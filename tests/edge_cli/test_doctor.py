@@ -146,8 +146,8 @@ def test_a_library_that_hangs_and_a_missing_interpreter_fail(tmp_path: Path) -> 
 
 
 def test_python_3_10_is_the_oldest_supported() -> None:
-    assert packages.check_python((3, 9)).level == "fail"
-    assert packages.check_python((3, 10)).level == "ok"
+    assert packages.check_python((3, 10)).level == "fail"
+    assert packages.check_python((3, 11)).level == "ok"
 
 
 # --- policy, models and host -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from .finding import Finding, fail, ok, warn
 
 OUR_PACKAGES = ("cloud_pool", "edge_node", "fleet", "models", "router")
-OLDEST_PYTHON = (3, 10)
+OLDEST_PYTHON = (3, 11)
 _DISTRIBUTION = "causeway"
 _LOAD_TIMEOUT_S = 60.0
 # Import names that several distributions provide: the one installed last has overwritten the others.

@@ -112,7 +112,7 @@ def test_a_device_that_is_down_is_tried_last_and_does_not_hand_off() -> None:
     decision = decide(kiosk(), chat(), msgspec.structs.replace(COOL, down=frozenset({"small"})), SHORT)
     assert targets(decision) == ["large", "small"]
     assert handoffs(decision) == []
-    assert Reason("target_down", target="small") in decision.reasons
+    assert Reason("target_down", rule="fast-path", target="small") in decision.reasons
     assert decision.skipped_target == "small"
 
 
@@ -292,7 +292,7 @@ routes: [{{name: r, use: [large, small]}}]
     request = msgspec.structs.replace(chat(), **ABILITIES[ability])
     decision = decide(policy, request, COOL, SHORT)
     assert targets(decision) == ["small"]
-    assert Reason("target_unable", target="large", detail=ability) in decision.reasons
+    assert Reason("target_unable", rule="r", target="large", detail=ability) in decision.reasons
 
 
 def test_tools_that_may_not_be_called_need_no_ability() -> None:
