@@ -241,6 +241,7 @@ ReasonCode = Literal[
     "model_named",  # the client named a model instead of `auto`
     "continued",  # the rest of an answer comes from the target that made its start
     "target_unable",  # the target lacks an ability that the request needs (images, embeddings, tools)
+    "target_absent",  # the box has no cloud, or no engine, for this target: it is not tried
     "target_down",  # breaker open, engine not running: moved to the end, not removed
     "no_route",  # no target is left
     "cache_rule_held",
@@ -328,7 +329,11 @@ class NowSignals(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The signals of the box at decision time. `down`: targets that are known to be down; they are tried last."""
+    """The signals of the box at decision time.
+
+    `down`: targets that are known to be down; they are tried last. `absent`: targets at a location that this box is
+    not set up for (no cloud is configured, the engine is off); they are never tried.
+    """
 
     device: DeviceSignals = DeviceSignals()
     edge: EdgeSignals = EdgeSignals()
@@ -336,6 +341,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     spend: SpendSignals = SpendSignals()
     now: NowSignals = NowSignals()
     down: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
 
 
 class Estimates(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ _REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
     "model_named": ("✓", "green", "the request names {target} {detail}"),
     "continued": ("✓", "green", "continues an answer of {target} {detail}"),
     "target_unable": ("✗", "red", "{target} lacks a capability: {detail}"),
+    "target_absent": ("✗", "red", "{target} is not on this box: {detail}"),
     "target_down": ("↓", "yellow", "{target} is down, tried last {detail}"),
     "no_route": ("✗", "red", "no target is left {detail}"),
     "cache_rule_held": ("✓", "green", "cache rule held"),

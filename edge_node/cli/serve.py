@@ -21,7 +21,9 @@ def run(config: Config) -> int:
     start_log(config)
 
     async def run_daemon() -> None:
-        await build(config).serve(on_ready=lambda app: _print_ready(config, app))
+        await build(config).serve(
+            on_listening=lambda app: _print_summary(config, app), on_ready=lambda app: _print_ready(config, app)
+        )
 
     try:
         import uvloop
@@ -32,10 +34,19 @@ def run(config: Config) -> int:
     return 0
 
 
-def _print_ready(config: Config, app: App) -> None:
-    """Print a summary, and the ready line that programs wait for."""
+def _print_summary(config: Config, app: App) -> None:
+    """Print what the daemon listens on and answers with, and in red what it cannot."""
     for line in _summary(config, app):
         click.echo(line)
+    readiness = app.parts.readiness()
+    for problem in readiness.problems:
+        click.secho(f"problem    {problem}", fg="red")
+    if not app.parts.can_answer():
+        click.echo(f"waiting    no target can answer yet: {', '.join(readiness.waiting_for)}")
+
+
+def _print_ready(config: Config, app: App) -> None:
+    """Print the ready line that programs wait for."""
     click.echo(f"ready url={_url(config, app)}" if app.port else f"ready socket={config.server.socket}")
 
 

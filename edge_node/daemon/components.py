@@ -48,11 +48,13 @@ class Components:
 
     def readiness(self) -> Readiness:
         """Ready when a target can answer: the engine is loaded, or the cloud is not known to be unreachable."""
-        down = self.signals.snapshot(self.policies.active).down
-        up = [target.name for target in self.policies.active.targets if target.name not in down]
-        waiting = () if up else tuple(f"target {target.name}" for target in self.policies.active.targets)
+        targets = self.policies.active.targets
+        snapshot = self.signals.snapshot(self.policies.active)
+        unusable = snapshot.down | snapshot.absent
+        ready = any(target.name not in unusable for target in targets)
+        waiting = () if ready else tuple(f"target {target.name}" for target in targets)
         return Readiness(
-            ready=bool(up),
+            ready=ready,
             waiting_for=waiting,
             problems=self.problems(),
             policy=self.policies.report,
@@ -71,6 +73,18 @@ class Components:
             self.policies.persist_problem,
         )
         return tuple(problem for problem in found if problem)
+
+    def can_answer(self) -> bool:
+        """Whether the start is complete: a model is loaded, or a cloud is configured, for a target of the policy.
+
+        A cloud that cannot be reached counts: a box that boots without a network has started.
+        """
+        snapshot = self.signals.snapshot(self.policies.active)
+        targets = self.policies.active.targets
+        return any(
+            target.name not in snapshot.absent and (target.at == "cloud" or target.name not in snapshot.down)
+            for target in targets
+        )
 
 
 def read_gauges(parts: Components) -> Iterator[Gauge]:

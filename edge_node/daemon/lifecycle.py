@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _SAMPLE_S = 1.0
 _POLL_S = 2.0
+_READY_POLL_S = 0.05
 _GC_THRESHOLD = 10_000  # allocations between collections of the youngest generation: about fifty requests
 
 
@@ -41,6 +42,8 @@ class App:
         self._state_folder = StateFolderLock(Path(config.state_dir) if config.state_dir else None)
         self._stop = asyncio.Event()
         self._reload_requested = asyncio.Event()  # by SIGHUP
+        self._listening = asyncio.Event()
+        self._ready = asyncio.Event()  # a target can answer
         self._root: asyncio.Task[None] | None = None
 
     @property
@@ -58,7 +61,7 @@ class App:
         return self._parts
 
     async def start(self) -> None:
-        """Start everything and listen.
+        """Start everything and listen. Requests may come at once: they wait for the engine within their deadline.
 
         Raises:
             ConfigError: an address, the policy, a certificate or the state folder cannot be used; everything is closed
@@ -86,7 +89,7 @@ class App:
         except BaseException:
             await self.close()
             raise
-        self._notifier.ready(f"policy {parts.policies.report.name}@{parts.policies.report.revision}")
+        self._listening.set()
         log.info(
             "listening on port %s%s", self.port, f" and {self._config.server.socket}" * bool(self._config.server.socket)
         )
@@ -122,8 +125,15 @@ class App:
             self._parts.tracing.close()
         self._state_folder.release()
 
-    async def serve(self, *, on_ready: Callable[[App], None] = lambda _: None) -> None:
+    async def serve(
+        self,
+        *,
+        on_listening: Callable[[App], None] = lambda _: None,
+        on_ready: Callable[[App], None] = lambda _: None,
+    ) -> None:
         """Start, answer until SIGTERM or SIGINT, drain, close. SIGHUP reloads the policy.
+
+        `on_listening` is called after `start`, `on_ready` once a target can answer, as systemd is told.
 
         A SIGINT during the drain ends it at once. Further SIGTERMs are ignored: the kernel sends one for each thread of
         a parent that dies (prctl(2), PR_SET_PDEATHSIG).
@@ -146,8 +156,11 @@ class App:
             loop.add_signal_handler(signal.SIGINT, interrupt)
             loop.add_signal_handler(signal.SIGHUP, self._reload_requested.set)
             _tune_garbage_collector()
-            on_ready(self)
-            await stop_requested.wait()
+            on_listening(self)
+            async with anyio.create_task_group() as serving:
+                serving.start_soon(self._call_when_ready, on_ready)
+                await stop_requested.wait()
+                serving.cancel_scope.cancel()
             async with anyio.create_task_group() as draining:
                 draining.start_soon(_cancel_after, abort_requested, draining.cancel_scope)
                 await self.drain()
@@ -172,9 +185,26 @@ class App:
             tasks.start_soon(_every, 0.0, self._reload)
             if self._notifier.watchdog_s is not None:
                 tasks.start_soon(_every, self._notifier.watchdog_s, self._ping_watchdog)
+            tasks.start_soon(self._announce_ready)
             started.set_result(None)
             await self._stop.wait()
             tasks.cancel_scope.cancel()
+
+    async def _announce_ready(self) -> None:
+        """Tell systemd once a target can answer."""
+        await self._listening.wait()
+        while not self._parts.can_answer():  # noqa: ASYNC110 -- engines, policy and cloud have no common event
+            await asyncio.sleep(_READY_POLL_S)
+        if self._parts.admission.draining:
+            return
+        report = self._parts.policies.report
+        self._notifier.ready(f"policy {report.name}@{report.revision}")
+        log.info("ready: a target can answer")
+        self._ready.set()
+
+    async def _call_when_ready(self, on_ready: Callable[[App], None]) -> None:
+        await self._ready.wait()
+        on_ready(self)
 
     async def _reload(self) -> None:
         await self._reload_requested.wait()

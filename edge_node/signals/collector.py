@@ -36,8 +36,8 @@ class SignalCollector:
     Args:
         clock: Monotonic and wall-clock time.
         spend: The spending.
-        edge: The engine's signals; None: this box has no engine, and its edge targets are down.
-        cloud: The cloud's signals; None: no cloud is configured, and its cloud targets are down.
+        edge: The engine's signals; None: this box has no engine, and its edge targets are absent.
+        cloud: The cloud's signals; None: no cloud is configured, and its cloud targets are absent.
         read_device: Reads the device signals at a monotonic time.
     """
 
@@ -61,6 +61,7 @@ class SignalCollector:
         self._policy: Policy | None = None
         self._needs_spend = False
         self._targets_at: dict[Location, frozenset[str]] = {}
+        self._absent: frozenset[str] = frozenset()
 
     @property
     def device(self) -> DeviceSignals:
@@ -92,6 +93,7 @@ class SignalCollector:
             spend=self._spend.signals(second) if self._needs_spend else SpendSignals(),
             now=self._now_signals(second),
             down=self._down(edge, cloud),
+            absent=self._absent,
         )
 
     def _prepare(self, policy: Policy) -> None:
@@ -99,13 +101,15 @@ class SignalCollector:
         self._needs_spend = any(name.startswith("spend.") for name in policy.needs)
         for location in ("edge", "cloud"):
             self._targets_at[location] = frozenset(target.name for target in policy.targets if target.at == location)
+        edge = self._targets_at["edge"] if self._edge is None else frozenset()
+        self._absent = edge | (self._targets_at["cloud"] if self._cloud is None else frozenset())
 
     def _down(self, edge: EdgeSignals, cloud: CloudSignals) -> frozenset[str]:
         """Return the targets that cannot answer now. A cloud that was never probed counts as up."""
         down: frozenset[str] = frozenset()
-        if not edge.loaded:
+        if self._edge is not None and not edge.loaded:
             down |= self._targets_at["edge"]
-        if self._cloud is None or cloud.reachable is False or cloud.breaker == "open":
+        if cloud.reachable is False or cloud.breaker == "open":
             down |= self._targets_at["cloud"]
         if cloud.unavailable_models and self._policy is not None:
             targets = self._policy.targets

@@ -396,9 +396,10 @@ def no_route(decision: Decision) -> CausewayError:
             param=_NEEDS[missing[0]][0],
         )
     exclusions = [  # (2)
-        f"{reason.target or 'no target'} ({reason.code}{': ' + reason.rule if reason.rule else ''})"
+        f"{reason.target or 'no target'} ({reason.code}{': ' + because if because else ''})"
         for reason in decision.reasons
-        if reason.code in ("constraint_excluded", "preference_excluded", "target_unable")
+        if reason.code in ("constraint_excluded", "preference_excluded", "target_absent", "target_unable")
+        for because in (reason.detail or reason.rule,)
     ]
     detail = ", ".join(exclusions) or "no route of the policy holds"
     return NoRoute(f"policy {decision.policy}@{decision.revision} leaves no target: {detail}")

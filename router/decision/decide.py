@@ -6,7 +6,8 @@
    (fail closed).
 2. Candidates: the target of the answer that the client continues, the targets that the client named, or the targets
    of the first route that holds.
-3. Exclusion: by constraint, by the client's preference, by the abilities of a target. Each exclusion is a reason.
+3. Exclusion: by constraint, by the client's preference, because the box has no cloud or no engine, by the abilities
+   of a target. Each exclusion is a reason.
 4. Order: the client's preference moves targets forward within what the route lists; targets that are down go last.
 5. Plans: with the handoff where a later target can take over, and never for a request that stays on the device.
 
@@ -46,6 +47,7 @@ _FIRST: dict[Prefer | None, Location] = {"prefer_on_device": "edge", "prefer_clo
 _MODALITIES: dict[str, Ability] = {"image": "image", "audio": "audio", "file": "file"}
 _R = TypeVar("_R", bound=Rule)
 _NO_ATTEMPTS: tuple[tuple[AttemptPlan, ...], str] = ((), "")
+_ABSENT: dict[Location, str] = {"edge": "this box runs no engine", "cloud": "no cloud is configured"}
 _NO_ROUTE_HOLDS = Reason("no_route", detail="no route holds")
 
 
@@ -160,7 +162,8 @@ def _attempts(
     """Return the plans, and the name of the target that would come first if it were not down ("" for none)."""
     targets = route.targets if route is not None else named
     rule = "" if route is None else route.name
-    allowed = _exclude(targets, rule, request.hints.prefer, bound, _required_abilities(request), reasons)  # (3)
+    required = _required_abilities(request)
+    allowed = _exclude(targets, rule, request.hints.prefer, bound, snapshot.absent, required, reasons)  # (3)
     if not allowed:
         reasons.append(Reason("no_route", rule=rule, detail="every target is excluded"))
         return _NO_ATTEMPTS
@@ -178,6 +181,7 @@ def _exclude(
     rule: str,
     prefer: Prefer | None,
     bound: tuple[Constraint, ...],
+    absent: frozenset[str],
     required: tuple[Ability, ...],
     reasons: list[Reason],
 ) -> tuple[Target, ...]:
@@ -188,6 +192,8 @@ def _exclude(
             reasons.append(Reason("constraint_excluded", rule=bound[0].name, target=target.name))
         elif only is not None and target.at != only:
             reasons.append(Reason("preference_excluded", rule=prefer or "", target=target.name))
+        elif target.name in absent:
+            reasons.append(Reason("target_absent", rule=rule, target=target.name, detail=_ABSENT[target.at]))
         elif missing := [ability for ability in required if ability not in target.can]:
             reasons.append(Reason("target_unable", rule=rule, target=target.name, detail=", ".join(missing)))
         else:

@@ -314,7 +314,7 @@ async def test_a_second_sigterm_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
-    async with daemon(tmp_path, cloud_only(tmp_path, "")) as (process, started):
+    async with daemon(tmp_path, cloud_only(tmp_path, "http://127.0.0.1:9/v1")) as (process, started):
         (tmp_path / "policy.yaml").write_text(POLICY.replace("name: test", "name: changed"))
         process.send_signal(signal.SIGHUP)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{started.port}") as session:
@@ -329,7 +329,7 @@ async def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_the_daemon_without_a_model_is_below_120_mb(tmp_path: Path) -> None:
     """And has imported none of the heavy packages."""
-    async with daemon(tmp_path, cloud_only(tmp_path, "")) as (_, started):
+    async with daemon(tmp_path, cloud_only(tmp_path, "http://127.0.0.1:9/v1")) as (_, started):
         assert started.heavy == []
         assert started.rss_mb < 120
 

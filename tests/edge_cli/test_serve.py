@@ -18,11 +18,12 @@ from edge_node.cli.main import main
 from edge_node.config.schema import config_keys, load_config
 
 ROOT = Path(__file__).parents[2]
+CLOUD = ("--cloud-url", "http://127.0.0.1:9/v1")  # unreachable, but configured: the daemon becomes ready
 
 
 def serve(tmp_path: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "edge_node", "serve", "--port", "0", "--set", "engine.enabled=false", *flags],
+        [sys.executable, "-m", "edge_node", "serve", "--port", "0", "--set", "engine.enabled=false", *CLOUD, *flags],
         env={**os.environ, "PYTHONPATH": str(ROOT), "STATE_DIRECTORY": str(tmp_path / "state"), **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -54,7 +55,7 @@ def test_the_daemon_prints_a_summary_and_drains_on_sigterm(tmp_path: Path) -> No
             assert f"listening  {url}/v1" in lines
             assert any(line.startswith("policy     default@") for line in lines)
             assert "device     small: assistant  (engine is off)" in lines
-            assert "cloud      none: this box answers on its own" in lines
+            assert "cloud      http://127.0.0.1:9/v1" in lines
             with Causeway(f"unix://{sock}") as causeway:
                 assert "auto" in [model.id for model in causeway.models()]
             daemon.send_signal(signal.SIGTERM)
@@ -117,3 +118,29 @@ def test_doctor_exits_with_1_if_a_check_fails(tmp_path: Path) -> None:
     document = json.loads(CliRunner().invoke(main, ["doctor", "--json", *flags]).output)
     assert document["worst"] == "fail"
     assert {"check", "level", "found", "advice"} == document["findings"][0].keys()
+
+
+def test_a_model_that_is_not_on_the_box_is_a_red_line_at_the_start(tmp_path: Path) -> None:
+    """The daemon listens, and does not claim to be ready: nothing can answer."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("version: 1\nname: t\ntargets: {small: {at: edge, model: gone}}\nroutes: [{use: [small]}]\n")
+    terminal, end = os.openpty()
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "edge_node", "serve", "--port", "0", "--policy", str(policy)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "STATE_DIRECTORY": str(tmp_path / "state"), "TERM": "xterm"},
+        stdout=end,
+        stderr=subprocess.PIPE,
+    )
+    os.close(end)
+    with daemon, os.fdopen(terminal, encoding="utf-8", errors="replace") as output:
+        lines = []
+        for line in output:
+            lines.append(line.strip())
+            if line.startswith("waiting"):
+                break
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait(60)
+    assert any(line.startswith("\x1b[31mproblem    no model named 'gone'") for line in lines), lines
+    assert lines[-1] == "waiting    no target can answer yet: target small"
+    assert not any(line.startswith("ready") for line in lines)
+    assert daemon.returncode == 0

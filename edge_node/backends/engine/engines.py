@@ -86,6 +86,7 @@ class EnginePool:
         """Serve the models of this policy's edge targets. Engines start in the background, after `start`."""
         models = list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
         self._first_model = models[0] if models else ""
+        self._missing = {model: reason for model, reason in self._missing.items() if model in models}
         removed = [self._engines.pop(model) for model in list(self._engines) if model not in models]
         added = [engine for model in models if (engine := self._add(model)) is not None]
         if self._tasks is not None:
