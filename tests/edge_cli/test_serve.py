@@ -123,7 +123,9 @@ def test_doctor_exits_with_1_if_a_check_fails(tmp_path: Path) -> None:
 def test_a_model_that_is_not_on_the_box_is_a_red_line_at_the_start(tmp_path: Path) -> None:
     """The daemon listens, and does not claim to be ready: nothing can answer."""
     policy = tmp_path / "policy.yaml"
-    policy.write_text("version: 1\nname: t\ntargets: {small: {at: edge, model: gone}}\nroutes: [{use: [small]}]\n")
+    policy.write_text(
+        "version: 1\nname: t\ntargets: {small: {at: edge, model: gone}}\nroutes: [{name: r, use: [small]}]\n"
+    )
     terminal, end = os.openpty()
     daemon = subprocess.Popen(
         [sys.executable, "-m", "edge_node", "serve", "--port", "0", "--policy", str(policy)],
