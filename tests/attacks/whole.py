@@ -12,8 +12,9 @@ import anyio
 
 from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.app import build
-from cloud_pool.config.schema import Config, ServerConfig, TierConfig
+from cloud_pool.config.schema import Config, ServerConfig
 from tests.accounts.identity.token_issuer import Issuer
+from tests.cloud.unreachable import unreachable_tier
 from tests.redis_server import RedisServer
 
 PATIENCE_S = 30.0
@@ -62,7 +63,7 @@ def token_of(by: Issuer, **changes: Any) -> str:
 async def serving(issuer: Issuer, redis: RedisServer, **identity: Any) -> AsyncIterator[Gateway]:
     config = Config(
         server=ServerConfig(port=0),
-        tiers=(TierConfig(name="large", artifact="assistant-large", triton="127.0.0.1:1"),),
+        tiers=(unreachable_tier(),),
         redis=redis.url,
         identity=type(issuer.config)(key_file=issuer.config.key_file, **identity),
     )

@@ -13,7 +13,9 @@ import anyio
 import pytest
 
 from cloud_pool.app import App, build
-from cloud_pool.config.schema import Config, ServerConfig, TierConfig
+from cloud_pool.config.schema import Config, ServerConfig
+
+from .unreachable import unreachable_tier
 
 PATIENCE_S = 20.0
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
@@ -22,7 +24,7 @@ CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 @asynccontextmanager
 async def gateway(read_timeout_s: float = 10.0, host: str = "127.0.0.1") -> AsyncIterator[App]:
     server = ServerConfig(host=host, port=0, read_timeout_s=read_timeout_s, max_body_bytes=1000)
-    tier = TierConfig(name="large", artifact="assistant-large", triton="127.0.0.1:1")
+    tier = unreachable_tier()
     async with anyio.create_task_group() as tasks:
         app = build(Config(server=server, tiers=(tier,)), tasks)
         await app.start()

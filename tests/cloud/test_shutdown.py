@@ -10,12 +10,12 @@ import pytest
 from anyio import to_thread
 
 from cloud_pool.app import App, build
-from cloud_pool.config.schema import Config, ServerConfig, TierConfig
+from cloud_pool.config.schema import Config, ServerConfig
 from router.errors import CausewayError, CloudUnreachable
 
-CONFIG = Config(
-    server=ServerConfig(port=0), tiers=(TierConfig(name="large", artifact="assistant-large", triton="127.0.0.1:1"),)
-)
+from .unreachable import unreachable_tier
+
+CONFIG = Config(server=ServerConfig(port=0), tiers=(unreachable_tier(),))
 
 
 async def probe_on_exit(app: App, codes: list[str]) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 import anyio
 
 from cloud_pool.app import build
-from cloud_pool.config.schema import Config, ServerConfig, TierConfig
+from cloud_pool.config.schema import Config, ServerConfig
+from tests.cloud.unreachable import unreachable_tier
 
 from .box import POLICY, Box, running
 
-TIER = TierConfig(name="m-large", artifact="assistant-large", triton="127.0.0.1:1")
+TIER = unreachable_tier("m-large")
 SLOW = POLICY.replace("200ms", "20s").replace("350ms", "20s")
 
 
