@@ -1,9 +1,10 @@
-"""Hypothesis profiles and the markers of services.
+"""Hypothesis profiles, the markers of services, and what needs the engine's bindings.
 
 `make test` draws the same examples on every run; `make fuzz` draws new ones until Ctrl-C. No profile has a deadline: on
 a busy machine the time of one example says nothing. The models of this account's folder are not seen by the tests.
 """
 
+import importlib.util
 import os
 
 import pytest
@@ -15,6 +16,18 @@ settings.register_profile("fuzz", derandomize=False, deadline=None, suppress_hea
 settings.load_profile("repeatable")
 
 os.environ["XDG_DATA_HOME"] = os.devnull
+
+if importlib.util.find_spec("llama_cpp") is None:  # `make quick` compiles nothing
+    collect_ignore = [
+        "cloud/test_failures.py",
+        "cloud/test_gateway.py",
+        "cloud/test_model_runtime.py",
+        "engine",
+        "models/signals/test_calibration.py",
+        "models/signals/test_quality.py",
+        "models/signals/test_scope.py",
+        "models/test_evaluate.py",
+    ]
 
 # Fixtures that start a service, and the marker of every test that uses one of them.
 _SERVICES = {"redis_server": "redis", "jobs_redis": "redis", "triton_environment": "triton"}

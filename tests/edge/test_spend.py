@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import pytest
 
 from edge_node.clock import Clock
 from edge_node.config.schema import ServerConfig
@@ -35,6 +36,7 @@ def stored(folder: Path) -> bool:
         return bool(database.execute("SELECT count(*) FROM spend").fetchone()[0])
 
 
+@pytest.mark.slow
 async def test_a_killed_daemon_forgets_no_cost(tmp_path: Path) -> None:
     """The cost of an answer is on disk without any further request, timer or shutdown."""
     cloud = await ScriptedCloud().start()

@@ -22,6 +22,7 @@ from cloud_pool.accounts.tenants.usage import read_usage
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config, ServerConfig
 from router.errors import CloudFailed, ConfigError
+from tests.cloud.unreachable import unreachable_tier
 from tests.redis_server import RedisServer
 
 from .gateway import ASK, running, static_token_config
@@ -45,7 +46,8 @@ def token(by: Issuer, **changes: Any) -> str:
 
 
 def config(issuer: Issuer, **changes: Any) -> Config:
-    return Config(**{"identity": issuer.config, "server": ServerConfig(), **changes})
+    tiers = (unreachable_tier("assistant-large"),)
+    return Config(**{"identity": issuer.config, "server": ServerConfig(), "tiers": tiers, **changes})
 
 
 def audited(path: Path) -> list[dict[str, Any]]:
