@@ -25,6 +25,7 @@ class JobEvent(StrEnum):
     CLAIM = "claim"
     RELEASE = "release"  # a draining worker returns it to the queue
     POSTPONE = "postpone"
+    PARK = "park"  # its tenant is over a rate or budget: it waits for the reset without a run
     PROMOTE = "promote"
     SUCCEED = "succeed"
     FAIL = "fail"
@@ -41,6 +42,7 @@ class IllegalTransition(RuntimeError):
 TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
     JobState.QUEUED: {
         JobEvent.CLAIM: JobState.RUNNING,
+        JobEvent.PARK: JobState.WAITING,
         JobEvent.CANCEL: JobState.CANCELLED,
         JobEvent.EXPIRE: JobState.EXPIRED,
     },

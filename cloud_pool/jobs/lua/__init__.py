@@ -9,6 +9,9 @@ Keys, all below the configured prefix:
     events:<id>                      stream  the job's events, for SSE
     queue:<tier>:<priority>          stream  group `workers`; an entry lives until its job ends or waits for a retry
     waiting, deadlines               zset    job by the time of its next attempt and by its deadline, unix ms
+    parked                           zset    tenants with parked jobs, by the time of their next release
+    parked:<tenant>                  zset    jobs that wait for their tenant's limit to reset, by time of acceptance
+    blocked                          zset    tenants over a limit, by the time of its reset
     open:<owner>, jobs:<owner>       zset    unfinished jobs and all jobs, by time of acceptance
     idempotency:<owner>:<key>        hash    id and body digest of a job; lives as long as the job's record
     dead                             stream  dead letters

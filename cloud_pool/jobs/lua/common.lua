@@ -26,8 +26,19 @@ end
 
 -- Append an event to the job's stream, which GET /v1/jobs/{id}/events serves.
 local function publish_event(id, event, data)
-  redis.call('XADD', key('events', id), 'MAXLEN', '~', 500, '*', 'event', event, 'data', data or '')
+  redis.call('XADD', key('events', id), 'MAXLEN', '~', 100, '*', 'event', event, 'data', data or '')
 end
+
+-- Append an event in place of the last ones if these are `names`, newest first: repetitions do not grow the stream.
+local function publish_instead_of(names, id, event, data)
+  local last = redis.call('XREVRANGE', key('events', id), '+', '-', 'COUNT', #names)
+  local repeated = #last == #names
+  for i, entry in ipairs(last) do repeated = repeated and entry[2][2] == names[i] end
+  if repeated then for _, entry in ipairs(last) do redis.call('XDEL', key('events', id), entry[1]) end end
+  publish_event(id, event, data)
+end
+
+local function tenant_of(owner) return string.match(owner or '', '^[^/]*') end
 
 -- Remove the job's queue entry and acknowledge it.
 local function leave_queue(record)
@@ -45,6 +56,14 @@ local function enqueue(id, record)
   local q = queue(f[1], f[2])
   if redis.call('EXISTS', q) == 0 then redis.call('XGROUP', 'CREATE', q, 'workers', '0', 'MKSTREAM') end
   redis.call('HSET', record, 'entry', redis.call('XADD', q, '*', 'id', id))
+end
+
+-- Park a waiting job until its tenant's limit resets, `release` (unix ms). `parked` holds tenants by their next release.
+local function park(id, record, release)
+  local f = redis.call('HMGET', record, 'owner', 'created')
+  leave_queue(record)
+  redis.call('ZADD', key('parked', tenant_of(f[1])), f[2], id)
+  redis.call('ZADD', key('parked'), release, tenant_of(f[1]))
 end
 
 -- Add a delivery to the webhook outbox. The fence in its id makes it unique for each run of the job.
@@ -65,6 +84,7 @@ local function finish_job(id, record, now, ttl)
   ttl = tonumber(redis.call('HGET', record, 'ttl') or ttl) or ttl
   local f = redis.call('HMGET', record, 'owner', 'batch', 'idempotency', 'state', 'error')
   redis.call('ZREM', key('waiting'), id)
+  redis.call('ZREM', key('parked', tenant_of(f[1] or '')), id)
   redis.call('ZREM', key('deadlines'), id)
   redis.call('ZREM', key('open', f[1] or ''), id)
   redis.call('HSET', record, 'finished', now)

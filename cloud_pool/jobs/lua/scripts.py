@@ -23,7 +23,7 @@ def _load(folder: str, *names: str, shared: str = "") -> dict[str, str]:
 SCRIPTS: Final = {
     **_load("transitions", "accept", "claim", "renew_leases", "succeed", "fail", "postpone", "release", "cancel"),
     **_load("transitions", "promote_and_expire", "publish_progress"),
-    **_load("admin", "remove_idle_consumers", "revive", "purge", "quarantine", "depths"),
+    **_load("admin", "remove_idle_consumers", "revive", "purge", "quarantine", "depths", "release_parked"),
     **_load("webhooks", "webhook_claim", "webhook_finish", "webhook_disabled", shared=_DELIVERY),
     **_load("webhooks", "webhook_secrets"),
     **_load("batches", "file_put", "batch_create", "batch_claim", "batch_schedule", "batch_transition"),

@@ -231,11 +231,14 @@ class JobStore:
         arguments = (job, fence, self._result_ttl_ms, encode_error(error), error.code, event)
         return as_int(await self._db.run("fail", self._now, *arguments)) > 0
 
-    async def postpone(self, job: str, fence: int, error: CausewayError, delay_s: float, *, counts: bool) -> bool:
+    async def postpone(
+        self, job: str, fence: int, error: CausewayError, delay_s: float, *, counts: bool, park: bool = False
+    ) -> bool:
         """Schedule the next attempt in `delay_s`; without attempts left the job becomes a dead letter.
 
         Args:
             counts: whether this run counts as an attempt
+            park: no job of this tenant starts for `delay_s`: it is over a limit that resets then
         """
         reply = await self._db.run(
             "postpone",
@@ -248,6 +251,7 @@ class JobStore:
             error.code,
             self._dead_letter_ttl_ms,
             self._config.max_dead_letters,
+            int(park),
         )
         return as_int(reply) > 0
 
@@ -262,6 +266,10 @@ class JobStore:
     async def promote_and_expire(self) -> int:
         """Queue waiting jobs that are due and expire late ones. Returns how many changed."""
         return as_int(await self._db.run("promote_and_expire", self._now, self._result_ttl_ms))
+
+    async def release_parked(self) -> int:
+        """Let all parked jobs try again, since limits may have changed. Returns the number of tenants."""
+        return as_int(await self._db.run("release_parked"))
 
     async def remove_idle_consumers(self) -> int:
         """Remove the names of workers that hold no job and were silent for an hour. Returns how many."""

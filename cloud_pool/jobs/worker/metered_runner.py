@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from router.errors import CausewayError, ClientGone
+from router.errors import CausewayError, ClientGone, RateLimited
 from router.types import Usage
 
 from ...accounts.identity.principal import Principal
@@ -20,7 +20,8 @@ from .runner import JobBackend, JobRun
 class MeteredRunner:
     """A JobRunner over a backend.
 
-    A tenant over its rate gets RateLimited, and the job waits without losing an attempt. Tokens that were generated for
+    A tenant over its rate or budget gets RateLimited, and the job waits without losing an attempt; this run leaves no
+    audit record, so that each job has one for each run that happened. Tokens that were generated for
     another request cost the job nothing.
     """
 
@@ -35,11 +36,16 @@ class MeteredRunner:
         principal = Principal(tenant, device, frozenset({"jobs"}))
         entry = self._ledger.open("job", {})
         entry.id, entry.principal, entry.tier = job_run.id, principal, job_run.tier
+        refused = False
         try:
             limits = self._ledger.limits(principal)
             limits.check_request(job_run.request)
             request = limits.bounded(job_run.request)
-            await self._ledger.admit(entry, principal, request, job_run.body_bytes)
+            try:
+                await self._ledger.admit(entry, principal, request, job_run.body_bytes)
+            except RateLimited:
+                refused = True
+                raise
             job_run = msgspec.structs.replace(job_run, request=request, trace=self._begin_trace(job_run))
             async with aclosing(self._stream(entry, job_run)) as pieces:
                 async for piece in pieces:
@@ -49,7 +55,7 @@ class MeteredRunner:
             entry.outcome = error.code
             raise
         finally:
-            if not entry.closes_later:
+            if not (refused or entry.closes_later):
                 self._ledger.close(entry)
 
     async def ready(self, tier: str) -> bool:

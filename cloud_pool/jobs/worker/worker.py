@@ -20,7 +20,7 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from router.errors import CausewayError
+from router.errors import CausewayError, RateLimited
 
 from ...observability.tracing import JobTrace
 from ..backoff import job_retry_delay_s
@@ -126,6 +126,7 @@ class Worker:
         """Run jobs until `stop`, then until all have ended or returned to their queue."""
         with contextlib.suppress(JobStoreUnavailable):
             await self._store.remove_idle_consumers()
+            await self._store.release_parked()
         async with anyio.create_task_group() as runs, anyio.create_task_group() as upkeep:
             upkeep.start_soon(self._renew_leases)
             upkeep.start_soon(self._promote_and_expire)
@@ -255,7 +256,10 @@ class Worker:
             attempts = record.attempts if counts else record.postponed + 1
             config = self._config
             delay_s = job_retry_delay_s(attempts, self._rng(), base_s=config.backoff_s, max_s=config.backoff_max_s)
-            accepted = await self._store.postpone(job, fence, result, delay_s, counts=counts)
+            park = isinstance(result, RateLimited) and result.retry_after_s is not None
+            if isinstance(result, RateLimited) and result.retry_after_s is not None:
+                delay_s = result.retry_after_s
+            accepted = await self._store.postpone(job, fence, result, delay_s, counts=counts, park=park)
         return action if accepted else "superseded"
 
     # --- (3), (4), (5) ---------------------------------------------------------------------------------------------

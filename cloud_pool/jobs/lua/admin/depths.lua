@@ -17,4 +17,7 @@ for _, tier in ipairs(redis.call('SMEMBERS', key('tiers'))) do
   end
 end
 local dead, waiting = redis.call('XLEN', key('dead')), redis.call('ZCARD', key('waiting'))
+for _, tenant in ipairs(redis.call('ZRANGE', key('parked'), 0, -1)) do
+  waiting = waiting + redis.call('ZCARD', key('parked', tenant))
+end
 return {rows, dead, waiting, redis.call('ZCARD', key('webhooks')), time_ms(ARGV[1])}

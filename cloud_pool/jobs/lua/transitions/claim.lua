@@ -1,11 +1,12 @@
 #!lua flags=allow-oom
 -- Claim jobs for a worker: jobs whose lease ran out first, then new ones. An expired job is finished here, and a job
--- without attempts left becomes a dead letter.
+-- without attempts left becomes a dead letter. Jobs of a tenant over a limit are parked, at most 200 at a time.
 -- ARGV: now (unix ms), consumer, tier, lease (ms), result ttl (ms), dead letter ttl (ms), max dead letters, then one
 --   preferred priority per free slot; a slot whose priority is empty takes the most urgent job of the others
--- Reply: {records as HGETALL, last entry id of each priority's queue, ids of the records that cannot be read}
+-- Reply: {records as HGETALL, last entry id of each priority's queue (none: claim again, more may be queued), ids of the records that cannot be read}
 local now, consumer, tier, lease = tonumber(time_ms(ARGV[1])), ARGV[2], ARGV[3], ARGV[4]
 local ttl, dead_ttl, max_dead = ARGV[5], ARGV[6], ARGV[7]
+local MAX_PARKED, parked = 200, 0
 local PRIORITIES = {'interactive', 'standard', 'bulk'}
 local reclaimed, empty, claimed, last_ids, unreadable = {}, {}, {}, {}, {}
 
@@ -32,7 +33,7 @@ end
 local function start(priority, entry)
   local id = entry[2][2]
   local record = key('job', id)
-  local f = redis.call('HMGET', record, 'entry', 'deadline', 'attempts', 'max_attempts')
+  local f = redis.call('HMGET', record, 'entry', 'deadline', 'attempts', 'max_attempts', 'owner')
   if f[1] ~= entry[1] then  -- finished, purged or queued again in the meantime
     redis.call('XACK', queue(tier, priority), 'workers', entry[1])
     redis.call('XDEL', queue(tier, priority), entry[1])
@@ -45,6 +46,13 @@ local function start(priority, entry)
   end
   if tonumber(f[2]) <= now then
     if transition(record, 'expire') then finish_job(id, record, now, ttl) end
+    return
+  end
+  local release = redis.call('ZSCORE', key('blocked'), tenant_of(f[5] or ''))
+  if release and tonumber(release) > now and transition(record, 'park') then
+    park(id, record, release)
+    publish_instead_of({'queued', 'waiting'}, id, 'waiting')
+    parked = parked + 1
     return
   end
   if tonumber(f[3]) >= tonumber(f[4]) then
@@ -75,9 +83,8 @@ for _, priority in ipairs(PRIORITIES) do
     for i = 1, #info, 2 do if info[i] == 'last-generated-id' then table.insert(last_ids, info[i + 1]) end end
   end
 end
-local i = 8
-while #claimed < #ARGV - 7 do
-  local priority = ARGV[i]
+while #claimed < #ARGV - 7 and parked < MAX_PARKED do
+  local priority = ARGV[8 + #claimed]
   local entry = priority and next_entry(priority)
   if not entry then
     for _, other in ipairs(PRIORITIES) do
@@ -87,7 +94,6 @@ while #claimed < #ARGV - 7 do
   end
   if not entry then break end
   start(priority, entry)
-  i = i + 1
 end
 -- Reclaimed entries that found no slot get an idle time of a whole lease, so that the next claim reclaims them at once.
 for priority, rest in pairs(reclaimed) do
@@ -95,4 +101,4 @@ for priority, rest in pairs(reclaimed) do
     redis.call('XCLAIM', queue(tier, priority), 'workers', consumer, 0, entry[1], 'IDLE', lease, 'JUSTID')
   end
 end
-return {claimed, last_ids, unreadable}
+return {claimed, parked < MAX_PARKED and last_ids or {}, unreadable}

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- Schedule the next attempt, or move the job to the dead letters when its attempts are used up.
 -- ARGV: now (unix ms), id, fence, delay (ms), 1 if this run counts as an attempt, error as JSON, error code,
---   dead letter ttl (ms), max dead letters
+--   dead letter ttl (ms), max dead letters, 1 if the tenant is over a limit that resets after the delay: none of its
+--   jobs starts until then
 -- Reply: 0 if the fence is outdated, 1 waiting, 2 dead
 local now, id, fence, delay, counts = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local error_json, code, dead_ttl, max_dead = ARGV[6], ARGV[7], ARGV[8], ARGV[9]
@@ -19,6 +20,12 @@ if tonumber(f[1]) >= tonumber(f[2]) then
 end
 transition(record, 'postpone')
 leave_queue(record)
-redis.call('ZADD', key('waiting'), after(now, delay), id)
-publish_event(id, 'waiting', error_json)
+if ARGV[10] == '1' then
+  redis.call('ZADD', key('blocked'), after(now, delay), tenant_of(redis.call('HGET', record, 'owner')))
+  park(id, record, after(now, delay))
+else
+  redis.call('ZADD', key('waiting'), after(now, delay), id)
+end
+if counts == '0' then publish_instead_of({'running', 'queued', 'waiting'}, id, 'waiting', error_json)
+else publish_event(id, 'waiting', error_json) end
 return 1

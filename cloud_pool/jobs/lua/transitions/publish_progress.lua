@@ -3,5 +3,5 @@
 -- ARGV: id, fence, progress as JSON
 -- Reply: 1; 0 if the fence is outdated
 if not holds_lease(key('job', ARGV[1]), ARGV[2]) then return 0 end
-publish_event(ARGV[1], 'progress', ARGV[3])
+publish_instead_of({'progress'}, ARGV[1], 'progress', ARGV[3])
 return 1
