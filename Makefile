@@ -5,7 +5,7 @@ BIN = .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick check lint fuzz bench docs train-setup lock clean
+.PHONY: help setup run test quick check lint fuzz bench bench-peers docs train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ fuzz: ## Draw new random cases until Ctrl-C
 bench: ## Set up, then measure against the parts themselves
 	@$(PREPARE) bench && exec $(BIN)/python -m tests.bench $(ARGS)
 
+bench-peers: ## Measure our edge beside LiteLLM and nginx, which it sets up
+	@$(PREPARE) check && exec $(BIN)/python -m tests.bench.streaming.peers
+
 docs: ## Write the pages' reference tables anew from the code
 	@$(PREPARE) check && $(BIN)/python -m tests.docs
 
@@ -53,5 +56,5 @@ lock: ## Write the lock files anew from pyproject.toml (needs uv in .venv)
 	@$(PREPARE) lock
 
 clean: ## Remove the environments and caches in this checkout (the compiled llama.cpp stays in the user's cache)
-	rm -rf .venv .venv-triton .run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-triton .venv-peers .run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,7 +22,7 @@ from ..triton_server.environment import find_environment
 from ..triton_server.launcher import Launcher
 from ..triton_server.repository import ServedModel, write_repository
 from ..triton_server.server_process import Ports, choose_ports, clear_orphans, command, memory_prefix
-from .process import LogLevel, refuse, until_stopped
+from .process import LogLevel, poll_grpc_in_one_thread, refuse, run_fast, until_stopped
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-triton"
 _PORT = click.IntRange(0, 65535)
@@ -61,6 +61,7 @@ def serve(
     log: LogLevel | None,
 ) -> None:
     """Serve OpenAI requests from Triton. Prints `ready url=…` on stdout. SIGHUP reads the endpoints again."""
+    poll_grpc_in_one_thread()
     from ..app import run  # on demand: gRPC and aiohttp take half a second to import
 
     flags = Flags(
@@ -76,7 +77,7 @@ def serve(
     try:
         config = load_config(path, flags)
         start_log(config.log, config.log_format)
-        until_stopped(lambda stop: run(config, stop, lambda: load_config(path, flags)))
+        until_stopped(lambda stop: run(config, stop, lambda: load_config(path, flags)), run_fast)
     except ConfigError as error:
         refuse(error.message)
 

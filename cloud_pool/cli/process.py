@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from typing import Literal, NoReturn, ParamSpec, TypeVar
 
@@ -42,7 +43,27 @@ def report_errors(*errors: type[Exception]) -> Callable[[Callable[P, None]], Cal
     return decorate
 
 
-def until_stopped(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
+def poll_grpc_in_one_thread() -> None:
+    """Have gRPC read its sockets in the thread that wakes the event loop; call this before gRPC is imported.
+
+    Its event engine reads them in a thread of its own, which costs 20 µs more per streamed token. A gRPC without this
+    experiment (github.com/grpc/grpc, src/core/lib/experiments) ignores it.
+    """
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
+
+
+def run_fast(main: Coroutine[None, None, T]) -> T:
+    """Like asyncio.run, on uvloop where that is installed: a streamed token costs a tenth less."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+def until_stopped(
+    work: Callable[[asyncio.Event], Awaitable[T]], run: Callable[[Coroutine[None, None, T]], T] = asyncio.run
+) -> T:
     """Run until SIGTERM or Ctrl-C sets the event that `work` gets. A further Ctrl-C cancels `work` (exit status 1).
 
     A further SIGTERM is ignored: the kernel sends one for each thread of a parent that dies (prctl(2)).
@@ -63,6 +84,6 @@ def until_stopped(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
         return await task
 
     try:
-        return asyncio.run(supervised())
+        return run(supervised())
     except asyncio.CancelledError:
         sys.exit(1)

@@ -1,6 +1,6 @@
 """`python -m tests.bench [name ...] [--write]`: run the benchmarks, print each ratio beside its limit.
 
-``--write`` keeps the table in tests/bench/RESULTS.md with the command and the machine.
+``--write`` keeps the table in tests/bench/RESULTS.md with the command and the machine; the sections below it stay.
 """
 
 from __future__ import annotations
@@ -70,6 +70,19 @@ def markdown(names: list[str], rows: list[Row], took_s: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_section(page: str, title: str, section: str) -> str:
+    """Put `section` in place of the one with this title ("## …"), or at the end."""
+    before, found, after = page.partition(f"\n{title}\n")
+    rest = after[after.find("\n## ") :] if "\n## " in after else ""
+    return f"{before.rstrip()}\n\n{section.rstrip()}\n{rest if found else ''}"
+
+
+def with_table(page: str, table: str) -> str:
+    """Put `table` in place of the page's beginning, up to its first section."""
+    _, found, sections = page.partition("\n## ")
+    return table + found + sections
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"which ones; default all: {', '.join(available())}")
@@ -89,7 +102,7 @@ def main() -> int:
         table.add_row(*cells(row), style="red" if row.holds is False else None)
     console.print(table)
     if args.write:
-        RESULTS.write_text(markdown(names, rows, time.monotonic() - started))
+        RESULTS.write_text(with_table(RESULTS.read_text(), markdown(names, rows, time.monotonic() - started)))
         console.print(f"kept in {RESULTS}")
     return 1 if any(row.holds is False for row in rows) else 0
 
