@@ -19,7 +19,6 @@ from .error_body import error_event
 _encode = msgspec.json.Encoder().encode
 DONE: Final = b"data: [DONE]\n\n"
 EVENT_END: Final = b"}\n\n"
-_PLACEHOLDER: Final = "\0text\0"
 
 
 class AnswerEncoder:
@@ -44,7 +43,6 @@ class AnswerEncoder:
         self._include_usage = request.include_usage
         self._head = event_head(self._format, *self._identity, self._model)
         self._offsets: dict[int, int] = {}  # choice → characters sent so far
-        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice → its event before and after a text
         self._unfinished: set[int] = set()
         self._tokens = 0
         self._usage: Usage | None = None
@@ -72,18 +70,8 @@ class AnswerEncoder:
             self._unfinished.discard(index)
         else:
             self._unfinished.add(index)
-            if is_text_alone(chunk):
-                before, after = self._around_text.get(index) or self._text_event(index)
-                return before + _encode(chunk.text) + after
         event = self._head + self._format.delta(chunk, offset) + self._tail
         return with_resume(event, chunk.resume, EVENT_END) if chunk.resume else event
-
-    def _text_event(self, index: int) -> tuple[bytes, bytes]:
-        """Encode all but the text of an event that is text alone."""
-        event = self._head + self._format.delta(Chunk(_PLACEHOLDER, index), 0) + self._tail
-        before, _, after = event.rpartition(_encode(_PLACEHOLDER))
-        self._around_text[index] = (before, after)
-        return before, after
 
     def end(self) -> bytes:
         """Encode the usage, if requested, and ``[DONE]``; an error event if a choice has no end."""
@@ -95,11 +83,6 @@ class AnswerEncoder:
         # Without a reported usage, our own count of the streamed tokens is used.
         usage = self._usage or Usage(completion_tokens=self._tokens)
         return self._head + b'],"usage":' + usage_json(usage) + b"}\n\n" + DONE
-
-
-def is_text_alone(chunk: Chunk) -> bool:
-    """Whether a chunk's event has nothing but text; nearly every chunk's has."""
-    return not (chunk.finish_reason or chunk.tool_calls or chunk.logprobs or chunk.resume) and chunk.refusal is None
 
 
 def has_content(chunk: Chunk) -> bool:
