@@ -78,7 +78,8 @@ def _section(names: list[str], rounds: list[Round]) -> str:
     lines = [
         _TITLE,
         "",
-        f"Command: `make bench-peers`, {day}. Machine: {machine()}; load after the run {load}.",
+        f"Command: `make bench-peers`, {day}.",
+        f"Machine: {machine()}; load after the run {load}.",
         f"{STREAMS} streams of {TOKENS} tokens 5 ms apart, at once; medians of {ROUNDS} rounds in which they take",
         f"turns. nginx forwards bytes, the forwarder parses the request's JSON, LiteLLM is {_version('litellm')}.",
         "",
