@@ -21,8 +21,7 @@ from causeway import (
     CausewayUnreachable,
     RequestOptions,
 )
-
-from .explain import RouteExplanation, render
+from router.checks.explanation import RouteExplanation, explain
 
 ANSWERED, FAILED, UNREACHABLE, TIMED_OUT, BROKEN = 0, 1, 3, 4, 5
 """Exit codes; 2 is click's usage error, and 130 is Ctrl-C."""
@@ -79,7 +78,8 @@ def route(
         if as_json:
             out.print_json(json.dumps(document))
             return
-        out.print(render(msgspec.convert(document, RouteExplanation)))
+        for line in explain(msgspec.convert(document, RouteExplanation)):
+            out.print(Text.assemble(*line), soft_wrap=True)
 
     return _run(send, console)
 

@@ -75,18 +75,40 @@ def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **fla
 
 @main.command()
 @request_options
-def route(text: str, url: str, api_key: str, as_json: bool, **flags: Any) -> None:
+@click.option("--policy", "policy_path", type=PATH, help="Try this policy file instead of asking the daemon.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="SIGNAL=VALUE",
+    help="With --policy: a signal, such as device.temperature_c=90, or down=TARGET; repeatable. Others are absent.",
+)
+def route(
+    text: str,
+    url: str,
+    api_key: str,
+    as_json: bool,
+    policy_path: Path | None,
+    settings: tuple[str, ...],
+    **flags: Any,
+) -> None:
     """Show how a prompt would be routed, and why, without running it; TEXT `-` reads stdin. Exit codes as for ask."""
     from rich.console import Console
 
+    prompt, out, console = read_prompt(text), Console(), Console(stderr=True)
+    if policy_path is not None:
+        from .draft import request_settings, route_draft
+
+        given = (*request_settings(flags), *settings)
+        sys.exit(route_draft(policy_path, prompt, given, as_json=as_json, out=out, console=console))
+    if settings:
+        usage_error("--set needs --policy: the signals of a running daemon are its own")
     from causeway import Causeway
 
     from .ask import route as run_route
 
-    prompt = read_prompt(text)
     with Causeway(url, api_key=api_key) as causeway:
-        console = Console(stderr=True)
-        sys.exit(run_route(causeway, prompt, request_arguments(flags), as_json=as_json, out=Console(), console=console))
+        sys.exit(run_route(causeway, prompt, request_arguments(flags), as_json=as_json, out=out, console=console))
 
 
 @main.command()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
 import click
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
+from router.checks.draft import try_draft
+from router.checks.explanation import explain
+from router.errors import ConfigError, ModelNotFound
 from router.policy.file import policy_schema
+from router.types import NowSignals
 
 from .output import lint_report, print_lint, print_problems, print_run
 from .policy_repository import CASES, case_files, check_file, policy_files, run_file
@@ -70,6 +76,42 @@ def test(folder: Path) -> None:
 
 
 @main.command()
+@click.argument("policy", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("text")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="SIGNAL=VALUE",
+    help="A signal, such as device.temperature_c=90 or request.tags=private, request.model=TARGET, or down=TARGET; "
+    "repeatable. Others are absent.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> None:
+    """Show how POLICY would route a request of this TEXT, and why.
+
+    Exit code: 0 decided, 1 the policy has errors or knows no such model, 2 bad arguments.
+    """
+    checked = check_file(policy)
+    print_problems(_console(stderr=True), checked.problems)
+    if checked.policy is None:
+        raise SystemExit(FOUND)
+    now = datetime.now().astimezone()
+    local = NowSignals(now.hour, now.isoweekday(), now.minute, int(now.timestamp()))
+    try:
+        explanation = try_draft(checked.policy, text, settings, local)
+    except ConfigError as error:
+        raise _Usage(error.message) from error
+    except ModelNotFound as error:
+        raise click.ClickException(error.message) from error
+    if as_json:
+        click.echo(msgspec.json.encode(explanation))
+        return
+    for line in explain(explanation):
+        _console().print(Text.assemble(*line), soft_wrap=True)
+
+
+@main.command()
 def schema() -> None:
     """Print the JSON schema of policy files, for editors."""
     click.echo(policy_schema(), nl=False)
@@ -89,5 +131,5 @@ def _policies(paths: tuple[Path, ...]) -> list[Path]:
     return files
 
 
-def _console() -> Console:
-    return Console(highlight=False, markup=False, emoji=False)
+def _console(*, stderr: bool = False) -> Console:
+    return Console(highlight=False, markup=False, emoji=False, stderr=stderr)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edge_node.cli.main import main
-from tests.edge.box import Box, running
+from tests.edge.box import POLICY, Box, running
 
 
 @pytest.fixture
@@ -135,3 +135,37 @@ async def test_route_says_when_no_attempt_is_left(box: Box) -> None:
 async def test_route_prints_json(box: Box) -> None:
     document = json.loads((await run(box, "route", "hello", "--json")).stdout)
     assert document["decision"]["rule"] == "edge-first"
+
+
+# --- drafts ----------------------------------------------------------------------------------------------------------
+
+
+def draft(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["route", "hello", "--policy", str(path), *arguments], env={"COLUMNS": "200"})
+
+
+def test_route_tries_a_draft_without_a_daemon(tmp_path: Path) -> None:
+    """The request's flags and the signals that are set decide."""
+    path = tmp_path / "draft.yaml"
+    path.write_text(POLICY)
+    result = draft(path, "--tag", "handoff", "--set", "down=large")
+    assert result.exit_code == 0, result.output
+    assert "unsure  test@" in result.stdout
+    assert "unsure         large is down, tried last" in result.stdout
+    document = json.loads(draft(path, "--json", "--prefer", "only_cloud").stdout)
+    assert [plan["target"]["name"] for plan in document["decision"]["attempts"]] == ["large"]
+
+
+def test_route_of_an_invalid_draft_names_the_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "draft.yaml"
+    path.write_text(POLICY.replace("request.temperature == 0.0", "request.temperature = 0.0"))
+    result = draft(path)
+    assert result.exit_code == 1
+    assert "write == to compare" in result.stderr
+    assert draft(tmp_path / "none.yaml").exit_code == 2
+
+
+def test_signals_can_only_be_set_for_a_draft() -> None:
+    result = CliRunner().invoke(main, ["route", "hello", "--set", "device.cpu=1"])
+    assert result.exit_code == 2
+    assert "--set needs --policy" in result.output

@@ -192,3 +192,28 @@ def test_schema_prints_the_shipped_schema() -> None:
 def test_help_names_the_three_commands() -> None:
     output = run("--help").output
     assert all(word in output for word in ("lint", "test", "schema"))
+
+
+# --- route -----------------------------------------------------------------------------------------------------------
+
+
+def test_route_tries_a_draft_without_a_box(folder: Path) -> None:
+    """The revision is the file's, and the explanation is the daemon's."""
+    result = run("route", folder / "default.yaml", "turn on the light", "--set", "device.temperature_c=90")
+    assert result.exit_code == 0, result.output
+    for words in ("device-in-trouble  default@", "1.  large", "device   temperature_c 90", "a draft:"):
+        assert words in result.stdout
+    document = json.loads(run("route", folder / "default.yaml", "x", "--set", "down=small", "--json").stdout)
+    assert [plan["target"]["name"] for plan in document["decision"]["attempts"]] == ["large", "small"]
+
+
+def test_route_of_an_invalid_draft_names_the_mistake(folder: Path) -> None:
+    spoil(folder, "device.temperature_c > 85", "device.temperature_c = 85")
+    result = run("route", folder / "default.yaml", "x")
+    assert result.exit_code == 1
+    assert "write == to compare [routes[0].when]" in result.output
+
+
+@pytest.mark.parametrize(("setting", "code"), [("device.temp=1", 2), ("request.model=none", 1)])
+def test_route_with_a_wrong_setting_is_an_error(folder: Path, setting: str, code: int) -> None:
+    assert run("route", folder / "default.yaml", "x", "--set", setting).exit_code == code

@@ -8,8 +8,9 @@ from typing import get_args
 import msgspec
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from edge_node.cli.explain import RouteExplanation, render
+from router.checks.explanation import RouteExplanation, explain
 from router.types import (
     AttemptPlan,
     CachePlan,
@@ -38,7 +39,8 @@ def printed(**fields: object) -> str:
         snapshot=Snapshot(),
     )
     console = Console(width=120, file=io.StringIO())
-    console.print(render(msgspec.structs.replace(explanation, **fields)))
+    for line in explain(msgspec.structs.replace(explanation, **fields)):
+        console.print(Text.assemble(*line))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

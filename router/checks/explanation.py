@@ -1,13 +1,18 @@
-"""Render the response of `POST /v1/route`: which rules were evaluated, which held, which signals were absent."""
+"""A decision in words: which rules were evaluated, which held, which signals were absent.
+
+For the response of `POST /v1/route`, and for drafts (`draft.py`).
+"""
 
 from __future__ import annotations
 
-import msgspec
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Sequence
 
-from router.types import CachePlan, Decision, Estimates, Reason, ReasonCode, Snapshot
+import msgspec
+
+from ..types import CachePlan, Decision, Estimates, Reason, ReasonCode, Snapshot
+
+Segment = tuple[str, str]  # text and its style, as rich writes styles; "" for none
+Line = list[Segment]
 
 
 class RouteExplanation(msgspec.Struct, frozen=True):
@@ -18,6 +23,7 @@ class RouteExplanation(msgspec.Struct, frozen=True):
     estimates: Estimates
     snapshot: Snapshot
     cached_age_s: float | None = None
+    draft: bool = False  # without a box: signals are those that were given
 
 
 # Mark, style and text of each reason; `{detail}` and `{target}` are fields of the reason.
@@ -42,50 +48,66 @@ _REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
 }
 
 
-def render(explanation: RouteExplanation) -> RenderableType:
-    """Return the explanation for a terminal."""
+_ABSENT_IN_A_DRAFT = "{detail} is not set, so it does not hold"
+_DRAFT_NOTE = "a draft: give signals with --set SIGNAL=VALUE; prompt_tokens is estimated from the text unless it is set"
+
+
+def explain(explanation: RouteExplanation) -> list[Line]:
+    """Return the explanation as lines of styled text."""
     decision = explanation.decision
     name = decision.rule or ("the request names a model" if decision.attempts else "no route")
-    head = Text.assemble((name, "bold"), f"  {decision.policy}@{decision.revision}")
+    head: Line = [(name, "bold"), (f"  {decision.policy}@{decision.revision}", "")]
     if decision.on_device:
-        head.append("  bound to the device", style="yellow")
+        head.append(("  bound to the device", "yellow"))
     # The cache plan repeats the decision's constraints; show them once.
     cache = [reason for reason in explanation.cache.reasons if not reason.code.startswith("constraint")]
-    return Group(
+    reasons = [*decision.reasons, *(reason for reason in cache if reason not in decision.reasons)]
+    return [
         head,
-        _attempts(decision),
-        Text(),
-        _reasons([*decision.reasons, *(reason for reason in cache if reason not in decision.reasons)]),
-        Text(),
-        Text(f"cache    {_cache(explanation)}"),
-        _signals(explanation),
-    )
+        *_attempts(decision),
+        [],
+        *_reasons(reasons, draft=explanation.draft),
+        [],
+        [(f"cache    {_cache(explanation)}", "")],
+        *_signals(explanation),
+        *([[(_DRAFT_NOTE, "dim")]] if explanation.draft else []),
+    ]
 
 
-def _attempts(decision: Decision) -> RenderableType:
-    attempts = decision.attempts
-    if not attempts:
+def _attempts(decision: Decision) -> list[Line]:
+    if not decision.attempts:
         status = 400 if decision.missing_abilities else 503
-        return Text(f"  no attempt is left: the response is {status} with these reasons", style="red")
-    table = Table.grid(padding=(0, 2))
-    for number, plan in enumerate(attempts, start=1):
-        handoff = plan.handoff
+        return [[(f"  no attempt is left: the response is {status} with these reasons", "red")]]
+    rows = []
+    for number, plan in enumerate(decision.attempts, start=1):
+        handoff, target = plan.handoff, plan.target
         note = (
             f"handoff if confidence is below {handoff.below:g} after {handoff.after_tokens} tokens" if handoff else ""
         )
-        target = plan.target
-        cells = (f"  {number}.", target.name, target.at, target.model)
-        table.add_row(*map(Text, cells), Text(note, style="dim"))
-    return table
+        rows.append(((f"  {number}.", ""), (target.name, ""), (target.at, ""), (target.model, ""), (note, "dim")))
+    return _aligned(rows)
 
 
-def _reasons(reasons: list[Reason]) -> Table:
-    table = Table.grid(padding=(0, 2))
+def _reasons(reasons: Sequence[Reason], *, draft: bool) -> list[Line]:
+    rows = []
     for reason in reasons:
         mark, style, template = _REASON_TEXTS[reason.code]
+        if draft and reason.code == "signal_absent":
+            template = _ABSENT_IN_A_DRAFT
         text = template.format(detail=reason.detail, target=reason.target or "the target").strip()
-        table.add_row(Text(f"  {mark}", style=style), Text(reason.rule), Text(text, style=style))
-    return table
+        rows.append(((f"  {mark}", style), (reason.rule, ""), (text, style)))
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[Segment]]) -> list[Line]:
+    """Pad the columns, two spaces apart; nothing follows the last text of a line."""
+    widths = [max(len(text) for text, _ in column) for column in zip(*rows, strict=True)]
+    lines: list[Line] = []
+    for row in rows:
+        last = max(at for at, (text, _) in enumerate(row) if text)
+        padded = [(text.ljust(width + 2), style) for (text, style), width in zip(row[:last], widths, strict=False)]
+        lines.append([*padded, row[last]])
+    return lines
 
 
 def _cache(explanation: RouteExplanation) -> str:
@@ -97,8 +119,8 @@ def _cache(explanation: RouteExplanation) -> str:
     return f"miss; the answer would be fresh for {exact.ttl_s:g} s"
 
 
-def _signals(explanation: RouteExplanation) -> Table:
-    """Lay out every signal that has a value, under its name in policies."""
+def _signals(explanation: RouteExplanation) -> list[Line]:
+    """Return every signal that has a value, under its name in policies."""
     snapshot, estimates = explanation.snapshot, explanation.estimates
     groups = {
         "request": {"prompt_tokens": estimates.prompt_tokens},
@@ -107,12 +129,12 @@ def _signals(explanation: RouteExplanation) -> Table:
         "cloud": msgspec.structs.asdict(snapshot.cloud),
         "spend": msgspec.structs.asdict(snapshot.spend),
     }
-    table = Table.grid(padding=(0, 2))
+    lines: list[Line] = []
     for group, signals in groups.items():
         present = [f"{name} {_format(value)}" for name, value in signals.items() if value not in (None, ())]
         if present:
-            table.add_row(Text(f"{group:7}"), Text(", ".join(present)))
-    return table
+            lines.append([(f"{group:7}  {', '.join(present)}", "")])
+    return lines
 
 
 def _format(value: object) -> str:

@@ -1,0 +1,80 @@
+"""A draft of a policy, tried on one request without a box."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.checks.draft import try_draft
+from router.checks.explanation import RouteExplanation
+from router.errors import ConfigError, ModelNotFound
+from router.types import NowSignals
+from tests.router.sample_requests import kiosk
+
+NOON = NowSignals(hour=12, weekday=3, minute=0, unix=1_700_000_000)
+
+
+def tried(*settings: str, text: str = "turn on the light") -> RouteExplanation:
+    return try_draft(kiosk(), text, settings, NOON)
+
+
+def targets(explanation: RouteExplanation) -> list[str]:
+    return [plan.target.name for plan in explanation.decision.attempts]
+
+
+def test_the_length_of_the_text_decides_unless_the_tokens_are_set() -> None:
+    assert tried().decision.rule == "fast-path"
+    assert tried(text="word " * 100).decision.rule == "otherwise"
+    assert tried("request.prompt_tokens=500").decision.rule == "otherwise"
+    absent = tried("request.prompt_tokens=")
+    assert (absent.decision.rule, absent.estimates.prompt_tokens) == ("otherwise", None)
+
+
+def test_signals_are_absent_unless_set() -> None:
+    reasons = {(reason.code, reason.rule) for reason in tried().decision.reasons}
+    assert ("signal_absent", "hot-device") in reasons
+    hot = tried("device.temperature_c=91")
+    assert (hot.decision.rule, targets(hot)) == ("hot-device", ["large", "small"])
+    assert hot.snapshot.device.temperature_c == 91.0
+
+
+def test_fields_of_the_request_are_set_by_their_signals_names() -> None:
+    private = tried("request.tags=private, a", "request.prefer=prefer_cloud")
+    assert private.decision.private
+    assert targets(private) == ["small"]
+    assert targets(tried("request.model=medium")) == ["medium"]
+    assert tried("request.temperature=0").cache.exact is not None
+    assert tried("request.temperature=0.7").cache.exact is None
+    assert tried("edge.quality=0.25").estimates.quality == 0.25
+
+
+def test_a_target_that_is_down_is_tried_last() -> None:
+    assert targets(tried("down=small")) == ["large", "small"]
+    assert targets(tried("down=[small]", "down=")) == ["small", "large", "small"]
+
+
+def test_the_last_setting_of_a_signal_counts() -> None:
+    assert tried("device.temperature_c=91", "device.temperature_c=40").decision.rule == "fast-path"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("device.temprature_c=90", "--set device.temprature_c=90: unknown signal `device.temprature_c`, did you mean"),
+        ("temperature=90", "unknown signal `temperature`"),
+        ("device.temperature_c", "write KEY=VALUE, such as device.temperature_c=90"),
+        ("device.temperature_c=hot", "must be a number, not 'hot'"),
+        ("request.n=1.5", "must be a whole number, not '1.5'"),
+        ("cloud.reachable=maybe", "must be true or false, not 'maybe'"),
+        ("cloud.breaker=opened", "must be one of closed, half_open, open, not 'opened'"),
+        ("request.prefer=cloud", "must be one of prefer_on_device, only_on_device, prefer_cloud, only_cloud"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_that_says_what_to_write(setting: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tried(setting)
+    assert words in caught.value.message
+
+
+def test_an_unknown_model_is_an_error() -> None:
+    with pytest.raises(ModelNotFound, match="available: auto, small, large, medium"):
+        tried("request.model=huge")
