@@ -186,7 +186,8 @@ def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
     """The ``x-causeway-*`` headers. Raises InvalidRequest for an unknown value or a misspelt name, whatever it means:
     it may be meant to protect privacy.
     """
-    check_header_names(headers, _HEADERS)
+    if any(name[:11].lower() == "x-causeway-" for name in headers):
+        check_header_names(headers, _HEADERS)
     prefer = headers.get("x-causeway-prefer")
     tags = headers.get("x-causeway-tags")
     deadline = headers.get("x-causeway-deadline-ms")
