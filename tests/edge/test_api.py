@@ -120,6 +120,7 @@ async def test_a_rejected_policy_is_reported_and_the_last_good_one_stays_active(
         assert (await box.ask()).status == 200
 
 
+@pytest.mark.slow
 async def test_a_changed_policy_file_is_activated(tmp_path: Path) -> None:
     async with running(tmp_path) as box:
         await box.ask()

@@ -26,7 +26,6 @@ from router.policy.compiled import parse_policy
 from .box import POLICY, Box, config, running
 from .scripted import EDGE_WORDS, ScriptedCloud, ScriptedEngine, until
 
-PATIENT = POLICY.replace("200ms", "30s").replace("350ms", "30s")
 HEAVY = ("numpy", "onnxruntime", "torch", "llama_cpp", "transformers", "openai", "tritonclient")
 
 
@@ -49,7 +48,7 @@ async def test_draining_finishes_requests_in_progress_and_accepts_no_other(box: 
 async def test_requests_left_after_the_drain_timeout_are_told_so(tmp_path: Path, stream: bool) -> None:
     """A stream that has begun ends with an error event; a request without a first byte gets a 503."""
     server = ServerConfig(port=0, drain_s=0.05)
-    async with running(tmp_path, policy=PATIENT, server=server) as box:
+    async with running(tmp_path, server=server) as box:
         box.engine.pause_after = 1 if stream else 0
         cut = asyncio.ensure_future(box.ask("stuck", stream=stream))
         await until(lambda: box.engine.paused)
@@ -238,7 +237,7 @@ async def daemon(tmp_path: Path, settings: Config) -> AsyncIterator[tuple[asynci
 def cloud_only(tmp_path: Path, url: str) -> Config:
     settings = config(
         tmp_path,
-        policy=PATIENT,
+        policy=POLICY,
         cloud=url,
         server=ServerConfig(port=0, socket=str(tmp_path / "edge.sock"), drain_s=5.0),
     )

@@ -12,10 +12,9 @@ from cloud_pool.app import build
 from cloud_pool.config.schema import Config, ServerConfig
 from tests.cloud.unreachable import unreachable_tier
 
-from .box import POLICY, Box, running
+from .box import Box, running
 
 TIER = unreachable_tier("m-large")
-SLOW = POLICY.replace("200ms", "20s").replace("350ms", "20s")
 
 
 class Gateway:
@@ -36,7 +35,7 @@ async def before_nobody(folder: Path) -> AsyncIterator[Box]:
         app = build(Config(server=ServerConfig(port=0), tiers=(TIER,)), tasks)
         await app.start()
         gateway.url = app.url
-        async with running(folder, policy=SLOW, cloud=gateway) as box:  # type: ignore[arg-type]
+        async with running(folder, cloud=gateway) as box:  # type: ignore[arg-type]
             yield box
         await app.stop()
     await app.close()

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
 
-from .box import Answer, Box
+from .box import HASTY, POLICY, Answer, Box, running
 from .scripted import CLOUD_WORDS, EDGE_WORDS, FAULTS, Fault, until
 
 EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
 # After these the client of a stream has bytes already: there is no way back.
 LATE: tuple[Fault, ...] = ("die", "unfinished")
+
+
+@pytest.fixture
+async def box(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Box]:
+    """A daemon with short timeouts where a fault of the test ends by a timeout alone."""
+    callspec = getattr(request.node, "callspec", None)
+    faults = set(callspec.params.values()) if callspec else set()
+    async with running(tmp_path, policy=HASTY if faults & {"stall", "drip"} else POLICY) as box:
+        yield box
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -22,7 +22,7 @@ from edge_node.observability.logs import start_log
 from edge_node.storage.background_sqlite import BackgroundSqlite, Write
 
 from .box import Box, running
-from .scripted import until
+from .scripted import ScriptedCloud, until
 from .test_app import cloud_only, daemon
 
 NOISY = ("aiohttp.access", "aiohttp.client", "asyncio", "grpc", "httpcore", "httpx", "redis", "urllib3.connectionpool")
@@ -171,9 +171,11 @@ async def test_the_drain_and_what_it_cuts_are_logged(tmp_path: Path, lines: list
 
 
 async def test_a_signal_and_the_end_are_logged(tmp_path: Path) -> None:
-    async with daemon(tmp_path, cloud_only(tmp_path, "")) as (process, _):
+    cloud = await ScriptedCloud().start()  # without any target the daemon is never ready
+    async with daemon(tmp_path, cloud_only(tmp_path, cloud.url)) as (process, _):
         process.send_signal(signal.SIGTERM)
         _, log = await process.communicate()
+    await cloud.stop()
     ends = [line.partition("lifecycle: ")[2] for line in log.decode().splitlines()]
     assert ends[-3:] == ["SIGTERM received", "draining for up to 5 s, requests in progress: 0", "stopped"]
 

@@ -18,8 +18,6 @@ from .box import POLICY, Box, config
 from .scripted import ScriptedCloud, ScriptedEngine, until
 from .test_app import Systemd
 
-PATIENT = POLICY.replace("200ms", "30s").replace("350ms", "30s")
-
 
 class Loading(ScriptedEngine):
     """Loads until `loaded` is set; answers wait for it, as a real engine's do."""
@@ -42,7 +40,7 @@ class Loading(ScriptedEngine):
 async def starting(
     tmp_path: Path, make_engine: Callable[[str], ScriptedEngine], *, cloud: str = "", enabled: bool = True
 ) -> AsyncIterator[tuple[Box, Systemd]]:
-    settings = config(tmp_path, policy=PATIENT, cloud=cloud)
+    settings = config(tmp_path, policy=POLICY, cloud=cloud)
     settings = msgspec.structs.replace(settings, engine=msgspec.structs.replace(settings.engine, enabled=enabled))
     systemd = Systemd(tmp_path / "notify")
     app = build(settings, make_engine=make_engine, environ=systemd.environ)
@@ -118,7 +116,7 @@ async def test_a_model_that_this_box_does_not_have_is_a_problem_until_the_policy
         readiness = await box.get("/readyz")
         assert (readiness.status, readiness.json["problems"]) == (503, [expected])
         assert not told_ready(systemd)
-        (tmp_path / "policy.yaml").write_text(PATIENT.replace("m-small", "m-other"))
+        (tmp_path / "policy.yaml").write_text(POLICY.replace("m-small", "m-other"))
         await box.parts.policies.reload()
         await until(lambda: told_ready(systemd))
         assert (await box.get("/readyz")).json["problems"] == []
