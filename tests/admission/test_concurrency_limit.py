@@ -8,6 +8,8 @@ from cloud_pool.admission.concurrency_limit import ConcurrencyLimit
 
 from .simulation import Callers, Run, Server, Simulation, TwoGateways, between, flat, server, settings
 
+pytestmark = pytest.mark.slow
+
 SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 
 

@@ -21,6 +21,8 @@ from tests.jobs.webhook_receiver import Receiver, receiving
 from .test_framing import INNER, chunked
 from .test_slow import LIMIT_S, dripping
 
+pytestmark = pytest.mark.slow
+
 HOST = "::1"
 OPEN = WebhookConfig(allow_http=True, timeout_s=3.0)
 

@@ -30,6 +30,8 @@ from cloud_pool.triton_server.server_process import (
 from models.llama_cpp.protocol import EngineOptions
 from router.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 # Ready at once; leaves a child and a shared memory region behind when it is killed, as Triton does.
 SERVER = """
 import http.server, pathlib, signal, subprocess, sys

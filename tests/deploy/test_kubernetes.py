@@ -36,6 +36,8 @@ from .manifests import (
     workloads,
 )
 
+pytestmark = pytest.mark.slow
+
 BUILDS = {name: build(FOLDER / name) for name in ("base", "keda", "vllm")}
 ALL = [each for manifests in BUILDS.values() for each in manifests]
 SLOW = pytest.mark.slow

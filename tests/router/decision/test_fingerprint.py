@@ -23,6 +23,8 @@ from router.types import (
 )
 from tests.router.openai.values import chat_requests, completion_requests
 
+pytestmark = pytest.mark.slow
+
 BASE = Request(
     kind="chat",
     model="auto",
