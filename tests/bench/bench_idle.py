@@ -85,7 +85,7 @@ def _connected(address: Address) -> socket.socket:
 
 @contextlib.contextmanager
 def _upstream() -> Iterator[int]:
-    with _process([sys.executable, "-m", "tests.bench.bare", "upstream"]) as process:
+    with _process([sys.executable, "-m", "tests.bench.whole.bare", "upstream"]) as process:
         assert process.stdout is not None
         yield int(process.stdout.readline())
 
