@@ -30,7 +30,7 @@ ROUNDS = 21
 ASKS = 1000  # different ones, in turn: what the daemon remembers of a single ask is no help
 _ASK = '{"model":"auto","messages":[{"role":"user","content":"Turn on light %d in the kitchen."}],"temperature":0}'
 HITS = tuple((_ASK % number).encode() for number in range(ASKS))
-PASSED = tuple(body.replace(b',"temperature":0', b"") for body in HITS)  # sampled: not cached
+PASSED = tuple(body.replace(b'"temperature":0', b'"temperature":0.2') for body in HITS)  # sampled: not cached
 
 
 def main() -> list[Row]:
