@@ -18,7 +18,9 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allowed_networks: tuple[str, ...] = ()  # private networks that webhooks may reach, as 10.1.0.0/16
     allow_http: bool = False  # beside https
     timeout_s: Seconds = 15.0  # of one delivery
-    concurrency: Positive = 16  # deliveries of one worker at a time
+    concurrency: Positive = 64  # deliveries of one worker at a time
+    concurrency_per_tenant: Positive = 32  # of one tenant, in all workers
+    concurrency_per_receiver: Positive = 16  # of one tenant to one scheme, host and port, in all workers
     disable_after_410_s: Seconds = 7 * _DAY_S  # how long a URL that answered 410 Gone gets no deliveries
 
 

@@ -40,6 +40,13 @@ class JobMetrics:
             "Webhook deliveries that have not succeeded or failed for good yet.",
             registry=registry,
         )
+        self._receivers = Gauge(
+            "causeway_jobs_webhook_receivers",
+            "Webhook receivers with pending deliveries, by the state of their breaker: closed, open (a pause after"
+            " failures in a row), half_open (one delivery at a time until one succeeds).",
+            ("state",),
+            registry=registry,
+        )
 
     def count_run(self, tier: str, outcome: str) -> None:
         self._runs.labels(tier, outcome).inc()
@@ -57,3 +64,7 @@ class JobMetrics:
         self._awaiting_retry.set(depths.waiting)
         self._dead.set(depths.dead)
         self._pending.set(depths.pending_deliveries)
+        closed = depths.receivers - depths.receivers_open - depths.receivers_half_open
+        self._receivers.labels("closed").set(closed)
+        self._receivers.labels("open").set(depths.receivers_open)
+        self._receivers.labels("half_open").set(depths.receivers_half_open)

@@ -58,7 +58,9 @@ async def test_jobs_taken_over_have_one_effect(
         entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))
         events = Counter(as_fields(as_list(entry)[1])["event"] for entry in entries)
         assert events[b"succeeded"] == 1
-    deliveries = as_list(await database.command("ZRANGE", database.key("webhooks"), 0, -1))
+    deliveries = as_list(
+        await database.command("ZRANGE", database.key("webhooks", "kiosk", "https://example.com"), 0, -1)
+    )
     assert sorted(as_text(delivery).partition(".")[0] for delivery in deliveries) == sorted(jobs)
     (depth,) = (await store.depths()).queues
     assert (depth.queued, depth.running) == (0, 0)

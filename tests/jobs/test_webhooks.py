@@ -20,7 +20,7 @@ from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.webhooks.delivery import WebhookSender
+from cloud_pool.jobs.webhooks.delivery import RETRY_DELAYS_S, WebhookSender
 from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
 
 from .conftest import Clock
@@ -68,14 +68,14 @@ class WebhookBed:
         self._senders.append(sender)
         return sender
 
-    async def ended_job(self, url: str) -> str:
-        job = (await self._store.accept(self._new_job(webhook=url))).id
+    async def ended_job(self, url: str, owner: str = "kiosk") -> str:
+        job = (await self._store.accept(self._new_job(webhook=url, owner=owner))).id
         (record,) = (await self._store.claim("w", "large", ["standard"])).records
         await self._store.succeed(job, record.fence, b"{}")
         return job
 
-    async def status(self, job: str) -> str:
-        return (await self._store.get(job, "kiosk")).webhook_status
+    async def status(self, job: str, owner: str = "kiosk") -> str:
+        return (await self._store.get(job, owner)).webhook_status
 
     async def close(self) -> None:
         for sender in self._senders:
@@ -147,9 +147,9 @@ async def test_a_delivery_fails_after_the_last_delay(bed: WebhookBed, receiver: 
     sender = bed.sender()
     receiver.answers = [500] * 100
     job = await bed.ended_job(url(receiver))
-    for _ in range(20):
+    for delay_s in (*RETRY_DELAYS_S, 86_400.0):
         await sender.deliver_due()
-        bed.clock.now += 86_400 * 2
+        bed.clock.now += delay_s
     assert len(receiver.arrived) == 10
     assert await bed.status(job) == "failed"
 

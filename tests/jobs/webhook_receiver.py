@@ -15,7 +15,8 @@ class Receiver:
     def __init__(self) -> None:
         self.arrived: list[tuple[dict[str, str], bytes]] = []
         self.ids_by_job: defaultdict[str, set[str]] = defaultdict(set)  # a retry has the same id
-        self.answers: list[int] = []  # statuses, in order; then 200
+        self.answers: list[int] = []  # statuses, in order; then `status`
+        self.status = 200
         self.port = 0
         self.connections = 0
 
@@ -27,7 +28,7 @@ class Receiver:
         body = await request.read()
         self.arrived.append((dict(request.headers), body))
         self.ids_by_job[json.loads(body)["data"]["id"]].add(request.headers["webhook-id"])
-        status = self.answers.pop(0) if self.answers else 200
+        status = self.answers.pop(0) if self.answers else self.status
         headers = {"location": f"http://127.0.0.1:{self.port}/elsewhere"} if status in (301, 302, 307, 308) else {}
         return web.Response(status=status, headers=headers, body=b"x" * 100_000)
 

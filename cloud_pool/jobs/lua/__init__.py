@@ -17,7 +17,12 @@ Keys, all below the configured prefix:
     dead                             stream  dead letters
     tiers                            set     tiers that ever had a job, for metrics and promotion
     webhook:<id>                     hash    a delivery: job, owner, url, state, finished, `attempts` made, `fence`
-    webhooks                         zset    deliveries by due time; by the end of the lease while one is running
+    webhooks:<tenant>:<receiver>     zset    deliveries that wait, by due time; a receiver is `https://host:port`
+    webhooks, webhooks:<tenant>      zset    tenants, and a tenant's receivers, by when a claim looks at them next
+    webhook_leases:<tenant>          zset    deliveries that are being sent, by the end of their lease
+    webhook_receiver:<tenant>:<receiver>  hash  `running` deliveries, `failures` in a row; as long as it has any
+    webhook_receivers                zset    `<tenant> <receiver>` with deliveries, by the end of its pause or 0
+    webhooks_pending                 string  number of deliveries
     webhook_disabled:<owner>:<sha1>  string  this URL of the owner answered 410 Gone
     webhook_secret:<owner>           hash    current; previous, which is valid until `until`
     file:<id>, file:<id>:parts       hash, list  a file's record and its pieces

@@ -66,15 +66,30 @@ local function park(id, record, release)
   redis.call('ZADD', key('parked'), release, tenant_of(f[1]))
 end
 
+-- The receiver of a webhook: scheme, host and port of its URL.
+local function receiver_of(url)
+  local receiver = string.lower(string.match(url, '^%a+://[^/?#]*') or url)
+  return (string.gsub(string.gsub(receiver, '^(https://.*):443$', '%1'), '^(http://.*):80$', '%1'))
+end
+
+-- Let the next claim look at a receiver of a tenant: it may have work, or a free slot.
+local function wake_receiver(tenant, receiver, now)
+  redis.call('ZADD', key('webhooks', tenant), 'LT', now, receiver)
+  redis.call('ZADD', key('webhooks'), 'LT', now, tenant)
+end
+
 -- Add a delivery to the webhook outbox. The fence in its id makes it unique for each run of the job.
 local function queue_webhook(id, record, now)
   local f = redis.call('HMGET', record, 'webhook', 'owner', 'fence', 'state', 'traceparent')
   if not f[1] or f[1] == '' or not f[2] then return end
-  local delivery = id .. '.' .. (f[3] or '0')
+  local delivery, tenant, receiver = id .. '.' .. (f[3] or '0'), tenant_of(f[2]), receiver_of(f[1])
   redis.call('HSET', key('webhook', delivery), 'job', id, 'owner', f[2], 'url', f[1], 'state', f[4], 'finished', now,
     'attempts', 0, 'fence', 0, 'traceparent', f[5] or '')
   redis.call('HSET', record, 'webhook_status', 'pending')
-  redis.call('ZADD', key('webhooks'), now, delivery)
+  redis.call('ZADD', key('webhooks', tenant, receiver), now, delivery)
+  redis.call('INCR', key('webhooks_pending'))
+  redis.call('ZADD', key('webhook_receivers'), 'NX', 0, tenant .. ' ' .. receiver)
+  wake_receiver(tenant, receiver, now)
 end
 
 -- Finish a job that has reached a final state: remove it from queue, schedules and open jobs, set the time to live of

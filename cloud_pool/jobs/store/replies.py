@@ -50,4 +50,7 @@ class QueueDepths(msgspec.Struct, frozen=True):
     dead: int
     waiting: int  # for their next attempt
     pending_deliveries: int
+    receivers: int  # of webhooks, with pending deliveries
+    receivers_open: int  # of these, whose breaker is open
+    receivers_half_open: int
     now_ms: int  # unix

@@ -1,4 +1,9 @@
-"""The outbox of webhook deliveries in Redis, and the owners' signing secrets."""
+"""The outbox of webhook deliveries in Redis, and the owners' signing secrets.
+
+Deliveries wait by tenant and receiver (scheme, host and port), so that a receiver that is slow or down holds back no
+other: tenants take turns, then their receivers, and both have a bounded number of deliveries in all workers. A tenant's
+failures open its own breaker only: other tenants at the same host have their own slots and breaker.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import base64
 import logging
 import secrets
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -15,6 +21,9 @@ from .signing import WebhookDelivery
 
 _OVERLAP_MS = 24 * 3600 * 1000  # a rotated secret stays valid for a day
 _LEASE_MARGIN_S = 15.0
+_MAX_AGE_MS = 4 * 24 * 3600 * 1000  # also of a delivery that waits for an open breaker
+BREAKER_FAILURES: Final = 5  # in a row
+BREAKER_PAUSE_S: Final = 60.0
 _log = logging.getLogger("causeway.cloud.webhooks")
 
 
@@ -38,16 +47,18 @@ class WebhookOutbox:
         return int(self._clock() * 1000)
 
     async def claim(self, limit: int) -> list[WebhookDelivery]:
-        """Lease due deliveries. When the lease ends before `finish`, another worker sends them."""
-        lease_ms = int((self._config.timeout_s + _LEASE_MARGIN_S) * 1000)
+        """Lease up to `limit` due deliveries. When the lease ends before `finish`, another worker sends them."""
+        config = self._config
+        lease_ms = int((config.timeout_s + _LEASE_MARGIN_S) * 1000)
+        slots = (config.concurrency_per_receiver, config.concurrency_per_tenant)
         deliveries = []
-        for row in as_list(await self._db.run("webhook_claim", self._now, lease_ms, limit)):
+        for row in as_list(await self._db.run("webhook_claim", self._now, lease_ms, limit, *slots, _MAX_AGE_MS)):
             plain = {name: value.decode("utf-8", "replace") for name, value in as_fields(row).items()}
             try:
                 deliveries.append(msgspec.convert(plain, WebhookDelivery, strict=False))
             except msgspec.ValidationError as error:
                 _log.error("%s has failed: its record is damaged or of another version: %s", plain["id"], error)
-                await self._db.run("webhook_finish", self._now, plain["id"], plain["fence"], "failed", 0, 0)
+                await self._db.run("webhook_finish", self._now, plain["id"], plain["fence"], "failed", 0, 0, 0, 0)
         return deliveries
 
     async def finish(self, delivery: WebhookDelivery, outcome: str, delay_s: float = 0.0) -> bool:
@@ -58,7 +69,8 @@ class WebhookOutbox:
         """
         disabled_ms = int(self._config.disable_after_410_s * 1000)
         arguments = (self._now, delivery.id, delivery.fence, outcome, int(delay_s * 1000), disabled_ms)
-        return as_int(await self._db.run("webhook_finish", *arguments)) > 0
+        breaker = (BREAKER_FAILURES, int(BREAKER_PAUSE_S * 1000))
+        return as_int(await self._db.run("webhook_finish", *arguments, *breaker)) > 0
 
     async def signing_secrets(self, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
         """Return the owner's valid secrets, newest first. The first call creates one; `rotate` replaces it."""

@@ -2,7 +2,8 @@
 -- Count jobs per queue and state.
 -- ARGV: now (unix ms)
 -- Reply: {{tier, priority, queued, running, time of the oldest queued entry (unix ms, 0 for none)} per queue,
---   dead letters, jobs waiting for their next attempt, webhook deliveries not finished, now}
+--   dead letters, jobs waiting for their next attempt, webhook deliveries not finished, receivers of these, of which their
+--   breaker is open and half-open, now}
 local rows = {}
 for _, tier in ipairs(redis.call('SMEMBERS', key('tiers'))) do
   for _, priority in ipairs({'interactive', 'standard', 'bulk'}) do
@@ -20,4 +21,6 @@ local dead, waiting = redis.call('XLEN', key('dead')), redis.call('ZCARD', key('
 for _, tenant in ipairs(redis.call('ZRANGE', key('parked'), 0, -1)) do
   waiting = waiting + redis.call('ZCARD', key('parked', tenant))
 end
-return {rows, dead, waiting, redis.call('ZCARD', key('webhooks')), time_ms(ARGV[1])}
+local receivers, now = key('webhook_receivers'), time_ms(ARGV[1])
+return {rows, dead, waiting, tonumber(redis.call('GET', key('webhooks_pending')) or '0'), redis.call('ZCARD', receivers),
+  redis.call('ZCOUNT', receivers, '(' .. now, '+inf'), redis.call('ZCOUNT', receivers, '(0', now), now}

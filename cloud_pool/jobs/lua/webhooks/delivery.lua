@@ -1,12 +1,21 @@
--- Shared by the scripts that finish deliveries or check disabled URLs.
+-- Shared by the scripts that claim and finish deliveries or check disabled URLs.
+
+-- End the lease of a delivery. Returns whether it was leased.
+local function end_lease(tenant, receiver, delivery)
+  if redis.call('ZREM', key('webhook_leases', tenant), delivery) == 0 then return false end
+  redis.call('HINCRBY', key('webhook_receiver', tenant, receiver), 'running', -1)
+  return true
+end
 
 -- Remove a delivery and write its outcome into the job's record.
-local function finish(delivery, outcome)
-  local f = redis.call('HMGET', key('webhook', delivery), 'job')
-  redis.call('ZREM', key('webhooks'), delivery)
+local function finish(tenant, receiver, delivery, outcome)
+  local job = redis.call('HGET', key('webhook', delivery), 'job')
+  end_lease(tenant, receiver, delivery)
+  redis.call('ZREM', key('webhooks', tenant, receiver), delivery)
   redis.call('DEL', key('webhook', delivery))
-  if f[1] and redis.call('EXISTS', key('job', f[1])) == 1 then
-    redis.call('HSET', key('job', f[1]), 'webhook_status', outcome)
+  redis.call('DECR', key('webhooks_pending'))
+  if job and redis.call('EXISTS', key('job', job)) == 1 then
+    redis.call('HSET', key('job', job), 'webhook_status', outcome)
   end
 end
 
