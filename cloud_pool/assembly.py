@@ -79,7 +79,7 @@ def build_accounts(config: Config, metrics: Metrics) -> Accounts:
         audit_lost=lambda: audit.lost,
         key_file_stale=lambda: float(keys is not None and bool(keys.last_error)),
     )
-    authenticator = Authenticator(tokens, verifier, revocations)
+    authenticator = Authenticator(tokens, verifier, revocations, region=config.identity.region)
     return Accounts(authenticator, Ledger(accounting, audit, tenants), accounting, audit, revocations, client)
 
 

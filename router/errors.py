@@ -113,6 +113,12 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class ModelNotAllowed(ModelNotFound):
+    """The model exists, but the client may not use it. The message lists the models that it may use."""
+
+    status = 403
+
+
 class MethodNotAllowed(InvalidRequest):
     """The path exists, but not with this HTTP method."""
 

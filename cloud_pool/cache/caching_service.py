@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -299,8 +300,13 @@ async def _read(
 
 
 def _generation_key(cache_key: str, context: RequestContext) -> GenerationKey:
-    """Requests share a generation only within a priority, and critical ones only with critical ones."""
-    return GenerationKey(cache_key, f"{context.priority}.critical" if context.critical else context.priority)
+    """Requests share a generation only within a priority, critical ones only with critical ones, and callers that may
+    use only some tiers only with callers that may use the same: a fallback tier may answer."""
+    rank = f"{context.priority}.critical" if context.critical else context.priority
+    if context.allowed_tiers is not None:
+        names = "\0".join(sorted(context.allowed_tiers)).encode()
+        rank += f".{hashlib.blake2b(names, digest_size=8).hexdigest()}"
+    return GenerationKey(cache_key, rank)
 
 
 def _with_cached_usage(chunk: Chunk) -> Chunk:

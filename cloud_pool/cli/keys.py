@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -22,8 +23,9 @@ from ..accounts.identity import issuing
 from ..accounts.identity.claims import Claims
 from ..accounts.identity.config import MAX_TOKEN_LIFETIME_S, IdentityConfig
 from ..accounts.identity.key_set import read_jwks
-from ..accounts.identity.principal import SCOPES
+from ..accounts.identity.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, revoke_device, revoke_token
+from ..admission import RANK, Priority
 from .process import report_errors
 
 _DEFAULTS = IdentityConfig()
@@ -66,6 +68,23 @@ def new(private: Path, key_file: Path) -> None:
     show_default=True,
     help="What the token permits; repeatable.",
 )
+@click.option(
+    "--priority",
+    type=click.Choice(tuple(RANK)),
+    default="standard",
+    show_default=True,
+    help="The highest that a request may ask for.",
+)
+@click.option("--critical", is_flag=True, help="Permit x-causeway-critical: true.")
+@click.option("--model", "models", multiple=True, help="A model that it may use; repeatable; none: all its tenant's.")
+@click.option(
+    "--modality",
+    "modalities",
+    multiple=True,
+    type=click.Choice(MODALITIES),
+    help="A kind of content that messages may have; repeatable; none: all.",
+)
+@click.option("--region", "regions", multiple=True, help="A gateways' identity.region; repeatable; none: all.")
 @click.option("--days", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True, help="Lifetime.")
 @click.option("--issuer", default=_DEFAULTS.issuer, show_default=True, help="As in the gateways' identity.issuer.")
 @click.option(
@@ -73,15 +92,34 @@ def new(private: Path, key_file: Path) -> None:
 )
 @_report_errors
 def issue(
-    private: Path, tenant: str, device: str, scopes: tuple[str, ...], days: float, issuer: str, audience: str
+    private: Path,
+    tenant: str,
+    device: str,
+    scopes: tuple[Scope, ...],
+    priority: Priority,
+    critical: bool,
+    models: tuple[str, ...],
+    modalities: tuple[Modality, ...],
+    regions: tuple[str, ...],
+    days: float,
+    issuer: str,
+    audience: str,
 ) -> None:
     """Print a token for a device. Its id, for `keys revoke`, goes to stderr."""
     key = issuing.read_private(private)
+    grants = Grants(
+        priority=priority,
+        critical=critical,
+        models=models or None,
+        modalities=modalities or None,
+        regions=regions or None,
+    )
     token, claims = issuing.issue(
         key,
         tenant=tenant,
         device=device,
         scopes=scopes,
+        grants=grants,
         issuer=issuer,
         audience=audience,
         now=time.time(),
@@ -163,6 +201,11 @@ def _show_token(token: str) -> None:
         ("tenant", claims.tenant),
         ("device", claims.sub),
         ("scope", claims.scope),
+        ("priority", claims.priority),
+        ("critical", str(claims.critical).lower()),
+        ("models", _listed(claims.models)),
+        ("modalities", _listed(claims.modalities)),
+        ("regions", _listed(claims.regions)),
         ("issuer", claims.iss),
         ("audience", str(claims.aud)),
         ("valid", f"{_date(claims.nbf)} to {_date(claims.exp)}"),
@@ -181,6 +224,10 @@ async def _show_revoked(url: str) -> None:
     for name, revoked_at in sorted(devices.items()):
         table.add_row("device", name, f"issued before {_date(float(revoked_at))}")
     Console().print(table)
+
+
+def _listed(names: Sequence[str] | None) -> str:
+    return "all" if names is None else ", ".join(names)
 
 
 def _date(unix: float) -> str:

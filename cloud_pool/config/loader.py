@@ -145,7 +145,7 @@ def _check(config: Config) -> None:
         )
     if config.redis and not config.redis.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError("write redis://host:port/0, rediss:// or unix://", where="redis")
-    config.tenants.check()
+    config.tenants.check({name for tier in config.tiers for name in (tier.name, *tier.aliases)})
     config.cache.check(config.redis)
     config.degradation.check([tier.name for tier in config.tiers])
     for index, price in enumerate(config.tenants.prices):

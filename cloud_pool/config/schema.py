@@ -33,7 +33,7 @@ DEFAULT_TRITON = "127.0.0.1:8001"
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"  # address to listen on; any other than loopback needs `token_file` or `identity.key_file`
     port: Port = 8090  # TCP port; 0: any free port, which the ready line names
-    token_file: str = ""  # file with lines of `<device> <token>` or `<device> sha256:<hex>`; empty: no static tokens
+    token_file: str = ""  # file with lines of `<device> <token or sha256:hex> [grants]`; empty: no static tokens
     max_body_bytes: Positive = 8 * 1024 * 1024  # a larger request body is refused with 413
     read_timeout_s: Seconds = 20.0  # a whole request must have arrived by then
     drain_s: Pause = 20.0  # on SIGTERM, how long requests in progress may still take

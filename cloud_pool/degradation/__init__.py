@@ -14,7 +14,7 @@ Reading order:
 Each priority has its own health on each tier: under stress the least urgent work that is present moves first, and comes
 back last. Otherwise every priority would be spread over every tier.
 
-A request is critical when its header `x-causeway-critical: true` says so or its tenant is listed in
+A request is critical when its header `x-causeway-critical: true` says so, as its token permits, or its tenant is in
 `degradation.critical_tenants`. It gets the tier that it names or an error: never another model, a truncated answer
 or a stale one. Jobs are critical too: they have time, and wait for the tier that they name.
 """

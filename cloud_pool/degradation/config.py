@@ -42,7 +42,7 @@ class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     share_ramp: ShareRamp = ShareRamp()
     # Times a tier's ttft_objective_s without a token, after which the next tier is tried.
     first_token_timeout_factor: Annotated[float, Meta(ge=1)] = 3.0
-    critical_tenants: tuple[str, ...] = ()  # all their requests count as if they had sent x-causeway-critical: true
+    critical_tenants: tuple[str, ...] = ()  # all their requests are critical, whatever their header or token says
     continue_key_file: str = ""  # Fernet keys, one a line: the first signs, all verify; "": no answer is truncated
     continue_ttl_s: Seconds = 600.0  # validity of a continue token
     truncate_to_tokens: Positive = 128  # length of a truncated answer

@@ -93,6 +93,8 @@ class TierFallback:
         """Return the steps to try for this request, in order; never empty."""
         now = self._clock()
         names = (request.tier,) if request.critical else self._chains[request.tier]
+        if request.allowed is not None:
+            names = tuple(name for name in names if name == request.tier or name in request.allowed)
         views = [self._observe(name, priority, now) for name in names]
         tier_healths = self._tier_healths[priority]
         planned = plan(request, views, tier_healths, self.config.share_ramp, now)

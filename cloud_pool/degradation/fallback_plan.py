@@ -25,6 +25,7 @@ class FallbackRequest(msgspec.Struct, frozen=True):
     left_s: float
     position: float = 0.5  # its caller's position in the line, 0 to 1
     critical: bool = False  # this tier or none
+    allowed: frozenset[str] | None = None  # tiers that may answer; None: all
     resumable: bool = False  # a truncated answer could be continued as if it had never been cut
 
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import ModelNotFound
 from router.openai import encode_model, encode_models
 
+from ..accounts.model_access import AllowedTiers, find_tier, usable
 from ..config.tiers import Tier
 from ..observability.metrics import CONTENT_TYPE, Metrics
 from .readiness import Readiness
 from .responses import JSON
 
-_MODELS = "/v1/models/"
+MODELS = "/v1/models/"
 
 
 class InfoRoutes:
@@ -28,23 +28,15 @@ class InfoRoutes:
         self._created = created
         self.draining = False
 
-    def tier(self, name: str) -> Tier:
-        """Raises ModelNotFound."""
-        tier = self._tiers.get(name)
-        if tier is None:
-            known = ", ".join(self._tiers)
-            raise ModelNotFound(
-                f"The model {name[:64]!r} is not a tier of this gateway. Known: {known}.", param="model"
-            )
-        return tier
-
-    async def models(self, http: web.BaseRequest) -> web.StreamResponse:
-        rows = [(name, "causeway", self._created) for name in self._tiers]
+    def models(self, allowed: AllowedTiers) -> web.StreamResponse:
+        """List the models that the caller may use, by name and alias."""
+        rows = [(name, "causeway", self._created) for name in usable(self._tiers, allowed)]
         return web.Response(body=encode_models(rows), content_type=JSON)
 
-    async def model(self, http: web.BaseRequest) -> web.StreamResponse:
-        name = http.path.removeprefix(_MODELS)
-        self.tier(name)
+    def model(self, path: str, allowed: AllowedTiers) -> web.StreamResponse:
+        """Raises ModelNotFound or ModelNotAllowed."""
+        name = path.removeprefix(MODELS)
+        find_tier(self._tiers, name, allowed)
         return web.Response(body=encode_model(name, "causeway", self._created), content_type=JSON)
 
     async def healthz(self, http: web.BaseRequest) -> web.StreamResponse:

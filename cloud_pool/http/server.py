@@ -18,6 +18,7 @@ from router.types import Chunk, Request, RoutingHints, Usage
 from ..accounts.identity.authenticator import Authenticator
 from ..accounts.identity.principal import Principal
 from ..accounts.ledger import Ledger, LedgerEntry
+from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
 from ..accounts.tenants.accounting import BYTES_PER_TOKEN
 from ..cache.caching_service import CachingService
 from ..cache.single_flight.reply import Reply
@@ -28,7 +29,7 @@ from ..observability.metrics import Metrics
 from ..observability.tracing import Trace, Tracing
 from ..serving.request_context import AnswerHead, RequestContext
 from ..serving.service import Service
-from .info_routes import InfoRoutes
+from .info_routes import MODELS, InfoRoutes
 from .readiness import Readiness
 from .request_metrics import RequestMetrics
 from .request_reader import read_body, read_headers
@@ -76,6 +77,7 @@ class Server:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
+        self._tiers = tiers
         self._jobs = jobs
         self._tracing = tracing
         self._critical_tenants = critical_tenants
@@ -89,7 +91,7 @@ class Server:
         self._routes: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": (hdrs.METH_POST, self._chat),
             "/v1/completions": (hdrs.METH_POST, self._completion),
-            "/v1/models": (hdrs.METH_GET, self._authenticated(info.models)),
+            "/v1/models": (hdrs.METH_GET, self._models),
             "/healthz": (hdrs.METH_GET, info.healthz),
             "/health": (hdrs.METH_GET, info.healthz),  # vLLM's name
             "/readyz": (hdrs.METH_GET, info.readyz),
@@ -113,8 +115,8 @@ class Server:
     def _handler(self, http: web.BaseRequest) -> Handler:
         """Raises NotFound or MethodNotAllowed."""
         method, handler = self._routes.get(http.path, ("", None))
-        if handler is None and http.path.startswith("/v1/models/"):
-            method, handler = hdrs.METH_GET, self._authenticated(self._info.model)
+        if handler is None and http.path.startswith(MODELS):
+            method, handler = hdrs.METH_GET, self._model
         if handler is None and (job := self._jobs(http)) is not None:
             return job
         if handler is None:
@@ -123,12 +125,14 @@ class Server:
             raise MethodNotAllowed(f"{http.method} is not allowed here. Use {method}.")
         return handler
 
-    def _authenticated(self, handler: Handler) -> Handler:
-        async def handle(http: web.BaseRequest) -> web.StreamResponse:
-            self._principal(http)
-            return await handler(http)
+    async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
+        return self._info.models(self._allowed(self._principal(http)))
 
-        return handle
+    async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
+        return self._info.model(http.path, self._allowed(self._principal(http)))
+
+    def _allowed(self, principal: Principal) -> AllowedTiers:
+        return allowed_tiers(self._tiers, principal, self._ledger.limits(principal))
 
     async def _chat(self, http: web.BaseRequest) -> web.StreamResponse:
         return await self._generate(http, partial(parse_chat, resumes=True), "chatcmpl", "chat")
@@ -217,9 +221,11 @@ class Server:
         limits = self._ledger.limits(principal)
         body = await read_body(http, limits.body_bytes(self._config.max_body_bytes), self._config.read_timeout_s)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
+        allowed = self._allowed(principal)
+        tier = find_tier(self._tiers, parsed.model, allowed)
+        principal.grants.require_modalities(parsed)
         limits.check_request(parsed)
         request = limits.bounded(parsed)
-        tier = self._info.tier(request.model)
         entry.tier = tier.name
         await self._ledger.admit(entry, principal, request, len(body))
         return RequestContext(
@@ -227,13 +233,14 @@ class Server:
             request=request,
             tier=tier,
             deadline=arrived_at + self._deadline_s(request),
-            priority=inbound.priority,
+            priority=principal.grants.bounded_priority(inbound.priority),
             traceparent=inbound.traceparent,
             trace=None if self._tracing is None else self._tracing.begin(request, inbound.id, inbound.traceparent),
             tenant=principal.tenant,
             weight=limits.weight,
             tokens=len(body) / BYTES_PER_TOKEN + (request.max_tokens or tier.max_tokens),
-            critical=inbound.critical or principal.tenant in self._critical_tenants,
+            critical=(inbound.critical and principal.grants.critical) or principal.tenant in self._critical_tenants,
+            allowed_tiers=allowed,
         )
 
     def _principal(self, http: web.BaseRequest) -> Principal:

@@ -9,6 +9,7 @@ import anyio
 from prometheus_client import CollectorRegistry
 
 from ..accounts.identity.principal import Principal
+from ..accounts.model_access import allowed_tiers
 from ..accounts.tenants.config import TenantLimits
 from ..config.tiers import Tier
 from ..observability.tracing import JobTrace
@@ -50,7 +51,9 @@ class JobsGateway:
         self._metrics = JobMetrics(registry)
         self._stores = JobStores.open(config, clock)
         parser = SubmissionParser(config, tiers)
-        batches = BatchApi(config, self._stores, trace)
+        batches = BatchApi(
+            config, self._stores, trace, allowed=lambda principal: allowed_tiers(tiers, principal, limits(principal))
+        )
         self.api = JobApi(config, self._stores, parser, identify, limits, trace, more_routes=batches.routes)
 
     async def watch(self) -> None:

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from router.errors import InvalidRequest, ModelNotFound
+from router.errors import InvalidRequest
 from router.openai import check_field_names
 from router.openai.request_body import load
 from router.types import Request
 
+from ..accounts.identity.principal import Principal
+from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
 from ..config.tiers import Tier
@@ -40,7 +42,7 @@ class _ExtensionFields(msgspec.Struct, frozen=True):
 class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """A body with what its headers say."""
 
-    owner: str
+    principal: Principal
     body: bytes
     priority: Priority = "standard"
     deadline_ms: int | None = None  # time left
@@ -63,11 +65,16 @@ class SubmissionParser:
         Raises:
             InvalidRequest: the body, a field of ours or a limit of the tenant
             ModelNotFound: no such tier
+            ModelNotAllowed: the caller may not use it
+            PermissionDenied: the caller may not send such content
             UnsupportedFeature: the tier cannot do what the request asks
             WebhookRefused: webhooks may not be sent to this URL
         """
+        principal = submission.principal
         extensions, body = _split(submission.body)
-        request = self.validate(extensions.endpoint, body, submission.owner, submission.tags)
+        allowed = allowed_tiers(self._tiers, principal, limits)
+        request = self.validate(extensions.endpoint, body, principal.owner, submission.tags, allowed)
+        principal.grants.require_modalities(request)
         limits.check_request(request)
         deadline_ms = submission.deadline_ms if extensions.deadline_ms is None else extensions.deadline_ms
         if deadline_ms is not None and deadline_ms <= 0:
@@ -79,9 +86,9 @@ class SubmissionParser:
             check_webhook_url(extensions.webhook, allow_http=allow_http, allowed=self._allowed)
         return NewJob(
             id=f"job_{secrets.token_hex(12)}",
-            owner=submission.owner,
+            owner=principal.owner,
             tier=self._tiers[request.model].name,
-            priority=extensions.priority or submission.priority,
+            priority=principal.grants.bounded_priority(extensions.priority or submission.priority),
             endpoint=extensions.endpoint,
             body=body,
             deadline_ms=now_ms + self._time_ms(deadline_ms),
@@ -91,15 +98,20 @@ class SubmissionParser:
             tags=submission.tags,
         )
 
-    def validate(self, endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, ...] = ()) -> Request:
+    def validate(
+        self,
+        endpoint: Endpoint,
+        body: bytes,
+        owner: str,
+        tags: tuple[str, ...] = (),
+        allowed: AllowedTiers = None,
+    ) -> Request:
         """Parse a body and check all that would only fail when it runs.
 
-        Raises InvalidRequest, ModelNotFound or UnsupportedFeature.
+        Raises InvalidRequest, ModelNotFound, ModelNotAllowed or UnsupportedFeature.
         """
         request = parse_request(endpoint, body, owner, tags)
-        if request.model not in self._tiers:
-            known = ", ".join(self._tiers)
-            raise ModelNotFound(f"The model {request.model[:64]!r} is no tier here. There are: {known}.", param="model")
+        find_tier(self._tiers, request.model, allowed)
         check_supported(request)
         return request
 

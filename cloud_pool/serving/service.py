@@ -147,10 +147,13 @@ class Service:
         self, context: RequestContext, partial_answer: PartialAnswer | None, key: bytes
     ) -> FallbackRequest:
         # The tier that gave the first part continues it best.
-        tier = partial_answer.tier if partial_answer and partial_answer.tier in self._runtimes else context.tier.name
+        first = partial_answer.tier if partial_answer else ""
+        allowed = context.allowed_tiers is None or first in context.allowed_tiers
+        tier = first if allowed and first in self._runtimes else context.tier.name
         resumable = self._continue_tokens is not None and is_resumable(context.request)
         position = caller_position(context.tenant, context.request.hints.client, key)
-        return FallbackRequest(tier, context.deadline - self._clock(), position, context.critical, resumable)
+        left_s = context.deadline - self._clock()
+        return FallbackRequest(tier, left_s, position, context.critical, context.allowed_tiers, resumable)
 
     def _truncator(
         self, context: RequestContext, step: FallbackStep, tier: Tier, partial_answer: PartialAnswer | None

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 import cloud_pool
+from cloud_pool.accounts.identity.principal import Grants
 from cloud_pool.accounts.identity.static_tokens import load_tokens
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.rules import CacheKeys
@@ -125,15 +126,38 @@ def test_static_tokens_in_plain_text_and_as_hash(tmp_path: Path) -> None:
         "kiosk-2 sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n"
     )
     tokens = load_tokens(path)
-    assert tokens.device("Bearer opensesame") == "kiosk-1"
-    assert tokens.device("bearer test") == "kiosk-2"
-    for wrong in ("", "Bearer", "Bearer ", "Basic opensesame", "Bearer opensesam", "Bearer kiosk-1"):
+    assert tokens.find("opensesame").device == "kiosk-1"
+    assert tokens.find("test").device == "kiosk-2"
+    for wrong in ("", "opensesam", "kiosk-1", "op\udce9n"):
         with pytest.raises(AuthenticationFailed):
-            tokens.device(wrong)
+            tokens.find(wrong)
     assert b"opensesame" not in msgspec.json.encode([token.device for token in tokens.known])
 
 
-@pytest.mark.parametrize("text", ["", "# no device\n", "lonely\n", "a b c\n", "a sha256:12\n"])
+def test_static_tokens_grant_what_their_lines_say(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("a x\nb y priority=interactive critical=true models=large,small modalities=text regions=eu,us\n")
+    tokens = load_tokens(path)
+    assert tokens.find("x").grants == Grants()
+    assert tokens.find("y").grants == Grants(
+        priority="interactive", critical=True, models=("large", "small"), modalities=("text",), regions=("eu", "us")
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# no device\n",
+        "lonely\n",
+        "a b c\n",
+        "a sha256:12\n",
+        "a b priority=vip\n",
+        "a b models=\n",
+        "a b scope=admin\n",
+        "a b critical=true critical=false\n",
+    ],
+)
 def test_empty_or_malformed_token_file_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens"
     path.write_text(text)

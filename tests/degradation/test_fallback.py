@@ -278,3 +278,14 @@ async def test_zero_idle_time_disables_warm_ups() -> None:
     await bed.warmer.watch()
     assert bed.pool.checks == 0
     assert bed.fallback.is_warm("large")
+
+
+def test_a_caller_falls_back_to_its_own_tiers_only() -> None:
+    bed = Bed()
+    for allowed, order in (
+        (None, ["large", "medium"]),
+        ({"large"}, ["large"]),
+        ({"large", "medium"}, ["large", "medium"]),
+    ):
+        request = FallbackRequest("large", 60.0, 0.1, allowed=None if allowed is None else frozenset(allowed))
+        assert bed.order(request) == order

@@ -7,10 +7,14 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from cloud_pool.accounts.identity.principal import Principal
+from cloud_pool.accounts.identity.principal import Grants, Principal
 from cloud_pool.http.responses import error_response
 from cloud_pool.jobs.http.routing import Handler
 from router.errors import AuthenticationFailed, CausewayError, NotFound
+
+EVERYTHING = Grants(priority="interactive", critical=True)
+GRANTS = {"limited": Grants(models=("large",), modalities=("text",)), "modest": Grants(priority="bulk")}
+"""What some tenants' tokens grant; all others get everything."""
 
 
 def identify(http: web.BaseRequest) -> Principal:
@@ -19,7 +23,7 @@ def identify(http: web.BaseRequest) -> Principal:
     if not found:
         raise AuthenticationFailed("send a token")
     tenant, _, scope = found.partition(":")
-    return Principal(tenant, "1", frozenset({scope or "jobs"}))
+    return Principal(tenant, "1", frozenset({scope or "jobs"}), GRANTS.get(tenant, EVERYTHING))
 
 
 @asynccontextmanager

@@ -30,6 +30,7 @@ from .gateway import identify, serving
 from .scripted_worker import RunningWorker, ScriptedRunner
 
 TIER = Tier(TierConfig(name="large"), ChatFormat("{{ messages }}"))
+SMALL = Tier(TierConfig(name="small"), ChatFormat("{{ messages }}"))
 CHAT = {"model": "big", "messages": [{"role": "user", "content": "a secret question"}]}
 
 
@@ -40,7 +41,8 @@ async def http(config: JobsConfig, stores: JobStores) -> AsyncIterator[aiohttp.C
     def limits(asker: Principal) -> TenantLimits:
         return TenantLimits(max_tokens=50, max_body_bytes=300) if asker.tenant == "capped" else TenantLimits()
 
-    api = JobApi(config, stores, SubmissionParser(config, {"large": TIER, "big": TIER}), identify, limits)
+    tiers = {"large": TIER, "big": TIER, "small": SMALL}
+    api = JobApi(config, stores, SubmissionParser(config, tiers), identify, limits)
     async with serving(api.handler) as url:
         headers = {"authorization": "Bearer kiosk"}
         async with aiohttp.ClientSession(url, headers=headers) as session:
@@ -256,3 +258,24 @@ async def test_webhook_secrets_rotate_and_differ_by_owner(http: aiohttp.ClientSe
     assert json.dumps(await secret_of("GET", "another")).find(first["secret"]) < 0
     second = await secret_of("POST")
     assert second["previous"] == first["secret"] != second["secret"]
+
+
+async def test_a_jobs_priority_is_bounded_by_its_token(http: aiohttp.ClientSession) -> None:
+    """In its body and in the header."""
+    for token, priority in (("kiosk", "interactive"), ("limited", "standard"), ("modest", "bulk")):
+        by_body = await submit(http, CHAT | {"priority": "interactive"}, authorization=f"Bearer {token}")
+        by_header = await submit(http, CHAT, authorization=f"Bearer {token}", x_causeway_priority="interactive")
+        assert [(status, job["priority"]) for status, job in (by_body, by_header)] == [(202, priority)] * 2
+
+
+async def test_a_job_uses_the_models_and_content_of_its_token_only(http: aiohttp.ClientSession) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    seeing = [{"role": "user", "content": [image]}]
+    for changes, status, code in (
+        ({}, 202, ""),
+        ({"model": "small"}, 403, "model_not_found"),
+        ({"messages": seeing}, 403, "permission_denied"),
+    ):
+        found, body = await submit(http, CHAT | changes, authorization="Bearer limited")
+        assert found == status, body
+        assert status == 202 or body["error"]["code"] == code  # type: ignore[index]

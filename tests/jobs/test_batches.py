@@ -32,9 +32,9 @@ from router.types import Chunk
 from .conftest import Clock, until
 from .gateway import identify, serving
 from .scripted_worker import ScriptedRunner, answers
-from .test_api import TIER
+from .test_api import SMALL, TIER
 
-TIERS = {"large": TIER, "big": TIER}
+TIERS = {"large": TIER, "big": TIER, "small": SMALL}
 BODY = {"model": "big", "messages": [{"role": "user", "content": "hi"}]}
 
 NO_FILE = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
@@ -364,3 +364,22 @@ def test_any_bytes_are_lines_or_errors(data: bytes) -> None:
     lines, faults = read_lines(data, "/v1/chat/completions", check, max_lines=5, max_line_bytes=100)
     assert lines == []
     assert faults
+
+
+async def test_a_batchs_lines_use_the_models_and_content_of_its_token_only(url: str, processor: BatchProcessor) -> None:
+    """The token is not there when the lines are read: the batch remembers what it granted."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="limited", max_retries=0) as client:
+        fine = await batch_of(client, line("a"))
+        batch = await batch_of(
+            client,
+            line("a", body=BODY | {"model": "small"}),
+            line("b", body=BODY | {"messages": [{"role": "user", "content": [image]}]}),
+        )
+        for _ in range(2):
+            assert await processor.step()
+        assert (await client.batches.retrieve(fine.id)).status == "in_progress"
+        refused = await client.batches.retrieve(batch.id)
+        assert refused.status == "failed"
+        assert refused.errors is not None
+        assert [error.code for error in refused.errors.data or []] == ["model_not_found", "permission_denied"]

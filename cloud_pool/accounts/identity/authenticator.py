@@ -3,6 +3,7 @@
 1. No tokens are configured (loopback only): ANYONE.
 2. A bearer token that looks like a JWT, if keys are configured: signature, claims, revocation.
 3. Any other bearer token: the static tokens, of the tenant `default`, without the scope `admin`.
+4. A token of (2) or (3) that is for other regions is refused.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Authenticator:
 
     Args:
         verifier, revocations: None for static tokens only
+        region: of this gateway
         clock: monotonic time, s
         wall_clock: unix time, s
     """
@@ -35,12 +37,14 @@ class Authenticator:
         verifier: TokenVerifier | None = None,
         revocations: RevocationList | None = None,
         *,
+        region: str = "",
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._static = static
         self._verifier = verifier
         self._revocations = revocations
+        self._region = region
         self._clock = clock
         self._wall_clock = wall_clock
 
@@ -50,6 +54,7 @@ class Authenticator:
         Raises:
             AuthenticationFailed: the token is missing, invalid, expired or revoked
             IdentityUnavailable: the copy of the revocations is too old (`when_revocations_stale: deny`)
+            PermissionDenied: the token is for other regions
         """
         if self._verifier is None and not self._static.known:  # (1)
             return ANYONE
@@ -61,7 +66,8 @@ class Authenticator:
             claims = self._verifier.verify(token, now=self._clock(), now_unix=self._wall_clock())
             if self._revocations is not None:
                 self._revocations.check(claims)
+            claims.require_region(self._region)  # (4)
             return claims.principal()
-        if not self._static.known:
-            raise AuthenticationFailed("the bearer token is not known here")
-        return Principal(DEFAULT_TENANT, self._static.device(authorization), _STATIC_SCOPES)  # (3)
+        static = self._static.find(token)  # (3)
+        static.grants.require_region(self._region)
+        return Principal(DEFAULT_TENANT, static.device, _STATIC_SCOPES, static.grants)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
-
 from router.errors import AuthenticationFailed
 
 from .config import IdentityConfig
-from .principal import Principal
-
-# Names go into Redis keys, logs and metrics: no separators, no control characters, bounded.
-ClaimName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+from .principal import ClaimName, Grants, Principal
 
 
-class Claims(msgspec.Struct, frozen=True):
-    """RFC 7519's registered claims, all required, and ours. Times are unix, s."""
+class Claims(Grants, frozen=True, forbid_unknown_fields=False, kw_only=True):
+    """RFC 7519's registered claims and ours, all required, and the grants, which are not. Times are unix, s."""
 
     iss: str
     aud: str | tuple[str, ...]
@@ -36,7 +28,7 @@ class Claims(msgspec.Struct, frozen=True):
 
     def principal(self) -> Principal:
         """Return the caller that these claims describe."""
-        return Principal(self.tenant, self.sub, frozenset(self.scope.split()), self.jti)
+        return Principal(self.tenant, self.sub, frozenset(self.scope.split()), self, self.jti, self.iat)
 
 
 def check(claims: Claims, config: IdentityConfig, now: float) -> None:

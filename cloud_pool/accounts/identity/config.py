@@ -25,6 +25,7 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_file: str = ""  # JWKS; "": no signed tokens
     issuer: str = "causeway"  # accepted `iss` claim
     audience: str = "causeway-cloud"  # accepted `aud` claim
+    region: str = ""  # of this gateway: a token whose claim `regions` does not name it gets 403
     clock_skew_s: Annotated[float, Meta(ge=0, le=300)] = 30.0  # between the issuer's clock and the gateway's
     max_lifetime_s: Annotated[float, Meta(gt=0, le=MAX_TOKEN_LIFETIME_S)] = 90 * 86400.0  # longer ones are refused
     max_token_bytes: Annotated[int, Meta(ge=256, le=16384)] = 4096  # a longer token is refused

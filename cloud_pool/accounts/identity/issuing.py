@@ -17,6 +17,7 @@ from router.errors import ConfigError
 
 from .claims import Claims
 from .key_set import Jwk, Jwks, public_jwk, read_jwks
+from .principal import NO_GRANTS, Grants
 from .token_verifier import ALGORITHM
 
 
@@ -83,6 +84,7 @@ def issue(
     tenant: str,
     device: str,
     scopes: Iterable[str],
+    grants: Grants = NO_GRANTS,
     issuer: str,
     audience: str,
     now: float,
@@ -90,6 +92,7 @@ def issue(
 ) -> tuple[str, Claims]:
     """Sign a token that is valid from `now` (unix, s). Raises ConfigError for names that no gateway accepts."""
     document = {
+        **msgspec.to_builtins(grants),
         "iss": issuer,
         "aud": audience,
         "sub": device,

@@ -1,17 +1,59 @@
-"""The authenticated caller."""
+"""The authenticated caller, and what its token grants."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from router.errors import PermissionDenied
+from router.policy.signals import modalities
+from router.types import Request
+
+from ...admission import RANK, Priority
 
 Scope = Literal["chat", "jobs", "admin"]
 SCOPES: tuple[Scope, ...] = ("chat", "jobs", "admin")
+Modality = Literal["text", "image", "audio", "file"]
+MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")
+# Names go into Redis keys, logs and metrics: no separators, no control characters, bounded.
+ClaimName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+ModelName = Annotated[str, Meta(min_length=1, max_length=128)]
 DEFAULT_TENANT = "default"
 """Tenant of static tokens, and of every caller of a loopback gateway without tokens."""
+
+
+class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What a token allows beside its scopes. A request's headers can ask for less, never for more."""
+
+    priority: Priority = "standard"  # the highest that a request may have
+    critical: bool = False  # whether a request may be critical
+    models: Annotated[tuple[ModelName, ...], Meta(min_length=1)] | None = None  # names or aliases; None: all
+    modalities: Annotated[tuple[Modality, ...], Meta(min_length=1)] | None = None  # of messages; None: all
+    regions: Annotated[tuple[ClaimName, ...], Meta(min_length=1)] | None = None  # of gateways; None: all
+
+    def bounded_priority(self, wanted: Priority) -> Priority:
+        """Return `wanted`, or the highest granted priority if that is lower."""
+        return wanted if RANK[wanted] >= RANK[self.priority] else self.priority
+
+    def require_modalities(self, request: Request) -> None:
+        """Raises PermissionDenied if the request has content of a kind that is not granted."""
+        if self.modalities is None:
+            return
+        for modality in modalities(request):
+            if modality not in self.modalities:
+                allowed = ", ".join(self.modalities)
+                raise PermissionDenied(f"This token may not send {modality}: it allows {allowed}.", param="messages")
+
+    def require_region(self, region: str) -> None:
+        """Raises PermissionDenied if the token is for other regions. `region`: of this gateway, "" if it has none."""
+        if self.regions is not None and region not in self.regions:
+            here = f"this gateway is in {region}" if region else "this gateway has no `identity.region`"
+            raise PermissionDenied(f"This token is for the regions {', '.join(self.regions)}; {here}.")
+
+
+NO_GRANTS = Grants()
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -20,7 +62,9 @@ class Principal(msgspec.Struct, frozen=True):
     tenant: str
     device: str
     scopes: frozenset[str]
+    grants: Grants = NO_GRANTS
     token_id: str = ""  # a signed token's `jti`; "" for a static one
+    issued: float = 0.0  # a signed token's `iat`, unix, s
 
     @property
     def owner(self) -> str:
@@ -33,5 +77,5 @@ class Principal(msgspec.Struct, frozen=True):
             raise PermissionDenied(f"This token may not do this: it lacks the scope `{scope}`.")
 
 
-ANYONE = Principal(DEFAULT_TENANT, "", frozenset(SCOPES))
-"""Every caller of a gateway without tokens, which may listen on loopback only."""
+ANYONE = Principal(DEFAULT_TENANT, "", frozenset(SCOPES), Grants(priority="interactive", critical=True))
+"""Every caller of a gateway without tokens, which may listen on loopback only: it gets what its headers ask for."""

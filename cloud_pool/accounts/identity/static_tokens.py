@@ -1,7 +1,7 @@
-"""Static bearer tokens, from a file with one per line.
+"""Static bearer tokens, from a file with one per line: a device, its token, and what it is granted.
 
-    kiosk-17  sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
-    kiosk-18  a-token-in-the-clear
+    kiosk-17  sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae  priority=interactive
+    kiosk-18  a-token-in-the-clear  critical=true models=large,small
     # a comment
 
 Only hashes are kept in memory.
@@ -12,20 +12,25 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from router.errors import AuthenticationFailed, ConfigError
 
+from .principal import Grants
+
 _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_LISTS = ("models", "modalities", "regions")
 
 
 class StaticToken(msgspec.Struct, frozen=True):
-    """A device and the hash of its token."""
+    """A device, the hash of its token, and what it is granted."""
 
     device: str
     digest: bytes  # sha256, [32]
+    grants: Grants = Grants()
 
 
 class StaticTokens(msgspec.Struct, frozen=True):
@@ -33,24 +38,16 @@ class StaticTokens(msgspec.Struct, frozen=True):
 
     known: tuple[StaticToken, ...] = ()
 
-    def device(self, authorization: str) -> str:
-        """Return the device whose token the header holds; "" if no tokens are configured.
-
-        Raises AuthenticationFailed.
-        """
-        if not self.known:
-            return ""
-        scheme, _, secret = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not secret.strip():
-            raise AuthenticationFailed("send `Authorization: Bearer <token>`")
-        digest = hashlib.sha256(secret.strip().encode()).digest()
-        device = ""
+    def find(self, secret: str) -> StaticToken:
+        """Return the entry of a bearer token. Raises AuthenticationFailed."""
+        digest = hashlib.sha256(secret.encode(errors="replace")).digest()
+        found: StaticToken | None = None
         for token in self.known:  # Compare with all of them: the time taken must not tell which one matches.
             if hmac.compare_digest(token.digest, digest):
-                device = token.device
-        if not device:
+                found = token
+        if found is None:
             raise AuthenticationFailed("the bearer token is not known here")
-        return device
+        return found
 
 
 def load_tokens(path: Path) -> StaticTokens:
@@ -62,16 +59,34 @@ def load_tokens(path: Path) -> StaticTokens:
     tokens = []
     for number, line in enumerate(lines, 1):
         fields = line.partition("#")[0].split()
-        if not fields:
-            continue
-        if len(fields) != 2:
-            raise ConfigError("write `<device> <token>` or `<device> sha256:<64 hex digits>`", where=f"{path}:{number}")
-        device, secret = fields
-        hashed = _HASH.fullmatch(secret)
-        if secret.startswith("sha256:") and not hashed:
-            raise ConfigError("sha256: must be followed by 64 hex digits", where=f"{path}:{number}")
-        digest = bytes.fromhex(hashed[1]) if hashed else hashlib.sha256(secret.encode()).digest()
-        tokens.append(StaticToken(device, digest))
+        if fields:
+            tokens.append(_token(fields, f"{path}:{number}"))
     if not tokens:
         raise ConfigError("there is no token in the file", where=str(path))
     return StaticTokens(tuple(tokens))
+
+
+def _token(fields: Sequence[str], where: str) -> StaticToken:
+    """Raises ConfigError."""
+    if len(fields) < 2:
+        raise ConfigError("write `<device> <token>` or `<device> sha256:<64 hex digits>`", where=where)
+    device, secret = fields[:2]
+    hashed = _HASH.fullmatch(secret)
+    if secret.startswith("sha256:") and not hashed:
+        raise ConfigError("sha256: must be followed by 64 hex digits", where=where)
+    digest = bytes.fromhex(hashed[1]) if hashed else hashlib.sha256(secret.encode()).digest()
+    return StaticToken(device, digest, _grants(fields[2:], where))
+
+
+def _grants(words: Sequence[str], where: str) -> Grants:
+    """Raises ConfigError."""
+    document: dict[str, object] = {}
+    for word in words:
+        name, is_grant, value = word.partition("=")
+        if not is_grant or name in document:
+            raise ConfigError(f"{word!r}: after the token write each grant once, as priority=interactive", where=where)
+        document[name] = value.split(",") if name in _LISTS else value
+    try:
+        return msgspec.convert(document, Grants, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error), where=where) from error

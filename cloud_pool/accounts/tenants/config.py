@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 import msgspec
@@ -25,6 +26,8 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_body_bytes: NonNegativeInt = 0  # of one request
     usd_per_day: NonNegativeFloat = 0.0  # UTC days
     weight: Annotated[float, Meta(gt=0)] = 1.0  # of the tenant in the queue of a tier, relative to others
+    # names or aliases of the tiers that it may use; a token's claim `models` can narrow this; empty: all
+    models: tuple[str, ...] = ()
 
     @property
     def request_capacity(self) -> float:
@@ -82,10 +85,15 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the limits of a tenant."""
         return next((each for each in self.overrides if each.name == tenant), self.default)
 
-    def check(self) -> None:
-        """Raises ConfigError for a tenant or price that is listed twice."""
+    def check(self, models: Collection[str]) -> None:
+        """Raises ConfigError for a tenant or price that is listed twice, or a model that is not one of `models`."""
         tenants, tiers = [each.name for each in self.overrides], [each.tier for each in self.prices]
         for key, names in (("overrides", tenants), ("prices", tiers)):
             for index, name in enumerate(names):
                 if name in names[:index]:
                     raise ConfigError(f"{name!r} is listed twice", where=f"tenants.{key}[{index}]")
+        limits = {"default": self.default, **{f"overrides[{at}]": each for at, each in enumerate(self.overrides)}}
+        for key, each in limits.items():
+            for index, name in enumerate(each.models):
+                if name not in models:
+                    raise ConfigError(f"there is no tier {name!r}", where=f"tenants.{key}.models[{index}]")

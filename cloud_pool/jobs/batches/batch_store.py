@@ -8,6 +8,7 @@ import msgspec
 
 from router.errors import NotFound
 
+from ...accounts.identity.principal import NO_GRANTS, Grants
 from ..config import BatchConfig
 from ..errors import IdempotencyConflict, JobAlreadyEnded, RecordUnreadable
 from ..record import Endpoint
@@ -30,6 +31,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     expires: int
     metadata: str = "null"  # JSON
+    grants: str = "{}"  # JSON of Grants: what its lines may use
     tags: str = ""  # of each line, separated by commas
     traceparent: str = ""  # of the span that created it
     total: int = 0
@@ -84,6 +86,7 @@ class BatchStore:
         metadata: bytes,
         digest: str,
         *,
+        grants: Grants = NO_GRANTS,
         tags: tuple[str, ...] = (),
         traceparent: str = "",
     ) -> Batch:
@@ -92,13 +95,14 @@ class BatchStore:
         Args:
             metadata: JSON
             digest: of the request, compared with that of a batch with this name
+            grants: what its lines may use
 
         Raises:
             NotFound: `file` is no input file of the owner
             IdempotencyConflict: the name belongs to a batch with another digest
         """
         window_ms = int(self._config.completion_window_s * 1000)
-        plain = ("endpoint", endpoint, "metadata", metadata)
+        plain = ("endpoint", endpoint, "metadata", metadata, "grants", msgspec.json.encode(grants))
         fields = (*plain, "tags", ",".join(tags), "traceparent", traceparent)
         verdict = as_text(await self._db.run("batch_create", self._now, name, owner, file, digest, window_ms, *fields))
         if verdict == "absent":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, PermissionDenied
 
 from ..record import Endpoint
 
@@ -49,7 +49,7 @@ class _InvalidLine(Exception):
 
 
 ResolveTier = Callable[[bytes], str]
-"""Check a body and return its tier. Raises InvalidRequest."""
+"""Check a body and return its tier. Raises InvalidRequest or PermissionDenied."""
 
 
 def read_lines(
@@ -100,5 +100,5 @@ def _line(
     body = bytes(wire.body)
     try:
         return BatchLine(number, wire.custom_id, resolve_tier(body), body)
-    except InvalidRequest as error:
+    except (InvalidRequest, PermissionDenied) as error:
         raise _InvalidLine(error.code, error.message, "body" + (f".{error.param}" if error.param else "")) from None

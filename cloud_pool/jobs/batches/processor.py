@@ -18,6 +18,7 @@ import msgspec
 
 from router.errors import NotFound, QueueFull, RateLimited
 
+from ...accounts.identity.principal import Grants
 from ..config import JobsConfig
 from ..errors import JobAlreadyEnded, JobStoreUnavailable, RecordUnreadable
 from ..record import NewJob
@@ -85,8 +86,13 @@ class BatchProcessor:
         content = await self._batches.read_input(batch.id, self._files)
         limits = self._config.batches
 
+        grants = msgspec.json.decode(batch.grants, type=Grants)
+        allowed = None if grants.models is None else frozenset(grants.models)
+
         def resolve_tier(body: bytes) -> str:
-            return self._parser.tier_name(self._parser.validate(batch.endpoint, body, batch.owner))
+            request = self._parser.validate(batch.endpoint, body, batch.owner, allowed=allowed)
+            grants.require_modalities(request)
+            return self._parser.tier_name(request)
 
         def read() -> tuple[list[BatchLine], list[BatchLineError]]:
             return read_lines(

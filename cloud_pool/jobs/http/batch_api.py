@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
 import anyio
@@ -12,9 +12,10 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from router.errors import InvalidRequest, UnsupportedFeature
+from router.errors import InvalidRequest, ModelNotAllowed, UnsupportedFeature
 
-from ...accounts.identity.principal import Principal
+from ...accounts.identity.principal import Grants, Principal
+from ...accounts.model_access import AllowedTiers
 from ...http.request_reader import read_body, read_headers
 from ...http.responses import STALLED_S
 from ...observability.tracing import JobTrace
@@ -68,10 +69,22 @@ class _BatchList(msgspec.Struct):
 
 
 class BatchApi:
-    """Handlers of files and batches; JobApi routes to them."""
+    """Handlers of files and batches; JobApi routes to them.
 
-    def __init__(self, config: JobsConfig, stores: JobStores, trace: JobTrace | None = None) -> None:
+    Args:
+        allowed: the tiers that a principal may use
+    """
+
+    def __init__(
+        self,
+        config: JobsConfig,
+        stores: JobStores,
+        trace: JobTrace | None = None,
+        *,
+        allowed: Callable[[Principal], AllowedTiers] = lambda _: None,
+    ) -> None:
         self._config = config
+        self._allowed = allowed
         self._durability = stores.durability
         self._files = stores.files
         self._batches = stores.batches
@@ -158,10 +171,19 @@ class BatchApi:
                 endpoint,
                 msgspec.json.encode(batch_request.metadata),
                 hashlib.sha256(b",".join((*(tag.encode() for tag in headers.tags), body))).hexdigest(),
+                grants=self._grants(principal),
                 tags=headers.tags,
                 traceparent=traceparent,
             )
         return json_response(batch_view(batch))
+
+    def _grants(self, principal: Principal) -> Grants:
+        """Return what the lines may use: they are read later, without the token."""
+        allowed = self._allowed(principal)
+        if allowed is not None and not allowed:
+            raise ModelNotAllowed("Your tenant and your token allow no model together: a batch can have no line.")
+        models = None if allowed is None else tuple(sorted(allowed))
+        return Grants(models=models, modalities=principal.grants.modalities)
 
     async def _get(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
         return json_response(batch_view(await self._batches.get(name, principal.owner)))

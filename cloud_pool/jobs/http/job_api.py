@@ -102,7 +102,7 @@ class JobApi:
         limits = self._limits(principal)
         body = await read_body(request, limits.body_bytes(self._config.max_body_bytes), _READ_S)
         submission = JobSubmission(
-            owner=principal.owner,
+            principal=principal,
             body=body,
             priority=headers.priority,
             deadline_ms=headers.deadline_ms,

@@ -73,7 +73,8 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Gateway]:
+async def running(config: Config, **settings: Any) -> AsyncIterator[Gateway]:
+    """`settings` go to the Server."""
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
     tiers, metrics, service = load_tiers(config), Metrics(), ScriptedService()
     accounts = build_accounts(config, metrics)
@@ -86,6 +87,7 @@ async def running(config: Config) -> AsyncIterator[Gateway]:
         accounts.authenticator,
         accounts.ledger,
         metrics,
+        **settings,
     )
     listener = Listener(config.server, server.handle)
     async with anyio.create_task_group() as tasks:
