@@ -65,7 +65,11 @@ class App:
         return f"http://{f'[{host}]' if ':' in host else host}:{self._listener.port}/v1"
 
     async def start(self) -> None:
-        """Start the background tasks and listen. Raises ConfigError if the address is not available."""
+        """Start the background tasks and listen.
+
+        Raises:
+            ConfigError: the address is not available, or the keys in Redis have another layout
+        """
         await self.pools.prepare()
         self._tasks.start_soon(self.pools.watch)
         self._tasks.start_soon(self._serving.warmer.watch)

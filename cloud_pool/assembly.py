@@ -8,8 +8,6 @@ from pathlib import Path
 import redis.asyncio
 from anyio.abc import TaskGroup
 
-from router.errors import ConfigError
-
 from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
 from .accounts.identity.authenticator import Authenticator
@@ -29,8 +27,8 @@ from .config.schema import Config
 from .config.tiers import Tier
 from .observability.metrics import Metrics
 from .observability.tracing import Tracing
-
-_CONNECTIONS = 64  # to Redis
+from .redis.config import RedisAddress
+from .redis.connect import ConnectionOptions, open_redis
 
 
 def build_tracing(config: Config, service: str) -> Tracing | None:
@@ -58,13 +56,13 @@ def build_cache(config: Config, tiers: Mapping[str, Tier], metrics: Metrics) -> 
     if not config.cache.enabled:
         return None
     secret = read_secret(config.cache)
-    return SharedCache(config.cache, config.redis, tiers, metrics.registry, secret=secret)
+    return SharedCache(config.cache, config.cache.redis or config.redis, tiers, metrics.registry, secret=secret)
 
 
 def build_accounts(config: Config, metrics: Metrics) -> Accounts:
     """Build identity, tenants and audit log. Raises ConfigError."""
     tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else StaticTokens()
-    client = open_redis(config.redis) if config.redis else None
+    client = open_shared_redis(config.redis) if config.redis else None
     keys = KeySet(Path(config.identity.key_file)) if config.identity.key_file else None
     verifier = TokenVerifier(config.identity, keys) if keys is not None else None
     revocations = RevocationList(config.identity, client)
@@ -83,15 +81,9 @@ def build_accounts(config: Config, metrics: Metrics) -> Accounts:
     return Accounts(authenticator, Ledger(accounting, audit, tenants), accounting, audit, revocations, client)
 
 
-def open_redis(url: str) -> redis.asyncio.Redis:
-    """Create a client that connects on first use. Raises ConfigError.
+def open_shared_redis(address: RedisAddress) -> redis.asyncio.Redis:
+    """Create a client of the gateways' Redis that connects on first use. Raises ConfigError.
 
     It never retries, because each caller has a timeout of its own; beyond the pool's size, calls wait for a connection.
     """
-    try:
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url, retry=None, socket_connect_timeout=2.0, max_connections=_CONNECTIONS, timeout=None
-        )
-        return redis.asyncio.Redis.from_pool(pool)
-    except ValueError as error:
-        raise ConfigError(f"not a Redis URL: {error}", where="redis") from error
+    return open_redis(address, "redis", ConnectionOptions())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import anyio
 import msgspec
 import redis.asyncio
 from anyio import to_thread
 from anyio.abc import TaskGroup
+from redis.exceptions import RedisError
 
+from ..redis.layout import ensure_accounts_layout
 from .audit import AuditLog
 from .identity.authenticator import Authenticator
 from .identity.revocation import RevocationList
@@ -29,8 +33,15 @@ class Accounts(msgspec.Struct, frozen=True):
     redis: redis.asyncio.Redis | None
 
     async def prepare(self) -> None:
-        """Read the revocations before the first request. An unavailable Redis delays this by at most 3 s."""
+        """Read the revocations before the first request. An unavailable Redis delays this by at most 3 s.
+
+        Raises:
+            ConfigError: the keys in Redis have the layout of another version
+        """
         with anyio.move_on_after(_PREPARE_S):
+            if self.redis is not None:
+                with suppress(RedisError, OSError):
+                    await ensure_accounts_layout(self.redis)
             await self.revocations.refresh()
 
     def start(self, tasks: TaskGroup) -> None:

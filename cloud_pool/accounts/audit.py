@@ -6,17 +6,21 @@ rotation the file is opened again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
+import anyio
 import msgspec
 
 _QUEUE_CAPACITY = 10_000
+_WRITE_TIMEOUT_S = 1.0
 _log = logging.getLogger("causeway.cloud.audit")
 
 
@@ -29,13 +33,18 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     token_id: str  # "" for a static token
     policy: str  # name@revision of the edge's policy; "" if the edge sent none
-    route: str  # chat, completion, job
+    route: str  # chat, completion, job, batch
     tier: str  # "" if refused before a tier was known
-    outcome: str  # ok, or an error's code
+    outcome: str  # ok, or an error's code; `accepted` for a job or batch that was acknowledged to its caller
     prompt_tokens: int = 0
     completion_tokens: int = 0
     micro_usd: int = 0
     cache: str = ""  # hit, stale, miss, coalesced, bypass; "" without a cache
+
+
+class _Entry(NamedTuple):
+    record: AuditRecord
+    written: Future[None] | None = None  # set when the thread is done with the record
 
 
 class AuditLog:
@@ -56,7 +65,7 @@ class AuditLog:
     ) -> None:
         self._target = target
         self._open_file = open_file
-        self._queue: queue.Queue[AuditRecord | None] = queue.Queue(capacity)
+        self._queue: queue.Queue[_Entry | None] = queue.Queue(capacity)
         self._thread: threading.Thread | None = None
         self._file: IO[bytes] | None = None
         self._inode = -1
@@ -77,12 +86,27 @@ class AuditLog:
 
     def enqueue(self, record: AuditRecord) -> None:
         """Hand a record to the thread. Never blocks: a full queue loses the record."""
+        self._put(_Entry(record))
+
+    async def write(self, record: AuditRecord, timeout_s: float = _WRITE_TIMEOUT_S) -> None:
+        """Hand a record to the thread and wait until the file has it, at most for `timeout_s`.
+
+        A process that is killed afterwards loses a record of `enqueue`, but not this one.
+        """
+        written: Future[None] = Future()
+        if self._put(_Entry(record, written)) and self._thread is not None:
+            with anyio.move_on_after(timeout_s):
+                await asyncio.wrap_future(written)
+
+    def _put(self, entry: _Entry) -> bool:
         if not self._target:
-            return
+            return False
         try:
-            self._queue.put_nowait(record)
+            self._queue.put_nowait(entry)
         except queue.Full:
             self._lost_on_enqueue += 1
+            return False
+        return True
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write the pending records, for at most about `timeout_s`, and end the thread."""
@@ -98,14 +122,16 @@ class AuditLog:
             self._thread = None
 
     def _write_all(self) -> None:
-        while (record := self._queue.get()) is not None:
+        while (entry := self._queue.get()) is not None:
             try:
-                self._write(msgspec.json.encode(record) + b"\n")
+                self._write(msgspec.json.encode(entry.record) + b"\n")
             except (OSError, ValueError) as error:
                 if not self._lost_on_write:
                     _log.error("audit records cannot be written: %s", error)
                 self._lost_on_write += 1
                 self._close_file()
+            if entry.written is not None and entry.written.set_running_or_notify_cancel():
+                entry.written.set_result(None)
         self._close_file()
 
     def _write(self, line: bytes) -> None:

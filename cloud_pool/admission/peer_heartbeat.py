@@ -25,7 +25,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from ..redis_scripts import load_script
+from ..redis.scripts import load_script
 from .controller import AdmissionController
 
 EVERY_S = 0.5

@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from router.errors import ConfigError
 
+from ..redis.config import RedisAddress
+
 Seconds = Annotated[float, Meta(gt=0)]
 Pause = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0)]
@@ -17,7 +19,8 @@ _BACKGROUND_TIMEOUT_S = 0.5
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    enabled: bool = False  # share answers between the gateways; needs `redis`
+    enabled: bool = False  # share answers between the gateways; needs a Redis
+    redis: RedisAddress = ""  # as `redis` above, for a cache with a Redis of its own; empty: `redis`
     ttl_s: Seconds = 300.0  # how long an answer is fresh
     stale_if_error_s: Pause = 3600.0  # how much longer an expired answer may be used instead of an error
     include_seeded: bool = False  # also cache sampled answers whose request has a seed
@@ -43,9 +46,10 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         redis_timeout_s = max(self.redis_timeout_s, min(_BACKGROUND_TIMEOUT_S, self.lease_s / 4))
         return msgspec.structs.replace(self, redis_timeout_s=redis_timeout_s)
 
-    def check(self, redis: str) -> None:
-        """Raises ConfigError."""
-        if self.enabled and not redis:
-            raise ConfigError("the cache is in the Redis that the gateways share: set `redis`", where="cache.enabled")
+    def check(self, shared: RedisAddress) -> None:
+        """Raises ConfigError. `shared` is the Redis that the gateways share."""
+        if self.enabled and not (self.redis or shared):
+            message = "the cache is in a Redis that the gateways share: set `redis` or `cache.redis`"
+            raise ConfigError(message, where="cache.enabled")
         if self.lease_s < 4 * self.redis_timeout_s:
             raise ConfigError("must be at least four times `cache.redis_timeout_s`", where="cache.lease_s")

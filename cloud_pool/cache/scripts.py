@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..redis_scripts import load_script
+from ..redis.scripts import load_script
 
 _LUA: Final = f"{__package__}.lua"
 _COMMON: Final = load_script(_LUA, "common")

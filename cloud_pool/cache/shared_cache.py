@@ -13,6 +13,7 @@ from router.errors import ConfigError
 from router.types import Request
 
 from ..config.tiers import Tier
+from ..redis.config import RedisAddress
 from ..serving.request_context import CachedAnswer
 from .config import CacheConfig
 from .entry_codec import EntryCodec
@@ -28,7 +29,7 @@ class SharedCache:
 
     Args:
         config: the `cache` section.
-        redis_url: the Redis that the gateways share.
+        address: the Redis that the gateways share.
         tiers: by name and alias.
         registry: for the cache's metrics.
         secret: see `cache.secret_file`.
@@ -37,13 +38,13 @@ class SharedCache:
         now_ms: replaces Redis's clock in tests; negative: use Redis's.
 
     Raises:
-        ConfigError: `redis_url` is not a Redis URL.
+        ConfigError: `address` is unusable.
     """
 
     def __init__(
         self,
         config: CacheConfig,
-        redis_url: str,
+        address: RedisAddress,
         tiers: Mapping[str, Tier],
         registry: CollectorRegistry,
         *,
@@ -59,7 +60,7 @@ class SharedCache:
         )
         gateway_id = gateway_id or secrets.token_hex(8)
         self.store = AnswerStore(
-            redis_url, config, self.codec, self.metrics, gateway_id=gateway_id, clock=clock, now_ms=now_ms
+            address, config, self.codec, self.metrics, gateway_id=gateway_id, clock=clock, now_ms=now_ms
         )
         self._keys = CacheKeys(config, secret)
         self._tiers = tiers

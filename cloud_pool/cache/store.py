@@ -11,11 +11,10 @@ from typing import NoReturn, cast
 
 import anyio
 import msgspec
-import redis.asyncio
 from redis.exceptions import RedisError
 
-from router.errors import ConfigError
-
+from ..redis.config import RedisAddress
+from ..redis.connect import ConnectionOptions, open_redis
 from ..serving.request_context import CachedAnswer
 from .config import CacheConfig
 from .entry_codec import CorruptEntry, EntryCodec
@@ -74,12 +73,12 @@ class AnswerStore:
     """Stored answers, leases and streams in Redis. `SharedCache` describes the parameters.
 
     Raises:
-        ConfigError: `url` is not a Redis URL.
+        ConfigError: `address` is unusable.
     """
 
     def __init__(
         self,
-        url: str,
+        address: RedisAddress,
         config: CacheConfig,
         codec: EntryCodec,
         metrics: CacheMetrics,
@@ -95,9 +94,10 @@ class AnswerStore:
         self._clock = clock
         self._now_ms = now_ms
         self._suspended_until = float("-inf")
-        self._redis = _client(url, _CONNECTIONS)
+        where = "cache.redis" if config.redis else "redis"
+        self._redis = open_redis(address, where, ConnectionOptions(connections=_CONNECTIONS, raw=True))
         # A follower holds a connection; one more is for `watch_wakeups`.
-        self._following = _client(url, config.max_followed + 1)
+        self._following = open_redis(address, where, ConnectionOptions(connections=config.max_followed + 1, raw=True))
         self._scripts = {name: self._redis.register_script(text) for name, text in SCRIPTS.items()}
 
     async def close(self) -> None:
@@ -269,19 +269,6 @@ class AnswerStore:
         self._metrics.fault("redis_unavailable")
         self.suspend(self._config.redis_retry_after_s)
         raise RedisUnavailable from error
-
-
-def _client(url: str, connections: int) -> redis.asyncio.Redis:
-    """Raises ConfigError."""
-    try:
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url, protocol=2, retry=None, socket_connect_timeout=_CONNECT_S, max_connections=connections, timeout=None
-        )
-    except ValueError as error:
-        raise ConfigError(f"not a Redis URL: {error}", where="redis") from error
-    client = redis.asyncio.Redis.from_pool(pool)
-    client.response_callbacks.clear()  # raw replies: lists, bytes, numbers
-    return client
 
 
 def _ms(seconds: float) -> int:

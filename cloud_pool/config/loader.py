@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ from router.documents import strict_yaml
 from router.errors import ConfigError
 
 from ..balancing.discovery import parse_endpoint_address
+from ..redis.config import RedisAddress, parse_redis, with_url
 from .schema import DEFAULT_TRITON, Config, TierConfig
 
 
@@ -52,7 +54,7 @@ def load_config(path: Path | None, flags: Flags) -> Config:
         server=msgspec.structs.replace(config.server, **server),
         tiers=tiers,
         model_dirs=(*flags.model_dirs, *config.model_dirs),
-        redis=config.redis if flags.redis is None else flags.redis,
+        redis=config.redis if flags.redis is None else with_url(config.redis, flags.redis),
         log=flags.log or config.log,
     )
     try:
@@ -132,9 +134,22 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
         degradation=msgspec.structs.replace(
             config.degradation, continue_key_file=absolute(config.degradation.continue_key_file)
         ),
-        cache=msgspec.structs.replace(config.cache, secret_file=absolute(config.cache.secret_file)),
+        redis=_absolute_redis(config.redis, absolute),
+        jobs=msgspec.structs.replace(config.jobs, redis=_absolute_redis(config.jobs.redis, absolute)),
+        cache=msgspec.structs.replace(
+            config.cache,
+            secret_file=absolute(config.cache.secret_file),
+            redis=_absolute_redis(config.cache.redis, absolute),
+        ),
         audit_file=config.audit_file if config.audit_file == "-" else absolute(config.audit_file),
     )
+
+
+def _absolute_redis(address: RedisAddress, absolute: Callable[[str], str]) -> RedisAddress:
+    if isinstance(address, str):
+        return address
+    files = ("password_file", "sentinel_password_file", "ca_file", "cert_file", "key_file")
+    return msgspec.structs.replace(address, **{name: absolute(getattr(address, name)) for name in files})
 
 
 def _check(config: Config) -> None:
@@ -143,9 +158,11 @@ def _check(config: Config) -> None:
             f"listening on {config.server.host} needs bearer tokens: set this key or identity.key_file",
             where="server.token_file",
         )
-    if config.redis and not config.redis.startswith(("redis://", "rediss://", "unix://")):
-        raise ConfigError("write redis://host:port/0, rediss:// or unix://", where="redis")
+    for where, address in (("redis", config.redis), ("cache.redis", config.cache.redis)):
+        if address:
+            parse_redis(address, where)
     config.tenants.check({name for tier in config.tiers for name in (tier.name, *tier.aliases)})
+    config.jobs.check()
     config.cache.check(config.redis)
     config.degradation.check([tier.name for tier in config.tiers])
     for index, price in enumerate(config.tenants.prices):

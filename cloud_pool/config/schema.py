@@ -19,6 +19,7 @@ from ..cache.config import CacheConfig
 from ..degradation.config import DegradationConfig
 from ..dispatch.config import HedgeConfig, RetryBudgetConfig
 from ..jobs.config import JobsConfig
+from ..redis.config import RedisAddress
 from ..upstreams.triton.sampling_parameters import GuidedKey
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -102,7 +103,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_balancing: LoadBalancingConfig = LoadBalancingConfig()
     degradation: DegradationConfig = DegradationConfig()
     model_dirs: tuple[str, ...] = ()  # folders searched for artifacts before the account's own and the ones that ship
-    redis: str = ""  # `redis://`, `rediss://` or `unix://` URL that all gateways and workers share; empty: none
+    # that all gateways and workers share: a URL, or the keys below; empty: none
+    redis: RedisAddress = ""
     identity: IdentityConfig = IdentityConfig()
     tenants: TenantsConfig = TenantsConfig()
     jobs: JobsConfig = JobsConfig()

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
+from router.errors import ConfigError
+
+from ..redis.config import RedisAddress, is_cluster, is_sentinel, parse_redis
+
+NO_CLUSTER: Final = (
+    "jobs do not run on a Redis Cluster, because each step of a job changes keys of many slots at once: use one "
+    "server, or one behind Sentinels (redis+sentinel://)"
+)
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 _DAY_S = 86_400.0
@@ -39,9 +47,13 @@ class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs`."""
 
-    redis: str = ""  # URL; "": the Redis that gateways share; without either there are no jobs
+    # as `redis` above, but no cluster: jobs need all their keys on one server; empty: `redis`, unless that is a cluster
+    redis: RedisAddress = ""
+    # replicas that must have a job, file or batch before it is accepted (WAIT); empty: 1 with Sentinels, else 0
+    replicas: Annotated[int, Meta(ge=0)] | None = None
+    replica_timeout_s: Annotated[float, Meta(gt=0, le=4)] = 1.0  # then 503; the job may exist all the same
     durability: Literal["require", "warn"] = "require"  # of a Redis that may lose jobs on kill -9: refuse or log
-    key_prefix: str = "{causeway}:jobs"  # of all Redis keys; the braces keep them in one slot of a cluster
+    key_prefix: str = "causeway:jobs"  # of all Redis keys
     max_body_bytes: Positive = 1024 * 1024  # of one job's request
     max_result_bytes: Positive = 4 * 1024 * 1024  # of one job's result
     max_queued: Positive = 20_000  # jobs of one tier and priority
@@ -64,7 +76,19 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()
 
+    @property
+    def replicas_to_wait_for(self) -> int:
+        """Replicas that must confirm what is accepted."""
+        return int(is_sentinel(self.redis)) if self.replicas is None else self.replicas
 
-def with_shared_redis(config: JobsConfig, shared: str) -> JobsConfig:
-    """Return the configuration with the shared Redis, unless jobs have a Redis of their own."""
-    return config if config.redis else msgspec.structs.replace(config, redis=shared)
+    def check(self) -> None:
+        """Raises ConfigError for a Redis where jobs cannot be."""
+        if self.redis:
+            parse_redis(self.redis, "jobs.redis")
+        if is_cluster(self.redis):
+            raise ConfigError(NO_CLUSTER, where="jobs.redis")
+
+
+def with_shared_redis(config: JobsConfig, shared: RedisAddress) -> JobsConfig:
+    """Return the configuration with the shared Redis, unless jobs have a Redis of their own or it is a cluster."""
+    return config if config.redis or is_cluster(shared) else msgspec.structs.replace(config, redis=shared)

@@ -24,6 +24,26 @@ class JobStoreNotDurable(JobStoreUnavailable):
     retryable = False
 
 
+class JobStoreLayoutMismatch(JobStoreUnavailable):
+    """The keys in Redis are those of another version of Causeway: nothing is read or changed."""
+
+    code = "job_store_layout"
+    retryable = False
+
+
+class JobStoreNotReplicated(JobStoreUnavailable):
+    """Too few replicas of Redis have confirmed what was accepted: a failover could lose it."""
+
+    code = "job_store_not_replicated"
+
+
+class JobStoreIsCluster(JobStoreUnavailable):
+    """Redis is a node of a cluster, where jobs do not run."""
+
+    code = "job_store_is_cluster"
+    retryable = False
+
+
 class RecordUnreadable(CausewayError):
     """A stored record is damaged or of another version."""
 

@@ -9,7 +9,7 @@ import msgspec
 from .batches.batch_store import BatchStore
 from .batches.file_store import FileStore
 from .config import JobsConfig
-from .lua.scripts import SCRIPTS
+from .lua.scripts import REPLICATED, SCRIPTS
 from .store.durability import DurabilityCheck
 from .store.job_store import JobStore
 from .store.redis_client import RedisClient, redis_time
@@ -33,7 +33,14 @@ class JobStores(msgspec.Struct, frozen=True):
         Args:
             clock: replaces Redis's clock in tests; unix time, s
         """
-        database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
+        database = RedisClient(
+            config.redis,
+            config.key_prefix,
+            SCRIPTS,
+            replicas=config.replicas_to_wait_for,
+            replica_timeout_s=config.replica_timeout_s,
+            replicated=REPLICATED,
+        )
         return cls(
             database,
             JobStore(database, config, clock=clock),

@@ -49,20 +49,27 @@ def edge_config() -> str:
 
 def gateway_config() -> str:
     """Each key of the gateway's configuration. The meaning is the comment beside the field in its struct."""
-    return table(("key", "default", "meaning"), _gateway_rows(cloud_pool.config.schema.Config, ""))
+    return table(("key", "default", "meaning"), _gateway_rows(cloud_pool.config.schema.Config, "", set()))
 
 
-def _gateway_rows(struct: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, str, str]]:
+def _gateway_rows(
+    struct: type[msgspec.Struct], prefix: str, alternatives: set[type[msgspec.Struct]]
+) -> Iterator[tuple[str, str, str]]:
+    """`alternatives`: structs that a key may hold instead of a string; their keys are listed under the first one."""
     hints, comments = get_type_hints(struct), _comments_of(struct)
     fields = {field.name: field for field in msgspec.structs.fields(struct)}
     for name, field in fields.items():
         inner, repeated = _struct_in(hints[name])
-        key = f"{prefix}{name}" + ("[]" if repeated else "")
-        if inner is not None:
-            yield from _gateway_rows(inner, f"{key}.")
+        is_alternative = str in get_args(hints[name])
+        key = f"{prefix}{name}" + ("[]" if repeated and not is_alternative else "")
+        if inner is not None and not is_alternative:
+            yield from _gateway_rows(inner, f"{key}.", alternatives)
             continue
         default = field.default if field.default is not msgspec.NODEFAULT else None
         yield f"`{key}`", "" if field.required else _shown(default), comments.get(name, "")
+        if inner is not None and inner not in alternatives:
+            alternatives.add(inner)
+            yield from _gateway_rows(inner, f"{key}.", alternatives)
 
 
 def _struct_in(hint: object) -> tuple[type[msgspec.Struct] | None, bool]:

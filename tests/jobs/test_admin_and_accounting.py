@@ -58,7 +58,7 @@ def dlq(config: JobsConfig, tmp_path: Path) -> Callable[..., tuple[int, str]]:
     path.write_text(f'jobs: {{key_prefix: "{config.key_prefix}"}}\n')
 
     def call(*arguments: str) -> tuple[int, str]:
-        found = CliRunner().invoke(main, ["dlq", "--config", str(path), "--redis", config.redis, *arguments])
+        found = CliRunner().invoke(main, ["dlq", "--config", str(path), "--redis", str(config.redis), *arguments])
         return found.exit_code, found.output
 
     return call

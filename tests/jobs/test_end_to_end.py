@@ -95,7 +95,7 @@ async def test_accepted_jobs_survive_every_kill(bed: Deployment) -> None:
     bed.redis.start()
     first = bed.start("worker")
     first.ready()
-    database = RedisClient(bed.redis.url, "{causeway}:jobs", SCRIPTS)
+    database = RedisClient(bed.redis.url, "causeway:jobs", SCRIPTS)
 
     async def state(job: str) -> str:
         fields = as_fields(await database.command("HGETALL", database.key("job", job)))

@@ -13,7 +13,7 @@ from cloud_pool.accounts.tenants.rate_limiter import SETTLE_SCRIPT, TAKE_SCRIPT
 from cloud_pool.accounts.tenants.usage import ADD_USAGE_SCRIPT
 from cloud_pool.cache.scripts import SCRIPTS as CACHE_SCRIPTS
 from cloud_pool.jobs.lua.scripts import SCRIPTS as JOB_SCRIPTS
-from cloud_pool.redis_scripts import load_script
+from cloud_pool.redis.scripts import load_script
 
 from .redis_server import RedisServer
 

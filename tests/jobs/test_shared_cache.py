@@ -84,8 +84,8 @@ async def bed(config: JobsConfig, store: JobStore, tmp_path: Path) -> AsyncItera
     ledger = AuditedLedger(tmp_path, TenantsConfig())
     ledger.audit.start()
     async with (
-        gateway(config.redis, settings, lambda: -1) as here,
-        gateway(config.redis, settings, lambda: -1) as worker,
+        gateway(str(config.redis), settings, lambda: -1) as here,
+        gateway(str(config.redis), settings, lambda: -1) as worker,
     ):
         for one in (here, worker):
             one.script.permit(1000)

@@ -114,7 +114,7 @@ async def bed(config: JobsConfig, clock: Clock, receiver: Receiver, tmp_path: Pa
     config = msgspec.structs.replace(config, webhooks=hooks)
     settings = CacheConfig(enabled=True, key_prefix=f"t{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
     books = AuditedLedger(tmp_path, TenantsConfig())
-    async with gateway(config.redis, settings, lambda: -1, Script()) as worker:
+    async with gateway(str(config.redis), settings, lambda: -1, Script()) as worker:
         worker.script.permit(1000)
         made = Bed(config, worker, f"http://127.0.0.1:{receiver.port}/", books, clock)
         await made.start()
@@ -208,7 +208,7 @@ async def test_subscriber_is_linked_to_the_generations_trace(config: JobsConfig)
     collector = await Collector().start()
     tracing = OtelTracing(TracingConfig(endpoint=collector.url), "causeway-gateway")
     settings = CacheConfig(enabled=True, key_prefix=f"t{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
-    async with gateway(config.redis, settings, lambda: -1) as here:
+    async with gateway(str(config.redis), settings, lambda: -1) as here:
         traces = [tracing.begin(ask(), name, "") for name in ("one", "two")]
         clients: list[Client] = []
         for trace in traces:

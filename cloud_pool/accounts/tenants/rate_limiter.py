@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from router.errors import RateLimited
 
-from ...redis_scripts import load_script
+from ...redis.scripts import load_script
 from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
 from .redis_keys import requests_key, tokens_key, usage_key
 

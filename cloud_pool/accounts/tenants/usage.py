@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from router.types import Usage
 
-from ...redis_scripts import load_script
+from ...redis.scripts import load_script
 from .config import MICRO_USD_PER_USD, TenantsConfig
 from .redis_keys import batch_key, usage_key
 

@@ -4,6 +4,7 @@
 
 Keys, all below the configured prefix:
 
+    layout                           string  version of these keys and records; every script refuses another one
     job:<id>                         hash    the record; `fence` rises with each claim, `entry` is its queue entry
     result:<id>                      string  body of the answer
     events:<id>                      stream  the job's events, for SSE

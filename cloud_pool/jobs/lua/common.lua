@@ -1,7 +1,12 @@
 -- Shared by all job scripts. KEYS[1] is the prefix of all keys; the table of keys is in __init__.py.
--- TRANSITIONS[state][event], the next state or nil, is generated from states.py and precedes this text.
+-- LAYOUT, from ../../redis/layout.py, and TRANSITIONS[state][event], the next state or nil, from states.py precede this
+-- text.
 local P = KEYS[1]
 local function key(...) return P .. ':' .. table.concat({...}, ':') end
+
+-- A process of another layout, old or new, changes nothing.
+local layout = redis.call('GET', key('layout'))
+if layout and layout ~= LAYOUT then return redis.error_reply('LAYOUT ' .. layout) end
 
 -- The time, unix ms, as a string. A negative argument stands for Redis's own clock, which all processes share: one with
 -- a wrong clock harms no job. Tests pass a time of theirs.

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...redis_scripts import load_script
+from ...redis.layout import JOBS_LAYOUT
+from ...redis.scripts import load_script
 from ..states import transitions_as_lua
 
-_COMMON: Final = transitions_as_lua() + load_script(__package__, "common")
+_COMMON: Final = f"local LAYOUT = '{JOBS_LAYOUT}'\n" + transitions_as_lua() + load_script(__package__, "common")
 _DELIVERY: Final = load_script(f"{__package__}.webhooks", "delivery")
 
 
@@ -20,6 +21,8 @@ def _load(folder: str, *names: str, shared: str = "") -> dict[str, str]:
     return {name: load_script(f"{__package__}.{folder}", name, _COMMON, shared) for name in names}
 
 
+REPLICATED: Final = frozenset({"accept", "file_put", "batch_create"})
+"""Callers are told that this is accepted: with replicas, only once enough of them have it."""
 SCRIPTS: Final = {
     **_load("transitions", "accept", "claim", "renew_leases", "succeed", "fail", "postpone", "release", "cancel"),
     **_load("transitions", "promote_and_expire", "publish_progress"),

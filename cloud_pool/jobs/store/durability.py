@@ -1,4 +1,4 @@
-"""Check whether Redis keeps what it acknowledged when it is killed.
+"""Check whether Redis keeps what it acknowledged when it is killed, and whether its jobs are of this version's layout.
 
 A gateway starts without its Redis, since it answers interactive requests without it; it accepts no job before the check
 has passed. A worker waits for its Redis.
@@ -17,7 +17,14 @@ import anyio
 from router.errors import ConfigError
 
 from ..backoff import job_retry_delay_s
-from ..errors import JobStoreNotDurable, JobStoreRefused, JobStoreUnavailable
+from ..config import NO_CLUSTER
+from ..errors import (
+    JobStoreIsCluster,
+    JobStoreLayoutMismatch,
+    JobStoreNotDurable,
+    JobStoreRefused,
+    JobStoreUnavailable,
+)
 from .redis_client import RedisClient, as_list, as_text
 
 _log = logging.getLogger("causeway.cloud.jobs")
@@ -37,7 +44,7 @@ def durability_problems(settings: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class DurabilityCheck:
-    """Checks Redis's settings every 30 s at most.
+    """Checks Redis's settings and the layout of its keys, every 30 s at most.
 
     Args:
         mode: `require` refuses jobs, `warn` logs the problems and accepts jobs
@@ -62,9 +69,18 @@ class DurabilityCheck:
         self._valid_until = float("-inf")
 
     async def ensure(self) -> None:
-        """Raises JobStoreNotDurable, or JobStoreUnavailable if Redis does not answer."""
+        """Raise unless jobs may be accepted.
+
+        Raises:
+            JobStoreIsCluster: a node of a Redis Cluster
+            JobStoreLayoutMismatch: another version's layout
+            JobStoreNotDurable: Redis could lose a job
+            JobStoreUnavailable: Redis does not answer
+        """
         if self._clock() < self._valid_until:
             return
+        await self._refuse_cluster()
+        await self._database.ensure_layout()
         problems = await self._problems()
         if problems:
             message = f"this Redis could lose an accepted job: {'; '.join(problems)}"
@@ -74,13 +90,17 @@ class DurabilityCheck:
         self._valid_until = self._clock() + _CHECK_AGAIN_S
 
     async def wait(self) -> None:
-        """Wait until Redis answers, with growing delays, each logged. Raises ConfigError if it is not durable."""
+        """Wait until Redis answers, with growing delays, each logged.
+
+        Raises:
+            ConfigError: it is not durable, is a cluster, or its jobs have another layout
+        """
         failures = 0
         while True:
             try:
                 await self.ensure()
                 break
-            except JobStoreNotDurable as error:
+            except (JobStoreNotDurable, JobStoreLayoutMismatch, JobStoreIsCluster) as error:
                 raise ConfigError(error.message, where="redis") from error
             except JobStoreUnavailable as error:
                 failures += 1
@@ -89,6 +109,15 @@ class DurabilityCheck:
             await self._sleep(delay_s)
         if failures:
             _log.info("Redis answers")
+
+    async def _refuse_cluster(self) -> None:
+        """Raises JobStoreIsCluster. The URL of one node does not say that it belongs to a cluster."""
+        try:
+            info = as_text(await self._database.command("INFO", "cluster"))
+        except JobStoreRefused:
+            return  # This user may not ask; then the operator has to know.
+        if "cluster_enabled:1" in info:
+            raise JobStoreIsCluster(NO_CLUSTER, retry_after_s=30.0)
 
     async def _problems(self) -> tuple[str, ...]:
         """Return the problems. A Redis that hides its settings counts as not durable."""

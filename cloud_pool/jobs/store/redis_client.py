@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.commands.core import AsyncScript
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from router.errors import ConfigError
-
-from ..errors import JobStoreRefused, JobStoreUnavailable
+from ...redis.config import RedisAddress
+from ...redis.connect import ConnectionOptions, open_redis
+from ...redis.layout import JOBS_LAYOUT, layout_fault
+from ..errors import JobStoreLayoutMismatch, JobStoreNotReplicated, JobStoreRefused, JobStoreUnavailable
 
 Reply = bytes | int | None | list["Reply"]
 Argument = bytes | str | int | float
 _RETRIES = 3
 _TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 512  # a client that follows events holds one
+_LAYOUT_ERROR = "LAYOUT"  # of lua/common.lua
+_WHAT = "the jobs"
 
 
 def redis_time() -> float:
@@ -32,27 +33,35 @@ class RedisClient:
     """Runs commands and scripts, and retries them when the connection breaks: all of them can be repeated.
 
     Args:
+        address: no cluster's
         prefix: of all keys; each script gets it as KEYS[1]
         scripts: Lua by name
+        replicas: how many must confirm the effect of a script of `replicated`
+        replica_timeout_s: how long that may take
+        replicated: names of scripts
     """
 
-    def __init__(self, url: str, prefix: str, scripts: Mapping[str, str]) -> None:
-        """Raises ConfigError for an invalid URL."""
-        try:
-            self._redis = redis.asyncio.Redis.from_url(
-                url,
-                protocol=2,
-                socket_timeout=_TIMEOUT_S,
-                socket_connect_timeout=_TIMEOUT_S,
-                max_connections=_MAX_CONNECTIONS,
-                retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _RETRIES),
-                retry_on_error=[RedisConnectionError, RedisTimeoutError],
-            )
-        except ValueError as error:
-            raise ConfigError(str(error), where="jobs.redis") from error
-        self._redis.response_callbacks.clear()  # replies as Redis sends them: lists, bytes, numbers
+    def __init__(
+        self,
+        address: RedisAddress,
+        prefix: str,
+        scripts: Mapping[str, str],
+        *,
+        replicas: int = 0,
+        replica_timeout_s: float = 1.0,
+        replicated: frozenset[str] = frozenset(),
+    ) -> None:
+        """Raises ConfigError for an invalid address."""
+        retry = Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _RETRIES)
+        options = ConnectionOptions(
+            connections=_MAX_CONNECTIONS, connect_timeout_s=_TIMEOUT_S, timeout_s=_TIMEOUT_S, retry=retry, raw=True
+        )
+        self._redis = open_redis(address, "jobs.redis", options)
         self.prefix = prefix
         self._scripts = {name: self._redis.register_script(text) for name, text in scripts.items()}
+        self._replicas = replicas
+        self._replica_timeout_s = replica_timeout_s
+        self._replicated = replicated
 
     def key(self, *parts: str) -> str:
         """Return a key below the prefix."""
@@ -66,9 +75,66 @@ class RedisClient:
             raise _translate(error) from error
 
     async def run(self, script: str, *arguments: Argument) -> Reply:
-        """Run a script by its name. Raises JobStoreUnavailable."""
+        """Run a script by its name; one of `replicated` returns when enough replicas have what it wrote.
+
+        Raises:
+            JobStoreNotReplicated: too few replicas confirmed in time; it has run all the same
+            JobStoreUnavailable: Redis does not answer, or refuses
+        """
         try:
+            if self._replicas and script in self._replicated:
+                return await self._run_replicated(self._scripts[script], arguments)
             return cast("Reply", await self._scripts[script](keys=[self.prefix], args=list(arguments)))
+        except (RedisError, OSError) as error:
+            raise _translate(error) from error
+
+    async def replicate(self) -> None:
+        """Wait until enough replicas have all that was written so far. Raises JobStoreUnavailable."""
+        if not self._replicas:
+            return
+        try:
+            await self._wait_for_replicas(())
+        except (RedisError, OSError) as error:
+            raise _translate(error) from error
+
+    async def _run_replicated(self, script: AsyncScript, arguments: tuple[Argument, ...]) -> Reply:
+        command = ("EVALSHA", script.sha, 1, self.prefix, *arguments)
+        try:
+            return await self._wait_for_replicas(command)
+        except NoScriptError:
+            await self._redis.script_load(script.script)
+            return await self._wait_for_replicas(command)
+
+    async def _wait_for_replicas(self, command: tuple[Argument, ...]) -> Reply:
+        """Run a command and wait on the same connection: WAIT is about what its own connection wrote.
+
+        A repeated call may have written nothing, and then WAIT would wait for nothing; hence the small write before it.
+        """
+        pipeline = self._redis.pipeline(transaction=False)
+        if command:
+            pipeline.execute_command(*command)
+        pipeline.execute_command("SET", self.key("replicated"), "")
+        pipeline.execute_command("WAIT", self._replicas, int(self._replica_timeout_s * 1000))
+        replies = await pipeline.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        confirmed = as_int(replies[-1])
+        if confirmed < self._replicas:
+            raise JobStoreNotReplicated(
+                f"{confirmed} of {self._replicas} replicas confirmed in {self._replica_timeout_s:g} s: the request may "
+                "be accepted all the same. Send it again with the same Idempotency-Key.",
+                retry_after_s=2.0,
+            )
+        return cast("Reply", replies[0])
+
+    async def exist(self, keys: Sequence[str]) -> list[bool]:
+        """Return whether each key exists. Raises JobStoreUnavailable."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for key in keys:
+            pipeline.execute_command("EXISTS", key)
+        try:
+            return [as_int(reply) > 0 for reply in await pipeline.execute()] if keys else []
         except (RedisError, OSError) as error:
             raise _translate(error) from error
 
@@ -80,6 +146,14 @@ class RedisClient:
         seconds, micros = as_list(await self.command("TIME"))
         return as_int(seconds) * 1000 + as_int(micros) // 1000
 
+    async def ensure_layout(self) -> None:
+        """Mark a Redis without jobs with this version's layout. Raises JobStoreLayoutMismatch for another layout."""
+        found = as_text(await self.command("GET", self.key("layout")))
+        if not found:  # only then a write, which a full Redis refuses
+            found = as_text(await self.command("SET", self.key("layout"), JOBS_LAYOUT, "NX", "GET"))
+        if layout_fault(found, JOBS_LAYOUT, _WHAT):
+            raise _layout_mismatch(found)
+
     async def close(self) -> None:
         """Close all connections."""
         await self._redis.aclose()
@@ -88,8 +162,15 @@ class RedisClient:
 def _translate(error: Exception) -> JobStoreUnavailable:
     # Redis's message may quote arguments, and those hold prompts: keep only its first word, the error code.
     if isinstance(error, ResponseError):
-        return JobStoreRefused(f"the job store refuses ({str(error).partition(' ')[0][:32]})", retry_after_s=2.0)
+        code, _, rest = str(error).partition(" ")
+        if code == _LAYOUT_ERROR:
+            return _layout_mismatch(rest.partition(" ")[0])
+        return JobStoreRefused(f"the job store refuses ({code[:32]})", retry_after_s=2.0)
     return JobStoreUnavailable(f"the job store does not answer ({type(error).__name__})", retry_after_s=2.0)
+
+
+def _layout_mismatch(found: str) -> JobStoreLayoutMismatch:
+    return JobStoreLayoutMismatch(layout_fault(found[:16], JOBS_LAYOUT, _WHAT), retry_after_s=30.0)
 
 
 def as_fields(reply: Reply) -> dict[str, bytes]:

@@ -59,6 +59,9 @@ class WebhookOutbox:
             except msgspec.ValidationError as error:
                 _log.error("%s has failed: its record is damaged or of another version: %s", plain["id"], error)
                 await self._db.run("webhook_finish", self._now, plain["id"], plain["fence"], "failed", 0, 0, 0, 0)
+        if deliveries:
+            # A failover must not lose the end of a job that a receiver knows about: the job would end twice.
+            await self._db.replicate()
         return deliveries
 
     async def finish(self, delivery: WebhookDelivery, outcome: str, delay_s: float = 0.0) -> bool:

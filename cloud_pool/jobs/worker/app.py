@@ -101,6 +101,7 @@ async def _work(
     tasks.start_soon(serving.warmer.watch)
     tasks.start_soon(serving.lag.watch)
     caching_service.start(tasks)
+    await accounts.prepare()
     accounts.start(tasks)
     print(f"ready worker={runtime.worker.name}{metrics_url}", flush=True)
     await runtime.run(stop)  # (3)

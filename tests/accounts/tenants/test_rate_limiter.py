@@ -12,7 +12,7 @@ import redis.asyncio
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter, TokenReservation
 from cloud_pool.accounts.tenants.usage import UsageRecorder
-from cloud_pool.assembly import open_redis
+from cloud_pool.assembly import open_shared_redis
 from cloud_pool.http.responses import error_response
 from router.errors import RateLimited
 from router.types import Usage
@@ -193,7 +193,7 @@ async def test_concurrent_requests_wait_for_a_connection(
     redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock
 ) -> None:
     """None of a thousand falls back to the local share."""
-    async with open_redis(redis_server.url) as many:
+    async with open_shared_redis(redis_server.url) as many:
         limiter = budgets(TenantLimits(requests_per_s=1.0, burst=900), many, clock)
         found = await asyncio.gather(*(limiter.reserve("acme", 0) for _ in range(1000)), return_exceptions=True)
     assert sum(isinstance(each, TokenReservation) for each in found) == 900

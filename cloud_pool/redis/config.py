@@ -1,0 +1,129 @@
+"""How a Redis deployment is configured: one server, one behind Sentinels, or a cluster; TLS and an ACL user."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from router.errors import ConfigError
+
+Topology = Literal["server", "sentinel", "cluster"]
+_SCHEMES: dict[str, tuple[Topology, bool]] = {
+    "redis": ("server", False),
+    "rediss": ("server", True),
+    "unix": ("server", False),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
+    "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True),
+}
+_PORTS: dict[Topology, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
+_FORMS = (
+    "write redis://host:port/0, rediss:// for TLS, unix:///path, redis+sentinel://host:port,host:port/MASTER/0 or "
+    "redis+cluster://host:port,host:port"
+)
+
+
+class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Redis that needs more than a URL."""
+
+    # `redis://host:port/0`, `rediss://` (TLS), `unix:///path`, `redis+sentinel://host:port,host:port/MASTER/0` or
+    # `redis+cluster://host:port,host:port`; the last two also with `rediss+`
+    url: Annotated[str, Meta(min_length=1)]
+    username: str = ""  # ACL user; needs `password_file`
+    password_file: str = ""  # read at each new connection, so a changed password needs no restart
+    sentinel_username: str = ""  # ACL user at the Sentinels; needs `sentinel_password_file`
+    sentinel_password_file: str = ""  # empty: the Sentinels need no password
+    ca_file: str = ""  # PEM certificates of the authorities that are trusted; empty: the system's
+    cert_file: str = ""  # PEM certificate of this client, if the servers ask for one
+    key_file: str = ""  # private key of `cert_file`
+
+
+RedisAddress = str | RedisConfig
+"""A URL, or a section with a URL; "" for none."""
+
+
+class RedisTarget(msgspec.Struct, frozen=True):
+    """A checked RedisConfig."""
+
+    config: RedisConfig
+    topology: Topology
+    tls: bool
+    hosts: tuple[tuple[str, int], ...] = ()  # of Sentinels, or of some of a cluster's nodes
+    master: str = ""  # its name at the Sentinels
+    database: int = 0
+
+
+def is_cluster(address: RedisAddress) -> bool:
+    """Whether an address is that of a cluster."""
+    return bool(address) and _scheme(address).endswith("+cluster")
+
+
+def is_sentinel(address: RedisAddress) -> bool:
+    """Whether an address is one of Sentinels."""
+    return bool(address) and _scheme(address).endswith("+sentinel")
+
+
+def with_url(address: RedisAddress, url: str) -> RedisAddress:
+    """Return the address with another URL and the same user and certificates."""
+    return msgspec.structs.replace(address, url=url) if isinstance(address, RedisConfig) else url
+
+
+def parse_redis(address: RedisAddress, where: str) -> RedisTarget:
+    """Check an address.
+
+    Args:
+        where: the configuration key of the address.
+
+    Raises:
+        ConfigError: names what is wrong and what to write.
+    """
+    config = RedisConfig(url=address) if isinstance(address, str) else address
+    scheme = _scheme(config)
+    if scheme not in _SCHEMES:
+        raise ConfigError(_FORMS, where=where)
+    topology, tls = _SCHEMES[scheme]
+    _check_files(config, topology, tls, where)
+    if topology == "server":
+        return RedisTarget(config, topology, tls)
+    parts = urlsplit(config.url)
+    if "@" in parts.netloc:
+        raise ConfigError("write user and password as `username` and `password_file`, not in this URL", where=where)
+    hosts = tuple(_host(text, topology, where) for text in parts.netloc.split(","))
+    master, _, database = parts.path.strip("/").partition("/")
+    if topology == "cluster":
+        if master:
+            raise ConfigError("a cluster has no databases: end the URL after the hosts", where=where)
+        return RedisTarget(config, topology, tls, hosts)
+    if not master or not (database or "0").isdigit():
+        raise ConfigError("name the master behind the hosts: redis+sentinel://host:port/MASTER/0", where=where)
+    return RedisTarget(config, topology, tls, hosts, unquote(master), int(database or "0"))
+
+
+def _scheme(address: RedisAddress) -> str:
+    return (address if isinstance(address, str) else address.url).partition("://")[0]
+
+
+def _host(text: str, topology: Topology, where: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+    host, port = (host, port) if colon else (text, str(_PORTS[topology]))
+    if not host or not port.isdigit():
+        raise ConfigError(f"{text!r} is no host:port. {_FORMS}", where=where)
+    return host.strip("[]"), int(port)
+
+
+def _check_files(config: RedisConfig, topology: Topology, tls: bool, where: str) -> None:
+    if config.username and not config.password_file:
+        raise ConfigError("a user needs a password_file", where=f"{where}.username")
+    if config.sentinel_username and not config.sentinel_password_file:
+        raise ConfigError("a user needs a sentinel_password_file", where=f"{where}.sentinel_username")
+    if config.sentinel_password_file and topology != "sentinel":
+        raise ConfigError("this URL names no Sentinels", where=f"{where}.sentinel_password_file")
+    for name in ("ca_file", "cert_file", "key_file"):
+        if getattr(config, name) and not tls:
+            raise ConfigError("certificates need TLS: begin the URL with rediss", where=f"{where}.{name}")
+    if bool(config.cert_file) != bool(config.key_file):
+        raise ConfigError("`cert_file` and `key_file` go together", where=f"{where}.cert_file")

@@ -1,0 +1,172 @@
+"""Open clients of a Redis deployment: one server, the master behind Sentinels, or a cluster."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
+from redis.exceptions import AuthenticationError
+
+from router.errors import ConfigError
+
+from .config import RedisAddress, RedisTarget, parse_redis
+
+_CLUSTER_RETRIES = 3  # each asks the cluster again which node has the key
+_CLUSTER_CONNECTIONS = 1024  # to each node; a cluster's client does not wait for a free one
+
+
+class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a client connects. Times are in s."""
+
+    connections: int = 64  # at most; beyond that calls wait for one
+    connect_timeout_s: float = 2.0
+    timeout_s: float | None = None  # of each reply; None: redis-py's
+    retry: Retry | None = None  # None: callers retry
+    raw: bool = False  # replies as RESP2 has them: lists, bytes, numbers
+
+
+class PasswordFile(CredentialProvider):
+    """A user's password, read at each connection: it may change while the process runs."""
+
+    def __init__(self, username: str, path: Path) -> None:
+        self._username = username
+        self._path = path
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return the password, or user and password. Raises AuthenticationError if the file cannot be read."""
+        try:
+            password = self._path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise AuthenticationError(f"{self._path}: {error}") from error
+        return (self._username, password) if self._username else (password,)
+
+
+class _MasterPool(SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
+    """Connections to the master that the Sentinels name; beyond the pool's size calls wait for one."""
+
+    async def aclose(self) -> None:
+        """Close the connections to the master and to the Sentinels."""
+        await super().aclose()
+        await self.sentinel_manager.aclose()
+
+
+def open_redis(address: RedisAddress, where: str, options: ConnectionOptions) -> redis.asyncio.Redis:
+    """Create a client that connects on first use.
+
+    Args:
+        where: the configuration key of the address.
+
+    Returns:
+        The client; of a cluster a RedisCluster, which has the same methods.
+
+    Raises:
+        ConfigError: the address, or a file that it names, is unusable.
+    """
+    target = parse_redis(address, where)
+    try:
+        if target.topology == "cluster":
+            client = _open_cluster(target, where, options)
+        elif target.topology == "sentinel":
+            client = _open_master(target, where, options)
+        else:
+            client = _open_server(target, where, options)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"not a Redis URL: {error}", where=where) from error
+    if options.raw and target.topology == "cluster":
+        client.set_response_callback("XREAD", _raw)  # the client itself needs the other callbacks
+    elif options.raw:
+        client.response_callbacks.clear()
+    return client
+
+
+def _open_server(target: RedisTarget, where: str, options: ConnectionOptions) -> redis.asyncio.Redis:
+    # The URL itself says whether TLS is used.
+    keywords = {name: value for name, value in _keywords(target, where, options).items() if name != "ssl"}
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        target.config.url, max_connections=options.connections, timeout=None, **keywords
+    )
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+def _open_master(target: RedisTarget, where: str, options: ConnectionOptions) -> redis.asyncio.Redis:
+    config = target.config
+    keywords = _keywords(target, where, options)
+    without_retry = Retry(NoBackoff(), 0)  # the next Sentinel is asked instead
+    at_sentinels = keywords | {"socket_timeout": options.connect_timeout_s, "retry": without_retry}
+    at_sentinels["credential_provider"] = _password(
+        config.sentinel_username, config.sentinel_password_file, f"{where}.sentinel_password_file"
+    )
+    sentinels = Sentinel(target.hosts, sentinel_kwargs=at_sentinels)  # type: ignore[no-untyped-call]
+    pool = _MasterPool(  # type: ignore[no-untyped-call]
+        target.master, sentinels, max_connections=options.connections, timeout=None, db=target.database, **keywords
+    )
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+def _open_cluster(target: RedisTarget, where: str, options: ConnectionOptions) -> redis.asyncio.Redis:
+    keywords = _keywords(target, where, options) | {"retry": Retry(NoBackoff(), _CLUSTER_RETRIES)}
+    nodes = [ClusterNode(host, port) for host, port in target.hosts]
+    cluster = redis.asyncio.RedisCluster(startup_nodes=nodes, max_connections=_CLUSTER_CONNECTIONS, **keywords)
+    return cast("redis.asyncio.Redis", cluster)
+
+
+def _raw(response: Any, **_options: Any) -> Any:
+    return response
+
+
+def _keywords(target: RedisTarget, where: str, options: ConnectionOptions) -> dict[str, Any]:
+    """Return redis-py's arguments for each connection. Raises ConfigError."""
+    config = target.config
+    keywords: dict[str, Any] = {
+        "socket_connect_timeout": options.connect_timeout_s,
+        "retry": options.retry,
+    }
+    if options.timeout_s is not None:
+        keywords["socket_timeout"] = options.timeout_s
+    if options.raw:
+        keywords["protocol"] = 2
+    password = _password(config.username, config.password_file, f"{where}.password_file")
+    if password is not None:
+        keywords["credential_provider"] = password
+    if target.tls:
+        keywords |= _certificates(target, where)
+    return keywords
+
+
+def _password(username: str, path: str, where: str) -> PasswordFile | None:
+    if not path:
+        return None
+    password = PasswordFile(username, Path(path))
+    try:
+        password.get_credentials()
+    except AuthenticationError as error:
+        raise ConfigError(str(error), where=where) from error
+    return password
+
+
+def _certificates(target: RedisTarget, where: str) -> dict[str, Any]:
+    config = target.config
+    try:
+        context = ssl.create_default_context(cafile=config.ca_file or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{config.ca_file}: {error}", where=f"{where}.ca_file") from error
+    if config.cert_file:
+        try:
+            context.load_cert_chain(config.cert_file, config.key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"{config.cert_file}: {error}", where=f"{where}.cert_file") from error
+    return {
+        "ssl": True,
+        "ssl_ca_certs": config.ca_file or None,
+        "ssl_certfile": config.cert_file or None,
+        "ssl_keyfile": config.key_file or None,
+        "ssl_check_hostname": True,
+    }
