@@ -42,7 +42,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = ""  # hit, stale, miss, coalesced, bypass; "" without a cache
 
 
-class _Entry(NamedTuple):
+class _PendingRecord(NamedTuple):
     record: AuditRecord
     written: Future[None] | None = None  # set when the thread is done with the record
 
@@ -65,7 +65,7 @@ class AuditLog:
     ) -> None:
         self._target = target
         self._open_file = open_file
-        self._queue: queue.Queue[_Entry | None] = queue.Queue(capacity)
+        self._queue: queue.Queue[_PendingRecord | None] = queue.Queue(capacity)
         self._thread: threading.Thread | None = None
         self._file: IO[bytes] | None = None
         self._inode = -1
@@ -86,7 +86,7 @@ class AuditLog:
 
     def enqueue(self, record: AuditRecord) -> None:
         """Hand a record to the thread. Never blocks: a full queue loses the record."""
-        self._put(_Entry(record))
+        self._put(_PendingRecord(record))
 
     async def write(self, record: AuditRecord, timeout_s: float = _WRITE_TIMEOUT_S) -> None:
         """Hand a record to the thread and wait until the file has it, at most for `timeout_s`.
@@ -94,11 +94,11 @@ class AuditLog:
         A process that is killed afterwards loses a record of `enqueue`, but not this one.
         """
         written: Future[None] = Future()
-        if self._put(_Entry(record, written)) and self._thread is not None:
+        if self._put(_PendingRecord(record, written)) and self._thread is not None:
             with anyio.move_on_after(timeout_s):
                 await asyncio.wrap_future(written)
 
-    def _put(self, entry: _Entry) -> bool:
+    def _put(self, entry: _PendingRecord) -> bool:
         if not self._target:
             return False
         try:
