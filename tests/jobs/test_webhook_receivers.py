@@ -219,7 +219,7 @@ async def test_a_killed_worker_loses_no_delivery(
     """kill -9 amid deliveries of three tenants, one of whose receivers hangs: each arrives, always with the same id."""
     jobs = {await bed.ended_job(url(receiver), f"tenant{number % 2}/1") for number in range(4 * DELIVERIES)}
     hung = [await bed.ended_job(f"http://127.0.0.1:{hanging_port}/", "slow/1") for _ in range(DELIVERIES)]
-    command = [sys.executable, "-m", "tests.jobs.webhook_process", config.redis, config.key_prefix]
+    command = [sys.executable, "-m", "tests.jobs.webhook_process", str(config.redis), config.key_prefix]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=subprocess.DEVNULL)
 
     async def some_arrived() -> bool:
