@@ -56,8 +56,10 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_prefix: str = "causeway:jobs"  # of all Redis keys
     max_body_bytes: Positive = 1024 * 1024  # of one job's request
     max_result_bytes: Positive = 4 * 1024 * 1024  # of one job's result
-    max_queued: Positive = 20_000  # jobs of one tier and priority
-    max_unfinished: Positive = 20_000  # jobs of one owner
+    max_queued: Positive = 100_000  # jobs of one tier and priority, of all tenants
+    min_queued_per_tenant: Positive = 100  # so many of each tenant's are accepted in a full queue, too
+    max_unfinished: Positive = 20_000  # jobs of one tenant
+    max_unfinished_bytes: Positive = 256 * 1024 * 1024  # requests of one tenant's unfinished jobs
     max_dead_letters: Positive = 10_000  # the oldest are dropped beyond that
     max_event_streams: Positive = 256  # clients that follow events, per gateway
     default_deadline_s: Seconds = _DAY_S  # of a job whose request names no deadline
@@ -68,7 +70,8 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attempt_timeout_s: Seconds = 300.0  # of one run
     lease_s: Seconds = 15.0  # a worker that does not renew its lease for so long is taken for dead
     lease_check_s: Seconds = 0.4  # how soon a worker notices that a job was cancelled
-    reclaim_interval_s: Seconds = 1.0  # how often a worker looks for jobs of dead workers
+    reclaim_interval_s: Seconds = 1.0  # how often a worker looks for late jobs and for jobs of dead workers
+    limit_retry_s: Seconds = 60.0  # a tenant over a limit tries one job at the limit's reset, or after so long
     backoff_s: Seconds = 1.0  # before the second attempt; doubles with each further one, with jitter
     backoff_max_s: Seconds = 60.0  # longest back-off
     concurrency: Annotated[int, Meta(ge=0)] = 0  # jobs of a tier in one worker; 0: the tier's own

@@ -26,13 +26,21 @@ class JobMetrics:
             ("outcome",),
             registry=registry,
         )
-        self._queued = Gauge("causeway_jobs_queued", "Jobs in the queue.", _QUEUE, registry=registry)
+        self._queued = Gauge("causeway_jobs_queued", "Queued jobs, without parked ones.", _QUEUE, registry=registry)
         self._running = Gauge("causeway_jobs_running", "Jobs claimed by a worker.", _QUEUE, registry=registry)
         self._oldest = Gauge(
-            "causeway_jobs_oldest_queued_seconds", "Age of the oldest queued job.", _QUEUE, registry=registry
+            "causeway_jobs_oldest_queued_seconds",
+            "Age of the oldest queued job, without parked ones.",
+            _QUEUE,
+            registry=registry,
         )
         self._awaiting_retry = Gauge(
             "causeway_jobs_awaiting_retry", "Jobs that wait for their next attempt.", registry=registry
+        )
+        self._parked = Gauge(
+            "causeway_jobs_parked",
+            "Queued jobs of tenants over a rate or budget: they wait for its reset.",
+            registry=registry,
         )
         self._dead = Gauge("causeway_jobs_dead_letters", "Dead letters.", registry=registry)
         self._pending = Gauge(
@@ -62,6 +70,7 @@ class JobMetrics:
             age_s = max(0.0, (now_ms - queue.oldest_ms) / 1000.0) if queue.oldest_ms else 0.0
             self._oldest.labels(queue.tier, queue.priority).set(age_s)
         self._awaiting_retry.set(depths.waiting)
+        self._parked.set(depths.parked)
         self._dead.set(depths.dead)
         self._pending.set(depths.pending_deliveries)
         closed = depths.receivers - depths.receivers_open - depths.receivers_half_open

@@ -28,6 +28,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint
     body: bytes  # an OpenAI request
     deadline_ms: int  # unix
+    tokens: float = 0.0  # that it may use, of request and answers: what its tenant's turn costs
     webhook: str = ""
     idempotency: str = ""  # digest of the caller's key; "": none
     digest: str = ""  # of body and headers, compared under the same key

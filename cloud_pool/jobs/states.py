@@ -23,9 +23,8 @@ class JobEvent(StrEnum):
     """What changes a job's state."""
 
     CLAIM = "claim"
-    RELEASE = "release"  # a draining worker returns it to the queue
+    RELEASE = "release"  # to its queue: its worker drains or is lost, or its tenant is over a limit
     POSTPONE = "postpone"
-    PARK = "park"  # its tenant is over a rate or budget: it waits for the reset without a run
     PROMOTE = "promote"
     SUCCEED = "succeed"
     FAIL = "fail"
@@ -42,7 +41,6 @@ class IllegalTransition(RuntimeError):
 TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
     JobState.QUEUED: {
         JobEvent.CLAIM: JobState.RUNNING,
-        JobEvent.PARK: JobState.WAITING,
         JobEvent.CANCEL: JobState.CANCELLED,
         JobEvent.EXPIRE: JobState.EXPIRED,
     },
@@ -52,7 +50,6 @@ TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
         JobEvent.EXPIRE: JobState.EXPIRED,
     },
     JobState.RUNNING: {
-        JobEvent.CLAIM: JobState.RUNNING,  # its worker died: another one takes over, with a new fence
         JobEvent.RELEASE: JobState.QUEUED,
         JobEvent.POSTPONE: JobState.WAITING,
         JobEvent.SUCCEED: JobState.SUCCEEDED,

@@ -19,6 +19,7 @@ from router.types import Request
 
 from ..accounts.identity.principal import Principal
 from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
+from ..accounts.tenants.accounting import BYTES_PER_TOKEN
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
 from ..config.tiers import Tier
@@ -92,6 +93,7 @@ class SubmissionParser:
             endpoint=extensions.endpoint,
             body=body,
             deadline_ms=now_ms + self._time_ms(deadline_ms),
+            tokens=self.tokens(request, body),
             webhook=extensions.webhook,
             idempotency=key_digest(submission.key),
             digest=_digest(submission),
@@ -118,6 +120,11 @@ class SubmissionParser:
     def tier_name(self, request: Request) -> str:
         """Return the name of the tier that the request's model stands for."""
         return self._tiers[request.model].name
+
+    def tokens(self, request: Request, body: bytes) -> float:
+        """Return how many tokens a request may use, estimated before it is tokenised."""
+        answers = request.n * max(1, len(request.prompts))
+        return len(body) / BYTES_PER_TOKEN + answers * (request.max_tokens or self._tiers[request.model].max_tokens)
 
     def _time_ms(self, deadline_ms: int | None) -> int:
         if deadline_ms is None:

@@ -12,6 +12,7 @@ from cloud_pool.cache.single_flight.reply import Reply
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.store.replies import ExpiredJob
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.worker import Worker
 from router.types import Chunk, Usage
@@ -33,6 +34,7 @@ class ScriptedRunner:
         self.closed: list[str] = []
         self.is_ready = True
         self.probes = 0
+        self.expired: list[ExpiredJob] = []
         self._script = script
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
@@ -49,6 +51,9 @@ class ScriptedRunner:
     async def ready(self, tier: str) -> bool:
         self.probes += 1
         return self.is_ready
+
+    def record_expired(self, job: ExpiredJob) -> None:
+        self.expired.append(job)
 
 
 class RunningWorker:

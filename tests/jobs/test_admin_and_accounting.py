@@ -27,6 +27,7 @@ from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.jobs.store.replies import ExpiredJob
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
 from cloud_pool.jobs.worker.runner import JobRun
 from router.errors import CausewayError, CloudFailed, InvalidRequest, RateLimited
@@ -178,7 +179,7 @@ async def outcome(runner: MeteredRunner, one: JobRun) -> type[CausewayError] | N
 
 
 async def test_runs_obey_tenant_limits_and_leave_one_audit_record_each(tmp_path: Path) -> None:
-    """A run that the limits refuse leaves none: the job waits."""
+    """A run that the limits refuse leaves none: the job waits. If it expires, its record says so."""
     limits = TenantConfig(name="acme", requests_per_s=0.001, burst=2, max_tokens=9)
     books = AuditedLedger(tmp_path, TenantsConfig(overrides=(limits,)))
     books.audit.start()
@@ -187,12 +188,14 @@ async def test_runs_obey_tenant_limits_and_leave_one_audit_record_each(tmp_path:
     assert await outcome(runner, job_run(1)) is None
     assert await outcome(MeteredRunner(ScriptedRunner(breaks), books.ledger), job_run(2)) is CloudFailed
     assert await outcome(runner, job_run(3)) is RateLimited
+    runner.record_expired(ExpiredJob("job_3", "acme/kiosk", "large"))
     assert await outcome(runner, job_run(4, BODY[:-1] + b',"max_tokens":10}')) is InvalidRequest
     assert [one.request.max_tokens for one in scripted.runs] == [9]
     rows = books.records()
     assert [(row["id"], row["outcome"]) for row in rows] == [
         ("job_1", "ok"),
         ("job_2", "cloud_failed"),
+        ("job_3", "deadline_exceeded"),
         ("job_4", "invalid_value"),
     ]
     assert (rows[0]["tenant"], rows[0]["device"], rows[0]["route"]) == ("acme", "kiosk", "job")

@@ -205,6 +205,6 @@ async def test_a_full_redis_refuses_new_jobs_and_lets_running_ones_end(
     assert await store.succeed(first.id, first.fence, b"{}")
     await store.cancel(second.id, "kiosk")
     assert await store.postpone(third.id, third.fence, CloudFailed("broken"), 0.0, counts=True)
-    assert await store.promote_and_expire() == 1
+    assert (await store.promote_and_expire()).changed == 1
     assert [record.id for record in (await store.claim("w", "large", ["standard"])).records] == [third.id]
     await database.close()

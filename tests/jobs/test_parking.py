@@ -10,7 +10,7 @@ from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient, as_list
+from cloud_pool.jobs.store.redis_client import RedisClient, as_list, as_text
 from cloud_pool.jobs.worker.runner import JobRun
 from router.errors import QueueFull, RateLimited
 from router.types import Chunk
@@ -19,8 +19,9 @@ from .conftest import Clock, until
 from .scripted_worker import RunningWorker, ScriptedRunner, answers
 
 MakeJob = Callable[..., NewJob]
-JOBS = 250  # more than one claim parks
+JOBS = 250
 SLOTS = 4
+RESET_S = 3000.0
 
 
 class Budget:
@@ -30,21 +31,36 @@ class Budget:
 
     async def script(self, at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
         if self.spent and job_run.owner.startswith("acme/"):
-            raise RateLimited("Your budget is spent.", retry_after_s=3000.0)
+            raise RateLimited("Your budget is spent.", retry_after_s=RESET_S)
         async for chunk in answers(at, job_run):
             yield chunk
+
+
+async def park(store: JobStore, delay_s: float = RESET_S) -> str:
+    """Refuse the next job for its tenant's limit. Returns its id."""
+    (record,) = (await store.claim("w", "large", ["standard"])).records
+    error = RateLimited("spent", retry_after_s=delay_s)
+    assert await store.postpone(record.id, record.fence, error, delay_s, counts=False, park=True)
+    return record.id
+
+
+async def commands(database: RedisClient) -> int:
+    """Return how many commands this Redis has run, those of scripts included."""
+    stats = as_text(await database.command("INFO", "stats"))
+    return int(stats.split("total_commands_processed:")[1].split()[0])
 
 
 async def test_jobs_over_a_budget_wait_for_its_reset_without_runs(
     store: JobStore, new_job: MakeJob, config: JobsConfig, clock: Clock, database: RedisClient
 ) -> None:
+    """The gauge of queued jobs, by which workers are scaled, does not count them."""
     parked = [(await store.accept(new_job(owner=f"acme/{number % 3}"))).id for number in range(JOBS)]
     other = (await store.accept(new_job())).id
     budget = Budget()
     runner = ScriptedRunner(budget.script)
 
     async def all_parked() -> bool:
-        return (await store.depths()).waiting == JOBS
+        return (await store.depths()).parked == JOBS
 
     async def state_is(job: str, state: JobState) -> bool:
         record = await store.lookup(job)
@@ -53,24 +69,39 @@ async def test_jobs_over_a_budget_wait_for_its_reset_without_runs(
     async with RunningWorker(store, runner, config, slots=SLOTS):
         await until(lambda: state_is(other, JobState.SUCCEEDED))
         await until(all_parked)
+        assert [(depth.queued, depth.oldest_ms) for depth in (await store.depths()).queues] == [(0, 0)]
         runs = len(runner.runs)
         assert runs <= 1 + SLOTS
         late = (await store.accept(new_job(owner="acme/9"))).id
-        await until(lambda: state_is(late, JobState.WAITING))
+        another = (await store.accept(new_job())).id
+        await until(lambda: state_is(another, JobState.SUCCEEDED))
+        assert len(runner.runs) == runs + 1
         await store.cancel(late, "acme/9")
-        assert len(runner.runs) == runs
         budget.spent = False
-        clock.now += 3001.0
-
-        async def all_done() -> bool:
-            clock.now += 1.0
-            return len(runner.runs) == runs + JOBS
-
-        await until(all_done)
+        clock.now += RESET_S + 1.0
         for job in parked:
             await until(lambda job=job: state_is(job, JobState.SUCCEEDED))  # type: ignore[misc]
-    for name in ("parked", "blocked"):
-        assert await database.command("EXISTS", database.key(name)) == 0
+    assert len(runner.runs) == runs + 1 + JOBS
+    assert await database.command("EXISTS", database.key("blocked")) == 0
+
+
+async def test_parked_jobs_cost_no_commands(
+    store: JobStore, new_job: MakeJob, config: JobsConfig, database: RedisClient
+) -> None:
+    """Neither claims, nor upkeep, nor metrics, nor a reset cost more with 300 parked jobs than with one."""
+    costs = []
+    await store.accept(new_job(owner="acme/1"))
+    for more in (0, 299):
+        for _ in range(more):
+            await store.accept(new_job(owner="acme/1"))
+        if not more:
+            await park(store)
+        before = await commands(database)
+        await store.claim("w", "large", ["standard"] * SLOTS)
+        await store.promote_and_expire()
+        await store.depths()
+        costs.append(await commands(database) - before)
+    assert costs[0] == costs[1]
 
 
 async def test_a_worker_that_starts_lets_parked_jobs_try_again(
@@ -78,8 +109,7 @@ async def test_a_worker_that_starts_lets_parked_jobs_try_again(
 ) -> None:
     """Limits may have changed."""
     job = (await store.accept(new_job(owner="acme/1"))).id
-    (record,) = (await store.claim("w", "large", ["standard"])).records
-    await store.postpone(job, record.fence, RateLimited("spent", retry_after_s=3000.0), 3000.0, counts=False, park=True)
+    assert await park(store) == job
 
     async def succeeded() -> bool:
         return (await store.get(job, "acme/1")).state is JobState.SUCCEEDED
@@ -88,14 +118,99 @@ async def test_a_worker_that_starts_lets_parked_jobs_try_again(
         await until(succeeded)
 
 
+async def test_a_raised_budget_is_noticed_within_limit_retry_s(
+    store: JobStore, new_job: MakeJob, config: JobsConfig, clock: Clock
+) -> None:
+    """Although the reset is much later: a worker with the new limits may run beside one that still has the old ones."""
+    jobs = [(await store.accept(new_job(owner="acme/1"))).id for _ in range(JOBS)]
+    budget = Budget()
+    runner = ScriptedRunner(budget.script)
+
+    async def all_parked() -> bool:
+        return (await store.depths()).parked == JOBS
+
+    async def all_ended() -> bool:
+        return all([(await store.get(job, "acme/1")).ended for job in jobs])
+
+    async with RunningWorker(store, runner, config, slots=SLOTS):
+        await until(all_parked)
+        budget.spent = False
+        clock.now += config.limit_retry_s + 1.0
+        await until(all_ended)
+
+
+async def test_after_a_reset_a_claim_takes_one_job_of_the_tenant(
+    store: JobStore, new_job: MakeJob, clock: Clock
+) -> None:
+    """Its limit may still be reached. Five seconds later it is a tenant like any other."""
+    for _ in range(20):
+        await store.accept(new_job(owner="acme/1"))
+    await park(store, 10.0)
+    clock.now += 10.0
+    await store.promote_and_expire()
+    claimed = await store.claim("w", "large", ["standard"] * SLOTS)
+    assert (len(claimed.records), claimed.more) == (1, True)
+    await store.accept(new_job())
+    claimed = await store.claim("w", "large", ["standard"] * SLOTS)
+    assert sorted(record.owner for record in claimed.records) == ["acme/1", "kiosk"]
+    clock.now += 6.0
+    await store.promote_and_expire()
+    assert len((await store.claim("w", "large", ["standard"] * SLOTS)).records) == SLOTS
+
+
+@pytest.mark.parametrize("state", ["parked", "queued", "waiting", "running"])
+async def test_a_job_that_expires_without_running_is_reported_for_audit(
+    store: JobStore, new_job: MakeJob, config: JobsConfig, clock: Clock, database: RedisClient, state: str
+) -> None:
+    """It has its event, too. A run that is cut off writes its own record."""
+    job = (await store.accept(new_job(owner="acme/1"))).id
+    if state == "parked":
+        await park(store)
+    elif state != "queued":
+        (record,) = (await store.claim("w", "large", ["standard"])).records
+        if state == "waiting":
+            await store.postpone(job, record.fence, QueueFull("full"), 1e6, counts=False)
+    clock.now += 3600.0
+    due = await store.promote_and_expire()
+    assert due.changed == 1
+    expected = [] if state == "running" else [(job, "acme/1", "large")]
+    assert [(one.id, one.owner, one.tier) for one in due.expired] == expected
+    assert (await names(database, job))[-1] == "expired"
+
+
+async def test_a_worker_records_expired_jobs(
+    store: JobStore, new_job: MakeJob, config: JobsConfig, clock: Clock
+) -> None:
+    jobs = [(await store.accept(new_job(owner="acme/1"))).id for _ in range(JOBS)]
+    runner = ScriptedRunner(Budget().script)
+
+    async def all_parked() -> bool:
+        return (await store.depths()).parked == JOBS
+
+    async def all_recorded() -> bool:
+        return len(runner.expired) >= JOBS
+
+    async with RunningWorker(store, runner, config, slots=SLOTS) as worker:
+        await until(all_parked)
+        clock.now += 3600.0
+        await until(all_recorded)
+    assert sorted(one.id for one in runner.expired) == sorted(jobs)
+    assert worker.count("expired") == JOBS
+
+
+async def names(database: RedisClient, job: str) -> list[str]:
+    entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))
+    return [as_text(as_list(as_list(entry)[1])[1]) for entry in entries]
+
+
 @pytest.mark.parametrize("error", [QueueFull("full"), RateLimited("spent", retry_after_s=1.0)])
 async def test_repeated_events_are_merged(
     store: JobStore, new_job: MakeJob, clock: Clock, database: RedisClient, error: RateLimited | QueueFull
 ) -> None:
     job = (await store.accept(new_job())).id
+    park = isinstance(error, RateLimited)
     for _ in range(50):
         (record,) = (await store.claim("w", "large", ["standard"])).records
-        park = isinstance(error, RateLimited)
         await store.postpone(job, record.fence, error, 1.0, counts=False, park=park)
         clock.now += 2.0
         await store.promote_and_expire()
@@ -103,10 +218,7 @@ async def test_repeated_events_are_merged(
     for tokens in range(50):
         await store.publish_progress(job, record.fence, b"%d" % tokens)
     await store.succeed(job, record.fence, b"{}")
-    entries = [
-        as_list(as_list(entry)[1])
-        for entry in as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))
-    ]
-    names = [entry[1] for entry in entries]
-    assert names == [b"queued", b"running", b"waiting", b"queued", b"running", b"progress", b"succeeded"]
-    assert entries[5][3] == b"49"
+    waits = [] if park else ["running", "waiting", "queued"]
+    assert await names(database, job) == ["queued", *waits, "running", "progress", "succeeded"]
+    entries = as_list(await database.command("XREVRANGE", database.key("events", job), "+", "-", "COUNT", 2))
+    assert as_list(as_list(entries[1])[1])[3] == b"49"

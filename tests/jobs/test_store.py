@@ -14,7 +14,7 @@ from cloud_pool.jobs.record import JobRecord, NewJob
 from cloud_pool.jobs.states import FINAL_STATES, JobState
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient, as_list, as_text
-from router.errors import CloudFailed, NotFound, QueueFull, RateLimited
+from router.errors import CloudFailed, NotFound
 
 from .conftest import BODY, Clock, until
 
@@ -68,19 +68,6 @@ async def test_another_owners_job_is_not_found(store: JobStore, new_job: MakeJob
     assert await store.list_owned("thief") == []
 
 
-async def test_full_queues_and_owners_are_refused(
-    database: RedisClient, config: JobsConfig, clock: Clock, new_job: MakeJob
-) -> None:
-    store = JobStore(database, msgspec.structs.replace(config, max_queued=1, max_unfinished=2), clock=clock)
-    await store.accept(new_job())
-    with pytest.raises(QueueFull):
-        await store.accept(new_job(id="job_refused"))
-    await store.accept(new_job(priority="bulk"))
-    with pytest.raises(RateLimited):
-        await store.accept(new_job(priority="interactive"))
-    assert await store.lookup("job_refused") is None
-
-
 async def test_success_stores_the_result_once(store: JobStore, new_job: MakeJob) -> None:
     await store.accept(new_job())
     (record,) = (await store.claim("w", "large", ["standard"])).records
@@ -100,12 +87,13 @@ async def test_reports_with_an_old_fence_have_no_effect(
     new: list[JobRecord] = []
 
     async def adopted() -> bool:
+        await store.promote_and_expire()
         new.extend((await store.claim("second", "large", ["standard"])).records)
         return bool(new)
 
     await until(adopted)
     assert (new[0].id, new[0].fence) == (old.id, old.fence + 1)
-    assert await store.renew_leases("first", [(old.id, old.fence)], renew=True) == {old.id}
+    assert await store.renew_leases([(old.id, old.fence)], renew=True) == {old.id}
     assert not await store.succeed(old.id, old.fence, b"{}")
     assert not await store.fail(old.id, old.fence, FAULT)
     assert not await store.postpone(old.id, old.fence, FAULT, 0, counts=True)
@@ -119,7 +107,7 @@ async def test_a_renewed_lease_keeps_the_job(
     store = JobStore(database, msgspec.structs.replace(config, lease_s=600.0), clock=clock)
     await store.accept(new_job())
     (held,) = (await store.claim("first", "large", ["standard"])).records
-    assert await store.renew_leases("first", [(held.id, held.fence)], renew=True) == set()
+    assert await store.renew_leases([(held.id, held.fence)], renew=True) == set()
     assert (await store.claim("second", "large", ["standard"])).records == ()
 
 
@@ -165,6 +153,7 @@ async def test_a_job_that_kills_its_workers_becomes_a_dead_letter(
     claims: list[str] = []
 
     async def buried() -> bool:
+        await store.promote_and_expire()
         claims.extend(record.id for record in (await store.claim("w", "large", ["standard"])).records)
         return bool(await store.dead_letters()) or len(claims) > 2
 
@@ -185,9 +174,9 @@ async def test_a_postponed_job_is_queued_when_due(store: JobStore, new_job: Make
     await store.accept(new_job())
     (record,) = (await store.claim("w", "large", ["standard"])).records
     await store.postpone(record.id, record.fence, FAULT, 1.0, counts=True)
-    assert await store.promote_and_expire() == 0
+    assert (await store.promote_and_expire()).changed == 0
     clock.now += 1.0
-    assert await store.promote_and_expire() == 1
+    assert (await store.promote_and_expire()).changed == 1
     assert (await store.claim("w", "large", ["standard"])).records[0].id == record.id
 
 
@@ -201,11 +190,11 @@ async def test_a_job_expires_at_its_deadline_in_any_state(
         if state == "waiting":
             await store.postpone(record.id, record.fence, FAULT, 1e6, counts=True)
     clock.now += 3600.0
-    assert await store.promote_and_expire() == 1
+    assert (await store.promote_and_expire()).changed == 1
     assert (await store.get(accepted.id, "kiosk")).state is JobState.EXPIRED
     assert (await store.claim("w", "large", ["standard"])).records == ()
     if state == "running":
-        assert await store.renew_leases("w", [(record.id, record.fence)], renew=False) == {record.id}
+        assert await store.renew_leases([(record.id, record.fence)], renew=False) == {record.id}
 
 
 @pytest.mark.parametrize("claimed", [False, True])
@@ -263,7 +252,7 @@ async def test_keys_of_an_ended_job_expire(store: JobStore, database: RedisClien
     )  # deleted at the end, unlike the record
     assert await database.command("ZCARD", database.key("open", "kiosk")) == 0
     assert await database.command("ZCARD", database.key("deadlines")) == 0
-    assert await database.command("XLEN", database.key("queue", "large", "standard")) == 0
+    assert await database.command("ZCARD", database.key("leases", "large", "standard")) == 0
 
 
 async def test_jobs_are_listed_in_pages_without_expired_ones(

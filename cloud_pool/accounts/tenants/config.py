@@ -25,7 +25,8 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: NonNegativeInt = 0  # of one answer
     max_body_bytes: NonNegativeInt = 0  # of one request
     usd_per_day: NonNegativeFloat = 0.0  # UTC days
-    weight: Annotated[float, Meta(gt=0)] = 1.0  # of the tenant in the queue of a tier, relative to others
+    max_jobs: NonNegativeInt = 0  # unfinished jobs; 0: jobs.max_unfinished
+    weight: Annotated[float, Meta(gt=0)] = 1.0  # of the tenant in the queues of a tier, relative to others
     # names or aliases of the tiers that it may use; a token's claim `models` can narrow this; empty: all
     models: tuple[str, ...] = ()
 

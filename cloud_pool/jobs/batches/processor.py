@@ -11,6 +11,7 @@ Lines that never became jobs, because the batch was cancelled or expired before,
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 import anyio
@@ -19,9 +20,10 @@ import msgspec
 from router.errors import NotFound, QueueFull, RateLimited
 
 from ...accounts.identity.principal import Grants
+from ...accounts.tenants.config import TenantLimits
 from ..config import JobsConfig
 from ..errors import JobAlreadyEnded, JobStoreUnavailable, RecordUnreadable
-from ..record import NewJob
+from ..record import NewJob, parse_request
 from ..states import JobState
 from ..stores import JobStores
 from ..submission import SubmissionParser
@@ -39,13 +41,21 @@ _STEP_INTERVAL_S = 0.5
 class BatchProcessor:
     """Advances due batches step by step."""
 
-    def __init__(self, stores: JobStores, parser: SubmissionParser, config: JobsConfig) -> None:
+    def __init__(
+        self,
+        stores: JobStores,
+        parser: SubmissionParser,
+        config: JobsConfig,
+        limits: Callable[[str], TenantLimits] = lambda _: TenantLimits(),
+    ) -> None:
+        """`limits` are those of a tenant."""
         self._batches = stores.batches
         self._files = stores.files
         self._jobs = stores.jobs
         self._results = BatchResults(stores.batches)
         self._parser = parser
         self._config = config
+        self._limits = limits
         self._parsed: tuple[str, list[BatchLine]] = ("", [])  # the batch whose lines were submitted last
 
     async def run(self) -> None:
@@ -121,9 +131,10 @@ class BatchProcessor:
         if self._parsed[0] != batch.id:
             self._parsed = batch.id, (await self._read(batch))[0]
         lines, submitted = self._parsed[1], batch.submitted
+        limits = self._limits(batch.owner.partition("/")[0])
         try:
             for line in lines[submitted : submitted + self._config.batches.lines_per_step]:
-                await self._jobs.accept(self._new_job(batch, line, submitted + 1))
+                await self._jobs.accept(self._new_job(batch, line, submitted + 1), limits)
                 submitted += 1
         except JobAlreadyEnded:
             pass  # cancelled in the meantime: the next step sees that
@@ -143,6 +154,7 @@ class BatchProcessor:
             endpoint=batch.endpoint,
             body=line.body,
             deadline_ms=batch.expires,
+            tokens=self._parser.tokens(parse_request(batch.endpoint, line.body, batch.owner), line.body),
             batch=batch.id,
             tags=tuple(batch.tags.split(",")) if batch.tags else (),
             traceparent=batch.traceparent,

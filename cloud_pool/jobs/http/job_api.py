@@ -114,7 +114,7 @@ class JobApi:
         if job.webhook and await self._outbox.is_disabled(principal.owner, job.webhook):
             raise WebhookDisabled("`webhook` answered 410 Gone: it gets no deliveries for now", param="webhook")
         with enqueue_span(self._trace, job.id, job.tier, headers.traceparent) as traceparent:
-            accepted = await self._jobs.accept(msgspec.structs.replace(job, traceparent=traceparent))
+            accepted = await self._jobs.accept(msgspec.structs.replace(job, traceparent=traceparent), limits)
         record = await self._jobs.get(accepted.id, principal.owner)
         location = {"location": f"/v1/jobs/{record.id}"}
         return json_response(

@@ -1,19 +1,26 @@
 """Lua scripts of the job store. Each runs in Redis atomically and can be repeated, since its reply may get lost.
 
-`scripts.py` loads them; `common.lua` precedes every script, `webhooks/delivery.lua` some of those on webhooks.
+`scripts.py` loads them; `common.lua`, `fair_queue.lua` and `endings.lua` precede every script, `webhooks/delivery.lua`
+some of those on webhooks.
 
 Keys, all below the configured prefix:
 
     layout                           string  version of these keys and records; every script refuses another one
-    job:<id>                         hash    the record; `fence` rises with each claim, `entry` is its queue entry
+    job:<id>                         hash    the record; `fence` rises with each claim, `cost` is tokens over weight
     result:<id>                      string  body of the answer
     events:<id>                      stream  the job's events, for SSE
-    queue:<tier>:<priority>          stream  group `workers`; an entry lives until its job ends or waits for a retry
+    queue:<tier>:<priority>          hash    `queued` jobs of all tenants, and `virtual` time of their fair queue
+    queue:<tier>:<priority>:<tenant> zset    a tenant's queued jobs, by the number of their acceptance
+    turns:<tier>:<priority>          zset    tenants whose jobs may be claimed, by their tag: the lowest is next
+    tags:<tier>:<priority>           zset    tags of tenants that take no turns, for an hour
+    leases:<tier>:<priority>         zset    running jobs by the end of their lease, unix ms
+    wake:<tier>                      list    at most 64 tokens; a worker without jobs waits for one
+    accepted                         string  how many jobs were ever accepted
     waiting, deadlines               zset    job by the time of its next attempt and by its deadline, unix ms
-    parked                           zset    tenants with parked jobs, by the time of their next release
-    parked:<tenant>                  zset    jobs that wait for their tenant's limit to reset, by time of acceptance
-    blocked                          zset    tenants over a limit, by the time of its reset
-    open:<owner>, jobs:<owner>       zset    unfinished jobs and all jobs, by time of acceptance
+    blocked                          zset    tenants over a rate or budget, by the time that their jobs try again
+    open:<tenant>                    zset    unfinished jobs of a tenant, by time of acceptance
+    open_bytes                       hash    bytes of the requests of each tenant's unfinished jobs
+    jobs:<owner>                     zset    all jobs of an owner, by time of acceptance
     idempotency:<owner>:<key>        hash    id and body digest of a job; lives as long as the job's record
     dead                             stream  dead letters
     tiers                            set     tiers that ever had a job, for metrics and promotion

@@ -13,7 +13,11 @@ from ...redis.layout import JOBS_LAYOUT
 from ...redis.scripts import load_script
 from ..states import transitions_as_lua
 
-_COMMON: Final = f"local LAYOUT = '{JOBS_LAYOUT}'\n" + transitions_as_lua() + load_script(__package__, "common")
+_COMMON: Final = (
+    f"local LAYOUT = '{JOBS_LAYOUT}'\n"
+    + transitions_as_lua()
+    + "".join(load_script(__package__, name) for name in ("common", "fair_queue", "endings"))
+)
 _DELIVERY: Final = load_script(f"{__package__}.webhooks", "delivery")
 
 
@@ -26,7 +30,7 @@ REPLICATED: Final = frozenset({"accept", "file_put", "batch_create"})
 SCRIPTS: Final = {
     **_load("transitions", "accept", "claim", "renew_leases", "succeed", "fail", "postpone", "release", "cancel"),
     **_load("transitions", "promote_and_expire", "publish_progress"),
-    **_load("admin", "remove_idle_consumers", "revive", "purge", "quarantine", "depths", "release_parked"),
+    **_load("admin", "revive", "purge", "quarantine", "depths", "unblock_all"),
     **_load("webhooks", "webhook_claim", "webhook_finish", "webhook_disabled", shared=_DELIVERY),
     **_load("webhooks", "webhook_secrets"),
     **_load("batches", "file_put", "batch_create", "batch_claim", "batch_schedule", "batch_transition"),

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from router.errors import CausewayError, NotFound, QueueFull, RateLimited
+from router.errors import CausewayError, NotFound
 
+from ...accounts.tenants.config import TenantLimits
 from ...admission import Priority
 from ..config import JobsConfig
-from ..errors import IdempotencyConflict, JobAlreadyEnded, RecordUnreadable
+from ..errors import JobAlreadyEnded, RecordUnreadable
 from ..record import LISTED_FIELDS, JobRecord, NewJob, encode_error, parse_record
+from .acceptance import job_cost, refusal, unfinished_jobs
 from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
-from .replies import AcceptedJob, ClaimedJobs, DeadLetter, QueueDepth, QueueDepths
+from .replies import AcceptedJob, ClaimedJobs, DeadLetter, DueJobs, ExpiredJob, QueueDepth, QueueDepths
 
 _log = logging.getLogger("causeway.cloud.jobs")
-_RETRY_AFTER_S = 5.0
-_IDLE_CONSUMER_MS = 3_600_000
+_NO_LIMITS = TenantLimits()
 _MAX_WAIT_S = 2.0  # below the client's timeout
 
 
@@ -60,14 +61,17 @@ class JobStore:
 
     # --- callers ---------------------------------------------------------------------------------------------------
 
-    async def accept(self, job: NewJob) -> AcceptedJob:
+    async def accept(self, job: NewJob, limits: TenantLimits = _NO_LIMITS) -> AcceptedJob:
         """Accept a job. It is on Redis's disk when this returns.
+
+        Args:
+            limits: of the job's tenant
 
         Raises:
             IdempotencyConflict: the key was used with another body
             JobAlreadyEnded: the job's batch has ended
-            QueueFull: the queue of its tier and priority is full
-            RateLimited: its owner has too many unfinished jobs
+            QueueFull: the queue of its tier and priority is full, and its tenant has its share of it
+            RateLimited: its tenant has too many unfinished jobs
         """
         optional = {
             "webhook": job.webhook,
@@ -76,8 +80,8 @@ class JobStore:
             "tags": ",".join(job.tags),
             "traceparent": job.traceparent,
         }
-        fields: list[str | bytes | int] = ["endpoint", job.endpoint, "body", job.body]
-        fields += ["max_attempts", self._config.max_attempts]
+        fields: list[str | bytes | int | float] = ["endpoint", job.endpoint, "body", job.body]
+        fields += ["max_attempts", self._config.max_attempts, "cost", job_cost(job, limits)]
         for name, value in optional.items():
             fields += [name, value] if value else []
         reply = await self._db.run(
@@ -91,22 +95,16 @@ class JobStore:
             job.idempotency,
             job.digest,
             self._config.max_queued,
-            self._config.max_unfinished,
+            self._config.min_queued_per_tenant,
+            unfinished_jobs(self._config, limits),
+            self._config.max_unfinished_bytes,
+            len(job.body),
             self._max_record_age_ms,
             *fields,
         )
         verdict, job_id = (as_text(item) for item in as_list(reply))
-        if verdict == "conflict":
-            raise IdempotencyConflict(
-                f"The Idempotency-Key was used with another body, for {job_id}. Send that body again, or a new key."
-            )
-        if verdict == "batch_over":
-            raise JobAlreadyEnded(f"The batch {job.batch} accepts no more lines.")
-        if verdict == "queue_full":
-            raise QueueFull(f"The queue of {job.tier}, {job.priority}, is full.", retry_after_s=_RETRY_AFTER_S)
-        if verdict == "owner_full":
-            limit = self._config.max_unfinished
-            raise RateLimited(f"You have {limit} unfinished jobs, the maximum.", retry_after_s=_RETRY_AFTER_S)
+        if error := refusal(verdict, job, job_id, self._config, limits):
+            raise error
         return AcceptedJob(job_id, verdict == "known")
 
     async def get(self, job: str, owner: str) -> JobRecord:
@@ -176,7 +174,7 @@ class JobStore:
     # --- workers: each report returns False if the job is another worker's by now; then nothing has changed --------
 
     async def claim(self, consumer: str, tier: str, priorities: Iterable[Priority]) -> ClaimedJobs:
-        """Claim at most one job per entry of `priorities`, those of dead workers first.
+        """Claim at most one job per entry of `priorities`; tenants take turns within each priority.
 
         A job whose record cannot be read becomes a dead letter.
         """
@@ -193,8 +191,9 @@ class JobStore:
                 *priorities,
             )
         )
-        records, unreadable = [], [as_text(job) for job in as_list(reply[2])]
-        for row in as_list(reply[0]):
+        rows, ids, expired, more = reply
+        records, unreadable = [], [as_text(job) for job in as_list(ids)]
+        for row in as_list(rows):
             fields = as_fields(row)
             try:
                 records.append(parse_record(fields))
@@ -202,24 +201,23 @@ class JobStore:
                 _log.error("%s is a dead letter: %s", as_text(fields["id"]), error.message)
                 await self._quarantine(as_text(fields["id"]))
                 unreadable.append(as_text(fields["id"]))
-        return ClaimedJobs(tuple(records), tuple(as_text(entry) for entry in as_list(reply[1])), tuple(unreadable))
+        return ClaimedJobs(tuple(records), tuple(unreadable), _expired_jobs(expired), bool(as_int(more)))
 
     async def _quarantine(self, job: str) -> None:
         limits = (self._dead_letter_ttl_ms, self._config.max_dead_letters)
         await self._db.run("quarantine", self._now, job, *limits)
 
-    async def wait(self, tier: str, last_entries: tuple[str, ...]) -> None:
-        """Wait until a job is queued behind `last_entries`, at most for `reclaim_interval_s`."""
-        queues = [self._db.key("queue", tier, priority) for priority in ("interactive", "standard", "bulk")]
-        block_ms = max(1, int(min(self._config.reclaim_interval_s, _MAX_WAIT_S) * 1000))
-        await self._db.command("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *queues, *last_entries)
+    async def wait(self, tier: str) -> None:
+        """Wait until there may be a job of this tier, at most 2 s."""
+        await self._db.command("BLPOP", self._db.key("wake", tier), _MAX_WAIT_S)
 
-    async def renew_leases(self, consumer: str, leases: Iterable[tuple[str, int]], *, renew: bool) -> set[str]:
+    async def renew_leases(self, leases: Iterable[tuple[str, int]], *, renew: bool) -> set[str]:
         """Return which of the leases (job, fence) are lost; with `renew`, renew the others."""
         flat = [part for job, fence in leases for part in (job, fence)]
         if not flat:
             return set()
-        return {as_text(job) for job in as_list(await self._db.run("renew_leases", consumer, int(renew), *flat))}
+        lease_ms = int(self._config.lease_s * 1000) if renew else 0
+        return {as_text(job) for job in as_list(await self._db.run("renew_leases", lease_ms, *flat))}
 
     async def succeed(self, job: str, fence: int, result: bytes, cache: str = "") -> bool:
         """Report an answer. `cache` is the outcome of the shared cache."""
@@ -238,7 +236,7 @@ class JobStore:
 
         Args:
             counts: whether this run counts as an attempt
-            park: no job of this tenant starts for `delay_s`: it is over a limit that resets then
+            park: the job returns to its queue, and no job of its tenant starts for `delay_s`: it is over a limit
         """
         reply = await self._db.run(
             "postpone",
@@ -257,23 +255,21 @@ class JobStore:
 
     async def release(self, job: str, fence: int) -> bool:
         """Return a job to its queue. The run does not count as an attempt."""
-        return as_int(await self._db.run("release", job, fence)) > 0
+        return as_int(await self._db.run("release", self._now, job, fence)) > 0
 
     async def publish_progress(self, job: str, fence: int, progress: bytes) -> None:
         """Append a progress event. `progress` is JSON."""
         await self._db.run("publish_progress", job, fence, progress)
 
-    async def promote_and_expire(self) -> int:
-        """Queue waiting jobs that are due and expire late ones. Returns how many changed."""
-        return as_int(await self._db.run("promote_and_expire", self._now, self._result_ttl_ms))
+    async def promote_and_expire(self) -> DueJobs:
+        """Do what is due: queue waiting jobs, return those of lost workers to their queues, expire late ones."""
+        limits = (self._dead_letter_ttl_ms, self._config.max_dead_letters)
+        changed, expired = as_list(await self._db.run("promote_and_expire", self._now, self._result_ttl_ms, *limits))
+        return DueJobs(as_int(changed), _expired_jobs(expired))
 
-    async def release_parked(self) -> int:
+    async def unblock_all(self) -> int:
         """Let all parked jobs try again, since limits may have changed. Returns the number of tenants."""
-        return as_int(await self._db.run("release_parked"))
-
-    async def remove_idle_consumers(self) -> int:
-        """Remove the names of workers that hold no job and were silent for an hour. Returns how many."""
-        return as_int(await self._db.run("remove_idle_consumers", _IDLE_CONSUMER_MS))
+        return as_int(await self._db.run("unblock_all", self._now))
 
     # --- operators -------------------------------------------------------------------------------------------------
 
@@ -308,6 +304,10 @@ class JobStore:
 def job_not_found(job: str) -> NotFound:
     """Return the error for a job that does not exist or belongs to another owner."""
     return NotFound(f"There is no job {job[:80]!r} of yours.")
+
+
+def _expired_jobs(rows: Reply) -> tuple[ExpiredJob, ...]:
+    return tuple(ExpiredJob(*(as_text(value) for value in as_list(row))) for row in as_list(rows))
 
 
 def _depth(row: Reply) -> QueueDepth:

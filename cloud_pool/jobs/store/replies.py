@@ -14,12 +14,28 @@ class AcceptedJob(msgspec.Struct, frozen=True):
     known: bool  # accepted before, under the same idempotency key
 
 
+class ExpiredJob(msgspec.Struct, frozen=True):
+    """A job whose deadline passed while it was not running."""
+
+    id: str
+    owner: str
+    tier: str
+
+
 class ClaimedJobs(msgspec.Struct, frozen=True):
     """Result of `claim`."""
 
     records: tuple[JobRecord, ...]
-    last_entries: tuple[str, ...]  # of each priority's queue; `wait` waits for later ones
     unreadable: tuple[str, ...] = ()  # jobs whose records this version cannot read: dead letters now
+    expired: tuple[ExpiredJob, ...] = ()
+    more: bool = False  # more may be queued: claim again instead of waiting
+
+
+class DueJobs(msgspec.Struct, frozen=True):
+    """Result of `promote_and_expire`."""
+
+    changed: int
+    expired: tuple[ExpiredJob, ...] = ()
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -38,7 +54,7 @@ class QueueDepth(msgspec.Struct, frozen=True):
 
     tier: str
     priority: str
-    queued: int
+    queued: int  # without parked ones
     running: int
     oldest_ms: int  # unix, of the oldest queued job; 0: nothing is queued
 
@@ -49,6 +65,7 @@ class QueueDepths(msgspec.Struct, frozen=True):
     queues: tuple[QueueDepth, ...]
     dead: int
     waiting: int  # for their next attempt
+    parked: int  # queued jobs of tenants over a rate or budget
     pending_deliveries: int
     receivers: int  # of webhooks, with pending deliveries
     receivers_open: int  # of these, whose breaker is open

@@ -87,7 +87,8 @@ async def _work(
     tracing = build_tracing(config, "causeway-worker")
     trace = None if tracing is None else tracing.jobs
     runner = MeteredRunner(ServiceBackend(caching_service, by_name(tiers), pools.by_tier), accounts.ledger, trace)
-    runtime = WorkerRuntime(settings, by_name(tiers), runner, slots, metrics.registry, trace=trace)
+    limits = config.tenants.limits
+    runtime = WorkerRuntime(settings, by_name(tiers), runner, slots, metrics.registry, limits=limits, trace=trace)
     closing += [runtime.close, caching_service.close, accounts.close, pools.close]
     if tracing is not None:
         closing.append(partial(to_thread.run_sync, tracing.close))

@@ -7,13 +7,14 @@ from contextlib import aclosing
 
 import msgspec
 
-from router.errors import CausewayError, ClientGone, RateLimited
+from router.errors import CausewayError, ClientGone, DeadlineExceeded, RateLimited
 from router.types import Usage
 
 from ...accounts.identity.principal import Principal
 from ...accounts.ledger import Ledger, LedgerEntry
 from ...observability.tracing import JobTrace, Trace
 from ...serving.request_context import AnswerHead, Piece
+from ..store.replies import ExpiredJob
 from .runner import JobBackend, JobRun
 
 
@@ -21,8 +22,8 @@ class MeteredRunner:
     """A JobRunner over a backend.
 
     A tenant over its rate or budget gets RateLimited, and the job waits without losing an attempt; this run leaves no
-    audit record, so that each job has one for each run that happened. Tokens that were generated for
-    another request cost the job nothing.
+    audit record, so that each job has one for each run that happened, or one that says that it expired. Tokens that
+    were generated for another request cost the job nothing.
     """
 
     def __init__(self, backend: JobBackend, ledger: Ledger, trace: JobTrace | None = None) -> None:
@@ -32,10 +33,8 @@ class MeteredRunner:
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[Piece, None]:
         """Raises CausewayError."""
-        tenant, _, device = job_run.owner.partition("/")
-        principal = Principal(tenant, device, frozenset({"jobs"}))
-        entry = self._ledger.open("job", {})
-        entry.id, entry.principal, entry.tier = job_run.id, principal, job_run.tier
+        principal = _principal(job_run.owner)
+        entry = self._open(job_run.id, principal, job_run.tier)
         refused = False
         try:
             limits = self._ledger.limits(principal)
@@ -61,6 +60,18 @@ class MeteredRunner:
     async def ready(self, tier: str) -> bool:
         """Whether the tier answers."""
         return await self._backend.ready(tier)
+
+    def record_expired(self, job: ExpiredJob) -> None:
+        """Write the audit record of a job that expired while it was not running."""
+        entry = self._open(job.id, _principal(job.owner), job.tier)
+        entry.outcome = DeadlineExceeded.code
+        entry.billable = False
+        self._ledger.close(entry)
+
+    def _open(self, job: str, principal: Principal, tier: str) -> LedgerEntry:
+        entry = self._ledger.open("job", {})
+        entry.id, entry.principal, entry.tier = job, principal, tier
+        return entry
 
     def _begin_trace(self, job_run: JobRun) -> Trace | None:
         if self._trace is None:
@@ -93,3 +104,8 @@ class MeteredRunner:
         finally:
             entry.cache, entry.billable = reply.status, reply.billable
             entry.closes_later = not reply.settle(usage, settle)
+
+
+def _principal(owner: str) -> Principal:
+    tenant, _, device = owner.partition("/")
+    return Principal(tenant, device, frozenset({"jobs"}))

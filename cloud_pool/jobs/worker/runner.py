@@ -18,6 +18,7 @@ from ...cache.single_flight.reply import Reply
 from ...config.tiers import Tier
 from ...observability.tracing import Trace
 from ...serving.request_context import Piece, RequestContext
+from ..store.replies import ExpiredJob
 
 
 class JobRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,9 @@ class JobRunner(Protocol):
 
     async def ready(self, tier: str) -> bool:
         """Whether the tier answers a real request."""
+
+    def record_expired(self, job: ExpiredJob) -> None:
+        """Write the audit record of a job that expired while it was not running."""
 
 
 class JobBackend(Protocol):

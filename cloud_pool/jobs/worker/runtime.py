@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from router.errors import ConfigError
 
+from ...accounts.tenants.config import TenantLimits
 from ...config.tiers import Tier
 from ...observability.tracing import JobTrace
 from ..batches.processor import BatchProcessor
@@ -30,6 +31,7 @@ class WorkerRuntime:
     Args:
         tiers: by name and alias
         slots: concurrent jobs by tier
+        limits: limits of a tenant, which hold for the lines of its batches
         resolver: replaces DNS in tests
         clock: replaces Redis's clock in tests; unix time, s
         rng: uniform in [0, 1)
@@ -43,6 +45,7 @@ class WorkerRuntime:
         slots: Mapping[str, int],
         registry: CollectorRegistry,
         *,
+        limits: Callable[[str], TenantLimits] = lambda _: TenantLimits(),
         resolver: AbstractResolver | None = None,
         trace: JobTrace | None = None,
         clock: Callable[[], float] = redis_time,
@@ -53,7 +56,7 @@ class WorkerRuntime:
         metrics = JobMetrics(registry)
         self.worker = Worker(stores.jobs, runner, slots, config, metrics, trace=trace, rng=rng)
         self._sender = WebhookSender(stores.outbox, config.webhooks, metrics, resolver=resolver, trace=trace, rng=rng)
-        self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config)
+        self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config, limits)
 
     async def start(self, stop: StopSignal) -> bool:
         """Wait for Redis. Returns False if `stop` came first. Raises ConfigError if Redis is not durable."""

@@ -1,10 +1,11 @@
 """A worker: claims jobs for the free slots of each tier, runs them, and reports under each job's fence.
 
-1. A slot is free: claim a job for it, priorities by weight. Without jobs, wait for the queue to grow.
+1. A slot is free: claim a job for it, priorities by weight. Without jobs, wait until one is queued.
 2. A tier is unavailable: claim nothing for it until it answers a real request.
 3. Every `lease_check_s`: stop runs whose job was cancelled, expired or taken over.
 4. After a third of a lease: renew all leases.
-5. On `stop`: claim no more; runs may end within `drain_s`; the others return to their queue without losing an attempt.
+5. Every `reclaim_interval_s`: queue what is due, return jobs of lost workers to their queues, expire late ones.
+6. On `stop`: claim no more; runs may end within `drain_s`; the others return to their queue without losing an attempt.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..errors import JobStoreUnavailable
 from ..metrics import JobMetrics
 from ..record import JobRecord
 from ..store.job_store import JobStore
+from ..store.replies import ExpiredJob
 from .execution import JobResult, execute
 from .failure_policy import classify_failure, is_tier_unavailable
 from .runner import JobRunner
@@ -39,6 +41,7 @@ _STORE_DELAY_S = 0.2
 _UNAVAILABLE_POLL_S = 0.5
 _RELEASE_S = 5.0
 _MAX_CLAIM = 32  # jobs per claim
+_GAUGES_S = 5.0
 
 
 class StopSignal(Protocol):
@@ -92,7 +95,7 @@ class Worker:
 
     Args:
         slots: concurrent jobs by tier
-        name: as a consumer in Redis; default: a random one
+        name: as in the records of its jobs; default: a random one
         clock: monotonic time, s
         rng: uniform in [0, 1)
     """
@@ -125,11 +128,11 @@ class Worker:
     async def run(self, stop: StopSignal) -> None:
         """Run jobs until `stop`, then until all have ended or returned to their queue."""
         with contextlib.suppress(JobStoreUnavailable):
-            await self._store.remove_idle_consumers()
-            await self._store.release_parked()
+            await self._store.unblock_all()
         async with anyio.create_task_group() as runs, anyio.create_task_group() as upkeep:
             upkeep.start_soon(self._renew_leases)
             upkeep.start_soon(self._promote_and_expire)
+            upkeep.start_soon(self._measure_queues)
             async with anyio.create_task_group() as claims:
                 for slots in self._slots:
                     claims.start_soon(self._claim, slots, runs, stop)
@@ -151,12 +154,12 @@ class Worker:
                     # Renew before claiming: this worker's own jobs may look abandoned after an outage of Redis.
                     await self._check_leases(renew=True)
                     leases_current = True
-                last_entries = await self._claim_once(slots, runs)
+                more = await self._claim_once(slots, runs)
                 if store_unavailable:
                     store_unavailable = False
                     _log.info("jobs of %s are claimed again", slots.tier)
-                if last_entries:
-                    await self._store.wait(slots.tier, last_entries)
+                if not more:
+                    await self._store.wait(slots.tier)
             except JobStoreUnavailable as error:
                 if not store_unavailable:
                     store_unavailable = True
@@ -164,8 +167,8 @@ class Worker:
                 leases_current = False
                 await anyio.sleep(_STORE_DELAY_S * (1.0 + self._rng()))
 
-    async def _claim_once(self, slots: WorkerSlots, runs: TaskGroup) -> tuple[str, ...]:
-        """Claim and start jobs. Returns () if there were any, else the last entry of each queue."""
+    async def _claim_once(self, slots: WorkerSlots, runs: TaskGroup) -> bool:
+        """Claim and start jobs. Returns whether more may be queued."""
         claimed_at = time.time()
         # Shielded: jobs of a claim that is cut off would stay unclaimed until their lease ends.
         with anyio.CancelScope(shield=True):
@@ -177,7 +180,8 @@ class Worker:
                     self._trace.received(record.id, record.tier, record.traceparent, claimed_at)
             for _ in claimed.unreadable:
                 self._metrics.count_run(slots.tier, "quarantined")
-        return () if claimed.records else claimed.last_entries
+            self._record_expired(claimed.expired)
+        return claimed.more
 
     def _begin(self, slots: WorkerSlots, record: JobRecord, runs: TaskGroup) -> None:
         older = self._leases.get(record.id)
@@ -258,11 +262,11 @@ class Worker:
             delay_s = job_retry_delay_s(attempts, self._rng(), base_s=config.backoff_s, max_s=config.backoff_max_s)
             park = isinstance(result, RateLimited) and result.retry_after_s is not None
             if isinstance(result, RateLimited) and result.retry_after_s is not None:
-                delay_s = result.retry_after_s
+                delay_s = min(result.retry_after_s, config.limit_retry_s)
             accepted = await self._store.postpone(job, fence, result, delay_s, counts=counts, park=park)
         return action if accepted else "superseded"
 
-    # --- (3), (4), (5) ---------------------------------------------------------------------------------------------
+    # --- (3), (4), (5), (6) ----------------------------------------------------------------------------------------
 
     async def _renew_leases(self) -> None:
         renewed_at = self._clock()
@@ -276,21 +280,32 @@ class Worker:
     async def _check_leases(self, *, renew: bool) -> None:
         """Stop the runs whose lease is lost. Raises JobStoreUnavailable."""
         fences = {lease.record.id: lease.record.fence for lease in self._leases.values()}
-        for job in await self._store.renew_leases(self.name, fences.items(), renew=renew):
+        for job in await self._store.renew_leases(fences.items(), renew=renew):
             lease = self._leases.get(job)
             if lease is not None and lease.record.fence == fences[job]:
                 lease.scope.cancel()
 
     async def _promote_and_expire(self) -> None:
         while True:
-            try:
-                changed = await self._store.promote_and_expire()
-                depths = await self._store.depths()
-                self._metrics.set_depths(depths, depths.now_ms)
-            except JobStoreUnavailable:
-                changed = 0
+            changed = 0
+            with contextlib.suppress(JobStoreUnavailable):
+                due = await self._store.promote_and_expire()
+                self._record_expired(due.expired)
+                changed = due.changed
             if not changed:
                 await anyio.sleep(self._config.reclaim_interval_s)
+
+    def _record_expired(self, expired: tuple[ExpiredJob, ...]) -> None:
+        for job in expired:
+            self._runner.record_expired(job)
+            self._metrics.count_run(job.tier, "expired")
+
+    async def _measure_queues(self) -> None:
+        while True:
+            with contextlib.suppress(JobStoreUnavailable):
+                depths = await self._store.depths()
+                self._metrics.set_depths(depths, depths.now_ms)
+            await anyio.sleep(_GAUGES_S)
 
     async def _drain(self) -> None:
         with anyio.move_on_after(self._config.drain_s):

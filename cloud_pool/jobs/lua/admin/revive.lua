@@ -14,8 +14,8 @@ if f[4] and f[4] ~= '' then redis.call('PERSIST', f[4]) end
 redis.call('XDEL', key('dead'), f[2])
 redis.call('HSET', record, 'attempts', 0, 'deadline', deadline, 'dead_letter', '')
 redis.call('HDEL', record, 'finished', 'error', 'code')
-redis.call('ZADD', key('open', f[1]), now, id)
+count_open(tenant_of(f[1]), id, record, now)
 redis.call('ZADD', key('deadlines'), deadline, id)
-enqueue(id, record)
+enqueue(id, record, now)
 publish_event(id, 'queued')
 return 1

@@ -1,13 +1,17 @@
 #!lua
--- Accept a job, unless its idempotency key is known, its batch has ended, or its queue or owner has too many jobs.
+-- Accept a job, unless its idempotency key is known, its batch has ended, or its queue or tenant has too many jobs.
 -- The caller may repeat the call.
--- ARGV: now, id, owner, tier, priority, deadline (unix ms), idempotency key or '', body digest, max queued,
---   max unfinished, age of the oldest entry to keep in the owner's list (ms), then field, value, ... of the record
--- Reply: {accepted | known | conflict | batch_over | queue_full | owner_full, job id or ''}
+-- ARGV: now, id, owner, tier, priority, deadline (unix ms), idempotency key or '', body digest, max queued jobs of the
+--   tier and priority, of which each tenant may have so many in any case, max unfinished jobs of the tenant, max bytes
+--   of their requests, bytes of this one, age of the oldest entry to keep in the owner's list (ms), then field, value,
+--   ... of the record
+-- Reply: {accepted | known | conflict | batch_over | queue_full | tenant_full | tenant_bytes, job id or ''}
+local FIELDS = 15
 local now, id, owner, tier, priority = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local deadline, idempotency_key, digest = ARGV[6], ARGV[7], ARGV[8]
-local max_queued, max_unfinished = tonumber(ARGV[9]), tonumber(ARGV[10])
-local record = key('job', id)
+local max_queued, reserved, max_unfinished = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local max_bytes, bytes, max_age = tonumber(ARGV[12]), tonumber(ARGV[13]), ARGV[14]
+local record, tenant = key('job', id), tenant_of(owner)
 if redis.call('EXISTS', record) == 1 then return {'accepted', id} end  -- a repeated call
 local lock = idempotency_key ~= '' and key('idempotency', owner, idempotency_key) or ''
 if lock ~= '' then
@@ -15,21 +19,24 @@ if lock ~= '' then
   if known[1] then return {known[2] == digest and 'known' or 'conflict', known[1]} end
 end
 local batch = ''
-for i = 12, #ARGV, 2 do if ARGV[i] == 'batch' then batch = ARGV[i + 1] end end
+for i = FIELDS, #ARGV, 2 do if ARGV[i] == 'batch' then batch = ARGV[i + 1] end end
 if batch ~= '' and redis.call('HGET', key('batch', batch), 'state') ~= 'in_progress' then return {'batch_over', ''} end
-if redis.call('XLEN', queue(tier, priority)) >= max_queued then return {'queue_full', ''} end
-if redis.call('ZCARD', key('open', owner)) >= max_unfinished then return {'owner_full', ''} end
+if redis.call('ZCARD', key('open', tenant)) >= max_unfinished then return {'tenant_full', ''} end
+if (redis.call('HGET', key('open_bytes'), tenant) or 0) + bytes > max_bytes then return {'tenant_bytes', ''} end
+if tonumber(redis.call('HGET', queue(tier, priority), 'queued') or 0) >= max_queued
+  and redis.call('ZCARD', queue_of(tenant, tier, priority)) >= reserved then return {'queue_full', ''} end
 redis.call('HSET', record, 'id', id, 'owner', owner, 'tier', tier, 'priority', priority, 'deadline', deadline,
-  'idempotency', lock, 'state', 'queued', 'created', now, 'attempts', 0, 'postponed', 0, 'fence', 0)
-for i = 12, #ARGV, 2 do redis.call('HSET', record, ARGV[i], ARGV[i + 1]) end
-redis.call('ZADD', key('open', owner), now, id)
+  'idempotency', lock, 'state', 'queued', 'created', now, 'attempts', 0, 'postponed', 0, 'fence', 0, 'bytes', bytes,
+  'number', redis.call('INCR', key('accepted')))
+for i = FIELDS, #ARGV, 2 do redis.call('HSET', record, ARGV[i], ARGV[i + 1]) end
+count_open(tenant, id, record, now)
 if batch == '' then
-  redis.call('ZREMRANGEBYSCORE', key('jobs', owner), '-inf', after(now, -ARGV[11]))
+  redis.call('ZREMRANGEBYSCORE', key('jobs', owner), '-inf', after(now, -max_age))
   redis.call('ZADD', key('jobs', owner), now, id)
 end
 redis.call('ZADD', key('deadlines'), deadline, id)
 redis.call('SADD', key('tiers'), tier)
 if lock ~= '' then redis.call('HSET', lock, 'id', id, 'digest', digest) end
-enqueue(id, record)
+enqueue(id, record, now)
 publish_event(id, 'queued')
 return {'accepted', id}

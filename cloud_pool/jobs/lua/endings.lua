@@ -1,0 +1,87 @@
+-- How jobs end, and how their leases are checked.
+
+-- The receiver of a webhook: scheme, host and port of its URL.
+local function receiver_of(url)
+  local receiver = string.lower(string.match(url, '^%a+://[^/?#]*') or url)
+  return (string.gsub(string.gsub(receiver, '^(https://.*):443$', '%1'), '^(http://.*):80$', '%1'))
+end
+
+-- Let the next claim look at a receiver of a tenant: it may have work, or a free slot.
+local function wake_receiver(tenant, receiver, now)
+  redis.call('ZADD', key('webhooks', tenant), 'LT', now, receiver)
+  redis.call('ZADD', key('webhooks'), 'LT', now, tenant)
+end
+
+-- Add a delivery to the webhook outbox. The fence in its id makes it unique for each run of the job.
+local function queue_webhook(id, record, now)
+  local f = redis.call('HMGET', record, 'webhook', 'owner', 'fence', 'state', 'traceparent')
+  if not f[1] or f[1] == '' or not f[2] then return end
+  local delivery, tenant, receiver = id .. '.' .. (f[3] or '0'), tenant_of(f[2]), receiver_of(f[1])
+  redis.call('HSET', key('webhook', delivery), 'job', id, 'owner', f[2], 'url', f[1], 'state', f[4], 'finished', now,
+    'attempts', 0, 'fence', 0, 'traceparent', f[5] or '')
+  redis.call('HSET', record, 'webhook_status', 'pending')
+  redis.call('ZADD', key('webhooks', tenant, receiver), now, delivery)
+  redis.call('INCR', key('webhooks_pending'))
+  redis.call('ZADD', key('webhook_receivers'), 'NX', 0, tenant .. ' ' .. receiver)
+  wake_receiver(tenant, receiver, now)
+end
+
+-- Count a job among its tenant's unfinished ones, with the bytes of its request.
+local function count_open(tenant, id, record, now)
+  redis.call('ZADD', key('open', tenant), now, id)
+  redis.call('HINCRBY', key('open_bytes'), tenant, redis.call('HGET', record, 'bytes') or 0)
+end
+local function count_closed(tenant, id, record)
+  if redis.call('ZREM', key('open', tenant), id) == 0 then return end
+  if redis.call('EXISTS', key('open', tenant)) == 0 then redis.call('HDEL', key('open_bytes'), tenant) return end
+  redis.call('HINCRBY', key('open_bytes'), tenant, -(redis.call('HGET', record, 'bytes') or 0))
+end
+
+-- Finish a job that has reached a final state: remove it from queue, schedules and open jobs, set the time to live of
+-- its record and events (ms), queue the webhook, and count it in its batch. The only place where a job ends.
+local function finish_job(id, record, now, ttl)
+  leave_queue(id, record)
+  ttl = tonumber(redis.call('HGET', record, 'ttl') or ttl) or ttl
+  local f = redis.call('HMGET', record, 'owner', 'batch', 'idempotency', 'state', 'error')
+  redis.call('ZREM', key('waiting'), id)
+  redis.call('ZREM', key('deadlines'), id)
+  count_closed(tenant_of(f[1]), id, record)
+  redis.call('HSET', record, 'finished', now)
+  if f[4] ~= 'dead' then redis.call('HDEL', record, 'body') end  -- a dead letter may be retried
+  publish_event(id, f[4], f[5])
+  redis.call('PEXPIRE', record, ttl)
+  redis.call('PEXPIRE', key('events', id), ttl)
+  if f[3] and f[3] ~= '' then redis.call('PEXPIRE', f[3], ttl) end
+  queue_webhook(id, record, now)
+  if f[2] and redis.call('EXISTS', key('batch', f[2])) == 1 then
+    local count = f[4] == 'succeeded' and 'completed' or 'failed'
+    redis.call('HINCRBY', key('batch', f[2]), count, 1)
+    redis.call('HINCRBY', key('batch', f[2]), 'ended', 1)
+  end
+end
+
+-- Move a running job to the dead letters. At most about `max_dead` of them are kept; `ttl` in ms.
+local function dead_letter(id, record, now, ttl, max_dead)
+  if not transition(record, 'exhaust') then return false end
+  local f = redis.call('HMGET', record, 'owner', 'tier', 'attempts', 'code')
+  for i = 1, 4 do f[i] = f[i] or '' end
+  finish_job(id, record, now, ttl)
+  redis.call('HSET', record, 'dead_letter', redis.call('XADD', key('dead'), 'MAXLEN', '~', max_dead, '*',
+    'id', id, 'owner', f[1], 'tier', f[2], 'attempts', tonumber(f[3]) or 0, 'code', f[4]))
+  return true
+end
+
+-- Move a record that this version cannot read to the dead letters, whatever its state. An operator may retry it with
+-- workers that can read it.
+local function quarantine(id, record, now, ttl, max_dead)
+  local code = 'record_unreadable'
+  redis.call('HSET', record, 'state', 'running', 'code', code, 'error', cjson.encode({message =
+    'a worker could not read the record: it is damaged or of another version', type = 'server_error', code = code}))
+  dead_letter(id, record, now, ttl, max_dead)
+end
+
+-- Whether the run with this fence still owns the job.
+local function holds_lease(record, fence)
+  local f = redis.call('HMGET', record, 'state', 'fence')
+  return f[1] == 'running' and f[2] == fence
+end
