@@ -69,7 +69,9 @@ class HttpReplyWriter:
         if self._opening:
             data, self._opening = self._opening + data, b""
         try:
-            await self._stream.send(data)
+            self._stream.send(data, last=piece.finish_reason is not None)
+            if self._stream.client_behind:
+                await self._stream.drain()
         except ConnectionError as error:
             raise ClientGone(str(error)) from error
 
@@ -137,6 +139,7 @@ class _Prebuilt(web.StreamResponse):
     def __init__(self, http: web.BaseRequest, lines: str) -> None:
         super().__init__()
         self._http = http
+        self._protocol = http.protocol
         self._lines = lines
 
     @property
@@ -145,8 +148,13 @@ class _Prebuilt(web.StreamResponse):
 
     @property
     def client_left(self) -> bool:
-        transport = self._http.transport
+        transport = self._protocol.transport
         return transport is None or transport.is_closing()
+
+    @property
+    def client_behind(self) -> bool:
+        """Whether the client reads more slowly than is written: `drain` waits for it."""
+        return self._protocol.writing_paused
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Do nothing: the head leaves with the first bytes."""
@@ -154,20 +162,19 @@ class _Prebuilt(web.StreamResponse):
 
     async def drain(self) -> None:
         """Wait for a client that reads slowly. Raises ConnectionError when it reads nothing."""
-        http = self._http
-        if not http.protocol.writing_paused:
+        if not self.client_behind:
             return
         try:
             async with asyncio.timeout(STALLED_S):
-                await http.writer.drain()
+                await self._http.writer.drain()
         except TimeoutError:
-            if http.transport is not None:
-                http.transport.abort()
+            if self._http.transport is not None:
+                self._http.transport.abort()
             raise ClientConnectionResetError(f"the client read nothing for {STALLED_S:g} s") from None
 
     def _write(self, data: bytes) -> None:
         """Raises ConnectionError when the client is gone."""
-        transport = self._http.transport
+        transport = self._protocol.transport
         if transport is None or transport.is_closing():
             raise ClientConnectionResetError(_CLOSED)
         transport.write(data)
@@ -221,15 +228,18 @@ class EventStream(_Prebuilt):
     def keep_alive(self) -> bool | None:
         return self._chunked and self._http.keep_alive
 
-    async def send(self, events: bytes) -> None:
-        """Wait only while the client is behind. Raises ConnectionError when it is gone."""
+    def send(self, events: bytes, *, last: bool = False) -> None:
+        """Call `drain` while the client is behind. Raises ConnectionError when it is gone.
+
+        `last`: probably the end follows in this turn of the loop, so the events wait for it that long.
+        """
         if self._ready_bytes:
             self._ready.append(events)
             self._ready_bytes += len(events)
             if self._ready_bytes > _READY_BYTES:
                 self._write(self._framed(self._take()))
-        elif self._loop.time() - self._written_at > _TOGETHER_S:
-            self._written_at = self._loop.time()
+        elif not last and (now := self._loop.time()) - self._written_at > _TOGETHER_S:
+            self._written_at = now
             self._write(self._framed(events))
         elif self.client_left:
             raise ClientConnectionResetError(_CLOSED)
@@ -237,8 +247,6 @@ class EventStream(_Prebuilt):
             self._ready.append(events)
             self._ready_bytes = len(events)
             self._loop.call_soon(self._flush)
-        if self._http.protocol.writing_paused:
-            await self.drain()
 
     def end(self, events: bytes = b"") -> None:
         """Send the last events, and the end of the body. Raises ConnectionError when the client is gone."""

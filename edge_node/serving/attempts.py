@@ -133,7 +133,8 @@ class AttemptRunner:
                         timeout.reschedule(call.deadline + _GRACE_S)
                     if chunk.confidence is not None and self._calibrate is not None:
                         chunk = self._calibrate(call, chunk, generation.estimates.quality)  # noqa: PLW2901
-                    await _deliver(generation, attempt.receive(chunk, now()), sink)
+                    if pieces := attempt.receive(chunk, now()):
+                        await _deliver(generation, pieces, sink)
                 ended = True
                 await _deliver(generation, attempt.finish(now()), sink)
         finally:

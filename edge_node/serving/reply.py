@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Protocol
 
 import msgspec
@@ -34,7 +35,7 @@ class Sink(Protocol):
 
     async def commit(self, head: AnswerHead) -> None: ...
 
-    async def send(self, piece: Piece) -> None: ...
+    def send(self, piece: Piece) -> Awaitable[None]: ...
 
 
 class Reply(Sink, Protocol):

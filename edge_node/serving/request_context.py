@@ -6,6 +6,7 @@ ends, `finish` turns them into the one Outcome.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -89,12 +90,12 @@ class RequestContext:
         self.head = head if own_head else msgspec.structs.replace(head, id=self.id, cache=self.cache)
         await self.reply.commit(self.head)
 
-    async def send(self, piece: Piece) -> None:
+    def send(self, piece: Piece) -> Awaitable[None]:
         if piece.usage is not None:
             self._usage = piece.usage
         if isinstance(piece, Chunk) and piece.finish_reason is not None and not self._finish_reason:
             self._finish_reason = piece.finish_reason
-        await self.reply.send(piece)
+        return self.reply.send(piece)
 
     async def replay(self, answer: StoredAnswer, *, stale: CausewayError | None = None) -> None:
         """Answer from the cache. `stale`: the error because of which an expired answer is served."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import msgspec
@@ -65,6 +65,20 @@ async def connected(
         yield backend
     finally:
         await backend.close()
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """A server whose chat completions are `answer`. Yields its base URL."""
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
 
 
 def call(
@@ -311,6 +325,21 @@ async def test_the_tier_that_answered_is_a_signal(cloud: ScriptedCloud) -> None:
         assert backend.signals().tier == "medium"
 
 
+async def test_text_that_arrives_together_with_an_error_comes_first() -> None:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        text = b'data: {"choices":[{"index":0,"delta":{"content":"half"}}]}\n\n'
+        await response.write(text + b'data: {"error":{"message":"out of memory"}}\n\n')
+        return response
+
+    async with serving(serve) as url, connected(url) as backend:
+        chunks = backend.generate(call(stream=True))
+        assert (await anext(chunks)).text == "half"
+        with pytest.raises(CloudFailed, match="out of memory"):
+            await anext(chunks)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_without_an_end_is_bounded(stream: bool) -> None:
     async def serve(request: web.Request) -> web.StreamResponse:
@@ -320,15 +349,9 @@ async def test_an_answer_without_an_end_is_bounded(stream: bool) -> None:
         while True:
             await response.write(piece)
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", serve)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with connected(f"http://127.0.0.1:{runner.addresses[0][1]}/v1") as backend:
+    async with serving(serve) as url, connected(url) as backend:
         with pytest.raises(CloudFailed, match=str(MAX_ANSWER_BYTES)):
             await answer_of(backend, call(stream=stream, time_s=30.0, first_s=30.0))
-    await runner.cleanup()
 
 
 @pytest.mark.parametrize(

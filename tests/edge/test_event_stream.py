@@ -33,7 +33,7 @@ async def client_of(script: Script) -> AsyncIterator[tuple[asyncio.StreamReader,
 
 async def three_events(stream: EventStream) -> None:
     for event in (b"one", b"two", b"three"):
-        await stream.send(event)
+        stream.send(event)
     stream.end(b"four")
 
 
@@ -59,8 +59,8 @@ async def test_an_event_that_is_ready_leaves_although_the_next_one_does_not_come
     go_on = asyncio.Event()
 
     async def stalls(stream: EventStream) -> None:
-        await stream.send(b"one")
-        await stream.send(b"two")
+        stream.send(b"one")
+        stream.send(b"two")
         await go_on.wait()
 
     async with client_of(stalls) as (reader, writer):
@@ -70,17 +70,28 @@ async def test_an_event_that_is_ready_leaves_although_the_next_one_does_not_come
         assert await reader.readuntil(b"0\r\n\r\n") == b"0\r\n\r\n"
 
 
+async def test_the_last_event_and_the_end_leave_in_one_write() -> None:
+    async def answer(stream: EventStream) -> None:
+        stream.send(b"last", last=True)
+        stream.end(b"end")
+
+    async with client_of(answer) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readuntil(b"0\r\n\r\n") == b"7\r\nlastend\r\n0\r\n\r\n"
+
+
 @pytest.mark.parametrize("ends", [False, True])
 async def test_a_client_that_left_is_an_error_for_the_sender(ends: bool) -> None:
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def until_gone(stream: EventStream) -> None:
-        await stream.send(b"one")
+        stream.send(b"one")
         try:
             while True:
                 await asyncio.sleep(0)
                 if not ends:
-                    await stream.send(b"more")
+                    stream.send(b"more")
                 elif stream.client_left:
                     stream.end(b"last")
         except ConnectionError as error:
@@ -101,7 +112,8 @@ async def test_a_sender_waits_for_a_client_that_reads_slowly() -> None:
     async def many(stream: EventStream) -> None:
         nonlocal sent
         for sent in range(1, count + 1):  # noqa: B007
-            await stream.send(event)
+            stream.send(event)
+            await stream.drain()
 
     async with client_of(many) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

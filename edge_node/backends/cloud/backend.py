@@ -39,7 +39,7 @@ from ...config.schema import CloudConfig
 from ..backend import BackendRequest, UpstreamInfo
 from .error_mapping import client_error
 from .health import CloudHealth
-from .response_reader import MAX_ERROR_BYTES, read_body, read_error, read_stream, read_whole, too_slow
+from .response_reader import MAX_ERROR_BYTES, StreamReader, read_body, read_error, read_whole, too_slow
 
 _PATHS: dict[Kind, str] = {"chat": "/chat/completions", "completion": "/completions", "embedding": "/embeddings"}
 _IDLE_S = 15.0  # shorter than common servers' idle timeout, so that few pooled connections are closed already
@@ -111,14 +111,18 @@ class CloudBackend:
         with self._guarded(call, streams=streams):
             if not streams:
                 for chunk in decode_answer(await self._fetch(call, body)):
-                    yield _with_target(chunk, call)
+                    yield _with_target(chunk, call) if chunk.resume else chunk
                 return
             until = min(call.deadline, call.first_token_by)
             response = await self._post(call, body, until)
+            reader = StreamReader(response, call, until)
             try:
-                async for chunk in read_stream(response, call, until):
-                    yield _with_target(chunk, call)
+                while chunks := await reader.next():
+                    for chunk in chunks:
+                        yield _with_target(chunk, call) if chunk.resume else chunk
+                await reader.read_end()
             finally:
+                reader.close()
                 response.release()  # closes the connection unless the body is complete, which stops the work
 
     async def embed(self, call: BackendRequest) -> Embeddings:
@@ -242,7 +246,7 @@ class CloudBackend:
 
 def _with_target(chunk: Chunk, call: BackendRequest) -> Chunk:
     """Add the target's name to the continue token of a truncated answer."""
-    return msgspec.structs.replace(chunk, resume=join_token(call.target.name, chunk.resume)) if chunk.resume else chunk
+    return msgspec.structs.replace(chunk, resume=join_token(call.target.name, chunk.resume))
 
 
 def _is_server_failure(error: CausewayError, took_s: float, timeout_s: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 
 import aiohttp
 
@@ -21,36 +21,72 @@ MAX_ERROR_BYTES = 64 * 1024
 _END_S = 0.05
 
 
-async def read_stream(response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> AsyncIterator[Chunk]:
-    """Server-sent events → chunks. `until` is the deadline of the first chunk, the call's deadline that of the rest."""
-    parser, decoder = SSEParser(), StreamDecoder()
-    timer = _StreamTimer(response.content, until)
-    size_bytes = 0
-    phase: Phase = "first_token"
-    try:
+class StreamReader:
+    """Reads a streamed answer: server-sent events → chunks.
+
+    Args:
+        until: deadline of the first chunk, monotonic seconds; the call's deadline is that of the rest.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> None:
+        self._content = response.content
+        self._call = call
+        self._parser = SSEParser()
+        self._decoder = StreamDecoder()
+        self._timer = _StreamTimer(response.content, until)
+        self._size_bytes = 0
+        self._phase: Phase = "first_token"
+        self._error: CausewayError | None = None
+
+    async def next(self) -> Sequence[Chunk]:
+        """The chunks that arrive next, empty after the last. Raises CloudTimeout, CloudFailed or StreamBroken."""
+        decoder = self._decoder
+        if self._error is not None:
+            raise self._error
         while not decoder.done:
-            data = await _read_more(response, call, phase)
+            try:
+                data = await self._content.readany()
+            except TimeoutError as error:
+                raise too_slow(self._call, self._phase) from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise client_error(error, self._call.target.name, "stream") from error
             if not data:
-                break
-            size_bytes += len(data)
-            if size_bytes > MAX_ANSWER_BYTES:
-                raise _too_large(call)
-            if parser.idle and (text := decoder.feed_text(data)) is not None:
-                yield text
-                continue
-            for event in parser.feed(data):
-                for chunk in decoder.feed(event.data):
-                    if phase == "first_token":
-                        phase = "stream"
-                        timer.move(call.deadline)
-                    yield chunk
-        for chunk in decoder.finish():
-            yield chunk
-    finally:
-        timer.cancel()
-    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-        async with asyncio.timeout(_END_S):
-            await response.content.readany()  # the end of the body, so that the connection can be reused
+                return decoder.finish()
+            self._size_bytes += len(data)
+            if self._size_bytes > MAX_ANSWER_BYTES:
+                raise _too_large(self._call)
+            if self._parser.idle and (text := decoder.feed_text(data)) is not None:
+                return (text,)
+            if chunks := self._decode(data):
+                if self._phase == "first_token":
+                    self._phase = "stream"
+                    self._timer.move(self._call.deadline)
+                return chunks
+        return ()
+
+    def _decode(self, data: bytes) -> list[Chunk]:
+        """The chunks of all events that `data` completes. The next call raises an error that comes after chunks."""
+        chunks: list[Chunk] = []
+        try:
+            for event in self._parser.feed(data):
+                chunks += self._decoder.feed(event.data)
+        except CausewayError as error:
+            if not chunks:
+                raise
+            self._error = error
+        return chunks
+
+    async def read_end(self) -> None:
+        """Read the end of the body, so that the connection can be reused."""
+        self._timer.cancel()
+        if self._content.at_eof():
+            return
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(_END_S):
+                await self._content.readany()
+
+    def close(self) -> None:
+        self._timer.cancel()
 
 
 class _StreamTimer:
@@ -70,16 +106,6 @@ class _StreamTimer:
 
     def _expire(self) -> None:
         self._content.set_exception(TimeoutError())
-
-
-async def _read_more(response: aiohttp.ClientResponse, call: BackendRequest, phase: Phase) -> bytes:
-    """The next bytes, b"" at the end."""
-    try:
-        return await response.content.readany()
-    except TimeoutError as error:
-        raise too_slow(call, phase) from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise client_error(error, call.target.name, "stream") from error
 
 
 async def read_whole(response: aiohttp.ClientResponse, call: BackendRequest) -> bytes:
