@@ -125,6 +125,13 @@ class MethodNotAllowed(InvalidRequest):
     status = 405
     code = "method_not_allowed"
 
+    def __init__(
+        self, message: str, *, allow: str = "", param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        """`allow`: the methods that the path has, as the header `Allow` lists them."""
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.allow = allow
+
 
 class AuthenticationFailed(CausewayError):
     """The API key or token is missing or invalid."""

@@ -121,9 +121,16 @@ class Stack:
         command += ["--grpc-port", str(self.grpc), "--http-port", str(self.http), "--metrics-port", str(self.metrics)]
         return self._start("triton", [*command, *flags])
 
-    def start_gateway(self, *flags: str) -> Process:
+    def start_gateway(self, *flags: str, config: str = "") -> Process:
+        """Start the gateway. `config`: YAML, with tiers of its own instead of the one of `assistant-large`."""
         command = [str(BIN / "causeway-cloud"), "serve", "--port", str(self.gateway_port)]
-        command += ["--triton", f"127.0.0.1:{self.grpc}", "--tier", "assistant-large", "--token-file", str(self.tokens)]
+        command += ["--triton", f"127.0.0.1:{self.grpc}", "--token-file", str(self.tokens)]
+        if config:
+            path = self.folder / "gateway.yaml"
+            path.write_text(config)
+            command += ["--config", str(path)]
+        else:
+            command += ["--tier", "assistant-large"]
         return self._start("gateway", [*command, *flags])
 
     def start_worker(self, *flags: str) -> Process:
@@ -131,14 +138,14 @@ class Stack:
         return self._start("worker", [*command, "--tier", "assistant-large", *flags])
 
     def start_edge(
-        self, config: str = "", *, cloud_port: int | None = None, env: Mapping[str, str] | None = None
+        self, config: str = "", *, server: str = "", cloud_port: int | None = None, env: Mapping[str, str] | None = None
     ) -> Process:
-        """Start the daemon. `config`: YAML for keys other than server, cloud and state_dir."""
+        """Start the daemon. `config`: YAML for keys but server, cloud and state_dir; `server`: its other keys."""
         path = self.folder / "edge.yaml"
         cloud = f"http://127.0.0.1:{cloud_port or self.gateway_port}/v1"
         path.write_text(
             f"state_dir: {self.folder / 'state'}\n"
-            f"server: {{port: {self.edge_port}, socket: {self.folder / 'edge.sock'}}}\n"
+            f"server: {{port: {self.edge_port}, socket: {self.folder / 'edge.sock'}, {server}}}\n"
             f"cloud: {{url: '{cloud}', api_key: {TOKEN}, probe_interval_s: 0.5}}\n{config}"
         )
         return self._start("edge", [str(BIN / "causeway-edge"), "serve", "--config", str(path)], env)

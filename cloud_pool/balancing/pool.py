@@ -59,6 +59,7 @@ class Pool:
         *,
         settings: LoadBalancingConfig = LoadBalancingConfig(),  # noqa: B008  (frozen)
         load_balancing: LoadBalancing = "least_loaded",
+        only_embeds: bool = False,
         zone: str = "",
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -68,6 +69,7 @@ class Pool:
 
         Args:
             client: Returns the Triton client of an address.
+            only_embeds: The model makes nothing but vectors.
             zone: The gateway's own zone, "" for none.
             chance: Draws from [0, 1).
             ejected: Called with the tier and the error code of each ejection.
@@ -77,6 +79,7 @@ class Pool:
         self._client = client
         self._settings = settings
         self._load_balancing = load_balancing
+        self._only_embeds = only_embeds
         self._zone = zone
         self._clock = clock
         self._chance = chance
@@ -216,7 +219,7 @@ class Pool:
 
         async def probe(address: str) -> None:
             try:
-                await self._client(address).probe(self.model)
+                await self._client(address).probe(self.model, embed=self._only_embeds)
                 codes[address] = ""
             except CausewayError as error:
                 codes[address] = error.code
@@ -245,7 +248,7 @@ class Pool:
         began, triton = self._clock(), self._client(address)
         error: CausewayError | None = None
         try:
-            await triton.probe(self.model, self._settings.probe_timeout_s)
+            await triton.probe(self.model, self._settings.probe_timeout_s, embed=self._only_embeds)
         except CausewayError as raised:
             error = raised
         finally:

@@ -73,6 +73,7 @@ class Pools:
                 clients.get,
                 settings=config.load_balancing,
                 load_balancing=tier.config.load_balancing,
+                only_embeds=tier.only_embeds,
                 zone=config.server.zone,
                 clock=clock,
                 chance=chance,

@@ -27,6 +27,7 @@ Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 Pause = Annotated[float, Meta(ge=0)]
+TierAbility = Literal["chat", "completion", "embedding"]
 DEFAULT_TIER = "assistant-large"
 DEFAULT_TRITON = "127.0.0.1:8001"
 
@@ -54,6 +55,8 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # `least_loaded`, or `prefix_affinity`: a conversation also returns to the endpoint that cached its prefix
     load_balancing: LoadBalancing = "least_loaded"
     model: str = ""  # the model's name in Triton; empty: the tier's name
+    # what clients may ask of it: `chat`, `completion`, `embedding`; a tier of `[embedding]` needs no template
+    can: Annotated[tuple[TierAbility, ...], Meta(min_length=1)] = ("chat", "completion")
     artifact: str = ""  # supplies chat template, control tokens and context length; empty: the tier's name
     template_file: str = ""  # a Jinja chat template instead of the artifact's, for a stock vLLM or TensorRT-LLM tier
     special_tokens: tuple[str, ...] = ()  # with `template_file`: tokens that a user's text must not be able to spell

@@ -14,7 +14,7 @@ from router.tool_calls.schema import copy_source_of
 from router.types import Request
 
 from .chat_format import ChatFormat, escape_special_tokens, read_chat_format
-from .schema import Config, TierConfig
+from .schema import Config, TierAbility, TierConfig
 
 InferencePrompt = str | tuple[int, ...]
 """Text, or token ids."""
@@ -46,6 +46,19 @@ class Tier(msgspec.Struct, frozen=True):
             or _DEFAULT_MAX_TOKENS
         )
 
+    @property
+    def only_embeds(self) -> bool:
+        """Whether it can do nothing but embeddings, so that a probe must be one."""
+        return set(self.config.can) == {"embedding"}
+
+    def check_ability(self, ability: TierAbility) -> None:
+        """Raises UnsupportedFeature."""
+        if ability not in self.config.can:
+            raise UnsupportedFeature(
+                f"The tier {self.name!r} can {', '.join(self.config.can)}, not {ability}. Name another model.",
+                param="model",
+            )
+
     def copy_source(self, request: Request) -> str | None:
         """Return the text that tool-call arguments must be copied from; None: the answer is unrestricted."""
         return copy_source_of(request) if self.chat_format.answers == "calls" else None
@@ -58,6 +71,7 @@ class Tier(msgspec.Struct, frozen=True):
         Raises:
             InvalidRequest: the request cannot be rendered for this tier.
         """
+        self.check_ability(request.kind)
         if request.kind == "chat":
             return (self._render_chat(request),)
         for index, prompt in enumerate(request.prompts):
@@ -103,6 +117,8 @@ def _load_chat_format(tier: TierConfig, config: Config, where: str) -> ChatForma
     try:
         artifact = find_artifact(tier.artifact or tier.name, [Path(folder) for folder in config.model_dirs])
     except ArtifactError as error:
+        if set(tier.can) == {"embedding"} and not tier.artifact:
+            return ChatFormat("")  # a stock backend's model, whose inputs are sent as they are
         raise ConfigError(f"{error}; name an `artifact` or a `template_file`", where=where) from error
     manifest = artifact.manifest
     return msgspec.structs.replace(

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
-from router.openai import check_header_names
+from router.openai import check_header_names, check_media_type
 
 from ..admission import RANK, Priority
 from ..cache.rules import NO_STORE
@@ -56,13 +56,15 @@ def read_headers(headers: Mapping[str, str]) -> RequestHeaders:
 
 
 async def read_body(http: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
-    """Read the whole body.
+    """Read the whole body, which its headers must say is plain JSON.
 
     Raises:
+        UnsupportedMediaType: its headers say that it is something else, or compressed.
         BodyTooLarge: it has more than `max_bytes`.
         RequestTimeout: it did not arrive within `timeout_s`.
         InvalidRequest: its transfer encoding is malformed.
     """
+    check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
     if (http.content_length or 0) > max_bytes:
         raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")
     if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
@@ -92,13 +94,16 @@ def _deadline_ms(text: str | None) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise InvalidRequest("`x-causeway-deadline-ms` is the time left as a whole number of milliseconds")
+        raise InvalidRequest(
+            "`x-causeway-deadline-ms` is the time left as a whole number of milliseconds",
+            param="x-causeway-deadline-ms",
+        )
     return int(text)
 
 
 def _critical(text: str) -> bool:
     if text not in ("true", "false"):
-        raise InvalidRequest("`x-causeway-critical` is true or false")
+        raise InvalidRequest("`x-causeway-critical` is true or false", param="x-causeway-critical")
     return text == "true"
 
 
@@ -106,7 +111,7 @@ def _priority(text: str) -> Priority:
     for name in RANK:
         if text == name:
             return name
-    raise InvalidRequest(f"`x-causeway-priority` is one of {', '.join(RANK)}")
+    raise InvalidRequest(f"`x-causeway-priority` is one of {', '.join(RANK)}", param="x-causeway-priority")
 
 
 def _tags(text: str | None) -> list[str]:
@@ -114,7 +119,8 @@ def _tags(text: str | None) -> list[str]:
     tags = [tag.strip() for tag in (text or "").split(",") if tag.strip()]
     if len(tags) > _MAX_TAGS or not all(_TAG.fullmatch(tag) for tag in tags):
         raise InvalidRequest(
-            f"`x-causeway-tags` holds at most {_MAX_TAGS} words of at most 64 characters, separated by commas"
+            f"`x-causeway-tags` holds at most {_MAX_TAGS} words of at most 64 characters, separated by commas",
+            param="x-causeway-tags",
         )
     return tags
 

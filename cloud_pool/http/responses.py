@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 from aiohttp import web
 
-from router.errors import AuthenticationFailed, CausewayError, ClientGone
-from router.openai import AnswerEncoder, coalesce, encode_error, error_event
-from router.types import Chunk
+from router.errors import CausewayError, ClientGone
+from router.openai import AnswerEncoder, coalesce, encode_embeddings, encode_error, error_event, error_headers
+from router.types import Chunk, Embeddings, Request
 
 from .aiohttp_internals import BufferedHeadResponse
 
@@ -43,6 +43,13 @@ async def whole_response(
         on_chunk(chunk)
         collected.append(chunk)
     return web.Response(body=encoder.whole(*coalesce(collected)), content_type=JSON, headers=headers)
+
+
+def embedding_response(
+    request: Request, embeddings: Embeddings, model: str, headers: Mapping[str, str]
+) -> web.StreamResponse:
+    """Build the response to an embedding request."""
+    return web.Response(body=encode_embeddings(request, embeddings, model), content_type=JSON, headers=headers)
 
 
 async def stream_response(
@@ -85,13 +92,8 @@ async def stream_response(
 
 
 def error_response(error: CausewayError) -> web.Response:
-    """Build OpenAI's error object with the error's status and Retry-After."""
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, AuthenticationFailed):
-        headers["www-authenticate"] = "Bearer"
-    return web.Response(body=encode_error(error), status=error.status, content_type=JSON, headers=headers)
+    """Build OpenAI's error object with the error's status and headers."""
+    return web.Response(body=encode_error(error), status=error.status, content_type=JSON, headers=error_headers(error))
 
 
 class _EventWriter:

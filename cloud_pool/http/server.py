@@ -12,7 +12,7 @@ from typing import cast
 from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ClientGone, Draining, MethodNotAllowed, NotFound
-from router.openai import AnswerEncoder, parse_chat, parse_completion
+from router.openai import AnswerEncoder, parse_chat, parse_completion, parse_embedding
 from router.types import Chunk, Request, RoutingHints, Usage
 
 from ..accounts.identity.authenticator import Authenticator
@@ -33,7 +33,7 @@ from .info_routes import MODELS, InfoRoutes
 from .readiness import Readiness
 from .request_metrics import RequestMetrics
 from .request_reader import read_body, read_headers
-from .responses import BrokenStream, error_response, stream_response, whole_response
+from .responses import BrokenStream, embedding_response, error_response, stream_response, whole_response
 
 _log = logging.getLogger("causeway.cloud.server")
 Parse = Callable[[bytes, RoutingHints], Request]
@@ -81,6 +81,7 @@ class Server:
         self._jobs = jobs
         self._tracing = tracing
         self._critical_tenants = critical_tenants
+        self._service = service
         self._caching_service = caching_service or CachingService(None, service.answer)
         self._authenticator = authenticator
         self._ledger = ledger
@@ -91,6 +92,7 @@ class Server:
         self._routes: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": (hdrs.METH_POST, self._chat),
             "/v1/completions": (hdrs.METH_POST, self._completion),
+            "/v1/embeddings": (hdrs.METH_POST, self._embedding),
             "/v1/models": (hdrs.METH_GET, self._models),
             "/healthz": (hdrs.METH_GET, info.healthz),
             "/health": (hdrs.METH_GET, info.healthz),  # vLLM's name
@@ -122,7 +124,7 @@ class Server:
         if handler is None:
             raise NotFound(f"There is nothing at {http.path[:128]}.")
         if http.method != method:
-            raise MethodNotAllowed(f"{http.method} is not allowed here. Use {method}.")
+            raise MethodNotAllowed(f"{http.method[:20]} is not allowed here. Use {method}.", allow=method)
         return handler
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
@@ -139,6 +141,9 @@ class Server:
 
     async def _completion(self, http: web.BaseRequest) -> web.StreamResponse:
         return await self._generate(http, partial(parse_completion, resumes=True), "cmpl", "completion")
+
+    async def _embedding(self, http: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(http, parse_embedding, "emb", "embedding")
 
     async def _generate(self, http: web.BaseRequest, parse: Parse, prefix: str, route: str) -> web.StreamResponse:
         REQUEST.set("")  # the requests of a connection share a task
@@ -158,6 +163,8 @@ class Server:
             self._metrics.count_rejected(error.code)
             raise
         measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self._clock)
+        if context.request.kind == "embedding":
+            return await self._embed(context, measured, entry)
         reply, answer = self._caching_service.reply(context, measured.first_token)
         outcome = ClientGone.code  # if the handler is cancelled
         try:
@@ -187,6 +194,23 @@ class Server:
             raise
         except Exception:
             outcome = CausewayError.code
+            raise
+        finally:
+            self._settle(entry, reply, measured, outcome, context.trace)
+
+    async def _embed(self, context: RequestContext, measured: RequestMetrics, entry: LedgerEntry) -> web.StreamResponse:
+        reply = Reply(measured.first_token, "")
+        outcome = ClientGone.code  # if the handler is cancelled
+        try:
+            head, embeddings = await self._service.embed(context)
+            measured.on_chunk(reply, Chunk(usage=embeddings.usage))
+            entry.response_headers = dict(head.headers)
+            headers = {"x-request-id": context.id, **entry.response_headers}
+            response = embedding_response(context.request, embeddings, head.tier, headers)
+            outcome = "ok"
+            return response
+        except CausewayError as error:
+            outcome = error.code
             raise
         finally:
             self._settle(entry, reply, measured, outcome, context.trace)
@@ -238,7 +262,7 @@ class Server:
             trace=None if self._tracing is None else self._tracing.begin(request, inbound.id, inbound.traceparent),
             tenant=principal.tenant,
             weight=limits.weight,
-            tokens=len(body) / BYTES_PER_TOKEN + (request.max_tokens or tier.max_tokens),
+            tokens=len(body) / BYTES_PER_TOKEN + _answer_tokens(request, tier),
             critical=(inbound.critical and principal.grants.critical) or principal.tenant in self._critical_tenants,
             allowed_tiers=allowed,
         )
@@ -251,3 +275,8 @@ class Server:
         if request.hints.deadline_ms is None:
             return self._config.default_deadline_s
         return min(request.hints.deadline_ms / 1000.0, self._config.default_deadline_s)
+
+
+def _answer_tokens(request: Request, tier: Tier) -> int:
+    """The most tokens that the answer may have."""
+    return 0 if request.kind == "embedding" else request.max_tokens or tier.max_tokens

@@ -59,7 +59,7 @@ class _ChoiceBuilder:
 
     def __init__(self, request: Request, index: int) -> None:
         self._index = index
-        self._parser = ToolCallParser(request) if request.tools else None
+        self._parser = ToolCallParser(request, index) if request.tools else None
         self.ended = False
 
     def add(self, delta: Delta, sequence: int) -> list[Chunk]:

@@ -20,7 +20,8 @@ from ..dispatch.dispatcher import build_dispatcher
 from ..dispatch.metrics import DispatchMetrics
 from ..observability.event_loop_lag import EventLoopLag
 from ..observability.metrics import Metrics
-from .service import FindStale, Service, TierRuntime, nothing_stale
+from .service import FindStale, Service, nothing_stale
+from .tier_attempt import TierRuntime
 
 
 class ReloadListeners:

@@ -24,9 +24,8 @@ import msgspec
 
 from router.errors import CausewayError, InvalidRequest, UnsupportedFeature
 from router.tool_calls.schema import answer_schema
-from router.types import Request
+from router.types import Embeddings, Request
 
-from ..admission import AdmissionController
 from ..balancing.prefix_affinity import prefix_key
 from ..config.tiers import InferencePrompt, Tier
 from ..degradation.continue_token import PARAM, ContinueTokens, PartialAnswer, Truncator, continued, is_resumable
@@ -37,17 +36,9 @@ from ..degradation.tier_health import Stress, caller_position
 from ..upstreams.triton.sampling_parameters import SamplingParameters, from_request
 from ..upstreams.triton.tensors import InferenceRequest
 from .answer_builder import AnswerBuilder
+from .embedding_service import EmbeddingService
 from .request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head
-from .tier_attempt import TierAttempt, TierDispatch, TierFailed
-
-
-class TierRuntime(msgspec.Struct, frozen=True):
-    """A tier with its admission and its dispatcher."""
-
-    tier: Tier
-    admission: AdmissionController
-    dispatch: TierDispatch
-
+from .tier_attempt import TierAttempt, TierFailed, TierRuntime
 
 FindStale = Callable[[Request, str], Awaitable[CachedAnswer | None]]
 """Request and tenant → a stale answer to the same question. Never raises."""
@@ -85,6 +76,11 @@ class Service:
         self._find_stale = find_stale
         self._metrics = metrics
         self._clock = clock
+        self._embeddings = EmbeddingService(runtimes, fallback, clock=clock)
+
+    async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
+        """Return the answer's head and the vectors of an embedding request. Raises CausewayError."""
+        return await self._embeddings.embed(context)
 
     async def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
         """Yield the AnswerHead, then the chunks. Closing the generator stops the work in Triton and frees the permit.
@@ -236,8 +232,6 @@ class Service:
 
 def check_supported(request: Request) -> None:
     """Raise UnsupportedFeature for a request that Triton's tensors cannot express."""
-    if request.kind == "embedding":
-        raise UnsupportedFeature("tiers generate text; embeddings are made on the device", param="model")
     if request.echo and not all(isinstance(prompt, str) for prompt in request.prompts):
         raise UnsupportedFeature("`echo` with token ids: the tiers repeat only text. Remove one.", param="echo")
     if request.suffix is not None:

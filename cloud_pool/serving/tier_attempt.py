@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
+import msgspec
+
 from router.errors import (
     BreakerOpen,
     CausewayError,
@@ -18,6 +20,7 @@ from router.errors import (
 )
 
 from ..admission import AdmissionController, Permit, Preempted, Priority
+from ..config.tiers import Tier
 from ..degradation.fallback import TierFallback
 from ..degradation.fallback_plan import FallbackStep
 from ..degradation.tier_health import Stress
@@ -34,6 +37,14 @@ class TierDispatch(Protocol):
     def generate(
         self, ask: InferenceRequest, key: bytes = b"", *, hedged: bool = True
     ) -> AsyncGenerator[Delta, None]: ...
+
+
+class TierRuntime(msgspec.Struct, frozen=True):
+    """A tier with its admission and its dispatcher."""
+
+    tier: Tier
+    admission: AdmissionController
+    dispatch: TierDispatch
 
 
 class TierFailed(Exception):

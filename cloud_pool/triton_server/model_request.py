@@ -57,9 +57,10 @@ def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[Job]:
         Job(
             id=next(ids),
             # The gateway rendered the prompt and broke up special tokens in the user's text: those left are intended.
+            # What is to be embedded is the user's text alone.
             prompt=Prompt(tokens=request.token_ids)
             if request.token_ids
-            else Prompt(text=request.prompt, parse_special=True),
+            else Prompt(text=request.prompt, parse_special=not request.embed),
             max_tokens=parameters.max_tokens,
             sampling=parameters.sampling(index),
             stop=parameters.stops,

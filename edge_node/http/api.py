@@ -123,7 +123,7 @@ class Api:
             raise NotFound(f"there is nothing at {http.path[:200]}")
         method, handler = found
         if http.method != method:
-            raise MethodNotAllowed(f"{http.path} takes {method}, not {http.method[:20]}")
+            raise MethodNotAllowed(f"{http.path[:200]} takes {method}, not {http.method[:20]}", allow=method)
         return handler
 
     # --- answers -----------------------------------------------------------------------------------------------------

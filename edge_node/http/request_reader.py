@@ -27,9 +27,8 @@ from router.errors import (
     InvalidRequest,
     QueueFull,
     RequestTimeout,
-    UnsupportedMediaType,
 )
-from router.openai import check_header_names, parse_chat, parse_completion, parse_embedding
+from router.openai import check_header_names, check_media_type, parse_chat, parse_completion, parse_embedding
 from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig
@@ -47,7 +46,6 @@ _TAG = re.compile(r"[^\s,]{1,64}")
 _MAX_TAGS = 32
 _MAX_REMEMBERED = 2048  # parsed requests in memory, for bodies of at most:
 _SHORT_BYTES = 4096
-_JSON = "application/json"
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -108,7 +106,7 @@ class RequestReader:
         """Read and parse one request. `kind` None: derive it from the body. Raises CausewayError, each a 4xx."""
         headers = request.headers
         hints = routing_hints(headers, self.caller(request))
-        _check_media_type(headers)
+        check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
         return self._parse(kind, await self.body(request), hints)
 
     def _parse(self, kind: Kind | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
@@ -235,15 +233,6 @@ def _deadline_ms(text: str | None) -> int | None:
             param="x-causeway-deadline-ms",
         )
     return int(text)
-
-
-def _check_media_type(headers: Mapping[str, str]) -> None:
-    media_type = headers.get(hdrs.CONTENT_TYPE, _JSON)
-    if media_type != _JSON and media_type.partition(";")[0].strip().lower() != _JSON:
-        raise UnsupportedMediaType(f"send `Content-Type: {_JSON}`, not {media_type[:64]!r}")
-    encoding = headers.get(hdrs.CONTENT_ENCODING)
-    if encoding is not None and encoding.lower() != "identity":
-        raise UnsupportedMediaType(f"send the body uncompressed, not as {encoding[:32]!r}")
 
 
 class _KindFields(msgspec.Struct):

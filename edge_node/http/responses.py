@@ -17,8 +17,16 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from router.errors import AuthenticationFailed, CausewayError, ClientGone
-from router.openai import AnswerEncoder, CachedAnswer, coalesce, encode_embeddings, encode_error, error_event
+from router.errors import CausewayError, ClientGone
+from router.openai import (
+    AnswerEncoder,
+    CachedAnswer,
+    coalesce,
+    encode_embeddings,
+    encode_error,
+    error_event,
+    error_headers,
+)
 from router.types import Embeddings, Request
 
 from ..serving.reply import AnswerHead, Piece
@@ -281,12 +289,7 @@ class EventStream(_Prebuilt):
 
 def error_response(error: CausewayError, headers: dict[str, str] | None = None) -> web.Response:
     """OpenAI's error object with the error's own status."""
-    fields = {"Content-Type": JSON, "Server": SERVER, **(headers or {})}
-    if error.retry_after_s is not None:
-        # RFC 9110 allows whole seconds only: round up, so that the client does not retry too early.
-        fields["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, AuthenticationFailed):
-        fields["WWW-Authenticate"] = "Bearer"
+    fields = {"Content-Type": JSON, "Server": SERVER, **error_headers(error), **(headers or {})}
     return web.Response(status=error.status, body=encode_error(error), headers=fields)
 
 

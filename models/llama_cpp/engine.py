@@ -141,7 +141,7 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, this model's context is {context}"
                 + (". " if room < 0 else ": there is none left for the answer. ")
                 + SHORTEN,
-                param="messages" if job.prompt.messages else "prompt",
+                param="messages" if job.prompt.messages else "input" if job.embed else "prompt",
             )
         sampler = None if job.embed else self._make_sampler(job, prompt)
         wanted = (self._options.answer_tokens or room) if job.max_tokens is None else job.max_tokens

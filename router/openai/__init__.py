@@ -18,8 +18,9 @@ from .chat import parse_chat
 from .completions import parse_completion
 from .decode import StreamDecoder, decode_answer
 from .embeddings import decode_embeddings, encode_embeddings, parse_embedding
-from .error_body import encode_error, error_event
+from .error_body import encode_error, error_event, error_headers
 from .model_list import encode_model, encode_models
+from .request_body import check_media_type
 from .spelling import check_field_names, check_header_names
 from .upstream import encode_request
 
@@ -29,6 +30,7 @@ __all__ = [
     "StreamDecoder",
     "check_field_names",
     "check_header_names",
+    "check_media_type",
     "coalesce",
     "decode_answer",
     "decode_chunks",
@@ -40,6 +42,7 @@ __all__ = [
     "encode_models",
     "encode_request",
     "error_event",
+    "error_headers",
     "parse_chat",
     "parse_completion",
     "parse_embedding",

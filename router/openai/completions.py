@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, UnsupportedFeature
 from ..types import Chunk, Request, RoutingHints, TokenAlternative, TokenLogprob
 from .request_body import (
     extra_of,
@@ -51,12 +51,12 @@ def parse_completion(body: bytes, hints: RoutingHints, *, resumes: bool = False)
             max_tokens=wire.max_tokens,
             sampling=sampling_of(wire),
             stop=stop_of(wire.stop),
-            n=wire.n or 1,
+            n=_choices(wire),
             stream=wire.stream is True,
             include_usage=includes_usage(wire),
             logprobs=wire.logprobs,
             echo=wire.echo is True,
-            suffix=wire.suffix,
+            suffix=wire.suffix or None,
             user=wire.user,
             extra=extra_of(document, _FIELDS),
             hints=merge_hints(hints, wire.causeway),
@@ -64,6 +64,15 @@ def parse_completion(body: bytes, hints: RoutingHints, *, resumes: bool = False)
         )
     except RecursionError:
         raise too_deep() from None
+
+
+def _choices(wire: WireCompletion) -> int:
+    n = wire.n or 1
+    if wire.best_of not in (None, n):
+        raise UnsupportedFeature(
+            f"`best_of` is {wire.best_of}, but every choice that is made is returned. Send `n` alone.", param="best_of"
+        )
+    return n
 
 
 def prompts_of(wire: str | list[str | int | list[int]], field: str, *, empty_text: bool) -> Prompts:

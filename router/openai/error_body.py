@@ -1,10 +1,12 @@
-"""OpenAI's error object, as a body and as the last event of a stream."""
+"""OpenAI's error object, as a body with its headers and as the last event of a stream."""
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
-from ..errors import CausewayError
+from ..errors import AuthenticationFailed, CausewayError, MethodNotAllowed
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -27,6 +29,19 @@ def encode_error(error: CausewayError) -> bytes:
     except UnicodeEncodeError:
         param = None if error.param is None else _replace_surrogates(error.param)
         return _ENCODER.encode(_Envelope(_Error(_replace_surrogates(error.message), error.type, param, error.code)))
+
+
+def error_headers(error: CausewayError) -> dict[str, str]:
+    """Return the headers that belong to the error: when to retry, how to authenticate, which methods there are."""
+    headers = {}
+    if error.retry_after_s is not None:
+        # RFC 9110 allows whole seconds only: round up, so that the client does not retry too early.
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, AuthenticationFailed):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = error.allow
+    return headers
 
 
 def error_event(error: CausewayError) -> bytes:

@@ -12,7 +12,14 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from ..errors import InvalidJSON, InvalidRequest, MissingField, UnknownField, UnsupportedFeature
+from ..errors import (
+    InvalidJSON,
+    InvalidRequest,
+    MissingField,
+    UnknownField,
+    UnsupportedFeature,
+    UnsupportedMediaType,
+)
 from ..types import Prefer, RoutingHints, Sampling
 from .spelling import check_field_names, hint_advice
 from .wire import WireGeneration, WireRoutingHints
@@ -20,6 +27,7 @@ from .wire import WireGeneration, WireRoutingHints
 JSONObject = dict[str, object]
 T = TypeVar("T")
 
+_JSON: Final = "application/json"
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 
@@ -66,6 +74,22 @@ _NARROWER: Final[dict[frozenset[Prefer], Prefer]] = {
     frozenset({"prefer_on_device", "only_on_device"}): "only_on_device",
     frozenset({"prefer_cloud", "only_cloud"}): "only_cloud",
 }
+
+
+def check_media_type(content_type: str | None, content_encoding: str | None) -> None:
+    """Check the headers of these names; None: the header is absent, and the body is taken for plain JSON.
+
+    Raises:
+        UnsupportedMediaType: the body is said to be something else, or compressed.
+    """
+    if content_type is not None and content_type != _JSON and _media_type(content_type) != _JSON:
+        raise UnsupportedMediaType(f"The body's type is {content_type[:64]!r}. Send `Content-Type: {_JSON}`.")
+    if content_encoding is not None and content_encoding.lower() != "identity":
+        raise UnsupportedMediaType(f"The body is encoded as {content_encoding[:32]!r}. Send it uncompressed.")
+
+
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 def load(body: bytes) -> JSONObject:

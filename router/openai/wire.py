@@ -169,7 +169,8 @@ class WireChat(WireGeneration, kw_only=True):
 
 class WireCompletion(WireGeneration, kw_only=True):
     prompt: str | Annotated[list[str | TokenId | Tokens], Meta(min_length=1, max_length=2048)]
-    max_tokens: TokenId | None = None
+    max_tokens: Count | None = None
+    best_of: Count | None = None
     logprobs: Alternatives | None = None
     echo: bool | None = None
     suffix: str | None = None

@@ -44,10 +44,12 @@ class ToolCallParser:
     do not depend on how the text is cut into pieces.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, choice: int = 0) -> None:
+        """`choice`: which of the answer's choices is parsed."""
         disabled = request.tool_choice.mode == "none"
         self._names = frozenset[str]() if disabled else frozenset(tool.name for tool in request.tools)
         self._turn = len(request.messages)
+        self._choice = choice
         self._state = _State.BEGIN
         self._held = ""  # undecided, outside an object
         self._lead = ""  # text before the undecided tag or object; returned if it is not a call
@@ -171,8 +173,8 @@ class ToolCallParser:
         name, arguments = found
         index = self._calls
         self._calls += 1
-        # The same call in another turn of a conversation needs another id, without randomness: router is pure.
-        seed = f"{self._turn}\0{index}\0{name}\0{arguments}".encode()
+        # The same call in another choice or another turn needs another id, without randomness: router is pure.
+        seed = f"{self._turn}\0{self._choice}\0{index}\0{name}\0{arguments}".encode()
         identity = blake2b(seed, digest_size=12).hexdigest()
         return ToolCallDelta(index, arguments, f"call_{identity}", name)
 

@@ -273,7 +273,7 @@ async def test_invalid_request_gets_its_status_and_code(
 ) -> None:
     """The next request is answered."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with http.post(path, data=data) as reply:
+    async with http.post(path, data=data, headers={"content-type": "application/json"}) as reply:
         error = (await reply.json())["error"]
     assert (reply.status, error["code"]) == (status, code)
     assert error["message"]

@@ -25,7 +25,7 @@ class TenantAccounting:
 
     async def reserve(self, tenant: str, request: Request, body_bytes: int) -> TokenReservation:
         """Reserve an estimate of the request's tokens, before it is tokenised. Raises RateLimited."""
-        answer = (request.max_tokens or _ANSWER_TOKENS) * request.n
+        answer = 0 if request.kind == "embedding" else (request.max_tokens or _ANSWER_TOKENS) * request.n
         return await self._limiter.reserve(tenant, body_bytes // BYTES_PER_TOKEN + answer)
 
     def settle(self, reservation: TokenReservation, tier: str, route: str, usage: Usage) -> int:

@@ -88,7 +88,10 @@ class JobApi:
                 continue
             handle = candidate.methods.get(request.method)
             if handle is None:
-                raise MethodNotAllowed(f"{request.method} is not possible here. Use {' or '.join(candidate.methods)}.")
+                raise MethodNotAllowed(
+                    f"{request.method[:20]} is not possible here. Use {' or '.join(candidate.methods)}.",
+                    allow=", ".join(candidate.methods),
+                )
             return partial(self._handle, handle, match[1] if match.re.groups else "")
         return None
 

@@ -97,19 +97,27 @@ class TritonClient:
                 async for delta in deltas:
                     yield delta
             except StubProcessDied:
-                self.repair(request.model)
+                self.repair(request.model, embed=request.embed)
                 raise
 
-    async def probe(self, model: str, timeout_s: float = PROBE_S) -> None:
-        """Run a tiny inference; nothing less shows that the model works. Raises CausewayError."""
-        async with aclosing(self.generate(self._probe_request(model, timeout_s))) as deltas:
+    async def probe(self, model: str, timeout_s: float = PROBE_S, *, embed: bool = False) -> None:
+        """Run a tiny inference; nothing less shows that the model works. Raises CausewayError.
+
+        `embed`: make a vector, for a model that makes nothing else.
+        """
+        async with aclosing(self.generate(self._probe_request(model, timeout_s, embed=embed))) as deltas:
             async for _ in deltas:
                 pass
 
-    def _probe_request(self, model: str, timeout_s: float) -> InferenceRequest:
-        parameters = SamplingParameters(max_tokens=1, temperature=0.0)
-        deadline = self._clock() + timeout_s
-        return InferenceRequest(model=model, prompt="a", parameters=parameters, deadline=deadline, request_id="probe")
+    def _probe_request(self, model: str, timeout_s: float, *, embed: bool) -> InferenceRequest:
+        return InferenceRequest(
+            model=model,
+            prompt="a",
+            parameters=SamplingParameters(max_tokens=1, temperature=0.0),
+            embed=embed,
+            deadline=self._clock() + timeout_s,
+            request_id="probe",
+        )
 
     def last_received_at(self, model: str) -> float:
         """Return when the last response came from the model, on any call; minus infinity before the first one."""
@@ -175,8 +183,11 @@ class TritonClient:
     def models_in_repair(self) -> frozenset[str]:
         return frozenset(self._in_repair)
 
-    def repair(self, model: str) -> None:
-        """Mark the model as being repaired and fail its calls, so that none waits for the dead process."""
+    def repair(self, model: str, *, embed: bool = False) -> None:
+        """Mark the model as being repaired and fail its calls, so that none waits for the dead process.
+
+        `embed`: the failed call was for a vector; so is the probe that shows whether another gateway was faster.
+        """
         if self._closed or model in self._in_repair:
             return
         self._in_repair.add(model)
@@ -185,12 +196,12 @@ class TritonClient:
         self.fail_calls(
             model, StreamBroken("the model's process died during the answer", phase="stream", retry_after_s=RETRY_S)
         )
-        self._tasks.start_soon(self._reload, model)
+        self._tasks.start_soon(self._reload, model, embed)
 
-    async def _reload(self, model: str) -> None:
+    async def _reload(self, model: str, embed: bool) -> None:
         try:
             await asyncio.sleep(SPREAD_S * self._chance())
-            if self._closed or await self._repaired_by_peer(model):
+            if self._closed or await self._repaired_by_peer(model, embed):
                 return
             _log.warning("%s: the process of %s died, loading the model again", self.address, model)
             unload = service_pb2.RepositoryModelUnloadRequest(model_name=model)
@@ -204,14 +215,14 @@ class TritonClient:
             # The next request shows whether it works, or begins another repair.
             self._in_repair.discard(model)
 
-    async def _repaired_by_peer(self, model: str) -> bool:
+    async def _repaired_by_peer(self, model: str, embed: bool) -> bool:
         """Return whether another gateway reloads the model or has done so, after waiting for it.
 
         The index calls a dead model ready, and the reported death may be an old one, so the model is probed.
         """
         repair = await self._await_peer_repair(model)
         if repair == "none":
-            if await self._works(model):
+            if await self._works(model, embed):
                 return True
             repair = await self._await_peer_repair(model)  # Several gateways probed at once, and one was first.
         return repair == "done"
@@ -228,9 +239,9 @@ class TritonClient:
             state = await self._state_of(model)
         return "done" if first in _IN_REPAIR else "none"
 
-    async def _works(self, model: str) -> bool:
+    async def _works(self, model: str, embed: bool) -> bool:
         try:
-            async with aclosing(self._generate(self._probe_request(model, PROBE_S))) as deltas:
+            async with aclosing(self._generate(self._probe_request(model, PROBE_S, embed=embed))) as deltas:
                 async for _ in deltas:
                     pass
         except CausewayError:

@@ -29,6 +29,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     prompt: str | tuple[int, ...]  # text, or token ids (our own model only)
     parameters: SamplingParameters
+    embed: bool = False  # make the prompt's vector, as JSON in the answer's text, instead of an answer
     deadline: float  # monotonic, s
     request_id: str = ""
     traceparent: str = ""
@@ -55,6 +56,18 @@ def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -
         call: name by which our own model can be asked to stop.
     """
     message = service_pb2.ModelInferRequest(model_name=request.model, id=request.request_id)
+    if request.embed:
+        _add_text(message, "embedding_request", msgspec.json.encode({"input": request.prompt}))
+        _add(message, "return_num_input_tokens", "BOOL", _TRUE)
+    else:
+        _add_generation(message, request)
+    # Read by our own model; a stock backend ignores them and is stopped by the call's deadline.
+    message.parameters["causeway_deadline_ms"].int64_param = max(1, round(1000.0 * left_s))
+    message.parameters["causeway_call"].string_param = call
+    return message
+
+
+def _add_generation(message: service_pb2.ModelInferRequest, request: InferenceRequest) -> None:
     if isinstance(request.prompt, str):
         _add_text(message, "text_input", request.prompt.encode())
     else:
@@ -68,10 +81,6 @@ def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -
         flags.append("return_logprobs")
     for name in flags:
         _add(message, name, "BOOL", _TRUE)
-    # Read by our own model; a stock backend ignores them and is stopped by the call's deadline.
-    message.parameters["causeway_deadline_ms"].int64_param = max(1, round(1000.0 * left_s))
-    message.parameters["causeway_call"].string_param = call
-    return message
 
 
 def to_cancel_request(model: str, call: str) -> service_pb2.ModelInferRequest:

@@ -6,21 +6,20 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
 from models.catalog.artifact import Answers
-from models.llama_cpp.process.parent import EngineProcess
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
 from router import errors
-from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, UnsupportedFeature
+from router.errors import CausewayError, UnsupportedFeature
 from router.tool_calls.parser import ToolCallParser
 from router.tool_calls.schema import answer_schema
 from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, ToolCallDelta, Usage
 
 from ...config.schema import EngineConfig
 from ..backend import BackendRequest
+from .emission_queue import EmissionQueue
 from .engines import State, Supervisor
 from .restart_backoff import RestartBackoff
 
@@ -67,6 +66,7 @@ class EngineBackend:
         self._calls_only = answers == "calls"
         self._restrict_arguments = answers == "calls" and config.restrict_tool_arguments
         self._sequences = options.sequences
+        self._at_once = 2 * options.sequences  # jobs of one request in the child: some run, and some wait for a slot
         self._supervisor = Supervisor(options, name or model_path.stem, stuck_s=stuck_s, backoff=backoff)
         self._ids = itertools.count(1)
 
@@ -135,12 +135,11 @@ class EngineBackend:
     async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
         """See `Backend`. Choices are numbered prompt by prompt: prompt p's choice c has the index p·n + c."""
         request = call.request
-        if request.suffix:
-            raise UnsupportedFeature("this model does not support fill-in-the-middle", param="suffix")
+        _check_supported(request)
         process = await self._supervisor.ready(call.deadline)
         choices = {choice.job.id: choice for choice in self._choices(call)}
         prompt_tokens = completion_tokens = cached_tokens = 0
-        with _EmissionQueue(process, [choice.job for choice in choices.values()], call.deadline) as queue:
+        with EmissionQueue(process, [choice.job for choice in choices.values()], call.deadline, self._at_once) as queue:
             while choices:
                 for emission in _merged(await queue.get()):
                     choice = choices[emission.job]
@@ -170,7 +169,7 @@ class EngineBackend:
         ]
         vectors: dict[int, tuple[float, ...]] = {}
         tokens = 0
-        with _EmissionQueue(process, jobs, call.deadline) as queue:
+        with EmissionQueue(process, jobs, call.deadline, self._at_once) as queue:
             while len(vectors) < len(jobs):
                 for emission in await queue.get():
                     if emission.error:
@@ -216,7 +215,7 @@ class _ChoiceStream:
         self.job = job
         self.index = index
         self.has_tokens = False  # at least one token was generated
-        self._tools = ToolCallParser(request) if request.tools else None
+        self._tools = ToolCallParser(request, index) if request.tools else None
 
     def chunk(self, emission: Emission) -> Chunk | None:
         """None when the emission has no content for the client yet."""
@@ -243,58 +242,14 @@ class _ChoiceStream:
         )
 
 
-class _EmissionQueue:
-    """The emissions of one call's jobs. Submits the jobs on enter, cancels the unfinished ones on exit."""
-
-    def __init__(self, process: EngineProcess, jobs: list[Job], deadline: float) -> None:
-        self._process = process
-        self._jobs = jobs
-        self._deadline = deadline
-        self._items: list[Emission] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: CausewayError | None = None
-        self._has_emissions = False
-
-    def __enter__(self) -> Self:
-        self._loop = asyncio.get_running_loop()
-        # The engine enforces the deadline too; this timer is the backstop if the engine does not answer.
-        self._timer = self._loop.call_at(self._deadline, self._expire)
-        self._process.submit(self._jobs, self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        self._process.cancel(job.id for job in self._jobs)
-
-    async def get(self) -> list[Emission]:
-        """All emissions since the last call, at least one. Raises the error that ended the jobs."""
-        while not self._items:
-            if self._error is not None:
-                raise self._error
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        items, self._items = self._items, []
-        return items
-
-    def put(self, emissions: list[Emission]) -> None:
-        self._has_emissions = True
-        self._items += emissions
-        self._wake()
-
-    def engine_lost(self, reason: str) -> None:
-        self._error = EngineCrashed(reason, phase="stream" if self._has_emissions else "first_token")
-        self._wake()
-
-    def _expire(self) -> None:
-        self._error = DeadlineExceeded("the deadline passed before the answer was complete")
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+def _check_supported(request: Request) -> None:
+    """Raises UnsupportedFeature."""
+    if request.suffix is not None:
+        raise UnsupportedFeature("`suffix`: this model does not fill in the middle. Remove it.", param="suffix")
+    if request.echo and request.logprobs is not None:
+        raise UnsupportedFeature(
+            "`echo` with `logprobs`: this model gives none for the prompt. Remove one.", param="echo"
+        )
 
 
 def _prompts(request: Request) -> list[Prompt]:

@@ -41,7 +41,7 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True):
-    input: str
+    input: str | tuple[int, ...]
 
 
 class Gauges:
@@ -126,11 +126,18 @@ def model_request_of(request: Any) -> ModelRequest:
     embedding = text_of(request, "embedding_request")
     if embedding is not None:
         try:
-            prompt = msgspec.json.decode(embedding, type=EmbeddingRequest).input
+            content = msgspec.json.decode(embedding, type=EmbeddingRequest).input
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"embedding_request: {error}") from error
+        is_text = isinstance(content, str)
         return ModelRequest(
-            prompt=prompt, parameters=decode("{}"), embed=True, deadline_s=deadline_s, outputs=outputs_of(request)
+            prompt=content if is_text else "",
+            token_ids=() if is_text else content,
+            parameters=decode("{}"),
+            embed=True,
+            outputs=outputs_of(request),
+            deadline_s=deadline_s,
+            call_name=parameters.causeway_call,
         )
     prompt, token_ids = text_of(request, "text_input"), token_ids_of(request)
     if prompt is None and not token_ids:
