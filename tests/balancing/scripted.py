@@ -35,7 +35,7 @@ class Endpoint:
         self.closed = False
         self.renewed = 0
 
-    async def probe(self, model: str, timeout_s: float = 3.0) -> None:
+    async def probe(self, model: str, timeout_s: float = 3.0, *, embed: bool = False) -> None:
         self.probes += 1
         if self.hangs:
             await anyio.sleep(timeout_s)

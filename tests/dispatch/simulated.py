@@ -159,7 +159,7 @@ class Client:
             self._streams.discard(stream)
             work.cancel()
 
-    async def probe(self, model: str, timeout_s: float = 3.0) -> None:
+    async def probe(self, model: str, timeout_s: float = 3.0, *, embed: bool = False) -> None:
         parameters = SamplingParameters(max_tokens=1)
         deadline = self._clock() + timeout_s
         request = InferenceRequest(model=model, prompt="a", parameters=parameters, deadline=deadline, request_id=PROBE)

@@ -199,7 +199,7 @@ async def test_jobs_are_listed_in_pages_newest_first(http: aiohttp.ClientSession
         ({"webhook": "https://127.0.0.1/"}, {}, 400, "webhook"),
         ({"endpoint": "/v1/embeddings"}, {}, 400, "endpoint"),
         ({}, {"idempotency_key": "k" * 256}, 400, None),
-        ({}, {"x_causeway_priority": "urgent"}, 400, None),
+        ({}, {"x_causeway_priority": "urgent"}, 400, "x-causeway-priority"),
         ({"user": "x" * 6000}, {}, 413, None),
     ],
 )
@@ -221,7 +221,7 @@ async def test_an_invalid_submission_names_the_parameter(
 )
 async def test_a_malformed_body_is_400(http: aiohttp.ClientSession, body: bytes) -> None:
     """Also deep nesting and duplicate keys."""
-    async with http.post("/v1/jobs", data=body) as response:
+    async with http.post("/v1/jobs", data=body, headers={"content-type": "application/json"}) as response:
         assert response.status in (400, 413)
 
 

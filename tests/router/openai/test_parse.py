@@ -156,21 +156,22 @@ def test_every_completion_field_arrives() -> None:
     body = {
         "model": "m",
         "prompt": ["a", ""],
-        "max_tokens": 0,
+        "max_tokens": 5,
         "logprobs": 2,
         "echo": True,
         "suffix": "z",
+        "n": 3,
         "best_of": 3,
     }
     assert parse_completion(json.dumps(body).encode(), NONE) == Request(
         kind="completion",
         model="m",
         prompts=("a", ""),
-        max_tokens=0,
+        max_tokens=5,
         logprobs=2,
         echo=True,
         suffix="z",
-        extra='{"best_of":3}',
+        n=3,
     )
 
 
