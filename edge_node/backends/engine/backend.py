@@ -7,13 +7,15 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from models.catalog.artifact import Answers
+from models.llama_cpp.process.parent import EngineProcess
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
 from router import errors
-from router.errors import CausewayError, UnsupportedFeature
+from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, UnsupportedFeature
 from router.tool_calls.parser import ToolCallParser
 from router.tool_calls.schema import answer_schema
 from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, ToolCallDelta, Usage
@@ -139,7 +141,9 @@ class EngineBackend:
         process = await self._supervisor.ready(call.deadline)
         choices = {choice.job.id: choice for choice in self._choices(call)}
         prompt_tokens = completion_tokens = cached_tokens = 0
-        with _EmissionQueue(process, [choice.job for choice in choices.values()], call.deadline, self._at_once) as queue:
+        with _EmissionQueue(
+            process, [choice.job for choice in choices.values()], call.deadline, self._at_once
+        ) as queue:
             while choices:
                 for emission in _merged(await queue.get()):
                     choice = choices[emission.job]
