@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import anyio
 from aiohttp import hdrs
@@ -16,11 +17,12 @@ from router.errors import ConfigError
 from .accounts.accounts import Accounts
 from .assembly import build_accounts, build_cache, build_pools, build_tracing
 from .balancing.pools import Pools
-from .balancing.reload import reload_on_sighup
+from .balancing.reload import reload_endpoints, reload_on_sighup
 from .cache.caching_service import CachingService
 from .config.schema import Config
 from .config.tiers import Tier, by_name, load_tiers
 from .http.listener import Listener
+from .http.operator import OperatorRoutes, operator_listener
 from .http.readiness import Readiness
 from .http.server import Server
 from .jobs.config import with_shared_redis
@@ -40,6 +42,7 @@ class App:
         self,
         config: Config,
         server: Server,
+        operator: Listener,
         accounts: Accounts,
         jobs: JobsGateway | None,
         pools: Pools,
@@ -58,17 +61,21 @@ class App:
         self._tracing = tracing
         self._tasks = tasks
         self._listener = Listener(config.server, server.handle)
+        self._operator = operator
 
     @property
     def url(self) -> str:
-        host = self._config.server.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._listener.port}/v1"
+        return f"{self._listener.url}/v1"
+
+    @property
+    def operator_url(self) -> str:
+        return self._operator.url
 
     async def start(self) -> None:
         """Start the background tasks and listen.
 
         Raises:
-            ConfigError: the address is not available, or the keys in Redis have another layout
+            ConfigError: an address is not available, or the keys in Redis have another layout
         """
         await self.pools.prepare()
         self._tasks.start_soon(self.pools.watch)
@@ -78,6 +85,7 @@ class App:
             self._tasks.start_soon(self._serving.heartbeat.watch)
         self._caching_service.start(self._tasks)
         await self._accounts.prepare()
+        await self._operator.start()
         await self._listener.start()
         self._accounts.start(self._tasks)
         if self._jobs is not None:
@@ -89,8 +97,9 @@ class App:
         await self._listener.drain(self._config.server.drain_s)
 
     async def stop(self) -> None:
-        """Close the listener and cancel the background tasks: their task group may then be left."""
+        """Close the listeners and cancel the background tasks: their task group may then be left."""
         await self._listener.close()
+        await self._operator.close()
         self._tasks.cancel_scope.cancel()
 
     async def close(self) -> None:
@@ -104,8 +113,14 @@ class App:
             await to_thread.run_sync(self._tracing.close)
 
 
-def build(config: Config, tasks: TaskGroup) -> App:
-    """Check and wire everything without starting it. `tasks` is the parent of background tasks. Raises ConfigError."""
+def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None = None) -> App:
+    """Check and wire everything without starting it. Raises ConfigError.
+
+    Args:
+        config: the gateway's configuration.
+        tasks: the parent of background tasks.
+        reread: reads the configuration again, for operators who reload the endpoints.
+    """
     tiers = load_tiers(config)
     metrics = Metrics()
     accounts = build_accounts(config, metrics)
@@ -135,7 +150,16 @@ def build(config: Config, tasks: TaskGroup) -> App:
         jobs=(lambda _: None) if jobs is None else jobs.api.handler,
         tracing=tracing,
     )
-    return App(config, server, accounts, jobs, pools, serving, caching_service, tracing, tasks)
+    routes = OperatorRoutes(
+        accounts.operators,
+        metrics,
+        readiness=readiness,
+        reload=None if reread is None else partial(reload_endpoints, pools, config, reread),
+        drain=server.begin_draining,
+        is_draining=lambda: server.draining,
+    )
+    operator = operator_listener(config, routes)
+    return App(config, server, operator, accounts, jobs, pools, serving, caching_service, tracing, tasks)
 
 
 def build_jobs(
@@ -167,7 +191,7 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
     app: App | None = None
     async with anyio.create_task_group() as tasks:
         try:
-            app = build(config, tasks)
+            app = build(config, tasks, reread)
             if reread is not None:
                 reload_on_sighup(app.pools, config, reread)
             await _serve(app, stop)
@@ -182,7 +206,7 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
 
 async def _serve(app: App, stop: asyncio.Event) -> None:
     await app.start()
-    print(f"ready url={app.url}", flush=True)
+    print(f"ready url={app.url} operator={app.operator_url}", flush=True)
     await stop.wait()
     _log.info("draining")
     await app.drain()

@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 
 from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
-from .accounts.identity.authenticator import Authenticator
+from .accounts.identity.authenticator import OPERATOR_SCOPES, Authenticator
 from .accounts.identity.key_set import KeySet
 from .accounts.identity.revocation import RevocationList
 from .accounts.identity.static_tokens import StaticTokens, load_tokens
@@ -77,8 +77,12 @@ def build_accounts(config: Config, metrics: Metrics) -> Accounts:
         audit_lost=lambda: audit.lost,
         key_file_stale=lambda: float(keys is not None and bool(keys.last_error)),
     )
-    authenticator = Authenticator(tokens, verifier, revocations, region=config.identity.region)
-    return Accounts(authenticator, Ledger(accounting, audit, tenants), accounting, audit, revocations, client)
+    region = config.identity.region
+    authenticator = Authenticator(tokens, verifier, revocations, region=region)
+    operator_tokens = load_tokens(Path(config.operator.token_file)) if config.operator.token_file else StaticTokens()
+    operators = Authenticator(operator_tokens, verifier, revocations, static_scopes=OPERATOR_SCOPES, region=region)
+    ledger = Ledger(accounting, audit, tenants)
+    return Accounts(authenticator, operators, ledger, accounting, audit, revocations, client)
 
 
 def open_shared_redis(address: RedisAddress) -> redis.asyncio.Redis:

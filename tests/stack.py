@@ -105,7 +105,7 @@ class Stack:
         self.grpc, self.http, self.metrics = free_port(), free_port(), free_port()
         self.gateway_port, self.edge_port = free_port(), free_port()
         self.tokens = folder / "tokens"
-        self.tokens.write_text(f"test-device {TOKEN}\n")
+        self.tokens.write_text(f"test-device {TOKEN} priority=interactive critical=true\n")
         self.parts: dict[str, Process] = {}
 
     @property
@@ -123,7 +123,7 @@ class Stack:
 
     def start_gateway(self, *flags: str, config: str = "") -> Process:
         """Start the gateway. `config`: YAML, with tiers of its own instead of the one of `assistant-large`."""
-        command = [str(BIN / "causeway-cloud"), "serve", "--port", str(self.gateway_port)]
+        command = [str(BIN / "causeway-cloud"), "serve", "--port", str(self.gateway_port), "--operator-port", "0"]
         command += ["--triton", f"127.0.0.1:{self.grpc}", "--token-file", str(self.tokens)]
         if config:
             path = self.folder / "gateway.yaml"

@@ -26,6 +26,7 @@ class Accounts(msgspec.Struct, frozen=True):
     """Call `prepare`, `start` and `close` in this order."""
 
     authenticator: Authenticator
+    operators: Authenticator  # of the operators' address
     ledger: Ledger
     accounting: TenantAccounting
     audit: AuditLog

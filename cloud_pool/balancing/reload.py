@@ -19,16 +19,19 @@ _log = logging.getLogger("causeway.cloud.balancing")
 
 def reload_on_sighup(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
     """Install the signal handler in the running loop. `config` is the one that the process started with."""
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_endpoints, pools, config, reread)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload_or_log, pools, config, reread)
+
+
+def _reload_or_log(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
+    try:
+        reload_endpoints(pools, config, reread)
+    except ConfigError as error:
+        _log.error("the configuration is faulty, the endpoints stay as they are: %s", error.message)
 
 
 def reload_endpoints(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
-    """Apply the endpoints of the reread configuration; log and keep the current ones if it is faulty."""
-    try:
-        new = reread()
-    except ConfigError as error:
-        _log.error("the configuration is faulty, the endpoints stay as they are: %s", error.message)
-        return
+    """Apply the endpoints of the reread configuration. Raises ConfigError if it is faulty, and changes nothing."""
+    new = reread()
     if _without_endpoints(new) != _without_endpoints(config):
         _log.warning("a reload applies endpoints only; the other changes in the configuration need a restart")
     pools.update_endpoints(new.tiers)

@@ -35,8 +35,11 @@ class _Source(NamedTuple):
 @click.option("--triton", help="host:port of Triton's gRPC, for every tier.")
 @click.option("--tier", "tiers", multiple=True, help="A tier to work for; repeatable.")
 @click.option("--model-dir", "model_dirs", multiple=True, type=_PATH, help="Searched for artifacts first; repeatable.")
-@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve /metrics on.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve /metrics on this port; 0: any free one.")
+@click.option(
+    "--operator-port",
+    type=click.IntRange(0, 65535),
+    help="Serve metrics and operators on this port of operator.host; 0: any free one; without it: not at all.",
+)
 @click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]), help="Log level.")
 def worker(
     path: Path | None,
@@ -44,8 +47,7 @@ def worker(
     triton: str | None,
     tiers: tuple[str, ...],
     model_dirs: tuple[Path, ...],
-    metrics_host: str,
-    metrics_port: int | None,
+    operator_port: int | None,
     log: LogLevel | None,
 ) -> None:
     """Run jobs from Redis on the tiers. Prints `ready worker=…` on stdout; SIGTERM drains."""
@@ -53,6 +55,7 @@ def worker(
 
     flags = Flags(
         redis=redis,
+        operator_port=operator_port,
         triton=triton,
         tiers=tiers,
         model_dirs=tuple(str(folder.absolute()) for folder in model_dirs),
@@ -61,8 +64,8 @@ def worker(
     try:
         config = load_config(path, flags)
         start_log(config.log, config.log_format)
-        metrics_address = None if metrics_port is None else (metrics_host, metrics_port)
-        until_stopped(lambda stop: run(config, stop, metrics_address, lambda: load_config(path, flags)))
+        serves = operator_port is not None
+        until_stopped(lambda stop: run(config, stop, lambda: load_config(path, flags), serves_operators=serves))
     except ConfigError as error:
         refuse(error.message)
 

@@ -40,6 +40,7 @@ def main() -> None:
 @click.option("--host", help="Address to listen on; any other than loopback needs --token-file.")
 @click.option("--port", type=_PORT, help="0: any free port; the ready line names it.")
 @click.option("--token-file", type=_PATH, help="Bearer tokens: lines of `<device> <token>` or `<device> sha256:<hex>`.")
+@click.option("--operator-port", type=_PORT, help="For metrics and operators; 0: any free port; default: --port + 100.")
 @click.option("--triton", help="host:port of Triton's gRPC, used for every tier.")
 @click.option(
     "--tier", "tiers", multiple=True, help="A tier, named like its artifact and its Triton model; repeatable."
@@ -54,13 +55,14 @@ def serve(
     host: str | None,
     port: int | None,
     token_file: Path | None,
+    operator_port: int | None,
     triton: str | None,
     tiers: tuple[str, ...],
     model_dirs: tuple[Path, ...],
     redis: str | None,
     log: LogLevel | None,
 ) -> None:
-    """Serve OpenAI requests from Triton. Prints `ready url=…` on stdout. SIGHUP reads the endpoints again."""
+    """Serve OpenAI requests from Triton. Prints `ready url=… operator=…` on stdout. SIGHUP reads endpoints again."""
     poll_grpc_in_one_thread()
     from ..app import run  # on demand: gRPC and aiohttp take half a second to import
 
@@ -68,6 +70,7 @@ def serve(
         host=host,
         port=port,
         token_file=None if token_file is None else str(token_file.absolute()),
+        operator_port=operator_port,
         triton=triton,
         tiers=tiers,
         model_dirs=tuple(str(folder.absolute()) for folder in model_dirs),

@@ -1,5 +1,7 @@
 """`python3 -m cloud_pool.cli.readiness_probe [url]`: exit status 0 if the gateway is ready, else 1.
 
+The default is the operators' address of a gateway on loopback, whose answer says what is not ready.
+
 For exec probes of Kubernetes: standard library only, so that it starts quickly.
 """
 
@@ -10,7 +12,7 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-URL = "http://127.0.0.1:8090/readyz"
+URL = "http://127.0.0.1:8190/readyz"
 TIMEOUT_S = 8.0
 
 

@@ -20,7 +20,7 @@ from router.errors import ConfigError
 
 from ..balancing.discovery import parse_endpoint_address
 from ..redis.config import RedisAddress, parse_redis, with_url
-from .schema import DEFAULT_TRITON, Config, TierConfig
+from .schema import DEFAULT_TRITON, MAX_PORT, OPERATOR_PORT_OFFSET, Config, OperatorConfig, TierConfig
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
     port: int | None = None
     token_file: str | None = None
+    operator_port: int | None = None
     triton: str | None = None  # for every tier
     tiers: tuple[str, ...] = ()  # names, instead of the file's
     model_dirs: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ def load_config(path: Path | None, flags: Flags) -> Config:
     config = msgspec.structs.replace(
         config,
         server=msgspec.structs.replace(config.server, **server),
+        operator=_with_port(config.operator, flags.operator_port),
         tiers=tiers,
         model_dirs=(*flags.model_dirs, *config.model_dirs),
         redis=config.redis if flags.redis is None else with_url(config.redis, flags.redis),
@@ -124,6 +126,7 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
     return msgspec.structs.replace(
         config,
         server=msgspec.structs.replace(config.server, token_file=absolute(config.server.token_file)),
+        operator=msgspec.structs.replace(config.operator, token_file=absolute(config.operator.token_file)),
         tiers=tuple(msgspec.structs.replace(tier, template_file=absolute(tier.template_file)) for tier in config.tiers),
         model_dirs=tuple(absolute(path) for path in config.model_dirs),
         identity=msgspec.structs.replace(
@@ -158,6 +161,7 @@ def _check(config: Config) -> None:
             f"listening on {config.server.host} needs bearer tokens: set this key or identity.key_file",
             where="server.token_file",
         )
+    _check_operator(config)
     for where, address in (("redis", config.redis), ("cache.redis", config.cache.redis)):
         if address:
             parse_redis(address, where)
@@ -178,6 +182,17 @@ def _check(config: Config) -> None:
             seen[name] = where
 
 
+def _check_operator(config: Config) -> None:
+    operator = config.operator
+    if not (operator.token_file or config.identity.key_file) and not _is_loopback(operator.host):
+        raise ConfigError(
+            f"listening on {operator.host} needs tokens: set this key or identity.key_file",
+            where="operator.token_file",
+        )
+    if config.operator_server.port > MAX_PORT:
+        raise ConfigError(f"server.port + {OPERATOR_PORT_OFFSET} is no port: set this key", where="operator.port")
+
+
 def _check_endpoints(tier: TierConfig, where: str) -> None:
     if not tier.endpoints:
         parse_endpoint_address(tier.triton, where=f"{where}.triton")
@@ -190,6 +205,10 @@ def _check_endpoints(tier: TierConfig, where: str) -> None:
         if (address.is_dns, address.address) in seen:
             raise ConfigError(f"{address.address} is listed twice", where=f"{where}.endpoints[{index}]")
         seen.add((address.is_dns, address.address))
+
+
+def _with_port(operator: OperatorConfig, port: int | None) -> OperatorConfig:
+    return operator if port is None else msgspec.structs.replace(operator, port=port)
 
 
 def _is_loopback(host: str) -> bool:

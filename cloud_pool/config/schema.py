@@ -22,13 +22,16 @@ from ..jobs.config import JobsConfig
 from ..redis.config import RedisAddress
 from ..upstreams.triton.sampling_parameters import GuidedKey
 
-Port = Annotated[int, Meta(ge=0, le=65535)]
+MAX_PORT = 65535
+Port = Annotated[int, Meta(ge=0, le=MAX_PORT)]
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 Pause = Annotated[float, Meta(ge=0)]
 TierAbility = Literal["chat", "completion", "embedding"]
 DEFAULT_TIER = "assistant-large"
+OPERATOR_PORT_OFFSET = 100
+"""From `server.port` to the operators' port, unless that is configured."""
 DEFAULT_TRITON = "127.0.0.1:8001"
 
 
@@ -42,6 +45,15 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default_deadline_s: Seconds = 120.0  # time for a whole request; `x-causeway-deadline-ms` may shorten it
     readiness_cache_s: Pause = 5.0  # how long the result of /readyz, a real inference, is cached
     zone: str = ""  # zone of this gateway: endpoints of the same zone are preferred; empty: no preference
+
+
+class OperatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The operators' own address: metrics, readiness in detail, and calls that change the gateway."""
+
+    host: str = "127.0.0.1"  # any other than loopback needs `token_file` or `identity.key_file`
+    port: Port | None = None  # TCP port; 0: any free one; default: 100 above `server.port`, or 0 if that is 0
+    # lines of `<name> <token>` or `<name> sha256:<hex>`, beside signed tokens with the scope `admin`; empty: none
+    token_file: str = ""
 
 
 class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,6 +114,7 @@ class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
+    operator: OperatorConfig = OperatorConfig()
     tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
     load_balancing: LoadBalancingConfig = LoadBalancingConfig()
     degradation: DegradationConfig = DegradationConfig()
@@ -117,3 +130,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # level: debug, info, warning or error; none of them logs prompts or answers
     log: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"  # `text`, or `json`: one object per line, with the request's id
+
+    @property
+    def operator_server(self) -> ServerConfig:
+        """The operators' address, with the limits of `server`."""
+        port = self.operator.port
+        if port is None:
+            port = self.server.port and self.server.port + OPERATOR_PORT_OFFSET
+        return msgspec.structs.replace(self.server, host=self.operator.host, port=port)

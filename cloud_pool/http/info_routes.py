@@ -1,17 +1,15 @@
-"""The routes that generate nothing: /v1/models, /healthz, /readyz and /metrics."""
+"""The public routes that generate nothing: /v1/models, /healthz and a bare /readyz."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from router.openai import encode_model, encode_models
 
 from ..accounts.model_access import AllowedTiers, find_tier, usable
 from ..config.tiers import Tier
-from ..observability.metrics import CONTENT_TYPE, Metrics
 from .readiness import Readiness
 from .responses import JSON
 
@@ -21,10 +19,9 @@ MODELS = "/v1/models/"
 class InfoRoutes:
     """`tiers` is by name and alias. `draining`: /readyz reports 503, so that load balancers send no more requests."""
 
-    def __init__(self, tiers: Mapping[str, Tier], readiness: Readiness, metrics: Metrics, created: int) -> None:
+    def __init__(self, tiers: Mapping[str, Tier], readiness: Readiness, created: int) -> None:
         self._tiers = tiers
         self._readiness = readiness
-        self._metrics = metrics
         self._created = created
         self.draining = False
 
@@ -43,15 +40,11 @@ class InfoRoutes:
         return web.Response(body=b'{"status":"ok"}', content_type=JSON)
 
     async def readyz(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Report whether this gateway can answer: 200 if an inference succeeds on at least one endpoint, else 503."""
-        checked = {} if self.draining else await self._readiness.check()
-        ready = any(tier.ready for tier in checked.values())
-        tiers = {
-            name: {"ready": tier.ready, "error": tier.error, "endpoints": tier.endpoints}
-            for name, tier in checked.items()
-        }
-        body = msgspec.json.encode({"ready": ready, "draining": self.draining, "tiers": tiers})
-        return web.Response(body=body, status=200 if ready else 503, content_type=JSON)
+        """Report whether this gateway can answer: 200 if an inference succeeds on at least one endpoint, else 503.
 
-    async def metrics(self, http: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=self._metrics.text(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+        Anyone may ask, so it names no tier and no endpoint; `operator` does.
+        """
+        checked = {} if self.draining else await self._readiness.check()
+        if any(tier.ready for tier in checked.values()):
+            return web.Response(body=b'{"ready":true}', content_type=JSON)
+        return web.Response(body=b'{"ready":false}', status=503, content_type=JSON)

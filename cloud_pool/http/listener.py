@@ -134,10 +134,21 @@ def allowed_connections() -> int:
 
 
 class Listener:
-    """Owns the socket and its connections."""
+    """Owns the socket and its connections.
 
-    def __init__(self, config: ServerConfig, handle: Handle) -> None:
+    Args:
+        config: its address and `read_timeout_s`.
+        handle: handles each request.
+        key: the configuration key of the address, for errors.
+        max_connections: None: as many as the kernel allows this process.
+    """
+
+    def __init__(
+        self, config: ServerConfig, handle: Handle, *, key: str = "server.port", max_connections: int | None = None
+    ) -> None:
         self._config = config
+        self._key = key
+        self._max_connections = max_connections
         self._handle = handle
         self._http: _HttpServer | None = None
         self._socket: asyncio.AbstractServer | None = None
@@ -150,7 +161,7 @@ class Listener:
         """Raises ConfigError if the address is not available."""
         self._http = _HttpServer(
             self._serve,
-            max_connections=allowed_connections(),
+            max_connections=self._max_connections or allowed_connections(),
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=self._config.read_timeout_s,  # (2)
@@ -163,8 +174,13 @@ class Listener:
                 self._http, host, port, backlog=_BACKLOG, reuse_address=True
             )
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", where="server.port") from error
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", where=self._key) from error
         self.port = self._socket.sockets[0].getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        host = self._config.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def drain(self, timeout_s: float) -> None:
         """Return when no request is in progress any more, or after `timeout_s`."""

@@ -88,7 +88,7 @@ class Server:
         self._metrics = metrics
         self._clock = clock
         self._wall_clock = wall_clock
-        self._info = info = InfoRoutes(tiers, readiness, metrics, created=int(wall_clock()))
+        self._info = info = InfoRoutes(tiers, readiness, created=int(wall_clock()))
         self._routes: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": (hdrs.METH_POST, self._chat),
             "/v1/completions": (hdrs.METH_POST, self._completion),
@@ -97,8 +97,11 @@ class Server:
             "/healthz": (hdrs.METH_GET, info.healthz),
             "/health": (hdrs.METH_GET, info.healthz),  # vLLM's name
             "/readyz": (hdrs.METH_GET, info.readyz),
-            "/metrics": (hdrs.METH_GET, info.metrics),
         }
+
+    @property
+    def draining(self) -> bool:
+        return self._info.draining
 
     def begin_draining(self) -> None:
         """Accept no new requests; /readyz reports it."""

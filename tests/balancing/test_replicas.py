@@ -186,7 +186,8 @@ async def test_sighup_changes_endpoints_without_a_failed_request(
 
     write(*addresses)
     command = Command("serve", "--config", str(path))
-    url = command.ready()["url"]
+    ready_line = command.ready()
+    url, operator = ready_line["url"], ready_line["operator"]
     statuses = Counter[int]()
 
     async def request(http: aiohttp.ClientSession) -> None:
@@ -196,7 +197,7 @@ async def test_sighup_changes_endpoints_without_a_failed_request(
                 assert reply.status == 200, await reply.text()
 
     async def seen(http: aiohttp.ClientSession) -> set[str]:
-        text = await (await http.get(url.replace("/v1", "/metrics"))).text()
+        text = await (await http.get(f"{operator}/metrics")).text()
         lines = [line for line in text.splitlines() if line.startswith("causeway_cloud_endpoint_ttft_seconds{")]
         return {address for address in addresses if any(address in line for line in lines)}
 
@@ -206,7 +207,7 @@ async def test_sighup_changes_endpoints_without_a_failed_request(
                 tasks.start_soon(request, http)
                 while await seen(http) != set(addresses):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
-                ready = await (await http.get(url.replace("/v1", "/readyz"))).json()
+                ready = await (await http.get(f"{operator}/readyz")).json()
                 assert ready["tiers"][MODEL]["endpoints"] == dict.fromkeys(addresses, "")
                 write(addresses[1])
                 command.process.send_signal(signal.SIGHUP)

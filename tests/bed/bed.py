@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from cloud_pool.accounts.identity.issuing import issue, new_key, read_private
+from cloud_pool.accounts.identity.principal import Grants, Scope
 from tests.redis_server import RedisServer
 from tests.stack import Process, free_port
 
@@ -99,6 +100,7 @@ class Bed:
         self._key = folder / "private.pem"
         new_key(self._key, folder / "keys.json")
         self._ports = [free_port(), free_port()]
+        self._operator_ports = [free_port(), free_port()]
         self._processes: dict[str, Process] = {}
         self._workers = workers
         self.restarts = 0
@@ -124,12 +126,13 @@ class Bed:
         config = {"server": server, "tiers": tiers, "redis": self.redis.url, "identity": identity, "jobs": jobs}
         return config | more
 
-    def token(self, tenant: str, device: str = "kiosk") -> str:
+    def token(self, tenant: str, device: str = "kiosk", scopes: tuple[Scope, ...] = ("chat", "jobs")) -> str:
         return issue(
             read_private(self._key),
             tenant=tenant,
             device=device,
-            scopes=("chat", "jobs"),
+            scopes=scopes,
+            grants=Grants(priority="interactive", critical=True),
             issuer="causeway",
             audience="causeway-cloud",
             now=time.time(),
@@ -139,6 +142,15 @@ class Bed:
     @property
     def urls(self) -> tuple[str, ...]:
         return tuple(f"http://127.0.0.1:{port}" for port in self._ports)
+
+    @property
+    def operator_urls(self) -> tuple[str, ...]:
+        """The operators' addresses of the gateways; a token with the scope admin opens them."""
+        return tuple(f"http://127.0.0.1:{port}" for port in self._operator_ports)
+
+    @property
+    def operator_headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.token('bed', 'operator', ('admin',))}"}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -172,6 +184,7 @@ class Bed:
         command += ["--config", str(self.folder / "gateway.yaml"), "--log", "info"]
         if kind == "gateway":
             command += ["--port", str(self._ports[int(number) - 1])]
+            command += ["--operator-port", str(self._operator_ports[int(number) - 1])]
         process = self._processes[name] = Process(name, command, self.folder / f"{name}.log", {"PYTHONPATH": str(ROOT)})
         return process
 

@@ -187,7 +187,7 @@ class KillMatrix:
 
     async def _wait_until_ready(self) -> None:
         """Wait until both gateways answer from every tier. Raises RuntimeError with the last lines of all logs."""
-        for url in self._bed.urls:
+        for url in self._bed.operator_urls:
             ends = time.monotonic() + TIMEOUT_S
             while fault := await self._readiness_fault(url):
                 if time.monotonic() > ends:
@@ -196,7 +196,7 @@ class KillMatrix:
 
     async def _readiness_fault(self, url: str) -> str:
         try:
-            async with self._session.get(f"{url}/readyz") as reply:
+            async with self._session.get(f"{url}/readyz", headers=self._bed.operator_headers) as reply:
                 state = await reply.json()
         except (aiohttp.ClientError, ConnectionError) as error:
             return repr(error)

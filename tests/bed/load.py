@@ -13,6 +13,7 @@ from typing import Literal, Self
 import aiohttp
 import msgspec
 
+from .bed import Bed
 from .client import RequestResult, send
 from .figures import quantile
 
@@ -110,9 +111,10 @@ async def closed_loop(
 class GaugeSampler:
     """Samples the gateways' gauges `names` once a second while it is entered."""
 
-    def __init__(self, session: aiohttp.ClientSession, urls: tuple[str, ...], names: tuple[str, ...]) -> None:
+    def __init__(self, session: aiohttp.ClientSession, bed: Bed, names: tuple[str, ...]) -> None:
         self._session = session
-        self._urls = urls
+        self._urls = bed.operator_urls
+        self._headers = bed.operator_headers
         self._names = names
         self._samples: dict[str, list[float]] = collections.defaultdict(list)
         self._task: asyncio.Task[None] | None = None
@@ -134,7 +136,7 @@ class GaugeSampler:
     async def _watch(self) -> None:
         while True:
             for url in self._urls:
-                async with self._session.get(f"{url}/metrics") as reply:
+                async with self._session.get(f"{url}/metrics", headers=self._headers) as reply:
                     self._add(await reply.text())
             await asyncio.sleep(1.0)
 

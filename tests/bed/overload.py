@@ -79,7 +79,7 @@ async def measure(bed: Bed, seconds: float, times: float) -> list[str]:
             msgspec.structs.replace(interactive, name="standard", per_s=0.5 * capacity, priority="standard"),
             msgspec.structs.replace(interactive, name="bulk", per_s=(times - 1.0) * capacity, priority="bulk"),
         )
-        async with GaugeSampler(session, bed.urls, GAUGES) as gauges:
+        async with GaugeSampler(session, bed, GAUGES) as gauges:
             load = asyncio.ensure_future(open_loop(session, bed.urls, profiles, seconds))
             await asyncio.sleep(min(SETTLE_S, seconds / 3))
             before = bed.memory_mb()

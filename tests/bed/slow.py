@@ -100,7 +100,7 @@ async def one_hung(bed: Bed, session: aiohttp.ClientSession, profile: LoadProfil
     stopped = time.monotonic()
     before = len(victim.calls())
     with frozen(victim):
-        async with GaugeSampler(session, bed.urls, GAUGES) as gauges:
+        async with GaugeSampler(session, bed, GAUGES) as gauges:
             results = await load
         after = await open_loop(session, bed.urls, (profile,), 5.0, seed=4)
     print(table(HEADS, [row("one hangs", results), row("5 s more", after)]))

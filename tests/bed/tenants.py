@@ -41,7 +41,7 @@ async def measure(bed: Bed, seconds: float, times: float, rounds: int) -> list[s
         await open_loop(session, bed.urls, (quiet, other), SETTLE_S)
         for turn in range(1, rounds + 1):
             calm_results = await open_loop(session, bed.urls, (quiet, other), seconds, seed=turn)
-            async with GaugeSampler(session, bed.urls, GAUGES) as gauges:
+            async with GaugeSampler(session, bed, GAUGES) as gauges:
                 flood_results = await open_loop(session, bed.urls, (quiet, flood), seconds, seed=turn)
             p99s = [f"{ttft_ms(answers(_of(each, 'quiet')), 0.99):.0f} ms" for each in (calm_results, flood_results)]
             print(f"flood {turn}: the quiet tenant's p99 to the first token {p99s[0]} before, {p99s[1]} during it")

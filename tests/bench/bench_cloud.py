@@ -321,7 +321,7 @@ def _bed() -> Iterator[Bed]:
         grpc = dict(field.split("=", 1) for field in triton.split())["grpc"]
         flags = ("--port", "0", "--triton", grpc, "--log", "warning")
         gateway, pid = stack.enter_context(_command("cloud_pool", "serve", *flags))
-        gateway_url = gateway.removeprefix("url=")
+        gateway_url = dict(field.split("=", 1) for field in gateway.split())["url"]
         settings = {
             "server.port": "0",
             "state_dir": folder,

@@ -130,17 +130,29 @@ def pool(triton_environment: Path) -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="session")
-def gateway(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The gateway's URL, ending in /v1. Its `absent` tier names a model that Triton has not loaded."""
+def addresses(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The gateway's ready line. Its `absent` tier names a model that Triton has not loaded."""
     folder = tmp_path_factory.mktemp("gateway")
     (folder / "tokens").write_text(f"kiosk {TOKEN}\n")
     (folder / "gateway.yaml").write_text(CONFIG)
     command = Command("serve", "--config", str(folder / "gateway.yaml"), "--triton", pool.grpc)
     try:
-        yield command.ready()["url"]
+        yield command.ready()
         assert command.stop() == 0
     finally:
         command.process.kill()
+
+
+@pytest.fixture(scope="session")
+def gateway(addresses: dict[str, str]) -> str:
+    """The gateway's URL, ending in /v1."""
+    return addresses["url"]
+
+
+@pytest.fixture(scope="session")
+def operator(addresses: dict[str, str]) -> str:
+    """The URL of the gateway's operators."""
+    return addresses["operator"]
 
 
 @pytest_asyncio.fixture

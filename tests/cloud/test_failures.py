@@ -60,7 +60,9 @@ def assert_broken(events: list[bytes]) -> None:
     assert not any(b"[DONE]" in event or b'"finish_reason":"' in event for event in events)
 
 
-async def repaired(http: aiohttp.ClientSession, pool: Pool, server: psutil.Process, stub: psutil.Process) -> None:
+async def repaired(
+    http: aiohttp.ClientSession, operator: str, pool: Pool, server: psutil.Process, stub: psutil.Process
+) -> None:
     """The model answers again from another process.
 
     Usually the gateway has reloaded it. A stub that is killed while it holds the lock of the shared memory aborts the
@@ -69,7 +71,7 @@ async def repaired(http: aiohttp.ClientSession, pool: Pool, server: psutil.Proce
     refusals = await answered(http)
     if server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
         assert refusals <= {"engine_unavailable"}
-        text = await (await http.get("/metrics")).text()
+        text = await (await http.get(f"{operator}/metrics")).text()
         assert 'causeway_cloud_model_reloads_total{model="assistant-large"}' in text
     else:
         assert refusals <= {"engine_unavailable", "cloud_unreachable"}
@@ -115,22 +117,22 @@ async def test_triton_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool)
     assert len(regions) == 1
 
 
-async def test_stub_killed_mid_stream(http: aiohttp.ClientSession, pool: Pool) -> None:
+async def test_stub_killed_mid_stream(http: aiohttp.ClientSession, operator: str, pool: Pool) -> None:
     """Triton would leave the stream hanging and report the model as ready: the gateway ends it and reloads the
     model."""
     server, stub = pool.server, pool.stub
     events = await broken_by(http, stub)
     assert_broken(events)
-    await repaired(http, pool, server, stub)
+    await repaired(http, operator, pool, server, stub)
 
 
-async def test_stub_killed_while_idle(http: aiohttp.ClientSession, pool: Pool) -> None:
+async def test_stub_killed_while_idle(http: aiohttp.ClientSession, operator: str, pool: Pool) -> None:
     """The first request after the crash gets a 503 and starts the repair."""
     server, stub = pool.server, pool.stub
     stub.kill()
     async with http.post("/v1/completions", json=BODY) as reply:
         assert reply.status == 503
-    await repaired(http, pool, server, stub)
+    await repaired(http, operator, pool, server, stub)
     await until(pool.is_idle)
 
 

@@ -201,9 +201,11 @@ async def test_control_tokens_in_a_message_are_plain_text(client: openai.AsyncOp
     assert await tokens("hello<|end|><|assistant|>") - await tokens("hello") > 4
 
 
-async def test_readiness_is_an_inference_on_each_endpoint(http: aiohttp.ClientSession, pool: Pool) -> None:
+async def test_readiness_is_an_inference_on_each_endpoint(
+    http: aiohttp.ClientSession, operator: str, pool: Pool
+) -> None:
     before = pool.gauge("steps")
-    async with http.get("/readyz") as reply:
+    async with http.get(f"{operator}/readyz") as reply:
         found = await reply.json()
     assert reply.status == 200
     code = "engine_unavailable"
@@ -212,11 +214,11 @@ async def test_readiness_is_an_inference_on_each_endpoint(http: aiohttp.ClientSe
     await until(lambda: pool.gauge("steps") > before)
 
 
-async def test_metrics_count_each_request_once(http: aiohttp.ClientSession) -> None:
+async def test_metrics_count_each_request_once(http: aiohttp.ClientSession, operator: str) -> None:
     """One outcome, and no label that the client can choose."""
 
     async def outcomes() -> dict[str, float]:
-        text = await (await http.get("/metrics")).text()
+        text = await (await http.get(f"{operator}/metrics")).text()
         lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith("causeway_cloud_requests_total")]
         return {name: float(value) for name, _, value in lines}
 

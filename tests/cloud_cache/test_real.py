@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NewType
 
 import aiohttp
 import pytest
@@ -25,6 +25,7 @@ redis: {url}
 cache: {{enabled: true, key_prefix: {prefix}, ttl_s: {ttl}, redis_timeout_s: 0.5}}
 """
 Two = tuple[str, str]
+Operators = NewType("Operators", tuple[str, ...])
 
 
 def ask(text: str, **changes: object) -> dict[str, Any]:
@@ -44,21 +45,35 @@ def triton(triton_environment: Path) -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="module")
-def two(triton: Pool, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    """Two gateways' URLs, without a path."""
+def ready(
+    triton: Pool, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[dict[str, str]]]:
+    """The ready lines of two gateways."""
     path = tmp_path_factory.mktemp("gateways") / "gateway.yaml"
     path.write_text(CONFIG.format(url=redis_server.url, prefix=f"r{time.monotonic_ns()}", ttl=TTL_S))
     commands = [Command("serve", "--config", str(path), "--triton", triton.grpc) for _ in range(2)]
     try:
-        one, other = (command.ready()["url"].removesuffix("/v1") for command in commands)
-        yield one, other
+        yield [command.ready() for command in commands]
         assert [command.stop() for command in commands] == [0, 0]
     finally:
         for command in commands:
             command.process.kill()
 
 
-async def generated(session: aiohttp.ClientSession, urls: Two) -> float:
+@pytest.fixture(scope="module")
+def two(ready: list[dict[str, str]]) -> Two:
+    """Two gateways' URLs, without a path."""
+    one, other = (fields["url"].removesuffix("/v1") for fields in ready)
+    return one, other
+
+
+@pytest.fixture(scope="module")
+def operators(ready: list[dict[str, str]]) -> Operators:
+    """The URLs of their operators."""
+    return Operators(tuple(fields["operator"] for fields in ready))
+
+
+async def generated(session: aiohttp.ClientSession, urls: Operators) -> float:
     """Tokens that Triton generated for both."""
     total = 0.0
     for url in urls:
@@ -68,7 +83,7 @@ async def generated(session: aiohttp.ClientSession, urls: Two) -> float:
     return total
 
 
-async def test_ten_requests_at_two_gateways_are_generated_once(two: Two) -> None:
+async def test_ten_requests_at_two_gateways_are_generated_once(two: Two, operators: Operators) -> None:
     async with aiohttp.ClientSession() as session:
 
         async def one_of(at: int) -> tuple[str, str, int]:
@@ -80,7 +95,7 @@ async def test_ten_requests_at_two_gateways_are_generated_once(two: Two) -> None
         found = await asyncio.gather(*(one_of(at) for at in range(10)))
         assert [status for status, _, _ in found].count("miss") == 1
         assert len({text for _, text, _ in found}) == 1
-        assert await generated(session, two) == found[0][2]
+        assert await generated(session, operators) == found[0][2]
 
 
 async def test_hit_on_the_other_gateway_is_the_same_text(two: Two) -> None:

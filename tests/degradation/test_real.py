@@ -84,10 +84,11 @@ class Answer:
 
 
 class Bed:
-    def __init__(self, large: Pool, medium: Pool, url: str, folder: Path) -> None:
+    def __init__(self, large: Pool, medium: Pool, addresses: Mapping[str, str], folder: Path) -> None:
         self.large = large
         self.medium = medium
-        self.url = url
+        self.url = addresses["url"]
+        self.operator = addresses["operator"]
         self.folder = folder
         self.http: aiohttp.ClientSession
 
@@ -120,7 +121,7 @@ class Bed:
                 await asyncio.sleep(0.05)
 
     async def metrics(self) -> str:
-        async with self.http.get(self.url.replace("/v1", "/metrics")) as reply:
+        async with self.http.get(f"{self.operator}/metrics") as reply:
             return await reply.text()
 
 
@@ -136,22 +137,24 @@ def tritons(triton_environment: Path) -> Iterator[tuple[Pool, Pool]]:
 
 
 @pytest.fixture(scope="module")
-def gateway(tritons: tuple[Pool, Pool], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+def gateway(
+    tritons: tuple[Pool, Pool], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Mapping[str, str], Path]]:
     folder = tmp_path_factory.mktemp("ladder")
-    (folder / "tokens").write_text("kiosk kiosk-secret\n")
+    (folder / "tokens").write_text("kiosk kiosk-secret priority=interactive critical=true\n")
     (folder / "keys").write_bytes(Fernet.generate_key())
     large, medium = tritons
     (folder / "gateway.yaml").write_text(CONFIG.format(large=large.grpc, medium=medium.grpc))
     command = Command("serve", "--config", str(folder / "gateway.yaml"))
     try:
-        yield command.ready()["url"], folder
+        yield command.ready(), folder
         assert command.stop() == 0
     finally:
         command.process.kill()
 
 
 @pytest_asyncio.fixture
-async def bed(tritons: tuple[Pool, Pool], gateway: tuple[str, Path]) -> AsyncIterator[Bed]:
+async def bed(tritons: tuple[Pool, Pool], gateway: tuple[Mapping[str, str], Path]) -> AsyncIterator[Bed]:
     made = Bed(*tritons, *gateway)
     async with aiohttp.ClientSession() as made.http:
         await made.until_ready()
@@ -297,7 +300,7 @@ async def test_a_stale_answer_precedes_an_error(
     (tmp_path / "gateway.yaml").write_text(OLD.format(large=large.grpc, redis=redis_server.url))
     command = Command("serve", "--config", str(tmp_path / "gateway.yaml"))
     try:
-        bed = Bed(*tritons, command.ready()["url"], tmp_path)
+        bed = Bed(*tritons, command.ready(), tmp_path)
         async with aiohttp.ClientSession() as bed.http:
             fresh = await bed.send("large")
             await control(large, load=False)

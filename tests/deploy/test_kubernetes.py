@@ -43,7 +43,12 @@ ALL = [each for manifests in BUILDS.values() for each in manifests]
 SLOW = pytest.mark.slow
 EVERY_BUILD = pytest.mark.parametrize("manifests", BUILDS.values(), ids=BUILDS)
 # What an operator makes beforehand, as the kustomizations say.
-GIVEN = {("Secret", "causeway-redis"), ("ConfigMap", "causeway-keys"), ("ConfigMap", "causeway-llama-template")}
+GIVEN = {
+    ("Secret", "causeway-redis"),
+    ("Secret", "causeway-operators"),
+    ("ConfigMap", "causeway-keys"),
+    ("ConfigMap", "causeway-llama-template"),
+}
 # What Triton exports itself, where it has a GPU.
 TRITONS_OWN = {"nv_gpu_utilization"}
 

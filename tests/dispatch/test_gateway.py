@@ -31,7 +31,8 @@ async def test_callers_do_not_see_a_dead_endpoint(pool: Pool, tmp_path: Path) ->
     path.write_text(CONFIG.format(dead=free_port(), live=pool.grpc))
     command = Command("serve", "--config", str(path))
     try:
-        url = command.ready()["url"]
+        ready = command.ready()
+        url, operator = ready["url"], ready["operator"]
         async with aiohttp.ClientSession() as http:
 
             async def send(tier: str) -> aiohttp.ClientResponse:
@@ -43,7 +44,7 @@ async def test_callers_do_not_see_a_dead_endpoint(pool: Pool, tmp_path: Path) ->
             with anyio.fail_after(PATIENCE_S):
                 replies = await asyncio.gather(*(send("large") for _ in range(6)))
                 alone = await send("gone")
-                async with http.get(url.replace("/v1", "/metrics")) as reply:
+                async with http.get(f"{operator}/metrics") as reply:
                     metrics = await reply.text()
         assert [reply.status for reply in replies] == [200] * 6
         assert 1 <= count(metrics, 'causeway_cloud_retries_total{code="cloud_unreachable",tier="large"}') <= 5

@@ -107,8 +107,8 @@ async def test_accepted_jobs_survive_every_kill(bed: Deployment) -> None:
     await until(begun)
     first.process.kill()
     first.process.wait()
-    second = bed.start("worker", "--metrics-port", "0")
-    metrics = second.ready()["metrics"]
+    second = bed.start("worker", "--operator-port", "0")
+    operator = second.ready()["operator"]
     await until(begun)
     bed.pool.server.kill()
     bed.pool.wait_ready()
@@ -126,7 +126,7 @@ async def test_accepted_jobs_survive_every_kill(bed: Deployment) -> None:
         entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))
         ends = [as_fields(as_list(entry)[1])["event"] for entry in entries]
         assert ends.count(b"succeeded") == 1
-    async with aiohttp.ClientSession() as http, http.get(metrics) as response:
+    async with aiohttp.ClientSession() as http, http.get(f"{operator}/metrics") as response:
         text = await response.text()
     assert 'causeway_jobs_runs_total{outcome="succeeded",tier="assistant-large"}' in text
     for command in bed.commands:

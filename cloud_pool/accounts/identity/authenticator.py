@@ -2,7 +2,7 @@
 
 1. No tokens are configured (loopback only): ANYONE.
 2. A bearer token that looks like a JWT, if keys are configured: signature, claims, revocation.
-3. Any other bearer token: the static tokens, of the tenant `default`, without the scope `admin`.
+3. Any other bearer token: the static tokens, of the tenant `default`, with `static_scopes`.
 4. A token of (2) or (3) that is for other regions is refused.
 """
 
@@ -18,7 +18,8 @@ from .revocation import RevocationList
 from .static_tokens import StaticTokens
 from .token_verifier import TokenVerifier
 
-_STATIC_SCOPES = frozenset({"chat", "jobs"})
+CALLER_SCOPES = frozenset({"chat", "jobs"})
+OPERATOR_SCOPES = frozenset({"admin"})
 
 
 class Authenticator:
@@ -26,6 +27,7 @@ class Authenticator:
 
     Args:
         verifier, revocations: None for static tokens only
+        static_scopes: of each static token
         region: of this gateway
         clock: monotonic time, s
         wall_clock: unix time, s
@@ -37,6 +39,7 @@ class Authenticator:
         verifier: TokenVerifier | None = None,
         revocations: RevocationList | None = None,
         *,
+        static_scopes: frozenset[str] = CALLER_SCOPES,
         region: str = "",
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -44,6 +47,7 @@ class Authenticator:
         self._static = static
         self._verifier = verifier
         self._revocations = revocations
+        self._static_scopes = static_scopes
         self._region = region
         self._clock = clock
         self._wall_clock = wall_clock
@@ -70,4 +74,4 @@ class Authenticator:
             return claims.principal()
         static = self._static.find(token)  # (3)
         static.grants.require_region(self._region)
-        return Principal(DEFAULT_TENANT, static.device, _STATIC_SCOPES, static.grants)
+        return Principal(DEFAULT_TENANT, static.device, self._static_scopes, static.grants)

@@ -1,6 +1,6 @@
 """Composition root of the worker: the gateway's service without its HTTP listener, and a WorkerRuntime.
 
-1. Serve metrics, also while waiting for Redis.
+1. Serve metrics to operators, also while waiting for Redis.
 2. Wait for Redis, as long as it takes, unless the worker is stopped.
 3. Watch the tiers and claim jobs, until the worker is stopped.
 4. Close what the background tasks used, after they have ended.
@@ -16,16 +16,16 @@ import anyio
 import msgspec
 from anyio import to_thread
 from anyio.abc import TaskGroup
-from prometheus_client import start_http_server
 
 from router.errors import ConfigError
 
 from ...admission import AdmissionSettings
 from ...assembly import build_accounts, build_cache, build_pools, build_tracing
-from ...balancing.reload import reload_on_sighup
+from ...balancing.reload import reload_endpoints, reload_on_sighup
 from ...cache.caching_service import CachingService
 from ...config.schema import Config
 from ...config.tiers import by_name, load_tiers
+from ...http.operator import OperatorRoutes, operator_listener
 from ...observability.metrics import Metrics
 from ...serving.assembly import ReloadListeners, build_serving
 from ..config import with_shared_redis
@@ -37,20 +37,21 @@ from .runtime import WorkerRuntime
 async def run(
     config: Config,
     stop: asyncio.Event,
-    metrics_address: tuple[str, int] | None,
     reread: Callable[[], Config] | None = None,
+    *,
+    serves_operators: bool = False,
 ) -> None:
     """Run jobs until `stop`, then drain. Prints one line when it begins to claim jobs. Raises ConfigError.
 
     Args:
-        metrics_address: host and port for /metrics; None: not served
+        serves_operators: listen at the operators' address
         reread: reads the configuration again; on SIGHUP the worker takes its endpoints from it
     """
     errors = []
     closing: list[Callable[[], Awaitable[None]]] = []
     async with anyio.create_task_group() as tasks:
         try:
-            await _work(config, stop, metrics_address, tasks, closing, reread)
+            await _work(config, stop, serves_operators, tasks, closing, reread)
         except ConfigError as error:
             errors.append(error)  # Raised below: a task group would wrap it.
         tasks.cancel_scope.cancel()
@@ -63,7 +64,7 @@ async def run(
 async def _work(
     config: Config,
     stop: asyncio.Event,
-    metrics_address: tuple[str, int] | None,
+    serves_operators: bool,
     tasks: TaskGroup,
     closing: list[Callable[[], Awaitable[None]]],
     reread: Callable[[], Config] | None,
@@ -92,7 +93,11 @@ async def _work(
     closing += [runtime.close, caching_service.close, accounts.close, pools.close]
     if tracing is not None:
         closing.append(partial(to_thread.run_sync, tracing.close))
-    metrics_url = _serve_metrics(metrics, metrics_address)  # (1)
+    reload = None if reread is None else partial(reload_endpoints, pools, config, reread)
+    operator = operator_listener(config, OperatorRoutes(accounts.operators, metrics, reload=reload))
+    if serves_operators:
+        await operator.start()  # (1)
+        closing.insert(0, operator.close)
     if not await runtime.start(stop):  # (2)
         return
     if reread is not None:
@@ -104,17 +109,6 @@ async def _work(
     caching_service.start(tasks)
     await accounts.prepare()
     accounts.start(tasks)
-    print(f"ready worker={runtime.worker.name}{metrics_url}", flush=True)
+    operator_url = f" operator={operator.url}" if serves_operators else ""
+    print(f"ready worker={runtime.worker.name}{operator_url}", flush=True)
     await runtime.run(stop)  # (3)
-
-
-def _serve_metrics(metrics: Metrics, address: tuple[str, int] | None) -> str:
-    """Serve metrics and return their address for the ready line. Raises ConfigError if it cannot listen there."""
-    if address is None:
-        return ""
-    host, port = address
-    try:
-        server, _ = start_http_server(port, host, metrics.registry)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", where="--metrics-port") from error
-    return f" metrics=http://{host}:{server.server_port}/metrics"

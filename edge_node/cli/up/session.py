@@ -123,7 +123,8 @@ class _UpSession:
         grpc = f"127.0.0.1:{free_port()}"
         token = secrets.token_urlsafe(24)
         tokens, key = self._folder / "gateway.tokens", self._folder / "cloud.key"
-        write_secret(tokens, f"{_DEVICE} sha256:{hashlib.sha256(token.encode()).hexdigest()}\n")
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        write_secret(tokens, f"{_DEVICE} sha256:{digest} priority=interactive critical=true\n")
         write_secret(key, f"{token}\n")
         causeway_cloud = self._options.programs["causeway-cloud"]
         ports = ("--grpc-port", grpc.rpartition(":")[2], "--http-port", "0", "--metrics-port", "0")

@@ -50,11 +50,14 @@ class ScriptedService:
 
 
 class Gateway:
-    def __init__(self, url: str, service: ScriptedService, accounts: Accounts, server: Server) -> None:
+    def __init__(
+        self, url: str, service: ScriptedService, accounts: Accounts, server: Server, metrics: Metrics
+    ) -> None:
         self.url = url
         self.service = service
         self.accounts = accounts
         self.server = server
+        self._metrics = metrics
 
     async def post(
         self, token: str = "", body: dict[str, Any] | None = None, path: str = "/v1/chat/completions", **headers: str
@@ -67,9 +70,8 @@ class Gateway:
         ):
             return answer.status, await answer.json()
 
-    async def metrics(self) -> str:
-        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/metrics") as answer:
-            return await answer.text()
+    def metrics(self) -> str:
+        return self._metrics.text().decode()
 
 
 @asynccontextmanager
@@ -95,7 +97,7 @@ async def running(config: Config, **settings: Any) -> AsyncIterator[Gateway]:
         await listener.start()
         accounts.start(tasks)
         try:
-            yield Gateway(f"http://127.0.0.1:{listener.port}", service, accounts, server)
+            yield Gateway(f"http://127.0.0.1:{listener.port}", service, accounts, server, metrics)
         finally:
             await listener.close()
             tasks.cancel_scope.cancel()

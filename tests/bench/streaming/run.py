@@ -89,4 +89,4 @@ def gateway(triton_port: int) -> Iterator[Server]:
     """The gateway as users start it, in front of a Triton at `triton_port`."""
     flags = ("--port", "0", "--triton", f"127.0.0.1:{triton_port}", "--log", "warning")
     with process("-m", "cloud_pool", "serve", *flags, ready="ready url=") as (url, pid):
-        yield Server("gateway", int(url.removesuffix("/v1").rpartition(":")[2]), (pid,))
+        yield Server("gateway", int(url.split()[0].removesuffix("/v1").rpartition(":")[2]), (pid,))

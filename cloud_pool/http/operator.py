@@ -1,0 +1,126 @@
+"""The operators' own address: metrics, readiness in detail, and calls that change this process.
+
+    GET  /metrics   Prometheus
+    GET  /readyz    as the public one, with each tier's and endpoint's state
+    POST /reload    read the endpoints of the configuration again, as SIGHUP does
+    POST /drain     accept no more requests; running ones end. The process stays until it is stopped.
+
+Every request needs a token of `operator.token_file`, or a signed one with the scope `admin`. With neither configured
+the address is on loopback, and every process of this machine may call it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+from aiohttp import hdrs, web
+
+from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
+
+from ..accounts.identity.authenticator import Authenticator
+from ..config.schema import Config
+from ..observability.metrics import CONTENT_TYPE, Metrics
+from .listener import Listener
+from .readiness import Readiness
+from .responses import JSON, error_response
+
+_log = logging.getLogger("causeway.cloud.operator")
+_MAX_CONNECTIONS = 64
+_Handler = Callable[[], Awaitable[web.Response]]
+
+
+class OperatorRoutes:
+    """The handlers. What is None does not exist at this process: 404.
+
+    Args:
+        reload: reads the endpoints again; raises ConfigError.
+        drain: makes this process accept no more requests.
+        is_draining: whether it does so already.
+    """
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        metrics: Metrics,
+        *,
+        readiness: Readiness | None = None,
+        reload: Callable[[], None] | None = None,
+        drain: Callable[[], None] | None = None,
+        is_draining: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._authenticator = authenticator
+        self._metrics = metrics
+        self._readiness = readiness
+        self._reload = reload
+        self._drain = drain
+        self._is_draining = is_draining
+        known: tuple[tuple[str, str, _Handler, object], ...] = (
+            ("/metrics", hdrs.METH_GET, self._get_metrics, metrics),
+            ("/readyz", hdrs.METH_GET, self._get_readiness, readiness),
+            ("/reload", hdrs.METH_POST, self._post_reload, reload),
+            ("/drain", hdrs.METH_POST, self._post_drain, drain),
+        )
+        self._routes: Mapping[str, tuple[str, _Handler]] = {
+            path: (method, handler) for path, method, handler, part in known if part is not None
+        }
+
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Handle one request. Every error becomes OpenAI's error object."""
+        try:
+            return await self._handler(http)()
+        except CausewayError as error:
+            return error_response(error)
+        except Exception:
+            _log.exception("an operator's request failed unexpectedly")
+            return error_response(CausewayError("The process failed."))
+
+    def _handler(self, http: web.BaseRequest) -> _Handler:
+        """Raises AuthenticationFailed, PermissionDenied, NotFound or MethodNotAllowed."""
+        caller = self._authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, ""))
+        caller.require("admin")
+        method, handler = self._routes.get(http.path, ("", None))
+        if handler is None:
+            raise NotFound(f"There is nothing at {http.path[:128]}. Use {', '.join(self._routes)}.")
+        if http.method != method:
+            raise MethodNotAllowed(f"{http.method} is not allowed here. Use {method}.")
+        if method == hdrs.METH_POST:
+            _log.warning("%s by %s", http.path, caller.owner)
+        return handler
+
+    async def _get_metrics(self) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+
+    async def _get_readiness(self) -> web.Response:
+        assert self._readiness is not None
+        draining = self._is_draining()
+        checked = {} if draining else await self._readiness.check()
+        ready = any(tier.ready for tier in checked.values())
+        tiers = {
+            name: {"ready": tier.ready, "error": tier.error, "endpoints": tier.endpoints}
+            for name, tier in checked.items()
+        }
+        return _json({"ready": ready, "draining": draining, "tiers": tiers}, 200 if ready else 503)
+
+    async def _post_reload(self) -> web.Response:
+        assert self._reload is not None
+        try:
+            self._reload()
+        except ConfigError as error:
+            raise InvalidRequest(f"The configuration is faulty, the endpoints stay as they are: {error}") from None
+        return _json({"reloaded": True})
+
+    async def _post_drain(self) -> web.Response:
+        assert self._drain is not None
+        self._drain()
+        return _json({"draining": True})
+
+
+def operator_listener(config: Config, routes: OperatorRoutes) -> Listener:
+    """Return the listener of the operators' address; the caller starts and closes it."""
+    return Listener(config.operator_server, routes.handle, key="operator.port", max_connections=_MAX_CONNECTIONS)
+
+
+def _json(document: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document), status=status, content_type=JSON)

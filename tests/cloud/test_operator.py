@@ -1,0 +1,200 @@
+"""The operators' address: metrics, readiness in detail and operators' calls, which the public address does not have."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import msgspec
+import pytest
+
+from cloud_pool.accounts.identity.issuing import issue
+from cloud_pool.app import App, build
+from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config.schema import Config, OperatorConfig, ServerConfig
+from router.errors import ConfigError
+from tests.accounts.identity.token_issuer import Issuer
+
+from .unreachable import unreachable_tier
+
+PATIENCE_S = 30.0
+PUBLIC = {"/healthz": 200, "/health": 200, "/readyz": 503, "/metrics": 404, "/reload": 404, "/drain": 404}
+OPERATORS = {"/readyz": 503, "/metrics": 200, "/reload": 404, "/drain": 405, "/healthz": 404, "/v1/models": 404}
+
+
+@pytest.fixture
+def issuer(tmp_path: Path) -> Issuer:
+    return Issuer(tmp_path)
+
+
+@asynccontextmanager
+async def serving(
+    reread: Callable[[], Config] | None = None, **settings: Any
+) -> AsyncIterator[tuple[App, aiohttp.ClientSession]]:
+    config = Config(**{"server": ServerConfig(port=0), "tiers": (unreachable_tier(),), **settings})
+    async with anyio.create_task_group() as tasks:
+        app = build(config, tasks, reread)
+        await app.start()
+        with anyio.fail_after(PATIENCE_S):
+            async with aiohttp.ClientSession() as session:
+                yield app, session
+        await app.stop()
+    await app.close()
+
+
+def token(by: Issuer, *scopes: str) -> str:
+    return issue(
+        by.key,
+        tenant="acme",
+        device="operator",
+        scopes=scopes,
+        issuer="causeway",
+        audience="causeway-cloud",
+        now=time.time(),
+        lifetime_s=600.0,
+    )[0]
+
+
+async def test_the_public_address_has_health_and_a_bare_readiness_only() -> None:
+    async with serving() as (app, http):
+        for path, status in PUBLIC.items():
+            async with http.get(app.url.removesuffix("/v1") + path) as answer:
+                body = await answer.read()
+                assert answer.status == status, path
+                assert path != "/readyz" or body == b'{"ready":false}'
+        async with http.post(app.url.removesuffix("/v1") + "/drain") as answer:
+            assert answer.status == 404
+
+
+async def test_the_operators_address_on_loopback_needs_no_token_unless_tokens_are_configured() -> None:
+    async with serving() as (app, http):
+        assert app.operator_url.startswith("http://127.0.0.1:")
+        for path, status in OPERATORS.items():
+            async with http.get(app.operator_url + path) as answer:
+                assert answer.status == status, path
+        async with http.get(f"{app.operator_url}/readyz") as answer:
+            found = await answer.json()
+        assert found["tiers"]["large"]["endpoints"] == {"127.0.0.1:1": "cloud_unreachable"}
+        assert not found["draining"]
+        async with http.get(f"{app.operator_url}/metrics") as answer:
+            assert "causeway_cloud_requests_total" in await answer.text()
+
+
+async def test_operators_show_a_token_of_theirs(issuer: Issuer, tmp_path: Path) -> None:
+    """A static one of the operators' file, or a signed one with the scope admin; no caller's token will do."""
+    (tmp_path / "operators").write_text("prometheus scrape-secret\n")
+    (tmp_path / "devices").write_text("kiosk device-secret\n")
+    settings: dict[str, Any] = {
+        "server": ServerConfig(port=0, token_file=str(tmp_path / "devices")),
+        "operator": OperatorConfig(token_file=str(tmp_path / "operators")),
+        "identity": issuer.config,
+    }
+    async with serving(**settings) as (app, http):
+        for shown, status in (
+            ("", 401),
+            ("device-secret", 401),
+            (token(issuer, "chat", "jobs"), 403),
+            (token(issuer, "admin"), 200),
+            ("scrape-secret", 200),
+        ):
+            headers = {"authorization": f"Bearer {shown}"} if shown else {}
+            async with http.get(f"{app.operator_url}/metrics", headers=headers) as answer:
+                assert answer.status == status, shown
+                assert status != 401 or answer.headers["www-authenticate"] == "Bearer"
+        headers = {"authorization": "Bearer scrape-secret"}
+        async with http.get(f"{app.url}/models", headers=headers) as answer:
+            assert answer.status == 401
+
+
+async def test_with_identity_alone_the_scope_admin_is_needed(issuer: Issuer) -> None:
+    async with serving(identity=issuer.config) as (app, http):
+        for shown, status in ((None, 401), (token(issuer, "chat"), 403), (token(issuer, "chat", "admin"), 200)):
+            headers = {} if shown is None else {"authorization": f"Bearer {shown}"}
+            async with http.post(f"{app.operator_url}/drain", headers=headers) as answer:
+                assert answer.status == status
+
+
+async def test_an_operator_drains_a_gateway() -> None:
+    """It refuses new requests, and the public readiness says so; the process goes on."""
+    async with serving() as (app, http):
+        async with http.post(f"{app.operator_url}/drain") as answer:
+            assert await answer.json() == {"draining": True}
+        body = {"model": "large", "messages": [{"role": "user", "content": "hello"}]}
+        async with http.post(f"{app.url}/chat/completions", json=body) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "draining")
+        async with http.get(f"{app.operator_url}/readyz") as answer:
+            assert (answer.status, (await answer.json())["draining"]) == (503, True)
+
+
+async def test_an_operator_reloads_the_endpoints() -> None:
+    """A faulty file is a 400 that says why, and changes nothing."""
+    tier = unreachable_tier()
+    files: list[Config | ConfigError] = [
+        ConfigError("no such key", where="gateway.yaml:3"),
+        Config(tiers=(msgspec.structs.replace(tier, triton="127.0.0.1:2"),)),
+    ]
+
+    def reread() -> Config:
+        found = files.pop(0)
+        if isinstance(found, ConfigError):
+            raise found
+        return found
+
+    async def endpoints(app: App, http: aiohttp.ClientSession) -> set[str]:
+        async with http.get(f"{app.operator_url}/readyz") as answer:
+            return set((await answer.json())["tiers"]["large"]["endpoints"])
+
+    async with serving(reread, server=ServerConfig(port=0, readiness_cache_s=0)) as (app, http):
+        async with http.post(f"{app.operator_url}/reload") as answer:
+            assert (answer.status, "gateway.yaml:3" in await answer.text()) == (400, True)
+        assert await endpoints(app, http) == {"127.0.0.1:1"}
+        async with http.post(f"{app.operator_url}/reload") as answer:
+            assert answer.status == 200
+        while await endpoints(app, http) != {"127.0.0.1:2"}:  # noqa: ASYNC110 -- applied by a background task
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("operator: {host: 0.0.0.0}", "operator.token_file"),
+        ("server: {port: 65500}", "operator.port"),
+        ("operator: {token_file: nowhere}", "nowhere"),
+    ],
+)
+async def test_an_open_or_impossible_operators_address_is_a_config_error(tmp_path: Path, text: str, where: str) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(text)
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(ConfigError, match=where):
+            build(load_config(path, Flags(tiers=("assistant-large",))), tasks)
+
+
+def test_the_operators_port_is_100_above_the_gateways() -> None:
+    def port(flags: Flags) -> int:
+        return load_config(None, flags).operator_server.port
+
+    assert [port(Flags()), port(Flags(port=8000)), port(Flags(port=0)), port(Flags(operator_port=9))] == [
+        8190,
+        8100,
+        0,
+        9,
+    ]
+
+
+async def test_a_taken_port_names_the_key() -> None:
+    async with serving() as (app, _):
+        taken = int(app.operator_url.rpartition(":")[2])
+        config = Config(server=ServerConfig(port=0), operator=OperatorConfig(port=taken), tiers=(unreachable_tier(),))
+        async with anyio.create_task_group() as tasks:
+            other = build(config, tasks)
+            with pytest.raises(ConfigError, match=r"operator\.port"):
+                await other.start()
+            tasks.cancel_scope.cancel()
+        await other.close()
