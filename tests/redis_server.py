@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -30,21 +31,41 @@ class RedisServer:
         self._folder = folder
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self.start()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self) -> None:
+    @property
+    def listen(self) -> tuple[str, ...]:
+        """The settings of its port."""
+        return ("--port", str(self.port))
+
+    def client(self, **more: Any) -> redis.Redis:
+        """Return a client of this very server."""
+        if "--requirepass" in self._settings:
+            more = {"password": self._settings[self._settings.index("--requirepass") + 1]} | more
+        return redis.Redis(host="127.0.0.1", port=self.port, **more)
+
+    def start(self, *settings: str) -> None:
+        """Start it; `settings` hold beside its own for this start."""
         assert self._process is None, "it runs"
         durable = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
-        place = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder))
-        self._process = subprocess.Popen(
-            ["redis-server", *place, *durable, "--loglevel", "warning", *self._settings], stdout=subprocess.DEVNULL
-        )
+        place = (*self.listen, "--bind", "127.0.0.1", "--dir", str(self._folder))
+        more = (*durable, "--loglevel", "warning", *self._settings, *settings)
+        self._process = subprocess.Popen(["redis-server", *place, *more], stdout=subprocess.DEVNULL)
         self._wait()
+
+    def pause(self) -> None:
+        """Stop the process (SIGSTOP) until it is killed or `resume` is called."""
+        assert self._process is not None, "it does not run"
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None, "it does not run"
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -55,23 +76,24 @@ class RedisServer:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stop the process (SIGSTOP): connections stay open and nothing answers."""
-        assert self._process is not None, "it does not run"
-        self._process.send_signal(signal.SIGSTOP)
+        self.pause()
         try:
             yield
         finally:
-            self._process.send_signal(signal.SIGCONT)
+            self.resume()
 
     def flush(self) -> None:
-        with redis.Redis.from_url(self.url) as client:
+        with self.client() as client:
             client.flushall()
 
     def _wait(self) -> None:
         ends = time.monotonic() + PATIENCE_S
         while True:
             try:
-                with redis.Redis.from_url(self.url) as client:
+                with self.client() as client:
                     client.ping()
+                return
+            except redis.AuthenticationError:  # it answers
                 return
             except redis.RedisError:  # refused, or still loading
                 assert time.monotonic() < ends, "redis-server does not answer"
@@ -85,7 +107,7 @@ def unreachable_redis() -> redis.asyncio.Redis:
     return redis.asyncio.Redis(host="127.0.0.1", port=1, retry=Retry(NoBackoff(), 0))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])

@@ -206,6 +206,7 @@ class AnswerStore:
         await self._connect()
         while True:
             try:
+                await self._following.initialize()  # a cluster's client has to know its nodes first
                 async with self._following.pubsub(ignore_subscribe_messages=True) as channel:
                     await channel.subscribe(self._channel)
                     async for message in channel.listen():

@@ -13,7 +13,8 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, RedisClusterException
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from router.errors import ConfigError
 
@@ -56,6 +57,22 @@ class _MasterPool(SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
         """Close the connections to the master and to the Sentinels."""
         await super().aclose()
         await self.sentinel_manager.aclose()
+
+
+class _Cluster(redis.asyncio.RedisCluster):
+    """A cluster's client whose errors are all RedisError."""
+
+    async def initialize(
+        self,
+        additional_startup_nodes_info: list[tuple[str, int]] | None = None,
+        last_failed_node_name: str | None = None,
+    ) -> _Cluster:
+        """Read which node has which slots. Raises RedisError."""
+        try:
+            await super().initialize(additional_startup_nodes_info, last_failed_node_name)
+        except RedisClusterException as error:  # no RedisError
+            raise RedisConnectionError(str(error)) from error
+        return self
 
 
 def open_redis(address: RedisAddress, where: str, options: ConnectionOptions) -> redis.asyncio.Redis:
@@ -114,7 +131,7 @@ def _open_master(target: RedisTarget, where: str, options: ConnectionOptions) ->
 def _open_cluster(target: RedisTarget, where: str, options: ConnectionOptions) -> redis.asyncio.Redis:
     keywords = _keywords(target, where, options) | {"retry": Retry(NoBackoff(), _CLUSTER_RETRIES)}
     nodes = [ClusterNode(host, port) for host, port in target.hosts]
-    cluster = redis.asyncio.RedisCluster(startup_nodes=nodes, max_connections=_CLUSTER_CONNECTIONS, **keywords)
+    cluster = _Cluster(startup_nodes=nodes, max_connections=_CLUSTER_CONNECTIONS, **keywords)
     return cast("redis.asyncio.Redis", cluster)
 
 

@@ -22,6 +22,7 @@ from cloud_pool.config.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
 from cloud_pool.config.tiers import Tier
 from cloud_pool.observability.tracing import Trace
+from cloud_pool.redis.config import RedisAddress
 from cloud_pool.serving.request_context import AnswerHead, Piece, RequestContext
 from router.errors import CausewayError
 from router.types import Chunk, Message, Request, Sampling, Usage
@@ -94,7 +95,7 @@ class Script:
 class Gateway:
     """A caching service and its metrics. `die` is kill -9: none of its writes reach Redis any more."""
 
-    def __init__(self, url: str, config: CacheConfig, script: Script, clock: Callable[[], int]) -> None:
+    def __init__(self, url: RedisAddress, config: CacheConfig, script: Script, clock: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
         self.script = script
         self.cache = SharedCache(config, url, TIERS, self.registry, now_ms=clock)
@@ -195,7 +196,7 @@ class Client:
 
 @asynccontextmanager
 async def gateway(
-    url: str, config: CacheConfig, clock: Callable[[], int], script: Script | None = None
+    url: RedisAddress, config: CacheConfig, clock: Callable[[], int], script: Script | None = None
 ) -> AsyncIterator[Gateway]:
     made = Gateway(url, config, script or Script(), clock)
     root = asyncio.ensure_future(made.live())  # a task of its own: fixtures begin and end in different ones

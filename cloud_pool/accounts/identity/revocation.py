@@ -1,9 +1,10 @@
 """Tokens and devices that are refused before they expire. The list is in Redis; each gateway has a copy.
 
-    causeway:revoked:version   grows with each change: one GET tells whether the copy is current
-    causeway:revoked:tokens    sorted set: `jti` by the time at which the token expires; then it may be forgotten
-    causeway:revoked:devices   hash: `tenant/device` -> unix time; tokens that were issued until then are refused
+    causeway:{revoked}:version   grows with each change: one GET tells whether the copy is current
+    causeway:{revoked}:tokens    sorted set: `jti` by the time at which the token expires; then it may be forgotten
+    causeway:{revoked}:devices   hash: `tenant/device` -> unix time; tokens that were issued until then are refused
 
+The braces keep the keys in one slot of a cluster, since transactions change several.
 The copy is read again every `revocations_refresh_s`. While Redis is unavailable the copy stays as it is (see
 `IdentityConfig.when_revocations_stale`). A Redis that comes back without its data revokes nothing less: revocations
 that were read before stay in force.
@@ -28,9 +29,9 @@ from router.errors import AuthenticationFailed, IdentityUnavailable
 from .claims import Claims
 from .config import IdentityConfig
 
-VERSION_KEY = "causeway:revoked:version"
-TOKENS_KEY = "causeway:revoked:tokens"
-DEVICES_KEY = "causeway:revoked:devices"
+VERSION_KEY = "causeway:{revoked}:version"
+TOKENS_KEY = "causeway:{revoked}:tokens"
+DEVICES_KEY = "causeway:{revoked}:devices"
 REVOCATION_RETENTION_S = 600.0  # after a token's expiry: more than the largest `clock_skew_s`
 _READ_S = 10.0
 _log = logging.getLogger("causeway.cloud.identity")

@@ -1,0 +1,144 @@
+"""Jobs on a master behind Sentinels: a failover loses and doubles nothing that was acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+from redis.exceptions import RedisError
+
+from cloud_pool.assembly import open_shared_redis
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.errors import JobStoreNotReplicated, JobStoreUnavailable
+from cloud_pool.jobs.record import NewJob
+from cloud_pool.jobs.states import JobState
+from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.stores import JobStores
+from tests.jobs.scripted_worker import RunningWorker, ScriptedRunner
+from tests.redis_deployments import SentinelDeployment
+
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
+PATIENCE_S = 30.0
+
+
+def config_of(deployment: SentinelDeployment, **changes: object) -> JobsConfig:
+    quick = {"lease_check_s": 0.02, "reclaim_interval_s": 0.02, "lease_s": 1.0, "backoff_s": 0.001}
+    return JobsConfig(redis=deployment.url, **(quick | changes))  # type: ignore[arg-type]
+
+
+def job(number: int, **changes: object) -> NewJob:
+    fields = {
+        "id": f"job_{number}",
+        "owner": "acme/kiosk",
+        "tier": "large",
+        "priority": "standard",
+        "endpoint": "/v1/chat/completions",
+        "body": b'{"model":"large","messages":[{"role":"user","content":"a question"}]}',
+        "deadline_ms": int(time.time() * 1000) + 3_600_000,
+        "idempotency": f"key{number}",
+        "digest": "d",
+    }
+    return NewJob(**(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def stores(sentinels: SentinelDeployment) -> AsyncIterator[JobStores]:
+    stores = JobStores.open(config_of(sentinels))
+    yield stores
+    await stores.close()
+
+
+async def accept(store: JobStore, new: NewJob) -> str:
+    """Send a job until it is accepted, as a client does that gets 503."""
+    ends = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return (await store.accept(new)).id
+        except JobStoreUnavailable:
+            assert time.monotonic() < ends
+        await asyncio.sleep(0.05)
+
+
+async def until_ended(stores: JobStores, name: str) -> None:
+    """Wait until a job has succeeded."""
+    ends = time.monotonic() + PATIENCE_S
+    while (record := await stores.jobs.lookup(name)) is None or not record.ended:
+        assert time.monotonic() < ends, record
+        await asyncio.sleep(0.02)
+    assert record.state is JobState.SUCCEEDED
+
+
+async def test_a_failover_loses_no_acknowledged_job_and_each_ends_once(
+    sentinels: SentinelDeployment, stores: JobStores
+) -> None:
+    """The master is killed amid submissions and runs. A job with the same key gets the same id afterwards."""
+    config = config_of(sentinels)
+    accepted: list[str] = []
+
+    async def submit() -> None:
+        for number in range(120):
+            name = await accept(stores.jobs, job(number))
+            accepted.append(name)
+
+    runner = ScriptedRunner()
+    async with RunningWorker(stores.jobs, runner, config):
+        submitting = asyncio.ensure_future(submit())
+        while len(accepted) < 40:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        old = await asyncio.to_thread(sentinels.fail_over)
+        await asyncio.to_thread(
+            sentinels.rejoin, old
+        )  # its supervisor restarts it; without a replica no job is accepted
+        await asyncio.wait_for(submitting, PATIENCE_S)
+        for name in accepted:
+            await until_ended(stores, name)
+    assert len(set(accepted)) == 120
+    for number in range(0, 120, 10):
+        again = await stores.jobs.accept(job(number, id=f"job_other_{number}"))
+        assert (again.id, again.known) == (f"job_{number}", True)
+
+
+async def test_without_a_confirming_replica_a_job_is_not_acknowledged_and_keeps_its_id(
+    sentinels: SentinelDeployment, stores: JobStores
+) -> None:
+    """Also a repetition waits for the replica, although it writes nothing."""
+    await stores.jobs.accept(job(1))
+    (replica,) = sentinels.replicas
+    with replica.paused():
+        for _ in range(2):
+            with pytest.raises(JobStoreNotReplicated, match=r"0 of 1 replicas.*same Idempotency-Key") as raised:
+                await stores.jobs.accept(job(2))
+            assert (raised.value.status, raised.value.code) == (503, "job_store_not_replicated")
+    again = await accept(stores.jobs, job(2, id="job_other"))
+    assert again == "job_2"
+    await asyncio.to_thread(lambda: sentinels.rejoin(sentinels.fail_over()))
+    assert await accept(stores.jobs, job(2, id="job_another")) == "job_2"
+
+
+async def test_the_number_of_replicas_and_the_time_are_configured(sentinels: SentinelDeployment) -> None:
+    none = JobStores.open(config_of(sentinels, replicas=0))
+    two = JobStores.open(config_of(sentinels, replicas=2, replica_timeout_s=0.05))
+    try:
+        (replica,) = sentinels.replicas
+        with replica.paused():
+            assert (await none.jobs.accept(job(1))).id == "job_1"
+        with pytest.raises(JobStoreNotReplicated, match=r"of 2 replicas confirmed in 0.05 s"):
+            await two.jobs.accept(job(2))
+    finally:
+        await none.close()
+        await two.close()
+
+
+async def test_accounts_follow_the_master(sentinels: SentinelDeployment) -> None:
+    async with open_shared_redis(sentinels.url) as client:
+        await client.set("here", "1")
+        assert await client.wait(1, 1000) == 1
+        await asyncio.to_thread(sentinels.fail_over)
+        while True:
+            with suppress(RedisError):  # connections to the old master
+                assert await asyncio.wait_for(client.get("here"), PATIENCE_S) == b"1"
+                assert await client.set("there", "2")
+                break
