@@ -32,16 +32,38 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disable_after_410_s: Seconds = 7 * _DAY_S  # how long a URL that answered 410 Gone gets no deliveries
 
 
-class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Section `jobs.batches`."""
+class S3Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `jobs.files.s3`. Credentials come from the environment (`AWS_*`) or the machine's role."""
 
-    max_file_bytes: Positive = 16 * 1024 * 1024  # of one file
-    max_files: Positive = 100  # of one owner
-    max_lines: Positive = 10_000  # of one batch
+    bucket: str = ""  # empty: S3 is not used
+    prefix: str = "causeway"  # of all object names
+    endpoint: str = ""  # URL of another S3 API, such as MinIO's; empty: AWS
+    region: str = "us-east-1"
+
+
+class FilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `jobs.files`: where the content of files lives. With neither it is in Redis, within small quotas."""
+
+    path: str = ""  # folder that all gateways and workers share, such as an NFS mount
+    s3: S3Config = S3Config()
+
+
+class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `jobs.batches`. Quotas are of one tenant, whatever its devices are."""
+
+    max_file_bytes: Positive = 100 * 1024 * 1024  # of one uploaded file
+    max_files: Positive = 1000  # files of one tenant, input and output
+    max_bytes: Positive = 1024 * 1024 * 1024  # of all files of one tenant
+    max_redis_file_bytes: Positive = 16 * 1024 * 1024  # of one uploaded file whose content is in Redis
+    max_redis_bytes: Positive = 64 * 1024 * 1024  # of all files of one tenant in Redis
+    max_redis_total_bytes: Positive = 512 * 1024 * 1024  # of all files of all tenants in Redis
+    max_open_batches: Positive = 20  # batches of one tenant that have not ended
+    max_batches: Positive = 1000  # batches of one tenant, with those that ended less than `file_ttl_s` ago
+    max_lines: Positive = 50_000  # of one batch
     max_line_bytes: Positive = 1024 * 1024  # of one line
+    max_open_jobs: Positive = 100  # jobs that one batch has open at once: more lines become jobs as these end
     completion_window_s: Seconds = _DAY_S  # the 24h of completion_window
     file_ttl_s: Seconds = 7 * _DAY_S  # how long a file is kept
-    lines_per_step: Positive = 200  # lines that become jobs at a time: other work comes between
 
 
 class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +100,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: Annotated[float, Meta(ge=0)] = 20.0  # on SIGTERM; unfinished jobs then return to their queue
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()
+    files: FilesConfig = FilesConfig()
 
     @property
     def replicas_to_wait_for(self) -> int:

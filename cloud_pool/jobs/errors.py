@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.errors import CausewayError, InvalidRequest
+from router.errors import BodyTooLarge, CausewayError, InvalidRequest, RateLimited
 
 
 class JobStoreUnavailable(CausewayError):
@@ -81,3 +81,27 @@ class ResultTooLarge(InvalidRequest):
 
     status = 422
     code = "answer_too_large"
+
+
+class FileStoreUnavailable(JobStoreUnavailable):
+    """The store of file contents does not answer, cannot write, or is full."""
+
+    code = "file_store_unavailable"
+
+
+class FileContentLost(CausewayError):
+    """A file's record exists and its content does not: something other than Causeway deleted it."""
+
+    code = "file_content_lost"
+
+
+class FileTooLarge(BodyTooLarge):
+    """The file is larger than one file, or all files of the tenant, may be."""
+
+    code = "file_too_large"
+
+
+class QuotaExceeded(RateLimited):
+    """The tenant has as many files, bytes or batches as it may have."""
+
+    code = "quota_exceeded"

@@ -33,6 +33,9 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     idempotency: str = ""  # digest of the caller's key; "": none
     digest: str = ""  # of body and headers, compared under the same key
     batch: str = ""  # the batch whose line this is
+    line: int = 0  # of the batch, from 1
+    offset: int = 0  # of the batch's next line in its input file, bytes
+    custom_id: str = ""  # of the batch's line
     tags: tuple[str, ...] = ()  # from the headers; the body may have its own
     traceparent: str = ""  # of the span that submits it
     ttl_ms: int = 0  # time to live after its end; 0: the configured one

@@ -9,6 +9,7 @@ import msgspec
 from .batches.batch_store import BatchStore
 from .batches.file_store import FileStore
 from .config import JobsConfig
+from .content.stores import ContentStores
 from .lua.scripts import REPLICATED, SCRIPTS
 from .store.durability import DurabilityCheck
 from .store.job_store import JobStore
@@ -25,10 +26,11 @@ class JobStores(msgspec.Struct, frozen=True):
     files: FileStore
     batches: BatchStore
     durability: DurabilityCheck
+    contents: ContentStores
 
     @classmethod
     def open(cls, config: JobsConfig, clock: Callable[[], float] = redis_time) -> JobStores:
-        """Build the stores; they connect on first use. Raises ConfigError for a bad URL.
+        """Build the stores; they connect on first use. Raises ConfigError for a bad URL or an unusable `jobs.files`.
 
         Args:
             clock: replaces Redis's clock in tests; unix time, s
@@ -41,15 +43,18 @@ class JobStores(msgspec.Struct, frozen=True):
             replica_timeout_s=config.replica_timeout_s,
             replicated=REPLICATED,
         )
+        contents = ContentStores(config.files, database)
         return cls(
             database,
             JobStore(database, config, clock=clock),
             WebhookOutbox(database, config.webhooks, clock=clock),
-            FileStore(database, config.batches, clock=clock),
+            FileStore(database, config.batches, contents, clock=clock),
             BatchStore(database, config.batches, clock=clock),
             DurabilityCheck(database, config.durability),
+            contents,
         )
 
     async def close(self) -> None:
         """Close the connections."""
+        await self.contents.close()
         await self.database.close()

@@ -15,7 +15,7 @@ import redis.asyncio
 
 from router.errors import ConfigError
 
-JOBS_LAYOUT: Final = 2
+JOBS_LAYOUT: Final = 3
 """Jobs, batches, files and webhooks: `<jobs.key_prefix>:layout`. All scripts of jobs check it too."""
 ACCOUNTS_LAYOUT: Final = 1
 """Revocations, usage, rates and the gateways' shared limits: `causeway:layout`."""

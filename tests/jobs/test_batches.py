@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.jobs.batches.input_file import read_lines
+from cloud_pool.jobs.batches.input_file import InputCheck, LineSplitter
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.batches.states import BATCH_TRANSITIONS, is_final, source_states
 from cloud_pool.jobs.config import BatchConfig, JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
@@ -47,7 +46,7 @@ def line(custom_id: str, **changes: object) -> str:
 
 @pytest.fixture
 def config(config: JobsConfig) -> JobsConfig:
-    batches = BatchConfig(max_file_bytes=20_000, max_files=3, max_lines=20, max_line_bytes=2000, lines_per_step=3)
+    batches = BatchConfig(max_file_bytes=20_000, max_files=6, max_lines=20, max_line_bytes=2000, max_open_jobs=3)
     return msgspec.structs.replace(config, batches=batches, drain_s=0.0)
 
 
@@ -220,18 +219,6 @@ async def test_a_batch_expires_after_its_window_and_keeps_answers(
     assert {row["error"]["code"] for row in await content(client, ended.error_file_id)} == {"batch_expired"}  # type: ignore[index]
 
 
-async def test_lines_submitted_twice_are_the_same_jobs(
-    client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore, database: RedisClient
-) -> None:
-    """A worker died after submitting lines and before recording that."""
-    batch = await batch_of(client, line("a"), line("b"))
-    await processor.step()
-    await processor.step()
-    await database.command("HSET", database.key("batch", batch.id), "submitted", 0)
-    await processor.step()
-    assert [(one.queued, one.running) for one in (await store.depths()).queues] == [(2, 0)]
-
-
 async def test_a_batch_waits_for_a_full_queue(
     client: openai.AsyncOpenAI, stores: JobStores, config: JobsConfig, clock: Clock
 ) -> None:
@@ -266,7 +253,7 @@ async def test_another_owner_sees_no_files_or_batches(client: openai.AsyncOpenAI
         assert [one async for one in thief.batches.list()] == []
 
 
-async def test_files_are_downloaded_deleted_and_limited(client: openai.AsyncOpenAI, processor: BatchProcessor) -> None:
+async def test_files_are_downloaded_and_deleted(client: openai.AsyncOpenAI, processor: BatchProcessor) -> None:
     """A batch outlives its input file."""
     batch = await batch_of(client, line("a"))
     data = await client.files.content(batch.input_file_id)
@@ -276,11 +263,7 @@ async def test_files_are_downloaded_deleted_and_limited(client: openai.AsyncOpen
         await client.files.content(batch.input_file_id)
     await processor.step()
     assert (await client.batches.retrieve(batch.id)).status == "in_progress"
-    for _ in range(3):
-        await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
-    with pytest.raises(openai.RateLimitError):
-        await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
-    assert len([file async for file in client.files.list()]) == 3
+    assert [file async for file in client.files.list()] == []
 
 
 async def test_batches_are_listed_in_pages_newest_first(client: openai.AsyncOpenAI, clock: Clock) -> None:
@@ -358,12 +341,33 @@ def test_final_batch_states_have_no_transitions() -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_lines_or_errors(data: bytes) -> None:
-    def check(_body: bytes) -> str:
+    def check(_body: bytes) -> tuple[str, float]:
         raise ModelNotFound("none", param="model")
 
-    lines, faults = read_lines(data, "/v1/chat/completions", check, max_lines=5, max_line_bytes=100)
-    assert lines == []
-    assert faults
+    whole = InputCheck("/v1/chat/completions", check, max_lines=5, max_line_bytes=100)
+    splitter = LineSplitter(0, 100)
+    whole.check(splitter.feed(data) + splitter.finish())
+    whole.finish()
+    assert whole.lines == 0
+    assert whole.errors
+
+
+@given(st.lists(st.binary(max_size=30), max_size=20), st.integers(1, 20))
+def test_lines_do_not_depend_on_how_the_file_arrives(rows: list[bytes], size: int) -> None:
+    """Each line says where the next one begins; of a line that is too long only the beginning is kept."""
+    data = b"\n".join(rows)
+
+    def split(begin: int, size: int) -> list[tuple[bytes, int]]:
+        splitter = LineSplitter(begin, 10)
+        lines = [line for at in range(begin, len(data), size) for line in splitter.feed(data[at : at + size])]
+        return [(line.data, line.end) for line in lines + splitter.finish()]
+
+    lines = split(0, size)
+    assert lines == split(0, len(data) + 1)
+    expected = [row[:11] for row in data.split(b"\n")]
+    assert [line for line, _ in lines] == [row for row in expected if row.strip() or len(row) == 11]
+    for at, (_, end) in enumerate(lines):
+        assert split(end, size) == lines[at + 1 :]
 
 
 async def test_a_batchs_lines_use_the_models_and_content_of_its_token_only(url: str, processor: BatchProcessor) -> None:

@@ -41,7 +41,7 @@ def test_redis_compiles_every_script(redis_server: RedisServer) -> None:
 
 def test_only_scripts_that_add_work_are_refused_when_redis_is_full() -> None:
     refused = {name for name, script in JOB_SCRIPTS.items() if script.startswith("#!lua\n")}
-    assert refused == {"accept", "file_put", "batch_create", "batch_set_custom_ids"}
+    assert refused == {"accept", "file_reserve", "batch_create", "batch_refuse_line"}
     assert all(JOB_SCRIPTS[name].startswith("#!lua flags=allow-oom\n") for name in JOB_SCRIPTS.keys() - refused)
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
-from router.errors import NotFound
+from router.errors import CausewayError, NotFound
 
 from ...accounts.identity.principal import NO_GRANTS, Grants
 from ..config import BatchConfig
-from ..errors import IdempotencyConflict, JobAlreadyEnded, RecordUnreadable
+from ..errors import IdempotencyConflict, JobAlreadyEnded, QuotaExceeded, RecordUnreadable
 from ..record import Endpoint
 from ..states import JobState
 from ..store.redis_client import Argument, RedisClient, as_bytes, as_fields, as_int, as_list, as_text, redis_time
-from .file_store import FileStore
+from .file_store import FilePart, too_many_files
 from .states import BatchState, is_final, source_states
 
 COMPLETION_WINDOW = "24h"
+_RETRY_AFTER_S = 60.0
+ResultPart = Literal["output", "errors"]
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +39,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""  # of the span that created it
     total: int = 0
     submitted: int = 0  # lines that have become jobs
-    ended: int = 0  # of those
+    offset: int = 0  # of the next line in the input file, bytes
+    ended: int = 0  # of the submitted lines
+    collected: int = 0  # lines whose outcome is in the output files
     completed: int = 0
     failed: int = 0
+    late: int = 0  # 1: a line has expired
     output: str = ""  # file id
     errors: str = ""  # file id
     line_errors: str = ""  # JSON, of an invalid input file
@@ -52,12 +58,21 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineOutcome(msgspec.Struct, frozen=True):
-    """Outcome of a line's job; `state` is None for a line that never became a job."""
+    """Outcome of a line; `state` is None if it never became a job."""
 
     custom_id: str
     state: JobState | None
-    error: bytes  # JSON
-    result: bytes
+    error: bytes = b""  # JSON
+    result: bytes = b""
+
+
+class CollectedLines(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines whose outcomes were written to parts of the output files."""
+
+    last: int  # the lines up to this one, from 1
+    parts: list[tuple[ResultPart, FilePart]]
+    expired: bool  # one of them has expired
+    never_ran_until: int | None = None  # they never became jobs: offset of the next line in the input file
 
 
 class BatchStore:
@@ -100,16 +115,39 @@ class BatchStore:
         Raises:
             NotFound: `file` is no input file of the owner
             IdempotencyConflict: the name belongs to a batch with another digest
+            QuotaExceeded: the tenant has too many batches, or too many files for the output of another one
         """
-        window_ms = int(self._config.completion_window_s * 1000)
+        config = self._config
+        window_ms, ttl = int(config.completion_window_s * 1000), int(config.file_ttl_s * 1000)
+        quotas = (config.max_open_batches, config.max_batches, config.max_files)
         plain = ("endpoint", endpoint, "metadata", metadata, "grants", msgspec.json.encode(grants))
-        fields = (*plain, "tags", ",".join(tags), "traceparent", traceparent)
-        verdict = as_text(await self._db.run("batch_create", self._now, name, owner, file, digest, window_ms, *fields))
-        if verdict == "absent":
-            raise NotFound(f"There is no file {file[:80]!r} of yours with purpose batch.", param="input_file_id")
-        if verdict == "conflict":
-            raise IdempotencyConflict("The Idempotency-Key was used for another batch. Send that again, or a new key.")
+        fields = (*quotas, *plain, "tags", ",".join(tags), "traceparent", traceparent)
+        verdict = as_text(
+            await self._db.run("batch_create", self._now, name, owner, file, digest, window_ms, ttl, *fields)
+        )
+        if verdict not in ("created", "known"):
+            raise self._refusal(verdict, file)
         return await self.get(name, owner)
+
+    def _refusal(self, verdict: str, file: str) -> CausewayError:
+        config = self._config
+        if verdict == "conflict":
+            return IdempotencyConflict("The Idempotency-Key was used for another batch. Send that again, or a new key.")
+        if verdict == "open":
+            return QuotaExceeded(
+                f"Your tenant has {config.max_open_batches} batches in progress, the maximum "
+                "(jobs.batches.max_open_batches). Wait until one ends, or cancel one.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        if verdict == "batches":
+            return QuotaExceeded(
+                f"Your tenant has had {config.max_batches} batches in the last {config.file_ttl_s / 86_400:g} days, "
+                "the maximum (jobs.batches.max_batches). Put more lines into one batch.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        if verdict == "files":
+            return too_many_files(config)
+        return NotFound(f"There is no file {file[:80]!r} of yours with purpose batch.", param="input_file_id")
 
     async def get(self, name: str, owner: str) -> Batch:
         """Return a batch of `owner`. Raises NotFound, also for a batch of another owner."""
@@ -158,10 +196,6 @@ class BatchStore:
         """Make a batch due in `delay_s`."""
         await self._db.run("batch_schedule", self._now, name, int(delay_s * 1000))
 
-    async def record_submitted_lines(self, name: str, lines: int) -> None:
-        """Record that the first `lines` lines have become jobs."""
-        await self._db.command("HSET", self._db.key("batch", name), "submitted", lines)
-
     async def transition(self, name: str, to: BatchState, *fields: Argument) -> bool:
         """Move a batch to a state and set `fields` (name, value, ...).
 
@@ -172,23 +206,60 @@ class BatchStore:
         arguments = (self._now, name, to, int(is_final(to)), ttl, len(sources), *sources, *fields)
         return as_int(await self._db.run("batch_transition", *arguments)) > 0
 
-    async def read_input(self, name: str, files: FileStore) -> bytes:
-        """Return the input file as it was when the batch was created."""
-        return b"".join([piece async for piece in files.pieces(self._db.key("batch", name, "parts"))])
+    async def refuse_line(self, batch: Batch, line: int, offset: int, custom_id: str, error: bytes) -> bool:
+        """Record a line as failed that never becomes a job. Returns False if the batch has moved on.
 
-    async def set_custom_ids(self, name: str, custom_ids: Sequence[str]) -> None:
-        """Store the custom_id of every line, also of lines that will never become jobs."""
-        await self._db.run("batch_set_custom_ids", name, *custom_ids)
+        Args:
+            line: the one after the last submitted line
+            offset: of the next line in the input file, bytes
+            error: JSON
+        """
+        job, ttl = batch_job_id(batch.id, line), int(self._config.file_ttl_s * 1000)
+        reply = await self._db.run("batch_refuse_line", self._now, batch.id, line, offset, job, custom_id, error, ttl)
+        return as_int(reply) > 0
 
-    async def line_outcomes(self, name: str, lines: range) -> list[LineOutcome]:
-        """Return the outcome of each of these lines, which count from 1."""
+    async def line_outcomes(self, name: str, lines: range, enough_bytes: int) -> list[LineOutcome]:
+        """Return the outcomes of these lines, which count from 1, up to the first that has not ended.
+
+        Fewer lines come back when their results have `enough_bytes`.
+        """
         jobs = (batch_job_id(name, line) for line in lines)
         outcomes = []
-        for row in as_list(await self._db.run("batch_line_outcomes", name, lines[0], *jobs)):
+        for row in as_list(await self._db.run("batch_line_outcomes", enough_bytes, *jobs)):
             custom_id, state, error, result = as_list(row)
             job_state = JobState(as_text(state)) if state else None
             outcomes.append(LineOutcome(as_text(custom_id), job_state, as_bytes(error), as_bytes(result)))
         return outcomes
+
+    async def record_collected(self, batch: Batch, collected: CollectedLines, store: str) -> bool:
+        """Add the parts to the output files and delete the jobs. Returns False if another worker has done that.
+
+        Args:
+            store: the content store of the parts
+        """
+        offset = collected.never_ran_until
+        parts = (value for kind, part in collected.parts for value in (kind, part.name, part.bytes))
+        lease = int((self._config.completion_window_s + self._config.file_ttl_s) * 1000)
+        reply = await self._db.run(
+            "batch_collect",
+            self._now,
+            batch.id,
+            batch.collected,
+            collected.last,
+            int(offset is not None),
+            offset or 0,
+            int(collected.expired),
+            store,
+            lease,
+            batch_job_id(batch.id, 0)[:-1],
+            *parts,
+        )
+        return as_int(reply) > 0
+
+
+def output_file_id(batch: str, part: ResultPart) -> str:
+    """Return the id of a batch's output or error file. The Lua scripts make the same one."""
+    return f"file-{batch.removeprefix('batch_')}-{part}"
 
 
 def batch_job_id(batch: str, line: int) -> str:

@@ -1,20 +1,38 @@
-"""Files of batches. Uploaded ones are stored in Redis; output files are read from the jobs on each download."""
+"""Records, quotas and expiry of files, in Redis; their content is in a content store.
+
+1. A writer reserves bytes before it writes them, so that no quota is exceeded. The file is visible once it is whole.
+2. A file is deleted by its owner, or when it expires, or when its writer dies. Batches that read it keep its content.
+3. `delete_due`, which every worker repeats, deletes the content; the tenant is charged for the file until then.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Literal
 
+import anyio
 import msgspec
 
-from router.errors import NotFound, RateLimited
+from router.errors import NotFound
 
 from ..config import BatchConfig
-from ..store.redis_client import RedisClient, as_bytes, as_fields, as_int, as_list, as_text, redis_time
+from ..content.port import StoreName
+from ..content.stores import ContentStores
+from ..errors import FileStoreUnavailable, FileTooLarge, JobStoreUnavailable, QuotaExceeded
+from ..store.redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
 
 Purpose = Literal["batch", "batch_output"]
-ResultPart = Literal["", "output", "errors"]
+PART_BYTES = 1024 * 1024
+_log = logging.getLogger("causeway.cloud.files")
+_WRITER_LEASE_MS = 600_000  # a writer that wrote nothing for so long is taken for dead
+_DELETE_LEASE_MS = 60_000
+_DELETE_S = 10.0
+_DUE_LIMIT = 20
+_RETRY_AFTER_S = 60.0
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,86 +40,258 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     owner: str
-    filename: str
-    purpose: Purpose
-    bytes: int
+    store: str
+    filename: str = ""
+    purpose: Purpose = "batch"
+    bytes: int = 0
     created: int
-    expires: int
-    batch: str = ""  # of an output file
-    part: ResultPart = ""  # of an output file
+    expires: int = 0
+    state: Literal["writing", "ready", "deleted"]
+
+
+class FilePart(msgspec.Struct, frozen=True):
+    """A part of a file's content."""
+
+    name: str
+    bytes: int
+
+
+class FileUsage(msgspec.Struct, frozen=True):
+    """What a tenant's files, and all files in the current content store, hold."""
+
+    files: int
+    bytes: int
+    store_bytes: int
 
 
 class FileStore:
-    """Files in Redis. Every method raises JobStoreUnavailable while Redis does not answer.
+    """Files. Every method raises JobStoreUnavailable while Redis or the content store does not answer.
 
     Args:
         clock: replaces Redis's clock in tests; unix time, s
     """
 
-    def __init__(self, database: RedisClient, config: BatchConfig, *, clock: Callable[[], float] = redis_time) -> None:
+    def __init__(
+        self,
+        database: RedisClient,
+        config: BatchConfig,
+        contents: ContentStores,
+        *,
+        clock: Callable[[], float] = redis_time,
+    ) -> None:
         self._db = database
         self._config = config
+        self._contents = contents
         self._clock = clock
 
-    async def upload(self, owner: str, filename: str, pieces: Sequence[bytes]) -> StoredFile:
-        """Store an input file. Raises RateLimited if the owner has too many files."""
-        name = f"file-{secrets.token_hex(12)}"
-        size = sum(len(piece) for piece in pieces)
-        if not await self._put(name, owner, self._config.max_files, pieces, filename, "batch", size):
-            raise RateLimited(f"You have {self._config.max_files} files: delete one first.")
-        return await self.get(name, owner)
+    @property
+    def _now(self) -> int:
+        """What scripts get as the time: negative for Redis's own."""
+        return int(self._clock() * 1000)
 
-    async def add_results(self, name: str, owner: str, size: int, batch: str, part: ResultPart) -> None:
-        """Add the record of an output file; its bytes come from the batch's jobs. Can be repeated."""
-        filename = f"{batch}_{part}.jsonl"
-        await self._put(name, owner, 0, (), filename, "batch_output", size, "batch", batch, "part", part)
+    @property
+    def store_name(self) -> StoreName:
+        """The content store of new files."""
+        return self._contents.current.name
+
+    @property
+    def in_redis(self) -> bool:
+        """Whether new content goes to Redis."""
+        return self.store_name == "redis"
+
+    @property
+    def max_file_bytes(self) -> int:
+        """The size of the largest file that can be uploaded."""
+        config = self._config
+        bounds = (config.max_redis_file_bytes, config.max_redis_bytes) if self.in_redis else (config.max_bytes,)
+        return min(config.max_file_bytes, *bounds)
+
+    # --- files of callers ------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def write(self, owner: str, expected_bytes: int) -> AsyncIterator[FileWriter]:
+        """Write a new file. Unless its writer finishes it, nothing remains of it.
+
+        Args:
+            expected_bytes: if known, else 0: a file that does not fit is refused before it is read
+
+        Raises:
+            FileTooLarge: no file may be so large
+            QuotaExceeded: the tenant has too many files or bytes
+            FileStoreUnavailable: the content store is full
+        """
+        writer = FileWriter(self, f"file-{secrets.token_hex(12)}", owner)
+        await self.reserve(writer.id, owner, expected_bytes, begin=True)
+        try:
+            yield writer
+        finally:
+            if not writer.finished:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(_DELETE_S):
+                    await self._retire(writer.id, self.store_name)
 
     async def get(self, name: str, owner: str) -> StoredFile:
         """Return a file of `owner`. Raises NotFound, also for a file of another owner."""
-        fields = as_fields(await self._db.command("HGETALL", self._db.key("file", name)))
-        if not fields or fields["owner"].decode() != owner:
+        file = await self.lookup(name)
+        if file is None or file.owner != owner or file.state != "ready":
             raise NotFound(f"There is no file {name[:80]!r} of yours.")
-        return msgspec.convert({key: value.decode() for key, value in fields.items()}, StoredFile, strict=False)
+        return file
+
+    async def lookup(self, name: str) -> StoredFile | None:
+        """Return a file of any owner and in any state."""
+        fields = as_fields(await self._db.command("HGETALL", self._db.key("file", name)))
+        plain = {key: value.decode("utf-8", "replace") for key, value in fields.items()}
+        return msgspec.convert(plain, StoredFile, strict=False) if plain else None
 
     async def list_owned(self, owner: str) -> list[StoredFile]:
         """Return all files of `owner`, newest first."""
         files = []
         for name in as_list(await self._db.command("ZREVRANGE", self._db.key("files", owner), 0, -1)):
-            try:
+            with contextlib.suppress(NotFound):  # deleted in the meantime
                 files.append(await self.get(as_text(name), owner))
-            except NotFound:
-                await self._db.command("ZREM", self._db.key("files", owner), as_bytes(name))
         return files
 
     async def delete(self, file: StoredFile) -> None:
-        """Delete a file."""
-        await self._db.command("DEL", self._db.key("file", file.id), self._db.key("file", file.id, "parts"))
-        await self._db.command("ZREM", self._db.key("files", file.owner), file.id)
+        """Delete a file. Batches that read it go on."""
+        await self._retire(file.id, file.store)
+
+    # --- content ---------------------------------------------------------------------------------------------------
+
+    async def parts(self, name: str) -> list[FilePart]:
+        """Return the parts of a file in order."""
+        rows = as_list(await self._db.command("LRANGE", self._db.key("file", name, "parts"), 0, -1))
+        split = (as_text(row).rpartition(":") for row in rows)
+        return [FilePart(part, int(size)) for part, _, size in split]
+
+    async def read_part(self, file: StoredFile, part: FilePart) -> bytes:
+        """Return the bytes of a part. Raises FileContentLost."""
+        return await self._contents.named(file.store).get(file.id, part.name)
 
     async def read(self, file: StoredFile) -> AsyncIterator[bytes]:
-        """Yield the bytes of an uploaded file."""
-        async for piece in self.pieces(self._db.key("file", file.id, "parts")):
-            yield piece
+        """Yield the bytes of a file. Raises FileContentLost."""
+        for part in await self.parts(file.id):
+            yield await self.read_part(file, part)
 
-    async def pieces(self, key: str) -> AsyncIterator[bytes]:
-        """Yield the pieces under a Redis key, one command each."""
-        index = 0
-        while reply := as_list(await self._db.command("LRANGE", key, index, index)):
-            yield as_bytes(reply[0])
-            index += 1
+    async def write_part(self, name: str, part: str, data: bytes) -> None:
+        """Write a part that no reader sees before it is listed."""
+        await self._contents.current.put(name, part, data)
 
-    async def _put(
-        self,
-        name: str,
-        owner: str,
-        max_files: int,
-        pieces: Sequence[bytes],
-        filename: str,
-        purpose: Purpose,
-        size: int,
-        *more: str,
-    ) -> bool:
-        now, ttl = int(self._clock() * 1000), int(self._config.file_ttl_s * 1000)
-        fields = ("filename", filename, "purpose", purpose, "bytes", size, *more)
-        arguments = (now, name, owner, max_files, ttl, len(pieces), *pieces, *fields)
-        return as_int(await self._db.run("file_put", *arguments)) > 0
+    # --- records ---------------------------------------------------------------------------------------------------
+
+    async def reserve(self, name: str, owner: str, size: int, *, begin: bool) -> None:
+        """Charge the tenant with `size` bytes for a file that is being written. Raises as `write` does."""
+        config = self._config
+        if size > self.max_file_bytes:
+            raise self._too_large()
+        max_bytes = config.max_redis_bytes if self.in_redis else config.max_bytes
+        max_total = config.max_redis_total_bytes if self.in_redis else 0
+        lease, store = _WRITER_LEASE_MS, self.store_name
+        quotas = (config.max_files, max_bytes, max_total)
+        reply = await self._db.run("file_reserve", self._now, name, owner, store, size, int(begin), lease, *quotas)
+        verdict, count = as_list(reply)
+        key = "max_redis_bytes" if self.in_redis else "max_bytes"
+        used = as_int(count)
+        match as_text(verdict):
+            case "files":
+                raise too_many_files(config)
+            case "bytes":
+                raise QuotaExceeded(
+                    f"Your tenant's files have {used} bytes, and with {size} more they would exceed {max_bytes} "
+                    f"(jobs.batches.{key}). Delete files, or wait until they expire.",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            case "total":
+                raise FileStoreUnavailable(
+                    f"The files in Redis have {used} bytes, and with {size} more they would exceed {max_total} "
+                    "(jobs.batches.max_redis_total_bytes). Try again later; the operator can set jobs.files.path or "
+                    "jobs.files.s3.",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            case "gone":
+                raise FileStoreUnavailable("The upload took too long. Send the file again.", retry_after_s=1.0)
+
+    async def publish(self, name: str, filename: str, purpose: Purpose, parts: list[FilePart]) -> bool:
+        """Make a written file visible. Returns False if its writer was taken for dead."""
+        ttl, size = int(self._config.file_ttl_s * 1000), sum(part.bytes for part in parts)
+        rows = (f"{part.name}:{part.bytes}" for part in parts)
+        return as_int(await self._db.run("file_ready", self._now, name, ttl, filename, purpose, size, *rows)) > 0
+
+    async def usage(self, owner: str) -> FileUsage:
+        """Return what the tenant of `owner` and the content store hold."""
+        reply = await self._db.run("file_usage", owner, self.store_name)
+        return FileUsage(*(as_int(number) for number in as_list(reply)))
+
+    async def delete_due(self) -> int:
+        """Delete the content of some files that are due, and return how many these were."""
+        rows = as_list(await self._db.run("files_due", self._now, _DELETE_LEASE_MS, _DUE_LIMIT))
+        for row in rows:
+            name, store = (as_text(value) for value in as_list(row))
+            try:
+                await self._delete_content(name, store)
+            except JobStoreUnavailable as error:  # it is due again after the lease
+                _log.warning("the content of %s is not deleted yet: %s", name, error.message)
+        return len(rows)
+
+    async def _retire(self, name: str, store: str) -> None:
+        if as_int(await self._db.run("file_retire", self._now, name, _DELETE_LEASE_MS)):
+            with contextlib.suppress(JobStoreUnavailable):  # `delete_due` repeats it
+                await self._delete_content(name, store)
+
+    async def _delete_content(self, name: str, store: str) -> None:
+        await self._contents.named(store).delete(name)
+        await self._db.run("file_forget", name)
+
+    def _too_large(self) -> FileTooLarge:
+        """Name the bound that is the lowest, and what to do about it."""
+        bound = self.max_file_bytes
+        if self.in_redis and bound < self._config.max_file_bytes:
+            return FileTooLarge(
+                f"The file has more than {bound} bytes, the most that is kept in Redis "
+                "(jobs.batches.max_redis_file_bytes and max_redis_bytes). Split it; for larger files the operator sets "
+                "jobs.files.path or jobs.files.s3."
+            )
+        return FileTooLarge(f"The file has more than {bound} bytes (jobs.batches.max_file_bytes). Split it.")
+
+
+class FileWriter:
+    """Writes one file in parts of PART_BYTES. Holds one part in memory."""
+
+    def __init__(self, files: FileStore, name: str, owner: str) -> None:
+        self.id = name
+        self.finished = False
+        self._files = files
+        self._owner = owner
+        self._buffer = bytearray()
+        self._parts: list[FilePart] = []
+        self._written = 0
+
+    async def write(self, data: bytes) -> None:
+        """Append `data`. Raises as FileStore.write does."""
+        self._buffer += data
+        while len(self._buffer) >= PART_BYTES:
+            await self._write_part(bytes(self._buffer[:PART_BYTES]))
+            del self._buffer[:PART_BYTES]
+
+    async def finish(self, filename: str, purpose: Purpose) -> StoredFile:
+        """Make the file visible and return it."""
+        if self._buffer:
+            await self._write_part(bytes(self._buffer))
+        if not await self._files.publish(self.id, filename, purpose, self._parts):
+            raise FileStoreUnavailable("The upload took too long. Send the file again.", retry_after_s=1.0)
+        self.finished = True
+        return await self._files.get(self.id, self._owner)
+
+    async def _write_part(self, data: bytes) -> None:
+        self._written += len(data)
+        await self._files.reserve(self.id, self._owner, self._written, begin=False)
+        part = FilePart(str(len(self._parts) + 1), len(data))
+        await self._files.write_part(self.id, part.name, data)
+        self._parts.append(part)
+
+
+def too_many_files(config: BatchConfig) -> QuotaExceeded:
+    """Return the error for a tenant that may have no more files."""
+    return QuotaExceeded(
+        f"Your tenant has {config.max_files} files, the maximum (jobs.batches.max_files). Delete files, or wait until "
+        "they expire.",
+        retry_after_s=_RETRY_AFTER_S,
+    )

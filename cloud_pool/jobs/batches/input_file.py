@@ -5,7 +5,8 @@ Source of format and codes: https://platform.openai.com/docs/guides/batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -17,12 +18,61 @@ MAX_ERRORS = 100  # reported of one file
 _MAX_CUSTOM_ID = 512
 
 
+class RawLine(msgspec.Struct, frozen=True):
+    """A line that is not blank."""
+
+    number: int  # in the file, from 1; only LineSplitters that begin at the file's start know it
+    data: bytes  # of a line that is too long, only so much that this shows
+    end: int  # offset of the next line in the file, bytes
+
+
+class LineSplitter:
+    """Splits a file that arrives in pieces. Holds one line in memory.
+
+    Args:
+        offset: where in the file the first piece begins, bytes
+        max_line_bytes: of a longer line one byte more is kept
+    """
+
+    def __init__(self, offset: int, max_line_bytes: int) -> None:
+        self._position = offset
+        self._max_line_bytes = max_line_bytes
+        self._number = 0
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[RawLine]:
+        """Return the lines that end in `data`."""
+        lines = []
+        *ended, rest = data.split(b"\n")
+        for piece in ended:
+            self._append(piece)
+            self._position += 1
+            lines += self._end_line()
+        self._append(rest)
+        return lines
+
+    def finish(self) -> list[RawLine]:
+        """Return the last line, if no newline ended it."""
+        return self._end_line()
+
+    def _append(self, piece: bytes) -> None:
+        self._position += len(piece)
+        self._rest += piece[: max(0, self._max_line_bytes + 1 - len(self._rest))]
+
+    def _end_line(self) -> list[RawLine]:
+        self._number += 1
+        data = bytes(self._rest)
+        self._rest.clear()
+        blank = len(data) <= self._max_line_bytes and not data.strip()
+        return [] if blank else [RawLine(self._number, data, self._position)]
+
+
 class BatchLine(msgspec.Struct, frozen=True):
     """One request of a batch. `tier` is what its model stands for."""
 
-    number: int  # from 1
     custom_id: str
     tier: str
+    tokens: float  # that it may use, estimated
     body: bytes
 
 
@@ -35,6 +85,14 @@ class BatchLineError(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
+class InvalidLine(Exception):
+    """What is wrong with a line."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(code)
+        self.code, self.message, self.param = code, message, param
+
+
 class _InputLine(msgspec.Struct, frozen=True):
     custom_id: str
     method: str
@@ -42,63 +100,85 @@ class _InputLine(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
-class _InvalidLine(Exception):
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(code)
-        self.code, self.message, self.param = code, message, param
+class _CustomId(msgspec.Struct, frozen=True):
+    custom_id: str = ""
 
 
-ResolveTier = Callable[[bytes], str]
-"""Check a body and return its tier. Raises InvalidRequest or PermissionDenied."""
+CheckBody = Callable[[bytes], tuple[str, float]]
+"""Check a body and return its tier and how many tokens it may use. Raises InvalidRequest or PermissionDenied."""
 
 
-def read_lines(
-    content: bytes, endpoint: Endpoint, resolve_tier: ResolveTier, *, max_lines: int, max_line_bytes: int
-) -> tuple[list[BatchLine], list[BatchLineError]]:
-    """Return the lines of a file, or the errors: a file with an error in any line has no lines."""
-    lines: list[BatchLine] = []
-    errors: list[BatchLineError] = []
-    custom_ids: set[str] = set()
-    for number, raw in enumerate(content.split(b"\n"), 1):
-        if not raw.strip():
-            continue
-        if len(lines) >= max_lines:
-            errors.append(BatchLineError("too_many_lines", f"A batch has at most {max_lines} lines.", number))
-            break
-        try:
-            lines.append(_line(number, raw, endpoint, resolve_tier, custom_ids, max_line_bytes))
-        except _InvalidLine as error:
-            errors.append(BatchLineError(error.code, error.message, number, error.param))
-            if len(errors) >= MAX_ERRORS:
-                break
-    if not lines and not errors:
-        errors.append(BatchLineError("empty_file", "The file holds no request."))
-    return ([], errors) if errors else (lines, [])
-
-
-def _line(
-    number: int, raw: bytes, endpoint: Endpoint, resolve_tier: ResolveTier, custom_ids: set[str], max_bytes: int
-) -> BatchLine:
-    if len(raw) > max_bytes:
-        raise _InvalidLine("line_too_long", f"A line has at most {max_bytes} bytes.")
+def parse_line(data: bytes, endpoint: Endpoint, check_body: CheckBody, max_line_bytes: int) -> BatchLine:
+    """Check a line and return it. Raises InvalidLine."""
+    if len(data) > max_line_bytes:
+        raise InvalidLine("line_too_long", f"A line has at most {max_line_bytes} bytes (jobs.batches.max_line_bytes).")
     try:
-        wire = msgspec.json.decode(raw, type=_InputLine)
+        wire = msgspec.json.decode(data, type=_InputLine)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$.")
-        raise _InvalidLine("invalid_line", reason, path.rstrip("`") or None) from None
+        raise InvalidLine("invalid_line", reason, path.rstrip("`") or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise _InvalidLine("invalid_json_line", "This line is not a JSON object.") from None
+        raise InvalidLine("invalid_json_line", "This line is not a JSON object.") from None
     if not 1 <= len(wire.custom_id) <= _MAX_CUSTOM_ID:
-        raise _InvalidLine("invalid_custom_id", f"`custom_id` has 1 to {_MAX_CUSTOM_ID} characters.", "custom_id")
-    if wire.custom_id in custom_ids:
-        raise _InvalidLine("duplicate_custom_id", "An earlier line has the same `custom_id`.", "custom_id")
-    custom_ids.add(wire.custom_id)
+        raise InvalidLine("invalid_custom_id", f"`custom_id` has 1 to {_MAX_CUSTOM_ID} characters.", "custom_id")
     if wire.method != "POST":
-        raise _InvalidLine("invalid_method", "`method` must be POST.", "method")
+        raise InvalidLine("invalid_method", "`method` must be POST.", "method")
     if wire.url != endpoint:
-        raise _InvalidLine("mismatched_endpoint", f"`url` must be the batch's endpoint, {endpoint}.", "url")
+        raise InvalidLine("mismatched_endpoint", f"`url` must be the batch's endpoint, {endpoint}.", "url")
     body = bytes(wire.body)
     try:
-        return BatchLine(number, wire.custom_id, resolve_tier(body), body)
+        tier, tokens = check_body(body)
+        return BatchLine(wire.custom_id, tier, tokens, body)
     except (InvalidRequest, PermissionDenied) as error:
-        raise _InvalidLine(error.code, error.message, "body" + (f".{error.param}" if error.param else "")) from None
+        raise InvalidLine(error.code, error.message, "body" + (f".{error.param}" if error.param else "")) from None
+
+
+def read_custom_id(data: bytes) -> str:
+    """Return the custom_id of a line that was checked before."""
+    return msgspec.json.decode(data, type=_CustomId).custom_id
+
+
+class InputCheck:
+    """Checks a file line by line. A file with an error in any line is refused with all errors, at most MAX_ERRORS."""
+
+    def __init__(self, endpoint: Endpoint, check_body: CheckBody, *, max_lines: int, max_line_bytes: int) -> None:
+        self.lines = 0
+        self.errors: list[BatchLineError] = []
+        self.done = False  # no more errors would be reported
+        self._endpoint: Endpoint = endpoint
+        self._check_body = check_body
+        self._max_lines = max_lines
+        self._max_line_bytes = max_line_bytes
+        self._custom_ids: set[bytes] = set()  # digests: an id may be long, and lines are many
+
+    def check(self, lines: Iterable[RawLine]) -> None:
+        """Check the next lines."""
+        for line in lines:
+            if self.done:
+                return
+            self._check(line)
+
+    def finish(self) -> None:
+        """End the file."""
+        if not self.lines and not self.errors:
+            self.errors.append(BatchLineError("empty_file", "The file holds no request."))
+
+    def _check(self, line: RawLine) -> None:
+        if self.lines >= self._max_lines:
+            message = f"A batch has at most {self._max_lines} lines (jobs.batches.max_lines). Split the file."
+            self.errors.append(BatchLineError("too_many_lines", message, line.number))
+            self.done = True
+            return
+        try:
+            parsed = parse_line(line.data, self._endpoint, self._check_body, self._max_line_bytes)
+            self._check_unique(parsed.custom_id)
+            self.lines += 1
+        except InvalidLine as error:
+            self.errors.append(BatchLineError(error.code, error.message, line.number, error.param))
+            self.done = len(self.errors) >= MAX_ERRORS
+
+    def _check_unique(self, custom_id: str) -> None:
+        digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
+        if digest in self._custom_ids:
+            raise InvalidLine("duplicate_custom_id", "An earlier line has the same `custom_id`.", "custom_id")
+        self._custom_ids.add(digest)

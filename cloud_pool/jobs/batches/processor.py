@@ -1,11 +1,14 @@
 """Advance batches. Every worker runs this; one worker at a time advances a batch, and each step can be repeated.
 
-1. validating: read the file. An error in any line fails the batch, with all errors listed; else it is in_progress.
-2. in_progress: lines become jobs of priority bulk, as many as the queues accept. Line 7 is always the same job.
-3. cancelling: cancel its jobs.
-4. All its jobs have ended: add the output files; the batch is completed, expired or cancelled.
+1. validating: check the file. An error in any line fails the batch, with all errors listed; else it is in_progress.
+2. in_progress: lines become jobs of priority bulk, at most `max_open_jobs` at once. As these end, their outcomes go to
+   the output files, and the next lines become jobs. Line 7 is always the same job.
+3. cancelling: cancel its open jobs.
+4. Cancelled or past its window: lines that never became jobs go to the error file.
+5. All lines are in the output files: the batch is completed, expired or cancelled.
 
-Lines that never became jobs, because the batch was cancelled or expired before, are in the error file.
+A lease keeps other workers from repeating the work; that no line is lost or repeated does not depend on it
+(see `expansion` and `collection`).
 """
 
 from __future__ import annotations
@@ -17,29 +20,32 @@ from contextlib import suppress
 import anyio
 import msgspec
 
-from router.errors import NotFound, QueueFull, RateLimited
+from router.errors import NotFound
 
-from ...accounts.identity.principal import Grants
 from ...accounts.tenants.config import TenantLimits
 from ..config import JobsConfig
-from ..errors import JobAlreadyEnded, JobStoreUnavailable, RecordUnreadable
-from ..record import NewJob, parse_request
-from ..states import JobState
+from ..errors import FileContentLost, FileStoreUnavailable, JobAlreadyEnded, JobStoreUnavailable, RecordUnreadable
 from ..stores import JobStores
 from ..submission import SubmissionParser
 from .batch_store import Batch, batch_job_id
-from .file_store import ResultPart
-from .input_file import BatchLine, BatchLineError, read_lines
-from .output_file import BatchResults
+from .collection import BatchCollection
+from .expansion import BatchExpansion
+from .file_store import StoredFile
+from .input_file import BatchLineError
+from .input_reader import InputReader
 from .states import BatchState
+from .validation import check_input
 
 _log = logging.getLogger("causeway.cloud.batches")
 _LEASE_S = 30.0
 _STEP_INTERVAL_S = 0.5
+_STORE_DELAY_S = 5.0
+_FILES_INTERVAL_S = 10.0
+_STEPS_AT_ONCE = 4  # a large file that is being checked does not hold up other batches
 
 
 class BatchProcessor:
-    """Advances due batches step by step."""
+    """Advances due batches step by step, and deletes files that are due."""
 
     def __init__(
         self,
@@ -52,145 +58,130 @@ class BatchProcessor:
         self._batches = stores.batches
         self._files = stores.files
         self._jobs = stores.jobs
-        self._results = BatchResults(stores.batches)
         self._parser = parser
-        self._config = config
-        self._limits = limits
-        self._parsed: tuple[str, list[BatchLine]] = ("", [])  # the batch whose lines were submitted last
+        self._limits = config.batches
+        self._reader = InputReader(stores.files, config.batches.max_line_bytes)
+        self._expansion = BatchExpansion(stores, parser, config.batches, limits)
+        self._collection = BatchCollection(stores)
 
     async def run(self) -> None:
         """Advance batches until cancelled."""
-        while True:
-            try:
-                advanced = await self.step()
-            except (JobStoreUnavailable, RecordUnreadable) as error:  # an unreadable batch is due after its lease
-                _log.warning("%s", error.message)
-                advanced = False
-            if not advanced:
-                await anyio.sleep(_STEP_INTERVAL_S)
+        free = anyio.Semaphore(_STEPS_AT_ONCE)
+        async with anyio.create_task_group() as steps:
+            steps.start_soon(self._delete_files)
+            while True:
+                await free.acquire()
+                batch = await self._claim()
+                if batch is None:
+                    free.release()
+                    await anyio.sleep(_STEP_INTERVAL_S)
+                else:
+                    steps.start_soon(self._advance_and_release, batch, free)
 
     async def step(self) -> bool:
         """Advance one batch. Returns False if none is due. Raises JobStoreUnavailable or RecordUnreadable."""
         batch = await self._batches.claim(_LEASE_S)
-        if batch is None:
-            return False
-        if batch.state == "validating":
-            await self._validate(batch)  # (1)
-        elif batch.state == "cancelling":
-            await self._cancel(batch)  # (3)
-        elif batch.state == "finalizing" or await self._all_lines_ended(batch):
-            await self._finish(batch)  # (4)
-        return True
+        if batch is not None:
+            await self._advance(batch)
+        return batch is not None
 
-    # --- (1), (2), (3) ---------------------------------------------------------------------------------------------
-
-    async def _validate(self, batch: Batch) -> None:
-        lines, errors = await self._read(batch)
-        if errors:
-            await self._batches.transition(batch.id, "failed", "line_errors", msgspec.json.encode(errors))
-            return
-        await self._batches.set_custom_ids(batch.id, [line.custom_id for line in lines])
-        await self._batches.transition(batch.id, "in_progress", "total", len(lines))
-
-    async def _read(self, batch: Batch) -> tuple[list[BatchLine], list[BatchLineError]]:
-        content = await self._batches.read_input(batch.id, self._files)
-        limits = self._config.batches
-
-        grants = msgspec.json.decode(batch.grants, type=Grants)
-        allowed = None if grants.models is None else frozenset(grants.models)
-
-        def resolve_tier(body: bytes) -> str:
-            request = self._parser.validate(batch.endpoint, body, batch.owner, allowed=allowed)
-            grants.require_modalities(request)
-            return self._parser.tier_name(request)
-
-        def read() -> tuple[list[BatchLine], list[BatchLineError]]:
-            return read_lines(
-                content,
-                batch.endpoint,
-                resolve_tier,
-                max_lines=limits.max_lines,
-                max_line_bytes=limits.max_line_bytes,
-            )
-
-        # On a thread: ten thousand bodies take a while, and jobs run on this event loop.
-        return await anyio.to_thread.run_sync(read)
-
-    async def _all_lines_ended(self, batch: Batch) -> bool:
-        """(2)"""
-        late = await self._jobs.now_ms() >= batch.expires
-        if batch.submitted < batch.total and not late:
-            await self._submit_lines(batch)
-            return False
-        ended = batch.ended >= batch.submitted
-        if not ended:
-            await self._batches.schedule_step(batch.id, _STEP_INTERVAL_S)
-        return ended
-
-    async def _submit_lines(self, batch: Batch) -> None:
-        if self._parsed[0] != batch.id:
-            self._parsed = batch.id, (await self._read(batch))[0]
-        lines, submitted = self._parsed[1], batch.submitted
-        limits = self._limits(batch.owner.partition("/")[0])
+    async def _claim(self) -> Batch | None:
         try:
-            for line in lines[submitted : submitted + self._config.batches.lines_per_step]:
-                await self._jobs.accept(self._new_job(batch, line, submitted + 1), limits)
-                submitted += 1
-        except JobAlreadyEnded:
-            pass  # cancelled in the meantime: the next step sees that
-        except (QueueFull, RateLimited):
-            await self._batches.schedule_step(batch.id, _STEP_INTERVAL_S)
-        else:
-            await self._batches.schedule_step(batch.id, 0.0)
+            return await self._batches.claim(_LEASE_S)
+        except (JobStoreUnavailable, RecordUnreadable) as error:  # an unreadable batch is due after its lease
+            _log.warning("%s", error.message)
+            return None
+
+    async def _advance_and_release(self, batch: Batch, free: anyio.Semaphore) -> None:
+        try:
+            await self._advance(batch)
+        except (JobStoreUnavailable, RecordUnreadable) as error:
+            _log.warning("%s: %s", batch.id, error.message)
+            if isinstance(error, FileStoreUnavailable):
+                with suppress(JobStoreUnavailable):
+                    await self._batches.schedule_step(batch.id, _STORE_DELAY_S)
         finally:
-            await self._batches.record_submitted_lines(batch.id, submitted)
+            free.release()
 
-    def _new_job(self, batch: Batch, line: BatchLine, number: int) -> NewJob:
-        return NewJob(
-            id=batch_job_id(batch.id, number),
-            owner=batch.owner,
-            tier=line.tier,
-            priority="bulk",
-            endpoint=batch.endpoint,
-            body=line.body,
-            deadline_ms=batch.expires,
-            tokens=self._parser.tokens(parse_request(batch.endpoint, line.body, batch.owner), line.body),
-            batch=batch.id,
-            tags=tuple(batch.tags.split(",")) if batch.tags else (),
-            traceparent=batch.traceparent,
-            ttl_ms=int((self._config.batches.file_ttl_s + self._config.batches.completion_window_s) * 1000),
-        )
+    async def _delete_files(self) -> None:
+        while True:
+            deleted = 0
+            try:
+                deleted = await self._files.delete_due()
+            except JobStoreUnavailable as error:
+                _log.warning("files are not deleted: %s", error.message)
+            if not deleted:
+                await anyio.sleep(_FILES_INTERVAL_S)
 
-    async def _cancel(self, batch: Batch) -> None:
-        # One step more than recorded: a worker may have died between submitting lines and recording them.
-        for line in range(1, batch.submitted + self._config.batches.lines_per_step + 1):
+    async def _advance(self, batch: Batch) -> None:
+        try:
+            file = await self._files.lookup(batch.input)
+            if file is None:
+                raise FileContentLost(f"The file {batch.input} is gone.")
+            if batch.state == "validating":
+                await self._validate(batch, file)  # (1)
+            elif batch.state == "finalizing":
+                await self._finish(batch)  # (5)
+            else:
+                await self._run_lines(batch, file)
+        except FileContentLost as error:
+            await self._fail(batch, error)
+
+    # --- (1) -------------------------------------------------------------------------------------------------------
+
+    async def _validate(self, batch: Batch, file: StoredFile) -> None:
+        async def renew_lease() -> None:
+            await self._batches.schedule_step(batch.id, _LEASE_S)
+
+        check = await check_input(batch, file, self._reader, self._parser, self._limits, renew_lease)
+        if check.errors:
+            await self._batches.transition(batch.id, "failed", "line_errors", msgspec.json.encode(check.errors))
+        else:
+            await self._batches.transition(batch.id, "in_progress", "total", check.lines)
+
+    # --- (2), (3), (4) ---------------------------------------------------------------------------------------------
+
+    async def _run_lines(self, batch: Batch, file: StoredFile) -> None:
+        over = batch.state == "cancelling" or await self._jobs.now_ms() >= batch.expires
+        if batch.state == "cancelling" and batch.ended < batch.submitted:
+            batch = await self._cancel_jobs(batch)  # (3)
+        if self._worth_collecting(batch, over=over):
+            batch = await self._collection.collect(batch)
+        if not over:
+            await self._expansion.submit(batch, file, self._reader)  # (2)
+        elif batch.collected == batch.submitted < batch.total:
+            batch = await self._collection.collect_unsubmitted(batch, file, self._reader)  # (4)
+        if batch.collected == batch.total:
+            await self._finish(batch)
+        else:
+            more = over and batch.collected == batch.submitted
+            await self._batches.schedule_step(batch.id, 0.0 if more else _STEP_INTERVAL_S)
+
+    def _worth_collecting(self, batch: Batch, *, over: bool) -> bool:
+        """Whether a window of lines has ended, or the last ones: parts are few, and not small."""
+        if batch.ended - batch.collected >= self._limits.max_open_jobs:
+            return True
+        return batch.ended == batch.submitted and (over or batch.submitted == batch.total)
+
+    async def _cancel_jobs(self, batch: Batch) -> Batch:
+        for line in range(batch.collected + 1, batch.submitted + 1):
             with suppress(JobAlreadyEnded, NotFound):
                 await self._jobs.cancel(batch_job_id(batch.id, line), batch.owner)
-        await self._publish(batch, "cancelled")
+        return await self._batches.lookup(batch.id) or batch
 
-    # --- (4) -------------------------------------------------------------------------------------------------------
+    # --- (5) -------------------------------------------------------------------------------------------------------
 
     async def _finish(self, batch: Batch) -> None:
-        if batch.state != "finalizing" and not await self._batches.transition(batch.id, "finalizing"):
+        state: BatchState = "expired" if batch.late else "completed"
+        if batch.state == "cancelling":
+            state = "cancelled"
+        elif not await self._batches.transition(batch.id, "finalizing"):
             return  # cancelled in the meantime: the next step sees that
-        expired = batch.submitted < batch.total
-        async for _, outcome in self._results.outcomes(batch, "errors"):
-            expired = expired or outcome.state is JobState.EXPIRED
-        await self._publish(batch, "expired" if expired else "completed")
+        await self._batches.transition(batch.id, state)
 
-    async def _publish(self, batch: Batch, state: BatchState) -> None:
-        fields: list[str | int] = []
-        counts: dict[ResultPart, int] = {}
-        for part in ("output", "errors"):
-            size = 0
-            counts[part] = 0
-            async for data in self._results.lines(batch, part):
-                size += len(data)
-                counts[part] += 1
-            if counts[part]:
-                name = f"file-{batch.id.removeprefix('batch_')}-{part}"
-                await self._files.add_results(name, batch.owner, size, batch.id, part)
-                fields += [part, name]
-        await self._batches.transition(
-            batch.id, state, "completed", counts["output"], "failed", counts["errors"], *fields
-        )
+    async def _fail(self, batch: Batch, error: FileContentLost) -> None:
+        """End a batch whose lines cannot be read any more, and keep the answers that exist."""
+        _log.error("%s failed: %s", batch.id, error.message)
+        await self._collection.collect(await self._cancel_jobs(batch))
+        fault = BatchLineError(error.code, f"{error.message} Upload it again.")
+        await self._batches.transition(batch.id, "failed", "line_errors", msgspec.json.encode([fault]))

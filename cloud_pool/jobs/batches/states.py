@@ -10,10 +10,11 @@ BatchState = Literal[
 
 BATCH_TRANSITIONS: Final[dict[BatchState, frozenset[BatchState]]] = {
     "validating": frozenset({"failed", "in_progress", "cancelling"}),
-    "in_progress": frozenset({"finalizing", "cancelling"}),
+    # It fails when something other than Causeway has deleted its input file's content.
+    "in_progress": frozenset({"finalizing", "cancelling", "failed"}),
     # All its jobs have ended: it is too late to cancel.
     "finalizing": frozenset({"completed", "expired"}),
-    "cancelling": frozenset({"cancelled"}),
+    "cancelling": frozenset({"cancelled", "failed"}),
     "failed": frozenset(),
     "completed": frozenset(),
     "expired": frozenset(),

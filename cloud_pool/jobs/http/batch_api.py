@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Annotated
 
-import anyio
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from router.errors import InvalidRequest, ModelNotAllowed, UnsupportedFeature
+from router.errors import ClientGone, InvalidRequest, ModelNotAllowed, UnsupportedFeature
 
 from ...accounts.identity.principal import Grants, Principal
 from ...accounts.model_access import AllowedTiers
 from ...http.request_reader import read_body, read_headers
-from ...http.responses import STALLED_S
 from ...observability.tracing import JobTrace
 from ..batches.batch_store import COMPLETION_WINDOW
-from ..batches.file_store import StoredFile
-from ..batches.output_file import BatchResults
 from ..batches.views import BatchView, FileView, batch_view, file_view
 from ..config import JobsConfig
-from ..errors import JobStoreUnavailable
+from ..errors import FileContentLost, JobStoreUnavailable
 from ..record import Endpoint
 from ..stores import JobStores
 from ..submission import key_digest
-from .multipart import read_upload
-from .routing import Route, enqueue_span, json_response, read_page, route
+from .multipart import check_upload, read_upload
+from .routing import Route, enqueue_span, json_response, read_page, route, write_chunk
 
 _READ_S = 20.0
 _MAX_BODY = 64 * 1024
@@ -88,7 +84,6 @@ class BatchApi:
         self._durability = stores.durability
         self._files = stores.files
         self._batches = stores.batches
-        self._results = BatchResults(stores.batches)
         self._trace = trace
         self.routes: tuple[Route, ...] = (
             route("/v1/files", POST=self._upload, GET=self._list_files),
@@ -103,10 +98,12 @@ class BatchApi:
 
     async def _upload(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         await self._durability.ensure()
-        upload = await read_upload(request, self._config.batches.max_file_bytes)
-        if upload.purpose != "batch":
-            raise UnsupportedFeature("`purpose` must be batch: no other files are supported.", param="purpose")
-        file = await self._files.upload(principal.owner, upload.filename, upload.pieces)
+        expected_bytes = check_upload(request)
+        async with self._files.write(principal.owner, expected_bytes) as writer:
+            upload = await read_upload(request, writer.write)
+            if upload.purpose != "batch":
+                raise UnsupportedFeature("`purpose` must be batch: no other files are supported.", param="purpose")
+            file = await writer.finish(upload.filename, "batch")
         return json_response(file_view(file))
 
     async def _list_files(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
@@ -130,24 +127,20 @@ class BatchApi:
 
     async def _file_content(self, request: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
         file = await self._files.get(name, principal.owner)
-        pieces = await self._read_file(file)
+        pieces = self._files.read(file)
+        first = await anext(pieces, b"")  # before the headers: an error is still a response of its own
         response = web.StreamResponse(headers={"content-type": "application/octet-stream"})
         response.content_length = file.bytes
         await response.prepare(request)
         try:
+            await write_chunk(response, first)
             async for piece in pieces:
-                with anyio.fail_after(STALLED_S):
-                    await response.write(piece)
-        except (ConnectionError, TimeoutError, JobStoreUnavailable):
+                await write_chunk(response, piece)
+        except (ClientGone, JobStoreUnavailable, FileContentLost):
             # The headers have promised a length: only a cut connection tells the client that the body is incomplete.
             if request.transport is not None:
                 request.transport.close()
         return response
-
-    async def _read_file(self, file: StoredFile) -> AsyncIterator[bytes]:
-        if file.part:
-            return self._results.lines(await self._batches.get(file.batch, file.owner), file.part)
-        return self._files.read(file)
 
     # --- batches ---------------------------------------------------------------------------------------------------
 

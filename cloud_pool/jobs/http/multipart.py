@@ -1,6 +1,8 @@
-"""Multipart upload of a batch's input file, bounded in bytes and in time."""
+"""Multipart upload of a batch's input file, written as it arrives: bounded in bytes, in memory and in time."""
 
 from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 import msgspec
@@ -8,68 +10,79 @@ from aiohttp import BodyPartReader, hdrs, web
 
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMediaType
 
-_READ_S = 60.0
-_PIECE_BYTES = 256 * 1024
+_READ_S = 900.0
+_PIECE_S = 20.0  # a client that sends less than a piece in this time is too slow
+_PIECE_BYTES = 64 * 1024
 _MAX_FIELD_BYTES = 1024
 _MAX_PARTS = 16
+OVERHEAD_BYTES = _MAX_PARTS * _MAX_FIELD_BYTES
+"""At most so much of the body is not the file."""
+
+WriteFile = Callable[[bytes], Awaitable[None]]
 
 
-class UploadedFile(msgspec.Struct, frozen=True):
-    """An upload."""
+class UploadFields(msgspec.Struct, frozen=True):
+    """What an upload says about its file."""
 
     filename: str
     purpose: str
-    pieces: tuple[bytes, ...]
 
 
-async def read_upload(request: web.BaseRequest, max_bytes: int) -> UploadedFile:
-    """Read an upload whose file has at most `max_bytes`.
-
-    Raises BodyTooLarge, RequestTimeout, UnsupportedMediaType or InvalidRequest.
-    """
+def check_upload(request: web.BaseRequest) -> int:
+    """Return the least size that the file can have; 0 if it is unknown. Raises UnsupportedMediaType."""
     if not request.headers.get(hdrs.CONTENT_TYPE, "").lower().startswith("multipart/form-data"):
         raise UnsupportedMediaType("Send the file as multipart/form-data with `purpose` and `file`.")
-    if (request.content_length or 0) > max_bytes + _MAX_PARTS * _MAX_FIELD_BYTES:
-        raise _too_large(max_bytes)
+    return max(0, (request.content_length or 0) - OVERHEAD_BYTES)
+
+
+async def read_upload(request: web.BaseRequest, write: WriteFile) -> UploadFields:
+    """Read an upload and pass its file to `write`, which bounds its size.
+
+    Raises InvalidRequest or RequestTimeout, and what `write` raises.
+    """
     try:
         with anyio.fail_after(_READ_S):
-            return await _read(request, max_bytes)
+            return await _read(request, write)
     except TimeoutError:
-        raise RequestTimeout(f"The file did not arrive within {_READ_S:g} s.") from None
-    except (ValueError, AssertionError, RuntimeError):
+        raise RequestTimeout(f"The file did not arrive within {_READ_S:g} s, or {_PIECE_S:g} s passed idly.") from None
+    except (ValueError, AssertionError, web.RequestPayloadError):
         raise InvalidRequest("The body is not valid multipart/form-data.") from None
 
 
-async def _read(request: web.BaseRequest, max_bytes: int) -> UploadedFile:
+async def _read(request: web.BaseRequest, write: WriteFile) -> UploadFields:
     reader = await request.multipart()
-    purpose, filename, pieces, parts = "", "", None, 0
+    purpose, filename, parts = "", None, 0
     async for part in reader:
         parts += 1
         if not isinstance(part, BodyPartReader) or parts > _MAX_PARTS:
             raise InvalidRequest("The body has too many parts, or a nested one.")
         if part.name == "file":
-            pieces = await _pieces(part, max_bytes)
+            if filename is not None:
+                raise InvalidRequest("There is more than one `file` in the body.", param="file")
             filename = (part.filename or "input.jsonl")[:255]
+            async for piece in _pieces(part):
+                await write(piece)
         else:
-            value = b"".join(await _pieces(part, _MAX_FIELD_BYTES))
-            purpose = value.decode("utf-8", "replace") if part.name == "purpose" else purpose
-    if pieces is None:
+            value = await _field(part)
+            purpose = value if part.name == "purpose" else purpose
+    if filename is None:
         raise InvalidRequest("There is no `file` in the body.", param="file")
-    return UploadedFile(filename, purpose, pieces)
+    return UploadFields(filename, purpose)
 
 
-async def _pieces(part: BodyPartReader, max_bytes: int) -> tuple[bytes, ...]:
-    pieces, size, piece = [], 0, bytearray()
-    while data := await part.read_chunk(_PIECE_BYTES):
-        size += len(data)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        piece += data
-        if len(piece) >= _PIECE_BYTES:
-            pieces.append(bytes(piece))
-            piece = bytearray()
-    return (*pieces, bytes(piece)) if piece else tuple(pieces)
+async def _field(part: BodyPartReader) -> str:
+    value = bytearray()
+    async for piece in _pieces(part):
+        value += piece
+        if len(value) > _MAX_FIELD_BYTES:
+            raise BodyTooLarge(f"A field of the upload has more than {_MAX_FIELD_BYTES} bytes.")
+    return value.decode("utf-8", "replace")
 
 
-def _too_large(max_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The file is larger than {max_bytes} bytes. Split it.")
+async def _pieces(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while True:
+        with anyio.fail_after(_PIECE_S):
+            piece = await part.read_chunk(_PIECE_BYTES)
+        if not piece:
+            return
+        yield bytes(piece)

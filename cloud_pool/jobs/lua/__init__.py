@@ -1,7 +1,7 @@
 """Lua scripts of the job store. Each runs in Redis atomically and can be repeated, since its reply may get lost.
 
 `scripts.py` loads them; `common.lua`, `fair_queue.lua` and `endings.lua` precede every script, `webhooks/delivery.lua`
-some of those on webhooks.
+some of those on webhooks, `batches/files.lua` those on files.
 
 Keys, all below the configured prefix:
 
@@ -33,9 +33,15 @@ Keys, all below the configured prefix:
     webhooks_pending                 string  number of deliveries
     webhook_disabled:<owner>:<sha1>  string  this URL of the owner answered 410 Gone
     webhook_secret:<owner>           hash    current; previous, which is valid until `until`
-    file:<id>, file:<id>:parts       hash, list  a file's record and its pieces
-    files:<owner>                    zset    files by time of creation
-    batch:<id>                       hash    the record; `submitted` lines have become jobs, `ended` of them have ended
-    batch:<id>:parts, :custom_ids    list    the input as it was at creation; the custom_id of each line
+    file:<id>                        hash    a file's record; `users` open batches read it
+    file:<id>:parts                  list    name:bytes of the file's parts
+    files:<owner>                    zset    visible files by time of creation
+    file_bytes:<tenant>              zset    all files of a tenant by the bytes that it is charged with
+    file_due                         zset    files by the time when their content is deleted
+    content_bytes                    hash    bytes by content store
+    content:<file>                   hash    parts of a file whose content is in Redis
+    batch:<id>                       hash    the record; `submitted` lines have become jobs, `ended` of them have ended,
+                                             the first `collected` lines are in the output files
     batches:<owner>, batches         zset    batches by time of creation; unfinished ones by their next processing step
+    tenant_batches:<tenant>          zset    batches by the time when they no longer count in the quotas
 """

@@ -1,7 +1,7 @@
 """All scripts of the job store, by name. They need Redis 7.
 
 A full Redis refuses a script that begins with `#!lua` before its first write. These are the scripts that add work:
-accept, file_put, batch_create and batch_set_custom_ids. All others begin with `#!lua flags=allow-oom`, because they
+accept, file_reserve, batch_create and batch_refuse_line. All others begin with `#!lua flags=allow-oom`, because they
 finish jobs and thereby free memory.
 """
 
@@ -19,13 +19,14 @@ _COMMON: Final = (
     + "".join(load_script(__package__, name) for name in ("common", "fair_queue", "endings"))
 )
 _DELIVERY: Final = load_script(f"{__package__}.webhooks", "delivery")
+_FILES: Final = load_script(f"{__package__}.batches", "files")
 
 
 def _load(folder: str, *names: str, shared: str = "") -> dict[str, str]:
     return {name: load_script(f"{__package__}.{folder}", name, _COMMON, shared) for name in names}
 
 
-REPLICATED: Final = frozenset({"accept", "file_put", "batch_create"})
+REPLICATED: Final = frozenset({"accept", "file_ready", "batch_create"})
 """Callers are told that this is accepted: with replicas, only once enough of them have it."""
 SCRIPTS: Final = {
     **_load("transitions", "accept", "claim", "renew_leases", "succeed", "fail", "postpone", "release", "cancel"),
@@ -33,6 +34,7 @@ SCRIPTS: Final = {
     **_load("admin", "revive", "purge", "quarantine", "depths", "unblock_all"),
     **_load("webhooks", "webhook_claim", "webhook_finish", "webhook_disabled", shared=_DELIVERY),
     **_load("webhooks", "webhook_secrets"),
-    **_load("batches", "file_put", "batch_create", "batch_claim", "batch_schedule", "batch_transition"),
-    **_load("batches", "batch_set_custom_ids", "batch_line_outcomes"),
+    **_load("batches", "file_reserve", "file_ready", "file_retire", "files_due", "file_forget", shared=_FILES),
+    **_load("batches", "file_usage", "batch_create", "batch_transition", "batch_collect", shared=_FILES),
+    **_load("batches", "batch_claim", "batch_schedule", "batch_refuse_line", "batch_line_outcomes"),
 }

@@ -76,6 +76,9 @@ class JobStore:
         optional = {
             "webhook": job.webhook,
             "batch": job.batch,
+            "line": job.line or "",
+            "offset": job.offset or "",
+            "custom_id": job.custom_id,
             "ttl": job.ttl_ms or "",
             "tags": ",".join(job.tags),
             "traceparent": job.traceparent,

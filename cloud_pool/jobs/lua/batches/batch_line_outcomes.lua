@@ -1,12 +1,13 @@
 #!lua flags=allow-oom
--- Read the outcomes of lines.
--- ARGV: batch id, number of the first line (from 1), job id of each line
+-- Read the outcomes of lines up to the first one that has not ended, or until there are enough bytes.
+-- ARGV: bytes that are enough, job id of each line
 -- Reply: {custom_id, state, error, result} per line, with '' for what does not exist
-local custom_ids, first, rows = key('batch', ARGV[1], 'custom_ids'), tonumber(ARGV[2]), {}
-local names = redis.call('LRANGE', custom_ids, first - 1, first + #ARGV - 4)
-for i = 3, #ARGV do
-  local f = redis.call('HMGET', key('job', ARGV[i]), 'state', 'error')
-  local result = redis.call('GET', key('result', ARGV[i]))
-  table.insert(rows, {names[i - 2] or '', f[1] or '', f[2] or '', result or ''})
+local enough, rows, bytes = tonumber(ARGV[1]), {}, 0
+for i = 2, #ARGV do
+  local f = redis.call('HMGET', key('job', ARGV[i]), 'custom_id', 'state', 'error', 'finished')
+  if (f[2] and not f[4]) or bytes >= enough then break end
+  local result = redis.call('GET', key('result', ARGV[i])) or ''
+  bytes = bytes + #result
+  table.insert(rows, {f[1] or '', f[2] or '', f[3] or '', result})
 end
 return rows

@@ -1,6 +1,7 @@
 #!lua
--- Accept a job, unless its idempotency key is known, its batch has ended, or its queue or tenant has too many jobs.
--- The caller may repeat the call.
+-- Accept a job, unless its idempotency key is known, its batch has ended, or its queue or tenant has too many jobs. Of a
+-- batch only the line after the last submitted one is accepted, and the batch advances with it: two workers that expand
+-- the same batch neither lose nor repeat a line. The caller may repeat the call.
 -- ARGV: now, id, owner, tier, priority, deadline (unix ms), idempotency key or '', body digest, max queued jobs of the
 --   tier and priority, of which each tenant may have so many in any case, max unfinished jobs of the tenant, max bytes
 --   of their requests, bytes of this one, age of the oldest entry to keep in the owner's list (ms), then field, value,
@@ -18,9 +19,17 @@ if lock ~= '' then
   local known = redis.call('HMGET', lock, 'id', 'digest')
   if known[1] then return {known[2] == digest and 'known' or 'conflict', known[1]} end
 end
-local batch = ''
-for i = FIELDS, #ARGV, 2 do if ARGV[i] == 'batch' then batch = ARGV[i + 1] end end
-if batch ~= '' and redis.call('HGET', key('batch', batch), 'state') ~= 'in_progress' then return {'batch_over', ''} end
+local batch, line, offset = '', 0, 0
+for i = FIELDS, #ARGV, 2 do
+  if ARGV[i] == 'batch' then batch = ARGV[i + 1]
+  elseif ARGV[i] == 'line' then line = tonumber(ARGV[i + 1])
+  elseif ARGV[i] == 'offset' then offset = ARGV[i + 1] end
+end
+if batch ~= '' then
+  local f = redis.call('HMGET', key('batch', batch), 'state', 'submitted')
+  if f[1] and tonumber(f[2]) >= line then return {'accepted', id} end  -- a repeated call: the job may be collected
+  if f[1] ~= 'in_progress' or tonumber(f[2]) ~= line - 1 then return {'batch_over', ''} end
+end
 if redis.call('ZCARD', key('open', tenant)) >= max_unfinished then return {'tenant_full', ''} end
 if (redis.call('HGET', key('open_bytes'), tenant) or 0) + bytes > max_bytes then return {'tenant_bytes', ''} end
 if tonumber(redis.call('HGET', queue(tier, priority), 'queued') or 0) >= max_queued
@@ -36,6 +45,7 @@ if batch == '' then
 end
 redis.call('ZADD', key('deadlines'), deadline, id)
 redis.call('SADD', key('tiers'), tier)
+if batch ~= '' then redis.call('HSET', key('batch', batch), 'submitted', line, 'offset', offset) end
 if lock ~= '' then redis.call('HSET', lock, 'id', id, 'digest', digest) end
 enqueue(id, record, now)
 publish_event(id, 'queued')

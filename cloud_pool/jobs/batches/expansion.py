@@ -1,0 +1,137 @@
+"""Turn lines of a batch into jobs, a window at a time: the next ones when earlier ones have ended.
+
+The store accepts only the line after the last submitted one and advances the batch with it, so workers that expand
+the same batch at once, or a worker that dies, neither lose nor repeat a line.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+
+import msgspec
+
+from router.errors import QueueFull, RateLimited
+
+from ...accounts.tenants.config import TenantLimits
+from ..config import BatchConfig
+from ..errors import JobAlreadyEnded, QuotaExceeded
+from ..record import NewJob, encode_error
+from ..stores import JobStores
+from ..submission import SubmissionParser
+from .batch_store import Batch, batch_job_id
+from .file_store import StoredFile
+from .input_file import BatchLine, InvalidLine, RawLine, parse_line, read_custom_id
+from .input_reader import InputReader
+from .validation import body_check
+
+_log = logging.getLogger("causeway.cloud.batches")
+MAX_UNCOLLECTED = 4
+"""Windows: how far lines may run ahead of one that has not ended, since outcomes are collected in order."""
+
+
+def window(batch: Batch, limits: BatchConfig) -> int:
+    """Return how many lines may become jobs now."""
+    open_jobs = batch.submitted - batch.ended
+    uncollected = batch.submitted - batch.collected
+    return min(
+        limits.max_open_jobs - open_jobs,
+        MAX_UNCOLLECTED * limits.max_open_jobs - uncollected,
+        batch.total - batch.submitted,
+    )
+
+
+class BatchExpansion:
+    """Submits lines."""
+
+    def __init__(
+        self,
+        stores: JobStores,
+        parser: SubmissionParser,
+        limits: BatchConfig,
+        tenant_limits: Callable[[str], TenantLimits],
+    ) -> None:
+        self._jobs = stores.jobs
+        self._batches = stores.batches
+        self._files = stores.files
+        self._parser = parser
+        self._limits = limits
+        self._tenant_limits = tenant_limits
+
+    async def submit(self, batch: Batch, file: StoredFile, reader: InputReader) -> None:
+        """Submit the lines of the window, or as many of them as the queues accept.
+
+        Raises JobStoreUnavailable or FileContentLost.
+        """
+        last = batch.submitted + window(batch, self._limits)
+        if last <= batch.submitted:
+            return
+        number = batch.submitted
+        try:
+            full = await self._quota_error(batch)
+            async with aclosing(reader.lines(file, batch.offset)) as lines:
+                async for line in lines:
+                    number += 1
+                    await self._submit(batch, number, line, full)
+                    if number >= last:
+                        return
+        except (JobAlreadyEnded, QueueFull, RateLimited, _StoreFull):
+            return  # cancelled, or there is no room: the next step sees that
+
+    async def _quota_error(self, batch: Batch) -> QuotaExceeded | None:
+        """Return why lines would have no room for their output. Raises _StoreFull if that is no fault of the tenant."""
+        limits, usage = self._limits, await self._files.usage(batch.owner)
+        max_bytes, key = limits.max_bytes, "max_bytes"
+        if self._files.in_redis:
+            max_bytes, key = limits.max_redis_bytes, "max_redis_bytes"
+            if usage.store_bytes >= limits.max_redis_total_bytes:
+                _log.warning("batches wait: the files in Redis have jobs.batches.max_redis_total_bytes")
+                raise _StoreFull
+        if usage.bytes < max_bytes:
+            return None
+        return QuotaExceeded(
+            f"Your tenant's files have {usage.bytes} of {max_bytes} bytes (jobs.batches.{key}): there is no room for "
+            "more output. Delete files, then send this line again."
+        )
+
+    async def _submit(self, batch: Batch, number: int, line: RawLine, full: QuotaExceeded | None) -> None:
+        """Make a line a job, or a failed one where it cannot run."""
+        if full is not None:
+            await self._refuse(batch, number, line, encode_error(full))
+            return
+        limit = self._limits.max_line_bytes
+        try:
+            parsed = parse_line(line.data, batch.endpoint, body_check(self._parser, batch), limit)
+        except InvalidLine as error:  # the configuration has changed since the file was checked
+            await self._refuse(batch, number, line, msgspec.json.encode({"code": error.code, "message": error.message}))
+            return
+        tenant_limits = self._tenant_limits(batch.owner.partition("/")[0])
+        await self._jobs.accept(self._new_job(batch, parsed, number, line.end), tenant_limits)
+
+    async def _refuse(self, batch: Batch, number: int, line: RawLine, error: bytes) -> None:
+        if not await self._batches.refuse_line(batch, number, line.end, read_custom_id(line.data), error):
+            raise JobAlreadyEnded(f"The batch {batch.id} accepts no more lines here.")
+
+    def _new_job(self, batch: Batch, line: BatchLine, number: int, offset: int) -> NewJob:
+        return NewJob(
+            id=batch_job_id(batch.id, number),
+            owner=batch.owner,
+            tier=line.tier,
+            priority="bulk",
+            endpoint=batch.endpoint,
+            body=line.body,
+            deadline_ms=batch.expires,
+            tokens=line.tokens,
+            batch=batch.id,
+            line=number,
+            offset=offset,
+            custom_id=line.custom_id,
+            tags=tuple(batch.tags.split(",")) if batch.tags else (),
+            traceparent=batch.traceparent,
+            ttl_ms=int((self._limits.file_ttl_s + self._limits.completion_window_s) * 1000),
+        )
+
+
+class _StoreFull(Exception):
+    """The content store has no room, for any tenant."""

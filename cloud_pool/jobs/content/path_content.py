@@ -1,0 +1,100 @@
+"""Content in a folder that all gateways and workers share, such as an NFS mount: one folder per file.
+
+A part is written beside its place, flushed to the disk and renamed, so that nobody sees half of one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from anyio import to_thread
+
+from router.errors import ConfigError
+
+from ..errors import FileContentLost, FileStoreUnavailable
+from .port import StoreName
+
+_log = logging.getLogger("causeway.cloud.files")
+_RETRY_AFTER_S = 30.0
+T = TypeVar("T")
+
+
+class PathContent:
+    """A ContentStore in `folder`."""
+
+    name: Final[StoreName] = "path"
+
+    def __init__(self, folder: str) -> None:
+        """Raises ConfigError if `folder` is no folder in which this process may write."""
+        self._root = Path(folder)
+        if not self._root.is_dir() or not os.access(self._root, os.W_OK | os.X_OK):
+            raise ConfigError(f"{folder} is no folder that this process may write", where="jobs.files.path")
+
+    async def put(self, file: str, part: str, data: bytes) -> None:
+        """Write a part."""
+
+        def write() -> None:
+            folder = self._root / file
+            folder.mkdir(exist_ok=True)
+            draft = folder / f".{part}.{secrets.token_hex(4)}"
+            try:
+                with draft.open("wb") as handle:
+                    handle.write(data)
+                    handle.flush()
+                    os.fsync(handle.fileno())
+                draft.replace(folder / part)
+            except OSError:
+                draft.unlink(missing_ok=True)
+                raise
+            _sync_folder(folder)
+            _sync_folder(self._root)
+
+        await _in_thread(write)
+
+    async def get(self, file: str, part: str) -> bytes:
+        """Return a part. Raises FileContentLost."""
+        try:
+            return await _in_thread((self._root / file / part).read_bytes)
+        except FileNotFoundError:
+            raise FileContentLost(f"jobs.files.path has no part {part} of {file} any more.") from None
+
+    async def delete(self, file: str) -> None:
+        """Delete all parts."""
+
+        def remove() -> None:
+            if (self._root / file).is_dir():
+                shutil.rmtree(self._root / file)
+
+        await _in_thread(remove)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Raises FileStoreUnavailable, and FileNotFoundError as it is."""
+    try:
+        return await to_thread.run_sync(work)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        _log.warning("jobs.files.path: %s", error)
+        reason = error.strerror or type(error).__name__
+        raise FileStoreUnavailable(
+            f"The folder of files fails ({reason}). Try again later.", retry_after_s=_RETRY_AFTER_S
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
