@@ -22,6 +22,8 @@ from .port import StoreName
 
 _log = logging.getLogger("causeway.cloud.files")
 _RETRY_AFTER_S = 30.0
+_MARKER = ".causeway-files"
+"""Without it the folder is not the one that it was at the start: it is not mounted, which loses nothing."""
 T = TypeVar("T")
 
 
@@ -33,13 +35,17 @@ class PathContent:
     def __init__(self, folder: str) -> None:
         """Raises ConfigError if `folder` is no folder in which this process may write."""
         self._root = Path(folder)
-        if not self._root.is_dir() or not os.access(self._root, os.W_OK | os.X_OK):
-            raise ConfigError(f"{folder} is no folder that this process may write", where="jobs.files.path")
+        try:
+            (self._root / _MARKER).touch()
+        except OSError as error:
+            reason = f"{folder} must be a folder that this process may write: {error.strerror}"
+            raise ConfigError(reason, where="jobs.files.path") from error
 
     async def put(self, file: str, part: str, data: bytes) -> None:
         """Write a part."""
 
         def write() -> None:
+            (self._root / _MARKER).stat()
             folder = self._root / file
             folder.mkdir(exist_ok=True)
             draft = folder / f".{part}.{secrets.token_hex(4)}"
@@ -59,15 +65,24 @@ class PathContent:
 
     async def get(self, file: str, part: str) -> bytes:
         """Return a part. Raises FileContentLost."""
-        try:
-            return await _in_thread((self._root / file / part).read_bytes)
-        except FileNotFoundError:
-            raise FileContentLost(f"jobs.files.path has no part {part} of {file} any more.") from None
+
+        def read() -> bytes | None:
+            try:
+                return (self._root / file / part).read_bytes()
+            except FileNotFoundError:
+                (self._root / _MARKER).stat()
+                return None
+
+        data = await _in_thread(read)
+        if data is None:
+            raise FileContentLost(f"jobs.files.path has no part {part} of {file} any more.")
+        return data
 
     async def delete(self, file: str) -> None:
         """Delete all parts."""
 
         def remove() -> None:
+            (self._root / _MARKER).stat()
             if (self._root / file).is_dir():
                 shutil.rmtree(self._root / file)
 
@@ -78,11 +93,9 @@ class PathContent:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Raises FileStoreUnavailable, and FileNotFoundError as it is."""
+    """Raises FileStoreUnavailable."""
     try:
         return await to_thread.run_sync(work)
-    except FileNotFoundError:
-        raise
     except OSError as error:
         _log.warning("jobs.files.path: %s", error)
         reason = error.strerror or type(error).__name__

@@ -54,7 +54,9 @@ class S3Content:
 
         try:
             return await _call(read())
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise _unavailable(error) from error
             raise FileContentLost(f"The bucket of jobs.files.s3 has no part {part} of {file} any more.") from None
 
     async def delete(self, file: str) -> None:
@@ -77,6 +79,8 @@ def _open(config: S3Config) -> S3Store:
     from obstore.exceptions import BaseError
     from obstore.store import S3Store
 
+    if config.endpoint and not config.endpoint.startswith(("http://", "https://")):
+        raise ConfigError("must be a URL as https://s3.example.com", where="jobs.files.s3.endpoint")
     try:
         return S3Store(
             config.bucket,
