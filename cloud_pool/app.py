@@ -81,8 +81,7 @@ class App:
         self._tasks.start_soon(self.pools.watch)
         self._tasks.start_soon(self._serving.warmer.watch)
         self._tasks.start_soon(self._serving.lag.watch)
-        if self._serving.heartbeat is not None:
-            self._tasks.start_soon(self._serving.heartbeat.watch)
+        self._tasks.start_soon(self._serving.heartbeat.watch)
         self._caching_service.start(self._tasks)
         await self._accounts.prepare()
         await self._operator.start()
@@ -129,9 +128,7 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
     admission = {tier.name: tier.config.admission_settings for tier in tiers}
     cache = build_cache(config, by_name(tiers), metrics)
     find_stale = nothing_stale if cache is None else cache.find_stale
-    serving = build_serving(
-        config, tiers, pools.by_tier, admission, metrics, find_stale=find_stale, client=accounts.redis
-    )
+    serving = build_serving(config, tiers, pools, admission, metrics, find_stale=find_stale, client=accounts.redis)
     caching_service = CachingService(cache, serving.service.answer)
     reload_listeners.listeners.append(serving.warmer.loaded)
     readiness = Readiness(pools.by_tier, config.server.readiness_cache_s)

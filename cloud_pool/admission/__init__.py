@@ -12,7 +12,8 @@ Reading order:
     overload            when a queue is a standing one, and what is shed for it
     release_rate        how fast permits are released, for waits and Retry-After
     controller          the waiters and their deadlines: `async with admission.acquire(…) as permit`
-    peer_heartbeat      a tier's permits divided between gateways through Redis
+    division            a tier's permits divided between gateways and workers
+    peer_heartbeat      what they tell each other through Redis, and the endpoints that the permits follow
     config, metrics     the tier's key `admission`; Prometheus
 
 Everything but `controller`, `peer_heartbeat` and `metrics` is pure: `now` is an argument.

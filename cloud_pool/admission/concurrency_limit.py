@@ -48,6 +48,7 @@ _FULL = 0.03  # share of the permits that may be free
 _FAILED = 0.9
 _LARGE = 4  # permits of a large cut
 _SPARED = 8  # limit from which on one permit may be free
+_LATE_S = 5.0  # how long a window with late first tokens counts
 
 
 class Window(msgspec.Struct):
@@ -91,35 +92,52 @@ class LimitTrial(msgspec.Struct, frozen=True):
 
 
 class ConcurrencyLimit:
-    """Owns the limit, between `lower` and `upper`; it starts in the middle. Times are monotonic seconds."""
+    """Owns the limit, between `lower` and `upper`; it starts in the middle. Times are monotonic seconds.
+
+    With `lower` 0 the limit is the upper bound, and times to first token only tell whether they are late.
+    """
 
     def __init__(self, lower: int, upper: int, objective_s: float = 0.0, now: float = 0.0) -> None:
+        self._fixed = lower == 0
         self._lower, self._upper = min(lower, upper), upper
+        self._endpoints: float | None = None
         self._objective_s = objective_s or math.inf
-        self.value = max(self._lower, -(-upper // 2))
+        self.value = upper if self._fixed else max(self._lower, -(-upper // 2))
+        self._exact = float(self.value)  # A slow start comes in steps, each too small to change a low limit.
         self.base_s: float | None = None  # TTFT of requests that do not wait inside Triton
         self._changed_at = now
         self._settled_at = now  # neither cut nor half empty since
         self._step = 1
-        self._ceiling = 0  # a limit that was too high when last tried; 0: unknown
+        self._ceiling = 0.0  # a limit that was too high when last tried; 0: unknown
         self._ceiling_at = now
         self._held_at = -math.inf  # last time that it was full, and the limit neither too high nor clearly too low
         self._trial: LimitTrial | None = None
         self._accepted_until = now  # until then the base may exceed the objective
         self._suspected = False  # excess in the last window, not yet certain
+        self._late_at = -math.inf  # the last window with late first tokens; -inf: none since the last one in time
         self._window = Window()
 
-    def set_upper_bound(self, upper: int, now: float) -> None:
-        """Change the upper bound, at least one above the lower. A limit at the old bound moves to the new one."""
-        if self._lower == self._upper:
-            return
-        upper, before = max(self._lower + 1, upper), self._upper
-        self._upper = upper
-        self._set(now, upper if self.value == before else self.value)
+    def set_upper_bound(self, upper: int, now: float, endpoints: float | None = None) -> None:
+        """Change the upper bound. A limit at the old bound moves to the new one.
+
+        Args:
+            upper: 0: nothing may run. Otherwise the lower bound holds against it.
+            now: Monotonic, s.
+            endpoints: How many serve the tier; the limit that was found changes in proportion. None: as before.
+        """
+        before, self._upper = self._upper, max(self._lower, upper) if upper else 0
+        exact = self._exact
+        if endpoints is not None and self._endpoints is None:
+            exact = max(exact, -(-self._upper // 2))  # The upper bound that it started with was a guess.
+        elif endpoints is not None and self._endpoints is not None:
+            exact *= endpoints / self._endpoints
+            self._ceiling *= endpoints / self._endpoints
+        self._endpoints = endpoints or self._endpoints
+        self._set(now, self._upper if self._fixed or self.value == before else exact)
 
     def first_token(self, now: float, seconds: float, running: int) -> None:
         """Record a first token, `seconds` after handing over to Triton, where `running` requests are now."""
-        if self._lower == self._upper or now - seconds < self._changed_at:
+        if now - seconds < self._changed_at:
             return  # It was handed over under an earlier limit.
         window = self._window
         if not window.ttfts:
@@ -136,6 +154,10 @@ class ConcurrencyLimit:
         found = self._ceiling and self.value >= self._ceiling - 1 and now - self._ceiling_at < UNTRIED_S
         return self.value < self._upper and not found and now - self._held_at >= _HELD_S
 
+    def is_late(self, now: float) -> bool:
+        """Tell whether first tokens now come later than those of a server that is not full."""
+        return now - self._late_at < _LATE_S
+
     @property
     def headroom(self) -> int:
         """Permits that may be free while a higher limit is tested."""
@@ -143,7 +165,7 @@ class ConcurrencyLimit:
 
     def failed(self, now: float, handed_at: float) -> None:
         """Record that the tier refused a request, or was late with its first token."""
-        if self._lower == self._upper or handed_at < self._changed_at:
+        if self._fixed or handed_at < self._changed_at:
             return
         self._set_ceiling(now, self._window.peak or self.value)
         self._trial = None
@@ -167,16 +189,16 @@ class ConcurrencyLimit:
             self._undo(now, vain, summary.ttft_s)  # (1)
             return
         base_s = self._updated_base(now, summary)
+        late = summary.ttft_s > max(_TOLERATED * base_s, base_s + summary.noise_s)
+        self._late_at = now if late else -math.inf
+        if self._fixed:
+            return
         excess = summary.rate * ((summary.late_s if summary.grows else summary.ttft_s) - base_s)
         allowed = max(0.5, 0.04 * self.value)
         full = summary.running >= self.value - max(0.5, self.headroom, _FULL * self.value)
         if not full:
             self._settled_at = now
-        seen = (
-            not self._is_lightly_loaded(summary)
-            and excess > allowed
-            and summary.ttft_s > max(_TOLERATED * base_s, base_s + summary.noise_s)
-        )
+        seen = late and excess > allowed and not self._is_lightly_loaded(summary)
         # With free permits it was hardly a queue of this limit's: one window is no proof.
         sure = seen and (
             self._suspected
@@ -238,18 +260,18 @@ class ConcurrencyLimit:
         if not self._ceiling or grown < self._ceiling:
             self._step = min(2 * self._step, max(1, self.value // 4))
         elif now - self._ceiling_at < PROBE_S:
-            grown = max(self.value, self._ceiling - 1)
+            grown = max(self.value, int(self._ceiling - 1))
         else:
-            grown, self._step, self._ceiling = self.value + 1, 1, 0
+            grown, self._step, self._ceiling = self.value + 1, 1, 0.0
         self._set(now, grown)
 
     def _set_ceiling(self, now: float, peak: int) -> None:
         self._ceiling, self._ceiling_at = max(1, min(self.value, peak)), now
 
-    def _set(self, now: float, value: int) -> None:
-        value = max(self._lower, min(self._upper, value))
-        if value != self.value:
-            self.value, self._changed_at = value, now
+    def _set(self, now: float, value: float) -> None:
+        self._exact = min(self._upper, max(self._lower, value))
+        if round(self._exact) != self.value:
+            self.value, self._changed_at = round(self._exact), now
             self._window = Window()
 
 

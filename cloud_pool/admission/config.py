@@ -17,8 +17,16 @@ class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bulk_share: Share = 0.02  # the same for bulk work while any other work waits
 
 
+class TierCapacity(msgspec.Struct, frozen=True):
+    """What serves a tier now."""
+
+    permits: int  # of all gateways and workers
+    endpoints: float  # as many as take requests
+    away: int = 0  # open calls of this process at endpoints that take no more requests
+
+
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    permits: int  # upper bound of the requests in Triton at once
+    permits: int  # upper bound of the requests in Triton at once; PeerHeartbeat changes it
     max_queued: int  # requests that may wait
     min_permits: int = 0  # lower bound of the concurrency limit; 0: the limit is fixed at `permits`
     ttft_objective_s: float = 2.0  # of an interactive request, queue and Triton together

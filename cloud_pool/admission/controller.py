@@ -12,7 +12,7 @@ import anyio
 
 from router.errors import CausewayError, DeadlineExceeded, QueueFull, Shed
 
-from .config import AdmissionSettings
+from .config import AdmissionSettings, TierCapacity
 from .scheduler import AdmissionScheduler, Reason
 from .ticket import Priority, Ticket, TicketState
 
@@ -118,6 +118,7 @@ class AdmissionController:
             lost_s: Total time that this process lost itself (`observability.event_loop_lag`).
         """
         self.lost_s = lost_s
+        self.wants_more = True  # a worker's: jobs wait for more permits, as far as its last claim tells
         self._clock = clock
         self._chance = chance
         self._on_admitted = on_admitted
@@ -159,8 +160,13 @@ class AdmissionController:
 
     @property
     def demand(self) -> int:
-        """Requests that run or wait."""
-        return self.running + self.waiting
+        """Requests that run at endpoints that take more, or wait."""
+        return self._scheduler.demand
+
+    @property
+    def lacks_capacity(self) -> bool:
+        """Whether requests wait, or first tokens come later than those of a server that is not full."""
+        return self._scheduler.lacks_capacity(self._clock())
 
     @asynccontextmanager
     async def acquire(
@@ -204,9 +210,9 @@ class AdmissionController:
     def failed(self, ticket: Ticket) -> None:
         self._scheduler.failed(ticket, self._clock())
 
-    def set_upper_bound(self, permits: int) -> None:
-        """Bound the concurrency limit; a fixed limit stays as it is."""
-        self._wake(self._scheduler.set_upper_bound(permits, self._clock()))
+    def set_upper_bound(self, permits: int, capacity: TierCapacity | None = None) -> None:
+        """Bound the concurrency limit; `capacity`: where it has changed."""
+        self._wake(self._scheduler.set_upper_bound(permits, self._clock(), capacity))
 
     async def wait(self, ticket: Ticket, future: asyncio.Future[QueueFull | None]) -> None:
         """Wait until the ticket has a permit. Raises as `acquire`, which also passes on a permit that is granted in the

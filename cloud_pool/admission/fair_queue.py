@@ -38,7 +38,7 @@ class FairQueue:
     """Owns the tags and the waiters. Costs are in tokens, tags in tokens over weight; `credit` is in requests."""
 
     def __init__(self, credit: float = 0.0) -> None:
-        self._credit = credit
+        self.credit = credit
         self._flows: dict[str, Flow] = {}
         self._backlogged: dict[str, Flow] = {}  # flows with waiters
         self._virtual = 0.0
@@ -144,7 +144,7 @@ class FairQueue:
 
     def _start_of_idle(self, start: float, cost: float) -> float:
         """Return the tag of a tenant's request that comes when none of its requests waits."""
-        return max(start, self._virtual - self._credit * cost)
+        return max(start, self._virtual - self.credit * cost)
 
     def _forget_idle(self) -> None:
         """Forget tenants that owe nothing; where that is not enough, all that do not wait."""

@@ -1,77 +1,109 @@
-"""The permits of a tier divided between the gateways that share it, so that together they hand over what its Tritons
-can take. Each gateway's demand goes through Redis:
+"""A tier's permits, `concurrency` for each of its endpoints that takes requests, divided between the gateways and
+workers that share it, so that together they hand over what its Tritons can take.
 
-    causeway:admission:<tier>:<endpoints>   hash: gateway → "<time, Redis's clock, unix s> <its demand>"
+Twice a second the permits follow the endpoints: those that discovery added and slow start ramps up, and those that were
+ejected or removed. Each process tells the others its demand through Redis:
 
-The division is pure (`divide_permits`): no gateway gets more than its demand while another gets less (max-min
-fairness), and what no gateway demands is divided evenly. Each keeps at least half of an even part, for requests that
-arrive between two heartbeats.
+    causeway:permits:<tier>:<endpoints>   hash: peer → "<time, Redis's clock, unix s> <its PeerState as JSON>"
 
-Each gateway uses the lower of its part now and its part one heartbeat before, so that a gateway that gains permits
-waits until the others have seen it too. A gateway without a heartbeat for ALIVE_S counts as gone. While Redis is
-unreachable each keeps its last part; a gateway that has never reached Redis takes all permits, as if it were alone, and
-only its own concurrency limit finds what is left.
+`division` divides. Each uses the lower of its part now and its part one heartbeat before, so that a process that gains
+permits waits until the others have seen it too. One without a heartbeat for ALIVE_S counts as gone. While Redis is
+unreachable gateways divide by the last demands that they know, and each worker runs one job. Gateways without a Redis
+take all permits, as if each were alone, and only their concurrency limits find what is left.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from ..balancing.capacity import PoolCapacity
 from ..redis.scripts import load_script
+from .config import TierCapacity
 from .controller import AdmissionController
+from .division import JobShare, PeerKind, Peers, PeerState, gateway_permits, worker_permits
 
 EVERY_S = 0.5
 ALIVE_S = 2.5
 _TIMEOUT_S = 1.0
+_ALL = 1e6  # permits
 _DEMAND_DECAY = 0.8  # per heartbeat: a demand of a moment ago may be back in the next
 _log = logging.getLogger("causeway.cloud.admission")
+_peer_state = msgspec.json.Decoder(PeerState)
 
 
 class SharedTier(msgspec.Struct, frozen=True):
     """A tier whose permits are divided."""
 
     tier: str
-    endpoints: tuple[str, ...]  # gateways with the same endpoints divide the permits
-    permits: int  # of all gateways together
+    concurrency: int  # permits of one endpoint
+    endpoints: Callable[[], Sequence[str]]  # as configured: processes with the same ones share the tier
+    capacity: Callable[[], PoolCapacity]
     admission: AdmissionController
 
     @property
     def key(self) -> str:
-        digest = hashlib.sha256("\n".join(sorted(self.endpoints)).encode()).hexdigest()
-        return f"causeway:admission:{self.tier}:{digest[:16]}"
+        digest = hashlib.sha256("\n".join(sorted(self.endpoints())).encode()).hexdigest()
+        return f"causeway:permits:{self.tier}:{digest[:16]}"
+
+
+class _TierShare:
+    """What is known of a tier between two heartbeats."""
+
+    def __init__(self, shared: SharedTier, kind: PeerKind) -> None:
+        self.shared = shared
+        self.key = ""  # of the last heartbeat
+        self.peers: Peers = {}
+        self.demand = 0.0
+        # Gateways serve at once; a worker waits until the gateways may have seen it.
+        self.part = 0.0 if kind == "worker" else math.inf
+        self.endpoints = math.inf
+        self.jobs = JobShare()
 
 
 class PeerHeartbeat:
-    """Sends this gateway's demands and applies its parts. Owns its name among its peers."""
+    """Sends this process's demands and applies its parts. Owns its name among its peers."""
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
+        client: redis.asyncio.Redis | None,
         tiers: Sequence[SharedTier],
         *,
+        kind: PeerKind = "gateway",
         name: str = "",
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the heartbeat; `name` is the gateway's, "" for a random one."""
+        """Create the heartbeat.
+
+        Args:
+            client: Redis; None: this process is alone.
+            tiers: The tiers to share.
+            kind: A worker's requests are jobs, which have the lowest class.
+            name: This process's name among its peers, "" for a random one.
+            sleep: Waits between two heartbeats.
+            clock: Monotonic, s.
+        """
         self._redis = client
-        self._tiers = tiers
+        self._tiers = [_TierShare(tier, kind) for tier in tiers]
+        self._kind = kind
         self._name = name or secrets.token_hex(8)
         self._sleep = sleep
-        self._script = client.register_script(load_script(__package__, "heartbeat"))
-        self._demands = dict.fromkeys((tier.key for tier in tiers), 0.0)
-        self._parts = {tier.key: tier.permits for tier in tiers}
+        self._clock = clock
+        self._script = None if client is None else client.register_script(load_script(__package__, "heartbeat"))
         self.fault = ""
 
     async def watch(self) -> None:
-        """Send heartbeats until cancelled, then release this gateway's parts to the others at once."""
+        """Send heartbeats until cancelled, then release this process's parts to the others at once."""
         try:
             while True:
                 await self.beat()
@@ -85,56 +117,56 @@ class PeerHeartbeat:
         try:
             with anyio.fail_after(_TIMEOUT_S):
                 for tier in self._tiers:
-                    part = divide_permits(tier.permits, await self._exchange(tier))[self._name]
-                    before, self._parts[tier.key] = self._parts[tier.key], part
-                    tier.admission.set_upper_bound(min(before, part))
-        except (RedisError, OSError, TimeoutError, ValueError) as error:
+                    await self._exchange(tier)
+        except (RedisError, OSError, TimeoutError, msgspec.DecodeError) as error:
             if not self.fault:
-                _log.warning("the heartbeat between gateways fails, each keeps its permits: %s", error)
+                _log.warning("the heartbeat between gateways and workers fails, each keeps its permits: %s", error)
             self.fault = str(error) or type(error).__name__
-            return
-        self.fault = ""
+        else:
+            self.fault = ""
+        for tier in self._tiers:
+            self._apply(tier)
 
-    async def _exchange(self, tier: SharedTier) -> Mapping[str, float]:
-        """Send this gateway's demand and return those of all live gateways, by name."""
-        demand = max(float(tier.admission.demand), _DEMAND_DECAY * self._demands[tier.key])
-        self._demands[tier.key] = demand
-        reply = await self._script(keys=[tier.key], args=[self._name, f"{demand:.2f}", ALIVE_S])
-        fields = [each.decode() if isinstance(each, bytes) else each for each in reply]
-        return {name: float(demand) for name, demand in zip(fields[::2], fields[1::2], strict=True)}
+    async def _exchange(self, tier: _TierShare) -> None:
+        """Tell this process's state and read those of all live peers."""
+        admission = tier.shared.admission
+        if self._kind == "gateway":
+            tier.demand = max(float(admission.demand), _DEMAND_DECAY * tier.demand)
+        else:
+            tier.demand = _ALL if admission.wants_more else float(admission.demand)
+        own = PeerState(self._kind, round(tier.demand, 2), admission.demand, admission.lacks_capacity)
+        tier.peers = {**tier.peers, self._name: own}
+        if self._script is None or self._redis is None:
+            return
+        key = tier.shared.key
+        if tier.key not in ("", key):
+            await self._redis.hdel(tier.key, self._name)  # The configuration was reloaded.
+        tier.key = key
+        reply = await self._script(keys=[key], args=[self._name, msgspec.json.encode(own), ALIVE_S])
+        fields = [each.encode() if isinstance(each, str) else each for each in reply]
+        tier.peers = {
+            name.decode(): _peer_state.decode(state) for name, state in zip(fields[::2], fields[1::2], strict=True)
+        }
+
+    def _apply(self, tier: _TierShare) -> None:
+        capacity = tier.shared.capacity()
+        permits = max(1, round(tier.shared.concurrency * capacity.endpoints))
+        part = self._part(tier, permits)
+        bound, endpoints = int(min(tier.part, part)), min(tier.endpoints, capacity.endpoints)
+        tier.part, tier.endpoints = part, capacity.endpoints
+        tier.shared.admission.set_upper_bound(bound, TierCapacity(permits, endpoints, capacity.away))
+
+    def _part(self, tier: _TierShare, permits: int) -> int:
+        """Return this process's part of the tier's permits."""
+        if self._kind == "gateway":
+            return gateway_permits(permits, tier.peers).get(self._name, permits)
+        jobs = tier.jobs.permits(permits, tier.peers, self._clock())
+        return 1 if self.fault else worker_permits(jobs, tier.peers).get(self._name, 0)
 
     async def _leave(self) -> None:
         try:
             for tier in self._tiers:
-                await self._redis.hdel(tier.key, self._name)
+                if tier.key and self._redis is not None:
+                    await self._redis.hdel(tier.key, self._name)
         except (RedisError, OSError):
             pass  # Its entry expires in a moment.
-
-
-def divide_permits(permits: int, demands: Mapping[str, float]) -> dict[str, int]:
-    """Return each gateway's part of the permits.
-
-    Args:
-        demands: By the gateway's name.
-
-    Returns:
-        Parts that add up to `permits`; 1 each where there are more gateways than permits.
-    """
-    if permits <= len(demands):
-        return dict.fromkeys(demands, 1)
-    least = max(1.0, permits / (2 * len(demands)))
-    wanted = {name: max(least, demand) for name, demand in demands.items()}
-    left, parts = float(permits), {}
-    for at, name in enumerate(sorted(wanted, key=lambda one: (wanted[one], one))):
-        parts[name] = min(wanted[name], left / (len(wanted) - at))
-        left -= parts[name]
-    return _rounded({name: part + left / len(parts) for name, part in parts.items()}, permits)
-
-
-def _rounded(parts: Mapping[str, float], permits: int) -> dict[str, int]:
-    """Round down and give the rest to the largest remainders, of equals by name: all gateways get the same result."""
-    whole = {name: int(part) for name, part in parts.items()}
-    order = sorted(parts, key=lambda name: (round(whole[name] - parts[name], 6), name))
-    for name in order[: permits - sum(whole.values())]:
-        whole[name] += 1
-    return whole

@@ -53,7 +53,7 @@ class PermitAllocator:
 
     def __init__(self, config: AdmissionConfig, credit: float) -> None:
         self._config = config
-        self._credit = credit
+        self.credit = credit
         self._pending: dict[Ticket, None] = {}  # in the order of their admission
         self._tenants: dict[str, TenantPermits] = {}  # in the order of their last requests
         self._weights = 0.0
@@ -75,7 +75,7 @@ class PermitAllocator:
         tenant.weight = ticket.weight
         self._add(tenant, now, rate)
         for rank in range(ticket.rank, len(RANK)):
-            tenant.credits[rank] = max(-self._credit, tenant.credits[rank] - 1.0)
+            tenant.credits[rank] = max(-self.credit, tenant.credits[rank] - 1.0)
         if ticket.priority == "interactive":
             self._urgent_at = now
         else:
@@ -86,13 +86,13 @@ class PermitAllocator:
                 self._add(oldest, now, rate)  # It still holds permits.
 
     def _new(self, ticket: Ticket, now: float) -> TenantPermits:
-        return TenantPermits(ticket.tenant, ticket.weight, [self._credit] * len(RANK), [0] * len(RANK), now)
+        return TenantPermits(ticket.tenant, ticket.weight, [self.credit] * len(RANK), [0] * len(RANK), now)
 
     def _add(self, tenant: TenantPermits, now: float, rate: float) -> None:
         self._tenants[tenant.tenant] = tenant  # now the last one
         self._weights += tenant.weight
         earned = rate * (now - tenant.at) * tenant.weight / self._weights
-        tenant.credits = [min(self._credit, credit + earned) for credit in tenant.credits]
+        tenant.credits = [min(self.credit, credit + earned) for credit in tenant.credits]
         tenant.at = now
 
     def _forget(self, name: str) -> TenantPermits | None:

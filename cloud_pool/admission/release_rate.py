@@ -55,8 +55,8 @@ class ReleaseRate:
         self._released += self._full
         self._held_s = held_s if self._held_s is None else self._held_s + _SMOOTHING * (held_s - self._held_s)
         self._recent.append(held_s)
-        self._permits = permits
-        self._memory_s = max(MEMORY_S, _MIN_RELEASES * self._held_s / permits)
+        self._permits = max(1, permits)
+        self._memory_s = max(MEMORY_S, _MIN_RELEASES * self._held_s / self._permits)
 
     def record_grant(self, priority: Priority) -> None:
         self._granted[priority] += 1.0

@@ -25,7 +25,7 @@ from typing import Final, Literal, NoReturn
 from router.errors import DeadlineExceeded, QueueFull, Shed
 
 from .concurrency_limit import ConcurrencyLimit
-from .config import AdmissionSettings
+from .config import AdmissionSettings, TierCapacity
 from .fair_queue import FairQueue
 from .overload import OverloadDetector
 from .permits import PermitAllocator
@@ -57,12 +57,11 @@ class AdmissionScheduler:
             "standard": settings.config.standard_share,
             "bulk": settings.config.bulk_share,
         }
-        credit = min(settings.permits, max(_MIN_CREDIT, settings.permits / 4))
+        credit = _credit(settings.permits)
         self._queues: dict[Priority, FairQueue] = {priority: FairQueue(credit) for priority in RANK}
         self._turns = dict.fromkeys(RANK, 0.0)
-        self._limit = ConcurrencyLimit(
-            settings.min_permits or settings.permits, settings.permits, settings.ttft_objective_s, now
-        )
+        self._limit = ConcurrencyLimit(settings.min_permits, settings.permits, settings.ttft_objective_s, now)
+        self._away = 0
         self._release_rate = ReleaseRate(now)
         self._overload = OverloadDetector(settings.ttft_objective_s)
         self._permits = PermitAllocator(settings.config, credit)
@@ -72,7 +71,17 @@ class AdmissionScheduler:
 
     @property
     def limit(self) -> int:
-        return self._limit.value
+        """How many permits there are now, those of requests at endpoints that take no more included."""
+        return self._limit.value + self._away
+
+    @property
+    def demand(self) -> int:
+        """Requests that run at endpoints that take more, or wait."""
+        return self._inside + self.waiting
+
+    def lacks_capacity(self, now: float) -> bool:
+        """Tell whether requests wait, or first tokens come later than those of a server that is not full."""
+        return self.waiting > 0 or self._limit.is_late(now)
 
     @property
     def running(self) -> int:
@@ -170,7 +179,7 @@ class AdmissionScheduler:
         self._tick(now)
         self._permits.got_first_token(ticket)
         if seconds is not None:
-            self._limit.first_token(now, seconds, self.running)
+            self._limit.first_token(now, seconds, self._inside)
         return self._fill(now)
 
     def failed(self, ticket: Ticket, now: float) -> None:
@@ -178,10 +187,15 @@ class AdmissionScheduler:
         if ticket.state is TicketState.PENDING:
             self._limit.failed(now, ticket.admitted)
 
-    def set_upper_bound(self, permits: int, now: float) -> list[Ticket]:
+    def set_upper_bound(self, permits: int, now: float, capacity: TierCapacity | None = None) -> list[Ticket]:
         """Bound the concurrency limit. Returns the tickets that are admitted because the bound was raised."""
         self._tick(now)
-        self._limit.set_upper_bound(permits, now)
+        if capacity is not None:
+            self._away = min(capacity.away, self.running)
+            self._permits.credit = _credit(capacity.permits)
+            for queue in self._queues.values():
+                queue.credit = self._permits.credit
+        self._limit.set_upper_bound(permits, now, None if capacity is None else capacity.endpoints)
         return self._fill(now)
 
     def queue_full_error(self, priority: Priority) -> QueueFull:
@@ -302,6 +316,11 @@ class AdmissionScheduler:
 
     # --- books -------------------------------------------------------------------------------------------------------
 
+    @property
+    def _inside(self) -> int:
+        """Requests at endpoints that take more."""
+        return max(0, self.running - self._away)
+
     def _tick(self, now: float) -> None:
         self._release_rate.tick(now, full=self.waiting > 0)
         if self.waiting >= self.limit / 2:
@@ -320,3 +339,8 @@ class AdmissionScheduler:
     def _remove(self, ticket: Ticket) -> None:
         self._queues[ticket.priority].remove(ticket)
         ticket.state = TicketState.GONE
+
+
+def _credit(permits: int) -> float:
+    """Return the credit of a light tenant, in requests, in a tier of so many permits."""
+    return min(permits, max(_MIN_CREDIT, permits / 4))

@@ -26,6 +26,7 @@ Reading order:
     prefix_affinity      warm prefixes, bounded load
     health               failures, ejection, return
     slowness             slower than its peers
+    capacity             how many endpoints take requests, for admission
     pool                 owner of the state: leases and probes
     lease                one call on one endpoint
     pools                all tiers, and the Triton clients by address

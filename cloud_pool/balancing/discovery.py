@@ -35,6 +35,11 @@ class EndpointAddress(msgspec.Struct, frozen=True):
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
+    @property
+    def text(self) -> str:
+        """As it is configured, without the zone."""
+        return f"dns:{self.address}" if self.is_dns else self.address
+
 
 def parse_endpoint_address(text: str, where: str = "") -> EndpointAddress:
     """Parse one configured endpoint. Raises ConfigError; `where` is the key that it names."""
@@ -62,6 +67,11 @@ class EndpointDiscovery:
         self._resolve = resolve
         self._resolved: dict[EndpointAddress, tuple[str, ...]] = {}
         self._unresolved: set[EndpointAddress] = set()
+
+    @property
+    def configured(self) -> tuple[EndpointAddress, ...]:
+        """The addresses as they are configured, with names unresolved."""
+        return self._addresses
 
     def replace(self, addresses: Sequence[EndpointAddress]) -> None:
         """Take other addresses; names that stay keep what they resolved to."""

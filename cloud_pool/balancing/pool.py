@@ -22,6 +22,7 @@ from router.errors import (
 
 from ..upstreams.triton.client import TritonClient
 from . import health, slowness
+from .capacity import PoolCapacity, capacity_of
 from .config import LoadBalancing, LoadBalancingConfig, ejection_s
 from .discovery import EndpointAddress
 from .endpoint_selection import choose
@@ -93,6 +94,10 @@ class Pool:
     def healthy(self) -> int:
         """Number of active endpoints."""
         return self._state.healthy
+
+    @property
+    def capacity(self) -> PoolCapacity:
+        return capacity_of(self._state, self._clock(), self._settings)
 
     @property
     def endpoints(self) -> Sequence[EndpointView]:

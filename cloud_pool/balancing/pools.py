@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 from ..config.schema import Config, TierConfig
 from ..config.tiers import Tier
 from ..upstreams.triton.client import TritonClient
-from .discovery import EndpointDiscovery, Resolver, resolve_dns
+from .discovery import EndpointAddress, EndpointDiscovery, Resolver, resolve_dns
 from .pool import Pool
 
 _PREPARE_S = 3.0
@@ -83,6 +83,10 @@ class Pools:
     @property
     def by_tier(self) -> Mapping[str, Pool]:
         return self._pools
+
+    def configured(self, tier: str) -> tuple[EndpointAddress, ...]:
+        """Return the tier's addresses as they are configured now, with names unresolved."""
+        return self._discoveries[tier].configured
 
     async def prepare(self) -> None:
         """Resolve all DNS names before the first request; an unreachable resolver delays this by 3 s at most."""

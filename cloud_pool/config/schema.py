@@ -76,8 +76,10 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos: str = ""  # with `template_file`: the end-of-sequence token
     context_tokens: Count = 0  # context length; 0: the artifact's
     max_tokens: Count = 0  # limit of an answer where the request has none; 0: the whole context
-    concurrency: Positive = 16  # upper bound of requests in Triton at once, over all gateways that share a Redis
-    # lower bound of a gateway's limit, which follows the times to first token; 0: fixed at `concurrency`, not shared
+    # upper bound of requests in one endpoint's Triton at once, such as its sequences; the tier's permits are this times
+    # the endpoints that take requests, divided between the gateways and workers that share a Redis
+    concurrency: Positive = 16
+    # lower bound of a gateway's limit, which follows the times to first token; 0: the limit is its part of the permits
     min_concurrency: Count = 1
     ttft_objective_s: Seconds = 2.0  # objective for interactive requests, from arrival to first token
     max_queued: Count = 64  # requests that may wait; beyond that clients get 429
@@ -92,8 +94,9 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def admission_settings(self) -> AdmissionSettings:
+        """Those of a gateway that starts, before it knows how many endpoints take requests."""
         return AdmissionSettings(
-            permits=self.concurrency,
+            permits=self.concurrency * len(self.endpoint_addresses),
             min_permits=self.min_concurrency,
             max_queued=self.max_queued,
             ttft_objective_s=self.ttft_objective_s,

@@ -8,8 +8,9 @@ import msgspec
 import redis.asyncio
 
 from ..admission import AdmissionController, AdmissionSettings
+from ..admission.division import PeerKind
 from ..admission.peer_heartbeat import PeerHeartbeat, SharedTier
-from ..balancing.pool import Pool
+from ..balancing.pools import Pools
 from ..config.schema import Config
 from ..config.tiers import Tier
 from ..degradation.continue_token import load_continue_tokens
@@ -39,31 +40,34 @@ class ServingRuntime(msgspec.Struct, frozen=True):
     """The service; `warmer`, `lag` and `heartbeat` are background tasks that run as long as it is used."""
 
     service: Service
+    admissions: Mapping[str, AdmissionController]  # by the tier's name
     warmer: TierWarmer
     lag: EventLoopLag
-    heartbeat: PeerHeartbeat | None  # None without a Redis
+    heartbeat: PeerHeartbeat
 
 
 def build_serving(
     config: Config,
     tiers: tuple[Tier, ...],
-    pools: Mapping[str, Pool],
+    pools: Pools,
     admission_settings: Mapping[str, AdmissionSettings],
     metrics: Metrics,
     *,
     find_stale: FindStale = nothing_stale,
     client: redis.asyncio.Redis | None = None,
+    kind: PeerKind = "gateway",
 ) -> ServingRuntime:
     """Build the service and its background tasks; nothing is started.
 
     Args:
         config: the gateway's configuration.
         tiers: the tiers to serve.
-        pools: endpoints by the tier's name.
+        pools: the tiers' endpoints.
         admission_settings: by the tier's name.
         metrics: the process's metrics.
         find_stale: looks up a stale answer when every tier has failed.
-        client: Redis through which gateways divide each tier's concurrency limit; None: they do not.
+        client: Redis through which gateways and workers divide each tier's permits; None: they do not.
+        kind: what this process is among them.
 
     Raises:
         ConfigError: the continue key file is unusable.
@@ -83,10 +87,10 @@ def build_serving(
             lost_s=lag.lost_s,
         )
         metrics.admission.watch(tier.name, admission)
-        dispatch = build_dispatcher(tier.name, tier.config, pools[tier.name], dispatch_metrics)
+        dispatch = build_dispatcher(tier.name, tier.config, pools.by_tier[tier.name], dispatch_metrics)
         runtimes[tier.name] = TierRuntime(tier, admission, dispatch)
     signals = {
-        name: TierSignals(pools[name], runtime.admission, runtime.tier.config.ttft_objective_s)
+        name: TierSignals(pools.by_tier[name], runtime.admission, runtime.tier.config.ttft_objective_s)
         for name, runtime in runtimes.items()
     }
     degradation = config.degradation
@@ -97,16 +101,19 @@ def build_serving(
     service = Service(
         runtimes, fallback, continue_tokens=continue_tokens, find_stale=find_stale, metrics=degradation_metrics
     )
-    warmer = TierWarmer(fallback, pools, {tier.name: tier.model for tier in tiers}, degradation.warm_up_after_idle_s)
-    shared = [
-        SharedTier(
-            tier.name,
-            tier.config.endpoints or (tier.config.triton,),
-            admission_settings[tier.name].permits,
-            runtimes[tier.name].admission,
-        )
-        for tier in tiers
-        if admission_settings[tier.name].min_permits
-    ]
-    heartbeat = PeerHeartbeat(client, shared) if client is not None else None
-    return ServingRuntime(service, warmer, lag, heartbeat)
+    models = {tier.name: tier.model for tier in tiers}
+    warmer = TierWarmer(fallback, pools.by_tier, models, degradation.warm_up_after_idle_s)
+    shared = [_shared_tier(runtime, pools) for runtime in runtimes.values()]
+    admissions = {name: runtime.admission for name, runtime in runtimes.items()}
+    return ServingRuntime(service, admissions, warmer, lag, PeerHeartbeat(client, shared, kind=kind))
+
+
+def _shared_tier(runtime: TierRuntime, pools: Pools) -> SharedTier:
+    name, pool = runtime.tier.name, pools.by_tier[runtime.tier.name]
+    return SharedTier(
+        name,
+        runtime.tier.config.concurrency,
+        lambda: [one.text for one in pools.configured(name)],
+        lambda: pool.capacity,
+        runtime.admission,
+    )

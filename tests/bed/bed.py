@@ -75,13 +75,24 @@ class Replica:
         server = self.server
         return None if server is None else _child(server.pid, "triton_python_b")
 
+    @property
+    def peak(self) -> int:
+        """The most sequences that were inside a paced replica at once; 0 before the first."""
+        path = self.journal.with_suffix(".peak")
+        return int(path.read_text()) if path.exists() else 0
+
     def calls(self) -> list[str]:
         """Return the calls of the model: the mark of each request, `-` for the gateways' own probes."""
         return self.journal.read_text().splitlines()
 
 
 class Bed:
-    """All processes of the bed. `tiers` names the tier of each replica, in the order of the fallback."""
+    """All processes of the bed.
+
+    Args:
+        tiers: the tier of each replica, in the order of the fallback
+        serving: how many of the replicas are endpoints at first; None: all
+    """
 
     def __init__(
         self,
@@ -93,6 +104,7 @@ class Bed:
         tier: dict[str, Any] | None = None,
         config: dict[str, Any] | None = None,
         workers: int = 2,
+        serving: int | None = None,
     ) -> None:
         self.folder = folder
         self.redis = RedisServer(folder, "--maxmemory-policy", "noeviction")
@@ -103,14 +115,15 @@ class Bed:
         self._operator_ports = [free_port(), free_port()]
         self._processes: dict[str, Process] = {}
         self._workers = workers
+        self._serving = self.replicas[:serving]
         self.restarts = 0
         (folder / "gateway.yaml").write_text(json.dumps(self._config(tier or {}, config or {}), indent=1))
 
     def _config(self, tier: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
         """Return the gateway's configuration, which is written as JSON: JSON is YAML."""
         tiers = []
-        for name in dict.fromkeys(replica.tier for replica in self.replicas):
-            addresses = [replica.address for replica in self.replicas if replica.tier == name]
+        for name in dict.fromkeys(replica.tier for replica in self._serving):
+            addresses = [replica.address for replica in self._serving if replica.tier == name]
             tiers.append({"name": name, "endpoints": addresses, **tier})
         server = {"drain_s": 2, "readiness_cache_s": 0.2} | more.pop("server", {})
         jobs = {
@@ -168,15 +181,14 @@ class Bed:
             process.ready()
 
     def serve_from(self, replicas: list[Replica]) -> None:
-        """Change the endpoints of the only tier. Gateways reload their file, as after an operator's edit; replicas that
-        are left out drain."""
+        """Change the endpoints of the only tier. Gateways and workers reload their file, as after an operator's edit;
+        replicas that are left out drain."""
         path = self.folder / "gateway.yaml"
         config = json.loads(path.read_text())
         config["tiers"][0]["endpoints"] = [replica.address for replica in replicas]
         path.write_text(json.dumps(config, indent=1))
-        for name, process in self._processes.items():
-            if name.startswith("gateway"):
-                process.popen.send_signal(signal.SIGHUP)
+        for process in self._processes.values():
+            process.popen.send_signal(signal.SIGHUP)
 
     def _launch(self, name: str) -> Process:
         kind, _, number = name.partition("-")

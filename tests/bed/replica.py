@@ -52,6 +52,7 @@ def main() -> None:
             "model": str(TEMPLATES / "llama_cpp" / "1" / "model.py"),
             "journal": str(arguments.journal.absolute()),
             "speed": str(arguments.speed.absolute()),
+            "peak": str(arguments.journal.with_suffix(".peak").absolute()),
         }
         (version / "bed.json").write_text(json.dumps(bed))
         launcher = Launcher(

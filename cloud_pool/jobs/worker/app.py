@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -19,11 +20,11 @@ from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
 
-from ...admission import AdmissionSettings
+from ...admission import AdmissionConfig, AdmissionSettings
 from ...assembly import build_accounts, build_cache, build_pools, build_tracing
 from ...balancing.reload import reload_endpoints, reload_on_sighup
 from ...cache.caching_service import CachingService
-from ...config.schema import Config
+from ...config.schema import Config, TierConfig
 from ...config.tiers import by_name, load_tiers
 from ...http.operator import OperatorRoutes, operator_listener
 from ...observability.metrics import Metrics
@@ -32,6 +33,8 @@ from ..config import with_shared_redis
 from .metered_runner import MeteredRunner
 from .runner import ServiceBackend
 from .runtime import WorkerRuntime
+
+_UNBOUNDED = 1_000_000  # jobs: the shared limit bounds them
 
 
 async def run(
@@ -78,18 +81,25 @@ async def _work(
     accounts = build_accounts(config, metrics)
     reload_listeners = ReloadListeners(metrics.count_reload)
     pools = build_pools(config, tiers, metrics, tasks, reload_listeners)
-    slots = {tier.name: settings.concurrency or tier.config.concurrency for tier in tiers}
-    # A claimed job holds a slot of the worker, so admission needs no limit of its own: it is as wide as the slots.
-    admission = {name: AdmissionSettings(permits=count, max_queued=count) for name, count in slots.items()}
-    serving = build_serving(config, tiers, pools.by_tier, admission, metrics)
+    admission = {tier.name: _admission_settings(tier.config) for tier in tiers}
+    serving = build_serving(config, tiers, pools, admission, metrics, client=accounts.redis, kind="worker")
     reload_listeners.listeners.append(serving.warmer.loaded)
     background = msgspec.structs.replace(config, cache=config.cache.for_background())
     caching_service = CachingService(build_cache(background, by_name(tiers), metrics), serving.service.answer)
     tracing = build_tracing(config, "causeway-worker")
     trace = None if tracing is None else tracing.jobs
     runner = MeteredRunner(ServiceBackend(caching_service, by_name(tiers), pools.by_tier), accounts.ledger, trace)
-    limits = config.tenants.limits
-    runtime = WorkerRuntime(settings, by_name(tiers), runner, slots, metrics.registry, limits=limits, trace=trace)
+    slots = {tier.name: settings.concurrency or _UNBOUNDED for tier in tiers}
+    runtime = WorkerRuntime(
+        settings,
+        by_name(tiers),
+        runner,
+        slots,
+        metrics.registry,
+        shared_limits=serving.admissions,
+        limits=config.tenants.limits,
+        trace=trace,
+    )
     closing += [runtime.close, caching_service.close, accounts.close, pools.close]
     if tracing is not None:
         closing.append(partial(to_thread.run_sync, tracing.close))
@@ -106,9 +116,22 @@ async def _work(
     tasks.start_soon(pools.watch)
     tasks.start_soon(serving.warmer.watch)
     tasks.start_soon(serving.lag.watch)
+    await serving.heartbeat.beat()  # The first one takes no permits yet.
+    tasks.start_soon(serving.heartbeat.watch)
     caching_service.start(tasks)
     await accounts.prepare()
     accounts.start(tasks)
     operator_url = f" operator={operator.url}" if serves_operators else ""
     print(f"ready worker={runtime.worker.name}{operator_url}", flush=True)
     await runtime.run(stop)  # (3)
+
+
+def _admission_settings(tier: TierConfig) -> AdmissionSettings:
+    """Return a worker's: claims already prefer urgent jobs, and a claimed job has time to wait, whatever its class."""
+    return msgspec.structs.replace(
+        tier.admission_settings,
+        min_permits=min(1, tier.min_concurrency),
+        max_queued=_UNBOUNDED,
+        ttft_objective_s=math.inf,
+        config=AdmissionConfig(reserved_share=0.0, preemption_share=0.0),
+    )

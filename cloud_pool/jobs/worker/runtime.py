@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import anyio
 from aiohttp.abc import AbstractResolver
@@ -22,7 +23,7 @@ from ..stores import JobStores
 from ..submission import SubmissionParser
 from ..webhooks.delivery import WebhookSender
 from .runner import JobRunner
-from .worker import StopSignal, Worker
+from .worker import SharedLimit, StopSignal, Worker
 
 
 class WorkerRuntime:
@@ -31,6 +32,7 @@ class WorkerRuntime:
     Args:
         tiers: by name and alias
         slots: concurrent jobs by tier
+        shared_limits: how many of them the tier's permits allow now, by tier; without one, all
         limits: limits of a tenant, which hold for the lines of its batches
         resolver: replaces DNS in tests
         clock: replaces Redis's clock in tests; unix time, s
@@ -45,6 +47,7 @@ class WorkerRuntime:
         slots: Mapping[str, int],
         registry: CollectorRegistry,
         *,
+        shared_limits: Mapping[str, SharedLimit] = MappingProxyType({}),
         limits: Callable[[str], TenantLimits] = lambda _: TenantLimits(),
         resolver: AbstractResolver | None = None,
         trace: JobTrace | None = None,
@@ -54,7 +57,9 @@ class WorkerRuntime:
         """Raises ConfigError."""
         stores = self._stores = JobStores.open(config, clock)
         metrics = JobMetrics(registry)
-        self.worker = Worker(stores.jobs, runner, slots, config, metrics, trace=trace, rng=rng)
+        self.worker = Worker(
+            stores.jobs, runner, slots, config, metrics, shared_limits=shared_limits, trace=trace, rng=rng
+        )
         self._sender = WebhookSender(stores.outbox, config.webhooks, metrics, resolver=resolver, trace=trace, rng=rng)
         self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config, limits)
 

@@ -16,6 +16,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import anyio
@@ -40,6 +41,7 @@ _log = logging.getLogger("causeway.cloud.worker")
 _STORE_DELAY_S = 0.2
 _UNAVAILABLE_POLL_S = 0.5
 _RELEASE_S = 5.0
+_LIMIT_POLL_S = 0.25  # the shared limit changes twice a second
 _MAX_CLAIM = 32  # jobs per claim
 _GAUGES_S = 5.0
 
@@ -50,30 +52,52 @@ class StopSignal(Protocol):
     async def wait(self) -> object: ...
 
 
-class WorkerSlots:
-    """The slots of one tier in this worker."""
+class SharedLimit(Protocol):
+    """This worker's part of a tier's permits: `admission.AdmissionController`."""
 
-    def __init__(self, tier: str, count: int) -> None:
+    wants_more: bool
+
+    @property
+    def limit(self) -> int: ...
+
+
+class WorkerSlots:
+    """The slots of one tier in this worker: `count`, or fewer where its part of the tier's permits is smaller."""
+
+    def __init__(self, tier: str, count: int, shared_limit: SharedLimit | None = None) -> None:
         self.tier = tier
-        self.free = count
+        self._count = count
+        self._shared_limit = shared_limit
+        self._used = 0
         self.priorities = WeightedRoundRobin()
         self.tier_unavailable = False
         self._slot_released = anyio.Event()
 
+    @property
+    def free(self) -> int:
+        limit = self._shared_limit
+        return (self._count if limit is None else min(self._count, limit.limit)) - self._used
+
+    def claimed(self, jobs: int) -> None:
+        """Record how many jobs a claim found."""
+        if self._shared_limit is not None:
+            self._shared_limit.wants_more = jobs > 0
+
     def acquire(self) -> None:
         """Take a slot."""
-        self.free -= 1
+        self._used += 1
 
     def release(self) -> None:
         """Return a slot."""
-        self.free += 1
+        self._used -= 1
         self._slot_released.set()
         self._slot_released = anyio.Event()
 
     async def wait_for_slot(self) -> None:
         """Wait until a slot is free."""
         while self.free <= 0:
-            await self._slot_released.wait()
+            with anyio.move_on_after(_LIMIT_POLL_S):
+                await self._slot_released.wait()
 
 
 class JobLease:
@@ -95,6 +119,7 @@ class Worker:
 
     Args:
         slots: concurrent jobs by tier
+        shared_limits: how many of them the tier's permits allow now, by tier; without one, all
         name: as in the records of its jobs; default: a random one
         clock: monotonic time, s
         rng: uniform in [0, 1)
@@ -108,6 +133,7 @@ class Worker:
         config: JobsConfig,
         metrics: JobMetrics,
         *,
+        shared_limits: Mapping[str, SharedLimit] = MappingProxyType({}),
         name: str = "",
         trace: JobTrace | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -116,7 +142,7 @@ class Worker:
         self.name = name or f"worker-{secrets.token_hex(6)}"
         self._store = store
         self._runner = runner
-        self._slots = [WorkerSlots(tier, count) for tier, count in slots.items()]
+        self._slots = [WorkerSlots(tier, count, shared_limits.get(tier)) for tier, count in slots.items()]
         self._config = config
         self._metrics = metrics
         self._trace = trace
@@ -174,6 +200,7 @@ class Worker:
         with anyio.CancelScope(shield=True):
             priorities = slots.priorities.next(min(slots.free, _MAX_CLAIM))
             claimed = await self._store.claim(self.name, slots.tier, priorities)
+            slots.claimed(len(claimed.records))
             for record in claimed.records:
                 self._begin(slots, record, runs)
                 if self._trace is not None:

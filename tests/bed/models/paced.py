@@ -1,6 +1,7 @@
 """A model for Triton's stub, as `1/model.py`, whose speed is set by the clock. Its tensors are the product model's.
 
-`bed.json` beside this file is {"journal": path, "speed": path}. The speed file is {"slots", "prefill_s", "step_s"} and
+`bed.json` beside this file is {"journal": path, "speed": path, "peak": path}. The file `peak` gets the most sequences
+with a mark that were inside at once, running or waiting. The speed file is {"slots", "prefill_s", "step_s"} and
 may change at any moment: it is read ten times a second. Sequences beyond the slots wait in arrival order, as in a
 server with continuous batching. While sequences wait, the slot of a cancelled one is free at its next step; a prefill
 has several steps too.
@@ -29,7 +30,8 @@ _STEP_S = 0.02
 
 
 class Sequence:
-    def __init__(self, sender: Any, tokens: int, ends: float) -> None:
+    def __init__(self, sender: Any, tokens: int, ends: float, *, marked: bool) -> None:
+        self.marked = marked
         self.sender = sender
         self.left = tokens
         self.ends = ends
@@ -44,6 +46,7 @@ class TritonPythonModel:
         self._order = itertools.count()
         self._read_at = self._dropped_at = 0.0
         self._closing = False
+        self._inside = self._peak = 0
         self._read_speed(time.monotonic())
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -55,9 +58,12 @@ class TritonPythonModel:
             sampling = json.loads(_text(request, "sampling_parameters") or "{}")
             parameters = json.loads(request.parameters() or "{}")
             left_s = parameters.get("causeway_deadline_ms", 120_000) / 1000.0
-            sequence = Sequence(request.get_response_sender(), int(sampling["max_tokens"]), time.monotonic() + left_s)
+            ends = time.monotonic() + left_s
+            sender, tokens = request.get_response_sender(), int(sampling["max_tokens"])
+            sequence = Sequence(sender, tokens, ends, marked=found is not None)
             with self._changed:
                 self._waiting.append(sequence)
+                self._count(sequence.marked)
                 self._changed.notify()
 
     def finalize(self) -> None:
@@ -65,6 +71,13 @@ class TritonPythonModel:
             self._closing = True
             self._changed.notify()
         self._thread.join()
+
+    def _count(self, more: int) -> None:
+        with self._changed:
+            self._inside += more
+            if self._inside > self._peak:
+                self._peak = self._inside
+                Path(_BED["peak"]).write_text(str(self._inside))
 
     def _run(self) -> None:
         while True:
@@ -106,6 +119,8 @@ class TritonPythonModel:
             return
         sequence.left -= 1
         last = sequence.left <= 0
+        if last:
+            self._count(-sequence.marked)
         sequence.sender.send(_response(last), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)
         if not last:
             with self._changed:
@@ -116,6 +131,7 @@ class TritonPythonModel:
         cancelled = sequence.sender.is_cancelled()
         if not cancelled and now < sequence.ends:
             return False
+        self._count(-sequence.marked)
         code, message = ("CANCELLED", "cancelled") if cancelled else ("UNAVAILABLE", "deadline_exceeded: out of time")
         fault = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
         sequence.sender.send(

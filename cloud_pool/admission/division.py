@@ -1,0 +1,119 @@
+"""A tier's permits divided between the gateways and the workers that share it. Pure.
+
+Gateways divide all permits, whether jobs run or not, less one while workers have jobs. No gateway gets more than its
+demand while another gets less (max-min fairness), and what no gateway demands is divided evenly. Each keeps at least
+half of an even part, for requests that arrive between two heartbeats.
+
+Workers divide what the gateways leave, since jobs are the lowest class:
+
+    left = permits − demand of the gateways − headroom
+
+The headroom is one permit and one standard deviation of the demand, as if requests came at random (a Poisson process,
+whose variance is its mean), so that nearly every request finds a permit that no job holds. The demand of the last
+seconds counts (`JobShare`), since requests come and go faster than jobs end. One permit always remains for jobs, so
+that they never stop.
+
+Where a gateway's requests wait, or their first tokens are late, the workers use a smaller share of what is left: half
+of it at once, and a little more with each heartbeat in which that is over (AIMD, as TCP's congestion control).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+PeerKind = Literal["gateway", "worker"]
+CUT_S = 2.0
+"""Between two cuts: jobs that run must end before one shows."""
+_GROWTH = 0.05  # of the share, per heartbeat
+_MIN_SHARE = 1 / 64
+_DECAY = 0.8  # of the demand, per heartbeat
+
+
+class PeerState(msgspec.Struct, frozen=True):
+    """What a gateway or a worker tells the others about a tier."""
+
+    kind: PeerKind
+    demand: float  # permits that it could use
+    running: int = 0  # requests or jobs that run or wait in it now
+    lacks_capacity: bool = False  # requests wait, or first tokens are late
+
+
+Peers = Mapping[str, PeerState]
+"""By name."""
+
+
+class JobShare:
+    """The share that jobs use of what the gateways leave. `now` is monotonic, s."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+        self._demand = 0.0
+        self._cut_at = -math.inf
+
+    def permits(self, permits: int, peers: Peers, now: float) -> int:
+        """Return how many of the tier's permits are for the jobs of all workers. Call it once per heartbeat."""
+        gateways = [peer for peer in peers.values() if peer.kind == "gateway"]
+        self._demand = max(float(sum(gateway.running for gateway in gateways)), _DECAY * self._demand)
+        if any(gateway.lacks_capacity for gateway in gateways):
+            if now - self._cut_at >= CUT_S:
+                self.value, self._cut_at = max(_MIN_SHARE, self.value / 2.0), now
+        else:
+            self.value = min(1.0, self.value + _GROWTH)
+        left = permits - self._demand - (1.0 + math.sqrt(self._demand) if gateways else 0.0)
+        return max(1, int(left * self.value))
+
+
+def gateway_permits(permits: int, peers: Peers) -> dict[str, int]:
+    """Return each gateway's part of the permits.
+
+    Returns:
+        Parts that add up to `permits`, less one where workers have jobs; 1 each where there are more gateways than
+        permits.
+    """
+    demands = {name: peer.demand for name, peer in peers.items() if peer.kind == "gateway"}
+    permits -= any(peer.kind == "worker" and peer.running for peer in peers.values())
+    if permits <= len(demands):
+        return dict.fromkeys(demands, 1)
+    least = max(1.0, permits / (2 * len(demands)))
+    return divide_permits(permits, {name: max(least, demand) for name, demand in demands.items()})
+
+
+def worker_permits(permits: int, peers: Peers) -> dict[str, int]:
+    """Return each worker's part of the jobs' permits: one at least where there are enough, for a first job.
+
+    Jobs may be long: a worker that still runs more than its part starts none, and until they have ended the others
+    divide what it leaves.
+    """
+    workers = {name: peer for name, peer in peers.items() if peer.kind == "worker"}
+    parts: dict[str, int] = {}
+    while workers:
+        divided = divide_permits(permits, {name: max(1.0, peer.demand) for name, peer in workers.items()})
+        over = [name for name, part in divided.items() if workers[name].running > part]
+        if not over:
+            return parts | divided
+        for name in over:
+            parts[name] = divided[name]
+            permits = max(0, permits - workers.pop(name).running)
+    return parts
+
+
+def divide_permits(permits: int, wanted: Mapping[str, float]) -> dict[str, int]:
+    """Return parts that add up to `permits`: max-min fair by what each wants, and the rest divided evenly."""
+    left, parts = float(permits), {}
+    for at, name in enumerate(sorted(wanted, key=lambda one: (wanted[one], one))):
+        parts[name] = min(wanted[name], left / (len(wanted) - at))
+        left -= parts[name]
+    return _rounded({name: part + left / len(parts) for name, part in parts.items()}, permits)
+
+
+def _rounded(parts: Mapping[str, float], permits: int) -> dict[str, int]:
+    """Round down and give the rest to the largest remainders, of equals by name: all peers get the same result."""
+    whole = {name: int(part) for name, part in parts.items()}
+    order = sorted(parts, key=lambda name: (round(whole[name] - parts[name], 6), name))
+    for name in order[: permits - sum(whole.values())]:
+        whole[name] += 1
+    return whole
