@@ -156,6 +156,7 @@ def _show(capacity: CapacityPlan, measured: ReplicaMeasurement, zones: int) -> N
         ("a replica, measured", rates),
         ("a request", f"{capacity.request_s * 1000:.1f} ms of it: {capacity.replica_rps:.2f} requests/s at most"),
         ("replicas", f"[bold]{capacity.replicas}[/bold]{spread} ({capacity.needed} without redundancy)"),
+        ("concurrency of the tier", f"{capacity.slots}, the slots of one replica"),
         ("utilisation at the peak", f"{capacity.utilisation:.0%}, after a loss {capacity.utilisation_after_loss:.0%}"),
         (
             "waiting at the peak",

@@ -96,7 +96,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit_retry_s: Seconds = 60.0  # a tenant over a limit tries one job at the limit's reset, or after so long
     backoff_s: Seconds = 1.0  # before the second attempt; doubles with each further one, with jitter
     backoff_max_s: Seconds = 60.0  # longest back-off
-    concurrency: Annotated[int, Meta(ge=0)] = 0  # jobs of a tier in one worker; 0: the tier's own
+    concurrency: Annotated[int, Meta(ge=0)] = 0  # most jobs of a tier in one worker; 0: as many as gateways leave
     drain_s: Annotated[float, Meta(ge=0)] = 20.0  # on SIGTERM; unfinished jobs then return to their queue
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()

@@ -33,8 +33,8 @@ def _triton() -> None:
 async def limit_of(session: aiohttp.ClientSession, bed: Bed) -> float:
     """Return the sum of the gateways' limits."""
     total = 0.0
-    for url in bed.urls:
-        async with session.get(f"{url}/metrics") as reply:
+    for url in bed.operator_urls:
+        async with session.get(f"{url}/metrics", headers=bed.operator_headers) as reply:
             total += sum(map(float, _LIMIT.findall(await reply.text())))
     return total
 

@@ -78,10 +78,10 @@ class WorkerSlots:
         limit = self._shared_limit
         return (self._count if limit is None else min(self._count, limit.limit)) - self._used
 
-    def claimed(self, jobs: int) -> None:
-        """Record how many jobs a claim found."""
+    def set_wants_more(self, more: bool) -> None:
+        """Record whether more jobs may be queued than were claimed."""
         if self._shared_limit is not None:
-            self._shared_limit.wants_more = jobs > 0
+            self._shared_limit.wants_more = more
 
     def acquire(self) -> None:
         """Take a slot."""
@@ -195,12 +195,13 @@ class Worker:
 
     async def _claim_once(self, slots: WorkerSlots, runs: TaskGroup) -> bool:
         """Claim and start jobs. Returns whether more may be queued."""
+        if slots.free <= 0:
+            return True  # Its part of the permits has shrunk meanwhile.
         claimed_at = time.time()
         # Shielded: jobs of a claim that is cut off would stay unclaimed until their lease ends.
         with anyio.CancelScope(shield=True):
             priorities = slots.priorities.next(min(slots.free, _MAX_CLAIM))
             claimed = await self._store.claim(self.name, slots.tier, priorities)
-            slots.claimed(len(claimed.records))
             for record in claimed.records:
                 self._begin(slots, record, runs)
                 if self._trace is not None:
@@ -208,6 +209,7 @@ class Worker:
             for _ in claimed.unreadable:
                 self._metrics.count_run(slots.tier, "quarantined")
             self._record_expired(claimed.expired)
+        slots.set_wants_more(claimed.more)
         return claimed.more
 
     def _begin(self, slots: WorkerSlots, record: JobRecord, runs: TaskGroup) -> None:

@@ -1,0 +1,69 @@
+"""A worker's part of a tier's permits bounds how many jobs it runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import anyio
+import anyio.lowlevel
+from prometheus_client import CollectorRegistry
+
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.metrics import JobMetrics
+from cloud_pool.jobs.record import NewJob
+from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.worker import Worker
+from router.types import Chunk
+
+from .conftest import until
+from .scripted_worker import ANSWER, ScriptedRunner
+
+
+class SharedLimit:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.wants_more = False
+
+
+async def test_a_worker_runs_as_many_jobs_as_its_part_allows(
+    store: JobStore, new_job: Callable[..., NewJob], config: JobsConfig
+) -> None:
+    for _ in range(6):
+        await store.accept(new_job())
+    goes_on = anyio.Event()
+
+    async def held(_at: int, _run: JobRun) -> AsyncGenerator[Chunk, None]:
+        await goes_on.wait()
+        for chunk in ANSWER:
+            yield chunk
+
+    part, stop, runner = SharedLimit(0), anyio.Event(), ScriptedRunner(held)
+    metrics = JobMetrics(CollectorRegistry())
+    worker = Worker(store, runner, {"large": 100}, config, metrics, shared_limits={"large": part})
+
+    def running(count: int) -> Callable[[], Awaitable[bool]]:
+        async def condition() -> bool:
+            return len(runner.runs) - len(runner.closed) == count
+
+        return condition
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run, stop)
+        await anyio.lowlevel.checkpoint()
+        assert not runner.runs
+        part.limit = 2
+        await until(running(2))
+        assert part.wants_more
+        part.limit = 5
+        await until(running(5))
+        part.limit = 1  # The five go on, and none is started in their place.
+        goes_on.set()
+        await until(running(0))
+
+        async def learned() -> bool:
+            return not part.wants_more
+
+        await until(learned)
+        assert len(runner.runs) == 6
+        stop.set()
