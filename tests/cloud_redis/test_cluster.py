@@ -19,6 +19,7 @@ from cloud_pool.accounts.tenants.usage import UsageRecorder, read_usage
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.assembly import open_shared_redis
+from cloud_pool.balancing.capacity import PoolCapacity
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
@@ -87,7 +88,8 @@ async def test_rates_usage_and_shared_limits_work_on_a_cluster(client: redis.asy
     assert await recorder.flush()
     assert [row.requests for row in await read_usage(client, "b", "2026-11-21")] == [1]
     admission = AdmissionController(16, 64, AdmissionSettings(permits=16, max_queued=64))
-    heartbeats = [PeerHeartbeat(client, [SharedTier("large", ("e",), 16, admission)], name=name) for name in "ab"]
+    shared = SharedTier("large", 16, lambda: ("e",), lambda: PoolCapacity(1.0), admission)
+    heartbeats = [PeerHeartbeat(client, [shared], name=name) for name in "ab"]
     for heartbeat in heartbeats:
         await heartbeat.beat()
         assert heartbeat.fault == ""
