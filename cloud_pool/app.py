@@ -165,6 +165,8 @@ def build_jobs(
     """Return None without a Redis. Raises ConfigError."""
     settings = with_shared_redis(config.jobs, config.redis)
     if not settings.redis:
+        if config.redis:
+            _log.warning("no jobs: `redis` is a cluster, and `jobs.redis` names no other Redis")
         return None
     return JobsGateway(
         settings,
@@ -173,6 +175,7 @@ def build_jobs(
         metrics.registry,
         limits=accounts.ledger.limits,
         trace=None if tracing is None else tracing.jobs,
+        audit=accounts.audit,
     )
 
 

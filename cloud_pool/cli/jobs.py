@@ -1,4 +1,4 @@
-"""`causeway-cloud worker` and `causeway-cloud dlq`."""
+"""`causeway-cloud worker`, `causeway-cloud dlq` and `causeway-cloud jobs`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
+import msgspec
 
 from router.errors import CausewayError, ConfigError
 
 from ..config.loader import Flags, load_config
+from ..config.schema import Config
 from ..jobs.config import with_shared_redis
 from ..jobs.store.job_store import JobStore
 from ..observability.logs import start_log
 from .process import LogLevel, refuse, until_stopped
+
+if TYPE_CHECKING:
+    from ..jobs.stores import JobStores
 
 _PATH = click.Path(path_type=Path)
 T = TypeVar("T")
@@ -107,6 +112,47 @@ def purge(source: _Source, jobs: tuple[str, ...], every: bool) -> None:
     _for_each_job(source, jobs, every, "purged", lambda store, job: store.purge(job))
 
 
+@click.group()
+def jobs() -> None:
+    """Examine jobs as a whole."""
+
+
+@jobs.command("reconcile")
+@click.option("--config", "path", type=_PATH, help="The gateways' YAML file.")
+@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.argument("files", nargs=-1, type=_PATH)
+def reconcile_command(path: Path | None, redis: str | None, as_json: bool, files: tuple[Path, ...]) -> None:
+    """Name jobs and batches that were acknowledged and are gone from Redis, such as after a failover.
+
+    FILES are the audit files of all gateways, and of workers if the last run is of interest, also those that were
+    rotated; by default the configuration's own. Exits with status 1 if anything is missing.
+    """
+    from ..jobs.acceptance import Reconciliation, reconcile
+
+    async def work(stores: JobStores, config: Config) -> Reconciliation:
+        audit_files = files or tuple(Path(name) for name in (config.audit_file,) if name not in ("", "-"))
+        if not audit_files:
+            raise ConfigError("name the audit files: the configuration has none", where="audit_file")
+        return await reconcile(stores.database, config.jobs, audit_files)
+
+    try:
+        found = _run(_Source(path, redis), work)
+    except OSError as error:
+        refuse(str(error))
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+    else:
+        for lost in found.lost:
+            at = datetime.fromtimestamp(lost.accepted_at, tz=UTC).isoformat(timespec="milliseconds")
+            click.echo("\t".join((at, lost.id, f"{lost.tenant}/{lost.device}", lost.tier or "-", lost.last_run or "-")))
+        checked = found.acknowledged - found.too_old
+        summary = f"{checked} acceptances checked, {len(found.lost)} lost, {found.too_old} too old to tell"
+        click.echo(f"{summary}, {found.unreadable_lines} unreadable lines", err=True)
+    if found.lost:
+        raise SystemExit(1)
+
+
 def _for_each_job(
     source: _Source, jobs: tuple[str, ...], every: bool, done: str, act: Callable[[JobStore, str], Awaitable[bool]]
 ) -> None:
@@ -126,6 +172,10 @@ def _for_each_job(
 
 
 def _run_with_store(source: _Source, work: Callable[[JobStore], Awaitable[T]]) -> T:
+    return _run(source, lambda stores, _: work(stores.jobs))
+
+
+def _run(source: _Source, work: Callable[[JobStores, Config], Awaitable[T]]) -> T:
     from ..jobs.stores import JobStores
 
     async def run() -> T:
@@ -135,7 +185,7 @@ def _run_with_store(source: _Source, work: Callable[[JobStore], Awaitable[T]]) -
             raise ConfigError("give --redis, or a --config that names it", where="redis")
         stores = JobStores.open(settings)
         try:
-            return await work(stores.jobs)
+            return await work(stores, config)
         finally:
             await stores.close()
 

@@ -1,4 +1,4 @@
-"""`causeway-cloud`: serve (the gateway), triton (the server behind it), worker, dlq, keys, usage and plan."""
+"""`causeway-cloud`: serve (the gateway), triton (the server behind it), worker, dlq, jobs, keys, usage and plan."""
 
 from __future__ import annotations
 
@@ -218,6 +218,15 @@ def dlq(arguments: tuple[str, ...]) -> None:
     from .jobs import dlq as group
 
     group.main(list(arguments), prog_name="causeway-cloud dlq")
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def jobs(arguments: tuple[str, ...]) -> None:
+    """Find accepted jobs that Redis has lost."""
+    from .jobs import jobs as group
+
+    group.main(list(arguments), prog_name="causeway-cloud jobs")
 
 
 @main.command(context_settings=_PASSED_ON)

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 import anyio
 from prometheus_client import CollectorRegistry
 
+from ..accounts.audit import AuditLog
 from ..accounts.identity.principal import Principal
 from ..accounts.model_access import allowed_tiers
 from ..accounts.tenants.config import TenantLimits
 from ..config.tiers import Tier
 from ..observability.tracing import JobTrace
+from .acceptance import AcceptanceLog
 from .config import JobsConfig
 from .errors import JobStoreUnavailable
 from .http.batch_api import BatchApi
@@ -33,6 +35,7 @@ class JobsGateway:
         tiers: by name and alias
         identify: request -> principal
         limits: limits of a principal's tenant
+        audit: gets a record of each job and batch that is acknowledged; None: no records
         clock: replaces Redis's clock in tests; unix time, s
     """
 
@@ -45,16 +48,24 @@ class JobsGateway:
         *,
         limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits(),
         trace: JobTrace | None = None,
+        audit: AuditLog | None = None,
         clock: Callable[[], float] = redis_time,
     ) -> None:
         """Raises ConfigError."""
         self._metrics = JobMetrics(registry)
         self._stores = JobStores.open(config, clock)
         parser = SubmissionParser(config, tiers)
+        accepted = AcceptanceLog(audit)
         batches = BatchApi(
-            config, self._stores, trace, allowed=lambda principal: allowed_tiers(tiers, principal, limits(principal))
+            config,
+            self._stores,
+            trace,
+            allowed=lambda principal: allowed_tiers(tiers, principal, limits(principal)),
+            accepted=accepted,
         )
-        self.api = JobApi(config, self._stores, parser, identify, limits, trace, more_routes=batches.routes)
+        self.api = JobApi(
+            config, self._stores, parser, identify, limits, trace, more_routes=batches.routes, accepted=accepted
+        )
 
     async def watch(self) -> None:
         """Update the gauges every 5 s, until cancelled. Logs once why jobs are refused."""

@@ -49,6 +49,10 @@ class PasswordFile(CredentialProvider):
             raise AuthenticationError(f"{self._path}: {error}") from error
         return (self._username, password) if self._username else (password,)
 
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """As `get_credentials`; reading a line of a file delays nothing."""
+        return self.get_credentials()
+
 
 class _MasterPool(SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
     """Connections to the master that the Sentinels name; beyond the pool's size calls wait for one."""

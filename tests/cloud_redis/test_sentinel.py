@@ -25,8 +25,9 @@ PATIENCE_S = 30.0
 
 
 def config_of(deployment: SentinelDeployment, **changes: object) -> JobsConfig:
-    quick = {"lease_check_s": 0.02, "reclaim_interval_s": 0.02, "lease_s": 1.0, "backoff_s": 0.001}
-    return JobsConfig(redis=deployment.url, **(quick | changes))  # type: ignore[arg-type]
+    quick: dict[str, object] = {"lease_check_s": 0.02, "reclaim_interval_s": 0.02, "lease_s": 1.0, "backoff_s": 0.001}
+    quick["redis"] = deployment.url
+    return JobsConfig(**(quick | changes))  # type: ignore[arg-type]
 
 
 def job(number: int, **changes: object) -> NewJob:

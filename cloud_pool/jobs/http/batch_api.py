@@ -17,6 +17,7 @@ from ...accounts.identity.principal import Grants, Principal
 from ...accounts.model_access import AllowedTiers
 from ...http.request_reader import read_body, read_headers
 from ...observability.tracing import JobTrace
+from ..acceptance import AcceptanceLog
 from ..batches.batch_store import COMPLETION_WINDOW
 from ..batches.views import BatchView, FileView, batch_view, file_view
 from ..config import JobsConfig
@@ -69,6 +70,7 @@ class BatchApi:
 
     Args:
         allowed: the tiers that a principal may use
+        accepted: records what is acknowledged; None: nothing is recorded
     """
 
     def __init__(
@@ -78,9 +80,11 @@ class BatchApi:
         trace: JobTrace | None = None,
         *,
         allowed: Callable[[Principal], AllowedTiers] = lambda _: None,
+        accepted: AcceptanceLog | None = None,
     ) -> None:
         self._config = config
         self._allowed = allowed
+        self._accepted = accepted or AcceptanceLog()
         self._durability = stores.durability
         self._files = stores.files
         self._batches = stores.batches
@@ -168,6 +172,7 @@ class BatchApi:
                 tags=headers.tags,
                 traceparent=traceparent,
             )
+        await self._accepted.record(principal, "batch", batch.id, "", batch.created)
         return json_response(batch_view(batch))
 
     def _grants(self, principal: Principal) -> Grants:

@@ -15,6 +15,7 @@ from ...accounts.identity.principal import Principal
 from ...accounts.tenants.config import TenantLimits
 from ...http.request_reader import read_body, read_headers
 from ...observability.tracing import JobTrace
+from ..acceptance import AcceptanceLog
 from ..config import JobsConfig
 from ..errors import JobStoreUnavailable, WebhookDisabled
 from ..record import JobView, job_view
@@ -49,6 +50,7 @@ class JobApi:
     Args:
         limits: limits of a principal's tenant
         more_routes: routes of other handlers, such as BatchApi's
+        accepted: records what is acknowledged; None: nothing is recorded
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class JobApi:
         trace: JobTrace | None = None,
         *,
         more_routes: Sequence[Route] = (),
+        accepted: AcceptanceLog | None = None,
     ) -> None:
         self._config = config
         self._db = stores.database
@@ -71,6 +74,7 @@ class JobApi:
         self._identify = identify
         self._limits = limits
         self._trace = trace
+        self._accepted = accepted or AcceptanceLog()
         self._event_streams = 0
         self._routes = (
             route("/v1/jobs", POST=self._create, GET=self._list),
@@ -119,6 +123,7 @@ class JobApi:
         with enqueue_span(self._trace, job.id, job.tier, headers.traceparent) as traceparent:
             accepted = await self._jobs.accept(msgspec.structs.replace(job, traceparent=traceparent), limits)
         record = await self._jobs.get(accepted.id, principal.owner)
+        await self._accepted.record(principal, "job", record.id, record.tier, record.created)
         location = {"location": f"/v1/jobs/{record.id}"}
         return json_response(
             job_view(record), 202, location | ({"idempotent-replayed": "true"} if accepted.known else {})

@@ -29,7 +29,7 @@ from ...config.tiers import by_name, load_tiers
 from ...http.operator import OperatorRoutes, operator_listener
 from ...observability.metrics import Metrics
 from ...serving.assembly import ReloadListeners, build_serving
-from ..config import with_shared_redis
+from ..config import NO_CLUSTER, with_shared_redis
 from .metered_runner import MeteredRunner
 from .runner import ServiceBackend
 from .runtime import WorkerRuntime
@@ -75,6 +75,8 @@ async def _work(
     """Run in `tasks`; `closing` gets what must be closed after they have ended."""
     settings = with_shared_redis(config.jobs, config.redis)
     if not settings.redis:
+        if config.redis:
+            raise ConfigError(NO_CLUSTER, where="jobs.redis")
         raise ConfigError("a worker needs the URL of the gateways' Redis", where="redis")
     tiers = load_tiers(config)
     metrics = Metrics()
