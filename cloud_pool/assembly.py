@@ -59,14 +59,21 @@ def build_cache(config: Config, tiers: Mapping[str, Tier], metrics: Metrics) -> 
     return SharedCache(config.cache, config.cache.redis or config.redis, tiers, metrics.registry, secret=secret)
 
 
-def build_accounts(config: Config, metrics: Metrics) -> Accounts:
-    """Build identity, tenants and audit log. Raises ConfigError."""
+def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True) -> Accounts:
+    """Build identity, tenants and audit log. Raises ConfigError.
+
+    Args:
+        is_gateway: whether this process takes a share of the tenants' limits while their Redis is away
+    """
     tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else StaticTokens()
     client = open_shared_redis(config.redis) if config.redis else None
     keys = KeySet(Path(config.identity.key_file)) if config.identity.key_file else None
     verifier = TokenVerifier(config.identity, keys) if keys is not None else None
     revocations = RevocationList(config.identity, client)
-    limiter, usage = TenantRateLimiter(config.tenants, client), UsageRecorder(config.tenants, client)
+    limiter, usage = (
+        TenantRateLimiter(config.tenants, client, is_gateway=is_gateway),
+        UsageRecorder(config.tenants, client),
+    )
     accounting = TenantAccounting(config.tenants, limiter, usage)
     audit = AuditLog(config.audit_file)
     tenants = TenantMetrics(metrics.registry)

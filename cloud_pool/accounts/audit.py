@@ -35,7 +35,9 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     policy: str  # name@revision of the edge's policy; "" if the edge sent none
     route: str  # chat, completion, job, batch
     tier: str  # "" if refused before a tier was known
-    outcome: str  # ok, or an error's code; `accepted` for a job or batch that was acknowledged to its caller
+    # ok or an error's code; `accepted` for a job or batch that was acknowledged to its caller; `superseded` for a job's
+    # run whose report was not accepted
+    outcome: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
     micro_usd: int = 0

@@ -6,6 +6,8 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from router.errors import ClientGone
 from router.types import Request, Usage
 
@@ -14,8 +16,10 @@ from .identity.principal import Principal
 from .tenants.accounting import BYTES_PER_TOKEN, TenantAccounting
 from .tenants.config import TenantLimits
 from .tenants.metrics import TenantMetrics
-from .tenants.rate_limiter import TokenReservation
+from .tenants.reservation import Charge, Reservation
 
+SUPERSEDED = "superseded"
+"""Outcome of a job's run whose report the job store did not accept."""
 _POLICY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,64})?")
 
 
@@ -29,7 +33,7 @@ class LedgerEntry:
         self.principal: Principal | None = None
         self.tier = ""
         self.response_headers: dict[str, str] = {}
-        self.reservation: TokenReservation | None = None
+        self.reservation: Reservation | None = None
         self.estimated_prompt_tokens = 0  # from the body's length
         self.usage = Usage()
         self.cache = ""
@@ -67,19 +71,72 @@ class Ledger:
         """Return the limits of the principal's tenant."""
         return self._accounting.config.limits(principal.tenant)
 
-    async def admit(self, entry: LedgerEntry, principal: Principal, request: Request, body_bytes: int) -> None:
-        """Reserve the request's tokens. Raises RateLimited."""
+    async def admit(
+        self,
+        entry: LedgerEntry,
+        principal: Principal,
+        request: Request,
+        body_bytes: int,
+        *,
+        max_tokens: int,
+        lifetime_s: float,
+        fence: int = 0,
+    ) -> None:
+        """Reserve the request's tokens and the most that it may cost. `entry.tier` is the tier that it names.
+
+        Args:
+            max_tokens: of an answer, if the request names no maximum
+            lifetime_s: within which the request ends, or its process was killed
+            fence: of a job's run; its reservation is the job's
+
+        Raises:
+            RateLimited: a rate or the budget does not allow it now
+            InvalidRequest: it may cost more than the budget of a day
+        """
         entry.estimated_prompt_tokens = body_bytes // BYTES_PER_TOKEN
-        entry.reservation = await self._accounting.reserve(principal.tenant, request, body_bytes)
+        entry.reservation = await self._accounting.reserve(
+            principal.tenant,
+            request,
+            body_bytes,
+            tier=entry.tier,
+            max_tokens=max_tokens,
+            lifetime_s=lifetime_s,
+            job=entry.id if fence else "",
+            fence=fence,
+        )
+
+    def charge(self, entry: LedgerEntry) -> Charge | None:
+        """Return what a request costs that has ended; None if it was refused: then it has no reservation."""
+        if entry.reservation is None:
+            return None
+        usage = entry.usage
+        if self._prompt_is_unknown(entry):
+            usage = Usage(entry.estimated_prompt_tokens, usage.completion_tokens)
+        return self._accounting.charge(entry.reservation, entry.tier, entry.route, usage)
 
     def close(self, entry: LedgerEntry) -> None:
-        """Settle the reservation and write the audit record. A refused request has no reservation and costs nothing."""
-        usage, micro_usd = entry.usage, 0
-        if entry.reservation is not None:
-            if self._prompt_is_unknown(entry):
-                usage = Usage(entry.estimated_prompt_tokens, usage.completion_tokens)
-            micro_usd = self._accounting.settle(entry.reservation, entry.tier, entry.route, usage)
-            self._metrics.count(entry.reservation.tenant, entry.tier, entry.route, usage, micro_usd)
+        """Settle the reservation, record the usage and write the audit record."""
+        charge = self.charge(entry)
+        if charge is not None:
+            self._accounting.settle(charge)
+        self._record(entry, charge)
+
+    def close_run(self, entry: LedgerEntry, charge: Charge | None, *, accepted: bool) -> None:
+        """Close a job's run after its report, which has recorded the usage if the job store has accepted it.
+
+        Otherwise another run ends the job, or it was cancelled: this run costs nothing.
+        """
+        if charge is not None:
+            self._accounting.settle_run(charge, accepted=accepted)
+            charge = charge if accepted else msgspec.structs.replace(charge, micro_usd=0)
+        if not accepted:
+            entry.outcome = SUPERSEDED
+        self._record(entry, charge)
+
+    def _record(self, entry: LedgerEntry, charge: Charge | None) -> None:
+        if charge is not None and entry.outcome != SUPERSEDED:
+            self._metrics.count(charge.reservation.tenant, entry.tier, entry.route, charge.usage, charge.micro_usd)
+        usage = entry.usage if charge is None else charge.usage
         principal = entry.principal
         self._audit.enqueue(
             AuditRecord(
@@ -94,7 +151,7 @@ class Ledger:
                 outcome=entry.outcome,
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
-                micro_usd=micro_usd,
+                micro_usd=0 if charge is None else charge.micro_usd,
                 cache=entry.cache,
             )
         )

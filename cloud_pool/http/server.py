@@ -254,12 +254,15 @@ class Server:
         limits.check_request(parsed)
         request = limits.bounded(parsed)
         entry.tier = tier.name
-        await self._ledger.admit(entry, principal, request, len(body))
+        deadline_s = self._deadline_s(request)
+        await self._ledger.admit(
+            entry, principal, request, len(body), max_tokens=tier.max_tokens, lifetime_s=deadline_s
+        )
         return RequestContext(
             id=inbound.id,
             request=request,
             tier=tier,
-            deadline=arrived_at + self._deadline_s(request),
+            deadline=arrived_at + deadline_s,
             priority=principal.grants.bounded_priority(inbound.priority),
             traceparent=inbound.traceparent,
             trace=None if self._tracing is None else self._tracing.begin(request, inbound.id, inbound.traceparent),

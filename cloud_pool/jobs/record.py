@@ -98,10 +98,23 @@ def parse_request(endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, 
     return parse(body, RoutingHints(client=owner, tags=tags))
 
 
+def encode_bill(bill: RunBill | None) -> bytes:
+    """Return what the scripts get; empty: nothing is billed."""
+    return b"" if bill is None else msgspec.json.encode(bill)
+
+
 def encode_error(error: CausewayError) -> bytes:
     """Return the inner object of OpenAI's error as JSON."""
     fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     return msgspec.json.encode(fields)
+
+
+class RunBill(msgspec.Struct, frozen=True):
+    """What a run adds to its tenant's usage."""
+
+    tenant: str
+    amounts: dict[str, int]  # by field
+    release: str  # the reservation to give back; "": none
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):

@@ -15,6 +15,7 @@ from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
 from cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from cloud_pool.accounts.tenants.reservation import Charge, Demand, Reservation
 from cloud_pool.accounts.tenants.usage import UsageRecorder, read_usage
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
@@ -74,17 +75,21 @@ async def test_an_answer_in_progress_is_followed_across_gateways(cluster: Cluste
 
 
 async def test_rates_usage_and_shared_limits_work_on_a_cluster(client: redis.asyncio.Redis) -> None:
-    config = TenantsConfig(default=TenantLimits(requests_per_s=0.001, burst=2), redis_timeout_s=5.0)
+    limits = TenantLimits(requests_per_s=0.001, burst=2, usd_per_day=1.0)
+    config = TenantsConfig(default=limits, redis_timeout_s=5.0)
+    demand = Demand(tokens=10, micro_usd=10)
     limiters = [TenantRateLimiter(config, client) for _ in range(2)]
     for tenant in ("a", "b", "c", "d"):
         for limiter in limiters:
-            await limiter.reserve(tenant, 10)
+            await limiter.flush()
+            reservation = await limiter.reserve(tenant, demand)
         with pytest.raises(RateLimited):
-            await limiters[0].reserve(tenant, 10)
+            await limiters[0].reserve(tenant, demand)
     assert sum(limiter.local_checks for limiter in limiters) == 0
     recorder = UsageRecorder(config, client, wall_clock=lambda: NOW)
     for tenant in ("a", "b", "c"):
-        recorder.record(tenant, "large", "chat", Usage(5, 2), 7)
+        reservation = Reservation(tenant, 10, 10, reservation.id)
+        recorder.record(Charge(reservation, "large", "chat", Usage(5, 2), 7))
     assert await recorder.flush()
     assert [row.requests for row in await read_usage(client, "b", "2026-11-21")] == [1]
     admission = AdmissionController(16, 64, AdmissionSettings(permits=16, max_queued=64))

@@ -48,6 +48,9 @@ class ScriptedRunner:
     def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[Chunk, None]]:
         return Reply(lambda _: None, ""), self.run(job_run)
 
+    def max_tokens(self, tier: str) -> int:
+        return 100
+
     async def ready(self, tier: str) -> bool:
         self.probes += 1
         return self.is_ready

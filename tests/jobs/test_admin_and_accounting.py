@@ -175,6 +175,8 @@ async def outcome(runner: MeteredRunner, one: JobRun) -> type[CausewayError] | N
             pass
     except CausewayError as error:
         return type(error)
+    finally:
+        one.receipt.close(accepted=True)
     return None
 
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 import cloud_pool
-from cloud_pool.accounts.tenants.rate_limiter import SETTLE_SCRIPT, TAKE_SCRIPT
+from cloud_pool.accounts.tenants.rate_limiter import GATEWAYS_SCRIPT, RESTORE_SCRIPT, SETTLE_SCRIPT, TAKE_SCRIPT
 from cloud_pool.accounts.tenants.usage import ADD_USAGE_SCRIPT
 from cloud_pool.cache.scripts import SCRIPTS as CACHE_SCRIPTS
 from cloud_pool.jobs.lua.scripts import SCRIPTS as JOB_SCRIPTS
@@ -17,7 +17,13 @@ from cloud_pool.redis.scripts import load_script
 
 from .redis_server import RedisServer
 
-TENANT_SCRIPTS = {"take": TAKE_SCRIPT, "settle": SETTLE_SCRIPT, "add": ADD_USAGE_SCRIPT}
+TENANT_SCRIPTS = {
+    "take": TAKE_SCRIPT,
+    "settle": SETTLE_SCRIPT,
+    "restore": RESTORE_SCRIPT,
+    "gateways": GATEWAYS_SCRIPT,
+    "add": ADD_USAGE_SCRIPT,
+}
 HEARTBEAT = load_script("cloud_pool.admission", "heartbeat")
 WITHOUT_SHEBANG = {**CACHE_SCRIPTS, **TENANT_SCRIPTS, "heartbeat": HEARTBEAT}
 LUA_FILES = sorted(Path(str(files(cloud_pool))).rglob("*.lua"))

@@ -76,8 +76,9 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default: TenantLimits = TenantLimits()  # of tenants without an entry in `overrides`
     overrides: tuple[TenantConfig, ...] = ()
     prices: tuple[Price, ...] = ()
-    local_share: Annotated[float, Meta(gt=0, le=1)] = 0.5  # of each rate, for this gateway alone, while Redis is away
-    redis_timeout_s: Annotated[float, Meta(gt=0)] = 0.1  # then `local_share` applies
+    # of each rate and budget while Redis is away, if it was never reached; else one part in as many as gateways
+    local_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    redis_timeout_s: Annotated[float, Meta(gt=0)] = 0.1  # then this gateway decides alone
     redis_retry_after_s: Annotated[float, Meta(gt=0)] = 1.0  # pause after a Redis failure
     usage_flush_s: Annotated[float, Meta(gt=0)] = 1.0  # how often usage is written to Redis
     usage_retention_days: Annotated[int, Meta(ge=1)] = 40  # how long usage is kept in Redis

@@ -59,7 +59,7 @@ class TenantMetrics:
         for name, text, read in (
             (
                 "causeway_cloud_local_rate_checks",
-                "Rate checks made without Redis, against this gateway's local share.",
+                "Rate and budget checks made without Redis, against this gateway's share.",
                 local_checks,
             ),
             (

@@ -1,22 +1,26 @@
 """Rates and daily budgets of tenants, shared by all gateways through Redis.
 
-1. Redis answers: its token buckets and its usage of the day decide.
-2. Redis does not answer within `redis_timeout_s`, or did not within the last `redis_retry_after_s`: local buckets with
-   `local_share` of each rate decide, and the cost that this gateway has seen against `local_share` of the budget.
-   `local_checks` counts these requests.
+A request reserves its tokens and the most that it may cost before it begins; what is not used is given back after it.
+
+1. Redis answers: its token buckets, its usage of the day and its reservations decide.
+2. Redis does not answer within `redis_timeout_s`: this gateway decides alone, with its share of each rate and of what
+   was left of each budget: one part in as many as there were gateways when Redis was last reached, or `local_share` if
+   it never was. `local_checks` counts these requests.
+3. Redis answers again, which is tried in the background: what was handed out alone is taken from its buckets and
+   budgets first, then (1).
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import anyio
-import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
@@ -24,60 +28,40 @@ from router.errors import RateLimited
 
 from ...redis.scripts import load_script
 from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
-from .redis_keys import requests_key, tokens_key, usage_key
+from .local_limits import LocalLimits
+from .redis_keys import (
+    GATEWAYS_KEY,
+    requests_key,
+    reservation_ends_key,
+    reserved_key,
+    tokens_key,
+    usage_key,
+)
+from .reservation import Charge, Demand, Reservation
 
 _LUA: Final = f"{__package__}.lua"
 _TOKEN_BUCKET: Final = load_script(_LUA, "token_bucket")
-TAKE_SCRIPT: Final = load_script(_LUA, "take", _TOKEN_BUCKET)
+_BUDGET: Final = load_script(_LUA, "budget")
+TAKE_SCRIPT: Final = load_script(_LUA, "take", _TOKEN_BUCKET, _BUDGET)
 SETTLE_SCRIPT: Final = load_script(_LUA, "settle", _TOKEN_BUCKET)
-_MAX_LOCAL_TENANTS = 10_000  # tenants with local buckets
+RESTORE_SCRIPT: Final = load_script(_LUA, "restore", _TOKEN_BUCKET, _BUDGET)
+GATEWAYS_SCRIPT: Final = load_script(_LUA, "gateways")
+_MAX_LOCAL_TENANTS = 10_000
+_ALIVE_S = 10.0  # how long a gateway counts after its last sign, or three flushes if that is longer
+_FLUSH_TIMEOUT_S = 1.0
+_RESERVED_RETRY_S = 2.0  # while the rest of a budget is reserved: requests end at any time
+_ALONE_RETRY_S = 10.0  # while this gateway's share of a budget is used up and Redis is away
 _log = logging.getLogger("causeway.cloud.tenants")
-
-
-class TokenReservation(msgspec.Struct, frozen=True):
-    """Tokens taken from a tenant's bucket in advance."""
-
-    tenant: str
-    tokens: int
-
-
-class TokenBucket(msgspec.Struct, frozen=True):
-    """A local token bucket. It holds at most `capacity` and gains `rate` per second, as lua/token_bucket.lua does.
-
-    A bucket may be in debt: an answer that was longer than reserved is paid for before the next one begins.
-    """
-
-    level: float
-    at: float  # monotonic, s: when the bucket had this level
-
-    def refilled(self, rate: float, capacity: float, now: float) -> TokenBucket:
-        """Return the bucket at `now`. A clock that was set back changes nothing."""
-        gained = max(0.0, now - self.at) * rate
-        return TokenBucket(min(capacity, self.level + gained), now)
-
-    def wait_s(self, rate: float, amount: float) -> float:
-        """Return the time until the bucket holds `amount`; 0 if it does."""
-        return max(0.0, amount - self.level) / rate
-
-    def debited(self, amount: float, capacity: float) -> TokenBucket:
-        """Return the bucket without `amount`; a negative amount is a refund."""
-        return TokenBucket(min(capacity, self.level - amount), self.at)
-
-
-class _LocalBuckets(msgspec.Struct):
-    """Local buckets and cost of one tenant."""
-
-    requests: TokenBucket
-    tokens: TokenBucket
-    day: str = ""
-    micro_usd: int = 0
+Value = TypeVar("Value")
 
 
 class TenantRateLimiter:
-    """Rate limits by tenant.
+    """Rate limits and budgets by tenant.
 
     Args:
-        client: None for local buckets only, with the whole rates
+        client: None: this gateway is the only one, and has the whole rates and budgets
+        is_gateway: whether it counts among the gateways that share the limits while Redis is away; a worker that cannot
+            work without this Redis does not
         clock: monotonic time, s
         wall_clock: unix time, s
         now_s: replaces Redis's clock in tests; a negative value uses Redis's clock
@@ -88,6 +72,7 @@ class TenantRateLimiter:
         config: TenantsConfig,
         client: redis.asyncio.Redis | None,
         *,
+        is_gateway: bool = True,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         now_s: Callable[[], float] = lambda: -1.0,
@@ -97,123 +82,199 @@ class TenantRateLimiter:
         self._clock = clock
         self._wall_clock = wall_clock
         self._now_s = now_s
-        self._take = client.register_script(TAKE_SCRIPT) if client is not None else None
-        self._settle = client.register_script(SETTLE_SCRIPT) if client is not None else None
-        self._share = config.local_share if client is not None else 1.0
+        self._name = secrets.token_hex(8) if is_gateway else ""
+        if client is not None:
+            self._take = client.register_script(TAKE_SCRIPT)
+            self._settle = client.register_script(SETTLE_SCRIPT)
+            self._restore = client.register_script(RESTORE_SCRIPT)
+            self._gateways_script = client.register_script(GATEWAYS_SCRIPT)
+        self._gateways = 0
+        self._alone = client is None
         self._retry_at = float("-inf")
-        self._local_buckets: OrderedDict[str, _LocalBuckets] = OrderedDict()
+        self._local: OrderedDict[str, LocalLimits] = OrderedDict()
+        self._used: OrderedDict[str, tuple[str, int]] = OrderedDict()  # day and micro-USD, as Redis last said
         self._unsettled: dict[str, int] = {}
         self.local_checks = 0
 
-    async def reserve(self, tenant: str, tokens: int) -> TokenReservation:
-        """Take one request and `tokens`, at most a full bucket. Raises RateLimited with the time to wait."""
+    async def reserve(self, tenant: str, demand: Demand) -> Reservation:
+        """Take one request, its tokens (at most a full bucket) and its cost. Raises RateLimited with a Retry-After."""
         limits = self._config.limits(tenant)
-        tokens = min(tokens, limits.tokens_per_minute) if limits.tokens_per_minute else tokens
-        if limits.requests_per_s or limits.tokens_per_minute or limits.usd_per_day:
-            exhausted, wait_s = await self._check(tenant, limits, tokens)
-            if exhausted:
-                raise _rate_limited(exhausted, wait_s, limits, self._wall_clock())
-        return TokenReservation(tenant, tokens)
+        tokens = min(demand.tokens, limits.tokens_per_minute) if limits.tokens_per_minute else demand.tokens
+        cost = demand.micro_usd if limits.usd_per_day else 0
+        name = (demand.job or secrets.token_hex(8)) if cost else ""
+        reservation = Reservation(tenant, tokens, cost, name, demand.fence)
+        if not (limits.requests_per_s or limits.tokens_per_minute or cost):
+            return reservation
+        error = await self._check(limits, reservation, demand.lifetime_s)
+        if error is not None:
+            raise error
+        return reservation
 
-    def settle(self, reservation: TokenReservation, used_tokens: int, micro_usd: int) -> None:
-        """Correct a reservation by what was used, exactly once. The next `flush` sends the difference to Redis."""
-        tenant = reservation.tenant
-        limits = self._config.limits(tenant)
-        if limits.tokens_per_minute:
-            self._unsettled[tenant] = self._unsettled.get(tenant, 0) + used_tokens - reservation.tokens
-        if limits.usd_per_day:
-            local = self._local(tenant, limits)
-            day = _day(self._wall_clock())
-            local.micro_usd = micro_usd + (local.micro_usd if local.day == day else 0)
-            local.day = day
+    def settle(self, charge: Charge) -> None:
+        """Correct the reservation by what was used. The cost itself is written with the tenant's usage."""
+        reservation = charge.reservation
+        difference = charge.usage.prompt_tokens + charge.usage.completion_tokens - reservation.tokens
+        if difference and self._config.limits(reservation.tenant).tokens_per_minute:
+            self._unsettled[reservation.tenant] = self._unsettled.get(reservation.tenant, 0) + difference
+        local = self._local.get(reservation.tenant)
+        if local is not None:
+            local.settle(charge, self._day)
 
     async def flush(self) -> None:
-        """Send settled differences to Redis. If that fails, the local buckets take them; the next check logs it."""
+        """Send settled differences to Redis; count the gateways; after an outage, restore first. Never raises."""
+        if self._redis is not None and self._clock() >= self._retry_at:
+            try:
+                with anyio.fail_after(_FLUSH_TIMEOUT_S):
+                    await self._meet()
+                    await self._restore_all()
+            except (RedisError, OSError, TimeoutError) as error:
+                self._leave_redis(error)
         unsettled, self._unsettled = self._unsettled, {}
         for tenant, amount in unsettled.items():
-            limits = self._config.limits(tenant)
-            rate, capacity = limits.tokens_per_minute / 60.0, float(limits.tokens_per_minute)
-            try:
-                if self._settle is None or self._clock() < self._retry_at:
-                    raise TimeoutError
-                with anyio.fail_after(self._config.redis_timeout_s):
-                    await self._settle([tokens_key(tenant)], [self._now_s(), rate, capacity, amount])
-            except (RedisError, OSError, TimeoutError):
-                local = self._local(tenant, limits)
-                local.tokens = local.tokens.debited(amount, capacity * self._share)
+            await self._settle_tokens(tenant, amount)
 
-    async def _check(self, tenant: str, limits: TenantLimits, tokens: int) -> tuple[str, float]:
-        """Return what is exhausted ("requests", "tokens", "budget", or "" for nothing) and the time to wait, s."""
-        if self._take is not None and self._clock() >= self._retry_at:
+    # --- with Redis ------------------------------------------------------------------------------------------------
+
+    async def _check(self, limits: TenantLimits, reservation: Reservation, lifetime_s: float) -> RateLimited | None:
+        if not self._alone:
             try:
                 with anyio.fail_after(self._config.redis_timeout_s):
-                    return await self._check_in_redis(tenant, limits, tokens)  # (1)
+                    return await self._check_in_redis(limits, reservation, lifetime_s)  # (1)
             except (RedisError, OSError, TimeoutError) as error:
-                _log.warning("tenants' rates are checked locally: %s", str(error) or type(error).__name__)
-                self._retry_at = self._clock() + self._config.redis_retry_after_s
+                self._leave_redis(error)
         if self._redis is not None:
             self.local_checks += 1
-        return self._check_locally(tenant, limits, tokens)  # (2)
+        return self._check_locally(limits, reservation, lifetime_s)  # (2)
 
-    async def _check_in_redis(self, tenant: str, limits: TenantLimits, tokens: int) -> tuple[str, float]:
-        assert self._take is not None
-        keys = [requests_key(tenant), tokens_key(tenant), usage_key(tenant, _day(self._wall_clock()))]
-        numbers = (
-            limits.requests_per_s,
-            limits.request_capacity,
-            limits.tokens_per_minute / 60.0,
-            limits.tokens_per_minute,
-            tokens,
-            round(limits.usd_per_day * MICRO_USD_PER_USD),
-        )
-        reply = await self._take(keys, [self._now_s(), *numbers])
-        exhausted, wait_ms = cast("tuple[bytes | str, int]", reply)
-        return (exhausted.decode() if isinstance(exhausted, bytes) else exhausted), wait_ms / 1000.0
+    async def _check_in_redis(
+        self, limits: TenantLimits, reservation: Reservation, lifetime_s: float
+    ) -> RateLimited | None:
+        tenant, day = reservation.tenant, self._day
+        budget = round(limits.usd_per_day * MICRO_USD_PER_USD)
+        keys = [requests_key(tenant), tokens_key(tenant), usage_key(tenant, day)]
+        keys += [reserved_key(tenant), reservation_ends_key(tenant)]
+        cost = (budget, reservation.micro_usd, reservation.id, reservation.fence, lifetime_s)
+        reply = await self._take(keys, [self._now_s(), *_rates(limits, 1.0, float(reservation.tokens)), *cost])
+        exhausted, wait_ms, spent, reserved = cast("tuple[bytes | str, int, int, int]", reply)
+        if reservation.micro_usd:
+            _remember(self._used, tenant, (day, spent + reserved))
+        kind = exhausted.decode() if isinstance(exhausted, bytes) else exhausted
+        return self._error(kind, wait_ms / 1000.0, limits, reservation, left=budget - spent)
 
-    def _check_locally(self, tenant: str, limits: TenantLimits, tokens: int) -> tuple[str, float]:
-        local = self._local(tenant, limits)
-        share, now = self._share, self._clock()
-        spent = local.micro_usd if local.day == _day(self._wall_clock()) else 0
-        if limits.usd_per_day and spent >= limits.usd_per_day * MICRO_USD_PER_USD * share:
-            return "budget", 0.0
-        rate, capacity = limits.requests_per_s * share, max(1.0, limits.request_capacity * share)
-        token_rate, token_capacity = limits.tokens_per_minute / 60.0 * share, limits.tokens_per_minute * share
-        needed = min(float(tokens), token_capacity)
-        request_bucket = local.requests.refilled(rate, capacity, now)
-        token_bucket = local.tokens.refilled(token_rate, token_capacity, now)
-        if rate and (wait_s := request_bucket.wait_s(rate, 1.0)) > 0:
-            return "requests", wait_s
-        if token_rate and (wait_s := token_bucket.wait_s(token_rate, needed)) > 0:
-            return "tokens", wait_s
-        local.requests = request_bucket.debited(1.0, capacity)
-        local.tokens = token_bucket.debited(needed, token_capacity)
-        return "", 0.0
+    async def _settle_tokens(self, tenant: str, amount: int) -> None:
+        limits = self._config.limits(tenant)
+        rate, capacity = limits.tokens_per_minute / 60.0, float(limits.tokens_per_minute)
+        if not self._alone:
+            try:
+                with anyio.fail_after(self._config.redis_timeout_s):
+                    await self._settle([tokens_key(tenant)], [self._now_s(), rate, capacity, amount])
+                return
+            except (RedisError, OSError, TimeoutError) as error:
+                self._leave_redis(error)
+        self._local_limits(tenant, limits).debit_tokens(amount)
 
-    def _local(self, tenant: str, limits: TenantLimits) -> _LocalBuckets:
-        buckets = self._local_buckets.get(tenant)
-        if buckets is None:
-            now = self._clock()
-            requests = TokenBucket(max(1.0, limits.request_capacity * self._share), now)
-            tokens = TokenBucket(limits.tokens_per_minute * self._share, now)
-            buckets = self._local_buckets[tenant] = _LocalBuckets(requests, tokens)
-            while len(self._local_buckets) > _MAX_LOCAL_TENANTS:
-                self._local_buckets.popitem(last=False)
-        self._local_buckets.move_to_end(tenant)
-        return buckets
+    async def _meet(self) -> None:
+        alive_s = max(_ALIVE_S, 3 * self._config.usage_flush_s)
+        self._gateways = int(cast("int", await self._gateways_script([GATEWAYS_KEY], [self._name, alive_s])))
 
+    async def _restore_all(self) -> None:
+        """(3). Raises RedisError, OSError or TimeoutError; what is not restored yet is kept."""
+        while self._local:
+            tenant, local = self._local.popitem()
+            try:
+                await self._restore_one(tenant, local)
+            except BaseException:
+                self._local.setdefault(tenant, local)
+                raise
+        if self._alone:
+            self._alone = False
+            _log.info("tenants' rates are checked in Redis again")
 
-def _rate_limited(exhausted: str, wait_s: float, limits: TenantLimits, now: float) -> RateLimited:
-    """Return the error. `now` is unix time, s; a spent budget waits for the next UTC day."""
-    if exhausted == "requests":
-        message = f"Your limit is {limits.requests_per_s:g} requests a second."
-    elif exhausted == "tokens":
-        message = f"Your limit is {limits.tokens_per_minute} tokens a minute."
-    else:
-        message = f"Your budget of {limits.usd_per_day:g} USD a day is spent."
+    async def _restore_one(self, tenant: str, local: LocalLimits) -> None:
+        limits, now = self._config.limits(tenant), self._clock()
+        requests, tokens = local.missing(now)
+        keys = [requests_key(tenant), tokens_key(tenant), reserved_key(tenant), reservation_ends_key(tenant)]
+        reservations = [
+            part
+            for each, lifetime_s in local.reservations(now)
+            for part in (each.id, each.fence, each.micro_usd, lifetime_s)
+        ]
+        await self._restore(keys, [self._now_s(), *_rates(limits, requests, tokens), *reservations])
+
+    def _leave_redis(self, error: Exception) -> None:
+        if not self._alone:
+            _log.warning("tenants' rates are checked locally: %s", str(error) or type(error).__name__)
+        self._alone = True
+        self._retry_at = self._clock() + self._config.redis_retry_after_s
+
+    # --- alone -----------------------------------------------------------------------------------------------------
+
+    def _check_locally(self, limits: TenantLimits, reservation: Reservation, lifetime_s: float) -> RateLimited | None:
+        now = self._clock()
+        local = self._local_limits(reservation.tenant, limits)
+        exhausted, wait_s = local.take(reservation, now + lifetime_s, self._day, now)
+        if self._redis is not None and exhausted in ("budget", "reserved"):
+            return self._error("share", _ALONE_RETRY_S, limits, reservation)
+        return self._error(exhausted, wait_s, limits, reservation)
+
+    def _local_limits(self, tenant: str, limits: TenantLimits) -> LocalLimits:
+        local = self._local.get(tenant)
+        if local is None:
+            day, used = self._used.get(tenant, ("", 0))
+            local = LocalLimits(limits, self._share, self._day, used if day == self._day else 0, self._clock())
+        _remember(self._local, tenant, local)
+        return local
+
+    @property
+    def _share(self) -> float:
+        if self._redis is None:
+            return 1.0
+        return 1.0 / self._gateways if self._gateways else self._config.local_share
+
+    @property
+    def _day(self) -> str:
+        return datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y-%m-%d")
+
+    def _error(
+        self, exhausted: str, wait_s: float, limits: TenantLimits, reservation: Reservation, left: float = 0.0
+    ) -> RateLimited | None:
+        """Return the error; None if nothing is exhausted. `left`: of the day's budget, micro-USD."""
+        if not exhausted:
+            return None
+        budget = f"Your budget of {limits.usd_per_day:g} USD a day"
+        if exhausted == "requests":
+            return RateLimited(f"Your limit is {limits.requests_per_s:g} requests a second.", retry_after_s=wait_s)
+        if exhausted == "tokens":
+            return RateLimited(f"Your limit is {limits.tokens_per_minute} tokens a minute.", retry_after_s=wait_s)
+        if exhausted == "reserved":
+            message = (
+                f"The rest of your budget of {limits.usd_per_day:g} USD a day is reserved for requests in progress."
+            )
+            return RateLimited(message, retry_after_s=_RESERVED_RETRY_S)
+        if exhausted == "share":
+            message = f"{budget} is limited to this gateway's share while the gateways cannot share it."
+            return RateLimited(message, retry_after_s=wait_s)
+        message = f"{budget} is spent."
+        if left > 0:
+            rest, cost = left / MICRO_USD_PER_USD, reservation.micro_usd / MICRO_USD_PER_USD
+            message = f"{budget} has {rest:g} USD left, and this request may cost up to {cost:g}: ask for fewer tokens."
+        return RateLimited(message, retry_after_s=self._until_midnight_s())
+
+    def _until_midnight_s(self) -> float:
+        now = self._wall_clock()
         day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        wait_s = (day + timedelta(days=1)).timestamp() - now
-    return RateLimited(message, retry_after_s=wait_s)
+        return (day + timedelta(days=1)).timestamp() - now
 
 
-def _day(now: float) -> str:
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
+def _rates(limits: TenantLimits, requests: float, tokens: float) -> tuple[float, ...]:
+    """Return what the scripts get of both buckets: rate, capacity and amount of each."""
+    per_s = limits.tokens_per_minute / 60.0
+    return limits.requests_per_s, limits.request_capacity, requests, per_s, limits.tokens_per_minute, tokens
+
+
+def _remember(values: OrderedDict[str, Value], tenant: str, value: Value) -> None:
+    """Keep a value of the tenants that were here last."""
+    values[tenant] = value
+    values.move_to_end(tenant)
+    while len(values) > _MAX_LOCAL_TENANTS:
+        values.popitem(last=False)

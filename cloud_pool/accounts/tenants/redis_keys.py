@@ -18,6 +18,20 @@ def usage_key(tenant: str, day: str) -> str:
     return f"causeway:tenant:{{{tenant}}}:usage:{day}"
 
 
+def reserved_key(tenant: str) -> str:
+    """Reservations of the tenant's budget."""
+    return f"causeway:tenant:{{{tenant}}}:reserved"
+
+
+def reservation_ends_key(tenant: str) -> str:
+    """When they end."""
+    return f"causeway:tenant:{{{tenant}}}:reserved:ends"
+
+
 def batch_key(tenant: str, batch: str) -> str:
     """Mark of a batch of usage that Redis has added."""
     return f"causeway:tenant:{{{tenant}}}:batch:{batch}"
+
+
+GATEWAYS_KEY = "causeway:tenants:gateways"
+"""The gateways that share the tenants' limits."""

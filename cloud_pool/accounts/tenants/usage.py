@@ -2,8 +2,9 @@
 
     requests|<tier>|<route>  prompt|...  completion|...  micro_usd|...     and `micro_usd`, the day's sum
 
-A route is chat, completion or job. Usage is written in batches off the request path. A batch keeps its id until Redis
-has confirmed it, so that a lost reply counts nothing twice. While Redis is unavailable sums grow here, bounded.
+A route is chat, completion or job. Usage is written in batches off the request path; the same script gives back what
+its requests had reserved of the budget. A batch keeps its id until Redis has confirmed it, so that a lost reply counts
+nothing twice. While Redis is unavailable sums grow here, bounded.
 """
 
 from __future__ import annotations
@@ -19,25 +20,30 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from router.types import Usage
-
 from ...redis.scripts import load_script
 from .config import MICRO_USD_PER_USD, TenantsConfig
-from .redis_keys import batch_key, usage_key
+from .redis_keys import batch_key, reservation_ends_key, reserved_key, usage_key
+from .reservation import Charge, Reservation
 
-ADD_USAGE_SCRIPT: Final = load_script(f"{__package__}.lua", "add")
+_LUA: Final = f"{__package__}.lua"
+ADD_USAGE_SCRIPT: Final = load_script(_LUA, "add", load_script(_LUA, "budget"))
 _MAX_PENDING_FIELDS = 20_000  # while Redis is unavailable
 _FLUSH_TIMEOUT_S = 5.0
-TOTAL = "micro_usd"
 
 
-class _PendingUsage(msgspec.Struct, frozen=True):
-    """One batch: sums of a tenant and day that Redis has not confirmed."""
+class UsageBatch(msgspec.Struct, frozen=True):
+    """Sums of a tenant and day, and the reservations to give back. Redis adds each id once."""
 
     id: str
     tenant: str
     day: str
     sums: dict[str, int]
+    releases: tuple[str, ...] = ()
+
+
+class _OpenBatch(msgspec.Struct):
+    sums: dict[str, int] = {}
+    releases: list[str] = []
 
 
 class UsageRow(msgspec.Struct, frozen=True):
@@ -69,56 +75,61 @@ class UsageRecorder:
         self._config = config
         self._add = client.register_script(ADD_USAGE_SCRIPT) if client is not None else None
         self._wall_clock = wall_clock
-        self._sums: dict[tuple[str, str], dict[str, int]] = {}
-        self._pending: list[_PendingUsage] = []
+        self._open: dict[tuple[str, str], _OpenBatch] = {}  # by tenant and day
+        self._pending: list[UsageBatch] = []
         self._fields = 0
         self.lost = 0
 
-    def record(self, tenant: str, tier: str, route: str, usage: Usage, micro_usd: int) -> None:
+    def record(self, charge: Charge) -> None:
         """Add one request."""
         if self._add is None:
             return
-        day = datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y-%m-%d")
-        sums = self._sums.setdefault((tenant, day), {})
-        suffix = f"{tier}|{route}"
-        amounts = {
-            f"requests|{suffix}": 1,
-            f"prompt|{suffix}": usage.prompt_tokens,
-            f"completion|{suffix}": usage.completion_tokens,
-            f"micro_usd|{suffix}": micro_usd,
-            TOTAL: micro_usd,
-        }
-        new = sum(field not in sums for field in amounts)
+        batch, amounts = self._batch(charge.reservation.tenant), charge.amounts
+        new = sum(field not in batch.sums for field in amounts)
         if self._fields + new > _MAX_PENDING_FIELDS:
             self.lost += 1
             return
         self._fields += new
         for field, amount in amounts.items():
-            sums[field] = sums.get(field, 0) + amount
+            batch.sums[field] = batch.sums.get(field, 0) + amount
+        self.release(charge.reservation)
+
+    def release(self, reservation: Reservation) -> None:
+        """Give a reservation back with the next flush. One that was not made is no fault."""
+        if self._add is not None and reservation.release:
+            self._batch(reservation.tenant).releases.append(reservation.release)
 
     async def flush(self) -> bool:
         """Write all sums to Redis. Returns False if some are still pending."""
-        if self._add is None:
-            return True
+        opened, self._open = self._open, {}
         self._pending += [
-            _PendingUsage(secrets.token_hex(12), tenant, day, sums)
-            for (tenant, day), sums in self._sums.items()
-            if sums
+            UsageBatch(secrets.token_hex(12), tenant, day, batch.sums, tuple(batch.releases))
+            for (tenant, day), batch in opened.items()
         ]
-        self._sums = {}
-        retention_s = self._config.usage_retention_days * 86400
         try:
             while self._pending:
                 batch = self._pending[0]
-                pairs = [value for pair in batch.sums.items() for value in pair]
-                keys = [usage_key(batch.tenant, batch.day), batch_key(batch.tenant, batch.id)]
                 with anyio.fail_after(_FLUSH_TIMEOUT_S):
-                    await self._add(keys, [retention_s, *pairs])
+                    await self.add(batch)
                 self._pending.pop(0)
                 self._fields -= len(batch.sums)
         except (RedisError, OSError, TimeoutError):
             return False
         return True
+
+    async def add(self, batch: UsageBatch) -> None:
+        """Add a batch to the usage in Redis. It can be repeated. Raises RedisError or OSError."""
+        if self._add is None:
+            return
+        retention_s = self._config.usage_retention_days * 86400
+        keys = [usage_key(batch.tenant, batch.day), batch_key(batch.tenant, batch.id)]
+        keys += [reserved_key(batch.tenant), reservation_ends_key(batch.tenant)]
+        pairs = [value for pair in batch.sums.items() for value in pair]
+        await self._add(keys, [retention_s, len(batch.releases), *batch.releases, *pairs])
+
+    def _batch(self, tenant: str) -> _OpenBatch:
+        day = datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y-%m-%d")
+        return self._open.setdefault((tenant, day), _OpenBatch())
 
 
 async def read_usage(client: redis.asyncio.Redis, tenant: str, day: str) -> tuple[UsageRow, ...]:

@@ -46,6 +46,11 @@ class Reply:
         age = () if age_s is None else (("age", str(int(age_s))),)
         return msgspec.structs.replace(self._head, headers=(*self._head.headers, (STATUS_HEADER, self.status), *age))
 
+    def billed(self, reported: Usage) -> Usage:
+        """Return the usage so far that is billed to this request. `reported`: what the answer itself reported."""
+        usage = self.usage if self.billable else None
+        return Usage() if not self.billable else reported if usage is None else usage.total
+
     def settle(self, reported: Usage, on_usage: Callable[[Usage], None]) -> bool:
         """Call `on_usage` exactly once with the usage that is billed to this request.
 
@@ -60,7 +65,7 @@ class Reply:
         if usage is not None and not usage.ended:
             usage.on_end(on_usage)
             return False
-        on_usage(Usage() if not self.billable else reported if usage is None else usage.total)
+        on_usage(self.billed(reported))
         return True
 
     def joined(self, subscriber: Subscriber) -> None:

@@ -1,12 +1,13 @@
 """Lua scripts of the job store. Each runs in Redis atomically and can be repeated, since its reply may get lost.
 
-`scripts.py` loads them; `common.lua`, `fair_queue.lua` and `endings.lua` precede every script, `webhooks/delivery.lua`
-some of those on webhooks, `batches/files.lua` those on files.
+`scripts.py` loads them; `common.lua`, `fair_queue.lua`, `endings.lua` and `billing.lua` precede every script,
+`webhooks/delivery.lua` some of those on webhooks, `batches/files.lua` those on files.
 
 Keys, all below the configured prefix:
 
     layout                           string  version of these keys and records; every script refuses another one
     job:<id>                         hash    the record; `fence` rises with each claim, `cost` is tokens over weight
+                                             `reported` the fence of the last report
     result:<id>                      string  body of the answer
     events:<id>                      stream  the job's events, for SSE
     queue:<tier>:<priority>          hash    `queued` jobs of all tenants, and `virtual` time of their fair queue
@@ -33,6 +34,8 @@ Keys, all below the configured prefix:
     webhooks_pending                 string  number of deliveries
     webhook_disabled:<owner>:<sha1>  string  this URL of the owner answered 410 Gone
     webhook_secret:<owner>           hash    current; previous, which is valid until `until`
+    usage                            hash    what accepted reports have billed: `<tenant>|<days since 1970>|<field>`
+    usage_batch                      hash    the part of it that is being moved to the tenants' usage, with its `id`
     file:<id>                        hash    a file's record; `users` open batches read it
     file:<id>:parts                  list    name:bytes of the file's parts
     files:<owner>                    zset    visible files by time of creation

@@ -16,7 +16,7 @@ from ..states import transitions_as_lua
 _COMMON: Final = (
     f"local LAYOUT = '{JOBS_LAYOUT}'\n"
     + transitions_as_lua()
-    + "".join(load_script(__package__, name) for name in ("common", "fair_queue", "endings"))
+    + "".join(load_script(__package__, name) for name in ("common", "fair_queue", "endings", "billing"))
 )
 _DELIVERY: Final = load_script(f"{__package__}.webhooks", "delivery")
 _FILES: Final = load_script(f"{__package__}.batches", "files")
@@ -34,6 +34,7 @@ SCRIPTS: Final = {
     **_load("admin", "revive", "purge", "quarantine", "depths", "unblock_all"),
     **_load("webhooks", "webhook_claim", "webhook_finish", "webhook_disabled", shared=_DELIVERY),
     **_load("webhooks", "webhook_secrets"),
+    **_load("usage", "usage_take", "usage_done"),
     **_load("batches", "file_reserve", "file_ready", "file_retire", "files_due", "file_forget", shared=_FILES),
     **_load("batches", "file_usage", "batch_create", "batch_transition", "batch_collect", shared=_FILES),
     **_load("batches", "batch_claim", "batch_schedule", "batch_refuse_line", "batch_line_outcomes"),

@@ -13,7 +13,7 @@ from ...accounts.tenants.config import TenantLimits
 from ...admission import Priority
 from ..config import JobsConfig
 from ..errors import JobAlreadyEnded, RecordUnreadable
-from ..record import LISTED_FIELDS, JobRecord, NewJob, encode_error, parse_record
+from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, encode_error, parse_record
 from .acceptance import job_cost, refusal, unfinished_jobs
 from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .replies import AcceptedJob, ClaimedJobs, DeadLetter, DueJobs, ExpiredJob, QueueDepth, QueueDepths
@@ -174,7 +174,8 @@ class JobStore:
         if verdict == "ended":
             raise JobAlreadyEnded(f"The job {job} has ended: there is nothing to cancel.")
 
-    # --- workers: each report returns False if the job is another worker's by now; then nothing has changed --------
+    # --- workers: each report returns False if the job is another worker's by now; then nothing has changed. A report
+    # that is accepted bills its run in the same transaction. -------------------------------------------------------
 
     async def claim(self, consumer: str, tier: str, priorities: Iterable[Priority]) -> ClaimedJobs:
         """Claim at most one job per entry of `priorities`; tenants take turns within each priority.
@@ -222,18 +223,31 @@ class JobStore:
         lease_ms = int(self._config.lease_s * 1000) if renew else 0
         return {as_text(job) for job in as_list(await self._db.run("renew_leases", lease_ms, *flat))}
 
-    async def succeed(self, job: str, fence: int, result: bytes, cache: str = "") -> bool:
+    async def succeed(
+        self, job: str, fence: int, result: bytes, cache: str = "", *, bill: RunBill | None = None
+    ) -> bool:
         """Report an answer. `cache` is the outcome of the shared cache."""
-        return as_int(await self._db.run("succeed", self._now, job, fence, self._result_ttl_ms, result, cache)) > 0
+        arguments = (job, fence, self._result_ttl_ms, result, cache, encode_bill(bill))
+        return as_int(await self._db.run("succeed", self._now, *arguments)) > 0
 
-    async def fail(self, job: str, fence: int, error: CausewayError, *, expired: bool = False) -> bool:
+    async def fail(
+        self, job: str, fence: int, error: CausewayError, *, expired: bool = False, bill: RunBill | None = None
+    ) -> bool:
         """Report an error that another attempt would not mend, or with `expired` a deadline that has passed."""
         event = "expire" if expired else "fail"
-        arguments = (job, fence, self._result_ttl_ms, encode_error(error), error.code, event)
+        arguments = (job, fence, self._result_ttl_ms, encode_error(error), error.code, event, encode_bill(bill))
         return as_int(await self._db.run("fail", self._now, *arguments)) > 0
 
     async def postpone(
-        self, job: str, fence: int, error: CausewayError, delay_s: float, *, counts: bool, park: bool = False
+        self,
+        job: str,
+        fence: int,
+        error: CausewayError,
+        delay_s: float,
+        *,
+        counts: bool,
+        park: bool = False,
+        bill: RunBill | None = None,
     ) -> bool:
         """Schedule the next attempt in `delay_s`; without attempts left the job becomes a dead letter.
 
@@ -253,6 +267,7 @@ class JobStore:
             self._dead_letter_ttl_ms,
             self._config.max_dead_letters,
             int(park),
+            encode_bill(bill),
         )
         return as_int(reply) > 0
 

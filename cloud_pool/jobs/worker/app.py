@@ -80,7 +80,8 @@ async def _work(
         raise ConfigError("a worker needs the URL of the gateways' Redis", where="redis")
     tiers = load_tiers(config)
     metrics = Metrics()
-    accounts = build_accounts(config, metrics)
+    # A worker without the gateways' Redis can do nothing alone, unless jobs have one of their own.
+    accounts = build_accounts(config, metrics, is_gateway=settings.redis != config.redis)
     reload_listeners = ReloadListeners(metrics.count_reload)
     pools = build_pools(config, tiers, metrics, tasks, reload_listeners)
     admission = {tier.name: _admission_settings(tier.config) for tier in tiers}
@@ -100,6 +101,7 @@ async def _work(
         metrics.registry,
         shared_limits=serving.admissions,
         limits=config.tenants.limits,
+        add_usage=accounts.accounting.usage.add,
         trace=trace,
     )
     closing += [runtime.close, caching_service.close, accounts.close, pools.close]

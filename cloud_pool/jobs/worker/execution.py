@@ -19,7 +19,7 @@ from ...cache.single_flight.reply import STATUS_HEADER
 from ...serving.request_context import AnswerHead
 from ..errors import ResultTooLarge
 from ..record import JobRecord, parse_request
-from .runner import JobRun, JobRunner
+from .runner import JobRun, JobRunner, RunReceipt
 
 _PROGRESS_INTERVAL_S = 1.0
 _log = logging.getLogger("causeway.cloud.jobs")
@@ -48,6 +48,7 @@ async def execute(
     left_s: float,
     max_bytes: int,
     created: int,
+    receipt: RunReceipt,
     clock: Callable[[], float] = time.monotonic,
 ) -> JobResult | CausewayError:
     """Run a job and return its answer or its error. Raises nothing but cancellation.
@@ -56,6 +57,7 @@ async def execute(
         left_s: time for this run
         max_bytes: of the answer's body
         created: unix s, written into the answer
+        receipt: gets what the run has cost
         clock: monotonic time, s
     """
     try:
@@ -71,6 +73,8 @@ async def execute(
                 deadline=clock() + left_s,
                 attempt=record.attempts,
                 traceparent=record.traceparent,
+                fence=record.fence,
+                receipt=receipt,
             )
             cache, chunks = await _collect(runner, job_run, report_progress, clock)
     except TimeoutError:

@@ -1,8 +1,13 @@
-"""Tenant limits, usage, cost and an audit record for each run of a job."""
+"""Tenant limits, usage, cost and an audit record for each run of a job.
+
+A run is billed when the job store accepts its report, in the same transaction: a run that another worker has taken
+over, or whose job was cancelled, costs nothing, and a worker that is killed after its report loses no bill.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -12,8 +17,10 @@ from router.types import Usage
 
 from ...accounts.identity.principal import Principal
 from ...accounts.ledger import Ledger, LedgerEntry
+from ...accounts.tenants.reservation import Charge
 from ...observability.tracing import JobTrace, Trace
 from ...serving.request_context import AnswerHead, Piece
+from ..record import RunBill
 from ..store.replies import ExpiredJob
 from .runner import JobBackend, JobRun
 
@@ -26,10 +33,19 @@ class MeteredRunner:
     were generated for another request cost the job nothing.
     """
 
-    def __init__(self, backend: JobBackend, ledger: Ledger, trace: JobTrace | None = None) -> None:
+    def __init__(
+        self,
+        backend: JobBackend,
+        ledger: Ledger,
+        trace: JobTrace | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock`: monotonic time, s, of the runs' deadlines."""
         self._backend = backend
         self._ledger = ledger
         self._trace = trace
+        self._clock = clock
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[Piece, None]:
         """Raises CausewayError."""
@@ -41,7 +57,15 @@ class MeteredRunner:
             limits.check_request(job_run.request)
             request = limits.bounded(job_run.request)
             try:
-                await self._ledger.admit(entry, principal, request, job_run.body_bytes)
+                await self._ledger.admit(
+                    entry,
+                    principal,
+                    request,
+                    job_run.body_bytes,
+                    max_tokens=self._backend.max_tokens(job_run.tier),
+                    lifetime_s=max(0.0, job_run.deadline - self._clock()),
+                    fence=job_run.fence,
+                )
             except RateLimited:
                 refused = True
                 raise
@@ -54,8 +78,12 @@ class MeteredRunner:
             entry.outcome = error.code
             raise
         finally:
-            if not (refused or entry.closes_later):
-                self._ledger.close(entry)
+            if not refused:
+                charge = self._ledger.charge(entry)
+                job_run.receipt.issue(
+                    None if charge is None else _bill(charge),
+                    lambda accepted: self._ledger.close_run(entry, charge, accepted=accepted),
+                )
 
     async def ready(self, tier: str) -> bool:
         """Whether the tier answers."""
@@ -81,14 +109,6 @@ class MeteredRunner:
     async def _stream(self, entry: LedgerEntry, job_run: JobRun) -> AsyncGenerator[Piece, None]:
         reply, answer = self._backend.reply(job_run)
         usage, outcome = Usage(), ClientGone.code
-
-        def settle(billed: Usage) -> None:
-            entry.usage = billed
-            if job_run.trace is not None:
-                job_run.trace.end(tier=entry.tier, outcome=outcome, usage=billed, headers=entry.response_headers)
-            if entry.closes_later:
-                self._ledger.close(entry)
-
         try:
             async with aclosing(answer) as pieces:
                 async for piece in pieces:
@@ -102,10 +122,16 @@ class MeteredRunner:
             outcome = error.code
             raise
         finally:
-            entry.cache, entry.billable = reply.status, reply.billable
-            entry.closes_later = not reply.settle(usage, settle)
+            # A shared generation may go on for other requests; the job pays for its part until here.
+            entry.cache, entry.billable, entry.usage = reply.status, reply.billable, reply.billed(usage)
+            if job_run.trace is not None:
+                job_run.trace.end(tier=entry.tier, outcome=outcome, usage=entry.usage, headers=entry.response_headers)
 
 
 def _principal(owner: str) -> Principal:
     tenant, _, device = owner.partition("/")
     return Principal(tenant, device, frozenset({"jobs"}))
+
+
+def _bill(charge: Charge) -> RunBill:
+    return RunBill(charge.reservation.tenant, charge.amounts, charge.reservation.release)

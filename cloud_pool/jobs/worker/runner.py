@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -18,7 +18,26 @@ from ...cache.single_flight.reply import Reply
 from ...config.tiers import Tier
 from ...observability.tracing import Trace
 from ...serving.request_context import Piece, RequestContext
+from ..record import RunBill
 from ..store.replies import ExpiredJob
+
+
+class RunReceipt:
+    """A run's bill, for its report, and whether the report was accepted, for the accounts."""
+
+    def __init__(self) -> None:
+        self.bill: RunBill | None = None
+        self._on_report: Callable[[bool], None] | None = None
+
+    def issue(self, bill: RunBill | None, on_report: Callable[[bool], None]) -> None:
+        """The run has ended. `on_report` gets whether its report was accepted."""
+        self.bill, self._on_report = bill, on_report
+
+    def close(self, *, accepted: bool) -> None:
+        """The job store has accepted the report, or never will. Only the first call counts."""
+        on_report, self._on_report = self._on_report, None
+        if on_report is not None:
+            on_report(accepted)
 
 
 class JobRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +53,8 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 1
     traceparent: str = ""  # of the span that submitted the job
     trace: Trace | None = None  # of this run
+    fence: int = 0
+    receipt: RunReceipt = msgspec.field(default_factory=RunReceipt)
 
 
 class JobRunner(Protocol):
@@ -57,6 +78,9 @@ class JobBackend(Protocol):
 
     def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[Piece, None]]:
         """Raises CausewayError, and so may the generator."""
+
+    def max_tokens(self, tier: str) -> int:
+        """Return how many tokens an answer of the tier has at most, if the request names no maximum."""
 
     async def ready(self, tier: str) -> bool: ...
 
@@ -88,6 +112,10 @@ class ServiceBackend:
             critical=True,  # A job has time to wait for a whole answer of its own tier.
         )
         return self._caching_service.reply(context)
+
+    def max_tokens(self, tier: str) -> int:
+        """Return the tier's own limit; 0 for a tier that does not exist any more."""
+        return self._tiers[tier].max_tokens if tier in self._tiers else 0
 
     async def ready(self, tier: str) -> bool:
         """Whether an endpoint of the tier answers."""

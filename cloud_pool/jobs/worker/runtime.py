@@ -19,11 +19,14 @@ from ..batches.processor import BatchProcessor
 from ..config import JobsConfig
 from ..metrics import JobMetrics
 from ..store.redis_client import redis_time
+from ..store.usage_outbox import AddUsage, UsageOutbox
 from ..stores import JobStores
 from ..submission import SubmissionParser
 from ..webhooks.delivery import WebhookSender
 from .runner import JobRunner
 from .worker import SharedLimit, StopSignal, Worker
+
+_FLUSH_S = 3.0
 
 
 class WorkerRuntime:
@@ -34,6 +37,7 @@ class WorkerRuntime:
         slots: concurrent jobs by tier
         shared_limits: how many of them the tier's permits allow now, by tier; without one, all
         limits: limits of a tenant, which hold for the lines of its batches
+        add_usage: gets what the accepted reports of all workers have billed; None: other workers move it
         resolver: replaces DNS in tests
         clock: replaces Redis's clock in tests; unix time, s
         rng: uniform in [0, 1)
@@ -49,6 +53,7 @@ class WorkerRuntime:
         *,
         shared_limits: Mapping[str, SharedLimit] = MappingProxyType({}),
         limits: Callable[[str], TenantLimits] = lambda _: TenantLimits(),
+        add_usage: AddUsage | None = None,
         resolver: AbstractResolver | None = None,
         trace: JobTrace | None = None,
         clock: Callable[[], float] = redis_time,
@@ -61,6 +66,7 @@ class WorkerRuntime:
             stores.jobs, runner, slots, config, metrics, shared_limits=shared_limits, trace=trace, rng=rng
         )
         self._sender = WebhookSender(stores.outbox, config.webhooks, metrics, resolver=resolver, trace=trace, rng=rng)
+        self._usage = None if add_usage is None else UsageOutbox(stores.database, add_usage)
         self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config, limits)
 
     async def start(self, stop: StopSignal) -> bool:
@@ -88,10 +94,15 @@ class WorkerRuntime:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._sender.run)
             tasks.start_soon(self._batches.run)
+            if self._usage is not None:
+                tasks.start_soon(self._usage.run)
             await self.worker.run(stop)
             tasks.cancel_scope.cancel()
 
     async def close(self) -> None:
-        """Close all connections, after `run` or without it."""
+        """Move the last bills and close all connections, after `run` or without it."""
+        if self._usage is not None:
+            with anyio.move_on_after(_FLUSH_S):
+                await self._usage.flush()
         await self._sender.close()
         await self._stores.close()

@@ -29,12 +29,12 @@ from ..backoff import job_retry_delay_s
 from ..config import JobsConfig
 from ..errors import JobStoreUnavailable
 from ..metrics import JobMetrics
-from ..record import JobRecord
+from ..record import JobRecord, RunBill
 from ..store.job_store import JobStore
 from ..store.replies import ExpiredJob
 from .execution import JobResult, execute
 from .failure_policy import classify_failure, is_tier_unavailable
-from .runner import JobRunner
+from .runner import JobRunner, RunReceipt
 from .weighted_priorities import WeightedRoundRobin
 
 _log = logging.getLogger("causeway.cloud.worker")
@@ -232,9 +232,11 @@ class Worker:
         try:
             with lease.scope:
                 await self._run(slots, lease)
+            if not lease.scope.cancelled_caught:
+                return
             if lease.release_on_exit:
                 await self._release(lease.record)
-            elif lease.scope.cancelled_caught:
+            else:
                 self._metrics.count_run(slots.tier, "superseded")
         finally:
             if self._leases.get(lease.record.id) is lease:
@@ -244,6 +246,16 @@ class Worker:
                 self._idle.set()
 
     async def _run(self, slots: WorkerSlots, lease: JobLease) -> None:
+        receipt, outcome = RunReceipt(), "superseded"
+        try:
+            outcome = await self._execute(slots, lease, receipt)
+        finally:
+            receipt.close(accepted=outcome != "superseded")
+        self._metrics.count_run(lease.record.tier, outcome)
+        _log.info("%s: %s, attempt %d", lease.record.id, outcome, lease.record.attempts)
+
+    async def _execute(self, slots: WorkerSlots, lease: JobLease, receipt: RunReceipt) -> str:
+        """Run the job, report, and return the outcome."""
         record = lease.record
         left_s = min(self._config.attempt_timeout_s, lease.deadline - self._clock())
 
@@ -258,32 +270,34 @@ class Worker:
             left_s=max(left_s, 0.0),
             max_bytes=self._config.max_result_bytes,
             created=lease.claimed_ms // 1000,
+            receipt=receipt,
             clock=self._clock,
         )
         if isinstance(result, CausewayError) and is_tier_unavailable(result):
             slots.tier_unavailable = True
-        outcome = await self._report_with_retry(lease, result)
-        self._metrics.count_run(record.tier, outcome)
-        _log.info("%s: %s, attempt %d", record.id, outcome, record.attempts)
+        return await self._report_with_retry(lease, result, receipt.bill)
 
-    async def _report_with_retry(self, lease: JobLease, result: JobResult | CausewayError) -> str:
+    async def _report_with_retry(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
         """Report, waiting for an unavailable Redis: the answer is worth more than the slot."""
         while True:
             try:
-                return await self._report(lease, result)
+                # Shielded: a report that is cut off may have been accepted all the same.
+                with anyio.CancelScope(shield=True):
+                    return await self._report(lease, result, bill)
             except JobStoreUnavailable as error:
                 _log.warning("%s: the report waits for Redis: %s", lease.record.id, error.message)
                 await anyio.sleep(_STORE_DELAY_S * (1.0 + self._rng()))
 
-    async def _report(self, lease: JobLease, result: JobResult | CausewayError) -> str:
+    async def _report(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
         """Report a result and return the run's outcome. Can be repeated. Raises JobStoreUnavailable."""
         record = lease.record
         job, fence = record.id, record.fence
         if isinstance(result, JobResult):
-            return "succeeded" if await self._store.succeed(job, fence, result.body, result.cache) else "superseded"
+            accepted = await self._store.succeed(job, fence, result.body, result.cache, bill=bill)
+            return "succeeded" if accepted else "superseded"
         action = classify_failure(result, late=self._clock() >= lease.deadline)
         if action in ("expired", "failed"):
-            accepted = await self._store.fail(job, fence, result, expired=action == "expired")
+            accepted = await self._store.fail(job, fence, result, expired=action == "expired", bill=bill)
         else:
             counts = action == "retried"
             attempts = record.attempts if counts else record.postponed + 1
@@ -292,7 +306,7 @@ class Worker:
             park = isinstance(result, RateLimited) and result.retry_after_s is not None
             if isinstance(result, RateLimited) and result.retry_after_s is not None:
                 delay_s = min(result.retry_after_s, config.limit_retry_s)
-            accepted = await self._store.postpone(job, fence, result, delay_s, counts=counts, park=park)
+            accepted = await self._store.postpone(job, fence, result, delay_s, counts=counts, park=park, bill=bill)
         return action if accepted else "superseded"
 
     # --- (3), (4), (5), (6) ----------------------------------------------------------------------------------------

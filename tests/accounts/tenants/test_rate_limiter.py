@@ -10,7 +10,8 @@ import pytest
 import redis.asyncio
 
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, TenantsConfig
-from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter, TokenReservation
+from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from cloud_pool.accounts.tenants.reservation import Charge, Demand, Reservation
 from cloud_pool.accounts.tenants.usage import UsageRecorder
 from cloud_pool.assembly import open_shared_redis
 from cloud_pool.http.responses import error_response
@@ -46,10 +47,14 @@ def budgets(
     return TenantRateLimiter(config, client, clock=clock, wall_clock=clock, now_s=clock)
 
 
-async def refused(limiter: TenantRateLimiter, tenant: str = "acme", tokens: int = 0) -> float:
+def used(reservation: Reservation, tokens: int, micro_usd: int = 0) -> Charge:
+    return Charge(reservation, "large", "chat", Usage(tokens), micro_usd)
+
+
+async def refused(limiter: TenantRateLimiter, tenant: str = "acme", tokens: int = 0, cost: int = 0) -> float:
     """Expect 429 with Retry-After; returns the time to wait, s."""
     with pytest.raises(RateLimited) as caught:
-        await limiter.reserve(tenant, tokens)
+        await limiter.reserve(tenant, Demand(tokens=tokens, micro_usd=cost))
     answer = error_response(caught.value)
     assert answer.status == 429
     assert int(answer.headers["retry-after"]) >= 1
@@ -59,30 +64,32 @@ async def refused(limiter: TenantRateLimiter, tenant: str = "acme", tokens: int 
 
 async def test_a_tenant_without_limits_needs_no_redis(clock: Clock) -> None:
     limiter = budgets(TenantLimits(), unreachable_redis(), clock)
-    assert await limiter.reserve("acme", 10**9) == TokenReservation("acme", 10**9)
+    assert await limiter.reserve("acme", Demand(tokens=10**9)) == Reservation("acme", 10**9)
     assert limiter.local_checks == 0
 
 
 async def test_two_gateways_share_a_burst(client: redis.asyncio.Redis, clock: Clock) -> None:
     limits = TenantLimits(requests_per_s=5.0, burst=10)
     gateways = [budgets(limits, client, clock) for _ in range(2)]
-    found = await asyncio.gather(*(gateways[at % 2].reserve("acme", 0) for at in range(40)), return_exceptions=True)
-    assert sum(isinstance(each, TokenReservation) for each in found) == 10
-    assert all(isinstance(each, TokenReservation | RateLimited) for each in found)
-    await gateways[0].reserve("other", 0)
+    found = await asyncio.gather(
+        *(gateways[at % 2].reserve("acme", Demand(tokens=0)) for at in range(40)), return_exceptions=True
+    )
+    assert sum(isinstance(each, Reservation) for each in found) == 10
+    assert all(isinstance(each, Reservation | RateLimited) for each in found)
+    await gateways[0].reserve("other", Demand(tokens=0))
     assert await refused(gateways[1]) == pytest.approx(0.2, abs=0.002)
     clock.now += 0.2
-    await gateways[1].reserve("acme", 0)
+    await gateways[1].reserve("acme", Demand(tokens=0))
     await refused(gateways[0])
 
 
 async def test_tokens_are_reserved_and_settled(client: redis.asyncio.Redis, clock: Clock) -> None:
     first, second = (budgets(TenantLimits(tokens_per_minute=600), client, clock) for _ in range(2))
-    reservation = await first.reserve("acme", 500)
+    reservation = await first.reserve("acme", Demand(tokens=500))
     assert await refused(second, tokens=200) == pytest.approx(10.0, abs=0.01)  # 100 missing, 10 per second
-    first.settle(reservation, 100, 0)
+    first.settle(used(reservation, 100))
     await first.flush()
-    await second.reserve("acme", 500)
+    await second.reserve("acme", Demand(tokens=500))
     await refused(second, tokens=1)
 
 
@@ -90,42 +97,39 @@ async def test_an_answer_longer_than_reserved_delays_the_next_request(
     client: redis.asyncio.Redis, clock: Clock
 ) -> None:
     limiter = budgets(TenantLimits(tokens_per_minute=600), client, clock)
-    limiter.settle(await limiter.reserve("acme", 600), 900, 0)
+    limiter.settle(used(await limiter.reserve("acme", Demand(tokens=600)), 900))
     await limiter.flush()
     assert await refused(limiter, tokens=100) == pytest.approx(40.0, abs=0.01)
     clock.now += 40.0
-    await limiter.reserve("acme", 100)
+    await limiter.reserve("acme", Demand(tokens=100))
 
 
 async def test_a_request_larger_than_the_bucket_is_possible(client: redis.asyncio.Redis, clock: Clock) -> None:
     limiter = budgets(TenantLimits(tokens_per_minute=600), client, clock)
-    assert (await limiter.reserve("acme", 10**6)).tokens == 600
+    assert (await limiter.reserve("acme", Demand(tokens=10**6))).tokens == 600
     await refused(limiter, tokens=10**6)
 
 
 async def test_a_refusal_takes_nothing(client: redis.asyncio.Redis, clock: Clock) -> None:
     limiter = budgets(TenantLimits(requests_per_s=1.0, burst=2, tokens_per_minute=60), client, clock)
-    await limiter.reserve("acme", 60)
+    await limiter.reserve("acme", Demand(tokens=60))
     for _ in range(5):
         await refused(limiter, tokens=60)
     clock.now += 60.0
-    await limiter.reserve("acme", 1)
-    await limiter.reserve("acme", 1)
+    await limiter.reserve("acme", Demand(tokens=1))
+    await limiter.reserve("acme", Demand(tokens=1))
 
 
 async def test_a_spent_budget_is_refused_until_midnight_utc(client: redis.asyncio.Redis, clock: Clock) -> None:
-    limits = TenantLimits(usd_per_day=1.0)
-    limiter = budgets(limits, client, clock)
+    limiter = budgets(TenantLimits(usd_per_day=1.0), client, clock)
     book = UsageRecorder(TenantsConfig(), client, wall_clock=clock)
-    await limiter.reserve("acme", 0)
-    book.record("acme", "large", "chat", Usage(), 999_999)
-    await book.flush()
-    await limiter.reserve("acme", 0)
-    book.record("acme", "large", "chat", Usage(), 1)
-    await book.flush()
-    assert await refused(limiter) == 43200.0
+    for cost in (999_990, 9, 1):
+        reservation = await limiter.reserve("acme", Demand(tokens=0, micro_usd=cost))
+        book.record(used(reservation, 0, cost))
+        await book.flush()
+    assert await refused(limiter, cost=1) == 43200.0
     clock.now += 43200.0
-    await limiter.reserve("acme", 0)
+    await limiter.reserve("acme", Demand(tokens=0, micro_usd=1))
 
 
 async def test_redis_and_local_buckets_decide_alike(client: redis.asyncio.Redis, clock: Clock) -> None:
@@ -139,7 +143,7 @@ async def test_redis_and_local_buckets_decide_alike(client: redis.asyncio.Redis,
         outcomes = []
         for each in (shared, alone):
             try:
-                each.settle(await each.reserve("acme", tokens), tokens // 2, 0)
+                each.settle(used(await each.reserve("acme", Demand(tokens=tokens)), tokens // 2))
                 outcomes.append("")
             except RateLimited as error:
                 outcomes.append(error.message)
@@ -149,40 +153,14 @@ async def test_redis_and_local_buckets_decide_alike(client: redis.asyncio.Redis,
     assert len(seen) == 3, "each kind of refusal happened"
 
 
-async def test_without_redis_each_gateway_applies_its_local_share(
-    redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock
-) -> None:
-    """Redis is tried again after a pause."""
-    limiter = budgets(TenantLimits(requests_per_s=4.0, burst=8, usd_per_day=2.0), client, clock)
-    await limiter.reserve("acme", 0)
-    redis_server.kill()
-    try:
-        for _ in range(4):
-            await limiter.reserve("acme", 0)
-        assert await refused(limiter) == pytest.approx(0.5)
-        assert limiter.local_checks == 5
-        clock.now += 10.0
-        reservation = await limiter.reserve("acme", 0)
-        limiter.settle(reservation, 0, 1_000_000)
-        await refused(limiter)  # the local share is half of the day's budget
-    finally:
-        redis_server.start()
-    clock.now += 10.0
-    before = limiter.local_checks
-    for _ in range(8):
-        await limiter.reserve("acme", 0)
-    await refused(limiter)
-    assert limiter.local_checks == before
-
-
 async def test_settlements_without_redis_go_to_the_local_bucket(
     redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock
 ) -> None:
     limiter = budgets(TenantLimits(tokens_per_minute=600), client, clock)
-    reservation = await limiter.reserve("acme", 10)
+    reservation = await limiter.reserve("acme", Demand(tokens=10))
     redis_server.kill()
     try:
-        limiter.settle(reservation, 310, 0)
+        limiter.settle(used(reservation, 310))
         await limiter.flush()
         assert await refused(limiter, tokens=1) > 0
     finally:
@@ -195,19 +173,21 @@ async def test_concurrent_requests_wait_for_a_connection(
     """None of a thousand falls back to the local share."""
     async with open_shared_redis(redis_server.url) as many:
         limiter = budgets(TenantLimits(requests_per_s=1.0, burst=900), many, clock)
-        found = await asyncio.gather(*(limiter.reserve("acme", 0) for _ in range(1000)), return_exceptions=True)
-    assert sum(isinstance(each, TokenReservation) for each in found) == 900
+        found = await asyncio.gather(
+            *(limiter.reserve("acme", Demand(tokens=0)) for _ in range(1000)), return_exceptions=True
+        )
+    assert sum(isinstance(each, Reservation) for each in found) == 900
     assert limiter.local_checks == 0
 
 
 async def test_a_cancelled_check_leaves_no_reply_for_the_next_one(client: redis.asyncio.Redis, clock: Clock) -> None:
     limiter = budgets(TenantLimits(requests_per_s=1.0, burst=1000), client, clock)
     for _ in range(20):
-        asking = asyncio.ensure_future(limiter.reserve("acme", 0))
+        asking = asyncio.ensure_future(limiter.reserve("acme", Demand(tokens=0)))
         await asyncio.sleep(0)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-    assert await limiter.reserve("acme", 0) == TokenReservation("acme", 0)
+    assert await limiter.reserve("acme", Demand(tokens=0)) == Reservation("acme", 0)
     assert limiter.local_checks == 0
 
 

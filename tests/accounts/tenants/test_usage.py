@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from cloud_pool.accounts.tenants.accounting import TenantAccounting
 from cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from cloud_pool.accounts.tenants.reservation import Charge, Reservation
 from cloud_pool.accounts.tenants.usage import UsageRecorder, UsageRow, read_usage
 from cloud_pool.cli.usage import usage_command
 from router.errors import ConfigError, InvalidRequest
@@ -28,6 +29,14 @@ CONFIG = TenantsConfig(prices=(Price(tier="large", per_1k_prompt=0.5, per_1k_com
 def accounting(client: redis.asyncio.Redis | None, config: TenantsConfig = CONFIG) -> TenantAccounting:
     recorder = UsageRecorder(config, client, wall_clock=lambda: NOW)
     return TenantAccounting(config, TenantRateLimiter(config, client), recorder)
+
+
+async def reserve(each: TenantAccounting, tenant: str, request: Request, body_bytes: int = 100) -> Reservation:
+    return await each.reserve(tenant, request, body_bytes, tier="large", max_tokens=100, lifetime_s=60.0)
+
+
+def one(tenant: str, prompt: int = 10) -> Charge:
+    return Charge(Reservation(tenant, 0), "large", "chat", Usage(prompt, 1), 5)
 
 
 class LossyClient:
@@ -60,8 +69,9 @@ async def test_usage_of_two_gateways_is_summed(client: redis.asyncio.Redis) -> N
     gateways = [accounting(client) for _ in range(2)]
     for each in gateways:
         for route in ("chat", "chat", "job"):
-            reservation = await each.reserve("acme", ask(), 100)
-            assert each.settle(reservation, "large", route, Usage(1000, 100)) == 650_000
+            charge = each.charge(await reserve(each, "acme", ask()), "large", route, Usage(1000, 100))
+            assert charge.micro_usd == 650_000
+            each.settle(charge)
         await each.flush()
     assert await read_usage(client, "acme", DAY) == (
         UsageRow("large", "chat", 4, 4000, 400, 2.6),
@@ -74,7 +84,7 @@ async def test_usage_of_two_gateways_is_summed(client: redis.asyncio.Redis) -> N
 async def test_a_batch_whose_reply_was_lost_counts_once(client: redis.asyncio.Redis) -> None:
     lossy = LossyClient(client)
     recorder = UsageRecorder(CONFIG, cast("redis.asyncio.Redis", lossy), wall_clock=lambda: NOW)
-    recorder.record("acme", "large", "chat", Usage(10, 1), 5)
+    recorder.record(one("acme"))
     assert not await recorder.flush()
     assert not await recorder.flush()
     lossy.loses_replies = False
@@ -86,13 +96,13 @@ async def test_a_batch_whose_reply_was_lost_counts_once(client: redis.asyncio.Re
 @pytest.mark.redis
 async def test_usage_survives_a_killed_redis(redis_server: RedisServer, client: redis.asyncio.Redis) -> None:
     recorder = UsageRecorder(CONFIG, client, wall_clock=lambda: NOW)
-    recorder.record("acme", "large", "chat", Usage(10, 1), 5)
+    recorder.record(one("acme"))
     assert await recorder.flush()
     redis_server.kill()
     try:
-        recorder.record("acme", "large", "chat", Usage(10, 1), 5)
+        recorder.record(one("acme"))
         assert not await recorder.flush()
-        recorder.record("acme", "large", "chat", Usage(10, 1), 5)
+        recorder.record(one("acme"))
     finally:
         redis_server.start()
     assert await recorder.flush()
@@ -103,7 +113,7 @@ async def test_usage_survives_a_killed_redis(redis_server: RedisServer, client: 
 @pytest.mark.redis
 async def test_the_usage_command_prints_a_table_or_json(redis_server: RedisServer, client: redis.asyncio.Redis) -> None:
     each = accounting(client)
-    each.settle(await each.reserve("acme", ask(), 100), "large", "chat", Usage(1000, 100))
+    each.settle(each.charge(await reserve(each, "acme", ask()), "large", "chat", Usage(1000, 100)))
     await each.flush()
 
     async def run(*args: str) -> Result:
@@ -133,23 +143,23 @@ def test_a_bad_day_is_an_error_that_says_what_to_write(day: str) -> None:
 async def test_pending_usage_is_bounded() -> None:
     recorder = UsageRecorder(CONFIG, unreachable_redis(), wall_clock=lambda: NOW)
     for number in range(5000):
-        recorder.record(f"t{number}", "large", "chat", Usage(1, 1), 1)
+        recorder.record(one(f"t{number}"))
     assert recorder.lost == 1000
     assert not await recorder.flush()
-    recorder.record("t0", "large", "chat", Usage(1, 1), 1)
+    recorder.record(one("t0"))
     assert recorder.lost == 1001
 
 
 async def test_a_tier_without_a_price_costs_nothing() -> None:
     each = accounting(None)
-    assert each.settle(await each.reserve("acme", ask(), 10), "small", "chat", Usage(10, 10)) == 0
+    assert each.charge(await reserve(each, "acme", ask()), "small", "chat", Usage(10, 10)).micro_usd == 0
 
 
 async def test_reserved_tokens_are_estimated_from_body_and_max_tokens() -> None:
     config = TenantsConfig(default=TenantLimits(tokens_per_minute=10_000))
     each = accounting(None, config)
-    assert (await each.reserve("a", ask(max_tokens=50, n=3), 400)).tokens == 250
-    assert (await each.reserve("b", ask(), 400)).tokens == 356
+    assert (await reserve(each, "a", ask(max_tokens=50, n=3), 400)).tokens == 250
+    assert (await reserve(each, "b", ask(), 400)).tokens == 356
 
 
 def test_tenant_limits_bound_bodies_and_answers() -> None:

@@ -1,21 +1,33 @@
--- Take one request and a number of tokens from a tenant's buckets, if the day's budget is not spent: all or nothing.
--- KEYS: request bucket, token bucket, usage of the day
--- ARGV: now, requests/s, request capacity, tokens/s, token capacity, tokens, budget (micro-USD); a rate or
---   budget of 0 is unlimited
--- Reply: {'' | budget | requests | tokens (what is exhausted), ms to wait}
-local request_rate, request_capacity = tonumber(ARGV[2]), tonumber(ARGV[3])
-local token_rate, token_capacity, tokens = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local budget = tonumber(ARGV[7])
-if budget > 0 and tonumber(redis.call('HGET', KEYS[3], 'micro_usd') or '0') >= budget then return {'budget', 0} end
+-- Take one request and a number of tokens from a tenant's buckets, and reserve what it may cost of the day's budget: all
+-- or nothing.
+-- KEYS: request bucket, token bucket, usage of the day, reservations, their ends
+-- ARGV: now, requests/s, request capacity, requests, tokens/s, token capacity, tokens, budget (micro-USD), what the
+--   request may cost (micro-USD), id of the reservation, its fence, its lifetime (s); a rate of 0 is unlimited, and a
+--   cost of 0 needs no budget
+-- Reply: {'' | budget | reserved | requests | tokens (what is exhausted), ms to wait, micro-USD spent, micro-USD reserved}
+local request_rate, request_capacity, requests = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local token_rate, token_capacity, tokens = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local budget, cost, spent, reserved = tonumber(ARGV[8]), tonumber(ARGV[9]), 0, 0
+if cost > 0 then
+  spent = tonumber(redis.call('HGET', KEYS[3], 'micro_usd') or '0')
+  reserved = reserved_by_others(KEYS[4], KEYS[5], now, ARGV[10])
+  if spent + cost > budget then return {'budget', 0, spent, reserved} end
+  if spent + reserved + cost > budget then return {'reserved', 0, spent, reserved} end
+end
 local requests_left, tokens_left = 0, 0
 if request_rate > 0 then
   requests_left = level(KEYS[1], request_rate, request_capacity)
-  if requests_left < 1 then return {'requests', math.ceil((1 - requests_left) / request_rate * 1000)} end
+  if requests_left < requests then
+    return {'requests', math.ceil((requests - requests_left) / request_rate * 1000), spent, reserved}
+  end
 end
 if token_rate > 0 then
   tokens_left = level(KEYS[2], token_rate, token_capacity)
-  if tokens_left < tokens then return {'tokens', math.ceil((tokens - tokens_left) / token_rate * 1000)} end
+  if tokens_left < tokens then
+    return {'tokens', math.ceil((tokens - tokens_left) / token_rate * 1000), spent, reserved}
+  end
 end
-if request_rate > 0 then store(KEYS[1], requests_left - 1, request_rate, request_capacity) end
+if request_rate > 0 then store(KEYS[1], requests_left - requests, request_rate, request_capacity) end
 if token_rate > 0 then store(KEYS[2], tokens_left - tokens, token_rate, token_capacity) end
-return {'', 0}
+if cost > 0 then reserve(KEYS[4], KEYS[5], now, ARGV[10], ARGV[11], cost, tonumber(ARGV[12])) end
+return {'', 0, spent, reserved + cost}

@@ -1,4 +1,4 @@
--- Token buckets, shared by take and settle.
+-- Token buckets, shared by take, settle and restore.
 -- ARGV[1]: now (s; negative: Redis's clock, so that all gateways share one)
 -- No `#!lua` line may precede this text: with one, Redis checks its memory before the script instead of at each write.
 local now = tonumber(ARGV[1])

@@ -2,12 +2,13 @@
 -- Schedule the next attempt, or move the job to the dead letters when its attempts are used up.
 -- ARGV: now (unix ms), id, fence, delay (ms), 1 if this run counts as an attempt, error as JSON, error code,
 --   dead letter ttl (ms), max dead letters, 1 if the tenant is over a limit: the job returns to its queue, and no job of
---   the tenant starts before the delay is over
+--   the tenant starts before the delay is over, bill of the run or ''
 -- Reply: 0 if the fence is outdated, 1 postponed, 2 dead
 local now, id, fence, delay, counts = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local error_json, code, dead_ttl, max_dead = ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 local record = key('job', id)
-if not holds_lease(record, fence) then return 0 end
+local accepted, reply = accept_report(record, fence, ARGV[11], now)
+if not accepted then return reply end
 redis.call('HSET', record, 'error', error_json, 'code', code)
 if counts == '0' then
   redis.call('HINCRBY', record, 'attempts', -1)

@@ -1,0 +1,94 @@
+"""One tenant's limits at one gateway, without Redis: a share of each rate, and of what is left of the day's budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from .config import MICRO_USD_PER_USD, TenantLimits
+from .reservation import Charge, Reservation
+from .token_bucket import TokenBucket
+
+Exhausted = Literal["", "budget", "reserved", "requests", "tokens"]
+"""What does not allow a request; "reserved": the rest of the budget is reserved for requests in progress."""
+
+
+class LocalLimits:
+    """Owns the tenant's buckets and reservations of this gateway.
+
+    Args:
+        share: of the rates and of the rest of the budget
+        day: UTC day, as 2026-11-21
+        used_micro_usd: of the day's budget, spent or reserved, when Redis was last reached
+        now: monotonic, s
+    """
+
+    def __init__(self, limits: TenantLimits, share: float, day: str, used_micro_usd: int, now: float) -> None:
+        self._request_rate = limits.requests_per_s * share
+        self._request_capacity = max(1.0, limits.request_capacity * share)
+        self._token_rate = limits.tokens_per_minute / 60.0 * share
+        self._token_capacity = limits.tokens_per_minute * share
+        self._requests = TokenBucket(self._request_capacity, now)
+        self._tokens = TokenBucket(self._token_capacity, now)
+        self._micro_usd_per_day = limits.usd_per_day * MICRO_USD_PER_USD
+        self._share = share
+        self._day = day
+        self._used_micro_usd = used_micro_usd
+        self._spent_micro_usd = 0
+        self._reserved: dict[str, tuple[Reservation, float]] = {}  # by id, with when it ends (monotonic, s)
+
+    def take(self, reservation: Reservation, ends_at: float, day: str, now: float) -> tuple[Exhausted, float]:
+        """Take a request, its tokens and its cost: all or nothing.
+
+        Returns:
+            What is exhausted, and the time to wait, s.
+        """
+        self._begin_day(day)
+        others = sum(each.micro_usd for each, _ in self._reserved.values() if each.id != reservation.id)
+        budget = (self._micro_usd_per_day - self._used_micro_usd) * self._share - self._spent_micro_usd
+        if reservation.micro_usd and reservation.micro_usd > budget:
+            return "budget", 0.0
+        if reservation.micro_usd and reservation.micro_usd > budget - others:
+            return "reserved", 0.0
+        needed = min(float(reservation.tokens), self._token_capacity)
+        requests = self._requests.refilled(self._request_rate, self._request_capacity, now)
+        tokens = self._tokens.refilled(self._token_rate, self._token_capacity, now)
+        if self._request_rate and (wait_s := requests.wait_s(self._request_rate, 1.0)) > 0:
+            return "requests", wait_s
+        if self._token_rate and (wait_s := tokens.wait_s(self._token_rate, needed)) > 0:
+            return "tokens", wait_s
+        self._requests = requests.debited(1.0, self._request_capacity)
+        self._tokens = tokens.debited(needed, self._token_capacity)
+        if reservation.id:
+            self._reserved[reservation.id] = reservation, ends_at
+        return "", 0.0
+
+    def debit_tokens(self, amount: float) -> None:
+        """Take tokens, also into debt; a negative amount is a refund."""
+        self._tokens = self._tokens.debited(amount, self._token_capacity)
+
+    def settle(self, charge: Charge, day: str) -> None:
+        """Replace a reservation of this gateway by what it has cost; one that was made in Redis is settled there."""
+        self._begin_day(day)
+        reservation = charge.reservation
+        if self._reserved.get(reservation.id, (None,))[0] == reservation:
+            del self._reserved[reservation.id]
+        elif reservation.id:
+            return
+        self._spent_micro_usd += charge.micro_usd
+
+    def missing(self, now: float) -> tuple[float, float]:
+        """Return how many requests and tokens the buckets lack, after refilling."""
+        requests = self._requests.refilled(self._request_rate, self._request_capacity, now)
+        tokens = self._tokens.refilled(self._token_rate, self._token_capacity, now)
+        return self._request_capacity - requests.level, self._token_capacity - tokens.level
+
+    def reservations(self, now: float) -> Iterator[tuple[Reservation, float]]:
+        """Yield the reservations in progress, each with the time until it ends, s."""
+        for reservation, ends_at in self._reserved.values():
+            if ends_at > now:
+                yield reservation, ends_at - now
+
+    def _begin_day(self, day: str) -> None:
+        if day != self._day:
+            self._day, self._used_micro_usd, self._spent_micro_usd = day, 0, 0

@@ -1,0 +1,89 @@
+"""A worker's accounts on a real Redis: prices, budgets, usage. As a program it is a worker that can be killed:
+
+    python -m tests.jobs.billing URL PREFIX after|during
+
+It prints the id of each job that it has reported (after), or that it runs for ever (during), and moves no bill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import anyio
+import msgspec
+import redis.asyncio
+from prometheus_client import CollectorRegistry
+
+from cloud_pool.accounts.audit import AuditLog
+from cloud_pool.accounts.ledger import Ledger
+from cloud_pool.accounts.tenants.accounting import TenantAccounting
+from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
+from cloud_pool.accounts.tenants.metrics import TenantMetrics
+from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from cloud_pool.accounts.tenants.usage import UsageRecorder
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.metrics import JobMetrics
+from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.jobs.stores import JobStores
+from cloud_pool.jobs.worker.metered_runner import MeteredRunner
+from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.worker import Worker
+from router.types import Chunk
+
+from .scripted_worker import Script, ScriptedRunner, answers
+
+NOW = 1_800_000_000.0
+RUN_MICRO_USD = 200  # of one run of `answers`: two tokens
+MOST_MICRO_USD = 10_000  # of the 100 tokens that a run may have
+PRICE = Price(tier="large", per_1k_completion=0.1)
+
+
+class Books:
+    """Accounts of one worker. The usage and the budget belong to `tenant`s of their own Redis keys."""
+
+    def __init__(self, url: str, usd_per_day: float = 0.0, audit: str = "") -> None:
+        self.client = redis.asyncio.Redis.from_url(url)
+        config = TenantsConfig(default=TenantLimits(usd_per_day=usd_per_day), prices=(PRICE,), redis_timeout_s=20.0)
+        self.usage = UsageRecorder(config, self.client, wall_clock=lambda: NOW)
+        limiter = TenantRateLimiter(config, self.client, wall_clock=lambda: NOW)
+        self.accounting = TenantAccounting(config, limiter, self.usage)
+        self.audit = AuditLog(audit)
+        self.audit.start()
+        self.ledger = Ledger(self.accounting, self.audit, TenantMetrics(CollectorRegistry()))
+
+    def runner(self, script: Script = answers) -> MeteredRunner:
+        return MeteredRunner(ScriptedRunner(script), self.ledger)
+
+    def audited(self, path: Path) -> list[dict[str, object]]:
+        self.audit.close()
+        return [msgspec.json.decode(row) for row in path.read_bytes().splitlines()]
+
+
+class PrintingStore(JobStore):
+    """Prints the id of each job whose answer it has stored."""
+
+    async def succeed(self, job: str, *arguments: object, **named: object) -> bool:
+        accepted = await super().succeed(job, *arguments, **named)  # type: ignore[arg-type]
+        print(job, flush=True)
+        return accepted
+
+
+async def prints_and_hangs(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
+    yield Chunk(text="two", tokens=2)
+    print(job_run.id, flush=True)
+    await anyio.sleep_forever()
+
+
+async def main(url: str, prefix: str, when: str) -> None:
+    config = JobsConfig(redis=url, key_prefix=prefix)
+    database = JobStores.open(config).database
+    store = PrintingStore(database, config, clock=lambda: NOW)
+    runner = Books(url, usd_per_day=10.0).runner(answers if when == "after" else prints_and_hangs)
+    await Worker(store, runner, {"large": 4}, config, JobMetrics(CollectorRegistry())).run(anyio.Event())
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
