@@ -43,6 +43,11 @@ class JobStores(msgspec.Struct, frozen=True):
             replica_timeout_s=config.replica_timeout_s,
             replicated=REPLICATED,
         )
+        return cls.over(database, config, clock)
+
+    @classmethod
+    def over(cls, database: RedisClient, config: JobsConfig, clock: Callable[[], float] = redis_time) -> JobStores:
+        """Build the stores over a connection. Raises ConfigError for an unusable `jobs.files`."""
         contents = ContentStores(config.files, database)
         return cls(
             database,

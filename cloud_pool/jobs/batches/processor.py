@@ -37,7 +37,6 @@ from .states import BatchState
 from .validation import check_input
 
 _log = logging.getLogger("causeway.cloud.batches")
-_LEASE_S = 30.0
 _STEP_INTERVAL_S = 0.5
 _STORE_DELAY_S = 5.0
 _FILES_INTERVAL_S = 10.0
@@ -60,6 +59,7 @@ class BatchProcessor:
         self._jobs = stores.jobs
         self._parser = parser
         self._limits = config.batches
+        self._lease_s = config.lease_s
         self._reader = InputReader(stores.files, config.batches.max_line_bytes)
         self._expansion = BatchExpansion(stores, parser, config.batches, limits)
         self._collection = BatchCollection(stores)
@@ -80,14 +80,14 @@ class BatchProcessor:
 
     async def step(self) -> bool:
         """Advance one batch. Returns False if none is due. Raises JobStoreUnavailable or RecordUnreadable."""
-        batch = await self._batches.claim(_LEASE_S)
+        batch = await self._batches.claim(self._lease_s)
         if batch is not None:
             await self._advance(batch)
         return batch is not None
 
     async def _claim(self) -> Batch | None:
         try:
-            return await self._batches.claim(_LEASE_S)
+            return await self._batches.claim(self._lease_s)
         except (JobStoreUnavailable, RecordUnreadable) as error:  # an unreadable batch is due after its lease
             _log.warning("%s", error.message)
             return None
@@ -131,7 +131,7 @@ class BatchProcessor:
 
     async def _validate(self, batch: Batch, file: StoredFile) -> None:
         async def renew_lease() -> None:
-            await self._batches.schedule_step(batch.id, _LEASE_S)
+            await self._batches.schedule_step(batch.id, self._lease_s)
 
         check = await check_input(batch, file, self._reader, self._parser, self._limits, renew_lease)
         if check.errors:

@@ -1,0 +1,40 @@
+"""A worker with a batch processor, as a process that can be killed: `python -m tests.jobs.batch_worker_process CONFIG`.
+
+CONFIG is a JobsConfig as JSON. Every job is answered at once. It prints a line for each answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+
+import anyio
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from router.types import Chunk
+
+from .scripted_worker import ScriptedRunner, answers
+from .test_api import TIER
+
+
+async def prints_and_answers(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
+    print(job_run.id, flush=True)
+    async for chunk in answers(at, job_run):
+        yield chunk
+
+
+async def main(config: JobsConfig) -> None:
+    runner = ScriptedRunner(prints_and_answers)
+    runtime = WorkerRuntime(config, {"large": TIER}, runner, {"large": 8}, CollectorRegistry())
+    stop = anyio.Event()
+    await runtime.start(stop)
+    await runtime.run(stop)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(msgspec.json.decode(sys.argv[1], type=JobsConfig)))
