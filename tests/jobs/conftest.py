@@ -37,9 +37,9 @@ class Clock:
         return self.now
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], patience_s: float = PATIENCE_S) -> None:
     """Wait for a condition that background tasks fulfil."""
-    ends = time.monotonic() + PATIENCE_S
+    ends = time.monotonic() + patience_s
     while not await condition():
         assert time.monotonic() < ends, "the condition did not become true"
         await asyncio.sleep(0.005)

@@ -291,7 +291,7 @@ class FileWriter:
 def too_many_files(config: BatchConfig) -> QuotaExceeded:
     """Return the error for a tenant that may have no more files."""
     return QuotaExceeded(
-        f"Your tenant has {config.max_files} files, the maximum (jobs.batches.max_files). Delete files, or wait until "
-        "they expire.",
+        f"Your tenant may have {config.max_files} files (jobs.batches.max_files), output and error files of batches "
+        "included. Delete files, or wait until they expire.",
         retry_after_s=_RETRY_AFTER_S,
     )
