@@ -22,6 +22,8 @@ from cloud_pool.accounts.identity.principal import Grants, Scope
 from tests.redis_server import RedisServer
 from tests.stack import Process, free_port
 
+from .without import CONFIG, PATCHES, Off
+
 ROOT = Path(__file__).parents[2]
 RESTART_TIMEOUT_S = 60.0
 RESTART_PAUSE_S = 0.5
@@ -92,6 +94,7 @@ class Bed:
     Args:
         tiers: the tier of each replica, in the order of the fallback
         serving: how many of the replicas are endpoints at first; None: all
+        without: a mechanism of the gateways and workers that is off (`tests.bed.without`)
     """
 
     def __init__(
@@ -105,8 +108,10 @@ class Bed:
         config: dict[str, Any] | None = None,
         workers: int = 2,
         serving: int | None = None,
+        without: str = "",
     ) -> None:
         self.folder = folder
+        self._without = without
         self.redis = RedisServer(folder, "--maxmemory-policy", "noeviction")
         self.replicas = [Replica(folder, number, name, model, speed) for number, name in enumerate(tiers, 1)]
         self._key = folder / "private.pem"
@@ -137,7 +142,9 @@ class Bed:
         }
         identity = {"key_file": "keys.json"}
         config = {"server": server, "tiers": tiers, "redis": self.redis.url, "identity": identity, "jobs": jobs}
-        return config | more
+        off = CONFIG.get(self._without, Off())
+        config |= more | {"tiers": [one | off.tier for one in tiers]}
+        return config | {section: config.get(section, {}) | keys for section, keys in off.top.items()}
 
     def token(self, tenant: str, device: str = "kiosk", scopes: tuple[Scope, ...] = ("chat", "jobs")) -> str:
         return issue(
@@ -192,7 +199,8 @@ class Bed:
 
     def _launch(self, name: str) -> Process:
         kind, _, number = name.partition("-")
-        command = [sys.executable, "-m", "cloud_pool", "serve" if kind == "gateway" else "worker"]
+        program = ["tests.bed.without", self._without] if self._without in PATCHES else ["cloud_pool"]
+        command = [sys.executable, "-m", *program, "serve" if kind == "gateway" else "worker"]
         command += ["--config", str(self.folder / "gateway.yaml"), "--log", "info"]
         if kind == "gateway":
             command += ["--port", str(self._ports[int(number) - 1])]

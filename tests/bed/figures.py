@@ -1,8 +1,16 @@
-"""Quantiles and text tables."""
+"""Quantiles, text tables, and the line of figures that `tests.bed.ablation` reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+FIGURES = "figures: "
+
+
+def print_figures(values: Mapping[str, float]) -> None:
+    """Print what a run found, for programs."""
+    print(FIGURES + json.dumps({name: round(value, 4) for name, value in values.items()}))
 
 
 def quantile(values: Iterable[float], share: float) -> float:

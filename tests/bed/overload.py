@@ -34,7 +34,7 @@ import msgspec
 
 from .bed import Bed, ReplicaSpeed, running_bed
 from .client import RequestResult
-from .figures import quantile, table
+from .figures import print_figures, quantile, table
 from .load import (
     GAUGES,
     HEADS,
@@ -47,6 +47,7 @@ from .load import (
     row,
     ttft_ms,
 )
+from .without import add_without
 
 TIERS = ("assistant-large", "assistant")
 SPEED = ReplicaSpeed(slots=16, prefill_s=0.2, step_s=0.1)
@@ -131,6 +132,16 @@ def check(
     rejected = {
         name: sum(each.outcome != "answer" for each in results) / len(results) for name, results in by_profile.items()
     }
+    print_figures(
+        {
+            "goodput of capacity": goodput / capacity,
+            "interactive p99 to the first token, times unloaded": loaded_ms / base,
+            "standard p99 to the first token, times unloaded": ttft_ms(answers(by_profile["standard"]), 0.99) / base,
+            "bulk not answered": rejected["bulk"],
+            "changes of a standard device a minute": flaps["standard"][1],
+            "sides of standard a minute": flaps["standard"][0],
+        }
+    )
     print(f"goodput {goodput:.1f}/s = {goodput / capacity:.2f} of capacity, by tier {dict(tiers)}")
     print(f"interactive p99 ttft {loaded_ms:.0f} ms = {loaded_ms / base:.2f} times the unloaded {base:.0f} ms")
     print("not answered:", {name: f"{share:.1%}" for name, share in rejected.items()})
@@ -202,13 +213,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--times", type=float, default=3.0)
+    add_without(parser)
     parser.add_argument(
         "--fallback", action=argparse.BooleanOptionalAction, default=True, help="requests may fall back to a lower tier"
     )
     arguments = parser.parse_args()
     tier = {"concurrency": 16, "max_queued": 64, "ttft_objective_s": 2 * SPEED.prefill_s}
     config = {"degradation": {"tiers": TIERS}} if arguments.fallback else {}
-    with running_bed(TIERS, speed=SPEED, tier=tier, config=config, workers=0) as bed:
+    with running_bed(TIERS, speed=SPEED, tier=tier, config=config, workers=0, without=arguments.without) as bed:
         failures = asyncio.run(measure(bed, arguments.seconds, arguments.times))
     for failure in failures:
         print(f"FAILED: {failure}")

@@ -25,8 +25,9 @@ import psutil
 
 from .bed import Bed, Replica, ReplicaSpeed, running_bed
 from .client import RequestResult
-from .figures import quantile, table
+from .figures import print_figures, quantile, table
 from .load import GAUGES, HEADS, GaugeSampler, LoadProfile, answers, faulty, open_loop, row, ttft_ms
+from .without import add_without
 
 SPEED = ReplicaSpeed(slots=8, prefill_s=0.2, step_s=0.1)
 TOKENS = 4
@@ -74,6 +75,11 @@ async def one_slow(bed: Bed, session: aiohttp.ClientSession, profile: LoadProfil
     ratios = {name: slowdown(results, healthy) for name, results in phases.items() if results is not healthy}
     for name, figures in ratios.items():
         print(f"  {name}: " + ", ".join(f"{what} × {ratio:.2f}" for what, ratio in figures.items()))
+    print_figures(
+        {f"one slow: p99 {what}, times healthy": ratio for what, ratio in ratios["one slow"].items()}
+        | {f"settled: p99 {what}, times healthy": ratio for what, ratio in ratios["last two thirds"].items()}
+        | {"calls that the slow replica got": calls / max(1, len(slow))}
+    )
     failures = [
         f"the p99 {what} is {ratio:.2f} times the healthy pool's, {ratios['two replicas'][what]:.2f} times without it"
         for what, ratio in ratios["one slow"].items()
@@ -158,10 +164,11 @@ async def measure(bed: Bed, seconds: float, load: float) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
+    add_without(parser)
     parser.add_argument("--load", type=float, default=0.5, help="share of the pool's capacity")
     arguments = parser.parse_args()
     tier = {"concurrency": 24, "max_queued": 64}
-    with running_bed(("assistant-large",) * 3, speed=SPEED, tier=tier, workers=0) as bed:
+    with running_bed(("assistant-large",) * 3, speed=SPEED, tier=tier, workers=0, without=arguments.without) as bed:
         failures = asyncio.run(measure(bed, arguments.seconds, arguments.load))
     for failure in failures:
         print(f"FAILED: {failure}")

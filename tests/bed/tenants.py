@@ -20,10 +20,11 @@ import msgspec
 
 from .bed import Bed, running_bed
 from .client import RequestResult
-from .figures import table
+from .figures import print_figures, table
 from .load import GAUGES, HEADS, GaugeSampler, LoadProfile, answers, faulty, open_loop, row, ttft_ms
 from .overload import SPEED, TOKENS
 from .slow import duration_ms
+from .without import add_without
 
 MAX_RISE = 0.2
 SETTLE_S = 5.0
@@ -70,6 +71,13 @@ async def measure(bed: Bed, seconds: float, times: float, rounds: int) -> list[s
         "of the answer": duration_ms(after, 0.99) / duration_ms(before, 0.99) - 1.0,
     }
     served = len(answers(_of(in_flood, "flood"))) / seconds / rounds
+    print_figures(
+        {
+            "quiet tenant's p99 to the first token, times calm": 1.0 + rise["to the first token"],
+            "quiet tenant's p99 of the answer, times calm": 1.0 + rise["of the answer"],
+            "answered of capacity": len(answers(in_flood)) / seconds / rounds / _CAPACITY,
+        }
+    )
     print("the quiet tenant's p99 changed by", {name: f"{share:+.1%}" for name, share in rise.items()})
     print(
         f"answered: {len(answers(in_flood)) / seconds / rounds / _CAPACITY:.2f} of capacity, the flood {served:.1f}/s"
@@ -92,12 +100,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=40.0, help="duration of each calm and each flood")
     parser.add_argument("--rounds", type=int, default=2, help="number of pairs of a calm and a flood")
     parser.add_argument("--times", type=float, default=3.0, help="the flood, in multiples of the capacity")
+    add_without(parser)
     parser.add_argument("--fixed", action="store_true", help="a fixed limit: each gateway has half of the slots")
     arguments = parser.parse_args()
     tier = {"concurrency": SPEED.slots, "max_queued": 64}
     if arguments.fixed:
         tier |= {"concurrency": SPEED.slots // 2, "min_concurrency": 0}
-    with running_bed(("assistant-large", "assistant"), speed=SPEED, tier=tier, workers=0) as bed:
+    with running_bed(
+        ("assistant-large", "assistant"), speed=SPEED, tier=tier, workers=0, without=arguments.without
+    ) as bed:
         failures = asyncio.run(measure(bed, arguments.seconds, arguments.times, arguments.rounds))
     for failure in failures:
         print(f"FAILED: {failure}")

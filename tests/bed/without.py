@@ -1,0 +1,92 @@
+"""`python -m tests.bed.without MECHANISM serve|worker ...`: the gateway or a worker with one mechanism switched off.
+
+The product has no such switches. Where a configuration key turns a mechanism off, `CONFIG` has it; otherwise `PATCHES`
+replaces the function that makes it work, before the program starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from cloud_pool.admission import scheduler
+from cloud_pool.admission.permits import PermitAllocator
+from cloud_pool.balancing import slowness
+from cloud_pool.degradation import fallback_plan
+from cloud_pool.degradation.tier_health import offer_share
+from cloud_pool.observability.event_loop_lag import EventLoopLag
+
+
+class Off(msgspec.Struct, frozen=True):
+    """What the gateway's configuration says when a mechanism is off: in each tier, and at the top level."""
+
+    tier: dict[str, Any] = {}
+    top: dict[str, Any] = {}
+
+
+CONFIG: dict[str, Off] = {
+    "slow start": Off(top={"load_balancing": {"slow_start_s": 0}}),
+    "kept places": Off(tier={"admission": {"reserved_share": 0}}),
+    "preemption": Off(tier={"admission": {"preemption_share": 0}}),
+    "hedging": Off(tier={"hedge": {"enabled": False}}),
+    "warm-up": Off(top={"degradation": {"warm_up_after_idle_s": 0}}),
+}
+
+
+def _without_trust() -> None:
+    """Late first tokens count in the measured slowness only; no endpoint becomes `slow` or goes on trial."""
+    vars(slowness)["LATE_LIMIT"] = 1_000_000_000
+
+
+def _without_credits() -> None:
+    """A light tenant has no requests ahead of its turn."""
+    vars(scheduler)["_credit"] = lambda permits: 0.0
+
+
+def _without_bunching() -> None:
+    """No permit more is reserved where a flood's requests started together."""
+    reserve = PermitAllocator.reserve
+    setattr(PermitAllocator, "reserve", lambda self, limit, now, even_pending: reserve(self, limit, now))  # noqa: B010
+
+
+def _without_lag_correction() -> None:
+    """A first token that was read late counts as one that came late."""
+    setattr(EventLoopLag, "lost_s", lambda self: 0.0)  # noqa: B010
+
+
+def _without_shares_by_device() -> None:
+    """A tier's share is drawn for each request instead of for each device."""
+    vars(fallback_plan)["offer_share"] = lambda health, position: offer_share(health, random.random())
+
+
+PATCHES: dict[str, Callable[[], None]] = {
+    "trust": _without_trust,
+    "credits": _without_credits,
+    "bunching": _without_bunching,
+    "lag correction": _without_lag_correction,
+    "shares by device": _without_shares_by_device,
+}
+
+
+MECHANISMS = (*CONFIG, *PATCHES)
+
+
+def add_without(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--without", choices=MECHANISMS, default="", help="a mechanism that is off")
+
+
+def main() -> None:
+    mechanism = sys.argv.pop(1)
+    PATCHES[mechanism]()
+    from cloud_pool.cli.main import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()
