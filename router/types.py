@@ -134,6 +134,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     hints: RoutingHints = RoutingHints()
     resume: str = ""  # continue token of an answer that was cut short; the target that made it makes the rest
 
+    @property
+    def sequences(self) -> int:
+        """How many answers it asks for: `n` to each of its prompts, or to the chat."""
+        return self.n * max(1, len(self.prompts))
+
 
 # --- the answer ------------------------------------------------------------------------------------------------------
 

@@ -26,8 +26,8 @@ class TierCapacity(msgspec.Struct, frozen=True):
 
 
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    permits: int  # upper bound of the requests in Triton at once; PeerHeartbeat changes it
-    max_queued: int  # requests that may wait
+    permits: int  # upper bound of the sequences in Triton at once; PeerHeartbeat changes it
+    max_queued: int  # sequences that may wait for their request to begin
     min_permits: int = 0  # lower bound of the concurrency limit; 0: the limit is fixed at `permits`
     ttft_objective_s: float = 2.0  # of an interactive request, queue and Triton together
     config: AdmissionConfig = AdmissionConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -26,7 +26,7 @@ class Preempted(Exception):
 
 
 class Permit:
-    """The right to run in a tier, from `AdmissionController.acquire` until that context ends.
+    """The right to run one sequence in a tier, until `release` or the end of the context of `AdmissionController`.
 
     Until its first token it may be revoked. Work up to there runs in `while_held`; where that raises Preempted, the
     work is done again after `reacquire`.
@@ -36,6 +36,7 @@ class Permit:
         self._admission = admission
         self._ticket = ticket
         self._stop: Callable[[], None] | None = None
+        self._grant: asyncio.Future[QueueFull | None] | None = None
         self._regranted: asyncio.Future[QueueFull | None] | None = None
         self._lost_s = admission.lost_s()
         self.used_tokens: float | None = None
@@ -44,6 +45,22 @@ class Permit:
     def waited_s(self) -> float:
         """Time in the queue."""
         return self._ticket.admitted - self._ticket.arrived
+
+    def wait_for(self, grant: asyncio.Future[QueueFull | None]) -> None:
+        """Make `granted` wait until `grant` is done."""
+        self._grant = grant
+
+    async def granted(self) -> None:
+        """Wait until it is granted. Raises as `AdmissionController.acquire`."""
+        if self._grant is not None:
+            grant, self._grant = self._grant, None
+            await self._admission.wait(self._ticket, grant)
+            self._lost_s = self._admission.lost_s()
+        self._admission.report_wait(self._ticket)
+
+    def release(self) -> None:
+        """Give it back: its sequence has ended."""
+        self._admission.release(self._ticket)
 
     def first_token(self, seconds_in_triton: float) -> None:
         """Report the first token. The time counts from handing over to Triton; for a retry, from the retry's."""
@@ -89,7 +106,7 @@ class Permit:
             self._stop = None
 
     def record_usage(self, tokens: float) -> None:
-        """Record the tokens used, prompt and answer together."""
+        """Record the tokens that the sequence used, prompt and answer together."""
         self.used_tokens = tokens
 
 
@@ -141,7 +158,7 @@ class AdmissionController:
 
     @property
     def limit(self) -> int:
-        """How many requests may be in Triton now."""
+        """How many sequences may be in Triton now."""
         return self._scheduler.limit
 
     @property
@@ -160,7 +177,7 @@ class AdmissionController:
 
     @property
     def demand(self) -> int:
-        """Requests that run at endpoints that take more, or wait."""
+        """Sequences that run at endpoints that take more, or wait."""
         return self._scheduler.demand
 
     @property
@@ -183,7 +200,7 @@ class AdmissionController:
 
         Args:
             left_s: Time left until the request's deadline.
-            tokens: What the request may cost, prompt and answer together.
+            tokens: What a sequence may cost, prompt and answer together.
             preemptible: Work up to the first token runs in `Permit.while_held`.
 
         Raises:
@@ -195,13 +212,41 @@ class AdmissionController:
         ticket = Ticket(priority, tenant, weight, tokens, now, now + left_s, preemptible)
         permit = self._permits[ticket] = Permit(self, ticket)
         try:
-            await self._enter(ticket)
-            self._on_admitted(priority, ticket.admitted - ticket.arrived)
+            self._arrive(ticket)
+            await permit.granted()
             yield permit
         finally:
-            del self._permits[ticket]
-            self._futures.pop(ticket, None)
-            self._wake(self._scheduler.leave(ticket, self._clock(), permit.used_tokens))
+            self.release(ticket)
+
+    @asynccontextmanager
+    async def acquire_each(
+        self,
+        sequences: int,
+        priority: Priority,
+        left_s: float,
+        tenant: str = "",
+        weight: float = 1.0,
+        tokens: float = 1.0,
+        *,
+        preemptible: bool = False,
+    ) -> AsyncIterator[Sequence[Permit]]:
+        """As `acquire`, for a request of several sequences; yields their permits before any of them is granted.
+
+        The caller starts a sequence when its `Permit.granted` returns, and calls `Permit.release` when it has ended, so
+        that the next one may start. They are granted in this order.
+        """
+        now = self._clock()
+        tickets = [Ticket(priority, tenant, weight, tokens, now, now + left_s, preemptible) for _ in range(sequences)]
+        permits = [Permit(self, ticket) for ticket in tickets]
+        for ticket in tickets:
+            ticket.siblings = tickets
+        self._permits.update(zip(tickets, permits, strict=True))
+        try:
+            self._arrive(tickets[0])
+            yield permits
+        finally:
+            for ticket in reversed(tickets):  # those that wait first: a sibling's permit is for others
+                self.release(ticket)
 
     def first_token(self, ticket: Ticket, seconds: float, *, is_reliable: bool = True) -> None:
         """Record a first token. `is_reliable` False: the measured time is not the tier's."""
@@ -213,6 +258,18 @@ class AdmissionController:
     def set_upper_bound(self, permits: int, capacity: TierCapacity | None = None) -> None:
         """Bound the concurrency limit; `capacity`: where it has changed."""
         self._wake(self._scheduler.set_upper_bound(permits, self._clock(), capacity))
+
+    def report_wait(self, ticket: Ticket) -> None:
+        """Report how long the ticket's request waited, by its first sequence."""
+        if ticket.is_first:
+            self._on_admitted(ticket.priority, ticket.admitted - ticket.arrived)
+
+    def release(self, ticket: Ticket) -> None:
+        """Give the ticket's permit back, or its place in the queue; a second call does nothing."""
+        permit = self._permits.pop(ticket, None)
+        if permit is not None:
+            self._futures.pop(ticket, None)
+            self._wake(self._scheduler.leave(ticket, self._clock(), permit.used_tokens))
 
     async def wait(self, ticket: Ticket, future: asyncio.Future[QueueFull | None]) -> None:
         """Wait until the ticket has a permit. Raises as `acquire`, which also passes on a permit that is granted in the
@@ -226,7 +283,7 @@ class AdmissionController:
             self._add_jitter(queue_full)
             raise queue_full
 
-    async def _enter(self, ticket: Ticket) -> None:
+    def _arrive(self, ticket: Ticket) -> None:
         """Raises as `acquire`."""
         try:
             moved = self._scheduler.arrive(ticket, ticket.arrived)
@@ -235,8 +292,9 @@ class AdmissionController:
             raise
         for each in moved:
             self._make_room(each)
-        if ticket.state is TicketState.WAITING:
-            await self.wait(ticket, self._future(ticket))
+        for each in ticket.of_request:
+            if each.state is TicketState.WAITING:
+                self._permits[each].wait_for(self._future(each))
 
     def _make_room(self, ticket: Ticket) -> None:
         """Revoke the permit of a preempted ticket, or reject one that was displaced from the queue."""

@@ -1,14 +1,16 @@
 """The waiters of one priority: tenants take turns by the tokens they use, each tenant's own in arrival order. Pure.
 
+A waiter is one sequence: a request for many takes as many turns, and no other tenant waits for all of them.
+
 Start-time fair queueing (Goyal, Vin and Cheng 1996): each tenant has a start tag, the next is the tenant with the
-lowest, and its tag grows by its request's cost over the tenant's weight. Virtual time is the tag of the last request
-that was admitted. A tenant that was away, or sends less than its share, enters up to `credit` requests before that: it
+lowest, and its tag grows by its sequence's cost over the tenant's weight. Virtual time is the tag of the last sequence
+that was admitted. A tenant that was away, or sends less than its share, enters up to `credit` sequences before that: it
 waits for no other tenant's backlog, and a burst of it is served at once, which in the long run is within its share all
 the same.
 
-The cost is the tokens that a request may use, times the share that the tenant's recent requests used of theirs; when it
-has ended, the tag is corrected by the actual number. Without that estimate a tenant's second request would wait for the
-maximum cost of its first one, which still runs: several turns of all other tenants.
+The cost is the tokens that a sequence may use, times the share that the tenant's recent ones used of theirs; when it
+has ended, the tag is corrected by the actual number. Without that estimate a tenant's second sequence would wait for
+the maximum cost of its first one, which still runs: several turns of all other tenants.
 """
 
 from __future__ import annotations
@@ -21,21 +23,21 @@ from dataclasses import dataclass, field
 from .ticket import Ticket
 
 _MAX_TENANTS = 4096
-_NEWEST = 0.2  # weight of the last request in a tenant's mean
+_NEWEST = 0.2  # weight of the last sequence in a tenant's mean
 
 
 @dataclass(slots=True)
 class Flow:
-    """One tenant's requests."""
+    """One tenant's sequences."""
 
     start: float  # tag of the first that waits, or of the next to come
     weight: float
-    used_share: float  # mean share that its requests use of the tokens that they may
+    used_share: float  # mean share that they use of the tokens that they may
     waiting: deque[Ticket] = field(default_factory=deque)
 
 
 class FairQueue:
-    """Owns the tags and the waiters. Costs are in tokens, tags in tokens over weight; `credit` is in requests."""
+    """Owns the tags and the waiters. Costs are in tokens, tags in tokens over weight; `credit` is in sequences."""
 
     def __init__(self, credit: float = 0.0) -> None:
         self.credit = credit
@@ -94,31 +96,34 @@ class FairQueue:
         self._flows[ticket.tenant].waiting.remove(ticket)
         self._count_removed(ticket)
 
-    def count_ahead(self, ticket: Ticket) -> int:
-        """Return how many waiters would be admitted before this ticket if it came now."""
+    def count_ahead(self, ticket: Ticket, siblings: int = 0) -> int:
+        """Return how many waiters would be admitted before this ticket if it came now, behind so many siblings."""
         flow = self._flows.get(ticket.tenant)
         cost = ticket.tokens * (self._used_share if flow is None else flow.used_share) / ticket.weight
         start = self._start_of_idle(-math.inf if flow is None else flow.start, cost)
         if flow is not None:
             start = flow.start if flow.waiting else start
             start += flow.used_share * sum(each.tokens for each in flow.waiting) / flow.weight
-        return sum(_count_before(each, start) for each in self._backlogged.values())
+        start += siblings * cost
+        return siblings + sum(_count_before(each, start) for each in self._backlogged.values())
 
     def youngest(self) -> Ticket | None:
-        return max((flow.waiting[-1] for flow in self._backlogged.values()), key=_arrival, default=None)
+        """Return the youngest ticket of a request that has not begun."""
+        last = (flow.waiting[-1] for flow in self._backlogged.values())
+        return max((ticket for ticket in last if not ticket.has_begun), key=_arrival, default=None)
 
     def youngest_over_share(self, ticket: Ticket) -> Ticket | None:
-        """Return the ticket that has to make room for a new one in a full queue, None if none has to.
+        """Return a ticket of the request that has to make room for a new one in a full queue, None if none has to.
 
         It is the youngest of the tenant with most of the queue for its weight, where that is more than its share and
-        the new ticket's tenant, with this one, is within its own.
+        the new ticket's tenant, with this request, is within its own.
         """
-        others = dict(self._backlogged)
-        flow = others.pop(ticket.tenant, None)
+        flow = self._backlogged.get(ticket.tenant)
+        others = [each for each in self._backlogged.values() if each is not flow and not each.waiting[-1].has_begun]
         if not others:
             return None
-        longest = max(others.values(), key=lambda other: len(other.waiting) / other.weight)
-        count = (len(flow.waiting) if flow else 0) + 1
+        longest = max(others, key=lambda other: len(other.waiting) / other.weight)
+        count = (len(flow.waiting) if flow else 0) + len(ticket.of_request)
         return longest.waiting[-1] if count / ticket.weight < len(longest.waiting) / longest.weight else None
 
     def _flow(self, ticket: Ticket) -> Flow:

@@ -19,7 +19,7 @@ class AdmissionMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queue = Histogram(
             "causeway_cloud_queue_seconds",
-            "Time from a request's arrival to its permit.",
+            "Time from a request's arrival to its first permit.",
             _LABELS,
             buckets=_SECONDS,
             registry=registry,
@@ -32,21 +32,21 @@ class AdmissionMetrics:
         )
         self._preemptions = Counter(
             "causeway_cloud_preemptions",
-            "Requests that gave their permit back before their first token.",
+            "Sequences that gave their permit back before their first token.",
             _LABELS,
             registry=registry,
         )
         self._limit = Gauge(
             "causeway_cloud_concurrency_limit",
-            "Requests of this gateway that may be in Triton at once.",
+            "Sequences of this gateway that may be in Triton at once.",
             _TIER,
             registry=registry,
         )
         self._running = Gauge(
-            "causeway_cloud_requests_running", "Requests that hold a permit.", _TIER, registry=registry
+            "causeway_cloud_requests_running", "Sequences that hold a permit.", _TIER, registry=registry
         )
         self._queued = Gauge(
-            "causeway_cloud_requests_queued", "Requests that wait for a permit.", _LABELS, registry=registry
+            "causeway_cloud_requests_queued", "Sequences that wait for a permit.", _LABELS, registry=registry
         )
 
     def admitted(self, tier: str) -> Callable[[Priority, float], None]:

@@ -1,12 +1,14 @@
 """Which tickets hold a permit, which may have one of the last, and which have to give theirs back. Pure.
 
+A permit is one sequence: a request for many holds many, and counts as many.
+
 The last permits (trunk reservation, known from telephone networks) are reserved while work is mixed. They are for
 interactive requests and for light tenants: those that hold less than their share of the permits (half of it while many
 requests wait), or up to twice their share while they have credit. A tenant earns credit with its share of the released
-permits, and each of its requests costs some, admitted or not: a flood has none as soon as it begins, and a tenant that
+permits, and each of its sequences costs some, admitted or not: a flood has none as soon as it begins, and a tenant that
 stays within its share always has some. So a flood leaves room for light tenants. While many requests wait, one permit
-more is reserved where the flood's requests all started at once, because then no permit is released for as long as an
-answer takes. Where requests of light tenants come so close together that this is not enough, a request of the flood
+more is reserved where the flood's sequences all started at once, because then no permit is released for as long as an
+answer takes. Where requests of light tenants come so close together that this is not enough, a sequence of the flood
 gives its permit back (preemption), if its caller does not notice:
 
 1. It has had no token yet, so its caller has seen nothing of it.
@@ -43,13 +45,13 @@ class TenantPermits:
 
     tenant: str
     weight: float
-    credits: list[float]  # requests
+    credits: list[float]  # sequences
     held: list[int]  # permits
     at: float  # monotonic, s: its last request
 
 
 class PermitAllocator:
-    """Owns the books of permits. No tenant has more than `credit` requests of credit; `now` is monotonic, s."""
+    """Owns the books of permits. No tenant has more than `credit` sequences of credit; `now` is monotonic, s."""
 
     def __init__(self, config: AdmissionConfig, credit: float) -> None:
         self._config = config
@@ -64,18 +66,22 @@ class PermitAllocator:
 
     @property
     def pending(self) -> int:
-        """Permits of requests without a first token."""
+        """Permits of sequences without a first token."""
         return len(self._pending)
 
     # --- books -------------------------------------------------------------------------------------------------------
 
     def record_arrival(self, ticket: Ticket, now: float, rate: float) -> None:
-        """Record an arrival, whatever its outcome. `rate`: permits released a second while all are held."""
+        """Record a request's arrival by one of its tickets, whatever its outcome.
+
+        Args:
+            rate: Permits released a second while all are held.
+        """
         tenant = self._forget(ticket.tenant) or self._new(ticket, now)
         tenant.weight = ticket.weight
         self._add(tenant, now, rate)
         for rank in range(ticket.rank, len(RANK)):
-            tenant.credits[rank] = max(-self.credit, tenant.credits[rank] - 1.0)
+            tenant.credits[rank] = max(-self.credit, tenant.credits[rank] - len(ticket.of_request))
         if ticket.priority == "interactive":
             self._urgent_at = now
         else:

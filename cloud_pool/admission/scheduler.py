@@ -1,13 +1,18 @@
 """Which request is admitted, which waits, and which is shed: one synchronous decision for each event. Pure.
 
+Permits, queues and turns count sequences. A request for several arrives as a whole, and is shed as a whole before any
+of it runs. Its sequences get their permits one by one: it neither waits for many at once nor holds up others.
+
 On arrival, in this order:
 1. No time left: DeadlineExceeded.
-2. A permit is free and no ticket is ahead, or one is given back for it (`permits`): it is admitted.
+2. A permit is free and no ticket is ahead, or one is given back for it (`permits`): it is admitted. Of a request with
+   several sequences, as many as there are such permits; 3 and 4 come first if some have to wait.
 3. A queue above it is a standing one: Shed (503); bulk first, then standard (`overload`).
-4. It would not be admitted with time enough left for an answer, or, where its own queue is a standing one, within the
-   target: Shed (503).
+4. Its last sequence would not be admitted with time enough left for an answer, or, where its own queue is a standing
+   one, its first not within the target: Shed (503).
 5. The queue is full: the youngest of the lowest priority below it is displaced; else the youngest of a tenant that has
-   more of the queue for its weight. The displaced ticket, or else the new one, gets QueueFull (429).
+   more of the queue for its weight. The displaced request, or else the new one, gets QueueFull (429). A request that
+   has begun is not displaced and does not count: each tenant has at most one of a priority that waits for more.
 6. It waits.
 
 A released permit goes to interactive, then standard, then bulk, and within each to the tenants in turn (`fair_queue`).
@@ -19,7 +24,7 @@ reserved (`permits`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, NoReturn
 
 from router.errors import DeadlineExceeded, QueueFull, Shed
@@ -37,7 +42,7 @@ RETRY_S = 1.0
 """Where no rate is known yet."""
 _MAX_RETRY_S = 60.0
 _MIN_CREDIT: Final = 8
-"""Requests by which a light tenant may be ahead of its turn, and that it may send at once; a quarter of the permits
+"""Sequences by which a light tenant may be ahead of its turn, and that it may send at once; a quarter of the permits
 where that is more, and never more than there are permits."""
 
 
@@ -89,7 +94,7 @@ class AdmissionScheduler:
 
     @property
     def pending(self) -> int:
-        """Permits of requests without a first token."""
+        """Permits of sequences without a first token."""
         return self._permits.pending
 
     @property
@@ -123,7 +128,7 @@ class AdmissionScheduler:
     # --- events ------------------------------------------------------------------------------------------------------
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Admit the ticket or let it wait.
+        """Admit the request of this ticket or let it wait: all its tickets at once.
 
         Returns:
             The tickets that made room for it: GONE if displaced from the queue, WAITING again if preempted.
@@ -136,18 +141,19 @@ class AdmissionScheduler:
         self._permits.record_arrival(ticket, now, self.limit / held_s if held_s else 0.0)
         if ticket.deadline <= now:
             raise DeadlineExceeded("the request's deadline has passed")  # (1)
-        moved: list[Ticket] = []
-        if self._may_enter(ticket, now) or (moved := self._preempt_for(ticket, now)):
-            self._overload.record_wait(now, ticket.priority, 0.0)
-            self._queues[ticket.priority].charge(ticket)
-            self._permits.enter(ticket, now)  # (2)
+        tickets = ticket.of_request
+        if len(tickets) > 1 and len(tickets) > self._count_free(ticket, now):
+            self._check(ticket, now)
+        entered, moved = self._enter(tickets, now)  # (2)
+        if entered == len(tickets):
             return moved
-        self._check(ticket, now)
-        if self.waiting >= self._settings.max_queued:
-            moved = [self._find_displaced(ticket)]  # (5)
-            self._displace(moved[0])
-        self._queues[ticket.priority].add(ticket)  # (6)
-        ticket.state = TicketState.WAITING
+        if len(tickets) == 1:
+            self._check(ticket, now)
+        if not entered and self._is_full:
+            moved = self._displace(self._find_displaced(ticket))  # (5)
+        for each in tickets[entered:]:
+            self._queues[each.priority].add(each)  # (6)
+            each.state = TicketState.WAITING
         return moved
 
     def leave(self, ticket: Ticket, now: float, used: float | None = None) -> list[Ticket]:
@@ -199,10 +205,31 @@ class AdmissionScheduler:
         return self._fill(now)
 
     def queue_full_error(self, priority: Priority) -> QueueFull:
-        message = f"the tier is full: {self.running} requests run and {self.waiting} wait"
+        message = f"the tier is full: {self.running} sequences run and {self.waiting} wait"
         return QueueFull(message, retry_after_s=self.retry_after_s(priority))
 
     # --- arrival -----------------------------------------------------------------------------------------------------
+
+    def _enter(self, tickets: Sequence[Ticket], now: float) -> tuple[int, list[Ticket]]:
+        """Admit the first of the tickets, as many as possible. Returns their number, and the tickets that made room."""
+        moved: list[Ticket] = []
+        for count, ticket in enumerate(tickets):
+            if not self._may_enter(ticket, now):
+                preempted = self._preempt_for(ticket, now)
+                if not preempted:
+                    return count, moved
+                moved += preempted
+            if not count:
+                self._overload.record_wait(now, ticket.priority, 0.0)
+            self._queues[ticket.priority].charge(ticket)
+            self._permits.enter(ticket, now)
+        return len(tickets), moved
+
+    def _count_free(self, ticket: Ticket, now: float) -> int:
+        """Return how many permits the request of this ticket surely finds free."""
+        if self._count_at_or_above(ticket.priority):
+            return 0
+        return max(0, self.limit - self.running - self._reserve(now))
 
     def _may_enter(self, ticket: Ticket, now: float) -> bool:
         free = self.limit - self.running
@@ -216,13 +243,12 @@ class AdmissionScheduler:
         if victim is None:
             return []
         moved = [victim]
-        if self.waiting >= self._settings.max_queued:
+        if self._is_full:
             behind = (self._queues[each].youngest() for each in reversed(RANK) if RANK[each] >= victim.rank)
             youngest = next((each for each in behind if each is not None), None)
             if youngest is None:
                 return []  # All waiters are more urgent than the victim.
-            self._displace(youngest)
-            moved.append(youngest)
+            moved += self._displace(youngest)
         self._permits.preempt(victim)
         self._queues[victim.priority].restore(victim)
         return moved
@@ -234,10 +260,16 @@ class AdmissionScheduler:
             self._shed(priority, "overload", "more urgent work than the tier can serve")  # (3)
         ahead = sum(len(queue) for each, queue in self._queues.items() if RANK[each] < ticket.rank)
         wait_s = self._wait_s(priority, ahead + self._queues[priority].count_ahead(ticket))
-        if wait_s is None:
+        siblings = len(ticket.of_request) - 1
+        last_s = (
+            wait_s
+            if not siblings
+            else self._wait_s(priority, ahead + self._queues[priority].count_ahead(ticket, siblings))
+        )
+        if wait_s is None or last_s is None:
             return
         self._overload.record_wait(now, priority, wait_s)  # Predicted: the actual wait would be known much later.
-        if now + wait_s + max(self._limit.base_s or 0.0, self._release_rate.short_s) > ticket.deadline:
+        if now + last_s + max(self._limit.base_s or 0.0, self._release_rate.short_s) > ticket.deadline:
             self._shed(priority, "deadline", "the request would not be admitted with enough time left")  # (4)
         if self._overload.is_standing(now, priority) and wait_s > self._overload.target_s(priority):
             self._shed(priority, "overload", "too many requests wait already")
@@ -247,19 +279,31 @@ class AdmissionScheduler:
         raise Shed(f"the tier is overloaded: {why}", retry_after_s=self.retry_after_s(priority))
 
     def _find_displaced(self, ticket: Ticket) -> Ticket:
-        """Return the waiter that makes room. Raises QueueFull."""
-        for priority in reversed(RANK):
-            if RANK[priority] > ticket.rank and (found := self._queues[priority].youngest()) is not None:
+        """Return a ticket of the request that makes room. Raises QueueFull if none is large enough for that."""
+        below = (self._queues[each].youngest() for each in reversed(RANK) if RANK[each] > ticket.rank)
+        excess = self._unbegun - self._settings.max_queued + 1
+        for found in (*below, self._queues[ticket.priority].youngest_over_share(ticket)):
+            if found is not None and len(_waiting(found)) >= excess:
                 return found
-        found = self._queues[ticket.priority].youngest_over_share(ticket)
-        if found is None:
-            self._on_shed(ticket.priority, "queue_full")
-            raise self.queue_full_error(ticket.priority)
-        return found
+        self._on_shed(ticket.priority, "queue_full")
+        raise self.queue_full_error(ticket.priority)
 
-    def _displace(self, ticket: Ticket) -> None:
-        self._remove(ticket)
+    def _displace(self, ticket: Ticket) -> list[Ticket]:
+        """Remove the request of this ticket from the queue. Returns its tickets."""
+        tickets = _waiting(ticket)
+        for each in tickets:
+            self._remove(each)
         self._on_shed(ticket.priority, "displaced")
+        return tickets
+
+    @property
+    def _is_full(self) -> bool:
+        return self.waiting >= self._settings.max_queued and self._unbegun >= self._settings.max_queued
+
+    @property
+    def _unbegun(self) -> int:
+        """Sequences that wait for their request to begin."""
+        return sum(not ticket.has_begun for queue in self._queues.values() for ticket in queue)
 
     # --- released permits --------------------------------------------------------------------------------------------
 
@@ -269,10 +313,12 @@ class AdmissionScheduler:
             if ticket.deadline <= now + self._release_rate.short_s:
                 # The deadline would cut its answer, so a permit would be wasted. Its own timer ends its wait.
                 self._remove(ticket)
-                self._on_shed(ticket.priority, "deadline")
+                if ticket.is_first:
+                    self._on_shed(ticket.priority, "deadline")
                 continue
             self._queues[ticket.priority].pop(ticket)
-            self._overload.record_wait(now, ticket.priority, now - ticket.arrived)
+            if ticket.is_first:  # The others wait for their siblings.
+                self._overload.record_wait(now, ticket.priority, now - ticket.arrived)
             self._release_rate.record_grant(ticket.priority)
             self._permits.enter(ticket, now)
             admitted.append(ticket)
@@ -342,5 +388,10 @@ class AdmissionScheduler:
 
 
 def _credit(permits: int) -> float:
-    """Return the credit of a light tenant, in requests, in a tier of so many permits."""
+    """Return the credit of a light tenant, in sequences, in a tier of so many permits."""
     return min(permits, max(_MIN_CREDIT, permits / 4))
+
+
+def _waiting(ticket: Ticket) -> list[Ticket]:
+    """Return the waiting tickets of its request."""
+    return [each for each in ticket.of_request if each.state is TicketState.WAITING]

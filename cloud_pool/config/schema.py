@@ -76,13 +76,14 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos: str = ""  # with `template_file`: the end-of-sequence token
     context_tokens: Count = 0  # context length; 0: the artifact's
     max_tokens: Count = 0  # limit of an answer where the request has none; 0: the whole context
-    # upper bound of requests in one endpoint's Triton at once, such as its sequences; the tier's permits are this times
+    max_sequences: Positive = 128  # sequences (prompts × n) of one request; more are refused with 400
+    # upper bound of sequences in one endpoint's Triton at once; the tier's permits are this times
     # the endpoints that take requests, divided between the gateways and workers that share a Redis
     concurrency: Positive = 16
     # lower bound of a gateway's limit, which follows the times to first token; 0: the limit is its part of the permits
     min_concurrency: Count = 1
     ttft_objective_s: Seconds = 2.0  # objective for interactive requests, from arrival to first token
-    max_queued: Count = 64  # requests that may wait; beyond that clients get 429
+    max_queued: Count = 64  # sequences that may wait for their request to begin; beyond that clients get 429
     admission: AdmissionConfig = AdmissionConfig()
     max_attempts: Positive = 3  # endpoints that one request may be sent to before its first token; 1: no retry
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()

@@ -13,6 +13,7 @@ from router.errors import ConfigError, UnsupportedFeature
 from router.tool_calls.schema import copy_source_of
 from router.types import Request
 
+from ..accounts.tenants.config import too_many_sequences
 from .chat_format import ChatFormat, escape_special_tokens, read_chat_format
 from .schema import Config, TierAbility, TierConfig
 
@@ -57,6 +58,14 @@ class Tier(msgspec.Struct, frozen=True):
             raise UnsupportedFeature(
                 f"The tier {self.name!r} can {', '.join(self.config.can)}, not {ability}. Name another model.",
                 param="model",
+            )
+
+    def check_sequences(self, request: Request) -> None:
+        """Raises InvalidRequest if the request has more sequences than the tier takes in one; lists to embed may."""
+        bound = self.config.max_sequences
+        if request.sequences > bound and request.kind != "embedding":
+            raise too_many_sequences(
+                request, f"the tier {self.name!r} takes at most {bound} in one request (max_sequences)"
             )
 
     def copy_source(self, request: Request) -> str | None:

@@ -254,6 +254,7 @@ class Server:
         limits.check_request(parsed)
         request = limits.bounded(parsed)
         entry.tier = tier.name
+        tier.check_sequences(request)
         deadline_s = self._deadline_s(request)
         await self._ledger.admit(
             entry, principal, request, len(body), max_tokens=tier.max_tokens, lifetime_s=deadline_s
@@ -268,7 +269,7 @@ class Server:
             trace=None if self._tracing is None else self._tracing.begin(request, inbound.id, inbound.traceparent),
             tenant=principal.tenant,
             weight=limits.weight,
-            tokens=len(body) / BYTES_PER_TOKEN + _answer_tokens(request, tier),
+            tokens=len(body) / BYTES_PER_TOKEN * request.n / request.sequences + _answer_tokens(request, tier),
             critical=(inbound.critical and principal.grants.critical) or principal.tenant in self._critical_tenants,
             allowed_tiers=allowed,
         )

@@ -115,6 +115,7 @@ class SubmissionParser:
         request = parse_request(endpoint, body, owner, tags)
         find_tier(self._tiers, request.model, allowed)
         check_supported(request)
+        self._tiers[request.model].check_sequences(request)
         return request
 
     def tier_name(self, request: Request) -> str:

@@ -14,11 +14,11 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class AnswerBuilder:
-    """The chunks of one answer: n choices for each of the request's `prompts`."""
+    """The chunks of one answer: a choice for each sequence, n for each of the request's prompts."""
 
-    def __init__(self, request: Request, prompts: int) -> None:
+    def __init__(self, request: Request) -> None:
         self._request = request
-        self._choices = [_ChoiceBuilder(request, index) for index in range(prompts * request.n)]
+        self._choices = [_ChoiceBuilder(request, index) for index in range(request.sequences)]
         self._completion_tokens = 0
         self._prompt_tokens = 0
 
@@ -30,17 +30,16 @@ class AnswerBuilder:
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str) for _ in range(request.n)]
         return [Chunk(text=text, index=index) for index, text in enumerate(texts) if text]
 
-    def add(self, prompt: int, delta: Delta) -> list[Chunk]:
-        """Return the chunks of one response to prompt number `prompt`. Raises CloudFailed."""
-        # The backend sends the prompt's length with each response or with the last one only: count it once.
-        if delta.final:
+    def add(self, sequence: int, delta: Delta) -> list[Chunk]:
+        """Return the chunks of one response to this sequence of the request. Raises CloudFailed."""
+        # The backend sends the prompt's length with each response or with the last one only: count it once, and for
+        # only one of the n sequences of a prompt.
+        if delta.final and sequence % self._request.n == 0:
             self._prompt_tokens += delta.input_tokens
-        if len(delta.texts) == 1:
-            self._completion_tokens += delta.new_tokens[0]
-            return self._choices[prompt * self._request.n].add(delta, 0)
-        self._completion_tokens += sum(delta.new_tokens)
-        first = prompt * self._request.n
-        return [chunk for index in range(len(delta.texts)) for chunk in self._choices[first + index].add(delta, index)]
+        if not delta.texts:
+            return []
+        self._completion_tokens += delta.new_tokens[0]
+        return self._choices[sequence].add(delta)
 
     @property
     def tokens(self) -> int:
@@ -62,12 +61,11 @@ class _ChoiceBuilder:
         self._parser = ToolCallParser(request, index) if request.tools else None
         self.ended = False
 
-    def add(self, delta: Delta, sequence: int) -> list[Chunk]:
-        """Return the chunks of this response's sequence. Raises CloudFailed for an unknown finish reason."""
+    def add(self, delta: Delta) -> list[Chunk]:
+        """Return the chunks of a response. Raises CloudFailed for an unknown finish reason."""
         if self.ended:
             return []
-        text, tokens, logprobs = delta.texts[sequence], delta.new_tokens[sequence], delta.logprobs[sequence]
-        name = delta.finish_reasons[sequence]
+        text, tokens, logprobs, name = delta.texts[0], delta.new_tokens[0], delta.logprobs[0], delta.finish_reasons[0]
         reason = None if name is None else _finish_reason(name)
         self.ended = reason is not None
         if self._parser is not None:

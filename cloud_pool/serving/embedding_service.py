@@ -1,14 +1,14 @@
-"""One embedding request: a permit of its tier, one call to Triton for each input, the vectors in order.
+"""One embedding request: a permit and a call to Triton for each input, the vectors in order.
 
-No other tier ever answers, because vectors of two models cannot be compared. The inputs follow each other, so that a
-request never has more sequences in Triton than permits: one.
+No other tier ever answers, because vectors of two models cannot be compared. A long list enters the tier's queue in
+parts of `max_sequences`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 
 import msgspec
 
@@ -49,34 +49,43 @@ class EmbeddingService:
 
     async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
         """Return the answer's head and the vectors, one for each input. Raises CausewayError."""
-        tier, dispatch = context.tier, self._runtimes[context.tier.name].dispatch
+        tier, inputs = context.tier, context.request.prompts
         tier.check_ability("embedding")
+        vectors: list[Vector] = []
+        tokens = 0
+        most = tier.config.max_sequences
+        for at in range(0, len(inputs), most):
+            request = msgspec.structs.replace(context.request, prompts=inputs[at : at + most])
+            for delta in await self._deltas(msgspec.structs.replace(context, request=request)):
+                vectors.append(_vector(delta, request))
+                tokens += delta.input_tokens
+        return answer_head(tier.name, REQUESTED), Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
+
+    async def _deltas(self, context: RequestContext) -> list[Delta]:
+        """Return each input's first delta, which has its vector. Raises CausewayError."""
         requests = [_inference_request(context, prompt) for prompt in context.request.prompts]
-        vectors, tokens = [], 0
         async with AsyncExitStack() as resources:
             attempt = self._attempt(context)
             try:
-                _, delta = await attempt.begin(resources, context, lambda: requests[:1], b"")
+                index, delta = await attempt.begin(resources, context, lambda: requests, b"")
             except TierFailed as failure:
                 raise failure.error from None
-            assert attempt.stream is not None
-            async for _ in attempt.stream:
-                pass
-            vectors.append(_vector(delta, context.request))
-            tokens += delta.input_tokens
-            for request in requests[1:]:
-                delta = await _only_delta(dispatch.generate(request, hedged=context.priority != "bulk"))
-                vectors.append(_vector(delta, context.request))
-                tokens += delta.input_tokens
-            attempt.report_tokens(tokens)
-        return answer_head(tier.name, REQUESTED), Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
+            found = {index: delta}
+            if attempt.stream is not None:
+                async for _ in attempt.stream:
+                    pass
+                attempt.report_tokens(delta.input_tokens)
+            else:
+                async for index, delta in attempt.merged:
+                    found.setdefault(index, delta)
+        return [found[index] for index in range(len(requests))]
 
     def _attempt(self, context: RequestContext) -> TierAttempt:
         name, left_s = context.tier.name, context.deadline - self._clock()
         only = FallbackRequest(name, left_s, critical=True)
         (step,) = self._fallback.fallback_steps(only, context.priority)
         runtime = self._runtimes[name]
-        return TierAttempt(self._fallback, step, runtime.admission, runtime.dispatch, self._clock)
+        return TierAttempt(self._fallback, step, runtime, self._clock)
 
 
 def _inference_request(context: RequestContext, prompt: InferencePrompt) -> InferenceRequest:
@@ -90,16 +99,6 @@ def _inference_request(context: RequestContext, prompt: InferencePrompt) -> Infe
         traceparent=context.traceparent,
         trace=context.trace,
     )
-
-
-async def _only_delta(stream: AsyncGenerator[Delta, None]) -> Delta:
-    """Read a call to its end. A vector comes in one response; an empty one may follow."""
-    first: Delta | None = None
-    async with aclosing(stream):
-        async for delta in stream:
-            first = first or delta
-    assert first is not None  # dispatch raises for an answer without a first delta
-    return first
 
 
 def _vector(delta: Delta, request: Request) -> Vector:

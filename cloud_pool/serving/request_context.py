@@ -29,7 +29,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     trace: Trace | None = None
     tenant: str = ""
     weight: float = 1.0  # of the tenant's share among waiting requests
-    tokens: float = 1.0  # estimated cost, prompt and answer together
+    tokens: float = 1.0  # estimated cost of a sequence, prompt and answer together
     critical: bool = False  # only the named tier's full answer will do: no fallback, no truncation, no stale answer
     allowed_tiers: frozenset[str] | None = None  # that its caller may use, fallback included; None: all
 

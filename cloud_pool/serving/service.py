@@ -2,8 +2,8 @@
 
 fallback    which tiers to try, in order, each with its reason  degradation.fallback.TierFallback
 prompt      the chat template of the tier's model               config.tiers.Tier.prompts
-admission   a permit for the tier, or a bounded wait            admission.AdmissionController
-dispatch    one call for each prompt, n sequences in each       dispatch.dispatcher.Dispatcher.generate
+admission   a permit for each sequence, or a bounded wait       admission.AdmissionController
+dispatch    one call for each sequence: n for each prompt       dispatch.dispatcher.Dispatcher.generate
 Chunks      text → text and tool calls; usage at the end        answer_builder.AnswerBuilder
 
 1. A tier sends its first delta: the AnswerHead names the tier and the reason, and no other tier is tried any more.
@@ -97,29 +97,29 @@ class Service:
         for step in self._fallback.fallback_steps(fallback_request, context.priority):
             runtime = self._runtimes[step.tier]
             truncator = self._truncator(context, step, runtime.tier, partial_answer)
-            attempt = TierAttempt(self._fallback, step, runtime.admission, runtime.dispatch, self._clock)
+            attempt = TierAttempt(self._fallback, step, runtime, self._clock)
             async with AsyncExitStack() as resources:
                 try:
                     requests = partial(self._inference_requests, context, runtime.tier, partial_answer, truncator)
-                    prompt, delta = await attempt.begin(resources, context, requests, key)
+                    sequence, delta = await attempt.begin(resources, context, requests, key)
                 except TierFailed as failure:  # (2)
                     stress[step.tier] = failure.stress
                     failures.append(failure)
                     continue
                 yield self._head(context, step, stress, partial_answer, truncator)  # (1)
-                builder = AnswerBuilder(context.request, max(1, len(context.request.prompts)))
+                builder = AnswerBuilder(context.request)
                 for chunk in builder.echo() if partial_answer is None else ():
                     yield chunk
-                for chunk in builder.add(prompt, delta):
+                for chunk in builder.add(sequence, delta):
                     yield chunk if truncator is None else truncator.seen(chunk)
-                # Two loops: nearly every request has one prompt, and each step here is paid once per token.
+                # Two loops: nearly every request is one sequence, and each step here is paid once per token.
                 if attempt.stream is not None:
                     async for delta in attempt.stream:
                         for chunk in builder.add(0, delta):
                             yield chunk if truncator is None else truncator.seen(chunk)
                 else:
-                    async for prompt, delta in attempt.merged:
-                        for chunk in builder.add(prompt, delta):
+                    async for sequence, delta in attempt.merged:
+                        for chunk in builder.add(sequence, delta):
                             yield chunk
                 attempt.report_tokens(builder.tokens)
                 yield builder.end()
@@ -168,7 +168,7 @@ class Service:
         partial_answer: PartialAnswer | None,
         truncator: Truncator | None,
     ) -> list[InferenceRequest]:
-        """Render the request for `tier`, one InferenceRequest per prompt. Raises InvalidRequest."""
+        """Render the request for `tier`: for each prompt n sequences. Raises InvalidRequest."""
         request = context.request
         parameters = from_request(
             request,
@@ -190,13 +190,14 @@ class Service:
             InferenceRequest(
                 model=tier.model,
                 prompt=prompt,
-                parameters=_for_prompt(parameters, index * request.n),
+                parameters=_with_seed(parameters, index * request.n + choice),
                 deadline=context.deadline,
                 request_id=context.id,
                 traceparent=context.traceparent,
                 trace=context.trace,
             )
             for index, prompt in enumerate(prompts)
+            for choice in range(request.n)
         ]
 
     def _head(
@@ -261,8 +262,8 @@ def _remaining_tokens(request: Request, tier: Tier, partial_answer: PartialAnswe
     return max(1, (request.max_tokens or tier.max_tokens) - (partial_answer.tokens if partial_answer else 0))
 
 
-def _for_prompt(parameters: SamplingParameters, offset: int) -> SamplingParameters:
-    """Give each prompt of a list seeds of its own."""
+def _with_seed(parameters: SamplingParameters, offset: int) -> SamplingParameters:
+    """Give each sequence of a request a seed of its own."""
     if parameters.seed is None or not offset:
         return parameters
     return msgspec.structs.replace(parameters, seed=parameters.seed + offset)

@@ -1,4 +1,4 @@
-"""Several streams read as one: the prompts of one request run in Triton side by side."""
+"""Several streams read as one: the sequences of one request run in Triton side by side."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ T = TypeVar("T")
 
 async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield each stream's items as they come, with the stream's index. The first error ends all, as does closing."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as stream:
-            async for item in stream:
-                yield 0, item
-        return
     # At most one item waits for each stream, so a slow reader slows Triton's streams down.
     ready: asyncio.Queue[tuple[int, T] | CausewayError | None] = asyncio.Queue(len(streams))
     failure: CausewayError | None = None
@@ -37,6 +32,8 @@ async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerato
                     remaining -= 1
                 else:
                     yield entry
+        except GeneratorExit:
+            pass  # Closed: a task group would wrap it.
         finally:
             tasks.cancel_scope.cancel()
     if failure is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -57,35 +58,37 @@ class TierFailed(Exception):
 
 
 class TierAttempt:
-    """After `begin` the later deltas are in `stream`, or, for several prompts, numbered by prompt in `merged`."""
+    """After `begin` the later deltas are in `stream`, or, for several sequences, numbered by sequence in `merged`."""
 
     def __init__(
         self,
         fallback: TierFallback,
         step: FallbackStep,
-        admission: AdmissionController,
-        dispatch: TierDispatch,
+        runtime: TierRuntime,
         clock: Callable[[], float],
     ) -> None:
         self.stream: AsyncGenerator[Delta, None] | None = None
         self.merged: AsyncGenerator[tuple[int, Delta], None]
         self._permit: Permit | None = None
-        self._sent_at: float | None = None  # when Triton got the request
+        self._sent_at: float | None = None  # when Triton got the request, or the first of its sequences
+        self._first_took_s: float | None = None  # of several sequences
         self._fallback = fallback
         self._step = step
-        self._admission = admission
-        self._dispatch = dispatch
+        self._tier = runtime.tier
+        self._admission = runtime.admission
+        self._dispatch = runtime.dispatch
         self._clock = clock
 
     async def begin(
         self, resources: AsyncExitStack, context: RequestContext, build_requests: BuildRequests, key: bytes
     ) -> tuple[int, Delta]:
-        """Return the first delta and its prompt's number.
+        """Return the first delta and its sequence's number.
 
         Args:
             resources: gives the permit and the running work back when it is closed.
             context: the client's request.
-            build_requests: renders the prompts; called only once there is a permit, because it is expensive.
+            build_requests: renders a request for each sequence; called only once there is a permit, because it is
+                expensive.
             key: prefix key for load balancing.
 
         Raises:
@@ -157,44 +160,95 @@ class TierAttempt:
         key: bytes,
         left_s: float,
     ) -> tuple[int, Delta]:
+        sequences = context.request.sequences
+        if sequences > 1:
+            return await self._first_of(sequences, resources, context, build_requests, key, left_s)
         waiting = self._admission.acquire(
             context.priority, left_s, context.tenant, context.weight, context.tokens, preemptible=True
         )
         permit = self._permit = await resources.enter_async_context(waiting)
         if context.trace is not None:
             context.trace.admitted()
+        hedged = context.priority != "bulk"
+        self.stream, delta, took_s = await self._send(permit, lambda: build_requests()[0], key, hedged)
+        resources.push_async_callback(self.stream.aclose)
+        self._fallback.on_first_token(self._step.tier, took_s)
+        return 0, delta
+
+    async def _first_of(
+        self,
+        sequences: int,
+        resources: AsyncExitStack,
+        context: RequestContext,
+        build_requests: BuildRequests,
+        key: bytes,
+        left_s: float,
+    ) -> tuple[int, Delta]:
+        """As `_first`, for several sequences. Each is a call of its own, which begins when its permit is granted."""
+        self._tier.check_sequences(context.request)
+        waiting = self._admission.acquire_each(
+            sequences, context.priority, left_s, context.tenant, context.weight, context.tokens, preemptible=True
+        )
+        permits = await resources.enter_async_context(waiting)
+        self._permit = permits[0]
+        requests: list[InferenceRequest] = []
+
+        def build(index: int) -> InferenceRequest:
+            if not requests:
+                requests.extend(build_requests())
+                if context.trace is not None:
+                    context.trace.admitted()
+            return requests[index]
+
+        hedged = context.priority != "bulk"
+        self.merged = merge_streams(
+            [self._sequence(permit, partial(build, index), key, hedged) for index, permit in enumerate(permits)]
+        )
+        resources.push_async_callback(self.merged.aclose)
+        first = await anext(self.merged)
+        assert self._first_took_s is not None
+        self._fallback.on_first_token(self._step.tier, self._first_took_s)
+        return first
+
+    async def _sequence(
+        self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes, hedged: bool
+    ) -> AsyncGenerator[Delta, None]:
+        """Yield the deltas of one of several sequences; its permit is given back as soon as it has ended.
+
+        Where it fails or is cancelled, the request does so as a whole, which gives back all its permits.
+        """
+        await permit.granted()
+        stream, delta, took_s = await self._send(permit, build, key, hedged)
+        self._first_took_s = self._first_took_s or took_s
+        async with aclosing(stream):
+            yield delta
+            tokens, prompt_tokens = sum(delta.new_tokens), delta.input_tokens
+            async for delta in stream:
+                yield delta
+                tokens, prompt_tokens = tokens + sum(delta.new_tokens), delta.input_tokens
+        permit.record_usage(prompt_tokens + tokens)
+        permit.release()
+
+    async def _send(
+        self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes, hedged: bool
+    ) -> tuple[AsyncGenerator[Delta, None], Delta, float]:
+        """Send a sequence, again after each preemption. Returns its deltas, the first, and the seconds until it."""
         while True:
             try:
                 async with AsyncExitStack() as work:
                     async with permit.while_held():
-                        first, took_s = await self._send(work, context, build_requests, key)
+                        stream = self._dispatch.generate(build(), key, hedged=hedged)
+                        work.push_async_callback(stream.aclose)
+                        sent_at = self._clock()
+                        self._sent_at = self._sent_at or sent_at
+                        try:
+                            delta = await anext(stream)
+                        except StopAsyncIteration:
+                            raise StreamBroken("the model ended without an answer", phase="first_token") from None
+                        took_s = self._clock() - sent_at
                         permit.first_token(took_s)
-                    await resources.enter_async_context(work.pop_all())
+                    work.pop_all()
+                    return stream, delta, took_s
             except Preempted:
                 self._sent_at = None
                 await permit.reacquire()
-            else:
-                self._fallback.on_first_token(self._step.tier, took_s)
-                return first
-
-    async def _send(
-        self, work: AsyncExitStack, context: RequestContext, build_requests: BuildRequests, key: bytes
-    ) -> tuple[tuple[int, Delta], float]:
-        """Send the request; return the first delta with its prompt's number, and the seconds that it took."""
-        hedged = context.priority != "bulk"
-        streams = [self._dispatch.generate(request, key, hedged=hedged) for request in build_requests()]
-        sent_at = self._sent_at = self._clock()
-        try:
-            first = await self._first_delta(work, streams)
-        except StopAsyncIteration:
-            raise StreamBroken("the model ended without an answer", phase="first_token") from None
-        return first, self._clock() - sent_at
-
-    async def _first_delta(self, work: AsyncExitStack, streams: list[AsyncGenerator[Delta, None]]) -> tuple[int, Delta]:
-        if len(streams) == 1:
-            self.stream = streams[0]
-            work.push_async_callback(self.stream.aclose)
-            return 0, await anext(self.stream)
-        self.merged = merge_streams(streams)
-        work.push_async_callback(self.merged.aclose)
-        return await anext(self.merged)

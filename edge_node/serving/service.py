@@ -278,7 +278,7 @@ class Service:
         if not _ESTIMATED.isdisjoint(needs.signals):
             await self._estimate(generation, needs.signals)
         decision = generation.decision = decide(policy, request, generation.snapshot, generation.estimates)
-        choices = request.n * max(1, len(request.prompts))
+        choices = request.sequences
         generation.sequence = AttemptSequence(
             decision, stream=request.stream, choices=choices, arrived=generation.arrived
         )

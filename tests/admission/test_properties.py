@@ -29,14 +29,26 @@ class Machine(RuleBasedStateMachine):
         self.inside: set[Ticket] = set()
         self.waiting: set[Ticket] = set()
 
-    @rule(target=known, priority=PRIORITIES, tenant=TENANTS, left_s=st.floats(0.0, 30.0), tokens=st.floats(1.0, 500.0))
-    def come(self, priority: Priority, tenant: str, left_s: float, tokens: float):  # type: ignore[no-untyped-def]
-        ticket = Ticket(priority, tenant, 1.0 + len(tenant), tokens, self.now, self.now + left_s)
-        before = self.scheduler.running
+    @rule(
+        target=known,
+        priority=PRIORITIES,
+        tenant=TENANTS,
+        left_s=st.floats(0.0, 30.0),
+        tokens=st.floats(1.0, 500.0),
+        sequences=st.just(1) | st.integers(2, 20),
+    )
+    def come(self, priority: Priority, tenant: str, left_s: float, tokens: float, sequences: int):  # type: ignore[no-untyped-def]
+        """A request of one or many sequences is taken as a whole or not at all."""
+        tickets = [
+            Ticket(priority, tenant, 1.0 + len(tenant), tokens, self.now, self.now + left_s) for _ in range(sequences)
+        ]
+        for ticket in tickets if sequences > 1 else ():
+            ticket.siblings = tickets
+        before, full = self.scheduler.running, self._unbegun() >= 6
         try:
-            moved = self.scheduler.arrive(ticket, self.now)
+            moved = self.scheduler.arrive(tickets[0], self.now)
         except CausewayError:
-            assert ticket.state is TicketState.NEW
+            assert {ticket.state for ticket in tickets} == {TicketState.NEW}
             return multiple()
         for each in moved:
             if each.state is TicketState.WAITING:
@@ -44,14 +56,17 @@ class Machine(RuleBasedStateMachine):
                 self.waiting.add(each)
             else:
                 assert each.state is TicketState.GONE
+                assert not each.has_begun
                 self.waiting.remove(each)
-        if ticket.has_permit:
-            swapped = any(each.state is TicketState.WAITING for each in moved)
-            assert self.scheduler.running == before if swapped else before < self.scheduler.limit
-            self.inside.add(ticket)
-        else:
-            self.waiting.add(ticket)
-        return ticket
+        entered = [ticket for ticket in tickets if ticket.has_permit]
+        assert entered == tickets[: len(entered)]
+        assert entered or not full or moved  # A full queue takes a request only in another one's place.
+        swapped = sum(each.state is TicketState.WAITING for each in moved)
+        assert self.scheduler.running == before + len(entered) - swapped
+        assert self.scheduler.running <= max(before, self.scheduler.limit)
+        self.inside.update(entered)
+        self.waiting.update(tickets[len(entered) :])
+        return multiple(*tickets)
 
     @rule(ticket=consumes(known), used=st.none() | st.floats(0.0, 1000.0))
     def leave(self, ticket: Ticket, used: float | None) -> None:
@@ -73,6 +88,17 @@ class Machine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
+    @rule(ticket=known)
+    def leave_with_siblings(self, ticket: Ticket) -> None:
+        """The client leaves, or one sequence fails: those that wait leave first."""
+        for each in reversed(ticket.of_request):
+            self.leave(each, None)
+            if each is not ticket.of_request[0] and each.state is TicketState.GONE:
+                assert not any(one in self.inside and one.state is TicketState.GONE for one in ticket.of_request)
+
+    def _unbegun(self) -> int:
+        return sum(not ticket.has_begun for ticket in self.waiting)
+
     def _entered(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
             assert ticket.has_permit
@@ -89,7 +115,8 @@ class Machine(RuleBasedStateMachine):
         """Every permit has one holder, every waiter is known."""
         assert self.scheduler.running == len(self.inside) <= 8
         assert self.scheduler.pending == sum(ticket.state is TicketState.PENDING for ticket in self.inside)
-        assert self.scheduler.waiting == len(self.waiting) <= 6
+        assert self.scheduler.waiting == len(self.waiting)
+        assert self._unbegun() < 6 + 20  # The queue takes a whole request while it is not full.
         assert 1 <= self.scheduler.limit <= 8
 
     @invariant()
@@ -99,7 +126,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Without further arrivals every waiter with time left is admitted."""
-        for _ in range(100):
+        for _ in range(1000):
             if not self.inside:
                 break
             self.leave(next(iter(self.inside)), None)

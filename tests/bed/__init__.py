@@ -14,6 +14,7 @@ folder:
     python -m tests.bed.overload    three times the load that a tier can serve
     python -m tests.bed.slow        one replica of three slow, then hung
     python -m tests.bed.tenants     one of two tenants floods the tier
+    python -m tests.bed.fanout      one of two tenants sends few requests with many sequences
 
 All figures are measured over HTTP or read from Triton, never from inside the gateway. Reading order: `bed` (the
 processes), `client` (one streamed request and its outcome), `load` (many of them), `job_load` (jobs and webhooks),

@@ -19,7 +19,7 @@ def test_parameters_round_trip() -> None:
     )
     assert read.sampling(0) == sampling
     assert read.stops == ("a", "b")
-    assert (read.n, read.logprobs, read.max_tokens) == (2, 3, 11)
+    assert (read.n, read.logprobs, read.max_tokens) == (1, 3, 11)  # each of the n sequences is a call of its own
     assert json.loads(read.guided.schema) == {"type": "object"}
 
 

@@ -403,15 +403,15 @@ async def fails_second(request: service_pb2.ModelInferRequest, context: object) 
 )
 async def test_failed_answer_releases_its_permit(script: Script, request_: Request) -> None:
     """An abort, an error, and one failing prompt of several."""
-    admission = AdmissionController(1, 0)
+    admission = AdmissionController(2, 0)
     async with bed(script) as (_, triton):
         with pytest.raises(CausewayError):
             await answer(triton, request_, admission)
     assert admission.running == 0
 
 
-async def test_cancelled_answer_releases_its_permit_and_all_its_calls() -> None:
-    admission = AdmissionController(1, 0)
+async def test_cancelled_answer_releases_its_permits_and_all_its_calls() -> None:
+    admission = AdmissionController(2, 0)
     both = Request(kind="completion", model="stock", prompts=("one", "two"))
     async with bed(hang_after_one) as (fake, triton):
         task = asyncio.ensure_future(answer(triton, both, admission))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from types import MappingProxyType
 
 import anyio
 from cryptography.fernet import Fernet, MultiFernet
@@ -95,6 +96,7 @@ class Bed:
         *,
         permits: int = 4,
         max_queued: int = 0,
+        max_sequences: Mapping[str, int] = MappingProxyType({}),
         objective_s: float = 0.0,
         truncate_to_tokens: int = 2,
         answers: Answers = "text",
@@ -105,7 +107,12 @@ class Bed:
         chat_format = ChatFormat(
             "{% for m in messages %}{{ m.content }}{% endfor %}|", context_tokens=1000, answers=answers
         )
-        self.tiers = {name: Tier(TierConfig(name=name, template_file="x"), chat_format) for name in names}
+        self.tiers = {
+            name: Tier(
+                TierConfig(name=name, template_file="x", max_sequences=max_sequences.get(name, 128)), chat_format
+            )
+            for name in names
+        }
         self.admissions = {name: AdmissionController(permits, max_queued) for name in names}
         self.health = {name: EndpointAvailability() for name in names}
         self.pressure = {name: QueuePressure() for name in names}

@@ -24,7 +24,7 @@ from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.fallback_plan import FallbackRequest
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.serving.request_context import RequestContext
-from cloud_pool.serving.tier_attempt import TierAttempt, TierFailed
+from cloud_pool.serving.tier_attempt import TierAttempt, TierFailed, TierRuntime
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
@@ -231,7 +231,8 @@ class Gateway:
             model=TIER, prompt=prompt, parameters=SamplingParameters(max_tokens=TOKENS), deadline=deadline
         )
         (fallback_step,) = self.fallback.fallback_steps(FallbackRequest(TIER, deadline_s), call.priority)
-        tier_attempt = TierAttempt(self.fallback, fallback_step, self.admission, self.dispatch, self._clock)
+        runtime = TierRuntime(cast("Tier", None), self.admission, self.dispatch)
+        tier_attempt = TierAttempt(self.fallback, fallback_step, runtime, self._clock)
         try:
             async with AsyncExitStack() as held:
                 _, first = await tier_attempt.begin(held, call, lambda: [request], b"")

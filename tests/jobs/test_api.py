@@ -29,7 +29,7 @@ from .conftest import Clock
 from .gateway import identify, serving
 from .scripted_worker import RunningWorker, ScriptedRunner
 
-TIER = Tier(TierConfig(name="large"), ChatFormat("{{ messages }}"))
+TIER = Tier(TierConfig(name="large", max_sequences=4), ChatFormat("{{ messages }}"))
 SMALL = Tier(TierConfig(name="small"), ChatFormat("{{ messages }}"))
 CHAT = {"model": "big", "messages": [{"role": "user", "content": "a secret question"}]}
 
@@ -68,6 +68,13 @@ async def test_a_job_is_accepted_run_and_read(http: aiohttp.ClientSession, store
         ended = await response.json()
     assert ended["status"] == "succeeded"
     assert ended["result"]["choices"][0]["message"]["content"] == "an answer"
+
+
+async def test_a_job_for_more_sequences_than_its_tier_takes_is_refused(http: aiohttp.ClientSession) -> None:
+    status, refused = await submit(http, CHAT | {"n": 5})
+    assert status == 400
+    assert "5 sequences" in str(refused["error"])
+    assert "the tier 'large' takes at most 4" in str(refused["error"])
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ class TenantAccounting:
             InvalidRequest: it may cost more than the budget of a day
         """
         generates = request.kind != "embedding"
-        tokens = body_bytes // BYTES_PER_TOKEN + generates * (request.max_tokens or _ANSWER_TOKENS) * request.n
-        answers = generates * request.n * max(1, len(request.prompts))
+        answers = generates * request.sequences
+        tokens = body_bytes // BYTES_PER_TOKEN + answers * (request.max_tokens or _ANSWER_TOKENS)
         most = Usage(math.ceil(body_bytes / _MIN_BYTES_PER_TOKEN), (request.max_tokens or max_tokens) * answers)
         micro_usd = self._price(tier).micro_usd(most)
         usd_per_day = self.config.limits(tenant).usd_per_day
@@ -65,7 +65,12 @@ class TenantAccounting:
                 param=request.limit_name,
             )
         demand = Demand(
-            tokens=tokens, micro_usd=micro_usd, lifetime_s=lifetime_s + _LIFETIME_MARGIN_S, job=job, fence=fence
+            sequences=request.sequences,
+            tokens=tokens,
+            micro_usd=micro_usd,
+            lifetime_s=lifetime_s + _LIFETIME_MARGIN_S,
+            job=job,
+            fence=fence,
         )
         return await self._limiter.reserve(tenant, demand)
 

@@ -19,8 +19,10 @@ MICRO_USD_PER_USD = 1_000_000
 class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of one tenant. 0 is unlimited."""
 
-    requests_per_s: NonNegativeFloat = 0.0  # requests per second; 0 in any limit: unlimited
-    burst: NonNegativeInt = 0  # requests at once after a pause; 0: those of two seconds, at least one
+    # requests per second, each counted as its sequences (prompts × n); 0 in any limit: unlimited
+    requests_per_s: NonNegativeFloat = 0.0
+    burst: NonNegativeInt = 0  # such requests at once after a pause; 0: those of two seconds, at least one
+    max_sequences: NonNegativeInt = 0  # sequences (prompts × n) of one request; more are refused with 400
     tokens_per_minute: NonNegativeInt = 0  # prompt and answer together; a minute's worth may be used at once
     max_tokens: NonNegativeInt = 0  # of one answer
     max_body_bytes: NonNegativeInt = 0  # of one request
@@ -40,15 +42,30 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return min(gateway_max, self.max_body_bytes or gateway_max)
 
     def check_request(self, request: Request) -> None:
-        """Raises InvalidRequest if the request asks for a longer answer than its tenant may have."""
+        """Raises InvalidRequest for a longer answer, or more sequences at once, than the tenant may have."""
         if self.max_tokens and (request.max_tokens or 0) > self.max_tokens:
             raise InvalidRequest(f"your limit is {self.max_tokens} tokens an answer", param=request.limit_name)
+        if request.sequences > 1:
+            self._check_sequences(request)
+
+    def _check_sequences(self, request: Request) -> None:
+        if self.max_sequences and request.sequences > self.max_sequences:
+            raise too_many_sequences(request, f"your limit is {self.max_sequences} in one request (max_sequences)")
+        if self.requests_per_s and request.sequences > self.request_capacity:
+            raise too_many_sequences(request, f"your limit is {self.request_capacity:g} at once (burst)")
 
     def bounded(self, request: Request) -> Request:
         """Return the request with its tenant's `max_tokens` if it names none."""
         if self.max_tokens and request.max_tokens is None:
             return msgspec.structs.replace(request, max_tokens=self.max_tokens)
         return request
+
+
+def too_many_sequences(request: Request, limit: str) -> InvalidRequest:
+    """Return the error for a request with more sequences than `limit`, which names the bound, allows."""
+    count, prompts = request.sequences, max(1, len(request.prompts))
+    text = f"the request has {count} sequences ({prompts} prompts × n={request.n}), but {limit}. Send several requests."
+    return InvalidRequest(text, param="prompt" if prompts > 1 else "n")
 
 
 class TenantConfig(TenantLimits, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -51,13 +51,14 @@ class LocalLimits:
         if reservation.micro_usd and reservation.micro_usd > budget - others:
             return "reserved", 0.0
         needed = min(float(reservation.tokens), self._token_capacity)
+        sequences = min(float(reservation.sequences), self._request_capacity)
         requests = self._requests.refilled(self._request_rate, self._request_capacity, now)
         tokens = self._tokens.refilled(self._token_rate, self._token_capacity, now)
-        if self._request_rate and (wait_s := requests.wait_s(self._request_rate, 1.0)) > 0:
+        if self._request_rate and (wait_s := requests.wait_s(self._request_rate, sequences)) > 0:
             return "requests", wait_s
         if self._token_rate and (wait_s := tokens.wait_s(self._token_rate, needed)) > 0:
             return "tokens", wait_s
-        self._requests = requests.debited(1.0, self._request_capacity)
+        self._requests = requests.debited(sequences, self._request_capacity)
         self._tokens = tokens.debited(needed, self._token_capacity)
         if reservation.id:
             self._reserved[reservation.id] = reservation, ends_at

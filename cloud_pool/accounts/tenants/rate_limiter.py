@@ -97,12 +97,15 @@ class TenantRateLimiter:
         self.local_checks = 0
 
     async def reserve(self, tenant: str, demand: Demand) -> Reservation:
-        """Take one request, its tokens (at most a full bucket) and its cost. Raises RateLimited with a Retry-After."""
+        """Take a request's sequences, its tokens (of each at most a full bucket) and its cost.
+
+        Raises RateLimited with a Retry-After.
+        """
         limits = self._config.limits(tenant)
         tokens = min(demand.tokens, limits.tokens_per_minute) if limits.tokens_per_minute else demand.tokens
         cost = demand.micro_usd if limits.usd_per_day else 0
         name = (demand.job or secrets.token_hex(8)) if cost else ""
-        reservation = Reservation(tenant, tokens, cost, name, demand.fence)
+        reservation = Reservation(tenant, tokens, cost, name, demand.fence, demand.sequences)
         if not (limits.requests_per_s or limits.tokens_per_minute or cost):
             return reservation
         error = await self._check(limits, reservation, demand.lifetime_s)
@@ -154,7 +157,8 @@ class TenantRateLimiter:
         keys = [requests_key(tenant), tokens_key(tenant), usage_key(tenant, day)]
         keys += [reserved_key(tenant), reservation_ends_key(tenant)]
         cost = (budget, reservation.micro_usd, reservation.id, reservation.fence, lifetime_s)
-        reply = await self._take(keys, [self._now_s(), *_rates(limits, 1.0, float(reservation.tokens)), *cost])
+        requests = min(float(reservation.sequences), limits.request_capacity)
+        reply = await self._take(keys, [self._now_s(), *_rates(limits, requests, float(reservation.tokens)), *cost])
         exhausted, wait_ms, spent, reserved = cast("tuple[bytes | str, int, int, int]", reply)
         if reservation.micro_usd:
             _remember(self._used, tenant, (day, spent + reserved))

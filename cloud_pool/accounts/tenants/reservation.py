@@ -10,6 +10,7 @@ from router.types import Usage
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What a request may use. A run names its job and its fence: the job's next run takes the reservation over."""
 
+    sequences: int = 1  # prompts × n
     tokens: int  # prompt and answer together
     micro_usd: int = 0  # at most
     lifetime_s: float = 60.0  # of the reservation, if the process is killed
@@ -25,6 +26,7 @@ class Reservation(msgspec.Struct, frozen=True):
     micro_usd: int = 0
     id: str = ""  # of the reserved cost; "": nothing was reserved of a budget
     fence: int = 0
+    sequences: int = 1  # taken from the rate of requests
 
     @property
     def release(self) -> str:

@@ -108,7 +108,8 @@ class ServiceBackend:
             traceparent=job_run.traceparent,
             trace=job_run.trace,
             tenant=job_run.owner.partition("/")[0],
-            tokens=job_run.body_bytes / BYTES_PER_TOKEN + (job_run.request.max_tokens or tier.max_tokens),
+            tokens=job_run.body_bytes / BYTES_PER_TOKEN * job_run.request.n / job_run.request.sequences
+            + (job_run.request.max_tokens or tier.max_tokens),
             critical=True,  # A job has time to wait for a whole answer of its own tier.
         )
         return self._caching_service.reply(context)

@@ -112,7 +112,7 @@ def from_request(
     copy_source: str | None = None,
     answer_prefix: str = "",
 ) -> SamplingParameters:
-    """Translate `request` into the parameters for one of its prompts.
+    """Translate `request` into the parameters of one of its sequences.
 
     Args:
         request: the client's request.
@@ -138,7 +138,7 @@ def from_request(
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from error
     return SamplingParameters(
-        n=request.n,
+        n=1,
         max_tokens=request.max_tokens or max_tokens,
         temperature=_or(sampling.temperature, temperature),
         top_p=_or(sampling.top_p, 1.0),

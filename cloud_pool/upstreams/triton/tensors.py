@@ -1,4 +1,4 @@
-"""One prompt to the tensors of Triton's vLLM backend, and its responses back. Pure.
+"""One sequence to the tensors of Triton's vLLM backend, and its responses back. Pure.
 
 BYTES tensors hold a 4-byte little-endian length and the bytes for each element, BOOL one byte, numbers are
 little-endian (github.com/kserve/kserve, open inference protocol, "raw tensor contents").
@@ -24,7 +24,7 @@ _FINAL = "triton_final_response"
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tier is asked to generate for one prompt."""
+    """What a tier is asked to generate: one sequence."""
 
     model: str
     prompt: str | tuple[int, ...]  # text, or token ids (our own model only)

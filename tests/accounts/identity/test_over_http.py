@@ -139,11 +139,18 @@ async def test_deny_refuses_signed_tokens_without_redis(issuer: Issuer) -> None:
 
 
 async def test_a_tenants_limits_apply(issuer: Issuer) -> None:
-    tenants = TenantsConfig(overrides=(TenantConfig(name="acme", max_tokens=64, max_body_bytes=300),))
+    acme = TenantConfig(name="acme", max_tokens=64, max_body_bytes=300, max_sequences=4)
+    tenants = TenantsConfig(overrides=(acme, TenantConfig(name="slow", requests_per_s=1.0, burst=2)))
     async with running(config(issuer, tenants=tenants)) as gateway:
         good = token(issuer)
         status, body = await gateway.post(good, {**ASK, "max_tokens": 65})
         assert (status, body["error"]["param"]) == (400, "max_tokens")
+        status, body = await gateway.post(good, {**ASK, "n": 5})
+        assert (status, body["error"]["param"]) == (400, "n")
+        assert "your limit is 4 in one request (max_sequences)" in body["error"]["message"]
+        status, body = await gateway.post(token(issuer, tenant="slow"), {**ASK, "n": 3})
+        assert status == 400
+        assert "your limit is 2 at once (burst)" in body["error"]["message"]
         status, body = await gateway.post(good, {**ASK, "messages": [{"role": "user", "content": "x" * 300}]})
         assert (status, body["error"]["code"]) == (413, "body_too_large")
         assert (await gateway.post(good))[0] == 200

@@ -110,6 +110,17 @@ async def test_a_request_larger_than_the_bucket_is_possible(client: redis.asynci
     await refused(limiter, tokens=10**6)
 
 
+@pytest.mark.parametrize("in_redis", [True, False])
+async def test_a_request_counts_as_its_sequences(client: redis.asyncio.Redis, clock: Clock, in_redis: bool) -> None:
+    limiter = budgets(TenantLimits(requests_per_s=8.0, burst=16), client if in_redis else None, clock)
+    await limiter.reserve("acme", Demand(tokens=0, sequences=12))
+    with pytest.raises(RateLimited) as caught:
+        await limiter.reserve("acme", Demand(tokens=0, sequences=12))
+    assert caught.value.retry_after_s == pytest.approx(1.0, abs=0.002)
+    clock.now += 1.0
+    await limiter.reserve("acme", Demand(tokens=0, sequences=12))
+
+
 async def test_a_refusal_takes_nothing(client: redis.asyncio.Redis, clock: Clock) -> None:
     limiter = budgets(TenantLimits(requests_per_s=1.0, burst=2, tokens_per_minute=60), client, clock)
     await limiter.reserve("acme", Demand(tokens=60))

@@ -160,6 +160,7 @@ async def test_reserved_tokens_are_estimated_from_body_and_max_tokens() -> None:
     each = accounting(None, config)
     assert (await reserve(each, "a", ask(max_tokens=50, n=3), 400)).tokens == 250
     assert (await reserve(each, "b", ask(), 400)).tokens == 356
+    assert (await reserve(each, "c", ask(max_tokens=50, n=3, prompts=("a", "b")), 400)).tokens == 400
 
 
 def test_tenant_limits_bound_bodies_and_answers() -> None:

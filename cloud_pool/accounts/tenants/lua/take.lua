@@ -1,4 +1,4 @@
--- Take one request and a number of tokens from a tenant's buckets, and reserve what it may cost of the day's budget: all
+-- Take a request's sequences and a number of tokens from a tenant's buckets, and reserve what it may cost of the day's budget: all
 -- or nothing.
 -- KEYS: request bucket, token bucket, usage of the day, reservations, their ends
 -- ARGV: now, requests/s, request capacity, requests, tokens/s, token capacity, tokens, budget (micro-USD), what the
