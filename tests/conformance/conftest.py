@@ -1,4 +1,4 @@
-"""One stack for the whole suite, and a surface per server in it."""
+"""One stack for the whole suite, and the surfaces in it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from openai import OpenAI
 
+from tests.redis_server import RedisServer, redis_server
 from tests.stack import TOKEN, Stack
 
 from .surface import EXCEPTIONS, MAX_BODY_BYTES, Surface
+
+__all__ = ["redis_server"]
 
 _GATEWAY = f"""
 server: {{max_body_bytes: {MAX_BODY_BYTES}}}
 tiers:
   - {{name: assistant-large, can: [chat, completion, embedding], concurrency: 16}}
   - {{name: no-vectors, model: assistant-large, artifact: assistant-large}}
+jobs: {{durability: warn}}
+cache: {{enabled: true}}
 """
 _POLICY = """
 version: 1
@@ -32,11 +38,32 @@ cache:
   - {when: '"cached" in request.tags', exact: {ttl: 60s}}
 limits: {concurrent: 16, queue: 64}
 """
-_SURFACES = {"edge": ("edge", "small"), "edge_to_cloud": ("edge", "large"), "gateway": ("gateway", "assistant-large")}
+_EDGE = Surface("edge", "127.0.0.1", 0, "small", TOKEN)
+_GATEWAY_SURFACE = Surface("gateway", "127.0.0.1", 0, "assistant-large", TOKEN)
+
+_PLAIN = (
+    _EDGE,
+    msgspec.structs.replace(_EDGE, name="edge_to_cloud", model="large"),
+    msgspec.structs.replace(_GATEWAY_SURFACE, headers={"cache-control": "no-store"}),
+)
+_CACHED = (
+    msgspec.structs.replace(_EDGE, name="edge_cached", headers={"x-causeway-tags": "cached"}, twice=True),
+    msgspec.structs.replace(_GATEWAY_SURFACE, name="gateway_cached", twice=True),
+)
+_REFUSALS = ("test_fields", "test_bodies", "test_any_body", "test_http")
+"""Modules about requests that never reach a cache."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "surface" in metafunc.fixturenames:
+        module = metafunc.module.__name__.rpartition(".")[2]
+        surfaces = _PLAIN if module in _REFUSALS else (*_PLAIN, *_CACHED)
+        names = [surface.name for surface in surfaces]
+        metafunc.parametrize("surface", surfaces, ids=names, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[Stack]:
     """Triton, gateway and edge with the same key and the same limits."""
     started = Stack(tmp_path_factory.mktemp("conformance"))
     policy: Path = started.folder / "policy.yaml"
@@ -44,7 +71,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     keys = f"keys: [{{name: tests, sha256: {hashlib.sha256(TOKEN.encode()).hexdigest()}}}]"
     try:
         triton = started.start_triton()
-        gateway = started.start_gateway(config=_GATEWAY)
+        gateway = started.start_gateway(config=f"{_GATEWAY}redis: {redis_server.url}\n")
         edge = started.start_edge(f"policy: {policy}\n", server=f"max_body_bytes: {MAX_BODY_BYTES}, {keys}")
         for part in (triton, gateway, edge):
             part.ready()
@@ -57,11 +84,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 part.kill()
 
 
-@pytest.fixture(scope="session", params=list(_SURFACES))
+@pytest.fixture(scope="session")
 def surface(request: pytest.FixtureRequest, stack: Stack) -> Surface:
-    server, model = _SURFACES[request.param]
-    port = stack.edge_port if server == "edge" else stack.gateway_port
-    return Surface(request.param, "127.0.0.1", port, model, TOKEN)
+    chosen: Surface = request.param
+    port = stack.edge_port if chosen.name.startswith("edge") else stack.gateway_port
+    return msgspec.structs.replace(chosen, port=port)
 
 
 @pytest.fixture(autouse=True)
@@ -73,5 +100,7 @@ def known_exceptions(request: pytest.FixtureRequest, surface: Surface) -> None:
 
 @pytest.fixture(scope="session")
 def client(surface: Surface) -> Iterator[OpenAI]:
-    with OpenAI(base_url=surface.url, api_key=surface.api_key, max_retries=0, timeout=60) as made:
+    with OpenAI(
+        base_url=surface.url, api_key=surface.api_key, default_headers=surface.headers, max_retries=0, timeout=60
+    ) as made:
         yield made

@@ -44,13 +44,18 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Surface(msgspec.Struct, frozen=True):
-    """One server and the model that the tests name there."""
+    """One server and the model that the tests name there.
+
+    `twice`: each POST is sent twice, and the second reply counts; it comes from the cache if the request may use it.
+    """
 
     name: str
     host: str
     port: int
     model: str
     api_key: str
+    headers: Mapping[str, str] = {}  # of every request
+    twice: bool = False
 
     @property
     def url(self) -> str:
@@ -60,7 +65,7 @@ class Surface(msgspec.Struct, frozen=True):
         self, method: str, path: str, body: bytes | Iterator[bytes] | None = None, headers: Mapping[str, str] = {}
     ) -> Reply:
         """Send exactly these bytes. A header of None is left away; an iterator's pieces are sent as chunks."""
-        sent = {"authorization": f"Bearer {self.api_key}", "content-type": JSON_TYPE, **headers}
+        sent = {"authorization": f"Bearer {self.api_key}", "content-type": JSON_TYPE, **self.headers, **headers}
         reply = _POOL.request(
             method,
             f"http://{self.host}:{self.port}{path}",
@@ -74,7 +79,10 @@ class Surface(msgspec.Struct, frozen=True):
         return self.send("GET", path, headers=headers)
 
     def post(self, path: str, body: Body, headers: Mapping[str, str] = {}) -> Reply:
-        return self.send("POST", path, json.dumps(body).encode(), headers)
+        encoded = json.dumps(body).encode()
+        if self.twice:
+            self.send("POST", path, encoded, headers)
+        return self.send("POST", path, encoded, headers)
 
     def chat(self, text: str = "wake me up at six am", /, **fields: Any) -> Reply:
         return self.post("/v1/chat/completions", self.chat_body(text, **fields))

@@ -92,10 +92,18 @@ def test_logprobs_of_each_choice(surface: Surface) -> None:
         assert chat_logprobs(choice["logprobs"], 1)
 
 
-def test_a_bias_bans_a_token(surface: Surface) -> None:
-    """Without `logprobs`' token ids: every id that the model has is banned but one, which it must repeat."""
-    answer = chat_answer(surface.chat(logit_bias={"5": 0.5, "6": -100}, max_tokens=3))
-    assert answer["choices"]
+def test_the_prompt_of_several_choices_counts_once(surface: Surface) -> None:
+    one, three = surface.chat(max_tokens=2), surface.chat(max_tokens=2, n=3)
+    assert three.json["usage"]["prompt_tokens"] == one.json["usage"]["prompt_tokens"]
+    assert three.json["usage"]["completion_tokens"] == 3 * one.json["usage"]["completion_tokens"]
+
+
+def test_a_limit_beyond_the_context_is_no_error(surface: Surface) -> None:
+    chat_answer(surface.chat(max_tokens=100_000))
+
+
+def test_every_choice_of_the_largest_n(surface: Surface) -> None:
+    assert len(chat_answer(surface.chat(n=16, temperature=1, max_tokens=2))["choices"]) == 16
 
 
 @pytest.mark.parametrize(

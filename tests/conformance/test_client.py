@@ -41,6 +41,12 @@ def test_errors_become_the_clients_own(surface: Surface, client: OpenAI) -> None
         client.chat.completions.create(model=surface.model, messages=ASK, temperature=9, stream=True)
 
 
+def test_the_client_knows_each_requests_id(surface: Surface, client: OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(model=surface.model, messages=ASK, max_tokens=2)
+    assert raw.request_id
+    assert raw.request_id == raw.headers["x-request-id"]
+
+
 def test_models(surface: Surface, client: OpenAI) -> None:
     assert surface.model in [model.id for model in client.models.list()]
     assert client.models.retrieve(surface.model).id == surface.model

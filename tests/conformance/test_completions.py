@@ -118,6 +118,25 @@ def test_a_stop_string_ends_the_answer(surface: Surface) -> None:
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+def test_a_stop_string_in_an_echoed_prompt_stops_nothing(surface: Surface) -> None:
+    plain = surface.complete(stop=["turn"])
+    answer = completion_answer(surface.complete(stop=["turn"], echo=True))
+    assert answer["choices"][0]["text"] == "turn on the" + plain.text
+
+
+def test_a_bias_forces_and_bans_tokens(surface: Surface) -> None:
+    (forced,) = completion_answer(surface.complete(logit_bias={"40": 100}, max_tokens=1))["choices"]
+    answer = completion_answer(surface.complete(logit_bias={"40": 100}, max_tokens=3))
+    assert answer["choices"][0]["text"] == 3 * forced["text"]
+    both = completion_answer(surface.complete(logit_bias={"40": -100, "41": 100}, max_tokens=3))
+    assert forced["text"] not in both["choices"][0]["text"]
+
+
+def test_choices_with_one_seed_differ(surface: Surface) -> None:
+    answer = completion_answer(surface.complete(n=3, seed=7, temperature=1.5))
+    assert len({choice["text"] for choice in answer["choices"]}) > 1
+
+
 def test_a_suffix_is_refused(surface: Surface) -> None:
     """No model here fills in the middle; a suffix that is ignored would look honoured."""
     error(surface.complete(suffix="the end"), 400, code="unsupported_feature", param="suffix")

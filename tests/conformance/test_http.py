@@ -136,6 +136,12 @@ def test_a_malformed_header_of_ours_is_400(surface: Surface, header: dict[str, s
     assert found["param"] == next(iter(header))
 
 
+def test_a_deadline_that_cannot_be_kept_is_504(surface: Surface) -> None:
+    body = surface.chat_body("tell me everything", max_tokens=500)
+    found = error(surface.post("/v1/chat/completions", body, {"x-causeway-deadline-ms": "1"}), 504)
+    assert found["code"] in ("deadline_exceeded", "engine_timeout")
+
+
 # --- connections -----------------------------------------------------------------------------------------------------
 
 
@@ -175,8 +181,15 @@ def test_a_connection_stays_open_after_an_answer_a_stream_and_an_error(surface: 
 
 @pytest.mark.parametrize(
     "request_bytes",
-    [b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/models HTTP/1.1\r\nContent-Length: x\r\n\r\n"],
-    ids=["nonsense", "version", "length"],
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST /v1/models HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"POST /v1/models HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        b"POST /v1/models HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n{}",
+    ],
+    ids=["nonsense", "version", "http2", "length", "two-lengths", "both"],
 )
 def test_bytes_that_are_not_http_get_the_error_object(surface: Surface, request_bytes: bytes) -> None:
     head, _, body = surface.raw(request_bytes).partition(b"\r\n\r\n")

@@ -27,7 +27,7 @@ def test_a_completions_stream_spells_the_whole_answer(surface: Surface) -> None:
 def test_a_stream_is_not_cached_by_proxies(surface: Surface) -> None:
     reply = surface.chat(stream=True)
     assert reply.headers["cache-control"] == "no-cache"
-    assert "content-length" not in reply.headers
+    assert surface.twice or "content-length" not in reply.headers
 
 
 def test_the_first_chunk_has_the_role_and_nothing_else(surface: Surface) -> None:
@@ -118,12 +118,8 @@ def test_streamed_logprobs_of_a_completion(surface: Surface) -> None:
     assert offsets[0] == 0
 
 
-def test_a_streamed_answer_from_the_cache_has_the_same_shape(surface: Surface) -> None:
-    """The edge's cache; the gateway ignores the tag."""
-    body = surface.chat_body("what is in the cache", stream=True, stream_options={"include_usage": True})
-    tags = {"x-causeway-tags": "cached"}
-    first, second = (chat_stream(surface.post("/v1/chat/completions", body, tags)) for _ in range(2))
-    assert streamed_text(first) == streamed_text(second)
-    assert first[0]["id"] != second[0]["id"]
-    if surface.name != "gateway":
-        assert surface.post("/v1/chat/completions", body, tags).headers["x-causeway-cache"] == "hit"
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_greedy_answers_come_from_the_cache_where_there_is_one(surface: Surface, stream: bool) -> None:
+    """So the other tests see what they mean to see. `coalesced`: the first answer is still being stored."""
+    reply = surface.chat("is this cached", stream=stream)
+    assert (reply.headers.get("x-causeway-cache") in ("hit", "coalesced")) == surface.twice

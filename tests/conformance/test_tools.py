@@ -73,6 +73,41 @@ def test_calls_have_ids_of_their_own(surface: Surface) -> None:
     assert len(set(ids)) == len(ids) >= 1
 
 
+def test_streamed_calls_of_several_choices(surface: Surface) -> None:
+    fields = {"tools": [ALARM], "tool_choice": NAMED, "max_tokens": 100, "n": 3}
+    chunks = chat_stream(surface.chat(**fields, stream=True, stream_options={"include_usage": True}))
+    calls = [call for index in range(3) for call in streamed_calls(chunks, index)]
+    assert len(calls) == 3
+    assert len({call["id"] for call in calls}) == 3
+
+
+def test_logprobs_of_a_call(surface: Surface) -> None:
+    """As OpenAI gives them: those of the call's own text."""
+    fields = {"tools": [ALARM], "tool_choice": NAMED, "max_tokens": 100, "logprobs": True}
+    (choice,) = chat_answer(surface.chat(**fields))["choices"]
+    assert choice["logprobs"] is None or choice["logprobs"]["content"]
+
+
+def test_tools_and_a_schema_together(surface: Surface) -> None:
+    """The answer is a call or obeys the schema."""
+    (choice,) = chat_answer(surface.chat(tools=[ALARM], response_format=form(SCHEMA), max_tokens=100))["choices"]
+    if "tool_calls" not in choice["message"]:
+        jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+
+
+@pytest.mark.parametrize("arguments", ["{", "", "null", "[]", '{"a": "\\ud800"}'])
+def test_an_earlier_call_with_odd_arguments_is_no_failure(surface: Surface, arguments: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "set_alarm", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "another", "content": "done"},
+    ]
+    reply = surface.chat(messages=messages)
+    if reply.status != 200:
+        error(reply, 400)
+
+
 def test_no_call_is_made_if_none_is_allowed(surface: Surface) -> None:
     (choice,) = chat_answer(surface.chat(tools=[ALARM], tool_choice="none"))["choices"]
     assert "tool_calls" not in choice["message"]
