@@ -81,4 +81,4 @@ async def test_pipelined_requests_are_answered_in_turn() -> None:
 async def test_compressed_body_is_not_decompressed() -> None:
     async with gateway() as app:
         head = b"Content-Encoding: gzip\r\nConnection: close\r\nContent-Length: 4\r\n\r\n"
-        assert error_of(await talk(app, CHAT + head + b"\x1f\x8b\x08\x00"))[0] == 400
+        assert error_of(await talk(app, CHAT + head + b"\x1f\x8b\x08\x00"))[0] == 415

@@ -82,7 +82,13 @@ async def test_forged_and_foreign_tokens_are_401_at_each_path(issuer: Issuer, em
         with plain_redis.Redis.from_url(empty_redis.url) as client:
             for token in forgeries(issuer).values():
                 await refused_everywhere(gateway.holder(token))
-            own = (b"causeway:permits:", b"causeway:layout", b"causeway:jobs:layout", b"{causeway}:jobs:layout")
+            own = (
+                b"causeway:permits:",
+                b"causeway:tenants:gateways",
+                b"causeway:layout",
+                b"causeway:jobs:layout",
+                b"{causeway}:jobs:layout",
+            )
             assert [key for key in client.scan_iter() if not key.startswith(own)] == []
         assert (await gateway.asker("acme").ask("GET", "/v1/models"))[0] == 200
 

@@ -41,12 +41,16 @@ async def test_a_budget_for_one_request_lets_one_run(redis_server: RedisServer, 
         for each in (first, second):
             each.service.held = anyio.Event()
         asking = [asyncio.ensure_future(each.post(body=BODY)) for each in (first, second) for _ in range(7)]
-        while sum(each.done() for each in asking) < 13:
-            await asyncio.wait([each for each in asking if not each.done()], return_when=asyncio.FIRST_COMPLETED)
-        assert len(first.service.calls) + len(second.service.calls) == 1
-        for each in (first, second):
-            assert each.service.held is not None
-            each.service.held.set()
+        try:
+            with anyio.fail_after(20):
+                while sum(each.done() for each in asking) < 13:
+                    waiting = [each for each in asking if not each.done()]
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            assert len(first.service.calls) + len(second.service.calls) == 1
+        finally:
+            for each in (first, second):
+                if each.service.held is not None:
+                    each.service.held.set()
         answers = await asyncio.gather(*asking)
         assert Counter(status for status, _ in answers) == {200: 1, 429: 13}
         assert "reserved for requests in progress" in error(next(each for each in answers if each[0] == 429))
