@@ -21,6 +21,7 @@ from .balancing.reload import reload_endpoints, reload_on_sighup
 from .cache.caching_service import CachingService
 from .config.schema import Config
 from .config.tiers import Tier, by_name, load_tiers
+from .http.body_memory import BodyMemory
 from .http.listener import Listener
 from .http.operator import OperatorRoutes, operator_listener
 from .http.readiness import Readiness
@@ -133,7 +134,9 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
     reload_listeners.listeners.append(serving.warmer.loaded)
     readiness = Readiness(pools.by_tier, config.server.readiness_cache_s)
     tracing = build_tracing(config, "causeway-gateway")
-    jobs = build_jobs(config, by_name(tiers), accounts, metrics, tracing)
+    bodies = BodyMemory(config.server.max_body_memory_bytes, metrics.registry)
+    bodies.check_largest(config.server.max_body_bytes)
+    jobs = build_jobs(config, by_name(tiers), accounts, metrics, tracing, bodies)
     server = Server(
         config.server,
         by_name(tiers),
@@ -146,6 +149,7 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
         critical_tenants=config.degradation.critical_tenants,
         jobs=(lambda _: None) if jobs is None else jobs.api.handler,
         tracing=tracing,
+        bodies=bodies,
     )
     routes = OperatorRoutes(
         accounts.operators,
@@ -160,7 +164,12 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
 
 
 def build_jobs(
-    config: Config, tiers: Mapping[str, Tier], accounts: Accounts, metrics: Metrics, tracing: Tracing | None
+    config: Config,
+    tiers: Mapping[str, Tier],
+    accounts: Accounts,
+    metrics: Metrics,
+    tracing: Tracing | None,
+    bodies: BodyMemory,
 ) -> JobsGateway | None:
     """Return None without a Redis. Raises ConfigError."""
     settings = with_shared_redis(config.jobs, config.redis)
@@ -176,6 +185,7 @@ def build_jobs(
         limits=accounts.ledger.limits,
         trace=None if tracing is None else tracing.jobs,
         audit=accounts.audit,
+        bodies=bodies,
     )
 
 

@@ -40,6 +40,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Port = 8090  # TCP port; 0: any free port, which the ready line names
     token_file: str = ""  # file with lines of `<device> <token or sha256:hex> [grants]`; empty: no static tokens
     max_body_bytes: Positive = 8 * 1024 * 1024  # a larger request body is refused with 413
+    # bodies above 64 KiB in memory at once, of which one tenant may have half; beyond: 503, 429 for the tenant
+    max_body_memory_bytes: Annotated[int, Meta(ge=8 * 1024 * 1024)] = 256 * 1024 * 1024
     read_timeout_s: Seconds = 20.0  # a whole request must have arrived by then
     drain_s: Pause = 20.0  # on SIGTERM, how long requests in progress may still take
     default_deadline_s: Seconds = 120.0  # time for a whole request; `x-causeway-deadline-ms` may shorten it

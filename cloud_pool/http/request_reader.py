@@ -19,6 +19,7 @@ from router.openai import check_header_names, check_media_type
 from ..admission import RANK, Priority
 from ..cache.rules import NO_STORE
 from .aiohttp_internals import send_continue
+from .body_memory import FREE_BYTES, BodyMemory
 
 _HEADERS = frozenset(
     f"x-causeway-{name}"
@@ -55,23 +56,32 @@ def read_headers(headers: Mapping[str, str]) -> RequestHeaders:
     )
 
 
-async def read_body(http: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
+async def read_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, memory: BodyMemory, tenant: str) -> bytes:
     """Read the whole body, which its headers must say is plain JSON.
+
+    Args:
+        memory: counts a large body, before it is read if its size is known; the caller releases it.
 
     Raises:
         UnsupportedMediaType: its headers say that it is something else, or compressed.
         BodyTooLarge: it has more than `max_bytes`.
         RequestTimeout: it did not arrive within `timeout_s`.
         InvalidRequest: its transfer encoding is malformed.
+        RateLimited: the tenant has too much in memory.
+        Shed: all tenants have.
     """
     check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
-    if (http.content_length or 0) > max_bytes:
+    length = http.content_length or 0
+    if length > max_bytes:
         raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")
+    if length > FREE_BYTES:
+        memory.hold(http, tenant, length)
     if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
         await send_continue(http)
     try:
         # A small body arrives together with its head; only one that does not needs a timer.
-        body = http.content.read_nowait() if http.content.is_eof() else await _read_rest(http, max_bytes, timeout_s)
+        whole = http.content.is_eof()
+        body = http.content.read_nowait() if whole else await _read_rest(http, max_bytes, timeout_s, memory, tenant)
     except TimeoutError:
         raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.") from None
     except web.RequestPayloadError:
@@ -81,12 +91,14 @@ async def read_body(http: web.BaseRequest, max_bytes: int, timeout_s: float) -> 
     return body
 
 
-async def _read_rest(http: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
-    """Read as it comes; of a body that is too long, only enough to show that. Raises TimeoutError."""
-    body = bytearray()
+async def _read_rest(http: web.BaseRequest, max_bytes: int, timeout_s: float, memory: BodyMemory, tenant: str) -> bytes:
+    """Read as it comes; of a body that is too long, only enough to show that. Raises as `read_body` does."""
+    body, length = bytearray(), http.content_length or FREE_BYTES
     with anyio.fail_after(timeout_s):
         while len(body) <= max_bytes and (data := await http.content.readany()):
             body += data
+            if len(body) > length:  # its size was not known
+                memory.hold(http, tenant, len(body))
     return bytes(body)
 
 

@@ -29,6 +29,7 @@ from ..observability.metrics import Metrics
 from ..observability.tracing import Trace, Tracing
 from ..serving.request_context import AnswerHead, RequestContext
 from ..serving.service import Service
+from .body_memory import BodyMemory
 from .info_routes import MODELS, InfoRoutes
 from .readiness import Readiness
 from .request_metrics import RequestMetrics
@@ -55,6 +56,7 @@ class Server:
         critical_tenants: tenants whose requests are all critical.
         jobs: returns the handler of a job route, or None for any other path.
         tracing: None without a collector.
+        bodies: bounds the bodies in memory.
         clock: monotonic time in seconds.
         wall_clock: Unix time in seconds.
     """
@@ -73,6 +75,7 @@ class Server:
         critical_tenants: Collection[str] = (),
         jobs: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
         tracing: Tracing | None = None,
+        bodies: BodyMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -80,6 +83,7 @@ class Server:
         self._tiers = tiers
         self._jobs = jobs
         self._tracing = tracing
+        self._bodies = bodies or BodyMemory()
         self._critical_tenants = critical_tenants
         self._service = service
         self._caching_service = caching_service or CachingService(None, service.answer)
@@ -116,6 +120,8 @@ class Server:
         except Exception:
             _log.exception("a request failed unexpectedly")
             return error_response(CausewayError("The gateway failed."))
+        finally:
+            self._bodies.release(http)
 
     def _handler(self, http: web.BaseRequest) -> Handler:
         """Raises NotFound or MethodNotAllowed."""
@@ -246,7 +252,8 @@ class Server:
         entry.id = inbound.id
         REQUEST.set(inbound.id)
         limits = self._ledger.limits(principal)
-        body = await read_body(http, limits.body_bytes(self._config.max_body_bytes), self._config.read_timeout_s)
+        max_bytes, timeout_s = limits.body_bytes(self._config.max_body_bytes), self._config.read_timeout_s
+        body = await read_body(http, max_bytes, timeout_s, self._bodies, principal.tenant)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
         allowed = self._allowed(principal)
         tier = find_tier(self._tiers, parsed.model, allowed)

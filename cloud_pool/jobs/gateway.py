@@ -13,6 +13,7 @@ from ..accounts.identity.principal import Principal
 from ..accounts.model_access import allowed_tiers
 from ..accounts.tenants.config import TenantLimits
 from ..config.tiers import Tier
+from ..http.body_memory import BodyMemory
 from ..observability.tracing import JobTrace
 from .acceptance import AcceptanceLog
 from .config import JobsConfig
@@ -35,6 +36,7 @@ class JobsGateway:
         tiers: by name and alias
         identify: request -> principal
         limits: limits of a principal's tenant
+        bodies: bounds the bodies in memory; the server releases them
         audit: gets a record of each job and batch that is acknowledged; None: no records
         clock: replaces Redis's clock in tests; unix time, s
     """
@@ -49,6 +51,7 @@ class JobsGateway:
         limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits(),
         trace: JobTrace | None = None,
         audit: AuditLog | None = None,
+        bodies: BodyMemory | None = None,
         clock: Callable[[], float] = redis_time,
     ) -> None:
         """Raises ConfigError."""
@@ -56,15 +59,25 @@ class JobsGateway:
         self._stores = JobStores.open(config, clock)
         parser = SubmissionParser(config, tiers)
         accepted = AcceptanceLog(audit)
+        bodies = bodies or BodyMemory()
         batches = BatchApi(
             config,
             self._stores,
             trace,
+            bodies=bodies,
             allowed=lambda principal: allowed_tiers(tiers, principal, limits(principal)),
             accepted=accepted,
         )
         self.api = JobApi(
-            config, self._stores, parser, identify, limits, trace, more_routes=batches.routes, accepted=accepted
+            config,
+            self._stores,
+            parser,
+            identify,
+            limits,
+            trace,
+            bodies=bodies,
+            more_routes=batches.routes,
+            accepted=accepted,
         )
 
     async def watch(self) -> None:

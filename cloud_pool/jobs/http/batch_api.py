@@ -15,10 +15,12 @@ from router.errors import ClientGone, InvalidRequest, ModelNotAllowed, Unsupport
 
 from ...accounts.identity.principal import Grants, Principal
 from ...accounts.model_access import AllowedTiers
+from ...http.body_memory import BodyMemory
 from ...http.request_reader import read_body, read_headers
 from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
 from ..batches.batch_store import COMPLETION_WINDOW
+from ..batches.file_store import PART_BYTES
 from ..batches.views import BatchView, FileView, batch_view, file_view
 from ..config import JobsConfig
 from ..errors import FileContentLost, JobStoreUnavailable
@@ -30,6 +32,7 @@ from .routing import Route, enqueue_span, json_response, read_page, route, write
 
 _READ_S = 20.0
 _MAX_BODY = 64 * 1024
+_UPLOAD_BYTES = 2 * PART_BYTES  # that an upload has in memory at a time
 _QUEUE = "batches"
 _ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
 _MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -69,6 +72,7 @@ class BatchApi:
     """Handlers of files and batches; JobApi routes to them.
 
     Args:
+        bodies: bounds the bodies in memory; the server releases them
         allowed: the tiers that a principal may use
         accepted: records what is acknowledged; None: nothing is recorded
     """
@@ -79,10 +83,11 @@ class BatchApi:
         stores: JobStores,
         trace: JobTrace | None = None,
         *,
+        bodies: BodyMemory | None = None,
         allowed: Callable[[Principal], AllowedTiers] = lambda _: None,
         accepted: AcceptanceLog | None = None,
     ) -> None:
-        self._config = config
+        self._bodies = bodies or BodyMemory()
         self._allowed = allowed
         self._accepted = accepted or AcceptanceLog()
         self._durability = stores.durability
@@ -103,6 +108,7 @@ class BatchApi:
     async def _upload(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         await self._durability.ensure()
         expected_bytes = check_upload(request)
+        self._bodies.hold(request, principal.tenant, _UPLOAD_BYTES)
         async with self._files.write(principal.owner, expected_bytes) as writer:
             upload = await read_upload(request, writer.write)
             if upload.purpose != "batch":
@@ -149,7 +155,7 @@ class BatchApi:
     # --- batches ---------------------------------------------------------------------------------------------------
 
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        body = await read_body(request, _MAX_BODY, _READ_S)
+        body = await read_body(request, _MAX_BODY, _READ_S, self._bodies, principal.tenant)
         batch_request, headers = _parse(body), read_headers(request.headers)
         endpoint = next((known for known in _ENDPOINTS if known == batch_request.endpoint), None)
         if endpoint is None:

@@ -13,6 +13,7 @@ from router.openai import error_event
 
 from ...accounts.identity.principal import Principal
 from ...accounts.tenants.config import TenantLimits
+from ...http.body_memory import BodyMemory
 from ...http.request_reader import read_body, read_headers
 from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
@@ -49,6 +50,7 @@ class JobApi:
 
     Args:
         limits: limits of a principal's tenant
+        bodies: bounds the bodies in memory; the server releases them
         more_routes: routes of other handlers, such as BatchApi's
         accepted: records what is acknowledged; None: nothing is recorded
     """
@@ -62,10 +64,12 @@ class JobApi:
         limits: Callable[[Principal], TenantLimits],
         trace: JobTrace | None = None,
         *,
+        bodies: BodyMemory | None = None,
         more_routes: Sequence[Route] = (),
         accepted: AcceptanceLog | None = None,
     ) -> None:
         self._config = config
+        self._bodies = bodies or BodyMemory()
         self._db = stores.database
         self._jobs = stores.jobs
         self._outbox = stores.outbox
@@ -107,7 +111,8 @@ class JobApi:
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         headers = read_headers(request.headers)
         limits = self._limits(principal)
-        body = await read_body(request, limits.body_bytes(self._config.max_body_bytes), _READ_S)
+        max_bytes = limits.body_bytes(self._config.max_body_bytes)
+        body = await read_body(request, max_bytes, _READ_S, self._bodies, principal.tenant)
         submission = JobSubmission(
             principal=principal,
             body=body,
