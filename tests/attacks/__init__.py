@@ -23,6 +23,8 @@ a rebinding name, and redirects
     tests/attacks/test_webhooks.py
 oversized bodies, deep nesting
     tests/cloud/test_gateway.py, tests/cloud/test_listener.py, tests/jobs/test_api.py
+large bodies on many connections at once, and clients that announce one and stop
+    tests/cloud/test_body_memory.py
 slow heads and bodies
     silence tests/cloud/test_listener.py; a byte now and then (slowloris) tests/attacks/test_slow.py
 request smuggling and other odd framing
