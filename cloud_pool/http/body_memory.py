@@ -25,8 +25,8 @@ class BodyMemory:
         self._by_tenant: dict[str, int] = {}
         self._by_request: dict[int, tuple[str, int]] = {}
         if registry is not None:
-            name, meaning = "causeway_cloud_body_bytes", f"Request bodies above {FREE_BYTES // 1024} KiB in memory."
-            Gauge(name, meaning, registry=registry).set_function(lambda: self.held_bytes)
+            gauge = Gauge("causeway_cloud_body_bytes", "Request bodies above 64 KiB in memory.", registry=registry)
+            gauge.set_function(lambda: self.held_bytes)
 
     def check_largest(self, largest: int) -> None:
         """Raises ConfigError if a tenant's share could never hold a body of `largest` bytes."""
