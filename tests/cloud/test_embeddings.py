@@ -104,21 +104,25 @@ async def test_vectors_are_in_the_order_of_the_inputs_and_their_tokens_add_up() 
     assert admission.running == 0
 
 
-async def test_a_request_has_one_sequence_in_triton_at_a_time() -> None:
+@pytest.mark.parametrize("permits", [1, 4])
+async def test_a_long_list_has_no_more_inputs_in_triton_than_permits(permits: int) -> None:
     at_once, most = 0, 0
 
     async def counting(request: service_pb2.ModelInferRequest, context: object) -> AsyncIterator[Reply]:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
-        async for reply in stock(request, context):
-            await asyncio.sleep(0)
-            yield reply
-        at_once -= 1
+        replies = [reply async for reply in stock(request, context)]
+        yield replies[0]
+        await asyncio.sleep(0)
+        at_once -= 1  # with the last reply the permit goes on to the next input
+        yield replies[1]
 
     async with bed(counting) as (_, triton):
-        await embed(triton, msgspec.structs.replace(TEXTS, prompts=("one", "two") * 20), AdmissionController(4, 0))
-    assert most == 1
+        long = msgspec.structs.replace(TEXTS, prompts=("one", "two") * 20)
+        embeddings = await embed(triton, long, AdmissionController(permits, 0))
+    assert embeddings.vectors == ((0.0, 0.5), (1.0, 0.5)) * 20
+    assert most <= permits
 
 
 async def fails_second(request: service_pb2.ModelInferRequest, context: object) -> AsyncIterator[Reply]:
