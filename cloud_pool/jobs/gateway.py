@@ -23,7 +23,7 @@ from .http.job_api import IdentifyCaller, JobApi
 from .metrics import JobMetrics
 from .store.redis_client import redis_time
 from .stores import JobStores
-from .submission import SubmissionParser
+from .submission import CheckCost, SubmissionParser
 
 _GAUGES_S = 5.0
 _log = logging.getLogger("causeway.cloud.jobs")
@@ -37,6 +37,7 @@ class JobsGateway:
         identify: request -> principal
         limits: limits of a principal's tenant
         bodies: bounds the bodies in memory; the server releases them
+        check_cost: refuses a job that could never run within its tenant's budget
         audit: gets a record of each job and batch that is acknowledged; None: no records
         clock: replaces Redis's clock in tests; unix time, s
     """
@@ -49,6 +50,7 @@ class JobsGateway:
         registry: CollectorRegistry,
         *,
         limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits(),
+        check_cost: CheckCost = lambda *_: 0,
         trace: JobTrace | None = None,
         audit: AuditLog | None = None,
         bodies: BodyMemory | None = None,
@@ -57,7 +59,7 @@ class JobsGateway:
         """Raises ConfigError."""
         self._metrics = JobMetrics(registry)
         self._stores = JobStores.open(config, clock)
-        parser = SubmissionParser(config, tiers)
+        parser = SubmissionParser(config, tiers, check_cost)
         accepted = AcceptanceLog(audit)
         bodies = bodies or BodyMemory()
         batches = BatchApi(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -51,12 +51,20 @@ class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
 
 
+CheckCost = Callable[[str, str, Request, int, int], int]
+"""Tenant, tier, request, bytes of its body and the tier's maximum of tokens -> the most that it may cost, micro-USD.
+
+Raises InvalidRequest if that is more than the tenant's budget of a day.
+"""
+
+
 class SubmissionParser:
     """Checks submissions. `tiers` are by name and alias."""
 
-    def __init__(self, config: JobsConfig, tiers: Mapping[str, Tier]) -> None:
+    def __init__(self, config: JobsConfig, tiers: Mapping[str, Tier], check_cost: CheckCost = lambda *_: 0) -> None:
         """Raises ConfigError for an invalid `jobs.webhooks.allowed_networks`."""
         self._config = config
+        self._check_cost = check_cost
         self._tiers = tiers
         self._allowed = allowed_networks(config.webhooks)
 
@@ -77,6 +85,8 @@ class SubmissionParser:
         request = self.validate(extensions.endpoint, body, principal.owner, submission.tags, allowed)
         principal.grants.require_modalities(request)
         limits.check_request(request)
+        tier = self._tiers[request.model]
+        self._check_cost(principal.tenant, tier.name, limits.bounded(request), len(body), tier.max_tokens)
         deadline_ms = submission.deadline_ms if extensions.deadline_ms is None else extensions.deadline_ms
         if deadline_ms is not None and deadline_ms <= 0:
             raise InvalidRequest("`deadline_ms` is the time left, more than 0", param="deadline_ms")
@@ -88,7 +98,7 @@ class SubmissionParser:
         return NewJob(
             id=f"job_{secrets.token_hex(12)}",
             owner=principal.owner,
-            tier=self._tiers[request.model].name,
+            tier=tier.name,
             priority=principal.grants.bounded_priority(extensions.priority or submission.priority),
             endpoint=extensions.endpoint,
             body=body,

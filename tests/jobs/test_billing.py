@@ -14,15 +14,18 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 
+import aiohttp
 import anyio
 import anyio.lowlevel
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from cloud_pool.accounts.tenants.redis_keys import reserved_key
 from cloud_pool.accounts.tenants.usage import UsageBatch, read_usage
 from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.record import NewJob, RunBill
 from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.store.job_store import JobStore
@@ -34,7 +37,9 @@ from router.types import Chunk, Usage
 
 from .billing import MOST_MICRO_USD, NOW, RUN_MICRO_USD, Books
 from .conftest import Clock, until
+from .gateway import identify, serving
 from .scripted_worker import RunningWorker, Script, answers
+from .test_api import TIER
 from .test_crashes import ROOT
 
 MakeJob = Callable[..., NewJob]
@@ -279,3 +284,25 @@ async def test_a_budget_for_one_job_lets_one_run(
     assert await bills.read() == (4, 4 * RUN_MICRO_USD)
     for each in books:
         await each.client.aclose()
+
+
+async def test_a_job_that_could_never_run_within_the_budget_is_refused(config: JobsConfig, clock: Clock) -> None:
+    """When it is submitted, with 400 that names both: not when it runs."""
+    books = Books(str(config.redis), usd_per_day=MOST_MICRO_USD / 1e6)
+    tiers = {"large": TIER}
+    gateway = JobsGateway(
+        config, tiers, identify, CollectorRegistry(), check_cost=books.accounting.check_cost, clock=clock
+    )
+    body = {"model": "large", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10**6}
+    try:
+        headers = {"authorization": "Bearer kiosk"}
+        async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
+            async with http.post("/v1/jobs", json=body) as response:
+                fault = (await response.json())["error"]
+                assert (response.status, fault["param"]) == (400, "max_tokens")
+                assert "may cost up to 100 USD, and your budget is 0.01 USD a day" in fault["message"]
+            async with http.post("/v1/jobs", json={**body, "max_tokens": 10}) as response:
+                assert response.status == 202
+    finally:
+        await gateway.close()
+        await books.client.aclose()

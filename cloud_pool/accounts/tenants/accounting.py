@@ -52,10 +52,28 @@ class TenantAccounting:
             RateLimited: a rate or the budget does not allow it now
             InvalidRequest: it may cost more than the budget of a day
         """
-        generates = request.kind != "embedding"
-        answers = generates * request.sequences
-        tokens = body_bytes // BYTES_PER_TOKEN + answers * (request.max_tokens or _ANSWER_TOKENS)
-        most = Usage(math.ceil(body_bytes / _MIN_BYTES_PER_TOKEN), (request.max_tokens or max_tokens) * answers)
+        tokens = body_bytes // BYTES_PER_TOKEN + _answers(request) * (request.max_tokens or _ANSWER_TOKENS)
+        demand = Demand(
+            sequences=request.sequences,
+            tokens=tokens,
+            micro_usd=self.check_cost(tenant, tier, request, body_bytes, max_tokens),
+            lifetime_s=lifetime_s + _LIFETIME_MARGIN_S,
+            job=job,
+            fence=fence,
+        )
+        return await self._limiter.reserve(tenant, demand)
+
+    def check_cost(self, tenant: str, tier: str, request: Request, body_bytes: int, max_tokens: int) -> int:
+        """Return the most that a request may cost, micro-USD.
+
+        Args:
+            max_tokens: of an answer, if the request names no maximum
+
+        Raises:
+            InvalidRequest: it is more than the budget of a day, so that the request could never run
+        """
+        answer_tokens = (request.max_tokens or max_tokens) * _answers(request)
+        most = Usage(math.ceil(body_bytes / _MIN_BYTES_PER_TOKEN), answer_tokens)
         micro_usd = self._price(tier).micro_usd(most)
         usd_per_day = self.config.limits(tenant).usd_per_day
         if usd_per_day and micro_usd > usd_per_day * MICRO_USD_PER_USD:
@@ -64,15 +82,7 @@ class TenantAccounting:
                 f" {usd_per_day:g} USD a day: ask for fewer tokens",
                 param=request.limit_name,
             )
-        demand = Demand(
-            sequences=request.sequences,
-            tokens=tokens,
-            micro_usd=micro_usd,
-            lifetime_s=lifetime_s + _LIFETIME_MARGIN_S,
-            job=job,
-            fence=fence,
-        )
-        return await self._limiter.reserve(tenant, demand)
+        return micro_usd
 
     def charge(self, reservation: Reservation, tier: str, route: str, usage: Usage) -> Charge:
         """Return what a request has cost."""
@@ -103,3 +113,7 @@ class TenantAccounting:
 
     def _price(self, tier: str) -> Price:
         return self._prices.get(tier, Price(tier=tier))
+
+
+def _answers(request: Request) -> int:
+    return 0 if request.kind == "embedding" else request.sequences
