@@ -80,6 +80,7 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
     tenants.watch(
         local_checks=lambda: limiter.local_checks,
         stale_accepts=lambda: revocations.stale_accepts,
+        revocations_restored=lambda: revocations.restored,
         usage_lost=lambda: usage.lost,
         audit_lost=lambda: audit.lost,
         key_file_stale=lambda: float(keys is not None and bool(keys.last_error)),

@@ -57,6 +57,14 @@ class IdempotencyConflict(InvalidRequest):
     code = "idempotency_conflict"
 
 
+class TokenRevoked(CausewayError):
+    """The token that submitted the job, or its device, was revoked before the job ran."""
+
+    status = 403
+    type = "permission_error"
+    code = "token_revoked"
+
+
 class JobAlreadyEnded(InvalidRequest):
     """A job or batch that has ended cannot be cancelled."""
 

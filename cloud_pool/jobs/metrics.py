@@ -13,10 +13,10 @@ class JobMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._runs = Counter(
             "causeway_jobs_runs",
-            "Finished job runs, by outcome: succeeded, failed, expired, postponed (not started, retried later without"
-            " losing an attempt), retried (failed, one attempt used), superseded (another worker owns the job now or"
-            " the job was cancelled), released (returned to the queue by a draining worker), quarantined (the"
-            " record cannot be read: a dead letter).",
+            "Finished job runs, by outcome: succeeded, failed, expired, cancelled (its token is revoked), "
+            "postponed (not started, retried later without losing an attempt), retried (failed, one attempt "
+            "used), superseded (another worker owns the job now or the job was cancelled), released (returned to "
+            "the queue by a draining worker), quarantined (the record cannot be read: a dead letter).",
             ("tier", "outcome"),
             registry=registry,
         )

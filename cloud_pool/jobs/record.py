@@ -38,6 +38,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     custom_id: str = ""  # of the batch's line
     tags: tuple[str, ...] = ()  # from the headers; the body may have its own
     traceparent: str = ""  # of the span that submits it
+    token_id: str = ""  # of the signed token that submits it; "": a static one, or none
+    token_issued: float = 0.0  # unix, s
     ttl_ms: int = 0  # time to live after its end; 0: the configured one
 
 
@@ -64,6 +66,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     batch: str = ""
     tags: str = ""  # separated by commas
     traceparent: str = ""
+    token_id: str = ""
+    token_issued: float = 0.0  # unix, s
     cache: str = ""  # outcome of the shared cache for the answer
 
     @property

@@ -99,6 +99,8 @@ class SubmissionParser:
             id=f"job_{secrets.token_hex(12)}",
             owner=principal.owner,
             tier=tier.name,
+            token_id=principal.token_id,
+            token_issued=principal.issued,
             priority=principal.grants.bounded_priority(extensions.priority or submission.priority),
             endpoint=extensions.endpoint,
             body=body,

@@ -13,7 +13,7 @@ from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.replies import ExpiredJob
-from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.runner import JobRun, JobRunner
 from cloud_pool.jobs.worker.worker import Worker
 from router.types import Chunk, Usage
 
@@ -62,7 +62,7 @@ class ScriptedRunner:
 class RunningWorker:
     """A worker at work for a `with` block; leaving it drains the worker."""
 
-    def __init__(self, store: JobStore, runner: ScriptedRunner, config: JobsConfig, slots: int = 4) -> None:
+    def __init__(self, store: JobStore, runner: JobRunner, config: JobsConfig, slots: int = 4) -> None:
         self.registry = CollectorRegistry()
         self.worker = Worker(store, runner, {"large": slots}, config, JobMetrics(self.registry), rng=lambda: 0.5)
         self.stop = anyio.Event()

@@ -88,7 +88,7 @@ def bills(database: RedisClient, books: Books, tenant: str) -> Bills:
 def working(
     store: JobStore, books: Books, config: JobsConfig, script: Script = answers, slots: int = 4
 ) -> RunningWorker:
-    return RunningWorker(store, books.runner(script), config, slots)  # type: ignore[arg-type]
+    return RunningWorker(store, books.runner(script), config, slots)
 
 
 async def all_in(store: JobStore, jobs: list[str], state: JobState = JobState.SUCCEEDED) -> None:

@@ -68,7 +68,7 @@ class SharedDeployment:
         async def all_over() -> bool:
             return all([(await self.store.lookup(job)).ended for job in jobs])  # type: ignore[union-attr]
 
-        async with RunningWorker(self.store, self.runner, self._config):  # type: ignore[arg-type]
+        async with RunningWorker(self.store, self.runner, self._config):
             await until(all_over)
         found = [await self.store.lookup(job) for job in jobs]
         assert [one.state for one in found if one] == [JobState.SUCCEEDED] * len(jobs)

@@ -69,7 +69,7 @@ class Authenticator:
         if self._verifier is not None and token.startswith("eyJ"):  # (2) `{"` in base64
             claims = self._verifier.verify(token, now=self._clock(), now_unix=self._wall_clock())
             if self._revocations is not None:
-                self._revocations.check(claims)
+                self._revocations.check(claims.owner, claims.jti, claims.iat)
             claims.require_region(self._region)  # (4)
             return claims.principal()
         static = self._static.find(token)  # (3)

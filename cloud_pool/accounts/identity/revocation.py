@@ -1,13 +1,19 @@
-"""Tokens and devices that are refused before they expire. The list is in Redis; each gateway has a copy.
+"""Tokens and devices that are refused before they expire. The list is in Redis; each gateway and worker has a copy.
 
-    causeway:{revoked}:version   grows with each change: one GET tells whether the copy is current
+    causeway:{revoked}:version   grows with each change
+    causeway:{revoked}:nonce     another one after each change
+    causeway:{revoked}:epoch     grows when a loss was repaired
     causeway:{revoked}:tokens    sorted set: `jti` by the time at which the token expires; then it may be forgotten
     causeway:{revoked}:devices   hash: `tenant/device` -> unix time; tokens that were issued until then are refused
 
 The braces keep the keys in one slot of a cluster, since transactions change several.
-The copy is read again every `revocations_refresh_s`. While Redis is unavailable the copy stays as it is (see
-`IdentityConfig.when_revocations_stale`). A Redis that comes back without its data revokes nothing less: revocations
-that were read before stay in force.
+The copy is read again every `revocations_refresh_s` if version, nonce or epoch have changed. Two histories never look
+the same: where a promoted replica lacks a change, the next change gives the same version and another nonce.
+
+Revocations are never withdrawn. A Redis that is behind what this process has seen, because an older replica was
+promoted or its data is lost, hides nothing: the copy stays in force, and this process writes what Redis lacks back
+into it, under the next epoch, for processes that have no copy. A revocation is lost only if Redis loses it before any
+gateway has read it. While Redis is unavailable the copy stays as it is (see `IdentityConfig.when_revocations_stale`).
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 import anyio
 import msgspec
@@ -26,34 +33,52 @@ from redis.exceptions import RedisError
 
 from router.errors import AuthenticationFailed, IdentityUnavailable
 
-from .claims import Claims
+from ...redis.scripts import load_script
 from .config import IdentityConfig
 
+EPOCH_KEY = "causeway:{revoked}:epoch"
 VERSION_KEY = "causeway:{revoked}:version"
+NONCE_KEY = "causeway:{revoked}:nonce"
 TOKENS_KEY = "causeway:{revoked}:tokens"
 DEVICES_KEY = "causeway:{revoked}:devices"
 REVOCATION_RETENTION_S = 600.0  # after a token's expiry: more than the largest `clock_skew_s`
+_RESTORE: Final = load_script(f"{__package__}.lua", "restore")
 _READ_S = 10.0
 _log = logging.getLogger("causeway.cloud.identity")
 
 
 class RevocationSnapshot(msgspec.Struct, frozen=True):
-    """A copy of the list."""
+    """A copy of the list. `epoch` and `version` are the highest that were seen: they never go back."""
 
+    epoch: int = 0
     version: int = 0
     tokens: Mapping[str, float] = {}  # jti -> unix time of its expiry
     devices: Mapping[str, float] = {}  # tenant/device -> unix time of the revocation
 
-    def check(self, claims: Claims) -> None:
-        """Raises AuthenticationFailed for a revoked token or device."""
-        if claims.jti in self.tokens:
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch and version."""
+        return self.epoch, self.version
+
+    def check(self, owner: str, token_id: str, issued: float) -> None:
+        """Raises AuthenticationFailed for a revoked token, or one of a revoked device. `issued`: unix, s."""
+        if token_id in self.tokens:
             raise AuthenticationFailed("the token has been revoked")
-        revoked_at = self.devices.get(claims.owner)
-        if revoked_at is not None and claims.iat <= revoked_at:
+        revoked_at = self.devices.get(owner)
+        if revoked_at is not None and issued <= revoked_at:
             raise AuthenticationFailed("the device's tokens have been revoked")
 
+    def without(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
+        """Return what `other` lacks. Tokens that have expired at `now` (unix, s) may be forgotten there already."""
+        ends = now - REVOCATION_RETENTION_S / 2.0  # halfway: the writer's clock may be ahead of this one
+        return RevocationSnapshot(
+            tokens={jti: expiry for jti, expiry in self.tokens.items() if expiry > ends and jti not in other.tokens},
+            devices={name: at for name, at in self.devices.items() if other.devices.get(name, float("-inf")) < at},
+        )
+
     def merged_with(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
-        """Return the union with `other`, under its version, without tokens that expired long before `now` (unix, s)."""
+        """Return the union with `other`, at the later position, without tokens that expired long before `now`
+        (unix, s)."""
         devices = {
             name: max(self.devices.get(name, 0.0), other.devices.get(name, 0.0))
             for name in {**self.devices, **other.devices}
@@ -63,14 +88,14 @@ class RevocationSnapshot(msgspec.Struct, frozen=True):
             for jti, expiry in {**self.tokens, **other.tokens}.items()
             if expiry > now - REVOCATION_RETENTION_S
         }
-        return RevocationSnapshot(other.version, tokens, devices)
+        return RevocationSnapshot(*max(self.position, other.position), tokens, devices)
 
 
 class RevocationList:
     """A gateway's copy of the revocations.
 
-    `stale_accepts` counts the requests that were accepted with a copy that was too old. `last_error` is why the last
-    refresh failed, "" if it did not.
+    `stale_accepts` counts the requests that were accepted with a copy that was too old, `restored` the revocations
+    that Redis had lost and got back. `last_error` is why the last refresh failed, "" if it did not.
 
     Args:
         client: None for no list: nothing is revoked but what `revocations_file` holds
@@ -93,11 +118,14 @@ class RevocationList:
         self._file = Path(config.revocations_file) if config.revocations_file else None
         self._read_at = float("-inf") if client is not None else float("inf")
         self.current = self._read_copy()
+        self._read_marks: list[object] | None = None
+        self._restore_fails = False
         self.stale_accepts = 0
+        self.restored = 0
         self.last_error = ""
 
-    def check(self, claims: Claims) -> None:
-        """Check a token.
+    def check(self, owner: str, token_id: str, issued: float) -> None:
+        """Check a signed token, of a request or of the request that submitted a job. `issued`: unix, s.
 
         Raises:
             AuthenticationFailed: the token or its device is revoked
@@ -107,7 +135,7 @@ class RevocationList:
             if self._config.when_revocations_stale == "deny":
                 raise IdentityUnavailable("the list of revoked tokens cannot be read", retry_after_s=5.0)
             self.stale_accepts += 1
-        self.current.check(claims)
+        self.current.check(owner, token_id, issued)
 
     async def watch(self) -> None:
         """Refresh every `revocations_refresh_s`, until cancelled."""
@@ -131,23 +159,46 @@ class RevocationList:
         self._read_at = self._clock()
 
     async def _read(self, client: redis.asyncio.Redis) -> None:
-        if int(await client.get(VERSION_KEY) or 0) == self.current.version:
-            return
         async with client.pipeline(transaction=True) as pipe:
-            pipe.get(VERSION_KEY)
-            pipe.zrange(TOKENS_KEY, 0, -1, withscores=True)
+            marks = await _get_marks(pipe).execute()
+            if marks == self._read_marks:
+                return
+            _get_marks(pipe).zrange(TOKENS_KEY, 0, -1, withscores=True)
             pipe.hgetall(DEVICES_KEY)
-            version, tokens, devices = await pipe.execute()
+            *marks, tokens, devices = await pipe.execute()
+        epoch, version, _ = marks
         snapshot = RevocationSnapshot(
+            int(epoch or 0),
             int(version or 0),
             {_text(jti): float(expiry) for jti, expiry in tokens},
             {_text(name): float(revoked_at) for name, revoked_at in devices.items()},
         )
-        if snapshot.version < self.current.version:
-            _log.error("Redis has lost revocations; those that this gateway knows stay in force")
-        # Revocations are never withdrawn, so those known before are still valid.
-        self.current = self.current.merged_with(snapshot, self._wall_clock())
+        now = self._wall_clock()
+        self.current = self.current.merged_with(snapshot, now)
         await to_thread.run_sync(self._write_copy)
+        missing = self.current.without(snapshot, now)
+        if missing.tokens or missing.devices:
+            await self._restore(client, missing)
+        else:
+            self._read_marks = marks
+
+    async def _restore(self, client: redis.asyncio.Redis, missing: RevocationSnapshot) -> None:
+        """Write what Redis lacks back into it. The next refresh reads the result."""
+        count = len(missing.tokens) + len(missing.devices)
+        keys = (EPOCH_KEY, VERSION_KEY, NONCE_KEY, TOKENS_KEY, DEVICES_KEY)
+        pairs = (*missing.tokens.items(), *missing.devices.items())
+        arguments = (*self.current.position, secrets.token_hex(8), len(missing.tokens))
+        parts = (str(part) for pair in pairs for part in pair)
+        try:
+            await client.eval(_RESTORE, len(keys), *keys, *map(str, arguments), *parts)
+        except RedisError as error:
+            if not self._restore_fails:
+                _log.error("Redis has lost %d revocations and takes none: %s; they stay in force here", count, error)
+            self._restore_fails = True
+            return
+        _log.error("Redis had lost %d revocations, which stayed in force here; it has them again", count)
+        self._restore_fails = False
+        self.restored += count
 
     def _read_copy(self) -> RevocationSnapshot:
         if self._file is None or not self._file.exists():
@@ -174,17 +225,27 @@ async def revoke_token(client: redis.asyncio.Redis, jti: str, expiry: float, now
     async with client.pipeline(transaction=True) as pipe:
         pipe.zadd(TOKENS_KEY, {jti: expiry})
         pipe.zremrangebyscore(TOKENS_KEY, "-inf", now - REVOCATION_RETENTION_S)
-        pipe.incr(VERSION_KEY)
-        await pipe.execute()
+        await _commit(pipe)
 
 
 async def revoke_device(client: redis.asyncio.Redis, owner: str, now: float) -> None:
     """Revoke all tokens of a device (`tenant/device`) issued until `now` (unix, s). Raises RedisError."""
     async with client.pipeline(transaction=True) as pipe:
         pipe.hset(DEVICES_KEY, owner, str(now))
-        pipe.incr(VERSION_KEY)
-        await pipe.execute()
+        await _commit(pipe)
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+async def _commit(pipe: redis.asyncio.client.Pipeline) -> None:
+    pipe.incr(VERSION_KEY)
+    pipe.set(NONCE_KEY, secrets.token_hex(8))
+    await pipe.execute()
+
+
+def _get_marks(pipe: redis.asyncio.client.Pipeline) -> redis.asyncio.client.Pipeline:
+    for key in (EPOCH_KEY, VERSION_KEY, NONCE_KEY):
+        pipe.get(key)
+    return pipe
+
+
+def _text(value: bytes | str | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""

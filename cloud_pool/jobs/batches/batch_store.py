@@ -35,6 +35,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     expires: int
     metadata: str = "null"  # JSON
     grants: str = "{}"  # JSON of Grants: what its lines may use
+    token_id: str = ""  # of the signed token that created it
+    token_issued: float = 0.0  # unix, s
     tags: str = ""  # of each line, separated by commas
     traceparent: str = ""  # of the span that created it
     total: int = 0
@@ -102,6 +104,8 @@ class BatchStore:
         digest: str,
         *,
         grants: Grants = NO_GRANTS,
+        token_id: str = "",
+        token_issued: float = 0.0,
         tags: tuple[str, ...] = (),
         traceparent: str = "",
     ) -> Batch:
@@ -111,6 +115,7 @@ class BatchStore:
             metadata: JSON
             digest: of the request, compared with that of a batch with this name
             grants: what its lines may use
+            token_id, token_issued: of the signed token that creates it
 
         Raises:
             NotFound: `file` is no input file of the owner
@@ -121,7 +126,8 @@ class BatchStore:
         window_ms, ttl = int(config.completion_window_s * 1000), int(config.file_ttl_s * 1000)
         quotas = (config.max_open_batches, config.max_batches, config.max_files)
         plain = ("endpoint", endpoint, "metadata", metadata, "grants", msgspec.json.encode(grants))
-        fields = (*quotas, *plain, "tags", ",".join(tags), "traceparent", traceparent)
+        token = ("token_id", token_id, "token_issued", token_issued)
+        fields = (*quotas, *plain, *token, "tags", ",".join(tags), "traceparent", traceparent)
         verdict = as_text(
             await self._db.run("batch_create", self._now, name, owner, file, digest, window_ms, ttl, *fields)
         )

@@ -129,6 +129,8 @@ class BatchExpansion:
             custom_id=line.custom_id,
             tags=tuple(batch.tags.split(",")) if batch.tags else (),
             traceparent=batch.traceparent,
+            token_id=batch.token_id,
+            token_issued=batch.token_issued,
             ttl_ms=int((self._limits.file_ttl_s + self._limits.completion_window_s) * 1000),
         )
 

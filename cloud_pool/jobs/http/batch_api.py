@@ -175,6 +175,8 @@ class BatchApi:
                 msgspec.json.encode(batch_request.metadata),
                 hashlib.sha256(b",".join((*(tag.encode() for tag in headers.tags), body))).hexdigest(),
                 grants=self._grants(principal),
+                token_id=principal.token_id,
+                token_issued=principal.issued,
                 tags=headers.tags,
                 traceparent=traceparent,
             )

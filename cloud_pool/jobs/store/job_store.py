@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import msgspec
 
@@ -82,6 +83,8 @@ class JobStore:
             "ttl": job.ttl_ms or "",
             "tags": ",".join(job.tags),
             "traceparent": job.traceparent,
+            "token_id": job.token_id,
+            "token_issued": job.token_issued or "",
         }
         fields: list[str | bytes | int | float] = ["endpoint", job.endpoint, "body", job.body]
         fields += ["max_attempts", self._config.max_attempts, "cost", job_cost(job, limits)]
@@ -231,10 +234,15 @@ class JobStore:
         return as_int(await self._db.run("succeed", self._now, *arguments)) > 0
 
     async def fail(
-        self, job: str, fence: int, error: CausewayError, *, expired: bool = False, bill: RunBill | None = None
+        self,
+        job: str,
+        fence: int,
+        error: CausewayError,
+        event: Literal["fail", "expire", "cancel"] = "fail",
+        *,
+        bill: RunBill | None = None,
     ) -> bool:
-        """Report an error that another attempt would not mend, or with `expired` a deadline that has passed."""
-        event = "expire" if expired else "fail"
+        """Report an error that another attempt would not mend; `event` decides the job's final state."""
         arguments = (job, fence, self._result_ttl_ms, encode_error(error), error.code, event, encode_bill(bill))
         return as_int(await self._db.run("fail", self._now, *arguments)) > 0
 

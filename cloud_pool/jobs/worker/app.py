@@ -91,7 +91,8 @@ async def _work(
     caching_service = CachingService(build_cache(background, by_name(tiers), metrics), serving.service.answer)
     tracing = build_tracing(config, "causeway-worker")
     trace = None if tracing is None else tracing.jobs
-    runner = MeteredRunner(ServiceBackend(caching_service, by_name(tiers), pools.by_tier), accounts.ledger, trace)
+    backend = ServiceBackend(caching_service, by_name(tiers), pools.by_tier)
+    runner = MeteredRunner(backend, accounts.ledger, trace, accounts.revocations)
     slots = {tier.name: settings.concurrency or _UNBOUNDED for tier in tiers}
     runtime = WorkerRuntime(
         settings,

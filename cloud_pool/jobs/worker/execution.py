@@ -75,6 +75,8 @@ async def execute(
                 traceparent=record.traceparent,
                 fence=record.fence,
                 receipt=receipt,
+                token_id=record.token_id,
+                token_issued=record.token_issued,
             )
             cache, chunks = await _collect(runner, job_run, report_progress, clock)
     except TimeoutError:

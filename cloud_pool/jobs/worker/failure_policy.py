@@ -1,6 +1,7 @@
 """Outcome of a job whose run failed. Pure.
 
 1. The job's deadline has passed                              expired
+   The token that submitted it, or its device, is revoked     cancelled
 2. The request is invalid (4xx of ours)                       failed: another run would fail, too
 3. It never ran: the tier is unreachable, full or starting    postponed: retried later without losing an attempt
 4. Any other error, a crash of the model or a bug included    retried later, as one of its attempts
@@ -21,6 +22,7 @@ from router.errors import (
     DeadlineExceeded,
     Draining,
     EngineUnavailable,
+    IdentityUnavailable,
     InvalidRequest,
     NoRoute,
     PermissionDenied,
@@ -31,15 +33,28 @@ from router.errors import (
 )
 
 from ...upstreams.triton.errors import StubProcessDied
+from ..errors import TokenRevoked
 
-FailureAction = Literal["expired", "failed", "postponed", "retried"]
-_NOT_STARTED = (QueueFull, Shed, RateLimited, Draining, CloudSaturated, BreakerOpen, EngineUnavailable, NoRoute)
+FailureAction = Literal["expired", "cancelled", "failed", "postponed", "retried"]
+_NOT_STARTED = (
+    QueueFull,
+    Shed,
+    RateLimited,
+    Draining,
+    CloudSaturated,
+    BreakerOpen,
+    EngineUnavailable,
+    NoRoute,
+    IdentityUnavailable,
+)
 
 
 def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
     """Return the outcome. `late`: the job's own deadline has passed."""
     if late:
         return "expired"  # (1)
+    if isinstance(error, TokenRevoked):
+        return "cancelled"
     if isinstance(error, (InvalidRequest, PermissionDenied)) and not isinstance(error, RequestTimeout):
         return "failed"  # (2)
     if was_not_started(error):

@@ -12,14 +12,16 @@ from contextlib import aclosing
 
 import msgspec
 
-from router.errors import CausewayError, ClientGone, DeadlineExceeded, RateLimited
+from router.errors import AuthenticationFailed, CausewayError, ClientGone, DeadlineExceeded, RateLimited
 from router.types import Usage
 
 from ...accounts.identity.principal import Principal
+from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import Ledger, LedgerEntry
 from ...accounts.tenants.reservation import Charge
 from ...observability.tracing import JobTrace, Trace
 from ...serving.request_context import AnswerHead, Piece
+from ..errors import TokenRevoked
 from ..record import RunBill
 from ..store.replies import ExpiredJob
 from .runner import JobBackend, JobRun
@@ -38,11 +40,13 @@ class MeteredRunner:
         backend: JobBackend,
         ledger: Ledger,
         trace: JobTrace | None = None,
+        revocations: RevocationList | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock`: monotonic time, s, of the runs' deadlines."""
         self._backend = backend
+        self._revocations = revocations
         self._ledger = ledger
         self._trace = trace
         self._clock = clock
@@ -53,6 +57,7 @@ class MeteredRunner:
         entry = self._open(job_run.id, principal, job_run.tier)
         refused = False
         try:
+            self._check_token(job_run)
             limits = self._ledger.limits(principal)
             limits.check_request(job_run.request)
             request = limits.bounded(job_run.request)
@@ -84,6 +89,15 @@ class MeteredRunner:
                     None if charge is None else _bill(charge),
                     lambda accepted: self._ledger.close_run(entry, charge, accepted=accepted),
                 )
+
+    def _check_token(self, job_run: JobRun) -> None:
+        """Raises TokenRevoked or IdentityUnavailable."""
+        if self._revocations is None or not job_run.token_id:
+            return
+        try:
+            self._revocations.check(job_run.owner, job_run.token_id, job_run.token_issued)
+        except AuthenticationFailed as error:
+            raise TokenRevoked(f"The job did not run: {error.message}.") from None
 
     async def ready(self, tier: str) -> bool:
         """Whether the tier answers."""

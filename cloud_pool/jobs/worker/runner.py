@@ -55,6 +55,8 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     trace: Trace | None = None  # of this run
     fence: int = 0
     receipt: RunReceipt = msgspec.field(default_factory=RunReceipt)
+    token_id: str = ""  # of the signed token that submitted the job
+    token_issued: float = 0.0  # unix, s
 
 
 class JobRunner(Protocol):

@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Literal, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -33,7 +33,7 @@ from ..record import JobRecord, RunBill
 from ..store.job_store import JobStore
 from ..store.replies import ExpiredJob
 from .execution import JobResult, execute
-from .failure_policy import classify_failure, is_tier_unavailable
+from .failure_policy import FailureAction, classify_failure, is_tier_unavailable
 from .runner import JobRunner, RunReceipt
 from .weighted_priorities import WeightedRoundRobin
 
@@ -42,6 +42,11 @@ _STORE_DELAY_S = 0.2
 _UNAVAILABLE_POLL_S = 0.5
 _RELEASE_S = 5.0
 _LIMIT_POLL_S = 0.25  # the shared limit changes twice a second
+_FINAL_EVENTS: Final[Mapping[FailureAction, Literal["fail", "expire", "cancel"]]] = {
+    "failed": "fail",
+    "expired": "expire",
+    "cancelled": "cancel",
+}
 _MAX_CLAIM = 32  # jobs per claim
 _GAUGES_S = 5.0
 
@@ -296,8 +301,8 @@ class Worker:
             accepted = await self._store.succeed(job, fence, result.body, result.cache, bill=bill)
             return "succeeded" if accepted else "superseded"
         action = classify_failure(result, late=self._clock() >= lease.deadline)
-        if action in ("expired", "failed"):
-            accepted = await self._store.fail(job, fence, result, expired=action == "expired", bill=bill)
+        if action in _FINAL_EVENTS:
+            accepted = await self._store.fail(job, fence, result, _FINAL_EVENTS[action], bill=bill)
         else:
             counts = action == "retried"
             attempts = record.attempts if counts else record.postponed + 1

@@ -84,7 +84,7 @@ async def test_revoke_and_show_tokens_and_devices(folder: Path, empty_redis: Red
             revoked = RevocationList(IdentityConfig(), client)
             await revoked.refresh()
         with pytest.raises(AuthenticationFailed, match="revoked"):
-            revoked.check(claims)
+            revoked.check(claims.owner, claims.jti, claims.iat)
         assert what[1] in (await run_on_thread("show", "--redis", empty_redis.url)).output
 
 

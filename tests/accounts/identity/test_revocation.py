@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import redis.asyncio
 
 from cloud_pool.accounts.identity.claims import Claims
 from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
+from cloud_pool.accounts.identity.revocation import DEVICES_KEY, RevocationList, revoke_device, revoke_token
 from cloud_pool.http.responses import error_response
 from router.errors import AuthenticationFailed, IdentityUnavailable
 from tests.redis_server import RedisServer, unreachable_redis
@@ -22,6 +23,11 @@ pytestmark = pytest.mark.redis
 
 def claims(**changes: object) -> Claims:
     return msgspec.convert({**CLAIMS, **changes}, Claims)
+
+
+def check(revoked: RevocationList, **changes: object) -> None:
+    found = claims(**changes)
+    revoked.check(found.owner, found.jti, found.iat)
 
 
 class Clock:
@@ -37,13 +43,13 @@ async def test_a_revoked_token_is_refused_by_every_gateway(empty_redis: RedisSer
         gateways = [RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW) for _ in range(2)]
         for each in gateways:
             await each.refresh()
-            each.check(claims())
+            check(each)
         await revoke_token(client, "token-1", NOW + 3600, NOW)
         for each in gateways:
             await each.refresh()
             with pytest.raises(AuthenticationFailed, match="revoked"):
-                each.check(claims())
-            each.check(claims(jti="token-2"))
+                check(each)
+            check(each, jti="token-2")
 
 
 async def test_a_revoked_devices_tokens_are_refused(empty_redis: RedisServer) -> None:
@@ -53,9 +59,9 @@ async def test_a_revoked_devices_tokens_are_refused(empty_redis: RedisServer) ->
         await revoke_device(client, "acme/kiosk-17", NOW + 10)
         await revoked.refresh()
         with pytest.raises(AuthenticationFailed, match="revoked"):
-            revoked.check(claims())
-        revoked.check(claims(tenant="other"))
-        revoked.check(claims(iat=NOW + 11))
+            check(revoked)
+        check(revoked, tenant="other")
+        check(revoked, iat=NOW + 11)
 
 
 async def test_revocations_of_expired_tokens_are_forgotten(empty_redis: RedisServer) -> None:
@@ -101,23 +107,23 @@ async def test_a_stale_copy_is_used_or_refused(empty_redis: RedisServer) -> None
                 await revoked.refresh()
                 assert revoked.last_error
                 clock.now = 60.0
-                revoked.check(claims())
+                check(revoked)
                 clock.now = 60.1
                 if when == "allow":
-                    revoked.check(claims())
+                    check(revoked)
                     assert revoked.stale_accepts == 1
                     with pytest.raises(AuthenticationFailed):
-                        revoked.check(claims(jti="bad"))
+                        check(revoked, jti="bad")
                 else:
                     with pytest.raises(IdentityUnavailable) as caught:
-                        revoked.check(claims())
+                        check(revoked)
                     answer = error_response(caught.value)
                     assert (answer.status, answer.headers["retry-after"]) == (503, "5")
             finally:
                 empty_redis.start()
             await revoked.refresh()
             assert not revoked.last_error
-            revoked.check(claims())
+            check(revoked)
 
 
 async def test_the_copy_on_disk_is_used_at_the_start(tmp_path: Path) -> None:
@@ -125,14 +131,14 @@ async def test_the_copy_on_disk_is_used_at_the_start(tmp_path: Path) -> None:
     closed = RevocationList(IdentityConfig(when_revocations_stale="deny"), unreachable_redis())
     await closed.refresh()
     with pytest.raises(IdentityUnavailable):
-        closed.check(claims())
+        check(closed)
     copy = tmp_path / "revoked.json"
     copy.write_text('{"version": 3, "tokens": {"token-1": 1e12}, "devices": {}}')
     started = RevocationList(IdentityConfig(revocations_file=str(copy)), unreachable_redis())
     with pytest.raises(AuthenticationFailed, match="revoked"):
-        started.check(claims())
+        check(started)
     copy.write_text("{")
-    RevocationList(IdentityConfig(revocations_file=str(copy)), unreachable_redis()).check(claims())
+    check(RevocationList(IdentityConfig(revocations_file=str(copy)), unreachable_redis()))
 
 
 async def test_the_copy_on_disk_is_updated(empty_redis: RedisServer, tmp_path: Path) -> None:
@@ -142,10 +148,144 @@ async def test_the_copy_on_disk_is_updated(empty_redis: RedisServer, tmp_path: P
         await revoke_token(client, "token-1", NOW + 3600, NOW)
         await RevocationList(config, client, wall_clock=lambda: NOW).refresh()
     with pytest.raises(AuthenticationFailed, match="revoked"):
-        RevocationList(config, unreachable_redis()).check(claims())
+        check(RevocationList(config, unreachable_redis()))
 
 
 def test_without_redis_there_are_no_revocations() -> None:
     revoked = RevocationList(IdentityConfig(when_revocations_stale="deny"), None)
-    revoked.check(claims())
+    check(revoked)
     assert revoked.stale_accepts == 0
+
+
+# --- failovers --------------------------------------------------------------------------------------------------------
+
+
+class Failover:
+    """A master and a replica that stops to follow it; `fail_over` makes a client use the replica."""
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("master", "replica"):
+            (folder / name).mkdir()
+        self.master = RedisServer(folder / "master")
+        self.replica = RedisServer(folder / "replica", "--replicaof", f"127.0.0.1 {self.master.port}")
+
+    async def stop_following(self) -> None:
+        """Wait until the replica has everything; it gets nothing that comes later."""
+        async with (
+            redis.asyncio.Redis.from_url(self.master.url) as client,
+            client.pipeline(transaction=False) as pipe,
+        ):
+            replicas = 0
+            while not replicas:  # WAIT is about the writes of its own connection
+                pipe.set("mark", "")
+                pipe.wait(1, 1000)
+                _, replicas = await pipe.execute()
+        async with redis.asyncio.Redis.from_url(self.replica.url) as client:
+            await client.replicaof("NO", "ONE")
+
+    async def fail_over(self, client: redis.asyncio.Redis) -> None:
+        await client.connection_pool.disconnect()
+        client.connection_pool.reset()  # type: ignore[no-untyped-call]
+        client.connection_pool.connection_kwargs["port"] = self.replica.port
+        self.master.kill()
+
+
+@pytest.fixture
+def failover(tmp_path: Path) -> Iterator[Failover]:
+    made = Failover(tmp_path)
+    try:
+        yield made
+    finally:
+        made.master.kill()
+        made.replica.kill()
+
+
+async def test_a_failover_hides_no_revocation(failover: Failover) -> None:
+    """The promoted replica lacks one, and the next one brings it to the version that gateways have seen already."""
+    async with redis.asyncio.Redis.from_url(failover.master.url) as client:
+        gateway = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
+        await revoke_token(client, "first", NOW + 3600, NOW)
+        await failover.stop_following()
+        await revoke_token(client, "lost", NOW + 3600, NOW)
+        await revoke_device(client, "acme/lost", NOW)
+        await gateway.refresh()
+        seen = gateway.current.position
+        await failover.fail_over(client)
+        await revoke_token(client, "after", NOW + 3600, NOW)
+        await revoke_device(client, "acme/after", NOW)
+        await gateway.refresh()
+        assert set(gateway.current.tokens) == {"first", "lost", "after"}
+        assert set(gateway.current.devices) == {"acme/lost", "acme/after"}
+        assert gateway.current.position >= seen
+        assert gateway.restored == 2
+        await gateway.refresh()
+        assert gateway.current.position > seen
+        # Redis has them all again, for a gateway that starts now without a copy.
+        started = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
+        await started.refresh()
+        assert started.current == gateway.current
+        assert (gateway.restored, started.restored) == (2, 0)
+
+
+async def test_an_older_replica_alone_is_noticed(failover: Failover) -> None:
+    """Nothing is revoked after the failover: the version that Redis has is older than the one that was seen."""
+    async with redis.asyncio.Redis.from_url(failover.master.url) as client:
+        gateway = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
+        await failover.stop_following()
+        await revoke_device(client, "acme/kiosk-17", NOW)
+        await gateway.refresh()
+        await failover.fail_over(client)
+        for _ in range(2):
+            await gateway.refresh()
+            with pytest.raises(AuthenticationFailed, match="revoked"):
+                check(gateway)
+        started = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
+        await started.refresh()
+        with pytest.raises(AuthenticationFailed, match="revoked"):
+            check(started)
+
+
+async def test_a_restarted_gateway_restores_what_its_copy_on_disk_knows(
+    empty_redis: RedisServer, tmp_path: Path
+) -> None:
+    """All gateways restarted, and Redis lost everything: the copy on disk remembers epoch and version, too."""
+    config = IdentityConfig(revocations_file=str(tmp_path / "revoked.json"))
+    async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
+        before = RevocationList(config, client, wall_clock=lambda: NOW)
+        await revoke_device(client, "acme/kiosk-17", NOW)
+        await before.refresh()
+        await client.flushall()
+        after = RevocationList(config, client, wall_clock=lambda: NOW)
+        await after.refresh()
+        await after.refresh()
+        assert after.restored == 1
+        assert after.current.position > before.current.position
+        other = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
+        await other.refresh()
+        with pytest.raises(AuthenticationFailed, match="revoked"):
+            check(other)
+
+
+async def test_a_restored_revocation_does_not_hide_a_later_one(empty_redis: RedisServer) -> None:
+    async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
+        gateway = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
+        await revoke_device(client, "acme/kiosk-17", NOW)
+        await revoke_token(client, "lost", NOW + 3600, NOW)
+        await gateway.refresh()
+        await client.flushall()
+        await revoke_device(client, "acme/kiosk-17", NOW + 60)
+        for _ in range(2):
+            await gateway.refresh()
+        assert gateway.current.devices == {"acme/kiosk-17": NOW + 60}
+        assert await client.hgetall(DEVICES_KEY) == {b"acme/kiosk-17": str(NOW + 60).encode()}
+
+
+async def test_expired_tokens_are_not_restored(empty_redis: RedisServer) -> None:
+    """The command that revokes forgets them by its own clock, which may be ahead."""
+    async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
+        gateway = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
+        await revoke_token(client, "expired", NOW - 590, NOW - 1000)
+        await gateway.refresh()
+        await revoke_token(client, "other", NOW + 3600, NOW + 60)
+        await gateway.refresh()
+        assert gateway.restored == 0
