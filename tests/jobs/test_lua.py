@@ -9,6 +9,7 @@ import pytest
 import redis
 
 import cloud_pool
+from cloud_pool.accounts.identity.revocation import RESTORE_REVOCATIONS_SCRIPT
 from cloud_pool.accounts.tenants.rate_limiter import GATEWAYS_SCRIPT, RESTORE_SCRIPT, SETTLE_SCRIPT, TAKE_SCRIPT
 from cloud_pool.accounts.tenants.usage import ADD_USAGE_SCRIPT
 from cloud_pool.cache.scripts import SCRIPTS as CACHE_SCRIPTS
@@ -17,7 +18,8 @@ from cloud_pool.redis.scripts import load_script
 
 from .redis_server import RedisServer
 
-TENANT_SCRIPTS = {
+ACCOUNT_SCRIPTS = {
+    "restore_revocations": RESTORE_REVOCATIONS_SCRIPT,
     "take": TAKE_SCRIPT,
     "settle": SETTLE_SCRIPT,
     "restore": RESTORE_SCRIPT,
@@ -25,7 +27,7 @@ TENANT_SCRIPTS = {
     "add": ADD_USAGE_SCRIPT,
 }
 HEARTBEAT = load_script("cloud_pool.admission", "heartbeat")
-WITHOUT_SHEBANG = {**CACHE_SCRIPTS, **TENANT_SCRIPTS, "heartbeat": HEARTBEAT}
+WITHOUT_SHEBANG = {**CACHE_SCRIPTS, **ACCOUNT_SCRIPTS, "heartbeat": HEARTBEAT}
 LUA_FILES = sorted(Path(str(files(cloud_pool))).rglob("*.lua"))
 
 

@@ -42,7 +42,7 @@ NONCE_KEY = "causeway:{revoked}:nonce"
 TOKENS_KEY = "causeway:{revoked}:tokens"
 DEVICES_KEY = "causeway:{revoked}:devices"
 REVOCATION_RETENTION_S = 600.0  # after a token's expiry: more than the largest `clock_skew_s`
-_RESTORE: Final = load_script(f"{__package__}.lua", "restore")
+RESTORE_REVOCATIONS_SCRIPT: Final = load_script(f"{__package__}.lua", "restore_revocations")
 _READ_S = 10.0
 _log = logging.getLogger("causeway.cloud.identity")
 
@@ -190,7 +190,7 @@ class RevocationList:
         arguments = (*self.current.position, secrets.token_hex(8), len(missing.tokens))
         parts = (str(part) for pair in pairs for part in pair)
         try:
-            await client.eval(_RESTORE, len(keys), *keys, *map(str, arguments), *parts)
+            await client.eval(RESTORE_REVOCATIONS_SCRIPT, len(keys), *keys, *map(str, arguments), *parts)
         except RedisError as error:
             if not self._restore_fails:
                 _log.error("Redis has lost %d revocations and takes none: %s; they stay in force here", count, error)
