@@ -15,8 +15,11 @@ folder:
     python -m tests.bed.slow        one replica of three slow, then hung
     python -m tests.bed.tenants     one of two tenants floods the tier
     python -m tests.bed.fanout      one of two tenants sends few requests with many sequences
+    python -m tests.bed.scale       1, 2 and 4 endpoints, and back
+
+`overload`, `slow` and `tenants` take `--workers 4 --backlog 5000`: they measure once more beside jobs.
 
 All figures are measured over HTTP or read from Triton, never from inside the gateway. Reading order: `bed` (the
 processes), `client` (one streamed request and its outcome), `load` (many of them), `job_load` (jobs and webhooks),
-`figures`, then the tools.
+`backlog` (jobs beside a load), `figures`, then the tools.
 """

@@ -1,4 +1,5 @@
-"""`python -m tests.bed.overload [--seconds 60] [--times 3]`: a tier gets three times the load that it can serve.
+"""`python -m tests.bed.overload [--seconds 60] [--times 3] [--workers 4 --backlog 5000]`: a tier gets three times the
+load that it can serve, and once more beside jobs.
 
 Of the tiers `assistant-large` and `assistant`, both paced, all requests name the first. Interactive and standard
 requests together are its capacity; bulk requests are the rest. First the capacity is measured with as many clients as
@@ -32,6 +33,7 @@ import time
 import aiohttp
 import msgspec
 
+from .backlog import Backlog, add_arguments
 from .bed import Bed, ReplicaSpeed, running_bed
 from .client import RequestResult
 from .figures import print_figures, quantile, table
@@ -62,7 +64,7 @@ SIDES = 2.0 / 3.0
 SETTLE_S = 10.0
 
 
-async def measure(bed: Bed, seconds: float, times: float) -> list[str]:
+async def measure(bed: Bed, seconds: float, times: float, jobs: int) -> list[str]:
     """Apply the load and return the failed checks."""
     token = bed.token("acme")
     devices = tuple(bed.token("acme", f"kiosk-{number}") for number in range(DEVICES))
@@ -80,18 +82,53 @@ async def measure(bed: Bed, seconds: float, times: float) -> list[str]:
             msgspec.structs.replace(interactive, name="standard", per_s=0.5 * capacity, priority="standard"),
             msgspec.structs.replace(interactive, name="bulk", per_s=(times - 1.0) * capacity, priority="bulk"),
         )
+        run = Overload(bed, session, interactive, profiles, capacity, unloaded)
+        failures, p99 = await run.apply(seconds)
+        if jobs:
+            backlog = Backlog(session, bed, jobs)
+            await backlog.submit()
+            started = backlog.started
+            more, p99_beside = await run.apply(seconds)
+            failures += more + backlog.compare(p99, p99_beside, started)
+    return failures
+
+
+class Overload:
+    """The load and what it is compared with."""
+
+    def __init__(
+        self,
+        bed: Bed,
+        session: aiohttp.ClientSession,
+        interactive: LoadProfile,
+        profiles: tuple[LoadProfile, ...],
+        capacity: float,
+        unloaded: list[RequestResult],
+    ) -> None:
+        self._bed = bed
+        self._session = session
+        self._interactive = interactive
+        self._profiles = profiles
+        self._capacity = capacity
+        self._unloaded = unloaded
+
+    async def apply(self, seconds: float) -> tuple[list[str], dict[str, float]]:
+        """Return the failed checks, and the interactive p99 to the first token, ms."""
+        bed, session = self._bed, self._session
         async with GaugeSampler(session, bed, GAUGES) as gauges:
-            load = asyncio.ensure_future(open_loop(session, bed.urls, profiles, seconds))
+            load = asyncio.ensure_future(open_loop(session, bed.urls, self._profiles, seconds))
             await asyncio.sleep(min(SETTLE_S, seconds / 3))
             before = bed.memory_mb()
             start = time.monotonic()
             await asyncio.sleep(seconds - min(SETTLE_S, seconds / 3))
             stop = time.monotonic()
             after = bed.memory_mb()
-        recovering = asyncio.ensure_future(open_loop(session, bed.urls, (interactive,), 2 * SETTLE_S))
+        recovering = asyncio.ensure_future(open_loop(session, bed.urls, (self._interactive,), 2 * SETTLE_S))
         under = await load
         calm = await recovering
-    return check(capacity, unloaded, under, calm, (start, stop), gauges, before, after)
+        p99 = ttft_ms(answers([each for each in under if each.profile == "interactive"]), 0.99)
+        failures = check(self._capacity, self._unloaded, under, calm, (start, stop), gauges, before, after)
+        return failures, {"interactive": p99}
 
 
 def check(
@@ -214,14 +251,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--times", type=float, default=3.0)
     add_without(parser)
+    add_arguments(parser)
     parser.add_argument(
         "--fallback", action=argparse.BooleanOptionalAction, default=True, help="requests may fall back to a lower tier"
     )
     arguments = parser.parse_args()
     tier = {"concurrency": 16, "max_queued": 64, "ttft_objective_s": 2 * SPEED.prefill_s}
     config = {"degradation": {"tiers": TIERS}} if arguments.fallback else {}
-    with running_bed(TIERS, speed=SPEED, tier=tier, config=config, workers=0, without=arguments.without) as bed:
-        failures = asyncio.run(measure(bed, arguments.seconds, arguments.times))
+    with running_bed(
+        TIERS, speed=SPEED, tier=tier, config=config, workers=arguments.workers, without=arguments.without
+    ) as bed:
+        failures = asyncio.run(measure(bed, arguments.seconds, arguments.times, arguments.backlog))
     for failure in failures:
         print(f"FAILED: {failure}")
     return 1 if failures else 0

@@ -1,4 +1,5 @@
-"""`python -m tests.bed.slow`: of three replicas of a tier, one becomes ten times slower, and later one hangs.
+"""`python -m tests.bed.slow [--workers 4 --backlog 5000]`: of three replicas of a tier, one becomes ten times slower,
+beside jobs once more, and later one hangs.
 
 The load is `--load` of the pool's capacity. Times are those of complete answers and to the first token, at the client.
 Two of three replicas have to serve half as much again each, so some requests wait that did not before: that part of the
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 import aiohttp
 import psutil
 
+from .backlog import Backlog, add_arguments
 from .bed import Bed, Replica, ReplicaSpeed, running_bed
 from .client import RequestResult
 from .figures import print_figures, quantile, table
@@ -49,8 +51,10 @@ def duration_ms(results: list[RequestResult], share: float) -> float:
     return 1000.0 * quantile((each.ended_at - each.sent_at for each in answers(results)), share)
 
 
-async def one_slow(bed: Bed, session: aiohttp.ClientSession, profile: LoadProfile, seconds: float) -> list[str]:
-    """Slow one replica down and return the failed checks."""
+async def one_slow(
+    bed: Bed, session: aiohttp.ClientSession, profile: LoadProfile, seconds: float
+) -> tuple[list[str], dict[str, float]]:
+    """Slow one replica down. Returns the failed checks, and the p99s to the first token, ms."""
     healthy = await open_loop(session, bed.urls, (profile,), seconds)
     victim = bed.replicas[1]
     bed.serve_from([one for one in bed.replicas if one is not victim])
@@ -61,7 +65,8 @@ async def one_slow(bed: Bed, session: aiohttp.ClientSession, profile: LoadProfil
     victim.set_speed(ReplicaSpeed(SPEED.slots, SPEED.prefill_s * _FACTOR, SPEED.step_s * _FACTOR))
     began = time.monotonic()
     slow = await open_loop(session, bed.urls, (profile,), seconds, seed=2)
-    calls = sum(mark != "-" for mark in victim.calls()[before:])
+    marks = {each.mark for each in slow}
+    calls = sum(mark in marks for mark in victim.calls()[before:])
     victim.set_speed(SPEED)
     settled = [each for each in slow if each.sent_at - began >= seconds / 3]
     phases = {"healthy": healthy, "two replicas": two, "one slow": slow, "last two thirds": settled}
@@ -86,7 +91,8 @@ async def one_slow(bed: Bed, session: aiohttp.ClientSession, profile: LoadProfil
         if ratio > MAX_SLOWDOWN
     ]
     failed = sum(each.outcome != "answer" for each in slow)
-    return failures + faulty(slow) + ([f"{failed} requests failed with one slow replica"] if failed else [])
+    failures += faulty(slow) + ([f"{failed} requests failed with one slow replica"] if failed else [])
+    return failures, {name: ttft_ms(answers(results), 0.99) for name, results in phases.items()}
 
 
 def slowdown(results: list[RequestResult], healthy: list[RequestResult]) -> dict[str, float]:
@@ -151,13 +157,20 @@ def frozen(replica: Replica) -> Iterator[None]:
                 one.resume()
 
 
-async def measure(bed: Bed, seconds: float, load: float) -> list[str]:
+async def measure(bed: Bed, seconds: float, load: float, jobs: int) -> list[str]:
     per_s = load * pool_capacity(len(bed.replicas))
     profile = LoadProfile(name="interactive", per_s=per_s, token=bed.token("acme"), deadline_ms=DEADLINE_MS)
     patient = LoadProfile(name="interactive", per_s=per_s, token=bed.token("acme"), deadline_ms=15_000)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         await open_loop(session, bed.urls, (patient,), 5.0)
-        failures = await one_slow(bed, session, patient, seconds)
+        failures, p99s = await one_slow(bed, session, patient, seconds)
+        if jobs:
+            await open_loop(session, bed.urls, (patient,), _SLOW_START_S, seed=7)
+            backlog = Backlog(session, bed, jobs, tokens=TOKENS)
+            await backlog.submit()
+            started = backlog.started
+            more, p99s_beside = await one_slow(bed, session, patient, seconds)
+            failures += more + backlog.compare(p99s, p99s_beside, started)
         return failures + await one_hung(bed, session, profile, seconds)
 
 
@@ -166,10 +179,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
     add_without(parser)
     parser.add_argument("--load", type=float, default=0.5, help="share of the pool's capacity")
+    add_arguments(parser)
     arguments = parser.parse_args()
-    tier = {"concurrency": 24, "max_queued": 64}
-    with running_bed(("assistant-large",) * 3, speed=SPEED, tier=tier, workers=0, without=arguments.without) as bed:
-        failures = asyncio.run(measure(bed, arguments.seconds, arguments.load))
+    tier = {"concurrency": SPEED.slots, "max_queued": 64}
+    replicas = ("assistant-large",) * 3
+    with running_bed(replicas, speed=SPEED, tier=tier, workers=arguments.workers, without=arguments.without) as bed:
+        failures = asyncio.run(measure(bed, arguments.seconds, arguments.load, arguments.backlog))
     for failure in failures:
         print(f"FAILED: {failure}")
     return 1 if failures else 0
