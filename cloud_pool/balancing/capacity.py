@@ -29,6 +29,8 @@ def capacity_of(state: PoolState, now: float, settings: LoadBalancingConfig) -> 
     Without any endpoint it is that of one: requests must not wait for a tier that is down, but fail.
     """
     serving = [one for one in state.endpoints if _serves(one)]
+    if not serving:
+        return PoolCapacity(1.0)
     away = sum(one.outstanding for one in state.endpoints if not _serves(one))
     return PoolCapacity(max(1.0, sum(ramp(one, now, settings) for one in serving)), away)
 

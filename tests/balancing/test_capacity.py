@@ -43,7 +43,7 @@ def test_a_new_endpoint_counts_by_its_slow_start() -> None:
 
 def test_a_tier_that_is_down_has_the_capacity_of_one_endpoint() -> None:
     """Its requests must fail, and not wait."""
-    assert capacity(Endpoint(address="a", phase="ejected")) == PoolCapacity(1.0)
+    assert capacity(Endpoint(address="a", phase="ejected", open_since=BUSY)) == PoolCapacity(1.0)
     assert capacity() == PoolCapacity(1.0)
 
 
