@@ -97,7 +97,7 @@ def test_twenty_workers_share_what_is_left() -> None:
     """Twenty workers together run no more jobs than one alone would."""
     peers = {**gateways({"a": 6.25, "b": 0.0}), **workers({f"w{number:02}": 64.0 for number in range(20)})}
     for_jobs = JobShare().permits(64, peers, 0.0)
-    assert for_jobs == 64 - 6 - 1 - 3  # The demand, one permit, and the demand's standard deviation of 2.4.
+    assert for_jobs == 64 - 6 - 1 - 5  # The demand, one permit, and two of the demand's standard deviations of 2.4.
     assert sum(worker_permits(for_jobs, peers).values()) == for_jobs
     assert set(worker_permits(for_jobs, peers).values()) == {2, 3}
 
@@ -116,11 +116,11 @@ def test_one_job_always_runs() -> None:
 
 def test_jobs_come_back_slowly_after_a_burst_of_requests() -> None:
     share, burst, calm = JobShare(), gateways({"a": 12.0}), gateways({"a": 0.0})
-    assert share.permits(32, burst, 0.0) == 15
+    assert share.permits(32, burst, 0.0) == 12
     found = [share.permits(32, calm, 0.5 * beat) for beat in range(1, 20)]
     assert found == sorted(found)
     assert found[0] < 20
-    assert found[-1] == 30
+    assert found[-1] in (29, 30)
 
 
 def test_jobs_are_halved_while_requests_wait_and_come_back() -> None:

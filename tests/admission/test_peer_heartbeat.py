@@ -233,9 +233,9 @@ async def test_workers_run_what_the_gateways_leave(client: redis.asyncio.Redis) 
     gateway = peer(client, "g", own)
     await beat(gateway, *peers)
     assert sum(each.limit for each in crowd) == 15
-    async with holding(own, 9):
+    async with holding(own, 4):
         await beat(gateway, *peers)
-        assert sum(each.limit for each in crowd) == 16 - 9 - 1 - 3
+        assert sum(each.limit for each in crowd) == 16 - 4 - 1 - 4
 
 
 async def test_a_worker_takes_no_permit_before_its_second_heartbeat(client: redis.asyncio.Redis) -> None:
