@@ -23,6 +23,7 @@ from .scripted_worker import ANSWER, ScriptedRunner
 class SharedLimit:
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.demand = 0
         self.wants_more = False
 
 
@@ -55,7 +56,10 @@ async def test_a_worker_runs_as_many_jobs_as_its_part_allows(
         part.limit = 2
         await until(running(2))
         assert part.wants_more
-        part.limit = 5
+        part.limit, part.demand = 8, 8  # The two jobs are of four sequences each.
+        await anyio.wait_all_tasks_blocked()
+        assert len(runner.runs) == 2
+        part.limit, part.demand = 5, 0
         await until(running(5))
         part.limit = 1  # The five go on, and none is started in their place.
         goes_on.set()

@@ -63,7 +63,12 @@ class SharedLimit(Protocol):
     wants_more: bool
 
     @property
-    def limit(self) -> int: ...
+    def limit(self) -> int:
+        """Sequences that may run."""
+
+    @property
+    def demand(self) -> int:
+        """Sequences that run or wait."""
 
 
 class WorkerSlots:
@@ -80,8 +85,11 @@ class WorkerSlots:
 
     @property
     def free(self) -> int:
-        limit = self._shared_limit
-        return (self._count if limit is None else min(self._count, limit.limit)) - self._used
+        free = self._count - self._used
+        if self._shared_limit is None:
+            return free
+        # A job may be of several sequences, and it is not in admission from its first moment on.
+        return min(free, self._shared_limit.limit - max(self._used, self._shared_limit.demand))
 
     def set_wants_more(self, more: bool) -> None:
         """Record whether more jobs may be queued than were claimed."""
