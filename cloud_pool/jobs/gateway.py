@@ -90,6 +90,7 @@ class JobsGateway:
                 await self._stores.durability.ensure()
                 depths = await self._stores.jobs.depths()
                 self._metrics.set_depths(depths, depths.now_ms)
+                self._metrics.set_file_bytes(await self._stores.files.stored_bytes())
                 logged = ""
             except JobStoreUnavailable as error:
                 if error.message != logged:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from .store.replies import QueueDepths
@@ -43,6 +45,9 @@ class JobMetrics:
             registry=registry,
         )
         self._dead = Gauge("causeway_jobs_dead_letters", "Dead letters.", registry=registry)
+        self._file_bytes = Gauge(
+            "causeway_jobs_file_bytes", "Bytes of files of batches, by content store.", ("store",), registry=registry
+        )
         self._pending = Gauge(
             "causeway_jobs_webhook_deliveries_pending",
             "Webhook deliveries that have not succeeded or failed for good yet.",
@@ -61,6 +66,10 @@ class JobMetrics:
 
     def count_delivery(self, outcome: str) -> None:
         self._deliveries.labels(outcome).inc()
+
+    def set_file_bytes(self, by_store: Mapping[str, int]) -> None:
+        for store, size in by_store.items():
+            self._file_bytes.labels(store).set(size)
 
     def set_depths(self, depths: QueueDepths, now_ms: int) -> None:
         """Set all gauges. `now_ms` is unix time."""

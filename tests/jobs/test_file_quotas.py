@@ -185,6 +185,28 @@ async def test_an_upload_that_breaks_leaves_nothing(url: str, stores: JobStores)
     assert await content_keys(stores) == 0
 
 
+async def test_an_upload_that_breaks_while_redis_is_away_is_deleted_later(
+    config: JobsConfig, clock: Clock, tmp_path: Path
+) -> None:
+    """The caller gets the error that broke it."""
+    server = RedisServer(tmp_path)
+    stores = JobStores.open(msgspec.structs.replace(config, redis=server.url), clock)
+    with pytest.raises(ValueError, match="broken"):
+        async with stores.files.write(OWNER, 0) as writer:
+            await writer.write(b"x" * MIB)
+            server.kill()
+            raise ValueError("broken")
+    server.start()
+    assert (await usage(stores))[:2] == (1, MIB)
+    assert await stores.files.stored_bytes() == {"redis": MIB}
+    clock.now += 601.0
+    assert await stores.files.delete_due() == 1
+    assert await usage(stores) == (0, 0, 0)
+    assert await content_keys(stores) == 0
+    await stores.close()
+    server.kill()
+
+
 async def test_a_killed_gateways_upload_is_deleted(stores: JobStores, config: JobsConfig, clock: Clock) -> None:
     """Its client sees no file, and after ten minutes its bytes are given back."""
     dead = JobStores.open(config, clock)

@@ -7,11 +7,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 import anyio
@@ -126,7 +125,8 @@ class FileStore:
             yield writer
         finally:
             if not writer.finished:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(_DELETE_S):
+                # If Redis is away, the file is due once its writer counts as dead.
+                with anyio.CancelScope(shield=True), anyio.move_on_after(_DELETE_S), suppress(JobStoreUnavailable):
                     await self._retire(writer.id, self.store_name)
 
     async def get(self, name: str, owner: str) -> StoredFile:
@@ -146,7 +146,7 @@ class FileStore:
         """Return all files of `owner`, newest first."""
         files = []
         for name in as_list(await self._db.command("ZREVRANGE", self._db.key("files", owner), 0, -1)):
-            with contextlib.suppress(NotFound):  # deleted in the meantime
+            with suppress(NotFound):  # deleted in the meantime
                 files.append(await self.get(as_text(name), owner))
         return files
 
@@ -220,6 +220,11 @@ class FileStore:
         reply = await self._db.run("file_usage", owner, self.store_name)
         return FileUsage(*(as_int(number) for number in as_list(reply)))
 
+    async def stored_bytes(self) -> dict[str, int]:
+        """Return the bytes that tenants are charged with, by content store."""
+        fields = as_fields(await self._db.command("HGETALL", self._db.key("content_bytes")))
+        return {store: int(count) for store, count in fields.items()}
+
     async def delete_due(self) -> int:
         """Delete the content of some files that are due, and return how many these were."""
         rows = as_list(await self._db.run("files_due", self._now, _DELETE_LEASE_MS, _DUE_LIMIT))
@@ -233,7 +238,7 @@ class FileStore:
 
     async def _retire(self, name: str, store: str) -> None:
         if as_int(await self._db.run("file_retire", self._now, name, _DELETE_LEASE_MS)):
-            with contextlib.suppress(JobStoreUnavailable):  # `delete_due` repeats it
+            with suppress(JobStoreUnavailable):  # `delete_due` repeats it
                 await self._delete_content(name, store)
 
     async def _delete_content(self, name: str, store: str) -> None:
