@@ -191,11 +191,15 @@ async def test_an_upload_that_breaks_while_redis_is_away_is_deleted_later(
     """The caller gets the error that broke it."""
     server = RedisServer(tmp_path)
     stores = JobStores.open(msgspec.structs.replace(config, redis=server.url), clock)
-    with pytest.raises(ValueError, match="broken"):
+
+    async def break_off() -> None:
         async with stores.files.write(OWNER, 0) as writer:
             await writer.write(b"x" * MIB)
             server.kill()
             raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await break_off()
     server.start()
     assert (await usage(stores))[:2] == (1, MIB)
     assert await stores.files.stored_bytes() == {"redis": MIB}
