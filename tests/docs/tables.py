@@ -18,6 +18,7 @@ import cloud_pool.config.schema
 import edge_node.cli.main
 import fleet.cli.commands
 import models.cli.commands
+from cloud_pool.redis.keys import REDIS_KEYS
 from edge_node.config.layers import leaves_of
 from edge_node.config.schema import MEANING, Config, config_keys
 from edge_node.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
@@ -186,6 +187,11 @@ def metric_names(package: str) -> set[str]:
     return names
 
 
+def redis_keys() -> str:
+    rows = [(f"`{key.pattern}`", key.type, key.owner, key.meaning, key.bound) for key in REDIS_KEYS]
+    return table(("key", "type", "written by", "holds", "bound"), rows)
+
+
 def edge_headers() -> str:
     rows = [(f"`{name}`", "request", text) for name, text in REQUEST_HEADERS.items()]
     rows += [(f"`{name}`", "response", text) for name, text in RESPONSE_HEADERS.items()]
@@ -286,6 +292,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "edge-metrics": lambda: _metrics("edge_node"),
     "gateway-config": gateway_config,
     "cloud-commands": lambda: _commands("causeway-cloud", cloud_pool.cli.main.main),
+    "redis-keys": redis_keys,
     "cloud-metrics": lambda: _metrics("cloud_pool"),
     "models-commands": lambda: _commands("causeway-models", models.cli.commands.main),
     "fleet-commands": lambda: _commands("causeway-fleet", fleet.cli.commands.main),

@@ -4,7 +4,8 @@
     causeway:{revoked}:nonce     another one after each change
     causeway:{revoked}:epoch     grows when a loss was repaired
     causeway:{revoked}:tokens    sorted set: `jti` by the time at which the token expires; then it may be forgotten
-    causeway:{revoked}:devices   hash: `tenant/device` -> unix time; tokens that were issued until then are refused
+    causeway:{revoked}:devices   hash: `tenant/device` -> unix time; tokens that were issued until then are refused,
+                                 and forgotten once they have all expired
 
 The braces keep the keys in one slot of a cluster, since transactions change several.
 The copy is read again every `revocations_refresh_s` if version, nonce or epoch have changed. Two histories never look
@@ -34,7 +35,7 @@ from redis.exceptions import RedisError
 from router.errors import AuthenticationFailed, IdentityUnavailable
 
 from ...redis.scripts import load_script
-from .config import IdentityConfig
+from .config import MAX_TOKEN_LIFETIME_S, IdentityConfig
 
 EPOCH_KEY = "causeway:{revoked}:epoch"
 VERSION_KEY = "causeway:{revoked}:version"
@@ -43,6 +44,7 @@ TOKENS_KEY = "causeway:{revoked}:tokens"
 DEVICES_KEY = "causeway:{revoked}:devices"
 REVOCATION_RETENTION_S = 600.0  # after a token's expiry: more than the largest `clock_skew_s`
 RESTORE_REVOCATIONS_SCRIPT: Final = load_script(f"{__package__}.lua", "restore_revocations")
+_DEVICE_RETENTION_S = MAX_TOKEN_LIFETIME_S + REVOCATION_RETENTION_S
 _READ_S = 10.0
 _log = logging.getLogger("causeway.cloud.identity")
 
@@ -69,11 +71,15 @@ class RevocationSnapshot(msgspec.Struct, frozen=True):
             raise AuthenticationFailed("the device's tokens have been revoked")
 
     def without(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
-        """Return what `other` lacks. Tokens that have expired at `now` (unix, s) may be forgotten there already."""
+        """Return what `other` lacks. What has expired at `now` (unix, s) may be forgotten there already."""
         ends = now - REVOCATION_RETENTION_S / 2.0  # halfway: the writer's clock may be ahead of this one
         return RevocationSnapshot(
             tokens={jti: expiry for jti, expiry in self.tokens.items() if expiry > ends and jti not in other.tokens},
-            devices={name: at for name, at in self.devices.items() if other.devices.get(name, float("-inf")) < at},
+            devices={
+                name: at
+                for name, at in self.devices.items()
+                if other.devices.get(name, float("-inf")) < at and at + MAX_TOKEN_LIFETIME_S > ends
+            },
         )
 
     def merged_with(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
@@ -83,6 +89,7 @@ class RevocationSnapshot(msgspec.Struct, frozen=True):
             name: max(self.devices.get(name, 0.0), other.devices.get(name, 0.0))
             for name in {**self.devices, **other.devices}
         }
+        devices = {name: at for name, at in devices.items() if at > now - _DEVICE_RETENTION_S}
         tokens = {
             jti: expiry
             for jti, expiry in {**self.tokens, **other.tokens}.items()
@@ -229,8 +236,15 @@ async def revoke_token(client: redis.asyncio.Redis, jti: str, expiry: float, now
 
 
 async def revoke_device(client: redis.asyncio.Redis, owner: str, now: float) -> None:
-    """Revoke all tokens of a device (`tenant/device`) issued until `now` (unix, s). Raises RedisError."""
+    """Revoke all tokens of a device (`tenant/device`) issued until `now` (unix, s).
+
+    Devices whose tokens have all expired are forgotten. Raises RedisError.
+    """
+    devices = await client.hgetall(DEVICES_KEY)
+    over = [name for name, revoked_at in devices.items() if float(revoked_at) < now - _DEVICE_RETENTION_S]
     async with client.pipeline(transaction=True) as pipe:
+        if over:
+            pipe.hdel(DEVICES_KEY, *over)
         pipe.hset(DEVICES_KEY, owner, str(now))
         await _commit(pipe)
 

@@ -25,5 +25,6 @@ for i = 11, #ARGV, 2 do redis.call('HSET', batch, ARGV[i], ARGV[i + 1]) end
 redis.call('ZADD', counted, '+inf', id)
 redis.call('ZREMRANGEBYSCORE', key('batches', owner), '-inf', after(now, -2 * window - ttl))
 redis.call('ZADD', key('batches', owner), now, id)
+for _, list in ipairs({counted, key('batches', owner)}) do redis.call('PEXPIRE', list, after(2 * window, ttl)) end
 redis.call('ZADD', key('batches'), now, id)
 return 'created'

@@ -1,0 +1,144 @@
+"""Every key in Redis: its owner, its type and what bounds it. A test finds keys that are missing here, or grow.
+
+`<jobs>` and `<cache>` stand for `jobs.key_prefix` and `cache.key_prefix`; an owner of jobs is `tenant/device`.
+
+    ttl     the key has a time to live at all times
+    ends    the key is removed, or gets a time to live, when what it is about ends; everything has a deadline
+    fixed   a fixed number of keys, one for the deployment, a tier or a priority; `bound` says what bounds their size
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+import msgspec
+
+KeyBound = Literal["ttl", "ends", "fixed"]
+KeyType = Literal["string", "hash", "list", "set", "zset", "stream"]
+_PLACEHOLDER = re.compile(r"<(\w+)>")
+_TEXTS = {"receiver": ".+", "rank": "[^:]*"}
+
+
+class RedisKey(msgspec.Struct, frozen=True):
+    """A pattern of keys. `<name>` stands for any text without a colon."""
+
+    pattern: str
+    type: KeyType
+    owner: str  # the package that writes it
+    kind: KeyBound
+    bound: str
+    meaning: str
+
+    def matches(self, key: str, *, jobs: str, cache: str) -> bool:
+        """Whether `key` is one of these. `jobs` and `cache` are the configured prefixes."""
+        known = _TEXTS | {"jobs": re.escape(jobs), "cache": re.escape(cache)}
+        parts = _PLACEHOLDER.split(self.pattern)
+        texts = (re.escape(text) if at % 2 == 0 else known.get(text, "[^:]+") for at, text in enumerate(parts))
+        return re.fullmatch("".join(texts), key) is not None
+
+
+def _keys(owner: str, prefix: str, *rows: tuple[str, KeyType, KeyBound, str, str]) -> tuple[RedisKey, ...]:
+    return tuple(RedisKey(prefix + row[0], row[1], owner, row[2], row[3], row[4]) for row in rows)
+
+
+_ENDED = "`result_ttl_s` after the job's end, a dead letter `dead_letter_ttl_s`, a batch's line as the batch's files"
+_OPEN = "unfinished jobs"
+_QUOTA = "trimmed by age and by a quota; as long as a record may live"
+_JOBS = _keys(
+    "jobs",
+    "<jobs>:",
+    ("layout", "string", "fixed", "one number", "version of the keys and records of jobs"),
+    ("replicated", "string", "fixed", "empty", "written before WAIT"),
+    ("accepted", "string", "fixed", "one number", "how many jobs were ever accepted"),
+    ("tiers", "set", "fixed", "tiers", "tiers that ever had a job"),
+    ("job:<id>", "hash", "ends", _ENDED, "the record"),
+    ("result:<id>", "string", "ttl", _ENDED, "body of the answer"),
+    ("events:<id>", "stream", "ends", f"about 100 events; {_ENDED}", "events of a job"),
+    ("idempotency:<owner>:<digest>", "hash", "ends", _ENDED, "job of an Idempotency-Key"),
+    ("queue:<tier>:<priority>", "hash", "fixed", "two numbers", "jobs of all tenants, and virtual time"),
+    ("queue:<tier>:<priority>:<tenant>", "zset", "ends", _OPEN, "a tenant's queued jobs"),
+    ("turns:<tier>:<priority>", "zset", "ends", "tenants with queued jobs", "tenants by their tag"),
+    ("tags:<tier>:<priority>", "zset", "ttl", "an hour", "tags of tenants that take no turns"),
+    ("leases:<tier>:<priority>", "zset", "ends", "running jobs", "jobs by the end of their lease"),
+    ("wake:<tier>", "list", "fixed", "64 tokens", "wakes workers that wait for jobs"),
+    ("waiting", "zset", "ends", _OPEN, "jobs by the time of their next attempt"),
+    ("deadlines", "zset", "ends", _OPEN, "jobs by their deadline"),
+    ("blocked", "zset", "ends", "the reset of their limit", "tenants over a rate or budget"),
+    ("open:<tenant>", "zset", "ends", _OPEN, "a tenant's unfinished jobs"),
+    ("open_bytes", "hash", "ends", "tenants with unfinished jobs", "bytes of their requests"),
+    ("jobs:<owner>", "zset", "ttl", "trimmed by age; as long as a record may live", "all jobs of an owner"),
+    ("dead", "stream", "fixed", "about `max_dead_letters`", "dead letters"),
+)
+_WEBHOOKS = _keys(
+    "jobs/webhooks",
+    "<jobs>:",
+    ("webhook:<id>", "hash", "ends", "the last attempt, after about four days", "a delivery"),
+    ("webhooks", "zset", "ends", "tenants with deliveries", "tenants by when a claim looks at them next"),
+    ("webhooks:<tenant>", "zset", "ends", "receivers with deliveries", "receivers by when a claim looks at them next"),
+    ("webhooks:<tenant>:<receiver>", "zset", "ends", "deliveries", "deliveries by due time"),
+    ("webhook_leases:<tenant>", "zset", "ends", "deliveries being sent", "these by the end of their lease"),
+    ("webhook_receiver:<tenant>:<receiver>", "hash", "ends", "the receiver's deliveries", "slots and breaker"),
+    ("webhook_receivers", "zset", "ends", "receivers with deliveries", "receivers by the end of their pause"),
+    ("webhooks_pending", "string", "fixed", "one number", "number of deliveries"),
+    ("webhook_disabled:<owner>:<sha1>", "string", "ttl", "`disable_after_410_s`", "a URL that answered 410 Gone"),
+    ("webhook_secret:<owner>", "hash", "ttl", "400 days after its last use", "an owner's signing secrets"),
+)
+_BATCHES = _keys(
+    "jobs/batches",
+    "<jobs>:",
+    ("file:<id>", "hash", "ends", "`file_ttl_s`, and open batches that read it", "a file's record"),
+    ("file:<id>:parts", "list", "ends", "as the file", "name and bytes of its parts"),
+    ("content:<id>", "hash", "ends", "as the file; quotas", "content of a file in Redis"),
+    ("content_bytes", "hash", "fixed", "content stores", "bytes by content store"),
+    ("files:<owner>", "zset", "ends", "quota of files", "an owner's files"),
+    ("file_bytes:<tenant>", "zset", "ends", "quota of files", "a tenant's files by bytes"),
+    ("file_due", "zset", "ends", "files", "files by when their content is deleted"),
+    ("batch:<id>", "hash", "ends", "`file_ttl_s` after the batch's end", "a batch's record"),
+    ("batches", "zset", "ends", "open batches", "batches by their next step"),
+    ("batches:<owner>", "zset", "ttl", _QUOTA, "an owner's batches"),
+    ("tenant_batches:<tenant>", "zset", "ttl", _QUOTA, "a tenant's batches by when they no longer count"),
+)
+_IDENTITY = _keys(
+    "accounts/identity",
+    "causeway:{revoked}:",
+    ("version", "string", "fixed", "one number", "grows with each revocation"),
+    ("nonce", "string", "fixed", "one value", "another one after each revocation"),
+    ("epoch", "string", "fixed", "one number", "grows when a loss was repaired"),
+    ("tokens", "zset", "fixed", "trimmed by the tokens' expiry", "revoked tokens"),
+    ("devices", "hash", "fixed", "trimmed by the longest lifetime of a token", "revoked devices"),
+)
+_TENANTS = _keys(
+    "accounts/tenants",
+    "causeway:tenant:{<tenant>}:",
+    ("requests", "hash", "ttl", "until the bucket is full", "token bucket of requests"),
+    ("tokens", "hash", "ttl", "until the bucket is full", "token bucket of tokens"),
+    ("usage:<day>", "hash", "ttl", "`usage_retention_days`", "usage of a day by tier and route"),
+    ("reserved", "hash", "ttl", "the longest reservation", "what requests in progress may cost"),
+    ("reserved:ends", "zset", "ttl", "the longest reservation", "reservations by their end"),
+    ("batch:<id>", "string", "ttl", "a day", "mark of usage that was added"),
+)
+_SHARED = (
+    *_keys("accounts", "causeway:", ("layout", "string", "fixed", "one number", "version of the keys of accounts")),
+    *_keys("accounts/tenants", "causeway:", ("tenants:gateways", "zset", "ttl", "seconds", "gateways that are there")),
+    *_keys("admission", "causeway:", ("permits:<tier>:<digest>", "hash", "ttl", "a minute", "peers and their demand")),
+)
+_CACHE = _keys(
+    "cache",
+    "<cache>:{<digest>}:",
+    ("entry", "hash", "ttl", "`ttl_s` + `stale_if_error_s`", "a stored answer"),
+    ("lease:<rank>", "hash", "ttl", "a minute", "the gateway that generates the answer"),
+    ("flow:<rank>:<fence>", "stream", "ttl", "a minute; `max_buffer_bytes`", "an answer in progress"),
+)
+REDIS_KEYS: Final = (*_JOBS, *_WEBHOOKS, *_BATCHES, *_SHARED, *_IDENTITY, *_TENANTS, *_CACHE)
+"""All keys, by owner."""
+
+
+def declared(key: str, *, jobs: str = "causeway:jobs", cache: str = "causeway:cache") -> tuple[RedisKey, ...]:
+    """Return the declarations that a key matches: exactly one for each key that we write.
+
+    Args:
+        jobs: `jobs.key_prefix`
+        cache: `cache.key_prefix`
+    """
+    return tuple(each for each in REDIS_KEYS if each.matches(key, jobs=jobs, cache=cache))

@@ -1,0 +1,115 @@
+"""This version reads what the version that introduced the layout wrote: from a file, and beside it while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.states import JobState
+from cloud_pool.jobs.stores import JobStores
+from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.redis.layout import JOBS_LAYOUT
+from tests.redis_server import RedisServer
+
+from .conftest import Clock
+from .gateway import identify, serving
+from .layout_records import CHAT, FOLDER, LINES, NAMES, TIERS, commands_of, config_of
+from .scripted_worker import ScriptedRunner
+
+PATIENCE_S = 60.0
+
+
+class Restored:
+    """A Redis with the records of the file, and their ids by name."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        with server.client() as client:
+            for command in commands_of((FOLDER / f"{JOBS_LAYOUT}.resp").read_bytes()):
+                client.execute_command(*command)  # type: ignore[no-untyped-call]
+            self.ids = {name.decode(): value.decode() for name, value in client.hgetall("test").items()}
+        self.clock = Clock()
+        self.clock.now = float(self.ids.pop("now"))
+        self.config = config_of(server.url)
+
+
+@pytest.fixture
+def restored(tmp_path: Path) -> AsyncIterator[Restored]:
+    server = RedisServer(tmp_path)
+    yield Restored(server)  # type: ignore[misc]
+    server.kill()
+
+
+@pytest_asyncio.fixture
+async def stores(restored: Restored) -> AsyncIterator[JobStores]:
+    stores = JobStores.open(restored.config, restored.clock)
+    yield stores
+    await stores.close()
+
+
+def test_the_layout_has_a_file_of_records() -> None:
+    """Whoever raises the layout writes it: `python -m tests.jobs.layout_records`."""
+    assert (FOLDER / f"{JOBS_LAYOUT}.resp").is_file()
+
+
+@pytest.mark.redis
+async def test_records_of_the_first_version_of_the_layout_are_read(restored: Restored, stores: JobStores) -> None:
+    await stores.durability.wait()
+    expected = dict.fromkeys(NAMES, JobState.QUEUED) | {
+        "succeeded": JobState.SUCCEEDED,
+        "dead": JobState.DEAD,
+        "waiting": JobState.WAITING,
+        "limited": JobState.WAITING,
+        "running": JobState.RUNNING,
+    }
+    for name, state in expected.items():
+        record = await stores.jobs.lookup(restored.ids[name])
+        assert record is not None
+        assert record.state in (state, JobState.QUEUED), name
+    assert await stores.jobs.read_result(restored.ids["succeeded"]) == b'{"answer":1}'
+    assert [letter.id for letter in await stores.jobs.dead_letters()] == [restored.ids["dead"]]
+    batch = await stores.batches.lookup(restored.ids["batch"])
+    assert batch is not None
+    assert (batch.state, batch.total) == ("in_progress", LINES)
+
+
+@pytest.mark.redis
+@pytest.mark.slow
+async def test_work_of_the_first_version_of_the_layout_is_finished(restored: Restored, stores: JobStores) -> None:
+    """Running, waiting and limited jobs succeed, a dead letter is retried, the batch completes, keys are known."""
+    gateway = JobsGateway(restored.config, TIERS, identify, CollectorRegistry(), clock=restored.clock)
+    assert await stores.jobs.retry(restored.ids["dead"])
+    restored.clock.now += 120.0
+
+    def tick() -> float:
+        restored.clock.now += 0.01
+        return restored.clock.now
+
+    runtime = WorkerRuntime(restored.config, TIERS, ScriptedRunner(), {"large": 4}, CollectorRegistry(), clock=tick)
+    stop = asyncio.Event()
+    assert await runtime.start(stop)
+    running = asyncio.ensure_future(runtime.run(stop))
+    async with asyncio.timeout(PATIENCE_S):
+        for name in NAMES:
+            while (record := await stores.jobs.lookup(restored.ids[name])) is None or not record.ended:
+                await asyncio.sleep(0.02)
+            assert record.state is JobState.SUCCEEDED, name
+        while (batch := await stores.batches.lookup(restored.ids["batch"])) is None or batch.state != "completed":
+            await asyncio.sleep(0.02)
+    assert (batch.completed, batch.failed) == (LINES, 0)
+    async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url) as http:
+        headers = {"authorization": "Bearer acme", "idempotency-key": "queued"}
+        body = CHAT | {"webhook": "http://127.0.0.1:9/"}
+        async with http.post("/v1/jobs", json=body, headers=headers) as response:
+            assert (response.status, (await response.json())["id"]) == (202, restored.ids["queued"])
+    stop.set()
+    await running
+    await runtime.close()
+    await gateway.close()
