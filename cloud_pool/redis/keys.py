@@ -68,6 +68,8 @@ _JOBS = _keys(
     ("open:<tenant>", "zset", "ends", _OPEN, "a tenant's unfinished jobs"),
     ("open_bytes", "hash", "ends", "tenants with unfinished jobs", "bytes of their requests"),
     ("jobs:<owner>", "zset", "ttl", "trimmed by age; as long as a record may live", "all jobs of an owner"),
+    ("usage", "hash", "ends", "moved by workers every second", "what accepted reports have billed"),
+    ("usage_batch", "hash", "ends", "moved by workers every second", "the part of it that is being moved"),
     ("dead", "stream", "fixed", "about `max_dead_letters`", "dead letters"),
 )
 _WEBHOOKS = _keys(

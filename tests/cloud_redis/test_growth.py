@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
+from importlib.resources import files
 from pathlib import Path
 
 import aiohttp
@@ -274,7 +276,7 @@ async def test_days_of_mixed_traffic_leave_only_declared_and_bounded_keys(
         assert day.undeclared() == []
         if number in (5, 11):
             sizes.append(day.fixed())
-    assert sizes[0].keys() == sizes[1].keys(), "a fixed key is one more each day"
+    assert sizes[1].keys() - sizes[0].keys() <= {"causeway:jobs:wake:large"}, "fixed keys become more each day"
     for _ in range(12):  # webhooks that never arrive give up, files and batches go
         await day.pass_time(DAY_S)
         await asyncio.sleep(0.6)
@@ -298,13 +300,22 @@ async def test_days_of_mixed_traffic_leave_only_declared_and_bounded_keys(
         "causeway:{revoked}:devices": 1,
     }
     assert fixed["causeway:jobs:dead"] <= 8 + 100  # a stream is trimmed by whole nodes
-    assert fixed["causeway:jobs:wake:large"] <= 64
+    assert fixed.get("causeway:jobs:wake:large", 0) <= 64
 
 
 async def revoke_both(day: MiniatureDay) -> None:
     async with open_shared_redis(day.server.url) as client:
         await revoke_token(client, "last", day.clock.now + HOUR_S, day.clock.now)
         await revoke_device(client, "acme/last", day.clock.now)
+
+
+def test_every_key_in_the_scripts_of_jobs_is_declared() -> None:
+    """Also those that the miniature days do not write."""
+    used = set()
+    for file in Path(str(files("cloud_pool.jobs.lua"))).rglob("*.lua"):
+        used |= set(re.findall(r"\bkey\('(\w+)'", file.read_text()))
+    assert "job" in used
+    assert used - {key.pattern.split(":")[1] for key in REDIS_KEYS} == set()
 
 
 def test_a_key_matches_one_declaration() -> None:

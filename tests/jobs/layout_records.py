@@ -1,4 +1,4 @@
-"""Records of every kind as this version writes them: `python -m tests.jobs.layout_records` writes layouts/<layout>.resp.
+"""Records of every kind as this version writes them: `python -m tests.jobs.layout_records` fills layouts/<layout>.resp.
 
 Run it once, when the layout of jobs is raised, and commit the file: `test_upgrade` reads it with every later version.
 The file is what Redis itself writes as its append-only file: commands in RESP, times to live left out.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,9 +57,9 @@ async def write_records(url: str, clock: Clock) -> dict[str, str]:
             clock.now += 1.0
         ids["batch"] = await _create_batch(http)
     processor = BatchProcessor(stores, SubmissionParser(config, TIERS), config)
-    for _ in range(2):  # it is valid, and its lines are jobs
-        while await processor.step():
-            clock.now += 1.0
+    for _ in range(3):  # it is checked, and its lines become jobs
+        await processor.step()
+        clock.now += 1.0
     await stores.close()
     await gateway.close()
     return ids
@@ -129,10 +130,8 @@ def dump(server: RedisServer, folder: Path) -> bytes:
     with server.client() as client:
         client.config_set("aof-use-rdb-preamble", "no")
         client.bgrewriteaof()
-        while (
-            client.info("persistence")["aof_rewrite_in_progress"] or client.info("persistence")["aof_rewrite_scheduled"]
-        ):
-            pass
+        while (info := client.info("persistence"))["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]:
+            time.sleep(0.01)
     (base,) = (folder / "appendonlydir").glob("*.base.aof")
     kept = (each for each in commands_of(base.read_bytes()) if each[0].upper() not in (b"PEXPIREAT", b"SELECT"))
     return b"".join(as_resp(command) for command in kept)

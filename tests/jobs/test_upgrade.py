@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -18,7 +18,7 @@ from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.redis.layout import JOBS_LAYOUT
 from tests.redis_server import RedisServer
 
-from .conftest import Clock
+from .conftest import Clock, until
 from .gateway import identify, serving
 from .layout_records import CHAT, FOLDER, LINES, NAMES, TIERS, commands_of, config_of
 from .scripted_worker import ScriptedRunner
@@ -33,7 +33,7 @@ class Restored:
         self.server = server
         with server.client() as client:
             for command in commands_of((FOLDER / f"{JOBS_LAYOUT}.resp").read_bytes()):
-                client.execute_command(*command)  # type: ignore[no-untyped-call]
+                client.execute_command(*command)
             self.ids = {name.decode(): value.decode() for name, value in client.hgetall("test").items()}
         self.clock = Clock()
         self.clock.now = float(self.ids.pop("now"))
@@ -41,9 +41,9 @@ class Restored:
 
 
 @pytest.fixture
-def restored(tmp_path: Path) -> AsyncIterator[Restored]:
+def restored(tmp_path: Path) -> Iterator[Restored]:
     server = RedisServer(tmp_path)
-    yield Restored(server)  # type: ignore[misc]
+    yield Restored(server)
     server.kill()
 
 
@@ -57,6 +57,16 @@ async def stores(restored: Restored) -> AsyncIterator[JobStores]:
 def test_the_layout_has_a_file_of_records() -> None:
     """Whoever raises the layout writes it: `python -m tests.jobs.layout_records`."""
     assert (FOLDER / f"{JOBS_LAYOUT}.resp").is_file()
+
+
+async def _has_ended(stores: JobStores, job: str) -> bool:
+    record = await stores.jobs.lookup(job)
+    return record is not None and record.ended
+
+
+async def _is_complete(stores: JobStores, batch: str) -> bool:
+    found = await stores.batches.lookup(batch)
+    return found is not None and found.state == "completed"
 
 
 @pytest.mark.redis
@@ -98,11 +108,14 @@ async def test_work_of_the_first_version_of_the_layout_is_finished(restored: Res
     running = asyncio.ensure_future(runtime.run(stop))
     async with asyncio.timeout(PATIENCE_S):
         for name in NAMES:
-            while (record := await stores.jobs.lookup(restored.ids[name])) is None or not record.ended:
-                await asyncio.sleep(0.02)
+            job = restored.ids[name]
+            await until(lambda job=job: _has_ended(stores, job))  # type: ignore[misc]
+            record = await stores.jobs.lookup(job)
+            assert record is not None
             assert record.state is JobState.SUCCEEDED, name
-        while (batch := await stores.batches.lookup(restored.ids["batch"])) is None or batch.state != "completed":
-            await asyncio.sleep(0.02)
+        await until(lambda: _is_complete(stores, restored.ids["batch"]))
+    batch = await stores.batches.lookup(restored.ids["batch"])
+    assert batch is not None
     assert (batch.completed, batch.failed) == (LINES, 0)
     async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url) as http:
         headers = {"authorization": "Bearer acme", "idempotency-key": "queued"}

@@ -5,7 +5,7 @@
 
 The keys are in ../../redis/keys.py. Of the hashes:
 
-    job:<id>     `fence` rises with each claim, `cost` is tokens over weight
+    job:<id>     `fence` rises with each claim, `cost` is tokens over weight, `reported` the fence of the last report
     webhook:<id> job, owner, url, state, finished, `attempts` made, `fence`
     file:<id>    `users` open batches read it
     batch:<id>   `submitted` lines have become jobs, `ended` of them have ended, the first `collected` lines are in the

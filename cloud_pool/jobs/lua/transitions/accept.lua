@@ -42,6 +42,7 @@ count_open(tenant, id, record, now)
 if batch == '' then
   redis.call('ZREMRANGEBYSCORE', key('jobs', owner), '-inf', after(now, -max_age))
   redis.call('ZADD', key('jobs', owner), now, id)
+  redis.call('PEXPIRE', key('jobs', owner), max_age)
 end
 redis.call('ZADD', key('deadlines'), deadline, id)
 redis.call('SADD', key('tiers'), tier)
