@@ -4,10 +4,11 @@ The queue is ours and not Triton's, whose queue timeouts fire late and whose lim
 
 Reading order:
 
-    ticket              one request in admission
+    ticket              one sequence in admission, alone or with its request's others
     scheduler           one decision for each event: admitted, waiting or shed
     permits             which tickets hold a permit, which may have one of the last, which give theirs back
-    concurrency_limit   how many requests may be in Triton at once, found from times to first token
+    concurrency_limit   how many sequences may be in Triton at once, found from times to first token
+    waiting             the tickets that wait, and which make room in a full queue
     fair_queue          turns between tenants within a priority, by tokens used
     overload            when a queue is a standing one, and what is shed for it
     release_rate        how fast permits are released, for waits and Retry-After

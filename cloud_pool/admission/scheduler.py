@@ -11,8 +11,7 @@ On arrival, in this order:
 4. Its last sequence would not be admitted with time enough left for an answer, or, where its own queue is a standing
    one, its first not within the target: Shed (503).
 5. The queue is full: the youngest of the lowest priority below it is displaced; else the youngest of a tenant that has
-   more of the queue for its weight. The displaced request, or else the new one, gets QueueFull (429). A request that
-   has begun is not displaced and does not count: each tenant has at most one of a priority that waits for more.
+   more of the queue for its weight (`waiting`). The displaced request, or else the new one, gets QueueFull (429).
 6. It waits.
 
 A released permit goes to interactive, then standard, then bulk, and within each to the tenants in turn (`fair_queue`).
@@ -31,11 +30,11 @@ from router.errors import DeadlineExceeded, QueueFull, Shed
 
 from .concurrency_limit import ConcurrencyLimit
 from .config import AdmissionSettings, TierCapacity
-from .fair_queue import FairQueue
 from .overload import OverloadDetector
 from .permits import PermitAllocator
 from .release_rate import ReleaseRate
 from .ticket import RANK, Priority, Ticket, TicketState
+from .waiting import WaitingTickets
 
 Reason = Literal["overload", "deadline", "queue_full", "displaced"]
 RETRY_S = 1.0
@@ -63,7 +62,7 @@ class AdmissionScheduler:
             "bulk": settings.config.bulk_share,
         }
         credit = _credit(settings.permits)
-        self._queues: dict[Priority, FairQueue] = {priority: FairQueue(credit) for priority in RANK}
+        self._waiting = WaitingTickets(settings.max_queued, credit)
         self._turns = dict.fromkeys(RANK, 0.0)
         self._limit = ConcurrencyLimit(settings.min_permits, settings.permits, settings.ttft_objective_s, now)
         self._away = 0
@@ -99,10 +98,10 @@ class AdmissionScheduler:
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return len(self._waiting)
 
     def waiting_of(self, priority: Priority) -> int:
-        return len(self._queues[priority])
+        return len(self._waiting.queues[priority])
 
     @property
     def held_s(self) -> float | None:
@@ -115,14 +114,14 @@ class AdmissionScheduler:
 
     def expected_wait_s(self, priority: Priority) -> float:
         """Return the wait of a new request behind all waiters at its priority and above."""
-        ahead = self._count_at_or_above(priority)
+        ahead = self._waiting.count_at_or_above(priority)
         if not ahead and self.running < self.limit:
             return 0.0
         return self._wait_s(priority, ahead) or 0.0
 
     def retry_after_s(self, priority: Priority) -> float:
         """Return the time in which the current waiters at this priority and above will have been admitted."""
-        wait_s = self._wait_s(priority, self._count_at_or_above(priority))
+        wait_s = self._wait_s(priority, self._waiting.count_at_or_above(priority))
         return RETRY_S if wait_s is None else min(_MAX_RETRY_S, wait_s)
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -142,18 +141,17 @@ class AdmissionScheduler:
         if ticket.deadline <= now:
             raise DeadlineExceeded("the request's deadline has passed")  # (1)
         tickets = ticket.of_request
-        if len(tickets) > 1 and len(tickets) > self._count_free(ticket, now):
-            self._check(ticket, now)
+        if len(tickets) > 1 and len(tickets) > (free := self._count_free(ticket, now)):
+            self._check(ticket, now, free)
         entered, moved = self._enter(tickets, now)  # (2)
         if entered == len(tickets):
             return moved
         if len(tickets) == 1:
             self._check(ticket, now)
-        if not entered and self._is_full:
-            moved = self._displace(self._find_displaced(ticket))  # (5)
+        if not entered and self._waiting.is_full:
+            moved = self._displace_for(ticket)  # (5)
         for each in tickets[entered:]:
-            self._queues[each.priority].add(each)  # (6)
-            each.state = TicketState.WAITING
+            self._waiting.add(each)  # (6)
         return moved
 
     def leave(self, ticket: Ticket, now: float, used: float | None = None) -> list[Ticket]:
@@ -164,12 +162,12 @@ class AdmissionScheduler:
         """
         self._tick(now)
         if ticket.state is TicketState.WAITING:
-            self._remove(ticket)
+            self._waiting.remove(ticket)
             return []
         if not ticket.has_permit:
             return []
         if used is not None:
-            self._queues[ticket.priority].correct(ticket, used)
+            self._waiting.of(ticket).correct(ticket, used)
         self._permits.leave(ticket)
         ticket.state = TicketState.GONE
         self._release_rate.record_release(now - ticket.admitted, self.limit)
@@ -199,7 +197,7 @@ class AdmissionScheduler:
         if capacity is not None:
             self._away = min(capacity.away, self.running)
             self._permits.credit = _credit(capacity.permits)
-            for queue in self._queues.values():
+            for queue in self._waiting.queues.values():
                 queue.credit = self._permits.credit
         self._limit.set_upper_bound(permits, now, None if capacity is None else capacity.endpoints)
         return self._fill(now)
@@ -221,13 +219,13 @@ class AdmissionScheduler:
                 moved += preempted
             if not count:
                 self._overload.record_wait(now, ticket.priority, 0.0)
-            self._queues[ticket.priority].charge(ticket)
+            self._waiting.of(ticket).charge(ticket)
             self._permits.enter(ticket, now)
         return len(tickets), moved
 
     def _count_free(self, ticket: Ticket, now: float) -> int:
         """Return how many permits the request of this ticket surely finds free."""
-        if self._count_at_or_above(ticket.priority):
+        if self._waiting.count_at_or_above(ticket.priority):
             return 0
         return max(0, self.limit - self.running - self._reserve(now))
 
@@ -235,37 +233,30 @@ class AdmissionScheduler:
         free = self.limit - self.running
         if free <= self._reserve(now):
             return free > 0 and self._permits.may_take_last(ticket, self.limit, now)
-        return not self._count_at_or_above(ticket.priority)
+        return not self._waiting.count_at_or_above(ticket.priority)
 
     def _preempt_for(self, ticket: Ticket, now: float) -> list[Ticket]:
         """Preempt one ticket for the new one; where the queue is full, another one is displaced from it."""
         victim = self._permits.victim(ticket, self.limit, now) if self.running >= self.limit else None
         if victim is None:
             return []
-        moved = [victim]
-        if self._is_full:
-            behind = (self._queues[each].youngest() for each in reversed(RANK) if RANK[each] >= victim.rank)
-            youngest = next((each for each in behind if each is not None), None)
-            if youngest is None:
+        displaced: list[Ticket] = []
+        if self._waiting.is_full:
+            displaced = self._waiting.displace_behind(victim)
+            if not displaced:
                 return []  # All waiters are more urgent than the victim.
-            moved += self._displace(youngest)
+            self._on_shed(displaced[0].priority, "displaced")
         self._permits.preempt(victim)
-        self._queues[victim.priority].restore(victim)
-        return moved
+        self._waiting.of(victim).restore(victim)
+        return [victim, *displaced]
 
-    def _check(self, ticket: Ticket, now: float) -> None:
-        """Raises Shed."""
-        priority = ticket.priority
+    def _check(self, ticket: Ticket, now: float, free: int = 0) -> None:
+        """Check the request of this ticket, which finds so many permits free. Raises Shed."""
+        priority, siblings = ticket.priority, len(ticket.of_request) - 1
         if self._overload.should_shed(now, priority):
             self._shed(priority, "overload", "more urgent work than the tier can serve")  # (3)
-        ahead = sum(len(queue) for each, queue in self._queues.items() if RANK[each] < ticket.rank)
-        wait_s = self._wait_s(priority, ahead + self._queues[priority].count_ahead(ticket))
-        siblings = len(ticket.of_request) - 1
-        last_s = (
-            wait_s
-            if not siblings
-            else self._wait_s(priority, ahead + self._queues[priority].count_ahead(ticket, siblings))
-        )
+        wait_s = 0.0 if free else self._wait_s(priority, self._waiting.count_ahead(ticket))
+        last_s = self._wait_s(priority, self._waiting.count_ahead(ticket, siblings - free)) if siblings else wait_s
         if wait_s is None or last_s is None:
             return
         self._overload.record_wait(now, priority, wait_s)  # Predicted: the actual wait would be known much later.
@@ -278,32 +269,14 @@ class AdmissionScheduler:
         self._on_shed(priority, reason)
         raise Shed(f"the tier is overloaded: {why}", retry_after_s=self.retry_after_s(priority))
 
-    def _find_displaced(self, ticket: Ticket) -> Ticket:
-        """Return a ticket of the request that makes room. Raises QueueFull if none is large enough for that."""
-        below = (self._queues[each].youngest() for each in reversed(RANK) if RANK[each] > ticket.rank)
-        excess = self._unbegun - self._settings.max_queued + 1
-        for found in (*below, self._queues[ticket.priority].youngest_over_share(ticket)):
-            if found is not None and len(_waiting(found)) >= excess:
-                return found
-        self._on_shed(ticket.priority, "queue_full")
-        raise self.queue_full_error(ticket.priority)
-
-    def _displace(self, ticket: Ticket) -> list[Ticket]:
-        """Remove the request of this ticket from the queue. Returns its tickets."""
-        tickets = _waiting(ticket)
-        for each in tickets:
-            self._remove(each)
-        self._on_shed(ticket.priority, "displaced")
-        return tickets
-
-    @property
-    def _is_full(self) -> bool:
-        return self.waiting >= self._settings.max_queued and self._unbegun >= self._settings.max_queued
-
-    @property
-    def _unbegun(self) -> int:
-        """Sequences that wait for their request to begin."""
-        return sum(not ticket.has_begun for queue in self._queues.values() for ticket in queue)
+    def _displace_for(self, ticket: Ticket) -> list[Ticket]:
+        """Return the tickets of the request that makes room. Raises QueueFull."""
+        displaced = self._waiting.displace_for(ticket)
+        if not displaced:
+            self._on_shed(ticket.priority, "queue_full")
+            raise self.queue_full_error(ticket.priority)
+        self._on_shed(displaced[0].priority, "displaced")
+        return displaced
 
     # --- released permits --------------------------------------------------------------------------------------------
 
@@ -312,17 +285,17 @@ class AdmissionScheduler:
         while self.waiting and self.running < self.limit and (ticket := self._next(now)) is not None:
             if ticket.deadline <= now + self._release_rate.short_s:
                 # The deadline would cut its answer, so a permit would be wasted. Its own timer ends its wait.
-                self._remove(ticket)
+                self._waiting.remove(ticket)
                 if ticket.is_first:
                     self._on_shed(ticket.priority, "deadline")
                 continue
-            self._queues[ticket.priority].pop(ticket)
+            self._waiting.of(ticket).pop(ticket)
             if ticket.is_first:  # The others wait for their siblings.
                 self._overload.record_wait(now, ticket.priority, now - ticket.arrived)
             self._release_rate.record_grant(ticket.priority)
             self._permits.enter(ticket, now)
             admitted.append(ticket)
-        for priority, queue in self._queues.items():
+        for priority, queue in self._waiting.queues.items():
             if not len(queue):
                 self._turns[priority] = 0.0
         return admitted
@@ -331,10 +304,10 @@ class AdmissionScheduler:
         if self.limit - self.running <= self._reserve(now):
             for_reserved = (
                 queue.first(lambda one: self._permits.may_take_last(one, self.limit, now))
-                for queue in self._queues.values()
+                for queue in self._waiting.queues.values()
             )
             return next((ticket for ticket in for_reserved if ticket is not None), None)
-        firsts = [ticket for queue in self._queues.values() if (ticket := queue.first()) is not None]
+        firsts = [ticket for queue in self._waiting.queues.values() if (ticket := queue.first()) is not None]
         if not firsts:
             return None
         chosen = firsts[0]
@@ -351,8 +324,7 @@ class AdmissionScheduler:
         rate = self._release_rate.rate
         turns_s = 2.0 / rate if rate else 0.0
         by = now + turns_s + (self._limit.base_s or 0.0)
-        above = (queue for each, queue in self._queues.items() if RANK[each] < below.rank)
-        return any(ticket.deadline < by for queue in above for ticket in queue)
+        return any(ticket.deadline < by for ticket in self._waiting.more_urgent(below))
 
     def _reserve(self, now: float) -> int:
         held_s, base_s = self._release_rate.held_s, self._limit.base_s
@@ -372,9 +344,6 @@ class AdmissionScheduler:
         if self.waiting >= self.limit / 2:
             self._permits.note_crowding(now)
 
-    def _count_at_or_above(self, priority: Priority) -> int:
-        return sum(len(queue) for each, queue in self._queues.items() if RANK[each] <= RANK[priority])
-
     def _wait_s(self, priority: Priority, ahead: int) -> float | None:
         """Return the time until a permit is granted after `ahead` others; None where no rate is known."""
         rate = self._release_rate.rate_for(priority, self._shares[priority])
@@ -382,16 +351,7 @@ class AdmissionScheduler:
             return None
         return (ahead + 1) / rate if rate > 0.0 else math.inf
 
-    def _remove(self, ticket: Ticket) -> None:
-        self._queues[ticket.priority].remove(ticket)
-        ticket.state = TicketState.GONE
-
 
 def _credit(permits: int) -> float:
     """Return the credit of a light tenant, in sequences, in a tier of so many permits."""
     return min(permits, max(_MIN_CREDIT, permits / 4))
-
-
-def _waiting(ticket: Ticket) -> list[Ticket]:
-    """Return the waiting tickets of its request."""
-    return [each for each in ticket.of_request if each.state is TicketState.WAITING]

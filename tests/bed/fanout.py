@@ -102,6 +102,8 @@ async def measure(bed: Bed, seconds: float, rounds: int, *, judged: bool) -> lis
             fan_outs += await flood
             print(f"attack {turn}: gauges of a gateway, mean to maximum: {gauges}")
             await open_loop(session, bed.urls, (quiet,), SETTLE_S)
+    if judged:
+        print(f"at most {bed.replicas[0].peak} sequences were in the replica at once, which has {SPEED.slots} slots")
     return check(in_calm, attacked, fan_outs, judged=judged)
 
 
