@@ -137,6 +137,34 @@ class Machine(RuleBasedStateMachine):
 TestMachine = Machine.TestCase
 
 
+@given(st.lists(st.tuples(TENANTS, st.integers(1, 30)), min_size=2, max_size=12), st.integers(1, 8))
+def test_tenants_get_equal_turns_whatever_the_size_of_their_requests(came: list[tuple[str, int]], permits: int) -> None:
+    """While two tenants wait, neither gets more than its credit ahead; the limit is never exceeded, nothing is left."""
+    config = {"reserved_share": 0.0, "preemption_share": 0.0}
+    scheduler = AdmissionScheduler(settings(permits, max_queued=1000, least=0, **config), 0.0)
+    running: list[Ticket] = []
+    waiting = dict.fromkeys(("a", "b", "c"), 0)
+    for tenant, sequences in came:
+        tickets = [Ticket("standard", tenant, 1.0, 1.0, 0.0, 1e9) for _ in range(sequences)]
+        for ticket in tickets if sequences > 1 else ():
+            ticket.siblings = tickets
+        scheduler.arrive(tickets[0], 0.0)
+        running += [ticket for ticket in tickets if ticket.has_permit]
+        waiting[tenant] += sum(not ticket.has_permit for ticket in tickets)
+    served = dict.fromkeys(waiting, 0)
+    for count in range(1, 400):
+        assert len(running) == scheduler.running <= permits
+        if not running:
+            break
+        for ticket in scheduler.leave(running.pop(0), float(count), 1.0):
+            running.append(ticket)
+            served[ticket.tenant] += 1
+            waiting[ticket.tenant] -= 1
+        backlogged = [tenant for tenant, left in waiting.items() if left]
+        assert all(abs(served[one] - served[other]) <= 2 * permits for one in backlogged for other in backlogged)
+    assert (scheduler.running, scheduler.waiting, sum(waiting.values())) == (0, 0, 0)
+
+
 @given(
     st.lists(st.tuples(TENANTS, st.floats(1.0, 100.0), st.sampled_from([1.0, 2.0])), min_size=1, max_size=40), st.data()
 )

@@ -20,6 +20,8 @@ import time
 
 import aiohttp
 
+from cloud_pool.admission import AdmissionConfig
+
 from .bed import Bed, Model, running_bed
 from .client import RequestResult, new_mark
 from .figures import table
@@ -149,9 +151,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=40.0, help="duration of each calm and each attack")
     parser.add_argument("--rounds", type=int, default=2, help="number of pairs of a calm and an attack")
     parser.add_argument("--model", choices=("paced", "journaled"), default="paced")
+    parser.add_argument("--reserved-share", type=float, default=AdmissionConfig().reserved_share)
     arguments = parser.parse_args()
     model: Model = arguments.model
-    tier = {"concurrency": SPEED.slots, "max_queued": 1024}
+    tier = {
+        "concurrency": SPEED.slots,
+        "max_queued": 1024,
+        "admission": {"reserved_share": arguments.reserved_share},
+    }
     with running_bed(("assistant-large",), model=model, speed=SPEED, tier=tier, workers=0) as bed:
         failures = asyncio.run(measure(bed, arguments.seconds, arguments.rounds, judged=model == "paced"))
     for failure in failures:
