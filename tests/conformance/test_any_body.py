@@ -19,92 +19,78 @@ ANYTHING = st.recursive(
     max_leaves=6,
 )
 TEXT = st.text(max_size=30)
-NUMBER = st.floats(-3, 3) | st.integers(-3, 3)
-SMALL = st.integers(-1, 6)
+WORDS = st.text(min_size=1, max_size=8)
+FEW = st.integers(1, 4)
 CALL = st.fixed_dictionaries(
-    {"id": TEXT, "type": st.just("function"), "function": st.fixed_dictionaries({"name": TEXT, "arguments": TEXT})}
+    {"id": TEXT, "type": st.just("function"), "function": st.fixed_dictionaries({"name": WORDS, "arguments": TEXT})}
 )
 PART = st.sampled_from(
-    [
-        {"type": "text", "text": "a"},
-        {"type": "image_url", "image_url": {"url": "data:,"}},
-        {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}},
-        {"type": "file", "file": {"file_id": "x"}},
-        {"type": "refusal", "refusal": "no"},
-        {"type": "text"},
-        {},
-    ]
+    [{"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "refusal", "refusal": "no"}]
 )
-MESSAGE = st.fixed_dictionaries(
-    {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool", "function", "robot"])},
-    optional={
-        "content": TEXT | st.none() | st.lists(PART, max_size=3),
-        "name": TEXT,
-        "tool_calls": st.lists(CALL, max_size=2),
-        "tool_call_id": TEXT,
-        "refusal": TEXT | st.none(),
-    },
+CONTENT = TEXT | st.lists(PART, min_size=1, max_size=3)
+MESSAGE = st.one_of(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "developer", "user", "assistant"]), "content": CONTENT},
+        optional={"name": TEXT},
+    ),
+    st.fixed_dictionaries({"role": st.just("assistant"), "tool_calls": st.lists(CALL, max_size=2)}),
+    st.fixed_dictionaries({"role": st.just("tool"), "content": CONTENT, "tool_call_id": WORDS}),
+    st.fixed_dictionaries({"role": st.just("function"), "content": TEXT, "name": WORDS}),
 )
-TOOL = st.fixed_dictionaries(
+PARAMETERS = st.sampled_from(
+    [{"type": "object"}, {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, {}]
+)
+TOOL: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         "type": st.just("function"),
         "function": st.fixed_dictionaries(
-            {"name": st.sampled_from(["a", "b"]) | TEXT}, optional={"parameters": ANYTHING, "strict": st.booleans()}
+            {"name": st.sampled_from("abcd")}, optional={"parameters": PARAMETERS, "strict": st.booleans()}
         ),
     }
 )
-SCHEMA = st.sampled_from([{"type": "object"}, {"enum": ["a", 1]}, {"type": "nothing"}, {"$ref": "#/x"}, {}]) | ANYTHING
+SCHEMA = st.sampled_from([{"type": "object"}, {"enum": ["a", 1]}, {"type": "array", "items": {"type": "null"}}, {}])
+FORMAT = st.sampled_from([{"type": "text"}, {"type": "json_object"}]) | SCHEMA.map(
+    lambda schema: {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+)
 SHARED: dict[str, st.SearchStrategy[Any]] = {
-    "temperature": NUMBER,
-    "top_p": NUMBER,
-    "top_k": SMALL,
-    "presence_penalty": NUMBER,
-    "frequency_penalty": NUMBER,
-    "n": SMALL,
-    "stop": TEXT | st.lists(TEXT, max_size=5),
-    "seed": st.integers(),
-    "logit_bias": st.dictionaries(st.integers(-1, 300).map(str), st.integers(-101, 101), max_size=3),
+    "temperature": st.floats(0, 2),
+    "top_p": st.floats(0, 1),
+    "top_k": st.integers(-1, 50),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "n": FEW,
+    "stop": WORDS | st.lists(WORDS, max_size=4),
+    "seed": st.integers(-(2**63), 2**63 - 1),
+    "logit_bias": st.dictionaries(st.integers(0, 300).map(str), st.integers(-100, 100), max_size=3),
     "stream": st.booleans(),
-    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
     "user": TEXT,
 }
 CHAT = SHARED | {
     "messages": st.lists(MESSAGE, min_size=1, max_size=3),
-    "tools": st.lists(TOOL, max_size=2),
-    "tool_choice": st.sampled_from(
-        ["auto", "none", "required", "any", {"type": "function", "function": {"name": "a"}}, {"type": "function"}]
-    ),
+    "tools": st.lists(TOOL, max_size=2, unique_by=lambda tool: tool["function"]["name"]),
+    "tool_choice": st.sampled_from(["auto", "none"]),
     "parallel_tool_calls": st.booleans(),
-    "response_format": st.fixed_dictionaries(
-        {"type": st.sampled_from(["text", "json_object", "json_schema", "xml"])},
-        optional={"json_schema": st.fixed_dictionaries({"name": TEXT}, optional={"schema": SCHEMA})},
-    ),
+    "response_format": FORMAT,
     "logprobs": st.booleans(),
-    "top_logprobs": SMALL,
-    "max_completion_tokens": SMALL,
 }
 COMPLETION = SHARED | {
-    "prompt": TEXT | st.lists(TEXT, max_size=3) | st.lists(st.integers(-1, 600), max_size=4),
-    "logprobs": SMALL,
-    "echo": st.booleans(),
-    "suffix": TEXT,
-    "best_of": SMALL,
+    "prompt": WORDS | st.lists(WORDS, min_size=1, max_size=3) | st.lists(st.integers(0, 300), min_size=1, max_size=4),
+    "logprobs": st.integers(0, 5),
 }
 EMBEDDING: dict[str, st.SearchStrategy[Any]] = {
-    "input": TEXT | st.lists(TEXT, max_size=3) | st.lists(st.integers(-1, 600), max_size=4),
-    "encoding_format": st.just("float"),
-    "dimensions": SMALL,
+    "input": WORDS | st.lists(WORDS, min_size=1, max_size=3) | st.lists(st.integers(0, 300), min_size=1, max_size=4),
     "user": TEXT,
 }
+OTHERS = ("model", "max_tokens", "stream_options", "top_logprobs", "best_of", "suffix", "echo", "dimensions")
 _SETTINGS = settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 def bodies(fields: dict[str, st.SearchStrategy[Any]], required: str) -> st.SearchStrategy[dict[str, Any]]:
-    """A few fields each, the required one nearly always, and seldom a value of any kind."""
+    """Valid values of some fields; in every other body one field has a value of any kind."""
     right = st.fixed_dictionaries(
         {required: fields[required]}, optional={name: values for name, values in fields.items() if name != required}
     )
-    wrong = st.dictionaries(st.sampled_from([*fields, "model", "max_tokens"]), ANYTHING, max_size=1)
+    wrong = st.dictionaries(st.sampled_from([*fields, *OTHERS]), ANYTHING, min_size=1, max_size=1)
     return st.builds(lambda chosen, odd: chosen | odd, right, st.just({}) | wrong)
 
 
