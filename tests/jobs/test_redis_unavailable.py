@@ -19,7 +19,7 @@ from cloud_pool.jobs.store.durability import DurabilityCheck
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from router.errors import ConfigError
-from tests.cloud.conftest import Command
+from tests.cloud.conftest import Command, until
 
 from .redis_server import RedisServer
 from .scripted_worker import ScriptedRunner, answers
@@ -104,19 +104,18 @@ async def test_a_redis_that_is_not_durable_ends_the_worker(redis_server: RedisSe
 
 
 def worker(redis: RedisServer) -> Command:
-    return Command("worker", "--redis", redis.url, "--triton", "127.0.0.1:1", "--metrics-port", "0")
+    return Command("worker", "--redis", redis.url, "--triton", "127.0.0.1:1", "--operator-port", "0")
 
 
 @pytest.mark.redis
 async def test_the_command_waits_for_redis_and_then_is_ready(stopped_redis: RedisServer) -> None:
     command = worker(stopped_redis)
     try:
-        while not any("waiting for Redis" in line for line in command.log):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await until(lambda: any("waiting for Redis" in line for line in command.log))
         assert command.process.poll() is None
         stopped_redis.start()
-        metrics = (await asyncio.to_thread(command.ready))["metrics"]
-        async with aiohttp.ClientSession() as http, http.get(metrics) as response:
+        operator = (await asyncio.to_thread(command.ready))["operator"]
+        async with aiohttp.ClientSession() as http, http.get(operator + "/metrics") as response:
             assert response.status == 200
     finally:
         status = command.stop()
@@ -127,8 +126,7 @@ async def test_the_command_waits_for_redis_and_then_is_ready(stopped_redis: Redi
 async def test_sigterm_ends_a_waiting_worker_with_status_0(stopped_redis: RedisServer) -> None:
     command = worker(stopped_redis)
     try:
-        while not any("waiting for Redis" in line for line in command.log):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await until(lambda: any("waiting for Redis" in line for line in command.log))
     finally:
         status = command.stop()
     assert status == 0
