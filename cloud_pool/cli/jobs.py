@@ -17,7 +17,7 @@ from ..config.loader import Flags, load_config
 from ..config.schema import Config
 from ..jobs.config import with_shared_redis
 from ..jobs.store.job_store import JobStore
-from ..observability.logs import start_log
+from ..observability.logs import log_crashes, start_log
 from .process import LogLevel, refuse, until_stopped
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def worker(
     try:
         config = load_config(path, flags)
         start_log(config.log, config.log_format)
+        log_crashes()
         serves = operator_port is not None
         until_stopped(lambda stop: run(config, stop, lambda: load_config(path, flags), serves_operators=serves))
     except ConfigError as error:

@@ -17,7 +17,7 @@ from router.errors import ConfigError
 
 from ..config.loader import Flags, load_config
 from ..config.schema import DEFAULT_TIER
-from ..observability.logs import start_log
+from ..observability.logs import log_crashes, start_log
 from ..triton_server.environment import find_environment
 from ..triton_server.launcher import Launcher
 from ..triton_server.repository import ServedModel, write_repository
@@ -80,6 +80,7 @@ def serve(
     try:
         config = load_config(path, flags)
         start_log(config.log, config.log_format)
+        log_crashes()
         until_stopped(lambda stop: run(config, stop, lambda: load_config(path, flags)), run_fast)
     except ConfigError as error:
         refuse(error.message)

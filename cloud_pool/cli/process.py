@@ -14,6 +14,8 @@ import click
 
 from router.errors import CausewayError
 
+from ..observability.logs import log_loop_errors
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,6 +74,7 @@ def until_stopped(
     async def supervised() -> T:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        log_loop_errors(loop)
         task = asyncio.ensure_future(work(stop))
 
         def interrupt() -> None:

@@ -62,7 +62,7 @@ class _Connection(web.RequestHandler):
         if has_response_begun(request):
             raise ConnectionError("the response has begun: all that is left is to close the connection")
         if status >= 500:
-            _log.error("a request failed in the HTTP server: %r", exc)
+            _log.error("a request failed in the HTTP server", exc_info=exc)
             response = error_response(CausewayError("The gateway failed."))
         else:
             reason = (message or "").strip().partition("\n")[0][:200]

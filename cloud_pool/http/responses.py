@@ -88,6 +88,11 @@ async def stream_response(
     except CausewayError as error:
         await events.end(error_event(error))
         raise BrokenStream(error, response) from error
+    except Exception as fault:
+        # A second response would land inside this one.
+        error = CausewayError("The gateway failed.")
+        await events.end(error_event(error))
+        raise BrokenStream(error, response) from fault
     return response
 
 

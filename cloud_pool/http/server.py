@@ -194,12 +194,15 @@ class Server:
             return response
         except BrokenStream as broken:
             outcome = broken.error.code
-            _log.info("%s: the answer broke: %s (%s)", context.id, outcome, broken.error.message)
+            if isinstance(broken.__cause__, CausewayError):
+                _log.info("%s: the answer broke: %s", context.id, outcome)
+            else:
+                _log.error("%s: the answer broke unexpectedly", context.id, exc_info=broken.__cause__)
             return broken.response
         except CausewayError as error:
             outcome = error.code
             if error.status >= 500:
-                _log.warning("%s: %s: %s (%s)", context.id, measured.tier, error.code, error.message)
+                _log.warning("%s: %s: %s", context.id, measured.tier, error.code)
             raise
         except Exception:
             outcome = CausewayError.code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
@@ -84,7 +83,7 @@ async def execute(
     except CausewayError as error:
         return error
     except Exception as error:
-        _log.error("%s: a run failed unexpectedly: %s", record.id, _error_location(error))
+        _log.error("%s: a run failed unexpectedly", record.id, exc_info=error)
         return CausewayError("The worker failed.")
     body = _encode(record, request, chunks, max_bytes, created)
     return JobResult(body, cache) if isinstance(body, bytes) else body
@@ -119,10 +118,3 @@ def _encode(
     if len(body) > max_bytes:
         return ResultTooLarge(f"The answer is larger than {max_bytes} bytes. Ask for fewer tokens.")
     return body
-
-
-def _error_location(error: Exception) -> str:
-    """Return class and line of an error, without its message, which may quote the request."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{place}"

@@ -157,8 +157,7 @@ class TritonClient:
                 call.has_responses = True
                 if response.error_message:
                     call.has_final = True
-                    _log.debug("%s: %s", request.request_id, response.error_message)
-                    raise translate("", response.error_message, _reached(phase, stream))
+                    raise _logged(request, translate("", response.error_message, _reached(phase, stream)))
                 delta = read_delta(response.infer_response, request.parameters.logprobs or 0)
                 call.has_final = call.has_final or delta.final
                 phase = "stream"
@@ -166,10 +165,8 @@ class TritonClient:
             if not call.has_final:
                 raise _broken(await stream.call.code(), await stream.call.details(), _reached(phase, stream))
         except grpc.aio.AioRpcError as error:
-            # Only the debug log has the details: a model's exception may quote the request.
-            _log.debug("%s: %s: %s", request.request_id, error.code(), error.details())
             code = grpc.StatusCode.UNAVAILABLE if error.details() == _CALL_OVER else error.code()
-            raise _broken(code, error.details(), _reached(phase, stream)) from None
+            raise _logged(request, _broken(code, error.details(), _reached(phase, stream))) from None
         except (CallCancelled, grpc.aio.InternalError):
             # gRPC found the call over, without a reason.
             lost = _broken(grpc.StatusCode.UNAVAILABLE, "", _reached(phase, stream))
@@ -279,6 +276,12 @@ class TritonClient:
 def _reached(phase: Phase, stream: GrpcStream) -> Phase:
     """Return `phase`, corrected for a call without a response: if it was sent, it waited for its first token."""
     return phase if phase == "stream" or stream.connect_failed else "first_token"
+
+
+def _logged(request: InferenceRequest, error: CausewayError) -> CausewayError:
+    """Log the error's code alone: Triton's text may quote the request."""
+    _log.debug("%s: %s", request.request_id, error.code)
+    return error
 
 
 def _broken(code: grpc.StatusCode, details: str | None, phase: Phase) -> CausewayError:
