@@ -90,9 +90,9 @@ async def stream_response(
         raise BrokenStream(error, response) from error
     except Exception as fault:
         # A second response would land inside this one.
-        error = CausewayError("The gateway failed.")
-        await events.end(error_event(error))
-        raise BrokenStream(error, response) from fault
+        failed = CausewayError("The gateway failed.")
+        await events.end(error_event(failed))
+        raise BrokenStream(failed, response) from fault
     return response
 
 
