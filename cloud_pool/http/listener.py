@@ -21,6 +21,7 @@ from aiohttp import web
 from router.errors import CausewayError, ConfigError, InvalidRequest
 
 from ..config.schema import ServerConfig
+from ..observability.logs import redacted
 from .aiohttp_internals import has_response_begun, is_between_requests
 from .responses import error_response
 
@@ -62,7 +63,7 @@ class _Connection(web.RequestHandler):
         if has_response_begun(request):
             raise ConnectionError("the response has begun: all that is left is to close the connection")
         if status >= 500:
-            _log.error("a request failed in the HTTP server", exc_info=exc)
+            _log.error("a request failed in the HTTP server: %s", "" if exc is None else redacted(exc))
             response = error_response(CausewayError("The gateway failed."))
         else:
             reason = (message or "").strip().partition("\n")[0][:200]

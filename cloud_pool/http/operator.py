@@ -21,6 +21,7 @@ from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotA
 
 from ..accounts.identity.authenticator import Authenticator
 from ..config.schema import Config
+from ..observability.logs import redacted
 from ..observability.metrics import CONTENT_TYPE, Metrics
 from .listener import Listener
 from .readiness import Readiness
@@ -72,8 +73,8 @@ class OperatorRoutes:
             return await self._handler(http)()
         except CausewayError as error:
             return error_response(error)
-        except Exception:
-            _log.exception("an operator's request failed unexpectedly")
+        except Exception as error:
+            _log.error("an operator's request failed unexpectedly: %s", redacted(error))
             return error_response(CausewayError("The process failed."))
 
     def _handler(self, http: web.BaseRequest) -> _Handler:

@@ -24,7 +24,7 @@ from ..cache.caching_service import CachingService
 from ..cache.single_flight.reply import Reply
 from ..config.schema import ServerConfig
 from ..config.tiers import Tier
-from ..observability.logs import REQUEST
+from ..observability.logs import REQUEST, redacted
 from ..observability.metrics import Metrics
 from ..observability.tracing import Trace, Tracing
 from ..serving.request_context import AnswerHead, RequestContext
@@ -117,8 +117,8 @@ class Server:
             return await self._handler(http)(http)
         except CausewayError as error:
             return error_response(error)
-        except Exception:
-            _log.exception("a request failed unexpectedly")
+        except Exception as error:
+            _log.error("a request failed unexpectedly: %s", redacted(error))
             return error_response(CausewayError("The gateway failed."))
         finally:
             self._bodies.release(http)
@@ -197,7 +197,7 @@ class Server:
             if isinstance(broken.__cause__, CausewayError):
                 _log.info("%s: the answer broke: %s", context.id, outcome)
             else:
-                _log.error("%s: the answer broke unexpectedly", context.id, exc_info=broken.__cause__)
+                _log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(broken))
             return broken.response
         except CausewayError as error:
             outcome = error.code

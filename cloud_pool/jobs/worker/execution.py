@@ -15,6 +15,7 @@ from router.openai import AnswerEncoder, coalesce
 from router.types import Chunk, Request
 
 from ...cache.single_flight.reply import STATUS_HEADER
+from ...observability.logs import redacted
 from ...serving.request_context import AnswerHead
 from ..errors import ResultTooLarge
 from ..record import JobRecord, parse_request
@@ -83,7 +84,7 @@ async def execute(
     except CausewayError as error:
         return error
     except Exception as error:
-        _log.error("%s: a run failed unexpectedly", record.id, exc_info=error)
+        _log.error("%s: a run failed unexpectedly: %s", record.id, redacted(error))
         return CausewayError("The worker failed.")
     body = _encode(record, request, chunks, max_bytes, created)
     return JobResult(body, cache) if isinstance(body, bytes) else body
