@@ -50,14 +50,15 @@ _CACHED = (
     msgspec.structs.replace(_EDGE, name="edge_cached", headers={"x-causeway-tags": "cached"}, twice=True),
     msgspec.structs.replace(_GATEWAY_SURFACE, name="gateway_cached", twice=True),
 )
-_REFUSALS = ("test_fields", "test_bodies", "test_any_body", "test_http")
-"""Modules about requests that never reach a cache."""
+_SERVERS = (_PLAIN[0], _PLAIN[2])
+_SURFACES = {"test_bodies": _SERVERS, "test_http": _SERVERS, "test_fields": _PLAIN, "test_any_body": _PLAIN}
+"""By module: bytes that no model is asked about need each server once, refused fields no cache."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "surface" in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition(".")[2]
-        surfaces = _PLAIN if module in _REFUSALS else (*_PLAIN, *_CACHED)
+        surfaces = _SURFACES.get(module, (*_PLAIN, *_CACHED))
         names = [surface.name for surface in surfaces]
         metafunc.parametrize("surface", surfaces, ids=names, indirect=True, scope="session")
 

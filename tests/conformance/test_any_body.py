@@ -82,7 +82,7 @@ EMBEDDING: dict[str, st.SearchStrategy[Any]] = {
     "user": TEXT,
 }
 OTHERS = ("model", "max_tokens", "stream_options", "top_logprobs", "best_of", "suffix", "echo", "dimensions")
-_SETTINGS = settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+_SETTINGS = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 def bodies(fields: dict[str, st.SearchStrategy[Any]], required: str) -> st.SearchStrategy[dict[str, Any]]:
