@@ -65,6 +65,7 @@ _JOBS = _keys(
     ("waiting", "zset", "ends", _OPEN, "jobs by the time of their next attempt"),
     ("deadlines", "zset", "ends", _OPEN, "jobs by their deadline"),
     ("blocked", "zset", "ends", "the reset of their limit", "tenants over a rate or budget"),
+    ("trials", "zset", "ends", "5 s after that", "of these, tenants whose jobs start one at a time at first"),
     ("open:<tenant>", "zset", "ends", _OPEN, "a tenant's unfinished jobs"),
     ("open_bytes", "hash", "ends", "tenants with unfinished jobs", "bytes of their requests"),
     ("jobs:<owner>", "zset", "ttl", "trimmed by age; as long as a record may live", "all jobs of an owner"),

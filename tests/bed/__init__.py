@@ -16,6 +16,7 @@ folder:
     python -m tests.bed.tenants     one of two tenants floods the tier
     python -m tests.bed.fanout      one of two tenants sends few requests with many sequences
     python -m tests.bed.scale       1, 2 and 4 endpoints, and back
+    python -m tests.bed.job_queues  one of two tenants has 20,000 jobs queued, over its budget and within it
 
 `overload`, `slow` and `tenants` take `--workers 4 --backlog 5000`: they measure once more beside jobs.
 

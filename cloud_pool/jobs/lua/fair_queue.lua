@@ -7,6 +7,7 @@
 local PRIORITIES = {'interactive', 'standard', 'bulk'}
 local CREDIT, MAX_COST = 16, 1e6
 local TAGS_TTL_MS = 3600000
+local TRIAL_MS = 5000
 local MAX_WAKE_UPS = 64
 
 local function queue(tier, priority) return key('queue', tier, priority) end
@@ -49,18 +50,21 @@ local function stop_turns(tenant, tier, priority)
   redis.call('PEXPIRE', tags, TAGS_TTL_MS)
 end
 
--- Stop a tenant's turns until `release` (unix ms): it is over a rate or budget. Its jobs stay queued.
-local function block(tenant, release)
-  redis.call('ZADD', key('blocked'), release, tenant)
+-- Stop a tenant's turns for some time, because it is over a rate or budget. Its jobs stay queued. After a long wait
+-- it is on trial: for some seconds one of its jobs starts at a time, since its limit may still be reached.
+local function block(tenant, now, wait_ms)
+  redis.call('ZADD', key('blocked'), after(now, wait_ms), tenant)
+  if tonumber(wait_ms) >= TRIAL_MS then redis.call('ZADD', key('trials'), after(now, wait_ms + TRIAL_MS), tenant) end
   each_queue(function(tier, priority) stop_turns(tenant, tier, priority) end)
 end
 
 local function unblock(tenant)
+  local on_trial = redis.call('ZSCORE', key('trials'), tenant)
   each_queue(function(tier, priority)
     local count = redis.call('ZCARD', queue_of(tenant, tier, priority))
     if count > 0 then
       take_turns(tenant, tier, priority)
-      wake_workers(tier, count)
+      wake_workers(tier, on_trial and 1 or count)
     end
   end)
 end

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Claim queued jobs for a worker. A job whose deadline passed is finished here. Of a tenant whose block has just ended
--- at most one job is claimed: its limit may still be reached.
+-- Claim queued jobs for a worker. A job whose deadline passed is finished here. The turns of a tenant on trial end with
+-- its first job; upkeep lets it take turns again.
 -- ARGV: now (unix ms), consumer, tier, lease (ms), result ttl (ms), dead letter ttl (ms), max dead letters, then one
 --   preferred priority per free slot; a slot whose priority is empty takes the most urgent job of the others
 -- Reply: {records as HGETALL, ids of the records that cannot be read, jobs that expired as {id, owner, tier},
@@ -8,7 +8,7 @@
 local now, consumer, tier, lease = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local ttl, dead_ttl, max_dead = ARGV[5], ARGV[6], ARGV[7]
 local MAX_ENDED, ended = 200, 0
-local claimed, unreadable, expired, tried, set_aside = {}, {}, {}, {}, {}
+local claimed, unreadable, expired = {}, {}, {}
 
 -- Start a job that has left its queue. Returns whether it runs; else it has ended.
 local function start(priority, id)
@@ -40,18 +40,13 @@ local function take(priority)
   local next_turn = redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES')
   local tenant, tag = next_turn[1], tonumber(next_turn[2])
   if not tenant then return false end
-  if tried[tenant] then
-    redis.call('ZREM', turns, tenant)
-    table.insert(set_aside, {turns, tag, tenant})
-    return true
-  end
   local id = redis.call('ZPOPMIN', queue_of(tenant, tier, priority))[1]
   if id then redis.call('HINCRBY', queue(tier, priority), 'queued', -1) end
   if id and start(priority, id) then
     local virtual = tonumber(redis.call('HGET', queue(tier, priority), 'virtual') or 0)
     redis.call('HSET', queue(tier, priority), 'virtual', math.max(virtual, tag))
     redis.call('ZINCRBY', turns, redis.call('HGET', key('job', id), 'cost') or 1, tenant)
-    tried[tenant] = redis.call('ZSCORE', key('blocked'), tenant)
+    if redis.call('ZSCORE', key('trials'), tenant) then stop_turns(tenant, tier, priority) end
   else
     ended = ended + 1
   end
@@ -67,7 +62,5 @@ end
 
 local slots, more = #ARGV - 7, true
 while more and #claimed < slots and ended < MAX_ENDED do more = take_any(ARGV[8 + #claimed]) end
-for _, turn in ipairs(set_aside) do redis.call('ZADD', turn[1], turn[2], turn[3]) end
-more = more or #set_aside > 0
 if not more then redis.call('DEL', key('wake', tier)) end
 return {claimed, unreadable, expired, more and 1 or 0}

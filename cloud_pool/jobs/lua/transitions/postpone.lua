@@ -22,7 +22,7 @@ end
 leave_queue(id, record)
 if ARGV[10] == '1' then
   transition(record, 'release')
-  block(tenant_of(f[3]), after(now, delay))
+  block(tenant_of(f[3]), now, delay)
   enqueue(id, record, now)
   publish_instead_of({'running', 'queued'}, id, 'queued', error_json)
   return 1

@@ -5,7 +5,6 @@
 -- ARGV: now (unix ms), ttl (ms), dead letter ttl (ms), max dead letters
 -- Reply: {how many jobs changed, jobs that expired without running as {id, owner, tier}}
 local now, ttl, dead_ttl, max_dead = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
-local RECENTLY_MS = 5000
 local changed, expired = 0, {}
 
 local function return_lost(id)
@@ -26,15 +25,22 @@ local function return_lost(id)
   end
 end
 
+local lease_time = lease_end(0)
 each_queue(function(tier, priority)
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases(tier, priority), '-inf', time_ms(-1), 'LIMIT', 0, 200)) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases(tier, priority), '-inf', lease_time, 'LIMIT', 0, 200)) do
     redis.call('ZREM', leases(tier, priority), id)
     return_lost(id)
   end
 end)
--- A tenant is known for a while as one that was blocked; claim.lua then takes one job of it at a time.
-for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', key('blocked'), '-inf', now)) do unblock(tenant) end
-redis.call('ZREMRANGEBYSCORE', key('blocked'), '-inf', after(now, -RECENTLY_MS))
+for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', key('blocked'), '-inf', now)) do
+  redis.call('ZREM', key('blocked'), tenant)
+  unblock(tenant)
+end
+-- claim.lua ends the turns of a tenant on trial after each job.
+for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', key('trials'), '-inf', after(now, TRIAL_MS))) do
+  if not redis.call('ZSCORE', key('blocked'), tenant) then unblock(tenant) end
+end
+redis.call('ZREMRANGEBYSCORE', key('trials'), '-inf', now)
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('waiting'), '-inf', now, 'LIMIT', 0, 200)) do
   redis.call('ZREM', key('waiting'), id)
   local record = key('job', id)
