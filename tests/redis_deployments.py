@@ -87,6 +87,20 @@ class SentinelDeployment:
     def wait_for_promotion(self, old: RedisServer) -> None:
         wait_until(lambda: self.master is not old and _role(self.master) == "master", "no replica was promoted")
 
+    def fail_over_to(self, laggard: RedisServer) -> list[RedisServer]:
+        """Kill every server but a replica that was killed before, and wait until that one, restarted, is promoted.
+
+        What it missed is lost. A paused replica would not do: it reads what its socket has buffered when it resumes.
+        Returns the killed servers.
+        """
+        master = self.master
+        killed = [server for server in self.servers if server is not laggard]
+        for server in killed:
+            server.kill()
+        laggard.start("--replicaof", f"127.0.0.1 {master.port}")
+        wait_until(lambda: self.master is laggard and _role(laggard) == "master", "the laggard was not promoted")
+        return killed
+
     def rejoin(self, server: RedisServer) -> None:
         """Start a killed server as a replica of the master, and wait until it has all its data."""
         server.start("--replicaof", f"127.0.0.1 {self.master.port}")

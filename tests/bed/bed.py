@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ import psutil
 
 from cloud_pool.accounts.identity.issuing import issue, new_key, read_private
 from cloud_pool.accounts.identity.principal import Grants, Scope
+from tests.redis_deployments import SentinelDeployment
 from tests.redis_server import RedisServer
 from tests.stack import Process, free_port
 
@@ -94,6 +96,8 @@ class Bed:
     Args:
         tiers: the tier of each replica, in the order of the fallback
         serving: how many of the replicas are endpoints at first; None: all
+        root: source tree of the gateways and workers at first
+        replicas_of_redis: behind three Sentinels; 0: one Redis without Sentinels
         without: a mechanism of the gateways and workers that is off (`tests.bed.without`)
     """
 
@@ -109,10 +113,16 @@ class Bed:
         workers: int = 2,
         serving: int | None = None,
         without: str = "",
+        root: Path = ROOT,
+        replicas_of_redis: int = 0,
     ) -> None:
         self.folder = folder
+        self._roots: dict[str, Path] = {}
+        self._root = root
         self._without = without
-        self.redis = RedisServer(folder, "--maxmemory-policy", "noeviction")
+        durable = ("--maxmemory-policy", "noeviction")
+        self.sentinels = SentinelDeployment(folder, *durable, replicas=replicas_of_redis) if replicas_of_redis else None
+        self._server = None if self.sentinels else RedisServer(folder, *durable)
         self.replicas = [Replica(folder, number, name, model, speed) for number, name in enumerate(tiers, 1)]
         self._key = folder / "private.pem"
         new_key(self._key, folder / "keys.json")
@@ -141,7 +151,8 @@ class Bed:
             "webhooks": {"allowed_networks": ["127.0.0.0/8"], "allow_http": True, "timeout_s": 3},
         }
         identity = {"key_file": "keys.json"}
-        config = {"server": server, "tiers": tiers, "redis": self.redis.url, "identity": identity, "jobs": jobs}
+        redis_url = self.redis.url if self.sentinels is None else self.sentinels.url
+        config = {"server": server, "tiers": tiers, "redis": redis_url, "identity": identity, "jobs": jobs}
         off = CONFIG.get(self._without, Off())
         config |= more | {"tiers": [one | off.tier for one in tiers]}
         return config | {section: config.get(section, {}) | keys for section, keys in off.top.items()}
@@ -158,6 +169,14 @@ class Bed:
             now=time.time(),
             lifetime_s=86_400.0,
         )[0]
+
+    @property
+    def redis(self) -> RedisServer:
+        """The Redis server, or the one that the Sentinels call the master."""
+        if self._server is not None:
+            return self._server
+        assert self.sentinels is not None
+        return self.sentinels.master
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -200,13 +219,21 @@ class Bed:
     def _launch(self, name: str) -> Process:
         kind, _, number = name.partition("-")
         program = ["tests.bed.without", self._without] if self._without in PATCHES else ["cloud_pool"]
-        command = [sys.executable, "-m", *program, "serve" if kind == "gateway" else "worker"]
+        # Without -P the current folder would come first.
+        environment = {"PYTHONPATH": str(self._roots.get(name, self._root))}
+        command = [sys.executable, "-P", "-m", *program, "serve" if kind == "gateway" else "worker"]
         command += ["--config", str(self.folder / "gateway.yaml"), "--log", "info"]
         if kind == "gateway":
             command += ["--port", str(self._ports[int(number) - 1])]
             command += ["--operator-port", str(self._operator_ports[int(number) - 1])]
-        process = self._processes[name] = Process(name, command, self.folder / f"{name}.log", {"PYTHONPATH": str(ROOT)})
+        process = self._processes[name] = Process(name, command, self.folder / f"{name}.log", environment)
         return process
+
+    async def replace(self, name: str, root: Path = ROOT) -> None:
+        """Stop a gateway or worker with SIGTERM and start it from the source tree `root`; it is ready on return."""
+        await asyncio.to_thread(self._processes[name].stop)
+        self._roots[name] = root
+        await asyncio.to_thread(self._launch(name).ready)
 
     def process(self, name: str) -> Process:
         return self._processes[name]
@@ -226,9 +253,24 @@ class Bed:
             await asyncio.sleep(RESTART_PAUSE_S)
 
     async def crash_redis(self, down_s: float) -> None:
-        await asyncio.to_thread(self.redis.kill)
+        """Kill the Redis server. With Sentinels, a replica takes over before the killed server returns as a replica."""
+        if self.sentinels is None:
+            await asyncio.to_thread(self.redis.kill)
+            await asyncio.sleep(down_s)
+            await asyncio.to_thread(self.redis.start)
+            return
+        old = await asyncio.to_thread(self.sentinels.fail_over)
         await asyncio.sleep(down_s)
-        await asyncio.to_thread(self.redis.start)
+        await asyncio.to_thread(self.sentinels.rejoin, old)
+
+    def reconcile(self) -> set[str]:
+        """Return the ids that `causeway-cloud jobs reconcile` names. Raises RuntimeError if it fails."""
+        command = [sys.executable, "-m", "cloud_pool", "jobs", "reconcile", "--json"]
+        command += ["--config", str(self.folder / "gateway.yaml")]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if found.returncode not in (0, 1):
+            raise RuntimeError(found.stderr)
+        return {lost["id"] for lost in json.loads(found.stdout)["lost"]}
 
     def tails(self) -> str:
         """Return the last lines of all logs."""
@@ -246,7 +288,7 @@ class Bed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.popen.pid, signal.SIGCONT)  # A tool may have stopped it.
             process.kill()
-        self.redis.kill()
+        (self.sentinels or self.redis).kill()
 
 
 @contextlib.contextmanager

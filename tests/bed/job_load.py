@@ -90,6 +90,12 @@ class JobLoad:
             job.tokens = view["result"]["usage"]["completion_tokens"]
         return True
 
+    async def is_known(self, job: AcceptedJob) -> bool:
+        """Return whether a gateway knows the job; waits until one says so or denies it."""
+        while (status := (await self._request("GET", f"/v1/jobs/{min(job.ids)}"))[0]) not in (200, 404):
+            await asyncio.sleep(PAUSE_S)
+        return status == 200
+
     async def count_ends(self, job: AcceptedJob) -> None:
         """Count the end events in the job's event stream."""
         for url in self._urls:

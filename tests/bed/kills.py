@@ -2,14 +2,19 @@
 
 A round kills, in random order and at random moments, a gateway, a worker, Redis, one Triton, both Tritons and one
 Triton's model process (stub). The bed restarts gateway, worker and Redis as a supervisor does; Triton's launcher
-restarts Triton; a gateway reloads the model whose stub died. Then the round waits until every tier answers again and
-every job that it accepted has ended. Checks:
+restarts Triton; a gateway reloads the model whose stub died. Redis is a master with two replicas (`--single`: one
+server without Sentinels), and a killed master returns as a replica after the Sentinels have promoted another one. Then
+the round waits until every tier answers again and every job that it accepted has ended. Each round has a batch, too.
+Checks:
 
 1. No accepted job is lost: each has succeeded, with all its tokens (`late`: after more than TIMEOUT_S).
-2. No effect is duplicated: one job for a key, one end in its events, one webhook id at the receiver.
+2. No effect is duplicated: one job for a key, one end in its events, one webhook id at the receiver. An output file
+   has each line of its batch once, in order.
 3. Every interactive request has exactly one outcome, and no stream claims to be complete that is not.
 4. Over all rounds Triton is called at most AMPLIFICATION times for each request that reached it, as counted by the
    model itself.
+5. After the rounds a failover that loses data is forced: jobs are accepted while one replica is down, both other
+   servers are lost, and that replica is promoted. `jobs reconcile` names exactly the jobs and batches that are gone.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ import msgspec
 
 from tests.jobs.webhook_receiver import Receiver, receiving
 
+from .batch_load import BatchLoad
 from .bed import Bed, Replica, ReplicaSpeed, running_bed
 from .client import RequestResult, send
 from .figures import table
@@ -37,7 +43,9 @@ TIERS = ("assistant-large", "assistant")
 VICTIMS = ("gateway", "worker", "redis", "triton", "tritons", "stub")
 AMPLIFICATION = 1.2
 TOKENS = 100
-FALLBACK = {"degradation": {"tiers": TIERS}}
+CONFIG = {"degradation": {"tiers": TIERS}, "audit_file": "audit"}
+REPLICAS = 2  # of Redis: one may be lost without an end of acceptance
+LOST_JOBS = 12
 LONG = ReplicaSpeed(slots=64, prefill_s=0.05, step_s=0.02)
 """Of paced replicas: an answer takes 2 s, so that each kill interrupts many."""
 TIMEOUT_S = 90.0
@@ -150,6 +158,7 @@ class KillMatrix:
         self._receiver = receiver
         self._rng = random.Random(seed)
         self._jobs = JobLoad(session, bed.urls, bed.token("acme"), receiver, self._rng)
+        self._batches = BatchLoad(session, bed.urls, bed.token("acme"), self._rng)
         self.rejected = self._jobs.rejected
 
     async def round(
@@ -159,10 +168,12 @@ class KillMatrix:
         known, called = len(self._jobs.accepted), [len(replica.calls()) for replica in self._bed.replicas]
         load = MixedLoad(self._bed, self._session, self._jobs, self._rng)
         running = asyncio.ensure_future(load.run(streams_per_s=streams_per_s, jobs_per_s=jobs_per_s))
+        batch = asyncio.ensure_future(self._batches.submit(self._rng.choice(TIERS), TOKENS))
         await Killer(self._bed, self._rng).run(victims, within_s)
         await self._wait_until_ready()
         load.stop()
         await running
+        await batch
         accepted = self._jobs.accepted[known:]
         late = await self._jobs.wait_for_ends(accepted, TIMEOUT_S)
         calls = [
@@ -211,6 +222,8 @@ class KillMatrix:
         ends = time.monotonic() + TIMEOUT_S
         while time.monotonic() < ends and any(job.has_webhook and not self._webhook_ids(job) for job in jobs):
             await asyncio.sleep(TICK_S)
+        batches = await self._batches.failures(TIMEOUT_S)
+        print(f"batches: {len(self._batches.accepted)} accepted, refused before that: {dict(self._batches.rejected)}")
         received = sum(len(self._webhook_ids(job)) for job in jobs)
         ends_seen, requested = sum(job.ends for job in jobs), sum(job.has_webhook for job in jobs)
         print(f"jobs: {len(jobs)} accepted in {self._jobs.submissions} submissions, {ends_seen} ends")
@@ -225,7 +238,26 @@ class KillMatrix:
                 bool(self._webhook_ids(job)) and not job.has_webhook for job in jobs
             ),
         }
-        return [f"{count} {what}" for what, count in checks.items() if count]
+        return batches + [f"{count} {what}" for what, count in checks.items() if count]
+
+    async def lose_acknowledged_jobs(self) -> list[str]:
+        """Force a failover that loses data. Returns what is wrong with the report of `jobs reconcile`."""
+        sentinels = self._bed.sentinels
+        assert sentinels is not None
+        laggard = sentinels.replicas[0]
+        laggard.kill()
+        known = len(self._jobs.accepted)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(LOST_JOBS):
+                tasks.create_task(self._jobs.submit(self._rng.choice(TIERS), TOKENS))
+        killed = await asyncio.to_thread(sentinels.fail_over_to, laggard)
+        for server in killed:
+            await asyncio.to_thread(sentinels.rejoin, server)
+        await self._wait_until_ready()
+        gone = {min(job.ids) for job in self._jobs.accepted[known:] if not await self._jobs.is_known(job)}
+        found = await asyncio.to_thread(self._bed.reconcile)
+        print(f"forced lossy failover: {LOST_JOBS} accepted, {len(gone)} gone, {len(found)} named by jobs reconcile")
+        return [] if gone and found == gone else [f"jobs reconcile named {sorted(found)}, gone are {sorted(gone)}"]
 
     def _webhook_ids(self, job: AcceptedJob) -> set[str]:
         """Return the webhook ids that the receiver saw for the job."""
@@ -269,6 +301,8 @@ async def run(
             )
             print(summary(rounds[-1:]).splitlines()[1], flush=True)
         failures = [failure for one in rounds for failure in one.failures] + await matrix.effects()
+        if bed.sentinels is not None:
+            failures += await matrix.lose_acknowledged_jobs()
         if amplification(rounds) > AMPLIFICATION:
             failures.append(f"{amplification(rounds):.2f} calls a request")
         print("streams without an answer:", dict(sum((one.codes for one in rounds), collections.Counter[str]())))
@@ -281,13 +315,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", choices=("journaled", "paced"), default="journaled", help="paced: long answers")
+    parser.add_argument("--single", action="store_true", help="one Redis server without Sentinels")
     parser.add_argument("--within-s", type=float, default=3.0, help="longest time between two kills")
     parser.add_argument("--streams-per-s", type=float, default=8.0)
     parser.add_argument("--jobs-per-s", type=float, default=2.0)
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     plan = [rng.sample(VICTIMS, len(VICTIMS)) for _ in range(arguments.rounds)]
-    with running_bed(TIERS, model=arguments.model, speed=LONG, config=dict(FALLBACK)) as bed:
+    replicas = 0 if arguments.single else REPLICAS
+    with running_bed(TIERS, model=arguments.model, speed=LONG, config=dict(CONFIG), replicas_of_redis=replicas) as bed:
         rounds, failures = asyncio.run(
             run(
                 bed,

@@ -6,22 +6,31 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 
+import aiohttp
 import pytest
+from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
+from cloud_pool.accounts.audit import AuditLog
 from cloud_pool.assembly import open_shared_redis
+from cloud_pool.jobs.acceptance import reconcile
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.errors import JobStoreNotReplicated, JobStoreUnavailable
+from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.stores import JobStores
+from tests.jobs.gateway import identify, serving
 from tests.jobs.scripted_worker import RunningWorker, ScriptedRunner
-from tests.redis_deployments import SentinelDeployment
+from tests.jobs.test_api import TIER
+from tests.redis_deployments import SentinelDeployment, running
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 PATIENCE_S = 30.0
+CHAT = {"model": "large", "messages": [{"role": "user", "content": "a question"}]}
 
 
 def config_of(deployment: SentinelDeployment, **changes: object) -> JobsConfig:
@@ -143,3 +152,39 @@ async def test_accounts_follow_the_master(sentinels: SentinelDeployment) -> None
                 assert await asyncio.wait_for(client.get("here"), PATIENCE_S) == b"1"
                 assert await client.set("there", "2")
                 break
+
+
+async def test_reconcile_names_what_a_forced_lossy_failover_lost(tmp_path: Path) -> None:
+    """The only replica that confirmed is lost together with the master, and a stale one is promoted."""
+    (tmp_path / "redis").mkdir()
+    audit = AuditLog(str(tmp_path / "audit"))
+    audit.start()
+    with running(SentinelDeployment(tmp_path / "redis", replicas=2)) as deployment:
+        config = config_of(deployment)
+        gateway = JobsGateway(config, {"large": TIER}, identify, CollectorRegistry(), audit=audit)
+        headers = {"authorization": "Bearer acme"}
+        async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
+            kept = [await submit(http) for _ in range(5)]
+            with deployment.master.client() as master:
+                master.set("test", "both replicas have it")
+                assert master.wait(2, 10_000) == 2
+            laggard = deployment.replicas[0]
+            laggard.kill()
+            lost = [await submit(http) for _ in range(7)]
+            for server in await asyncio.to_thread(deployment.fail_over_to, laggard):
+                await asyncio.to_thread(deployment.rejoin, server)
+            stores = JobStores.open(config)
+            for name in kept:
+                assert await stores.jobs.lookup(name) is not None
+            found = await reconcile(stores.database, config, [tmp_path / "audit"])
+            await stores.close()
+        await gateway.close()
+    audit.close()
+    assert [each.id for each in found.lost] == lost
+    assert {each.tenant for each in found.lost} == {"acme"}
+
+
+async def submit(http: aiohttp.ClientSession) -> str:
+    async with http.post("/v1/jobs", json=CHAT) as response:
+        assert response.status == 202, await response.text()
+        return str((await response.json())["id"])
