@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 import anyio
 import msgspec
 
-from .log_filter import readable_line
+from .log_filter import LogFilter
 from .server_process import Ports, count_living_children, end_with_parent, is_ready, remove_leftovers
 
 POLL_S = 0.05
@@ -120,7 +120,7 @@ class Launcher:
         read_out = asyncio.Event()
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._forward_log, reading, read_out)
+                tasks.start_soon(self._forward_log, reading, read_out, lambda: bool(ready_at))
                 tasks.start_soon(self._watch, process, ready_at)
                 tasks.start_soon(self._drain_at, stop, process)
                 code = await process.wait()
@@ -169,14 +169,15 @@ class Launcher:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
-    async def _forward_log(self, reading: int, read_out: asyncio.Event) -> None:
+    async def _forward_log(self, reading: int, read_out: asyncio.Event, is_serving: Callable[[], bool]) -> None:
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb")
         )
+        log_filter = LogFilter(is_serving)
         try:
             while line := await _read_line(reader):
-                readable = readable_line(line.decode(errors="replace").rstrip("\n"))
+                readable = log_filter.readable(line.decode(errors="replace").rstrip("\n"))
                 if readable is not None:
                     self._log(readable)
         finally:

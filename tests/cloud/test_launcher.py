@@ -17,7 +17,7 @@ import pytest
 
 from cloud_pool.triton_server.environment import find_environment
 from cloud_pool.triton_server.launcher import STUCK_S, Launcher
-from cloud_pool.triton_server.log_filter import readable_line
+from cloud_pool.triton_server.log_filter import LogFilter
 from cloud_pool.triton_server.repository import ServedModel, write_repository
 from cloud_pool.triton_server.server_process import (
     SHARED_MEMORY,
@@ -245,7 +245,7 @@ def test_port_0_becomes_a_free_port_of_its_own() -> None:
 )
 def test_log_filter(line: str, readable: str | None) -> None:
     """Complaints about missing GPUs and tables go; models, errors and the output of models stay."""
-    assert readable_line(line) == readable
+    assert LogFilter(lambda: False).readable(line) == readable
 
 
 def test_repository_has_each_model_with_its_options(tmp_path: Path) -> None:
@@ -294,3 +294,44 @@ def test_error_of_a_missing_environment_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "triton.json").write_bytes(msgspec.json.encode(gone))
     with pytest.raises(ConfigError, match="/gone does not exist"):
         find_environment(tmp_path)
+
+
+def test_texts_that_may_quote_a_request_are_hidden() -> None:
+    """Of what a model raises the log has class and source lines, of a grammar that llama.cpp refuses nothing."""
+    secret = "zebra-7f3a"
+    lines = [
+        f'E1122 10:00:00.1 7 pb_stub.cc:749] "Failed to process the request(s), message: ValueError: {secret}',
+        f"more of {secret}",
+        "At:",
+        "  /models/m/1/model.py(12): execute",
+        'I1122 10:00:01.000001 7 server.cc:12] "fine again"',
+        "the engine stopped",
+        "Traceback (most recent call last):",
+        '  File "/app/engine.py", line 7, in _run',
+        "    self._serve()",
+        f"router.errors.InvalidGrammar: {secret}",
+        f"KeyError: '{secret}'",
+        f"  of {secret}",
+        "GGML_ASSERT(n > 0) failed",
+        'I1122 10:00:01.000001 7 server.cc:12] "fine again"',
+        "GGML_ASSERT(n > 0) failed",
+        "parse: error parsing grammar: expecting name at " + secret,
+        f'root ::= "{secret}"',
+    ]
+    log_filter = LogFilter(lambda: True)
+    shown = [text for line in lines if (text := log_filter.readable(line)) is not None]
+    assert not [text for text in shown if secret in text]
+    assert shown == [
+        "error: Failed to process the request(s), message: ValueError",
+        "  /models/m/1/model.py(12): execute",
+        "fine again",
+        "the engine stopped",
+        "Traceback (most recent call last):",
+        '  File "/app/engine.py", line 7, in _run',
+        "    self._serve()",
+        "router.errors.InvalidGrammar",
+        "KeyError",
+        "fine again",
+        "GGML_ASSERT(n > 0) failed",
+        "parse: error parsing grammar",
+    ]
