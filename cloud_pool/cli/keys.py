@@ -12,7 +12,6 @@ from typing import cast
 import click
 import jwt
 import msgspec
-import redis.asyncio
 from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
@@ -26,6 +25,7 @@ from ..accounts.identity.key_set import read_jwks
 from ..accounts.identity.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, revoke_device, revoke_token
 from ..admission import RANK, Priority
+from .gateways_redis import open_gateways_redis
 from .process import report_errors
 
 _DEFAULTS = IdentityConfig()
@@ -130,13 +130,21 @@ def issue(
 
 
 @keys.command()
+@click.option("--config", "path", type=_PATH, help="The gateways' YAML file, for their Redis.")
 @click.option("--redis", "url", envvar="CAUSEWAY_REDIS", help="URL of the gateways' Redis, as redis://host:port/0.")
 @click.option("--token-id", help="Revoke one token, by its id.")
 @click.option("--device", help="Revoke all tokens of tenant/device issued until now.")
 @click.option("--key", "kid", help="Revoke a signing key and with it all its tokens: remove it from --keys.")
 @click.option("--keys", "key_file", type=_PATH, help="JWKS file, for --key.")
 @_report_errors
-def revoke(url: str | None, token_id: str | None, device: str | None, kid: str | None, key_file: Path | None) -> None:
+def revoke(
+    path: Path | None,
+    url: str | None,
+    token_id: str | None,
+    device: str | None,
+    kid: str | None,
+    key_file: Path | None,
+) -> None:
     """Revoke a token, a device or a key. Gateways refuse it within seconds."""
     if (token_id is not None) + (device is not None) + (kid is not None) != 1:
         raise click.UsageError("give exactly one of --token-id, --device and --key")
@@ -150,18 +158,18 @@ def revoke(url: str | None, token_id: str | None, device: str | None, kid: str |
             "of the key within a second"
         )
         return
-    if url is None:
-        raise click.UsageError("--token-id and --device need --redis, the gateways' Redis")
+    if url is None and path is None:
+        raise click.UsageError("--token-id and --device need --redis or --config, for the gateways' Redis")
     if device is not None and not all(device.partition("/")):
         raise click.UsageError("write --device as tenant/device")
     now = time.time()
-    asyncio.run(_revoke(url, token_id, device, now))
+    asyncio.run(_revoke(path, url, token_id, device, now))
     what = f"token {token_id}" if token_id is not None else f"all tokens of {device} issued until {_date(now)}"
     click.echo(f"revoked {what}; gateways refuse {'it' if token_id is not None else 'them'} within seconds")
 
 
-async def _revoke(url: str, token_id: str | None, device: str | None, now: float) -> None:
-    async with redis.asyncio.Redis.from_url(url) as client:
+async def _revoke(path: Path | None, url: str | None, token_id: str | None, device: str | None, now: float) -> None:
+    async with open_gateways_redis(path, url) as client:
         if token_id is not None:
             # The token's expiry is not known here; no gateway accepts a token with a longer lifetime.
             await revoke_token(client, token_id, now + MAX_TOKEN_LIFETIME_S, now)
@@ -172,9 +180,10 @@ async def _revoke(url: str, token_id: str | None, device: str | None, now: float
 @keys.command()
 @click.argument("token", required=False)
 @click.option("--keys", "key_file", type=_PATH, help="List the keys of this JWKS file.")
+@click.option("--config", "path", type=_PATH, help="List the revocations in the Redis of the gateways' YAML file.")
 @click.option("--redis", "url", envvar="CAUSEWAY_REDIS", help="List the revocations in this Redis.")
 @_report_errors
-def show(token: str | None, key_file: Path | None, url: str | None) -> None:
+def show(token: str | None, key_file: Path | None, path: Path | None, url: str | None) -> None:
     """Show a token's claims (unverified), the keys of a key set, or the revocations."""
     if token is not None:
         _show_token(token)
@@ -183,8 +192,8 @@ def show(token: str | None, key_file: Path | None, url: str | None) -> None:
         for key in read_jwks(key_file).keys:
             table.add_row(key.kid, key.alg)
         Console().print(table)
-    if url is not None and token is None:
-        asyncio.run(_show_revoked(url))
+    if (path is not None or url is not None) and token is None:
+        asyncio.run(_show_revoked(path, url))
 
 
 def _show_token(token: str) -> None:
@@ -214,15 +223,15 @@ def _show_token(token: str) -> None:
     Console().print(table)
 
 
-async def _show_revoked(url: str) -> None:
-    async with redis.asyncio.Redis.from_url(url, decode_responses=True) as client:
-        tokens = cast("list[tuple[str, float]]", await client.zrange(TOKENS_KEY, 0, -1, withscores=True))
-        devices = cast("dict[str, str]", await client.hgetall(DEVICES_KEY))
+async def _show_revoked(path: Path | None, url: str | None) -> None:
+    async with open_gateways_redis(path, url) as client:
+        tokens = cast("list[tuple[bytes, float]]", await client.zrange(TOKENS_KEY, 0, -1, withscores=True))
+        devices = cast("dict[bytes, bytes]", await client.hgetall(DEVICES_KEY))
     table = Table("revoked", "", "")
     for jti, expiry in tokens:
-        table.add_row("token", jti, f"until {_date(expiry)}")
+        table.add_row("token", jti.decode(), f"until {_date(expiry)}")
     for name, revoked_at in sorted(devices.items()):
-        table.add_row("device", name, f"issued before {_date(float(revoked_at))}")
+        table.add_row("device", name.decode(), f"issued before {_date(float(revoked_at))}")
     Console().print(table)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 import msgspec
-import redis.asyncio
 from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
 
 from ..accounts.tenants.usage import UsageRow, read_usage
+from .gateways_redis import open_gateways_redis
 from .process import report_errors
 
 _FORMAT = "%Y-%m-%d"
@@ -30,13 +31,14 @@ def _day(_context: click.Context, _option: click.Parameter, text: str | None) ->
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("tenant")
-@click.option("--redis", "url", envvar="CAUSEWAY_REDIS", required=True, help="URL of the gateways' Redis.")
+@click.option("--config", "path", type=click.Path(path_type=Path), help="The gateways' YAML file.")
+@click.option("--redis", "url", envvar="CAUSEWAY_REDIS", help="URL of the gateways' Redis.")
 @click.option("--day", callback=_day, help="UTC, as 2026-11-21; default: today.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@report_errors(RedisError, OSError, ValueError)
-def usage_command(tenant: str, url: str, day: str, as_json: bool) -> None:
+@report_errors(RedisError, OSError)
+def usage_command(tenant: str, path: Path | None, url: str | None, day: str, as_json: bool) -> None:
     """Show what a tenant used on a day, and what it costs."""
-    rows = asyncio.run(_read(url, tenant, day))
+    rows = asyncio.run(_read(path, url, tenant, day))
     if as_json:
         click.echo(msgspec.json.encode(rows).decode())
         return
@@ -50,7 +52,7 @@ def usage_command(tenant: str, url: str, day: str, as_json: bool) -> None:
     Console().print(table)
 
 
-async def _read(url: str, tenant: str, day: str) -> tuple[UsageRow, ...]:
-    """Raises RedisError, or ValueError for an invalid URL."""
-    async with redis.asyncio.Redis.from_url(url) as client:
+async def _read(path: Path | None, url: str | None, tenant: str, day: str) -> tuple[UsageRow, ...]:
+    """Raises RedisError or ConfigError."""
+    async with open_gateways_redis(path, url) as client:
         return await read_usage(client, tenant, day)

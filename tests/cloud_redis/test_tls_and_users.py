@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
+from click.testing import CliRunner
 from redis.exceptions import RedisError
 
 from cloud_pool.assembly import open_shared_redis
 from cloud_pool.cache.config import CacheConfig
+from cloud_pool.cli.main import main
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.errors import JobStoreUnavailable
 from cloud_pool.jobs.store.durability import DurabilityCheck
@@ -116,3 +120,23 @@ async def test_sentinels_and_servers_may_have_passwords(tmp_path: Path) -> None:
             with pytest.raises(JobStoreUnavailable):
                 await without.jobs.accept(job(2))
             await without.close()
+
+
+async def test_commands_reach_a_redis_of_the_configuration(
+    tls_server: TlsServer, address: RedisConfig, tmp_path: Path
+) -> None:
+    """`keys revoke`, `keys show` and `usage` with the gateways' file, which names the user and the certificates."""
+    with tls_server.client(username="jobs", password="first") as admin:
+        assert admin.ping()
+    (tmp_path / "gateway.yaml").write_text(json.dumps({"redis": msgspec.to_builtins(address)}))
+    tls_server.kill()
+    tls_server.start("--user", "jobs", "on", ">first", "~causeway:*", "+@all")
+    options = ("--config", str(tmp_path / "gateway.yaml"))
+    for arguments, printed in (
+        (("keys", "revoke", *options, "--device", "acme/kiosk"), "revoked all tokens of acme/kiosk"),
+        (("keys", "show", *options), "acme/kiosk"),
+        (("usage", *options, "acme"), "acme has no recorded usage"),
+        (("usage", "acme"), "give --redis"),
+    ):
+        found = await asyncio.to_thread(CliRunner().invoke, main, list(arguments))
+        assert printed in found.output, arguments
