@@ -183,6 +183,7 @@ def build_jobs(
         lambda http: accounts.authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, "")),
         metrics.registry,
         limits=accounts.ledger.limits,
+        admit=accounts.ledger.admit_submission,
         check_cost=accounts.accounting.check_cost,
         trace=None if tracing is None else tracing.jobs,
         audit=accounts.audit,

@@ -71,6 +71,10 @@ class Ledger:
         """Return the limits of the principal's tenant."""
         return self._accounting.config.limits(principal.tenant)
 
+    async def admit_submission(self, principal: Principal) -> None:
+        """Count a submission of a job or batch against the tenant's rate of submissions. Raises RateLimited."""
+        await self._accounting.take_submission(principal.tenant)
+
     async def admit(
         self,
         entry: LedgerEntry,

@@ -19,7 +19,7 @@ from .acceptance import AcceptanceLog
 from .config import JobsConfig
 from .errors import JobStoreUnavailable
 from .http.batch_api import BatchApi
-from .http.job_api import IdentifyCaller, JobApi
+from .http.job_api import AdmitSubmission, IdentifyCaller, JobApi
 from .metrics import JobMetrics
 from .store.redis_client import redis_time
 from .stores import JobStores
@@ -36,6 +36,7 @@ class JobsGateway:
         tiers: by name and alias
         identify: request -> principal
         limits: limits of a principal's tenant
+        admit: counts a submission against its tenant's rate; None: they are not limited
         bodies: bounds the bodies in memory; the server releases them
         check_cost: refuses a job that could never run within its tenant's budget
         audit: gets a record of each job and batch that is acknowledged; None: no records
@@ -51,6 +52,7 @@ class JobsGateway:
         *,
         limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits(),
         check_cost: CheckCost = lambda *_: 0,
+        admit: AdmitSubmission | None = None,
         trace: JobTrace | None = None,
         audit: AuditLog | None = None,
         bodies: BodyMemory | None = None,
@@ -80,6 +82,7 @@ class JobsGateway:
             bodies=bodies,
             more_routes=batches.routes,
             accepted=accepted,
+            admit=admit,
         )
 
     async def watch(self) -> None:

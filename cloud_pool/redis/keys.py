@@ -114,7 +114,13 @@ _IDENTITY = _keys(
 _TENANTS = _keys(
     "accounts/tenants",
     "causeway:tenant:{<tenant>}:",
-    ("requests", "hash", "ttl", "until the bucket is full", "token bucket of requests"),
+    (
+        "requests",
+        "hash",
+        "ttl",
+        "until the bucket is full",
+        "token buckets of requests and of submissions",
+    ),
     ("tokens", "hash", "ttl", "until the bucket is full", "token bucket of tokens"),
     ("usage:<day>", "hash", "ttl", "`usage_retention_days`", "usage of a day by tier and route"),
     ("reserved", "hash", "ttl", "the longest reservation", "what requests in progress may cost"),

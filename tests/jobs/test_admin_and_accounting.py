@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.audit import AuditLog
+from cloud_pool.accounts.identity.principal import Principal
 from cloud_pool.accounts.ledger import Ledger
 from cloud_pool.accounts.tenants.accounting import TenantAccounting
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
@@ -203,3 +204,34 @@ async def test_runs_obey_tenant_limits_and_leave_one_audit_record_each(tmp_path:
     assert (rows[0]["tenant"], rows[0]["device"], rows[0]["route"]) == ("acme", "kiosk", "job")
     assert (rows[0]["prompt_tokens"], rows[0]["completion_tokens"]) == (5, 2)
     assert "secret" not in books.path.read_text()
+
+
+async def test_submissions_have_the_tenants_rate_in_a_bucket_of_their_own(
+    tmp_path: Path, config: JobsConfig, clock: Clock
+) -> None:
+    """Jobs, files and batches count; reads do not, and neither do another tenant's submissions."""
+    limits = TenantConfig(name="acme", requests_per_s=0.001, burst=2)
+    ledger = AuditedLedger(tmp_path, TenantsConfig(overrides=(limits,))).ledger
+    gateway = JobsGateway(
+        config, {"big": TIER}, identify, CollectorRegistry(), admit=ledger.admit_submission, clock=clock
+    )
+    async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url) as http:
+
+        async def status(tenant: str, path: str = "/v1/jobs", method: str = "POST") -> int:
+            headers = {"authorization": f"Bearer {tenant}"}
+            async with http.request(method, path, json=CHAT if method == "POST" else None, headers=headers) as response:
+                if response.status == 429:
+                    assert int(response.headers["retry-after"]) >= 1
+                    assert "requests_per_s" in (await response.json())["error"]["message"]
+                return response.status
+
+        assert [await status("acme") for _ in range(3)] == [202, 202, 429]
+        assert await status("acme", "/v1/files") == 429
+        assert await status("acme", "/v1/batches") == 429
+        assert await status("acme", method="GET") == 200
+        assert await status("other") == 202
+    await gateway.close()
+    request = parse_chat(BODY, RoutingHints())
+    principal = Principal("acme", "1", frozenset({"chat"}))
+    for _ in range(2):  # requests have a bucket of their own
+        await ledger.admit(ledger.open("chat", {}), principal, request, 1, max_tokens=1, lifetime_s=1.0)

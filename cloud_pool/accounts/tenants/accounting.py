@@ -84,6 +84,10 @@ class TenantAccounting:
             )
         return micro_usd
 
+    async def take_submission(self, tenant: str) -> None:
+        """Count a submission of a job or batch. Raises RateLimited."""
+        await self._limiter.take_submission(tenant)
+
     def charge(self, reservation: Reservation, tier: str, route: str, usage: Usage) -> Charge:
         """Return what a request has cost."""
         return Charge(reservation, tier, route, usage, self._price(tier).micro_usd(usage))

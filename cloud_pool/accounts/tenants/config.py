@@ -37,6 +37,11 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Capacity of the request bucket."""
         return float(self.burst or max(1.0, 2 * self.requests_per_s))
 
+    @property
+    def of_submissions(self) -> TenantLimits:
+        """The limits of submissions of jobs: the rate of requests, whatever the jobs use when they run."""
+        return TenantLimits(requests_per_s=self.requests_per_s, burst=self.burst)
+
     def body_bytes(self, gateway_max: int) -> int:
         """Return the largest body that tenant and gateway both accept."""
         return min(gateway_max, self.max_body_bytes or gateway_max)

@@ -46,6 +46,7 @@ TAKE_SCRIPT: Final = load_script(_LUA, "take", _TOKEN_BUCKET, _BUDGET)
 SETTLE_SCRIPT: Final = load_script(_LUA, "settle", _TOKEN_BUCKET)
 RESTORE_SCRIPT: Final = load_script(_LUA, "restore", _TOKEN_BUCKET, _BUDGET)
 GATEWAYS_SCRIPT: Final = load_script(_LUA, "gateways")
+_SUBMISSIONS = "/submissions"  # after a tenant's name, in the names of buckets
 _MAX_LOCAL_TENANTS = 10_000
 _ALIVE_S = 10.0  # how long a gateway counts after its last sign, or three flushes if that is longer
 _FLUSH_TIMEOUT_S = 1.0
@@ -112,6 +113,18 @@ class TenantRateLimiter:
         if error is not None:
             raise error
         return reservation
+
+    async def take_submission(self, tenant: str) -> None:
+        """Take a submission of a job or batch, which have the rate of requests in a bucket of their own.
+
+        Raises RateLimited.
+        """
+        reservation = Reservation(tenant + _SUBMISSIONS, 0)
+        limits = self._limits_of(reservation.tenant)
+        error = await self._check(limits, reservation, 0.0) if limits.requests_per_s else None
+        if error is not None:
+            message = f"Your limit is {limits.requests_per_s:g} submissions a second (requests_per_s)."
+            raise RateLimited(message, retry_after_s=error.retry_after_s)
 
     def settle(self, charge: Charge) -> None:
         """Correct the reservation by what was used. The cost itself is written with the tenant's usage."""
@@ -195,7 +208,7 @@ class TenantRateLimiter:
             _log.info("tenants' rates are checked in Redis again")
 
     async def _restore_one(self, tenant: str, local: LocalLimits) -> None:
-        limits, now = self._config.limits(tenant), self._clock()
+        limits, now = self._limits_of(tenant), self._clock()
         requests, tokens = local.missing(now)
         keys = [requests_key(tenant), tokens_key(tenant), reserved_key(tenant), reservation_ends_key(tenant)]
         reservations = [
@@ -204,6 +217,11 @@ class TenantRateLimiter:
             for part in (each.id, each.fence, each.micro_usd, lifetime_s)
         ]
         await self._restore(keys, [self._now_s(), *_rates(limits, requests, tokens), *reservations])
+
+    def _limits_of(self, bucket: str) -> TenantLimits:
+        """Return the limits of a tenant's requests, or of its submissions."""
+        limits = self._config.limits(bucket.removesuffix(_SUBMISSIONS))
+        return limits.of_submissions if bucket.endswith(_SUBMISSIONS) else limits
 
     def _leave_redis(self, error: Exception) -> None:
         if not self._alone:

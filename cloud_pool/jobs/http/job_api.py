@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -28,6 +28,8 @@ from .routing import Handler, OwnedHandler, Route, enqueue_span, json_response, 
 
 IdentifyCaller = Callable[[web.BaseRequest], Principal]
 """The principal of a request, from its headers. Raises AuthenticationFailed."""
+AdmitSubmission = Callable[[Principal], Awaitable[None]]
+"""Counts a submission. Raises RateLimited."""
 _READ_S = 20.0
 
 
@@ -53,6 +55,7 @@ class JobApi:
         bodies: bounds the bodies in memory; the server releases them
         more_routes: routes of other handlers, such as BatchApi's
         accepted: records what is acknowledged; None: nothing is recorded
+        admit: counts a POST against the rate of submissions; raises RateLimited
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class JobApi:
         bodies: BodyMemory | None = None,
         more_routes: Sequence[Route] = (),
         accepted: AcceptanceLog | None = None,
+        admit: AdmitSubmission | None = None,
     ) -> None:
         self._config = config
         self._bodies = bodies or BodyMemory()
@@ -79,6 +83,7 @@ class JobApi:
         self._limits = limits
         self._trace = trace
         self._accepted = accepted or AcceptanceLog()
+        self._admit = admit
         self._event_streams = 0
         self._routes = (
             route("/v1/jobs", POST=self._create, GET=self._list),
@@ -106,6 +111,8 @@ class JobApi:
     async def _handle(self, handle: OwnedHandler, name: str, request: web.BaseRequest) -> web.StreamResponse:
         principal = self._identify(request)
         principal.require("jobs")
+        if self._admit is not None and request.method == hdrs.METH_POST:
+            await self._admit(principal)  # before its body is read
         return await handle(request, principal, name)
 
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:

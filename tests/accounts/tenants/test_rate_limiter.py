@@ -207,3 +207,17 @@ def test_overrides_apply_by_name() -> None:
     assert (config.limits("acme").max_tokens, config.limits("other").max_tokens) == (7, 1)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"overrides": [{"name": "a b"}]}, TenantsConfig)
+
+
+async def test_submissions_are_shared_by_all_gateways(redis_server: RedisServer, clock: Clock) -> None:
+    limits = TenantLimits(requests_per_s=1.0, burst=2, tokens_per_minute=1, usd_per_day=0.0001)
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    first, second = (budgets(limits, client, clock) for _ in range(2))
+    await first.take_submission("sender")
+    await second.take_submission("sender")
+    with pytest.raises(RateLimited, match="requests_per_s") as caught:
+        await first.take_submission("sender")
+    assert caught.value.retry_after_s == pytest.approx(1.0, abs=0.01)
+    clock.now += 1.0
+    await second.take_submission("sender")
+    await client.aclose()
