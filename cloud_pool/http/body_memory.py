@@ -1,7 +1,8 @@
 """Bound of the request bodies that are in memory at once.
 
 A body counts until its request ends, since the parsed request holds most of it. Bodies of up to FREE_BYTES do not
-count: the number of connections bounds these, and a flood of large bodies does not keep small requests out.
+count: the number of connections bounds these, and a flood of large bodies does not keep small requests out. A chunked
+body, whose size is unknown, counts as FREE_BYTES at least.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ async def read_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, mem
     length = http.content_length or 0
     if length > max_bytes:
         raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")
-    if length > FREE_BYTES:
-        memory.hold(http, tenant, length)
+    if length > FREE_BYTES or http.content_length is None:
+        memory.hold(http, tenant, length or FREE_BYTES)  # of an unknown size, it counts from the beginning
     if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
         await send_continue(http)
     try:
