@@ -136,7 +136,8 @@ def test_the_gateway_and_the_edge_share_a_token_of_this_run(start: Start) -> Non
     (tokens,) = [event for event in up.events if event.startswith("tokens")]
     (key,) = [event for event in up.events if event.startswith("key")]
     token, url = key.split()[1], key.split()[3]
-    assert tokens == f"tokens this-device sha256:{hashlib.sha256(token.encode()).hexdigest()}"
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    assert tokens == f"tokens this-device sha256:{digest} priority=interactive critical=true"
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1", url)
 
 
