@@ -21,7 +21,7 @@ from cloud_pool.jobs.batches.file_store import FilePart
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.batches.states import is_final
 from cloud_pool.jobs.config import BatchConfig, FilesConfig, JobsConfig
-from cloud_pool.jobs.errors import FileStoreUnavailable, JobStoreUnavailable
+from cloud_pool.jobs.errors import FileStoreUnavailable, JobStoreUnavailable, TokenRevoked
 from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.store.redis_client import Argument, RedisClient, Reply, as_int, as_list, as_text
 from cloud_pool.jobs.stores import JobStores
@@ -307,6 +307,19 @@ async def test_lines_of_a_tier_that_is_gone_fail_by_name(
     assert await custom_ids(stores, ended, "output") == numbers(range(1, 9, 2))
     assert {row["error"]["code"] for row in await rows(stores, ended, "errors")} == {"model_not_found"}  # type: ignore[index]
     assert await custom_ids(stores, ended, "errors") == numbers(range(2, 9, 2))
+
+
+async def test_a_line_whose_token_is_revoked_says_so(
+    stores: JobStores, processor: BatchProcessor, clock: Clock
+) -> None:
+    await create_batch(stores, 3)
+    await processor.step()
+    await processor.step()
+    for record in (await stores.jobs.claim("w", "large", ["bulk"])).records:
+        await stores.jobs.fail(record.id, record.fence, TokenRevoked("The job did not run."), "cancel")
+    ended = await process(stores, processor, clock)
+    (row,) = await rows(stores, ended, "errors")
+    assert row["error"] == {"code": "token_revoked", "message": "The job did not run."}
 
 
 # --- over each store of files -----------------------------------------------------------------------------------------

@@ -44,7 +44,9 @@ def output_line(batch: Batch, line: int, outcome: LineOutcome) -> tuple[ResultPa
 
 def _error(batch: Batch, outcome: LineOutcome) -> _LineError:
     not_run = _NOT_RUN_CODES.get(outcome.state)
-    if not_run is not None:
+    # A job may also be cancelled for a reason of its own, such as a revoked token.
+    own_reason = outcome.state is JobState.CANCELLED and batch.cancelling_at is None and outcome.error
+    if not_run is not None and not own_reason:
         if outcome.state is None and batch.cancelling_at is not None:
             not_run = "batch_cancelled"
         return _LineError(not_run, "This request was not completed before the batch ended.")
