@@ -54,7 +54,7 @@ class SentinelDeployment:
                 self.servers.append(self._server(f"redis-{number + 2}", self.servers[0].port))
             wait_until(lambda: self._replicas_are_online(replicas), "the replicas do not follow their master")
             for number, port in enumerate(self._sentinel_ports, 1):
-                self._start_sentinel(number, port)
+                self._start_sentinel(number, port, self.servers[0].port, 2)
             wait_until(lambda: self._sentinels_agree(replicas), "the Sentinels do not find each other")
         except BaseException:
             self.kill()
@@ -122,13 +122,19 @@ class SentinelDeployment:
         of_master = ("--replicaof", f"127.0.0.1 {master}") if master else ()
         return RedisServer(folder, "--repl-diskless-sync-delay", "0", *self._settings, *of_master)
 
-    def _start_sentinel(self, number: int, port: int) -> None:
+    def start_stale_sentinel(self) -> str:
+        """Start a Sentinel that takes a replica for the master. Returns its URL."""
+        port = free_port()
+        self._start_sentinel(0, port, self.replicas[0].port, 1)
+        return f"redis+sentinel://127.0.0.1:{port}/{MASTER}/0"
+
+    def _start_sentinel(self, number: int, port: int, master: int, quorum: int) -> None:
         folder = self._folder / f"sentinel-{number}"
         folder.mkdir()
         path = folder / "sentinel.conf"
         path.write_text(
             f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
-            f"sentinel monitor {MASTER} 127.0.0.1 {self.servers[0].port} 2\n"
+            f"sentinel monitor {MASTER} 127.0.0.1 {master} {quorum}\n"
             f"sentinel down-after-milliseconds {MASTER} {_DOWN_AFTER_MS}\n"
             f"sentinel failover-timeout {MASTER} 2000\n"
             + (f'sentinel auth-pass {MASTER} "{self._password}"\n' if self._password else "")

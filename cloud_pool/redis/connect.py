@@ -79,6 +79,18 @@ class _Cluster(redis.asyncio.RedisCluster):
         return self
 
 
+async def _require_master(connection: Any) -> None:
+    """Raises RedisConnectionError. A Sentinel that lags names a server that has become a replica.
+
+    Such a server refuses writes, but reads would miss what the new master has accepted.
+    """
+    await connection.on_connect()
+    await connection.send_command("ROLE")
+    role, *_ = await connection.read_response()
+    if role not in (b"master", "master"):
+        raise RedisConnectionError("the Sentinel named a server that is no master")
+
+
 def open_redis(address: RedisAddress, where: str, options: ConnectionOptions) -> redis.asyncio.Redis:
     """Create a client that connects on first use.
 
@@ -126,8 +138,9 @@ def _open_master(target: RedisTarget, where: str, options: ConnectionOptions) ->
         config.sentinel_username, config.sentinel_password_file, f"{where}.sentinel_password_file"
     )
     sentinels = Sentinel(target.hosts, sentinel_kwargs=at_sentinels)  # type: ignore[no-untyped-call]
+    keywords |= {"db": target.database, "redis_connect_func": _require_master}
     pool = _MasterPool(  # type: ignore[no-untyped-call]
-        target.master, sentinels, max_connections=options.connections, timeout=None, db=target.database, **keywords
+        target.master, sentinels, max_connections=options.connections, timeout=None, **keywords
     )
     return redis.asyncio.Redis.from_pool(pool)
 

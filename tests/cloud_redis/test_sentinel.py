@@ -142,6 +142,17 @@ async def test_the_number_of_replicas_and_the_time_are_configured(sentinels: Sen
         await two.close()
 
 
+async def test_a_sentinel_that_names_a_replica_is_not_believed(
+    sentinels: SentinelDeployment, stores: JobStores
+) -> None:
+    """During a failover it may: a read would miss what the new master has accepted."""
+    await stores.jobs.accept(job(1))
+    misled = JobStores.open(config_of(sentinels, redis=await asyncio.to_thread(sentinels.start_stale_sentinel)))
+    with pytest.raises(JobStoreUnavailable):
+        await misled.jobs.lookup("job_absent")
+    await misled.close()
+
+
 async def test_accounts_follow_the_master(sentinels: SentinelDeployment) -> None:
     async with open_shared_redis(sentinels.url) as client:
         await client.set("here", "1")
