@@ -68,7 +68,8 @@ def build(
     state_dir = Path(config.state_dir) if config.state_dir else None
     engines = EnginePool(make_engine or _engine_maker(config.engine)) if config.engine.enabled else None
     cloud = CloudBackend(config.cloud) if config.cloud.url else None
-    learned = LearnedEstimators([Path(folder) for folder in config.engine.model_dirs])
+    record_all = config.decisions.record == "all"
+    learned = LearnedEstimators([Path(folder) for folder in config.engine.model_dirs], always_quality=record_all)
     spend = SpendStore(state_dir, clock)
     signals = SignalCollector(clock, spend=spend, edge=engines, cloud=cloud, read_device=DeviceProbes().read)
     admission = Admission(AdmissionLimits())
@@ -118,6 +119,7 @@ def build(
         estimate_quality=None if engines is None else learned.quality,
         scope=_cache_scope(config.engine),
         default_deadline_s=config.server.default_deadline_s,
+        record_all=record_all,
     )
     parts = Components(
         started=clock.monotonic(),

@@ -17,7 +17,9 @@ Location = Literal["edge", "cloud"]
 Route = Literal["edge", "cloud", "cache", "none"]
 CacheStatus = Literal["hit", "semantic", "stale", "miss", "bypass", "coalesced"]
 Ability = Literal["chat", "completion", "embedding", "tools", "json", "logprobs", "image", "audio", "file"]
+Modality = Literal["text", "image", "audio", "file"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")
 AUTO = "auto"
 """The model name with which a client lets the policy choose."""
 
@@ -138,6 +140,28 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def sequences(self) -> int:
         """How many answers it asks for: `n` to each of its prompts, or to the chat."""
         return self.n * max(1, len(self.prompts))
+
+
+class RequestFeatures(msgspec.Struct, frozen=True):
+    """What routing reads of a request: every `request.*` signal but the costly ones, and what else `decide` needs."""
+
+    kind: Kind
+    model: str
+    client: str
+    tags: tuple[str, ...]
+    prefer: Prefer | None
+    deadline_ms: int | None
+    stream: bool
+    n: int
+    prompts: int  # number of prompts; 0 for a chat
+    max_tokens: int | None
+    temperature: float | None  # as the client set it
+    modalities: tuple[Modality, ...]
+    offers_tools: bool  # whatever its tool_choice
+    tools: bool  # the signal: offers tools, and tool_choice is not none
+    json: bool
+    logprobs: bool
+    continues: str | None  # target of the answer whose rest is requested; "" if no target made the token
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -333,11 +357,19 @@ class NowSignals(msgspec.Struct, frozen=True):
     unix: int | None = None  # s
 
 
+class BoxSetup(msgspec.Struct, frozen=True):
+    """What a box has. `temperatures`: of models on the device whose target declares none, None if it is not known."""
+
+    engine: bool
+    cloud: bool
+    temperatures: dict[str, float | None] = {}
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """The signals of the box at decision time.
 
     `down`: targets that are known to be down; they are tried last. `absent`: targets at a location that this box is
-    not set up for (no cloud is configured, the engine is off); they are never tried.
+    not set up for (no cloud is configured, the engine is off); they are never tried. `setup`: None if it is not known.
     """
 
     device: DeviceSignals = DeviceSignals()
@@ -347,6 +379,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     now: NowSignals = NowSignals()
     down: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
+    setup: BoxSetup | None = None
 
 
 class Estimates(msgspec.Struct, frozen=True):
@@ -399,13 +432,9 @@ class DecisionRecord(msgspec.Struct, frozen=True):
 
     id: str
     created: float  # unix time, s
-    kind: Kind
-    model: str
-    stream: bool
-    client: str
-    tags: tuple[str, ...]
-    prefer: Prefer | None
+    request: RequestFeatures
     estimates: Estimates
+    unrecorded: tuple[str, ...]  # costly signals that were not computed: not absent, but not known
     snapshot: Snapshot
     decision: Decision | None  # None if the cache answered, or the request was refused before a decision
     outcome: Outcome

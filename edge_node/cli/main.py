@@ -143,6 +143,25 @@ def _without_secret(config: Config) -> Config:
     return msgspec.structs.replace(config, cloud=msgspec.structs.replace(config.cloud, api_key=hidden))
 
 
+@main.group()
+def decisions() -> None:
+    """Decision records of past requests, without their content."""
+
+
+@decisions.command()
+@config_options
+@click.option("--since", default="", metavar="DURATION", help="Only records of the last, for example, 24h or 7d.")
+def export(config_path: Path | None, settings: tuple[str, ...], since: str, **flags: str | None) -> None:
+    """Print the records on disk as JSON lines, oldest first, for `causeway-fleet replay`. The daemon may be running.
+
+    Exit code: 0 printed, 1 the records cannot be read, 2 usage error.
+    """
+    config = load_config_or_exit(config_path, settings, flags)
+    from .export import export_decisions
+
+    sys.exit(export_decisions(config, since, out=sys.stdout.buffer))
+
+
 @main.command()
 @config_options
 @click.option("--no-cloud", is_flag=True, help="Start the daemon alone: no Triton, no gateway.")

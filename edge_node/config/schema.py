@@ -82,6 +82,7 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DecisionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_records: Positive = 2000
     max_age_s: Seconds = 7 * 86400.0
+    record: Literal["cheap", "all"] = "cheap"
 
 
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,6 +142,8 @@ MEANING: Mapping[str, str] = {
     "cache.disk_bytes": "maximum size of the response cache on disk; 0: memory only",
     "decisions.memory_records": "decision records kept in memory, newest first",
     "decisions.max_age_s": "maximum age of decision records on disk",
+    "decisions.record": "`cheap`: every signal but prompt tokens and quality, which are recorded if the policy names "
+    "them; `all`: these as well, computed for each request that is decided, so that any policy can be replayed",
     "tracing.endpoint": "OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces",
     "tracing.sample_ratio": "share of requests without an incoming trace context that are traced, 0 to 1",
     "log": "log level: debug, info, warning or error",

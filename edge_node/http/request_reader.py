@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
-from router.decision.decide import CachePlanMemo
+from router.decision.decide import RequestMemo
 from router.errors import (
     AuthenticationFailed,
     BodyTooLarge,
@@ -58,10 +58,10 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """A parsed request, and the cache plan last made for it."""
+    """A parsed request, and what was derived from it."""
 
     request: Request
-    memo: CachePlanMemo
+    memo: RequestMemo
 
 
 class ApiKeys:
@@ -177,7 +177,7 @@ class RequestReader:
 
 
 def _parsed(kind: Kind | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
-    return ParsedRequest(_PARSERS[kind or _kind_of(body)](body, hints), CachePlanMemo())
+    return ParsedRequest(_PARSERS[kind or _kind_of(body)](body, hints), RequestMemo())
 
 
 def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:

@@ -22,6 +22,7 @@ import msgspec
 from router.decision.attempts import AttemptSequence
 from router.errors import CausewayError, CloudFailed, DeadlineExceeded, Draining, InvalidRequest
 from router.policy.compiled import Policy
+from router.policy.signals import COSTLY
 from router.types import AttemptRecord, CachePlan, Chunk, Decision, Estimates, Request, Snapshot, Target, Usage
 
 from ..backends.backend import UpstreamInfo
@@ -66,6 +67,7 @@ class Generation:
         self.cache_plan = CachePlan(bypass="refused before the cache was asked")
         self.cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
         self.estimates = Estimates()
+        self.unrecorded = COSTLY  # those of the costly signals that were not computed
         self.decision: Decision | None = None
         self.sequence: AttemptSequence | None = None
         self.upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from router.decision.decide import CachePlanMemo
+from router.decision.decide import RequestMemo
+from router.decision.features import features_of
 from router.errors import CausewayError, ClientGone, Draining
 from router.openai import CachedAnswer
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
@@ -36,7 +37,7 @@ class RequestContext:
         arrived: monotonic seconds.
         traceparent: W3C trace context of the client, "" for none.
         trace: the spans of this request, None when tracing is off.
-        memo: the cache plan made for an equal request.
+        memo: what was derived from an equal request.
     """
 
     generation: Generation  # this request's own, until the request joins a shared one
@@ -50,7 +51,7 @@ class RequestContext:
         arrived: float,
         traceparent: str = "",
         trace: RequestTrace | None = None,
-        memo: CachePlanMemo | None = None,
+        memo: RequestMemo | None = None,
     ) -> None:
         self.request = request
         self.reply = reply
@@ -58,7 +59,7 @@ class RequestContext:
         self.arrived = arrived
         self.traceparent = traceparent
         self.trace = trace
-        self.memo = memo or CachePlanMemo()
+        self.memo = memo or RequestMemo()
         self.deadline = arrived
         self.head: AnswerHead | None = None
         self.error: CausewayError | None = None
@@ -119,17 +120,15 @@ class RequestContext:
 
     def finish(self, now: float, unix_s: float) -> DecisionRecord:
         """The record of this request with its one Outcome. `now`: when it ended, monotonic seconds."""
-        generation, hints = self.generation, self.request.hints
+        generation, memo = self.generation, self.memo
+        if memo.features is None:
+            memo.features = features_of(self.request)
         return DecisionRecord(
             id=self.id,
             created=unix_s,
-            kind=self.request.kind,
-            model=self.request.model,
-            stream=self.request.stream,
-            client=hints.client,
-            tags=hints.tags,
-            prefer=hints.prefer,
+            request=memo.features,
             estimates=generation.estimates,
+            unrecorded=generation.unrecorded,
             snapshot=generation.snapshot,
             decision=generation.decision,
             outcome=self._outcome(now),

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from router.decision.attempts import AttemptSequence
-from router.decision.decide import CachePlanMemo, CachePlanner, decide, early_bypass
+from router.decision.decide import CachePlanner, RequestMemo, decide, early_bypass
 from router.errors import (
     AllAttemptsFailed,
     BackendError,
@@ -33,6 +33,7 @@ from router.errors import (
 )
 from router.openai import CachedAnswer
 from router.policy.compiled import Policy
+from router.policy.signals import COSTLY
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
 
 from ..clock import Clock
@@ -56,7 +57,7 @@ TokenCounter = Callable[[Request], Awaitable[int | None]]
 QualityEstimator = Callable[[Policy, Request], float | None]
 _COUNT_TIMEOUT_S = 1.0  # for the engine to count a prompt's tokens; after it the signal is absent
 _TOKENS = "request.prompt_tokens"
-_ESTIMATED = frozenset((_TOKENS, QUALITY))
+_COSTLY = frozenset(COSTLY)
 _SELF_CHECK_REQUEST = Request(
     kind="chat", model=AUTO, messages=(Message(role="user", content="Are you there?"),), max_tokens=1
 )
@@ -80,6 +81,7 @@ class Service:
         estimate_quality: the signal `edge.quality`; None on a box without an engine.
         scope: extra cache-key bytes, such as model hashes.
         default_deadline_s: time of a request that names no deadline.
+        record_all: compute the costly signals of every request that is decided, for its record.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Service:
         estimate_quality: QualityEstimator | None = None,
         scope: bytes = b"",
         default_deadline_s: float = 120.0,
+        record_all: bool = False,
     ) -> None:
         self._admission = admission
         self._cache = cache
@@ -112,6 +115,7 @@ class Service:
         self._estimate_quality = estimate_quality
         self._planner = CachePlanner(scope)
         self._default_deadline_s = default_deadline_s
+        self._record_all = record_all
         self._policy: Policy
 
     def use(self, policy: Policy) -> None:
@@ -161,7 +165,7 @@ class Service:
             deadline=self._deadline(request, now),
         )
         self._admission.admit(request.hints.client, now)
-        found = await self._find(generation, CachePlanMemo())
+        found = await self._find(generation, RequestMemo())
         policy, estimates = generation.policy, generation.estimates
         generation.cache_plan = self._planner.plan(policy, request, generation.snapshot, estimates).plan
         generation.snapshot = self._signals.snapshot(policy)
@@ -220,14 +224,14 @@ class Service:
                 raise
             await context.replay(found.answer, stale=error)
 
-    async def _find(self, generation: Generation, memo: CachePlanMemo) -> CacheHit | None:
+    async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
         """Cache: the policy's rule for this request, and the answer stored under its key, however old."""
         policy, request = generation.policy, generation.request
         bypass = early_bypass(policy, request)
         if bypass:
             generation.cache_plan = CachePlan(bypass=bypass)
             return None
-        if not _ESTIMATED.isdisjoint(policy.cache_needs.signals):
+        if not _COSTLY.isdisjoint(policy.cache_needs.signals):
             await self._estimate(generation, policy.cache_needs.signals)
             planned = self._planner.plan(policy, request, generation.snapshot, generation.estimates)
         else:
@@ -275,7 +279,9 @@ class Service:
     async def _decide(self, generation: Generation) -> Decision:
         policy, request = generation.policy, generation.request
         needs = policy.route_needs if request.model == AUTO else policy.constraint_needs
-        if not _ESTIMATED.isdisjoint(needs.signals):
+        if self._record_all:
+            await self._estimate(generation, _COSTLY)
+        elif not _COSTLY.isdisjoint(needs.signals):
             await self._estimate(generation, needs.signals)
         decision = generation.decision = decide(policy, request, generation.snapshot, generation.estimates)
         choices = request.sequences
@@ -289,6 +295,7 @@ class Service:
     async def _estimate(self, generation: Generation, signals: frozenset[str]) -> None:
         """Compute the costly signals among `signals`. One that cannot be computed stays absent."""
         estimates = generation.estimates
+        generation.unrecorded = tuple([name for name in generation.unrecorded if name not in signals])
         if QUALITY in signals and self._estimate_quality is not None and estimates.quality is None:
             try:
                 quality = self._estimate_quality(generation.policy, generation.request)

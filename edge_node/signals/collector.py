@@ -1,7 +1,7 @@
 """Build the snapshot for a decision: device readings, signals of the edge and the cloud, spending, and the time.
 
 The device is sampled about once a second; the other signals are read at each decision, because a burst of requests
-changes them. Signals that are expensive to compute (sums of spending) are computed only if the policy names them.
+changes them. All of them are read, whatever the policy names: decision records keep them for replays.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from router.decision.availability import TargetAvailability
 from router.policy.compiled import Policy
-from router.types import CloudSignals, DeviceSignals, EdgeSignals, Location, NowSignals, Snapshot, SpendSignals
+from router.types import BoxSetup, CloudSignals, DeviceSignals, EdgeSignals, NowSignals, Snapshot, SpendSignals
 
 from ..clock import Clock
 
@@ -59,9 +60,8 @@ class SignalCollector:
         self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
         self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at: monotonic s, snapshot)
         self._policy: Policy | None = None
-        self._needs_spend = False
-        self._targets_at: dict[Location, frozenset[str]] = {}
-        self._absent: frozenset[str] = frozenset()
+        self._setup = BoxSetup(engine=edge is not None, cloud=cloud is not None)
+        self._availability = TargetAvailability((), self._setup)
 
     @property
     def device(self) -> DeviceSignals:
@@ -90,33 +90,17 @@ class SignalCollector:
             device=self._device,
             edge=edge,
             cloud=cloud,
-            spend=self._spend.signals(second) if self._needs_spend else SpendSignals(),
+            spend=self._spend.signals(second),
             now=self._now_signals(second),
-            down=self._down(edge, cloud),
-            absent=self._absent,
+            down=self._availability.down(edge, cloud),
+            absent=self._availability.absent,
+            setup=self._setup,
         )
 
     def _prepare(self, policy: Policy) -> None:
         self._policy = policy
-        self._needs_spend = any(name.startswith("spend.") for name in policy.needs)
-        for location in ("edge", "cloud"):
-            self._targets_at[location] = frozenset(target.name for target in policy.targets if target.at == location)
-        edge = self._targets_at["edge"] if self._edge is None else frozenset()
-        self._absent = edge | (self._targets_at["cloud"] if self._cloud is None else frozenset())
-
-    def _down(self, edge: EdgeSignals, cloud: CloudSignals) -> frozenset[str]:
-        """Return the targets that cannot answer now. A cloud that was never probed counts as up."""
-        down: frozenset[str] = frozenset()
-        if self._edge is not None and not edge.loaded:
-            down |= self._targets_at["edge"]
-        if cloud.reachable is False or cloud.breaker == "open":
-            down |= self._targets_at["cloud"]
-        if cloud.unavailable_models and self._policy is not None:
-            targets = self._policy.targets
-            down |= {
-                target.name for target in targets if target.at == "cloud" and target.model in cloud.unavailable_models
-            }
-        return down
+        self._setup = BoxSetup(self._setup.engine, self._setup.cloud, dict(policy.model_temperatures))
+        self._availability = TargetAvailability(policy.targets, self._setup)
 
     def _now_signals(self, second: int) -> NowSignals:
         if self._now_cache[0] != second:

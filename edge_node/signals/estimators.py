@@ -31,17 +31,23 @@ _T = TypeVar("_T")
 
 
 class LearnedEstimators:
-    """The estimators of the active policy. `extra_dirs`: folders searched for models before those that ship."""
+    """The estimators of the active policy.
 
-    def __init__(self, extra_dirs: Sequence[Path] = ()) -> None:
+    Args:
+        extra_dirs: folders searched for models before those that ship.
+        always_quality: estimate `edge.quality` also if the policy does not name it.
+    """
+
+    def __init__(self, extra_dirs: Sequence[Path] = (), *, always_quality: bool = False) -> None:
         self._dirs = extra_dirs
+        self._always_quality = always_quality
         self._quality_estimators: dict[str, QualityEstimator] = {}  # by model
         self._calibrators: dict[str, ConfidenceCalibrator] = {}  # by model
 
     def activate(self, policy: Policy) -> None:
         """Load the estimators that this policy needs. Takes milliseconds; never raises."""
         edge_models = list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
-        estimated = edge_models[:1] if QUALITY in policy.needs else []
+        estimated = edge_models[:1] if self._always_quality or QUALITY in policy.needs else []
         calibrated = edge_models if any(route.handoff is not None for route in policy.routes) else []
         self._quality_estimators = {
             model: estimator for model in estimated if (estimator := self._load_quality(model)) is not None
@@ -76,7 +82,7 @@ class LearnedEstimators:
         try:
             return load_quality_estimator(model, self._dirs)
         except (ArtifactError, ImportError) as error:
-            log.warning("the policy names %s, and its estimator cannot be used: %s", QUALITY, error)
+            log.warning("%s stays absent, its estimator cannot be used: %s", QUALITY, error)
             return None
 
     def _load_calibrator(self, model: str) -> ConfidenceCalibrator | None:

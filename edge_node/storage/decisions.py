@@ -9,6 +9,8 @@ import functools
 import math
 import sqlite3
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -30,6 +32,7 @@ CREATE TABLE IF NOT EXISTS decisions (
 CREATE INDEX IF NOT EXISTS decisions_by_time ON decisions (created);
 """
 _PUT = "INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?)"
+_READ = "SELECT record FROM decisions WHERE created >= ? ORDER BY created, id"
 _EVICT = "DELETE FROM decisions WHERE id IN (SELECT id FROM decisions ORDER BY created LIMIT 256)"
 
 
@@ -135,6 +138,46 @@ class DecisionStore:
         while used_bytes(database) > DISK_BYTES:
             if database.execute(_EVICT).rowcount == 0:
                 return
+
+
+class StoredRecords(msgspec.Struct, frozen=True):
+    """Records on disk, oldest first. `unreadable`: rows that another version wrote and this one cannot read."""
+
+    records: Iterator[DecisionRecord]
+    unreadable: Callable[[], int]
+
+
+def read_stored(directory: Path, *, since: float = 0.0) -> StoredRecords:
+    """Read the records of a state folder, also while a daemon writes to it.
+
+    Args:
+        directory: The state folder.
+        since: Oldest record to read, Unix seconds.
+
+    Raises:
+        FileNotFoundError: The folder has no decision records.
+        PermissionError: The file cannot be read.
+        OSError: The file is no database, or damaged; `records` raises it too.
+    """
+    path = directory / FILE
+    with path.open("rb"):
+        pass  # for an error that names the cause: SQLite says only that it cannot open the file
+    unreadable = 0
+
+    def records() -> Iterator[DecisionRecord]:
+        nonlocal unreadable
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+                for row in database.execute(_READ, (since,)):
+                    record = _decode(row[0])
+                    if record is None:
+                        unreadable += 1
+                    else:
+                        yield record
+        except sqlite3.Error as error:
+            raise OSError(f"{path}: {error}") from error
+
+    return StoredRecords(records(), lambda: unreadable)
 
 
 def _row(record: DecisionRecord) -> Row:

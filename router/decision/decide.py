@@ -36,6 +36,7 @@ from ..types import (
     Prefer,
     Reason,
     Request,
+    RequestFeatures,
     Snapshot,
     Target,
 )
@@ -326,12 +327,13 @@ class KeyedCachePlan(msgspec.Struct, frozen=True):
     key: bytes | None  # None: the policy keeps this request out of the cache
 
 
-class CachePlanMemo:
-    """The last plan of one request. The owner of the request keeps it beside the request."""
+class RequestMemo:
+    """What was derived from one request: its features, and its last plan. The owner keeps it beside the request."""
 
-    __slots__ = ("planned", "policy", "snapshot")
+    __slots__ = ("features", "planned", "policy", "snapshot")
 
     def __init__(self) -> None:
+        self.features: RequestFeatures | None = None
         self.policy: Policy | None = None
         self.snapshot: Snapshot | None = None
         self.planned: KeyedCachePlan | None = None
@@ -356,9 +358,7 @@ class CachePlanner:
         plan = plan_cache(policy, request, snapshot, estimates)
         return KeyedCachePlan(plan, None if plan.exact is None else self._key(policy, request, plan))
 
-    def plan_memoized(
-        self, policy: Policy, request: Request, snapshot: Snapshot, memo: CachePlanMemo
-    ) -> KeyedCachePlan:
+    def plan_memoized(self, policy: Policy, request: Request, snapshot: Snapshot, memo: RequestMemo) -> KeyedCachePlan:
         """Plan without estimates. Reuses the memo if nothing that the policy's cache rules read has changed."""
         planned = memo.planned
         valid = memo.policy is policy and (policy.cache_needs.request_only or memo.snapshot is snapshot)

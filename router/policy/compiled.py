@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -88,6 +88,8 @@ class Policy:
     cache: tuple[CacheRule, ...]
     limits: Limits
     default_temperature: float  # `request.temperature` if the client sets none: the highest of the targets
+    # Temperatures of the models of edge targets that declare none; None: it is not known, and 1.0 is assumed.
+    model_temperatures: Mapping[str, float | None]
     constraint_needs: RequiredSignals  # of `decide` with a named model: constraints only
     route_needs: RequiredSignals  # of `decide` with model `auto`: constraints and routes
     cache_needs: RequiredSignals  # of `plan_cache`: constraints and cache rules
@@ -173,6 +175,11 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
         cache=cache,
         limits=Limits(doc.limits.concurrent, doc.limits.queue, None if isinstance(rps, UnsetType) else rps),
         default_temperature=temperature,
+        model_temperatures={
+            target.model: targets[name].temperature
+            for name, target in doc.targets.items()
+            if target.at == "edge" and isinstance(target.temperature, UnsetType)
+        },
         constraint_needs=RequiredSignals(bound, temperature),
         route_needs=RequiredSignals([*bound, *(rule.when for rule in routes if rule.when is not None)], temperature),
         cache_needs=RequiredSignals([*bound, *(rule.when for rule in cache if rule.when is not None)], temperature),

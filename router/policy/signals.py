@@ -15,7 +15,7 @@ from typing import Literal
 import cel
 import msgspec
 
-from ..types import Estimates, FilePart, ImagePart, Request, Snapshot, TextPart
+from ..types import MODALITIES, Estimates, FilePart, ImagePart, Modality, Request, Snapshot, TextPart
 
 SignalType = Literal["int", "double", "bool", "string", "list"]  # list: of strings
 Value = int | float | bool | str | list[str]
@@ -73,16 +73,16 @@ def wants_json(request: Request) -> bool:
     return request.response_format is not None and request.response_format.kind != "text"
 
 
-def modalities(request: Request) -> list[str]:
+def modalities(request: Request) -> list[Modality]:
     """Return the kinds of content in the messages: some of text, image, audio, file, in that order."""
-    found = {"text"}
+    found: set[Modality] = {"text"}
     for message in request.messages:
         if message.content is None or isinstance(message.content, str):
             continue
         for part in message.content:
             if not isinstance(part, TextPart):
                 found.add("image" if isinstance(part, ImagePart) else "file" if isinstance(part, FilePart) else "audio")
-    return ["text"] if len(found) == 1 else [name for name in ("text", "image", "audio", "file") if name in found]
+    return ["text"] if len(found) == 1 else [name for name in MODALITIES if name in found]
 
 
 def _double(value: float | None) -> float | None:
@@ -116,7 +116,7 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
     _S("request.n", "int", "", "number of choices", "", lambda r, s, e: _int(r.n)),
     _S("request.tags", "list", "", "tags of the request and of the API key", "",
        lambda r, s, e: [_text(tag) for tag in r.hints.tags]),
-    _S("request.modalities", "list", "", "kinds of content in the messages", "", lambda r, s, e: modalities(r),
+    _S("request.modalities", "list", "", "kinds of content in the messages", "", lambda r, s, e: list(modalities(r)),
        values=("text", "image", "audio", "file")),
     _S("request.tools", "bool", "", "the request offers tools, and tool_choice is not none", "",
        lambda r, s, e: wants_tools(r)),
@@ -219,7 +219,8 @@ class Expression:
         return EvaluationFailure("", f"the result is {result!r}, not true or false")
 
 
-_ESTIMATED = frozenset({"request.prompt_tokens"})
+COSTLY: tuple[str, ...] = ("request.prompt_tokens", "edge.quality")
+"""The signals of `Estimates`: computed for a request only if the policy names them, or records keep all signals."""
 
 
 def _reader(name: str, default_temperature: float) -> Reader:
@@ -247,9 +248,7 @@ class RequiredSignals:
         self._presences = tuple((name, SIGNALS[name].presence_variable) for name in sorted(presences))
 
         # Whether the request alone decides: not the box, an estimate or the time.
-        self.request_only = all(
-            name.startswith("request.") and name not in _ESTIMATED for name in self.signals | presences
-        )
+        self.request_only = all(name.startswith("request.") and name not in COSTLY for name in self.signals | presences)
 
     def read(self, request: Request, snapshot: Snapshot, estimates: Estimates) -> SignalValues:
         values: dict[str, Value] = {}

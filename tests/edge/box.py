@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from edge_node.app import App, build
-from edge_node.config.schema import CloudConfig, Config, EngineConfig, ServerConfig, TracingConfig
+from edge_node.config.schema import CloudConfig, Config, DecisionsConfig, EngineConfig, ServerConfig, TracingConfig
 from router.types import DecisionRecord
 
 from .scripted import ScriptedCloud, ScriptedEngine
@@ -212,13 +212,16 @@ async def running(
     cloud: ScriptedCloud | None = None,
     tracing: TracingConfig | None = None,
     api_key: str = "",
+    decisions: DecisionsConfig | None = None,
 ) -> AsyncIterator[Box]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
     await cloud.start()
     settings = config(state_dir, policy=policy, server=server, cloud=cloud.url)
     keyed = msgspec.structs.replace(settings.cloud, api_key=api_key)
-    settings = msgspec.structs.replace(settings, cloud=keyed, tracing=tracing or TracingConfig())
+    settings = msgspec.structs.replace(
+        settings, cloud=keyed, tracing=tracing or TracingConfig(), decisions=decisions or DecisionsConfig()
+    )
     app = build(settings, make_engine=lambda _: engine, environ={})
     await app.start()
     try:

@@ -13,9 +13,9 @@ import pytest
 
 from edge_node.app import build
 from edge_node.clock import Clock
-from edge_node.config.schema import KeyConfig, ServerConfig
+from edge_node.config.schema import DecisionsConfig, KeyConfig, ServerConfig
 from router.errors import ContextLengthExceeded
-from router.types import Usage
+from router.types import BoxSetup, Estimates, Usage
 
 from .box import HASTY, POLICY, Box, config, running
 from .scripted import CLOUD_WORDS, EDGE_WORDS, Fault, ScriptedCloud, ScriptedEngine, until
@@ -42,7 +42,7 @@ async def test_an_answer_says_where_it_came_from(box: Box, stream: bool) -> None
     assert (outcome.reason, outcome.cache, outcome.finish_reason) == ("cloud-first", "miss", "stop")
     assert outcome.usage == Usage(prompt_tokens=7, completion_tokens=3)
     assert outcome.usd == pytest.approx(0.01)
-    assert record.tags == ("cloud",)
+    assert record.request.tags == ("cloud",)
     assert outcome.ttft_ms is not None
     assert 0 < outcome.ttft_ms <= outcome.total_ms
     assert [attempt.state for attempt in outcome.attempts] == ["done"]
@@ -427,6 +427,29 @@ async def test_legacy_completions_are_answered(box: Box) -> None:
     async with box.session.post("/v1/completions", json={"model": "small", "prompt": "hello"}) as response:
         assert response.headers["x-causeway-reason"] == "model_named"
         assert (await response.json())["choices"][0]["text"] == EDGE
+
+
+async def test_a_record_names_the_costly_signals_that_were_not_computed(box: Box) -> None:
+    """So that a replay knows absent from unknown."""
+    record = await box.record(await box.ask())
+    assert set(record.unrecorded) == {"request.prompt_tokens", "edge.quality"}
+    assert record.estimates == Estimates()
+
+
+async def test_records_can_keep_every_signal(tmp_path: Path) -> None:
+    """The engine counts the tokens although no rule names them; this model has no quality estimator: absent."""
+    async with running(tmp_path, decisions=DecisionsConfig(record="all")) as box:
+        for model in ("auto", "small"):
+            record = await box.record(await box.ask(model=model))
+            assert record.unrecorded == ()
+            assert record.estimates == Estimates(prompt_tokens=1, quality=None)
+
+
+async def test_a_record_keeps_the_signals_that_no_rule_names(box: Box) -> None:
+    snapshot = (await box.record(await box.ask())).snapshot
+    assert snapshot.spend.usd_hour == 0.0
+    assert snapshot.edge.queue is not None
+    assert snapshot.setup == BoxSetup(engine=True, cloud=True, temperatures={"m-small": None})
 
 
 async def test_spend_signals_survive_a_restart(tmp_path: Path) -> None:

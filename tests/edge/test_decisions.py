@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from edge_node.storage.decisions import DecisionQuery, DecisionStore
-from router.types import DecisionRecord, Estimates, Outcome, Route, Snapshot
+from edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, read_stored
+from router.decision.features import features_of
+from router.types import DecisionRecord, Estimates, Message, Outcome, Request, Route, Snapshot
 
 from .scripted import until
 from .test_cache import ManualClock
@@ -27,13 +29,9 @@ def record(
     return DecisionRecord(
         id=f"d{number}",
         created=created or 1_000_000.0 + number,
-        kind="chat",
-        model="auto",
-        stream=False,
-        client="c",
-        tags=(),
-        prefer=None,
+        request=features_of(Request(kind="chat", model="auto", messages=(Message("user", "hello"),))),
         estimates=Estimates(),
+        unrecorded=(),
         snapshot=Snapshot(),
         decision=None,
         outcome=outcome,
@@ -107,3 +105,35 @@ async def test_old_records_leave_the_disk(tmp_path: Path) -> None:
         await until(lambda: (stats := decisions.stats()) is not None and stats.available)
         assert await decisions.get("d1") is None
         assert await decisions.get("d2") is not None
+
+
+async def test_a_folder_is_read_while_a_daemon_writes_to_it(tmp_path: Path) -> None:
+    """Oldest first, and only the asked time."""
+    with closing(store(tmp_path)) as decisions:
+        for number in range(3):
+            decisions.add(record(number))
+        await until(lambda: len(list(read_stored(tmp_path).records)) == 3)
+        assert [one.id for one in read_stored(tmp_path, since=1_000_001.0).records] == ["d1", "d2"]
+    assert [one.id for one in read_stored(tmp_path).records] == ["d0", "d1", "d2"]
+
+
+async def test_rows_of_another_version_are_counted(tmp_path: Path) -> None:
+    with closing(store(tmp_path)) as decisions:
+        decisions.add(record(1))
+    with closing(sqlite3.connect(tmp_path / FILE)) as database:
+        database.execute("INSERT INTO decisions VALUES ('old', 5.0, 'edge', 'small', 'ok', ?)", (b"\x80",))
+        database.commit()
+    stored = read_stored(tmp_path)
+    assert [one.id for one in stored.records] == ["d1"]
+    assert stored.unreadable() == 1
+
+
+def test_a_folder_without_records_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_stored(tmp_path)
+
+
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"not a database" * 100)
+    with pytest.raises(OSError, match=FILE):
+        list(read_stored(tmp_path).records)

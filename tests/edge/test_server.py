@@ -347,7 +347,7 @@ class TestKeys:
         answer = await guarded.ask(headers={"Authorization": "Bearer s3cret"})
         assert answer.status == 200
         record = guarded.newest()
-        assert (record.client, record.tags) == ("till-7", ("private",))
+        assert (record.request.client, record.request.tags) == ("till-7", ("private",))
         assert record.decision is not None
         assert record.decision.private
 
@@ -368,7 +368,7 @@ class TestUnixSocket:
                 session.post("http://edge/v1/chat/completions", data=BODY, headers=JSON) as response,
             ):
                 assert response.status == 200
-            assert box.newest().client == "unix"
+            assert box.newest().request.client == "unix"
         assert not path.exists()
 
     async def test_a_dead_daemons_socket_is_replaced(self, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ async def test_ask_reads_stdin_and_passes_on_hints(box: Box) -> None:
     result = await run(box, "ask", "-", "--prefer", "only_cloud", "--tag", "a", "--max-tokens", "5", stdin="hello\n")
     assert result.stdout == "cloud says so\n"
     assert box.cloud.bodies[0]["max_tokens"] == 5
-    assert box.newest().tags == ("a",)
+    assert box.newest().request.tags == ("a",)
 
 
 async def test_ask_prints_json(box: Box) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.decision.decide import CachePlanMemo, CachePlanner
+from router.decision.decide import CachePlanner, RequestMemo
 from router.policy.compiled import Policy, parse_policy
 from router.types import DeviceSignals, Message, Request, Sampling, Snapshot
 
@@ -24,7 +24,7 @@ cache: [{{when: '{when}', exact: {{ttl: 30s}}}}]
 
 
 def test_a_rule_about_the_device_is_evaluated_again_when_the_device_changes() -> None:
-    planner, memo, policy = CachePlanner(), CachePlanMemo(), policy_with("device.temperature_c < 80")
+    planner, memo, policy = CachePlanner(), RequestMemo(), policy_with("device.temperature_c < 80")
     planned = [planner.plan_memoized(policy, REQUEST, now, memo) for now in (COOL, COOL, HOT, COOL)]
     assert [plan.key is not None for plan in planned] == [True, True, False, True]
     assert planned[0] is planned[1]
@@ -32,7 +32,7 @@ def test_a_rule_about_the_device_is_evaluated_again_when_the_device_changes() ->
 
 @pytest.mark.parametrize("when", ["request.temperature == 0", '!("private" in request.tags)'])
 def test_a_rule_about_the_request_alone_is_evaluated_once(when: str) -> None:
-    planner, memo, policy = CachePlanner(), CachePlanMemo(), policy_with(when)
+    planner, memo, policy = CachePlanner(), RequestMemo(), policy_with(when)
     assert planner.plan_memoized(policy, REQUEST, COOL, memo) is planner.plan_memoized(policy, REQUEST, HOT, memo)
 
 
@@ -44,7 +44,7 @@ def test_prompt_tokens_are_an_estimate_not_part_of_the_request() -> None:
 
 def test_another_policy_is_planned_again() -> None:
     """Also under the same snapshot."""
-    planner, memo = CachePlanner(), CachePlanMemo()
+    planner, memo = CachePlanner(), RequestMemo()
     cached = planner.plan_memoized(policy_with("request.temperature == 0"), REQUEST, COOL, memo)
     uncached = planner.plan_memoized(policy_with("request.temperature > 0"), REQUEST, COOL, memo)
     assert cached.key is not None
