@@ -112,6 +112,7 @@ async def test_a_folder_is_read_while_a_daemon_writes_to_it(tmp_path: Path) -> N
     with closing(store(tmp_path)) as decisions:
         for number in range(3):
             decisions.add(record(number))
+        assert await decisions.get("unknown") is None, "the file is open from here on"
         await until(lambda: len(list(read_stored(tmp_path).records)) == 3)
         assert [one.id for one in read_stored(tmp_path, since=1_000_001.0).records] == ["d1", "d2"]
     assert [one.id for one in read_stored(tmp_path).records] == ["d0", "d1", "d2"]
