@@ -52,18 +52,11 @@ def test_all_permits_are_given_and_more_demand_never_gives_less(demands: dict[st
                 assert found[one] >= found[other] - 1
 
 
-def test_gateways_leave_one_permit_to_jobs_while_there_are_any() -> None:
-    own = gateways({"a": 90.0})
-    assert gateway_permits(16, {**own, **workers({"w": 0.0})}) == {"a": 16}
-    assert gateway_permits(16, {**own, **workers({"w": 1.0})}) == {"a": 15}
-    assert gateway_permits(1, {**own, **workers({"w": 1.0})}) == {"a": 1}
-
-
 @given(demands, demands, st.integers(2, 300))
 def test_jobs_and_requests_together_stay_within_the_permits(
     requests: dict[str, float], jobs: dict[str, float], permits: int
 ) -> None:
-    """What gateways demand, as far as they get it, and what workers may run."""
+    """What gateways demand, as far as they get it, and what workers may run: but for the job that may always start."""
     peers = {
         **{f"g{name}": peer for name, peer in gateways(requests).items()},
         **{f"w{name}": peer for name, peer in workers({one: count + 1.0 for one, count in jobs.items()}).items()},
@@ -71,7 +64,7 @@ def test_jobs_and_requests_together_stay_within_the_permits(
     for_jobs = JobShare().permits(permits, peers, 0.0)
     assert for_jobs >= 1
     used = sum(min(part, peers[name].running) for name, part in gateway_permits(permits, peers).items())
-    assert used + for_jobs <= max(permits, len(requests) + 1)
+    assert used + for_jobs <= max(permits, len(requests)) + 1
 
 
 @given(st.dictionaries(names, st.tuples(st.floats(0.0, 99.0), st.integers(0, 99)), min_size=1), st.integers(1, 300))
@@ -107,11 +100,10 @@ def test_jobs_use_an_idle_pool() -> None:
     assert JobShare().permits(16, workers({"w": 16.0}), 0.0) == 16
 
 
-def test_one_job_always_runs() -> None:
-    peers = {**gateways({"a": 90.0}), **workers({"v": 8.0, "w": 8.0})}
-    for_jobs = JobShare().permits(16, peers, 0.0)
-    assert for_jobs == 1
-    assert worker_permits(for_jobs, peers) == {"v": 1, "w": 0}
+def test_where_nothing_is_left_one_job_starts_every_eight_heartbeats() -> None:
+    share, peers = JobShare(), {**gateways({"a": 90.0}), **workers({"v": 8.0, "w": 8.0})}
+    assert [share.permits(16, peers, 0.5 * beat) for beat in range(16)] == [1, 1, 0, 0, 0, 0, 0, 0] * 2
+    assert worker_permits(1, {**gateways({"a": 90.0}), **workers({"v": 0.0, "w": 0.0})}) == {"v": 1, "w": 0}
 
 
 def test_jobs_come_back_slowly_after_a_burst_of_requests() -> None:
@@ -130,7 +122,7 @@ def test_jobs_are_halved_while_requests_wait_and_come_back() -> None:
     assert share.permits(64, short, 0.0) == 31
     assert share.permits(64, short, CUT_S / 2) == 31  # The effect of the first cut is not yet known.
     assert share.permits(64, short, CUT_S) == 15
-    assert [share.permits(64, short, CUT_S * turn) for turn in range(2, 12)][-1] == 1
+    assert [share.permits(64, short, CUT_S * turn) for turn in range(2, 12)][-1] <= 1
     found = [share.permits(64, calm, 100.0 + beat) for beat in range(20)]
     assert found == sorted(found)
     assert found[-1] == 63
