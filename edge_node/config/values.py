@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 
 import msgspec
 from msgspec import inspect
 
 from router.documents import strict_yaml
+from router.documents.quantities import bytes_of, seconds_of
 from router.errors import ConfigError
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
-# As in systemd, K, M and G are powers of 1024; KB, MB and GB are powers of 1000.
-_BYTES = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_BYTES |= {"kb": 10**3, "mb": 10**6, "gb": 10**9}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?i?b?)", re.IGNORECASE)
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -60,11 +54,10 @@ def _read_text(text: str, kind: inspect.Type, key: str, *, is_text: bool) -> obj
     """Parse the text as this type. Returns the text itself if it cannot be parsed; the conversion then rejects it."""
     if isinstance(kind, (inspect.StrType, inspect.LiteralType)):
         return text
-    if isinstance(kind, inspect.FloatType) and key.endswith("_s") and (match := _DURATION.fullmatch(text.strip())):
-        return float(match[1]) * _SECONDS[match[2]]
-    if isinstance(kind, inspect.IntType) and key.endswith("_bytes") and (match := _SIZE.fullmatch(text.strip())):
-        factor = _BYTES.get(match[2].lower())
-        return int(float(match[1]) * factor) if factor else text
+    if isinstance(kind, inspect.FloatType) and key.endswith("_s") and (seconds := seconds_of(text)) is not None:
+        return seconds
+    if isinstance(kind, inspect.IntType) and key.endswith("_bytes") and (size := bytes_of(text)) is not None:
+        return size
     return _read_plain(text, kind) if is_text else text
 
 

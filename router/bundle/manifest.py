@@ -1,0 +1,151 @@
+"""The manifest of a bundle: canonical JSON, and the sha256 of those bytes (hex) as the bundle's id.
+
+Canonical: msgspec's compact JSON with the fields in the order of the structs, map keys sorted, and every field
+present. Exactly one sequence of bytes encodes a manifest, so equal bundles have equal ids on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from packaging.version import InvalidVersion, Version
+
+from .refusals import BundleAltered, BundleInvalid, DaemonTooOld
+from .settings import SettingValue, check_setting
+
+MAX_MANIFEST_BYTES = 1024 * 1024
+
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Release = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,5})(\.(0|[1-9][0-9]{0,5})){2}$")]
+
+
+class _Canonical(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Blob(_Canonical, frozen=True):
+    """A file by its content: it is stored, fetched and shared between bundles under its hash."""
+
+    sha256: Sha256
+    size_bytes: Annotated[int, Meta(ge=0, le=1 << 42)]
+
+
+class GoldenPrompt(_Canonical, frozen=True):
+    """A prompt and the exact answer of the model at temperature 0, for a trial of the model on the box."""
+
+    prompt: str
+    answer: str
+
+
+class BundleModel(_Canonical, frozen=True):
+    name: Name
+    blob: Blob
+    golden: tuple[GoldenPrompt, ...]
+
+
+class BundleManifest(_Canonical, frozen=True):
+    """Everything that a box of one cohort runs. Nothing of it is changed alone."""
+
+    format: Literal[1]
+    cohort: Name
+    serial: Annotated[int, Meta(ge=1, le=1 << 53)]  # grows by one with each bundle of the cohort
+    created: Annotated[int, Meta(ge=0, le=1 << 53)]  # Unix seconds
+    policy: Blob
+    cases: tuple[Blob, ...]
+    models: tuple[BundleModel, ...]
+    settings: dict[str, SettingValue]  # by dotted key of edge.yaml; only keys of `settings.SETTINGS`
+    min_daemon: Release  # the oldest daemon that understands this bundle
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """Every file of the bundle, each once: the policy, its cases, the models."""
+        return tuple(dict.fromkeys((self.policy, *self.cases, *(model.blob for model in self.models))))
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """The fields by which an older daemon recognises a bundle that it cannot read."""
+
+    format: int
+    min_daemon: Release
+
+
+def blob_of(content: bytes) -> Blob:
+    return Blob(hashlib.sha256(content).hexdigest(), len(content))
+
+
+def encode_manifest(manifest: BundleManifest) -> bytes:
+    """Return the canonical bytes."""
+    return msgspec.json.encode(manifest, order="deterministic")
+
+
+def bundle_id(manifest: BundleManifest) -> str:
+    """Return the sha256 of the canonical bytes, in hex."""
+    return hashlib.sha256(encode_manifest(manifest)).hexdigest()
+
+
+def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> BundleManifest:
+    """Read and check a manifest on a box.
+
+    Args:
+        content: The bytes as they were fetched.
+        expected_id: The bundle's id that was asked for.
+        daemon_version: The version of this daemon, such as ``1.2.3`` or ``1.3.0.dev2``.
+
+    Raises:
+        BundleAltered: The bytes do not have this id.
+        DaemonTooOld: The bundle needs a newer daemon, or has a newer format.
+        BundleInvalid: Malformed, not canonical, or sets a key that a fleet may not set; names the key.
+    """
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected_id:
+        raise BundleAltered(f"bundle {expected_id}: the content has the sha256 {found}")
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise BundleInvalid(f"bundle {expected_id}: larger than {MAX_MANIFEST_BYTES} bytes")
+    try:
+        _check_version(msgspec.json.decode(content, type=_Header), expected_id, daemon_version)
+        manifest = msgspec.json.decode(content, type=BundleManifest)
+    except msgspec.DecodeError as error:
+        raise BundleInvalid(f"bundle {expected_id}: {error}") from error
+    check_manifest(manifest)
+    if encode_manifest(manifest) != content:
+        raise BundleInvalid(f"bundle {expected_id}: the JSON is not canonical")
+    return manifest
+
+
+def check_manifest(manifest: BundleManifest) -> None:
+    """Check what the types cannot say: each model once, and settings that a fleet may set, within their bounds.
+
+    Raises:
+        BundleInvalid: Names the model or the key.
+    """
+    names = [model.name for model in manifest.models]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise BundleInvalid(f"the bundle has the model {doubled[0]} twice")
+    for key, value in manifest.settings.items():
+        try:
+            checked = check_setting(key, value)
+        except ValueError as error:
+            raise BundleInvalid(f"settings.{key}: {error}") from error
+        if type(checked) is not type(value):  # 30 where 30.0 is canonical
+            raise BundleInvalid(f"settings.{key}: must be written as {checked!r}, not {value!r}")
+
+
+def daemon_is_new_enough(daemon_version: str, min_daemon: str) -> bool:
+    """Compare by PEP 440: ``1.3.0.dev2`` and ``1.3.0rc1`` are older than ``1.3.0``; an unreadable one is too old."""
+    try:
+        return Version(daemon_version) >= Version(min_daemon)
+    except InvalidVersion:
+        return False
+
+
+def _check_version(header: _Header, expected_id: str, daemon_version: str) -> None:
+    if header.format != 1 or not daemon_is_new_enough(daemon_version, header.min_daemon):
+        raise DaemonTooOld(
+            f"bundle {expected_id} (format {header.format}) needs a daemon {header.min_daemon} or newer, "
+            f"this is {daemon_version}: update the daemon first"
+        )

@@ -1,0 +1,78 @@
+"""The keys of `edge.yaml` that a fleet may set, with their types and bounds.
+
+Never among them: where the daemon listens and which API keys it accepts (`server.*`), where requests may go
+(`cloud.url`, `tracing.endpoint`), credentials, and paths. The box refuses a signed bundle with such a key, so not even
+the holders of the signing keys can open a box to others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ..documents.quantities import bytes_of, seconds_of
+from ..documents.reader import did_you_mean
+
+SettingValue = bool | int | float | str
+
+_NonNegative = Annotated[int, Meta(ge=0)]
+_Positive = Annotated[int, Meta(ge=1)]
+_Seconds = Annotated[float, Meta(gt=0)]
+
+SETTINGS: Mapping[str, object] = {
+    "engine.sequences": Annotated[int, Meta(ge=1, le=256)],
+    "engine.batch_tokens": _Positive,
+    "engine.context_tokens": _NonNegative,
+    "engine.threads": _NonNegative,
+    "engine.gpu_layers": Annotated[int, Meta(ge=-1)],
+    "engine.restrict_tool_arguments": bool,
+    "engine.enabled": bool,
+    "cloud.connect_timeout_s": _Seconds,
+    "cloud.first_token_timeout_s": _Seconds,
+    "cloud.timeout_s": _Seconds,
+    "cloud.max_connections": _Positive,
+    "cloud.probe_interval_s": _Seconds,
+    "cache.memory_bytes": _NonNegative,
+    "cache.disk_bytes": _NonNegative,
+    "decisions.memory_records": _Positive,
+    "decisions.max_age_s": _Seconds,
+    "tracing.sample_ratio": Annotated[float, Meta(ge=0, le=1)],
+    "log": Literal["debug", "info", "warning", "error"],
+    "log_format": Literal["text", "json"],
+}
+"""The type of each key, the same as in the daemon's schema (a test compares them)."""
+
+
+def read_setting(key: str, written: SettingValue) -> SettingValue:
+    """Return a value as a person writes it (``30s``, ``64MiB``) in the type of its key.
+
+    Raises:
+        ValueError: The key is unknown or not the fleet's to set, or the value does not fit it.
+    """
+    value: SettingValue | None = written
+    if isinstance(written, str) and key.endswith("_s"):
+        value = seconds_of(written)
+    elif isinstance(written, str) and key.endswith("_bytes"):
+        value = bytes_of(written)
+    return check_setting(key, written if value is None else value)
+
+
+def check_setting(key: str, value: SettingValue) -> SettingValue:
+    """Return the value in the type of its key.
+
+    Raises:
+        ValueError: The key is unknown or not the fleet's to set, or the value does not fit it.
+    """
+    if key not in SETTINGS:
+        raise ValueError(f"not a key that a fleet may set{did_you_mean(key, SETTINGS)}")
+    try:
+        checked: SettingValue = msgspec.convert(value, SETTINGS[key])
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    if isinstance(checked, float) and not math.isfinite(checked):
+        raise ValueError("must be a finite number")
+    return checked

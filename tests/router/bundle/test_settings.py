@@ -1,0 +1,62 @@
+"""The fleet's settings are keys of `edge.yaml`, with its types and bounds, and never those that open a box."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import inspect
+
+from edge_node.config.layers import leaves_of
+from edge_node.config.schema import Config, config_keys
+from router.bundle.settings import SETTINGS, check_setting, read_setting
+
+# Where the daemon listens, whom it admits, where requests and traces may go, credentials, paths.
+REFUSED = {
+    *("policy", "state_dir", "engine.model_dirs", "tracing.endpoint"),
+    *("cloud.url", "cloud.api_key", "cloud.api_key_file", "cloud.ca_file"),
+}
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_types_and_bounds_are_those_of_the_daemon(key: str) -> None:
+    assert inspect.type_info(SETTINGS[key]) == leaves_of(Config)[key].kind
+
+
+def test_each_key_of_the_daemon_is_allowed_or_refused_on_purpose() -> None:
+    """A new key of `edge.yaml` fails here until somebody decides."""
+    assert {key for key in config_keys() if not key.startswith("server.")} - set(SETTINGS) == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("cloud.timeout_s", "30s", 30.0),
+        ("cloud.timeout_s", 30, 30.0),
+        ("decisions.max_age_s", "7d", 604800.0),
+        ("cache.memory_bytes", "64MiB", 1 << 26),
+        ("engine.threads", 4, 4),
+        ("engine.enabled", False, False),
+        ("log", "debug", "debug"),
+    ],
+)
+def test_values_are_read_as_the_daemon_reads_them(key: str, written: bool | int | str, value: object) -> None:
+    read = read_setting(key, written)
+    assert (read, type(read)) == (value, type(value))
+    assert check_setting(key, read) == read
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "words"),
+    [
+        ("engine.thread", 4, "did you mean `engine.threads`"),
+        ("server.host", "0.0.0.0", "not a key that a fleet may set"),
+        ("cloud.timeout_s", "soon", "Expected `float`"),
+        ("cloud.timeout_s", float("inf"), "finite"),
+        ("engine.sequences", 257, "<= 256"),
+        ("log", "loud", "loud"),
+        ("engine.enabled", 1, "Expected `bool`"),
+        ("engine.threads", True, "Expected `int`"),
+    ],
+)
+def test_another_value_is_refused(key: str, written: bool | float | str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_setting(key, written)
