@@ -40,6 +40,7 @@ SETTINGS: Mapping[str, object] = {
     "cache.disk_bytes": _NonNegative,
     "decisions.memory_records": _Positive,
     "decisions.max_age_s": _Seconds,
+    "decisions.record": Literal["cheap", "all"],
     "tracing.sample_ratio": Annotated[float, Meta(ge=0, le=1)],
     "log": Literal["debug", "info", "warning", "error"],
     "log_format": Literal["text", "json"],
