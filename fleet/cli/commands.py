@@ -1,4 +1,4 @@
-"""`causeway-fleet`: checks the policies of a repository. Its CI needs one line: ``causeway-fleet test DIR``."""
+"""`causeway-fleet`: checks policies and fleets. Their CI needs one line: ``causeway-fleet test DIR``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from router.errors import ConfigError, ModelNotFound
 from router.policy.file import policy_schema
 from router.types import NowSignals
 
-from .output import lint_report, print_lint, print_problems, print_run
-from .policy_repository import CASES, case_files, check_file, policy_files, run_file
+from ..repository.folder import check_fleet, is_fleet
+from ..repository.policies import CASES, CheckedPolicy, case_files, check_file, policy_files, run_file
+from ..repository.template import new_fleet
+from .output import Checked, lint_report, print_lint, print_problems, print_run
 
 OK, FOUND, USAGE = 0, 1, 2
 """Exit codes: no errors; a policy or a case has errors; the command has nothing to check, or bad arguments."""
@@ -27,7 +29,22 @@ OK, FOUND, USAGE = 0, 1, 2
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="causeway", prog_name="causeway-fleet")
 def main() -> None:
-    """Check policies and run their test cases."""
+    """Check policies and fleets, and run their test cases."""
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def init(folder: Path) -> None:
+    """Write a new fleet into FOLDER: fleet.yaml, a policy, its test cases.
+
+    Exit code: 0 written, 2 a file is there already or cannot be written.
+    """
+    try:
+        files = new_fleet(folder)
+    except OSError as error:
+        raise _Usage(str(error)) from error
+    for path in files:
+        click.echo(f"wrote {path}")
 
 
 @main.command()
@@ -42,11 +59,11 @@ def main() -> None:
 )
 @click.option("--strict", is_flag=True, help="Warnings count as errors.")
 def lint(paths: tuple[Path, ...], output_format: Literal["human", "json"], strict: bool) -> None:
-    """Check policy files, or all policies in a folder.
+    """Check policy files, all policies in a folder, or a fleet: a folder with a fleet.yaml.
 
     Problems are printed with file, line, column and key. Exit code: 0 no errors, 1 errors found, 2 nothing to check.
     """
-    checked = [check_file(path) for path in _policies(paths)]
+    checked = _checked(paths)
     report = lint_report(checked)
     if output_format == "json":
         click.echo(msgspec.json.encode(report))
@@ -60,15 +77,20 @@ def lint(paths: tuple[Path, ...], output_format: Literal["human", "json"], stric
 def test(folder: Path) -> None:
     """Check the policies of FOLDER and run the test cases in FOLDER/cases.
 
-    Exit code: 0 all pass, 1 a policy has errors or a case fails, 2 nothing to test.
+    If FOLDER has a fleet.yaml, check the fleet and run the cases of its policies, which lie in `cases` beside them.
+    Exit code: 0 all pass, 1 a file has errors or a case fails, 2 nothing to test.
     """
     console = _console()
-    invalid = [checked for checked in map(check_file, _policies((folder,))) if checked.policy is None]
-    files = case_files(folder)
+    checked = _checked((folder,))
+    invalid = [file for file in checked if any(problem.severity == "error" for problem in file.problems)]
+    files = sorted(
+        {case for file in checked if isinstance(file, CheckedPolicy) for case in case_files(file.path.parent)}
+    )
     if not files:
-        raise _Usage(f"no cases in {folder / CASES}; add at least one, a test without cases does not pass")
-    for checked in invalid:
-        print_problems(console, checked.problems)
+        where = folder / CASES if not is_fleet(folder) else f"a folder {CASES} beside a policy of {folder}"
+        raise _Usage(f"no cases in {where}; add at least one, a test without cases does not pass")
+    for file in invalid:
+        print_problems(console, file.problems)
     runs = [run_file(path) for path in files]
     for run in runs:
         print_run(console, run)
@@ -121,14 +143,21 @@ class _Usage(click.ClickException):
     exit_code = USAGE
 
 
-def _policies(paths: tuple[Path, ...]) -> list[Path]:
-    try:
-        files = policy_files(paths)
-    except OSError as error:
-        raise _Usage(str(error)) from error
-    if not files:
-        raise _Usage(f"no policy (*.yaml) in {', '.join(map(str, paths))}")
-    return files
+def _checked(paths: tuple[Path, ...]) -> list[Checked]:
+    """Check each path: a fleet with its policies, a folder of policies, or one policy."""
+    found: list[Checked] = []
+    for path in paths:
+        if is_fleet(path):
+            fleet = check_fleet(path)
+            found += [fleet, *fleet.policies]
+            continue
+        try:
+            found += [check_file(file) for file in policy_files((path,))]
+        except OSError as error:
+            raise _Usage(str(error)) from error
+    if not found:
+        raise _Usage(f"no policy (*.yaml) and no fleet.yaml in {', '.join(map(str, paths))}")
+    return found
 
 
 def _console(*, stderr: bool = False) -> Console:

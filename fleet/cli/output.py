@@ -10,8 +10,10 @@ from rich.text import Text
 
 from router.documents.strict_yaml import Problem
 
-from .policy_repository import CaseRun, CheckedPolicy
+from ..repository.folder import CheckedFleet
+from ..repository.policies import CaseRun, CheckedPolicy
 
+Checked = CheckedPolicy | CheckedFleet
 _STYLE = {"error": "bold red", "warning": "yellow"}
 
 
@@ -33,7 +35,7 @@ class LintReport(msgspec.Struct, frozen=True):
     problems: tuple[ProblemReport, ...]
 
 
-def lint_report(checked: Sequence[CheckedPolicy]) -> LintReport:
+def lint_report(checked: Sequence[Checked]) -> LintReport:
     problems = [problem for file in checked for problem in file.problems]
     return LintReport(
         files=len(checked),
@@ -62,14 +64,14 @@ def print_problems(console: Console, problems: Sequence[Problem]) -> None:
         console.print(line, soft_wrap=True)
 
 
-def print_lint(console: Console, checked: Sequence[CheckedPolicy]) -> None:
+def print_lint(console: Console, checked: Sequence[Checked]) -> None:
     for file in checked:
         print_problems(console, file.problems)
-        if not file.problems and file.policy is not None:
-            console.print(Text(f"{file.path}: ok  {file.policy.name}@{file.policy.revision}"), soft_wrap=True)
+        if not file.problems and file.label:
+            console.print(Text(f"{file.path}: ok  {file.label}"), soft_wrap=True)
     report = lint_report(checked)
     console.print(
-        Text(f"{_count(report.files, 'policy', 'policies')}, {_count(report.errors, 'error')}, "
+        Text(f"{_count(report.files, 'file')}, {_count(report.errors, 'error')}, "
              f"{_count(report.warnings, 'warning')}")
     )  # fmt: skip
 

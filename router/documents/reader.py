@@ -95,9 +95,9 @@ class _Reader:
         if isinstance(kind, shapes.Metadata):
             own_title = (kind.extra_json_schema or {}).get("title", title)
             return self.read(tree, kind.type, own_title if isinstance(own_title, str) else title)
-        if isinstance(kind, shapes.UnionType):  # only `X | None`: the key may be left out
-            inner = next(option for option in kind.types if not isinstance(option, shapes.NoneType))
-            return self.read(tree, inner, title)
+        if isinstance(kind, shapes.UnionType):  # `X | None`: the key may be left out; or one of several plain types
+            options = [option for option in kind.types if not isinstance(option, shapes.NoneType)]
+            return self.read(tree, options[0], title) if len(options) == 1 else self._plain(tree, title)
         if isinstance(tree, Scalar) and tree.kind == "null":
             entries = isinstance(kind, shapes.StructType | shapes.DictType | shapes.VarTupleType)
             advice = "indent its entries below it," if entries else "give a value"
@@ -170,6 +170,17 @@ class _Reader:
                 return value if value is not None else self._report(tree, message)
         raise TypeError(f"no reader for {kind}")  # a bug in one of our structs
 
+    def _plain(self, tree: Tree, title: str) -> Plain | None:
+        """Read a value whose type is the one that YAML gives it."""
+        if isinstance(tree, Scalar):
+            if tree.kind in _PLAIN_KINDS:
+                return self._scalar(tree, _PLAIN_KINDS[tree.kind], title)
+            advice = (
+                "is empty: give a value or leave the key out" if tree.kind == "null" else "is a date: put it in quotes"
+            )
+            return self._report(tree, advice)
+        return self._report(tree, f"must be one value, not a {type(tree).__name__.lower()}")
+
     def _report(self, tree: Tree, message: str) -> Plain | None:
         self.problems.append(Problem(tree.location, message))
         return None
@@ -241,6 +252,12 @@ _SCALARS: tuple[tuple[type[shapes.Type], Callable[[Scalar, shapes.Type, str], _R
     (shapes.IntType, _integer),
     (shapes.FloatType, _number),
 )
+_PLAIN_KINDS: dict[str, shapes.Type] = {
+    "text": shapes.StrType(),
+    "int": shapes.IntType(),
+    "float": shapes.FloatType(),
+    "bool": shapes.BoolType(),
+}
 _ARTICLES = {"int": "a number", "float": "a number", "bool": "true or false", "null": "nothing", "other": "a date"}
 _TYPE_NAMES: dict[type[shapes.Type], str] = {
     shapes.StrType: "text",

@@ -41,7 +41,7 @@ def test_lint_names_each_policy_with_its_revision(folder: Path) -> None:
     """Exit code 0. Case files are not policies."""
     result = run("lint", folder)
     assert result.exit_code == 0
-    assert "4 policies, 0 errors, 0 warnings" in result.output
+    assert "4 files, 0 errors, 0 warnings" in result.output
     assert f"{folder / 'private.yaml'}: ok  private@" in result.output
 
 
@@ -52,7 +52,7 @@ def test_lint_points_at_each_mistake(folder: Path) -> None:
     line = (folder / "default.yaml").read_text().splitlines().index(next_line(folder, "temprature")) + 1
     assert f"{folder / 'default.yaml'}:{line}:11: error: unknown signal `device.temprature_c`" in result.output
     assert "[routes[0].when]" in result.output
-    assert "1 policy, 1 error, 0 warnings" in result.output
+    assert "1 file, 1 error, 0 warnings" in result.output
 
 
 def next_line(folder: Path, word: str) -> str:

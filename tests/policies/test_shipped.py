@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from fleet.cli.policy_repository import case_files, check_file, policy_files, run_file
+from fleet.repository.policies import case_files, check_file, policy_files, run_file
 from router.checks.cases import read_cases, run_cases
 from router.policy.compiled import Policy
 from router.policy.file import policy_schema

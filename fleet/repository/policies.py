@@ -1,4 +1,4 @@
-"""A folder of policies and test cases: finds its files, checks policies, runs cases. The only I/O is reading files."""
+"""Policies and their test cases: finds the files, checks policies, runs cases. The only I/O is reading files."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ class CheckedPolicy(msgspec.Struct, frozen=True):
     policy: Policy | None
     problems: tuple[Problem, ...]
 
+    @property
+    def label(self) -> str:
+        """``name@revision``; "" if the policy has errors."""
+        return "" if self.policy is None else f"{self.policy.name}@{self.policy.revision}"
+
 
 class CaseRun(msgspec.Struct, frozen=True):
     """One case file, run. `results` is empty if `problems` kept it from running."""
@@ -41,12 +46,12 @@ def policy_files(paths: tuple[Path, ...]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"no such file or folder: {path}")
-        found += _yaml_in(path) if path.is_dir() else [path]
+        found += yaml_in(path) if path.is_dir() else [path]
     return found
 
 
 def case_files(folder: Path) -> list[Path]:
-    return _yaml_in(folder / CASES) if (folder / CASES).is_dir() else []
+    return yaml_in(folder / CASES) if (folder / CASES).is_dir() else []
 
 
 def check_file(path: Path) -> CheckedPolicy:
@@ -73,9 +78,9 @@ def run_file(path: Path) -> CaseRun:
     if checked.policy is None:
         invalid = Problem(locations.find("policy"), f"the policy {cases.policy} is invalid or missing")
         return CaseRun(path, "", (), (invalid, *checked.problems))
-    label = f"{checked.policy.name}@{checked.policy.revision}"
-    return CaseRun(path, label, tuple(run_cases(cases, locations, checked.policy)), ())
+    return CaseRun(path, checked.label, tuple(run_cases(cases, locations, checked.policy)), ())
 
 
-def _yaml_in(folder: Path) -> list[Path]:
+def yaml_in(folder: Path) -> list[Path]:
+    """Return the YAML files directly inside a folder, sorted."""
     return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())

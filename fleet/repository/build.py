@@ -1,0 +1,91 @@
+"""Bundles from a fleet's folder: equal content gives an equal id, on every machine and at any time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from router.bundle.manifest import Blob, BundleManifest, BundleModel, GoldenPrompt, blob_of, bundle_id, check_manifest
+from router.bundle.settings import read_setting
+
+from .fleet_file import CohortDoc, ModelDoc
+from .folder import CheckedFleet, cases_of
+
+
+class BuiltBundle(msgspec.Struct, frozen=True):
+    """A bundle of one cohort, and the local files of its blobs by their sha256; an uploaded model has none."""
+
+    manifest: BundleManifest
+    files: Mapping[str, Path]
+
+    @property
+    def id(self) -> str:
+        return bundle_id(self.manifest)
+
+
+def build_bundles(checked: CheckedFleet, previous: Mapping[str, BundleManifest], now_s: int) -> dict[str, BuiltBundle]:
+    """Build the bundle of every cohort.
+
+    Args:
+        checked: A fleet without errors.
+        previous: The bundle that was signed last for each cohort. A cohort whose content is the same keeps it,
+            with its serial and time, so that its id does not change; otherwise the serial grows by one.
+        now_s: The time of creation of new bundles, in Unix seconds.
+
+    Raises:
+        ValueError: The fleet has errors.
+        OSError: A file cannot be read.
+        BundleInvalid: A setting is not the fleet's to set.
+    """
+    if checked.fleet is None or checked.failed:
+        raise ValueError(f"{checked.path} has errors")
+    built = {}
+    for name, cohort in checked.fleet.cohorts.items():
+        last = previous.get(name)
+        bundle = _build(checked.folder, name, cohort, last.serial if last else 1, last.created if last else now_s)
+        if last is not None and bundle.manifest != last:
+            manifest = msgspec.structs.replace(bundle.manifest, serial=last.serial + 1, created=now_s)
+            bundle = msgspec.structs.replace(bundle, manifest=manifest)
+        check_manifest(bundle.manifest)
+        built[name] = bundle
+    return built
+
+
+def _build(folder: Path, name: str, cohort: CohortDoc, serial: int, created: int) -> BuiltBundle:
+    policy = folder / cohort.policy
+    paths = [policy, *cases_of(policy)]
+    contents = [blob_of(path.read_bytes()) for path in paths]
+    files = {blob.sha256: path for blob, path in zip(contents, paths, strict=True)}
+    models = []
+    for model, doc in sorted(cohort.models.items()):
+        blob = _model_blob(folder, doc)
+        if doc.file is not None:
+            files[blob.sha256] = folder / doc.file
+        models.append(BundleModel(model, blob, tuple(GoldenPrompt(one.prompt, one.answer) for one in doc.golden)))
+    manifest = BundleManifest(
+        format=1,
+        cohort=name,
+        serial=serial,
+        created=created,
+        policy=contents[0],
+        # Sorted by content: renaming a case file changes nothing on a box.
+        cases=tuple(sorted(set(contents[1:]), key=lambda blob: blob.sha256)),
+        models=tuple(models),
+        settings={key: read_setting(key, value) for key, value in sorted(cohort.settings.items())},
+        min_daemon=cohort.min_daemon,
+    )
+    return BuiltBundle(manifest, files)
+
+
+def _model_blob(folder: Path, doc: ModelDoc) -> Blob:
+    if doc.file is None:
+        assert doc.sha256 is not None
+        assert doc.size_bytes is not None
+        return Blob(doc.sha256, doc.size_bytes)
+    path = folder / doc.file
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Blob(digest, path.stat().st_size)

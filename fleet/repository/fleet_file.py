@@ -1,0 +1,80 @@
+"""`fleet.yaml`: the cohorts of a fleet, and what the boxes of each one run. The structs are the file's grammar."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from router.bundle.manifest import Name, Release, Sha256
+from router.bundle.settings import SettingValue
+from router.documents.reader import KeyLocations, read_struct
+from router.documents.strict_yaml import Problem
+
+FLEET_FILE = "fleet.yaml"
+
+Label = Annotated[
+    str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$", title="a label of 1 to 63 letters, digits or . / _ -")
+]
+Percent = Annotated[float, Meta(gt=0, le=100, title="a share in percent, above 0 and at most 100")]
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the file. Unknown keys are refused."""
+
+
+class GoldenDoc(_Part, frozen=True):
+    prompt: str
+    answer: str  # exactly, at temperature 0
+
+
+class ModelDoc(_Part, frozen=True):
+    """A model by its file in this folder, or, for one that was uploaded before, by its hash and size."""
+
+    file: str | None = None
+    sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None
+    size_bytes: Annotated[int, Meta(ge=1)] | None = None
+    golden: tuple[GoldenDoc, ...] = ()  # tried on the box before the model serves
+
+
+class RolloutDoc(_Part, frozen=True):
+    stages: Annotated[tuple[Percent, ...], Meta(min_length=1)] = (1.0, 5.0, 25.0, 50.0, 100.0)  # of the cohort's boxes
+
+
+class CohortDoc(_Part, frozen=True):
+    """The boxes whose labels match, and what they run."""
+
+    policy: str  # path of the policy, relative to fleet.yaml
+    match: dict[Label, Label] = {}  # a box needs all of these labels; empty: every box
+    models: dict[Name, ModelDoc] = {}
+    settings: dict[str, SettingValue] = {}  # by dotted key of edge.yaml
+    min_daemon: Annotated[Release, Meta(title="a release such as 1.2.3")] = "0.0.0"
+    rollout: RolloutDoc = RolloutDoc()
+
+
+class FleetDoc(_Part, frozen=True):
+    version: Literal[1]
+    name: Annotated[Name, Meta(title="a name of 1 to 64 letters, digits or . _ -")]
+    cohorts: Annotated[dict[Name, CohortDoc], Meta(min_length=1)]  # a box belongs to the first one that matches
+
+
+def read_fleet(text: str, file: str) -> tuple[FleetDoc | None, KeyLocations, tuple[Problem, ...]]:
+    """Parse and check `fleet.yaml` by itself, without the files that it names.
+
+    Args:
+        text: The document.
+        file: Its path, for messages.
+
+    Returns:
+        The fleet, or None if a problem is an error; the location of each key; the problems.
+    """
+    return read_struct(text, file, FleetDoc)
+
+
+def cohort_of(fleet: FleetDoc, labels: dict[str, str]) -> str | None:
+    """Return the name of the first cohort that matches a box's labels, or None."""
+    for name, cohort in fleet.cohorts.items():
+        if cohort.match.items() <= labels.items():
+            return name
+    return None

@@ -1,0 +1,109 @@
+"""A fleet's folder, read and checked: `fleet.yaml` and every file that it names. The only I/O is reading files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from router.checks.cases import read_cases
+from router.documents.reader import KeyLocations
+from router.documents.strict_yaml import Problem, SourceLocation
+
+from .fleet_file import FLEET_FILE, CohortDoc, FleetDoc, read_fleet
+from .lint import fleet_problems
+from .policies import CASES, CheckedPolicy, case_files, check_file, yaml_in
+
+POLICIES = "policies"
+
+
+class CheckedFleet(msgspec.Struct, frozen=True):
+    """`fleet` is None if `fleet.yaml` cannot be read. `problems` are those of `fleet.yaml`; a policy has its own."""
+
+    path: Path  # of fleet.yaml
+    fleet: FleetDoc | None
+    policies: tuple[CheckedPolicy, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def label(self) -> str:
+        """The fleet's name and its number of cohorts; "" if it has errors."""
+        if self.fleet is None or self.failed:
+            return ""
+        count = len(self.fleet.cohorts)
+        return f"{self.fleet.name}, {count} cohort{'s' if count > 1 else ''}"
+
+    @property
+    def failed(self) -> bool:
+        """Whether `fleet.yaml` has errors."""
+        return any(problem.severity == "error" for problem in self.problems)
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+
+def is_fleet(path: Path) -> bool:
+    """Whether the path is a `fleet.yaml`, or a folder with one."""
+    return (path / FLEET_FILE).is_file() if path.is_dir() else path.name == FLEET_FILE
+
+
+def check_fleet(path: Path) -> CheckedFleet:
+    """Check `fleet.yaml`, the files that it names, and every policy in the folder. Never raises.
+
+    Args:
+        path: The folder, or its `fleet.yaml`.
+    """
+    file = path / FLEET_FILE if path.is_dir() else path
+    try:
+        text = file.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        return CheckedFleet(file, None, (), (Problem(SourceLocation(str(file)), error.strerror or str(error)),))
+    fleet, locations, problems = read_fleet(text, str(file))
+    named = [] if fleet is None else [file.parent / cohort.policy for cohort in fleet.cohorts.values()]
+    files = {*(path for path in named if path.is_file()), *policies_beside(file.parent)}
+    policies = tuple(check_file(path) for path in sorted({path.resolve(): path for path in sorted(files)}.values()))
+    if fleet is not None:
+        problems += (*fleet_problems(fleet, locations), *_file_problems(file.parent, fleet, locations))
+    return CheckedFleet(file, fleet, policies, problems)
+
+
+def policies_beside(folder: Path) -> list[Path]:
+    """The policies in the folder `policies`."""
+    return yaml_in(folder / POLICIES) if (folder / POLICIES).is_dir() else []
+
+
+def cases_of(policy: Path) -> list[Path]:
+    """The case files in the folder `cases` beside a policy that name this policy."""
+    found = []
+    for path in case_files(policy.parent):
+        cases, _, _ = read_cases(path.read_bytes().decode("utf-8", "replace"), str(path))
+        if cases is not None and (path.parent / cases.policy).resolve() == policy.resolve():
+            found.append(path)
+    return found
+
+
+def _file_problems(folder: Path, fleet: FleetDoc, locations: KeyLocations) -> Iterator[Problem]:
+    for name, cohort in fleet.cohorts.items():
+        for key, path in _named_files(cohort):
+            location = locations.find(f"cohorts.{name}.{key}")
+            if message := _missing(folder, path):
+                yield Problem(location, message)
+            elif key == "policy" and not cases_of(folder / path):
+                message = f"no test cases: {(folder / path).parent / CASES} has no file that names this policy"
+                yield Problem(location, message, "warning")
+
+
+def _named_files(cohort: CohortDoc) -> Iterator[tuple[str, str]]:
+    yield "policy", cohort.policy
+    for model, doc in cohort.models.items():
+        if doc.file is not None:
+            yield f"models.{model}.file", doc.file
+
+
+def _missing(folder: Path, path: str) -> str:
+    """Return what is wrong with a path of `fleet.yaml`, or ""."""
+    if not (folder / path).resolve().is_relative_to(folder.resolve()):
+        return f"`{path}` leaves the fleet's folder: keep every file of the fleet inside it"
+    return "" if (folder / path).is_file() else f"there is no file `{path}`"

@@ -1,0 +1,114 @@
+"""Bundles: equal content has an equal id; a change is a new serial; what a box gets is what stands in the folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fleet.repository.build import BuiltBundle, build_bundles
+from fleet.repository.fleet_file import cohort_of
+from fleet.repository.folder import check_fleet
+from router.bundle.manifest import BundleManifest, encode_manifest, read_manifest
+
+from .fleets import edit, write_fleet
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    return write_fleet(tmp_path / "fleet")
+
+
+def build(folder: Path, previous: dict[str, BundleManifest] | None = None, now_s: int = 1000) -> dict[str, BuiltBundle]:
+    return build_bundles(check_fleet(folder), previous or {}, now_s)
+
+
+def test_a_bundle_holds_what_the_folder_says(fleet: Path) -> None:
+    bundle = build(fleet)["kiosk"]
+    manifest = bundle.manifest
+    assert (manifest.cohort, manifest.serial, manifest.created, manifest.min_daemon) == ("kiosk", 1, 1000, "0.1.0")
+    assert manifest.settings == {"engine.threads": 4, "cloud.timeout_s": 30.0, "cache.memory_bytes": 1 << 26}
+    assert [model.golden[0].answer for model in manifest.models] == ["4"]
+    assert {blob.sha256 for blob in manifest.blobs} == set(bundle.files)
+    assert bundle.files[manifest.policy.sha256] == fleet / "policies" / "kiosk.yaml"
+    assert bundle.files[manifest.cases[0].sha256] == fleet / "policies" / "cases" / "kiosk.yaml"
+    assert read_manifest(encode_manifest(manifest), bundle.id, "0.1.0") == manifest
+
+
+def test_the_same_content_has_the_same_id_anywhere(fleet: Path, tmp_path: Path) -> None:
+    """In another folder, with other file times, other names of case files and another order of keys."""
+    copy = Path(shutil.copytree(fleet, tmp_path / "copy"))
+    os.utime(copy / "policies" / "kiosk.yaml", (1, 1))
+    (copy / "policies" / "cases" / "kiosk.yaml").rename(copy / "policies" / "cases" / "a.yaml")
+    edit(copy / "fleet.yaml", "      engine.threads: 4\n      cloud.timeout_s: 30s\n", "      cloud.timeout_s: 30\n")
+    edit(copy / "fleet.yaml", "    min_daemon", "      engine.threads: 4\n    min_daemon")
+    assert {name: one.id for name, one in build(copy).items()} == {name: one.id for name, one in build(fleet).items()}
+
+
+def test_an_unchanged_cohort_keeps_its_bundle(fleet: Path) -> None:
+    first = build(fleet)
+    previous = {name: one.manifest for name, one in first.items()}
+    edit(fleet / "policies" / "others.yaml", "device", "on-device")
+    later = build(fleet, previous, now_s=5000)
+    assert later["kiosk"].id == first["kiosk"].id
+    assert (later["others"].manifest.serial, later["others"].manifest.created) == (2, 5000)
+
+
+def change_model(fleet: Path) -> None:
+    (fleet / "models" / "assistant.gguf").write_bytes(b"GGUF and other weights")
+
+
+def change_golden(fleet: Path) -> None:
+    edit(fleet / "fleet.yaml", 'answer: "4"', 'answer: "four"')
+
+
+def change_setting(fleet: Path) -> None:
+    edit(fleet / "fleet.yaml", "64MiB", "65MiB")
+
+
+def change_case(fleet: Path) -> None:
+    edit(fleet / "policies" / "cases" / "kiosk.yaml", "the device answers", "the device answers all")
+
+
+def change_daemon(fleet: Path) -> None:
+    edit(fleet / "fleet.yaml", "min_daemon: 0.1.0", "min_daemon: 0.2.0")
+
+
+@pytest.mark.parametrize("change", [change_model, change_golden, change_setting, change_case, change_daemon])
+def test_each_part_counts(fleet: Path, change: Callable[[Path], None]) -> None:
+    first = build(fleet)
+    change(fleet)
+    later = build(fleet, {name: one.manifest for name, one in first.items()})
+    assert later["kiosk"].manifest.serial == 2
+    assert later["others"].id == first["others"].id
+
+
+def test_the_stages_are_no_part_of_the_bundle(fleet: Path) -> None:
+    """Another pace of the rollout is no new bundle for the boxes."""
+    first = build(fleet)
+    edit(fleet / "fleet.yaml", "[1, 50, 100]", "[10, 100]")
+    assert build(fleet)["kiosk"].id == first["kiosk"].id
+
+
+def test_an_uploaded_model_needs_no_file(fleet: Path) -> None:
+    edit(fleet / "fleet.yaml", "file: models/assistant.gguf", f"sha256: {'a' * 64}\n        size_bytes: 7")
+    bundle = build(fleet)["kiosk"]
+    assert bundle.manifest.models[0].blob.size_bytes == 7
+    assert "a" * 64 not in bundle.files
+
+
+def test_a_fleet_with_errors_is_not_built(fleet: Path) -> None:
+    (fleet / "models" / "assistant.gguf").unlink()
+    with pytest.raises(ValueError, match="has errors"):
+        build(fleet)
+
+
+def test_a_box_belongs_to_the_first_cohort_that_matches(fleet: Path) -> None:
+    doc = check_fleet(fleet).fleet
+    assert doc is not None
+    assert cohort_of(doc, {"role": "kiosk", "site": "7"}) == "kiosk"
+    assert cohort_of(doc, {"role": "till"}) == "others"
+    assert cohort_of(doc, {}) == "others"

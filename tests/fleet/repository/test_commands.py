@@ -1,0 +1,124 @@
+"""`causeway-fleet init`, `lint` and `test` on a fleet's folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fleet.cli.commands import main
+
+from .fleets import CASES, edit, write_fleet
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    return write_fleet(tmp_path / "fleet")
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
+
+
+def test_a_new_fleet_passes_its_own_checks(tmp_path: Path) -> None:
+    folder = tmp_path / "my fleet"
+    assert run("init", folder).exit_code == 0
+    linted = run("lint", "--strict", folder)
+    assert linted.exit_code == 0, linted.output
+    assert "my-fleet, 1 cohort" in linted.output
+    tested = run("test", folder)
+    assert tested.exit_code == 0, tested.output
+    assert "2 of 2 cases pass" in tested.output
+
+
+def test_init_overwrites_nothing(fleet: Path) -> None:
+    before = (fleet / "fleet.yaml").read_bytes()
+    result = run("init", fleet)
+    assert result.exit_code == 2
+    assert "is there already; nothing was written" in result.output
+    assert (fleet / "fleet.yaml").read_bytes() == before
+    assert not (fleet / "policies" / "default.yaml").exists()
+
+
+@pytest.mark.parametrize("path", [".", "fleet.yaml"])
+def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
+    result = run("lint", "--strict", fleet / path)
+    assert result.exit_code == 0, result.output
+    assert f"{fleet / 'fleet.yaml'}: ok  retail, 2 cohorts" in result.output
+    assert f"{fleet / 'policies' / 'kiosk.yaml'}: ok  kiosk@" in result.output
+    assert "3 files, 0 errors, 0 warnings" in result.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "key", "words"),
+    [
+        ("engine.threads: 4", "engine.thread: 4", 12, "cohorts.kiosk.settings.engine.thread", "engine.threads"),
+        ("engine.threads: 4", "server.port: 4", 12, "cohorts.kiosk.settings.server.port", "not a key that a fleet"),
+        ("engine.threads: 4", "cloud.url: x", 12, "cohorts.kiosk.settings.cloud.url", "not a key that a fleet"),
+        ("engine.threads: 4", "engine.threads:", 12, "cohorts.kiosk.settings.engine.threads", "is empty"),
+        ("engine.threads: 4", "log: 2026-01-01", 12, "cohorts.kiosk.settings.log", "is a date"),
+        ("engine.threads: 4", "log: [a]", 12, "cohorts.kiosk.settings.log", "must be one value"),
+        ("cloud.timeout_s: 30s", "cloud.timeout_s: soon", 13, "cohorts.kiosk.settings.cloud.timeout_s", "float"),
+        ("models/assistant.gguf", "models/none.gguf", 9, "cohorts.kiosk.models.assistant.file", "there is no file"),
+        ("models/assistant.gguf", "../../etc/passwd", 9, "cohorts.kiosk.models.assistant.file", "leaves the fleet"),
+        ("policies/kiosk.yaml", "/etc/passwd", 6, "cohorts.kiosk.policy", "leaves the fleet"),
+        ("file: models/assistant.gguf", "size_bytes: 3", 8, "cohorts.kiosk.models.assistant", "needs either `file`"),
+        ("file: models/assistant.gguf", f"sha256: {'a' * 64}", 8, "cohorts.kiosk.models.assistant", "belong together"),
+        ("stages: [1, 50, 100]", "stages: [1, 50]", 16, "cohorts.kiosk.rollout.stages", "end with 100"),
+        ("stages: [1, 50, 100]", "stages: [50, 1, 100]", 16, "cohorts.kiosk.rollout.stages", "must grow"),
+        ("stages: [1, 50, 100]", "stages: [0, 100]", 16, "cohorts.kiosk.rollout.stages[0]", "not more than 0"),
+        ("match: {role: kiosk}", "match: {}", 17, "cohorts.others", "no box can reach this cohort"),
+        ("min_daemon: 0.1.0", "min_daemon: latest", 15, "cohorts.kiosk.min_daemon", "a release such as"),
+        ("    policy: policies/others", "    polcy: policies/others", 18, "cohorts.others.polcy", "did you mean"),
+        ("name: retail", "name: retail\nname: again", 3, "name", "twice"),
+    ],
+)
+def test_a_mistake_is_told_with_file_line_and_key(
+    fleet: Path, old: str, new: str, line: int, key: str, words: str
+) -> None:
+    edit(fleet / "fleet.yaml", old, new)
+    result = run("lint", "--format", "json", fleet)
+    assert result.exit_code == 1
+    (problem, *_) = json.loads(result.output)["problems"]
+    assert (problem["file"], problem["line"], problem["key"]) == (str(fleet / "fleet.yaml"), line, key)
+    assert words in problem["message"]
+
+
+def test_a_policy_of_a_cohort_is_checked_wherever_it_lies(fleet: Path) -> None:
+    (fleet / "kiosk.yaml").write_text((fleet / "policies" / "kiosk.yaml").read_text().replace("edge", "egde"))
+    edit(fleet / "fleet.yaml", "policies/kiosk.yaml", "kiosk.yaml")
+    result = run("lint", fleet)
+    assert result.exit_code == 1
+    assert "`egde` is not one of" in result.output
+
+
+def test_a_policy_without_cases_is_a_warning(fleet: Path) -> None:
+    (fleet / "policies" / "cases" / "others.yaml").unlink()
+    result = run("lint", fleet)
+    assert result.exit_code == 0
+    assert "fleet.yaml:18:5: warning: no test cases" in result.output
+    assert run("lint", "--strict", fleet).exit_code == 1
+
+
+def test_test_runs_the_cases_of_every_policy(fleet: Path) -> None:
+    result = run("test", fleet)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("1 of 1 cases pass") == 2
+
+
+def test_test_fails_with_a_case_or_with_the_fleet(fleet: Path) -> None:
+    (fleet / "policies" / "cases" / "kiosk.yaml").write_text(CASES.format(name="kiosk").replace("device,", "cloud,"))
+    assert run("test", fleet).exit_code == 1
+    (fleet / "policies" / "cases" / "kiosk.yaml").write_text(CASES.format(name="kiosk"))
+    edit(fleet / "fleet.yaml", "engine.threads", "server.threads")
+    result = run("test", fleet)
+    assert result.exit_code == 1
+    assert "not a key that a fleet may set" in result.output
+
+
+def test_test_without_any_case_is_a_usage_error(fleet: Path) -> None:
+    for path in (fleet / "policies" / "cases").iterdir():
+        path.unlink()
+    assert run("test", fleet).exit_code == 2
