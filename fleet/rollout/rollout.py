@@ -1,0 +1,155 @@
+"""A rollout as a value: events and verdicts change its state, and each state says which share of boxes to publish."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .life import RolloutEvent, RolloutState, next_state
+from .membership import SHARES
+from .settings import RolloutSettings
+from .verdict import Observations, Outcome, Verdict, judge
+
+S, E = RolloutState, RolloutEvent
+RUNNING = (S.STAGE, S.SOAK, S.PAUSED)
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """One rollout. Times are unix seconds, as they have to survive a restart of the controller.
+
+    Attributes:
+        stage: Index of the stage; the number of stages in the soak.
+        share: Members, of 100,000; it never shrinks before the rollout is reverted.
+        began: When the present stage or the soak began; looks are timed from here, also over a pause.
+        entered: When it began or was resumed; the stage's `most_s` counts from here.
+        looks: Looks made at this stage.
+        paused_in: STAGE or SOAK, to which RESUME returns.
+        reason: Why the state was entered, for people.
+    """
+
+    id: str
+    cohort: str
+    to_bundle: str
+    from_bundle: str | None
+    salt: str
+    settings: RolloutSettings
+    state: RolloutState = S.DRAFT
+    stage: int = 0
+    share: int = 0
+    began: float = 0.0
+    entered: float = 0.0
+    looks: int = 0
+    paused_in: RolloutState = S.STAGE
+    reason: str = ""
+
+
+def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = "", least_share: int = 0) -> Rollout:
+    """Return the rollout after `event`.
+
+    Args:
+        rollout: As it is.
+        event: What happened.
+        now: Unix seconds.
+        reason: For people and the audit log.
+        least_share: The share that holds at least one box, `membership.stage_share(0, points)`.
+
+    Raises:
+        IllegalTransition: The rollout's state does not take this event.
+    """
+    state = next_state(rollout.state, event)
+    if event is E.RESUME:
+        return msgspec.structs.replace(rollout, state=rollout.paused_in, entered=now, reason=reason)
+    if event is E.PAUSE:
+        return msgspec.structs.replace(rollout, state=state, paused_in=rollout.state, entered=now, reason=reason)
+    if event is E.ACCEPT:
+        back = msgspec.structs.replace(rollout, state=rollout.paused_in)
+        return apply(back, passed(back), now, reason=reason, least_share=least_share)
+    if state is S.STAGE:
+        stage = 0 if rollout.state is S.REPLAY else rollout.stage + 1
+        return _next_stage(rollout, stage, now, reason, least_share)
+    if state is S.SOAK:
+        stage = len(rollout.settings.stages)
+        return msgspec.structs.replace(
+            rollout, state=state, stage=stage, began=now, entered=now, looks=0, reason=reason
+        )
+    if event is E.ABORT:
+        # Published with the next plan: boxes outside the share return to the bundle before.
+        return msgspec.structs.replace(rollout, state=state, share=0, entered=now, reason=reason)
+    return msgspec.structs.replace(rollout, state=state, entered=now, reason=reason)
+
+
+def passed(rollout: Rollout) -> RolloutEvent:
+    """Return the event by which the present stage or the soak passes."""
+    if rollout.state is S.SOAK:
+        return E.SOAK_PASSED
+    return E.LAST_STAGE_PASSED if rollout.stage + 1 == len(rollout.settings.stages) else E.STAGE_PASSED
+
+
+def look_due(rollout: Rollout, now: float) -> bool:
+    """Whether to judge the rollout now: at `first_look_s`, and then at twice the time of the look before.
+
+    Each look judges what happened since the look before, on boxes that ran their bundle all that time: canary and
+    control have then been watched equally long over the same minutes, without which they could not be compared.
+    """
+    return rollout.state in RUNNING and now >= next_look(rollout)
+
+
+def next_look(rollout: Rollout) -> float:
+    """Return when the next look is due, unix seconds."""
+    return rollout.began + rollout.settings.first_look_s * 2.0**rollout.looks
+
+
+def look(
+    rollout: Rollout, canary: Observations, control: Observations, now: float, least_share: int = 0
+) -> tuple[Rollout, Verdict]:
+    """Judge the present stage, and act on the verdict.
+
+    1. Fail: ABORTED, also from a pause.
+    2. Pass, and the stage's least time is over: the next stage, the soak, or DONE. A paused rollout stays paused.
+    3. The same, but the next stage needs approval: PAUSED; ACCEPT goes on.
+    4. Else, when the stage's time is over: PAUSED.
+    5. Else it waits for the next look.
+
+    Args:
+        rollout: STAGE, SOAK or PAUSED.
+        canary: What its members did since the look before.
+        control: What the boxes outside the share did in that time.
+        now: Unix seconds.
+        least_share: See `apply`.
+    """
+    settings = rollout.settings
+    verdict = judge(canary, control, settings, settings.level(rollout.looks + 1))
+    rollout = msgspec.structs.replace(rollout, looks=rollout.looks + 1)
+    reason = "; ".join(verdict.reasons)
+    if verdict.outcome is Outcome.FAIL:
+        return apply(rollout, E.ABORT, now, reason=reason), verdict  # (1)
+    if rollout.state is S.PAUSED:
+        return rollout, verdict  # (2)
+    stage = settings.window(rollout.stage)
+    if verdict.outcome is Outcome.PASS and now >= rollout.began + stage.least_s:
+        if _needs_approval(rollout):
+            waiting = f"stage {rollout.stage + 2} waits for approval"
+            return apply(rollout, E.PAUSE, now, reason=waiting), verdict  # (3)
+        return apply(rollout, passed(rollout), now, least_share=least_share), verdict  # (2)
+    return expire(rollout, now, reason), verdict  # (4), (5)
+
+
+def expire(rollout: Rollout, now: float, reason: str = "no look was conclusive") -> Rollout:
+    """Pause a stage or soak that has used up its time without passing; call it between looks too."""
+    if rollout.state not in (S.STAGE, S.SOAK):
+        return rollout
+    most_s = rollout.settings.window(rollout.stage).most_s
+    if now < rollout.entered + most_s:
+        return rollout
+    return apply(rollout, E.PAUSE, now, reason=f"inconclusive after {most_s:.0f} s: {reason}")
+
+
+def _needs_approval(rollout: Rollout) -> bool:
+    following = rollout.settings.stages[rollout.stage + 1 :]
+    return bool(following) and following[0].approval
+
+
+def _next_stage(rollout: Rollout, stage: int, now: float, reason: str, least_share: int) -> Rollout:
+    share = min(SHARES, max(rollout.settings.stages[stage].share, least_share))
+    return msgspec.structs.replace(
+        rollout, state=S.STAGE, stage=stage, share=share, began=now, entered=now, looks=0, reason=reason
+    )

@@ -1,0 +1,118 @@
+"""What a cohort says about its rollouts: stages, metrics, waiting times. Frozen and checked when made."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .membership import SHARES
+
+COUNTED = ("errors", "degraded")
+LATENCY = "latency"
+
+
+class RolloutStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One step of the ramp.
+
+    Attributes:
+        share: Members, of 100,000.
+        least_s: The stage does not pass before.
+        most_s: A stage without a verdict after this time is paused.
+        approval: The stage before pauses when it has passed, until an approver accepts it.
+    """
+
+    share: int
+    least_s: float = 600.0
+    most_s: float = 86_400.0
+    approval: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= SHARES:
+            raise ValueError(f"stages: share must be within 1..{SHARES}, not {self.share}")
+        if not 0 < self.least_s <= self.most_s:
+            raise ValueError(f"stages: least_s must be above 0 and at most most_s, not {self.least_s}")
+
+
+class MetricLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A metric that a stage is judged on.
+
+    Attributes:
+        name: `errors` or `degraded` (share of requests), or `latency` (share of requests slower than the control's
+            `quantile`).
+        margin: The largest worsening against the control that is accepted, as a difference of shares.
+        quantile: For `latency` only.
+    """
+
+    name: str
+    margin: float
+    quantile: float = 0.95
+
+    def __post_init__(self) -> None:
+        if self.name not in (*COUNTED, LATENCY):
+            raise ValueError(f"metrics: {self.name!r} is not one of {', '.join((*COUNTED, LATENCY))}")
+        if not 0 < self.margin < 1 or not 0 < self.quantile < 1:
+            raise ValueError(f"metrics: margin and quantile of {self.name} must be within 0 and 1, both excluded")
+
+
+class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the rollouts of a cohort proceed.
+
+    Attributes:
+        stages: Shares that grow.
+        metrics: At least one, no name twice. Boxes that rolled back or went silent are judged in any case.
+        soak_s: Time under observation after the last stage.
+        first_look_s: The first look at a stage; each later look is at twice the time of the one before.
+        silence_s: A box that was heard before and then not for so long has failed.
+        least_requests: A box with fewer requests between two looks is idle and stays out of the metrics.
+        quorum: Share of the reachable members that must have committed or rolled back before a stage passes.
+        lost_margin: Accepted share of boxes that roll back or go silent, beyond the control's.
+        false_rollback: Share of boxes whose own trial rolls back a bundle that is good.
+        false_abort: Bound on the probability that a rollout which changes nothing is aborted.
+        confidence: Of the intervals, on which a pass rests.
+    """
+
+    stages: tuple[RolloutStage, ...]
+    metrics: tuple[MetricLimit, ...] = (
+        MetricLimit("errors", 0.02),
+        MetricLimit("degraded", 0.05),
+        MetricLimit(LATENCY, 0.05),
+    )
+    soak_s: float = 3600.0
+    first_look_s: float = 150.0
+    silence_s: float = 900.0
+    least_requests: int = 10
+    quorum: float = 0.8
+    lost_margin: float = 0.02
+    false_rollback: float = 0.01
+    false_abort: float = 0.005
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        shares = [stage.share for stage in self.stages]
+        names = [metric.name for metric in self.metrics]
+        if not shares or shares != sorted(set(shares)):
+            raise ValueError(f"stages: one or more, with shares that grow, not {shares}")
+        if self.stages[0].approval:
+            raise ValueError("stages: the first stage begins when the rollout is applied; it cannot wait for approval")
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"metrics: one or more, each named once, not {names}")
+        if min(self.soak_s, self.first_look_s, self.silence_s) <= 0 or self.least_requests < 1:
+            raise ValueError("soak_s, first_look_s, silence_s and least_requests must be above 0")
+        for name in ("quorum", "lost_margin", "false_rollback", "false_abort", "confidence"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} must be within 0 and 1, both excluded")
+
+    def window(self, stage: int) -> RolloutStage:
+        """Return the stage of that index; the one after the last is the soak, which has the last stage's share."""
+        if stage < len(self.stages):
+            return self.stages[stage]
+        return RolloutStage(self.stages[-1].share, self.soak_s, 4 * self.soak_s)
+
+    def level(self, look: int) -> float:
+        """Return the error probability that each test may spend at a look of one stage, counted from 1.
+
+        `false_abort` is divided evenly over stages, soak and tests, and over the looks as 1/(k(k + 1)), which sums to
+        1: by the union bound the whole rollout keeps `false_abort`, however the tests depend on each other and however
+        many looks there are. (Spending functions: Lan and DeMets, Biometrika 70, 1983.)
+        """
+        tests = len(self.metrics) + 2  # and boxes that rolled back, and silent ones
+        return self.false_abort / ((len(self.stages) + 1) * tests * look * (look + 1))

@@ -1,0 +1,1 @@
+"""Rollouts: life, membership, windows, and the verdict with its error rates."""

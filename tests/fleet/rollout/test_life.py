@@ -1,0 +1,195 @@
+"""The life of a rollout: each state, each event, and what a look does to it."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.rollout.life import LIFE, IllegalTransition, RolloutEvent, RolloutState, next_state
+from fleet.rollout.membership import SHARES, share_point, stage_share
+from fleet.rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, next_look
+from fleet.rollout.settings import MetricLimit, RolloutSettings, RolloutStage
+from fleet.rollout.verdict import Observations, Outcome
+
+S, E = RolloutState, RolloutEvent
+STAGES = (RolloutStage(1_000, least_s=300), RolloutStage(10_000, approval=True), RolloutStage(SHARES))
+
+
+def rollout(*events: RolloutEvent, now: float = 1000.0) -> Rollout:
+    settings = RolloutSettings(STAGES, metrics=(MetricLimit("errors", 0.02),))
+    made = Rollout("r1", "kiosks", "new", "old", "salt", settings)
+    for event in events:
+        made = apply(made, event, now)
+    return made
+
+
+def started() -> Rollout:
+    return rollout(E.SUBMIT, E.CHECK_PASSED, E.CHECK_PASSED)
+
+
+def observed(boxes: int, share: float, *, rolled_back: int = 0, pending: int = 0) -> Observations:
+    requests = np.full(boxes, 200, dtype=np.int64)
+    errors = np.full(boxes, round(200 * share), dtype=np.int64)
+    return Observations(
+        requests,
+        {"errors": errors, "degraded": errors * 0},
+        np.tile(np.array([190, 10], dtype=np.int64), (boxes, 1)),
+        np.zeros(boxes, dtype=np.bool_),
+        rolled_back,
+        pending,
+    )
+
+
+GOOD, BAD, CONTROL = observed(50, 0.005), observed(50, 0.1), observed(500, 0.005)
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    """Only REVERTED is final; DONE can still be rolled back."""
+    targets = {target for row in LIFE.values() for target in row.values()}
+    assert targets == set(S)
+    assert [state for state in S if not LIFE[state]] == [S.REVERTED]
+
+
+@given(st.lists(st.sampled_from(E), max_size=30))
+def test_any_order_of_events_keeps_the_promises(events: list[RolloutEvent]) -> None:
+    """Refused events change nothing, the share grows until it drops to 0, and what is aborted ends REVERTED."""
+    current = rollout()
+    for event in events:
+        try:
+            following = apply(current, event, 5.0, least_share=7)
+        except IllegalTransition:
+            continue
+        assert following.share >= current.share or following.state is S.ABORTED
+        assert (following.share > 0) == (following.state in (*RUNNING, S.DONE))
+        current = following
+    if current.state is S.ABORTED:
+        assert apply(apply(current, E.REVERT, 6.0), E.ALL_REVERTED, 7.0).state is S.REVERTED
+
+
+def test_a_refused_event_says_what_is_possible() -> None:
+    with pytest.raises(IllegalTransition, match=r"state reverting does not take the event resume; it takes: all_rev"):
+        next_state(S.REVERTING, E.RESUME)
+
+
+def test_a_good_rollout_reaches_done() -> None:
+    """Stage by stage, with an approval in between, then the soak without a control."""
+    current, now, seen = started(), 1000.0, []
+    while current.state is not S.DONE:
+        if current.state is S.PAUSED:
+            current = apply(current, E.ACCEPT, now)
+        now = next_look(current)
+        nobody = observed(0, 0.0)
+        current, verdict = look(current, GOOD, nobody if current.share == SHARES else CONTROL, now)
+        assert verdict.outcome is Outcome.PASS
+        seen.append((current.state, current.share))
+    assert [pair for index, pair in enumerate(seen) if index == 0 or seen[index - 1] != pair] == [
+        (S.STAGE, 1_000),
+        (S.PAUSED, 1_000),
+        (S.STAGE, 10_000),
+        (S.STAGE, SHARES),
+        (S.SOAK, SHARES),
+        (S.DONE, SHARES),
+    ]
+
+
+def test_looks_are_at_doubling_times() -> None:
+    current = started()
+    assert not look_due(current, 1149.0)
+    assert look_due(current, 1150.0)
+    current, _ = look(current, GOOD, CONTROL, 1150.0)
+    assert next_look(current) == 1300.0
+
+
+@pytest.mark.parametrize("events", [(), (E.PAUSE,)], ids=["running", "paused"])
+def test_a_fail_aborts(events: tuple[RolloutEvent, ...]) -> None:
+    """Boxes of a paused stage run the bundle too, so a fail aborts from a pause as well."""
+    current = started()
+    for event in events:
+        current = apply(current, event, 1001.0)
+    current, verdict = look(current, BAD, CONTROL, 1150.0)
+    assert (current.state, current.share) == (S.ABORTED, 0)
+    assert verdict.reasons == (current.reason,)
+    assert "errors: 10.00% on 50 boxes, control 0.50%; worse by more than 2.0%" in current.reason
+
+
+def test_a_pass_does_not_end_a_pause() -> None:
+    current, _ = look(apply(started(), E.PAUSE, 1001.0), GOOD, CONTROL, 2000.0)
+    assert current.state is S.PAUSED
+
+
+def test_an_inconclusive_stage_is_paused_at_its_end() -> None:
+    """Also between looks; RESUME gives it its time again and keeps the looks, so that no error rate is spent twice."""
+    current, _ = look(started(), observed(50, 0.005, pending=50), CONTROL, 1150.0)
+    assert current.state is S.STAGE
+    assert expire(current, 1000.0 + 86_399.0) == current
+    current = expire(current, 1000.0 + 86_400.0, "quorum")
+    assert (current.state, current.reason) == (S.PAUSED, "inconclusive after 86400 s: quorum")
+    current = apply(current, E.RESUME, 90_000.0)
+    assert (current.state, current.looks, current.share) == (S.STAGE, 1, 1_000)
+    assert expire(current, 90_001.0).state is S.STAGE
+
+
+def test_a_pause_in_the_soak_returns_to_the_soak() -> None:
+    events = (E.SUBMIT, E.CHECK_PASSED, E.CHECK_PASSED, E.STAGE_PASSED, E.STAGE_PASSED, E.LAST_STAGE_PASSED)
+    soaking = rollout(*events)
+    assert apply(apply(soaking, E.PAUSE, 2.0), E.RESUME, 3.0).state is S.SOAK
+    assert apply(apply(soaking, E.PAUSE, 2.0), E.ACCEPT, 3.0).state is S.DONE
+
+
+def test_a_rollout_survives_a_restart_as_json() -> None:
+    """A controller that was killed continues from what it stored."""
+    assert msgspec.json.decode(msgspec.json.encode(started()), type=Rollout) == started()
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=200, unique=True), st.integers(1, SHARES))
+def test_shares_nest_and_hold_a_box(devices: list[str], share: int) -> None:
+    """A device is in every larger share, and in one rollout's first stage there is at least one box."""
+    points = [share_point("salt", device) for device in devices]
+    assert all(0 <= point < SHARES for point in points)
+    actual = stage_share(share, points)
+    assert share <= actual <= SHARES
+    assert any(point < actual for point in points)
+    assert actual == share or sum(point < actual for point in points) == points.count(min(points))
+
+
+def test_each_rollout_draws_other_boxes() -> None:
+    devices = [f"box-{index}" for index in range(10_000)]
+    first, second = ({device for device in devices if share_point(salt, device) < 5_000} for salt in ("a", "b"))
+    assert 400 < len(first) < 600
+    assert len(first & second) < 60
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stages": ()}, "one or more"),
+        ({"stages": (RolloutStage(5), RolloutStage(5))}, "shares that grow"),
+        ({"stages": (RolloutStage(5, approval=True),)}, "cannot wait for approval"),
+        ({"metrics": ()}, "each named once"),
+        ({"soak_s": 0.0}, "must be above 0"),
+        ({"false_abort": 1.0}, "false_abort must be within 0 and 1"),
+    ],
+)
+def test_wrong_settings_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RolloutSettings(**{"stages": STAGES, **change})  # type: ignore[arg-type]
+
+
+def test_wrong_stages_and_metrics_are_refused() -> None:
+    with pytest.raises(ValueError, match="share must be"):
+        RolloutStage(0)
+    with pytest.raises(ValueError, match="least_s"):
+        RolloutStage(1, least_s=10, most_s=5)
+    with pytest.raises(ValueError, match="'speed' is not one of errors, degraded, latency"):
+        MetricLimit("speed", 0.1)
+    with pytest.raises(ValueError, match="margin and quantile"):
+        MetricLimit("errors", 0.0)
+
+
+def test_the_looks_of_a_rollout_spend_no_more_than_the_bound() -> None:
+    settings = RolloutSettings(STAGES)
+    tests = (len(STAGES) + 1) * (len(settings.metrics) + 2)
+    assert sum(settings.level(look) for look in range(1, 10_000)) * tests <= settings.false_abort
