@@ -45,7 +45,7 @@ class Candidate(msgspec.Struct, frozen=True):
     Attributes:
         device: Its id.
         site: Where it stands; boxes without a site are each a site of their own.
-        position: Its place in the order of the rollout, `membership.share_point`.
+        position: Its place in the order of the rollout, `router.bundle.rollout.position`.
         weekday: ISO weekday at the box.
         minute: Minute of the day at the box.
     """

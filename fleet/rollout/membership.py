@@ -1,29 +1,44 @@
-"""Which boxes a share holds. The point of a device never changes within a rollout, so stages nest."""
+"""The plan that a rollout publishes, and the share that holds at least one box. Members are by router.bundle."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-SHARES = 100_000
-"""The whole: a share is an integer from 0 to this."""
+from router.bundle.rollout import RolloutPlan
 
-
-def share_point(salt: str, device: str) -> int:
-    """Return the device's place in 0..99,999: it is a member of every share that is larger.
-
-    The salt is the rollout's own: each rollout tries other boxes first, and the split into canary and control is random
-    (which the verdict's randomisation test relies on). A device that is enrolled later has a point like any other.
-    """
-    return int.from_bytes(hashlib.sha256(f"{salt}:{device}".encode()).digest(), "big") % SHARES
+from .rollout import Rollout
 
 
-def stage_share(share: int, points: Iterable[int]) -> int:
+def stage_share(share: int, positions: Iterable[int]) -> int:
     """Return `share`, or the least larger share that holds one box.
 
     Args:
         share: The stage's share as planned, of 100,000.
-        points: `share_point` of each device that the rollout may change (neither pinned nor held).
+        positions: `router.bundle.rollout.position` of each device that is neither pinned nor held.
     """
-    first = min(points, default=None)
+    first = min(positions, default=None)
     return share if first is None else max(share, first + 1)
+
+
+def plan_of(rollout: Rollout, pins: Mapping[str, str], holds: Iterable[str]) -> RolloutPlan:
+    """Return the plan to sign and publish in the rollout's present state.
+
+    A revert rolls forward: it is a newer plan with a share of 0, by which each box returns to `from_bundle`. The first
+    rollout of a cohort has no bundle before it: no further box takes the bundle then, and boxes that run it keep it
+    until a rollout with a better one.
+
+    Args:
+        rollout: In any state.
+        pins: Device → bundle id, set by operators.
+        holds: Devices that keep what they run; a held box takes no part in a revert either.
+    """
+    return RolloutPlan(
+        cohort=rollout.cohort,
+        rollout=rollout.id,
+        from_bundle=rollout.from_bundle,
+        to_bundle=rollout.to_bundle,
+        salt=rollout.salt,
+        share=rollout.share,
+        pins=dict(pins),
+        holds=frozenset(holds),
+    )

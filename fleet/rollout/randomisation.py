@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-UPPER_SHARES = (0.5, 0.25, 0.1, 0.05, 0.01)
+UPPER_WHOLE = (0.5, 0.25, 0.1, 0.05, 0.01)
 """The worst half of all boxes, their worst quarter and so on: a small harm to all boxes, or a large one to a few."""
 
 
@@ -76,7 +76,7 @@ def randomisation_p(canary: NDArray[np.float64], control: NDArray[np.float64]) -
         return 1.0
     pooled = np.concatenate([canary, control])
     # The score at each rank; ties stay out of the upper part, so that a share of 0.01 can mark fewer boxes, or none.
-    ranks = [min(pooled.size - 1, math.floor(pooled.size * (1 - upper))) for upper in UPPER_SHARES]
+    ranks = [min(pooled.size - 1, math.floor(pooled.size * (1 - upper))) for upper in UPPER_WHOLE]
     thresholds = {float(score) for score in np.partition(pooled, ranks)[ranks]}
     thresholds |= {float(np.nextafter(score, -np.inf)) for score in thresholds}
     smallest = min(

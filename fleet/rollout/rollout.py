@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from router.bundle.rollout import WHOLE
+
 from .life import RolloutEvent, RolloutState, next_state
-from .membership import SHARES
 from .settings import RolloutSettings
 from .verdict import Observations, Outcome, Verdict, judge
 
@@ -149,7 +150,7 @@ def _needs_approval(rollout: Rollout) -> bool:
 
 
 def _next_stage(rollout: Rollout, stage: int, now: float, reason: str, least_share: int) -> Rollout:
-    share = min(SHARES, max(rollout.settings.stages[stage].share, least_share))
+    share = min(WHOLE, max(rollout.settings.stages[stage].share, least_share))
     return msgspec.structs.replace(
         rollout, state=S.STAGE, stage=stage, share=share, began=now, entered=now, looks=0, reason=reason
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .membership import SHARES
+from router.bundle.rollout import WHOLE
 
 COUNTED = ("errors", "degraded")
 LATENCY = "latency"
@@ -26,8 +26,8 @@ class RolloutStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     approval: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= SHARES:
-            raise ValueError(f"stages: share must be within 1..{SHARES}, not {self.share}")
+        if not 0 < self.share <= WHOLE:
+            raise ValueError(f"stages: share must be within 1..{WHOLE}, not {self.share}")
         if not 0 < self.least_s <= self.most_s:
             raise ValueError(f"stages: least_s must be above 0 and at most most_s, not {self.least_s}")
 

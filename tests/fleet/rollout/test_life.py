@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.rollout.life import LIFE, IllegalTransition, RolloutEvent, RolloutState, next_state
-from fleet.rollout.membership import SHARES, share_point, stage_share
+from fleet.rollout.membership import plan_of, stage_share
 from fleet.rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, next_look
 from fleet.rollout.settings import MetricLimit, RolloutSettings, RolloutStage
 from fleet.rollout.verdict import Observations, Outcome
+from router.bundle.rollout import WHOLE, assigned_bundle, position
 
 S, E = RolloutState, RolloutEvent
-STAGES = (RolloutStage(1_000, least_s=300), RolloutStage(10_000, approval=True), RolloutStage(SHARES))
+STAGES = (RolloutStage(1_000, least_s=300), RolloutStage(10_000, approval=True), RolloutStage(WHOLE))
 
 
 def rollout(*events: RolloutEvent, now: float = 1000.0) -> Rollout:
@@ -82,16 +83,16 @@ def test_a_good_rollout_reaches_done() -> None:
             current = apply(current, E.ACCEPT, now)
         now = next_look(current)
         nobody = observed(0, 0.0)
-        current, verdict = look(current, GOOD, nobody if current.share == SHARES else CONTROL, now)
+        current, verdict = look(current, GOOD, nobody if current.share == WHOLE else CONTROL, now)
         assert verdict.outcome is Outcome.PASS
         seen.append((current.state, current.share))
     assert [pair for index, pair in enumerate(seen) if index == 0 or seen[index - 1] != pair] == [
         (S.STAGE, 1_000),
         (S.PAUSED, 1_000),
         (S.STAGE, 10_000),
-        (S.STAGE, SHARES),
-        (S.SOAK, SHARES),
-        (S.DONE, SHARES),
+        (S.STAGE, WHOLE),
+        (S.SOAK, WHOLE),
+        (S.DONE, WHOLE),
     ]
 
 
@@ -144,20 +145,20 @@ def test_a_rollout_survives_a_restart_as_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(started()), type=Rollout) == started()
 
 
-@given(st.lists(st.text(min_size=1), min_size=1, max_size=200, unique=True), st.integers(1, SHARES))
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=200, unique=True), st.integers(1, WHOLE))
 def test_shares_nest_and_hold_a_box(devices: list[str], share: int) -> None:
     """A device is in every larger share, and in one rollout's first stage there is at least one box."""
-    points = [share_point("salt", device) for device in devices]
-    assert all(0 <= point < SHARES for point in points)
-    actual = stage_share(share, points)
-    assert share <= actual <= SHARES
-    assert any(point < actual for point in points)
-    assert actual == share or sum(point < actual for point in points) == points.count(min(points))
+    positions = [position("salt", device) for device in devices]
+    assert all(0 <= point < WHOLE for point in positions)
+    actual = stage_share(share, positions)
+    assert share <= actual <= WHOLE
+    assert any(point < actual for point in positions)
+    assert actual == share or sum(point < actual for point in positions) == positions.count(min(positions))
 
 
 def test_each_rollout_draws_other_boxes() -> None:
     devices = [f"box-{index}" for index in range(10_000)]
-    first, second = ({device for device in devices if share_point(salt, device) < 5_000} for salt in ("a", "b"))
+    first, second = ({device for device in devices if position(salt, device) < 5_000} for salt in ("a", "b"))
     assert 400 < len(first) < 600
     assert len(first & second) < 60
 
@@ -193,3 +194,19 @@ def test_the_looks_of_a_rollout_spend_no_more_than_the_bound() -> None:
     settings = RolloutSettings(STAGES)
     tests = (len(STAGES) + 1) * (len(settings.metrics) + 2)
     assert sum(settings.level(look) for look in range(1, 10_000)) * tests <= settings.false_abort
+
+
+def test_an_abort_publishes_a_plan_that_returns_every_box() -> None:
+    """Pinned and held boxes aside, which are an operator's; a cohort's first bundle has none before it."""
+    ids = {name: name[0] * 64 for name in ("new", "old", "pinned")}
+    current = msgspec.structs.replace(started(), to_bundle=ids["new"], from_bundle=ids["old"])
+    member = next(str(number) for number in range(10_000) if position("salt", str(number)) < 1_000)
+    plan = plan_of(current, {"p": ids["pinned"]}, ["h"])
+    assert assigned_bundle(plan, member, ids["old"]) == ids["new"]
+    undone = plan_of(apply(current, E.ABORT, 1.0), {"p": ids["pinned"]}, ["h"])
+    assert undone.rollout == plan.rollout
+    assert assigned_bundle(undone, member, ids["new"]) == ids["old"]
+    assert assigned_bundle(undone, "p", ids["pinned"]) == ids["pinned"]
+    assert assigned_bundle(undone, "h", ids["new"]) == ids["new"]
+    first = plan_of(apply(msgspec.structs.replace(current, from_bundle=None), E.ABORT, 1.0), {}, [])
+    assert assigned_bundle(first, member, ids["new"]) == ids["new"]
