@@ -114,6 +114,8 @@ class PeerHeartbeat:
 
     async def beat(self) -> None:
         """Send one heartbeat for each tier. A fault is kept in `fault` and logged once, never raised."""
+        for tier in self._tiers:
+            self._measure(tier)
         try:
             with anyio.fail_after(_TIMEOUT_S):
                 for tier in self._tiers:
@@ -127,8 +129,8 @@ class PeerHeartbeat:
         for tier in self._tiers:
             self._apply(tier)
 
-    async def _exchange(self, tier: _TierShare) -> None:
-        """Tell this process's state and read those of all live peers."""
+    def _measure(self, tier: _TierShare) -> None:
+        """Note this process's state: without Redis it is the only one that is known to be true."""
         admission = tier.shared.admission
         if self._kind == "gateway":
             tier.demand = max(float(admission.demand), _DEMAND_DECAY * tier.demand)
@@ -136,13 +138,16 @@ class PeerHeartbeat:
             tier.demand = _ALL if admission.wants_more else float(admission.demand)
         own = PeerState(self._kind, round(tier.demand, 2), admission.demand, admission.lacks_capacity)
         tier.peers = {**tier.peers, self._name: own}
+
+    async def _exchange(self, tier: _TierShare) -> None:
+        """Tell this process's state and read those of all live peers."""
         if self._script is None or self._redis is None:
             return
         key = tier.shared.key
         if tier.key not in ("", key):
             await self._redis.hdel(tier.key, self._name)  # The configuration was reloaded.
         tier.key = key
-        reply = await self._script(keys=[key], args=[self._name, msgspec.json.encode(own), ALIVE_S])
+        reply = await self._script(keys=[key], args=[self._name, msgspec.json.encode(tier.peers[self._name]), ALIVE_S])
         fields = [each.encode() if isinstance(each, str) else each for each in reply]
         tier.peers = {
             name.decode(): _peer_state.decode(state) for name, state in zip(fields[::2], fields[1::2], strict=True)

@@ -150,6 +150,16 @@ async def test_without_redis_each_gateway_divides_by_what_it_knew(redis_server: 
     assert one.limit == 48
 
 
+async def test_a_gateway_that_starts_without_its_redis_has_all_permits_of_every_tier() -> None:
+    """The first tier's exchange fails, so that nothing was noted of the second one."""
+    one, two = controller(least=0), controller(least=0)
+    async with unreachable_redis() as client:
+        heartbeat = PeerHeartbeat(client, [shared(one), shared(two, Endpoints("10.0.0.2:8001"))])
+        await heartbeat.beat()
+    assert heartbeat.fault
+    assert (one.limit, two.limit) == (16, 16)
+
+
 async def test_a_fixed_limit_is_divided_too(client: redis.asyncio.Redis) -> None:
     one, two = controller(least=0), controller(least=0)
     await beat(peer(client, "a", one), peer(client, "b", two))
