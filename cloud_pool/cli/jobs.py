@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..jobs.stores import JobStores
 
 _PATH = click.Path(path_type=Path)
+_AUDIT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_HELP = {"help_option_names": ["-h", "--help"]}
 T = TypeVar("T")
 
 
@@ -34,7 +36,7 @@ class _Source(NamedTuple):
     redis: str | None
 
 
-@click.command()
+@click.command(context_settings=_HELP)
 @click.option("--config", "path", type=_PATH, help="The gateways' YAML file; flags win over it.")
 @click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.option("--triton", help="host:port of Triton's gRPC, for every tier.")
@@ -76,7 +78,7 @@ def worker(
         refuse(error.message)
 
 
-@click.group()
+@click.group(context_settings=_HELP)
 @click.option("--config", "path", type=_PATH, help="The gateways' YAML file.")
 @click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.pass_context
@@ -90,7 +92,10 @@ def dlq(context: click.Context, path: Path | None, redis: str | None) -> None:
 @click.pass_obj
 def list_dead_letters(source: _Source, limit: int) -> None:
     """List dead letters, newest first: time, job, owner, tier, attempts, code of the last error."""
-    for letter in _run_with_store(source, lambda store: store.dead_letters(limit)):
+    letters = _run_with_store(source, lambda store: store.dead_letters(limit))
+    if not letters:
+        click.echo("no dead letters", err=True)
+    for letter in letters:
         died_at = datetime.fromtimestamp(letter.died / 1000, tz=UTC).isoformat(timespec="seconds")
         click.echo("\t".join((died_at, letter.id, letter.owner, letter.tier, str(letter.attempts), letter.code)))
 
@@ -113,7 +118,7 @@ def purge(source: _Source, jobs: tuple[str, ...], every: bool) -> None:
     _for_each_job(source, jobs, every, "purged", lambda store, job: store.purge(job))
 
 
-@click.group()
+@click.group(context_settings=_HELP)
 def jobs() -> None:
     """Examine jobs as a whole."""
 
@@ -122,7 +127,7 @@ def jobs() -> None:
 @click.option("--config", "path", type=_PATH, help="The gateways' YAML file.")
 @click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.argument("files", nargs=-1, type=_PATH)
+@click.argument("files", nargs=-1, type=_AUDIT_FILE)
 def reconcile_command(path: Path | None, redis: str | None, as_json: bool, files: tuple[Path, ...]) -> None:
     """Name jobs and batches that were acknowledged and are gone from Redis, such as after a failover.
 
@@ -150,6 +155,8 @@ def reconcile_command(path: Path | None, redis: str | None, as_json: bool, files
         checked = found.acknowledged - found.too_old
         summary = f"{checked} acceptances checked, {len(found.lost)} lost, {found.too_old} too old to tell"
         click.echo(f"{summary}, {found.unreadable_lines} unreadable lines", err=True)
+        if not found.acknowledged:
+            click.echo("no acceptance was found: are these the audit files (`audit_file`) of all gateways?", err=True)
     if found.lost:
         raise SystemExit(1)
 

@@ -197,7 +197,7 @@ _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_op
 @main.command(context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def keys(arguments: tuple[str, ...]) -> None:
-    """Manage device tokens: signing keys, issuing, revocation."""
+    """Manage device tokens: signing keys, issuing, revocation (`keys new`, `issue`, `show`, `revoke`)."""
     from .keys import keys as group
 
     group.main(list(arguments), prog_name="causeway-cloud keys")
@@ -215,7 +215,7 @@ def worker(arguments: tuple[str, ...]) -> None:
 @main.command(context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def dlq(arguments: tuple[str, ...]) -> None:
-    """List, retry or purge dead letters: jobs that have used up their attempts."""
+    """List, retry or purge dead letters: jobs that have used up their attempts (`dlq list`, `retry`, `purge`)."""
     from .jobs import dlq as group
 
     group.main(list(arguments), prog_name="causeway-cloud dlq")
@@ -224,7 +224,7 @@ def dlq(arguments: tuple[str, ...]) -> None:
 @main.command(context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def jobs(arguments: tuple[str, ...]) -> None:
-    """Find accepted jobs that Redis has lost."""
+    """Name accepted jobs and batches that Redis has lost (`jobs reconcile`)."""
     from .jobs import jobs as group
 
     group.main(list(arguments), prog_name="causeway-cloud jobs")

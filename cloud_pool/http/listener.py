@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import resource
 from collections.abc import Awaitable, Callable
@@ -177,7 +178,10 @@ class Listener:
                 self._http, host, port, backlog=_BACKLOG, reuse_address=True
             )
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", where=self._key) from error
+            reason = error.strerror
+            if error.errno == errno.EADDRINUSE:
+                reason = "another program listens there: stop it, or choose another address"
+            raise ConfigError(f"cannot listen on {host}:{port}: {reason}", where=self._key) from error
         self.port = self._socket.sockets[0].getsockname()[1]
 
     @property

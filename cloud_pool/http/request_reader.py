@@ -41,13 +41,22 @@ class RequestHeaders(msgspec.Struct, frozen=True):
     tags: tuple[str, ...] = ()  # sorted, unique
 
 
-def read_headers(headers: Mapping[str, str]) -> RequestHeaders:
-    """Parse our headers and the trace context. Raises InvalidRequest, also for a misspelt name of ours."""
-    check_header_names(headers, _HEADERS)
+def read_request_id(headers: Mapping[str, str]) -> str:
+    """The client's `x-request-id`; a random one if it sent none, or an invalid one."""
     request_id = headers.get("x-request-id", "")
+    return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8)
+
+
+def read_headers(headers: Mapping[str, str], request_id: str = "") -> RequestHeaders:
+    """Parse our headers and the trace context. Raises InvalidRequest, also for a misspelt name of ours.
+
+    Args:
+        request_id: the request's id, if it was read already.
+    """
+    check_header_names(headers, _HEADERS)
     traceparent = headers.get("traceparent", "")
     return RequestHeaders(
-        id=request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8),
+        id=request_id or read_request_id(headers),
         deadline_ms=_deadline_ms(headers.get("x-causeway-deadline-ms")),
         priority=_priority(headers.get("x-causeway-priority", "standard")),
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",

@@ -96,9 +96,12 @@ async def stream_response(
     return response
 
 
-def error_response(error: CausewayError) -> web.Response:
-    """Build OpenAI's error object with the error's status and headers."""
-    return web.Response(body=encode_error(error), status=error.status, content_type=JSON, headers=error_headers(error))
+def error_response(error: CausewayError, request_id: str = "") -> web.Response:
+    """Build OpenAI's error object with the error's status and headers, and with `x-request-id` if there is one."""
+    headers = dict(error_headers(error))
+    if request_id:
+        headers["x-request-id"] = request_id
+    return web.Response(body=encode_error(error), status=error.status, content_type=JSON, headers=headers)
 
 
 class _EventWriter:

@@ -33,7 +33,7 @@ from .body_memory import BodyMemory
 from .info_routes import MODELS, InfoRoutes
 from .readiness import Readiness
 from .request_metrics import RequestMetrics
-from .request_reader import read_body, read_headers
+from .request_reader import read_body, read_headers, read_request_id
 from .responses import BrokenStream, embedding_response, error_response, stream_response, whole_response
 
 _log = logging.getLogger("causeway.cloud.server")
@@ -112,14 +112,16 @@ class Server:
         self._info.draining = True
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Handle one request. Every error becomes OpenAI's error object with its own status."""
+        """Handle one request. Every error becomes OpenAI's error object with its own status and the request's id."""
+        request_id = read_request_id(http.headers)
+        REQUEST.set(request_id)  # the requests of a connection share a task
         try:
             return await self._handler(http)(http)
         except CausewayError as error:
-            return error_response(error)
+            return error_response(error, request_id)
         except Exception as error:
             _log.error("a request failed unexpectedly: %s", redacted(error))
-            return error_response(CausewayError("The gateway failed."))
+            return error_response(CausewayError("The gateway failed."), request_id)
         finally:
             self._bodies.release(http)
 
@@ -155,8 +157,8 @@ class Server:
         return await self._generate(http, parse_embedding, "emb", "embedding")
 
     async def _generate(self, http: web.BaseRequest, parse: Parse, prefix: str, route: str) -> web.StreamResponse:
-        REQUEST.set("")  # the requests of a connection share a task
         entry = self._ledger.open(route, http.headers)
+        entry.id = REQUEST.get()
         try:
             return await self._answer(http, parse, prefix, entry)
         finally:
@@ -251,9 +253,7 @@ class Server:
         principal.require("chat")
         if self._info.draining:
             raise Draining("this gateway is shutting down", retry_after_s=1.0)
-        inbound = read_headers(http.headers)
-        entry.id = inbound.id
-        REQUEST.set(inbound.id)
+        inbound = read_headers(http.headers, entry.id)
         limits = self._ledger.limits(principal)
         max_bytes, timeout_s = limits.body_bytes(self._config.max_body_bytes), self._config.read_timeout_s
         body = await read_body(http, max_bytes, timeout_s, self._bodies, principal.tenant)

@@ -34,6 +34,10 @@ def export_decisions(config: Config, since: str, *, out: BinaryIO) -> int:
         out.flush()
     except BrokenPipeError:
         return FAILED
+    except FileNotFoundError as error:
+        advice = "give the daemon's own --config or --state-dir"
+        click.echo(f"causeway-edge: no decision records at {error.filename}: {advice}", err=True)
+        return FAILED
     except OSError as error:
         click.echo(f"causeway-edge: the decision records cannot be read: {error}", err=True)
         return FAILED

@@ -122,7 +122,8 @@ class HttpReplyWriter:
         `policy`: name@revision.
         """
         if self._stream is None:
-            return error_response(error, {"x-causeway-decision": self._id, "x-causeway-policy": policy})
+            ids = {"x-request-id": self._id, "x-causeway-decision": self._id}
+            return error_response(error, {**ids, "x-causeway-policy": policy})
         try:
             self._stream.end(error_event(error))
         except ConnectionError as gone:

@@ -30,7 +30,9 @@ def bind_unix_socket(path: Path) -> socket.socket:
 
 def bind_failure(address: str, error: OSError, *, where: str) -> ConfigError:
     """The error for an address that cannot be bound. `where`: the configuration key."""
-    reason = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+    reason = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        reason = "another program listens there: stop it, or choose another address"
     return ConfigError(f"cannot listen on {address}: {reason}", where=where)
 
 

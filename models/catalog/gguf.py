@@ -47,7 +47,9 @@ def open_gguf(path: Path, mode: Literal["r", "r+"] = "r") -> gguf.GGUFReader:
     try:
         return gguf.GGUFReader(path, mode)
     except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError, MemoryError) as error:
-        raise ArtifactError(f"{path}: not a readable GGUF file ({error})") from error
+        raise ArtifactError(
+            f"{path}: not a readable GGUF file: cut short or damaged; copy it again ({error})"
+        ) from error
 
 
 def read_gguf(path: Path) -> GgufFile:

@@ -57,7 +57,9 @@ def add_model(
             f"{chosen!r} is not a valid model name: use a-z, 0-9, '.', '_' and '-', at most 64 characters; see --name"
         )
     if any(artifact.name == chosen for artifact in list_artifacts((root,))):
-        raise ArtifactError(f"a model named {chosen!r} exists already; choose another name with --name")
+        raise ArtifactError(
+            f"a model named {chosen!r} exists already; choose another name with --name, or delete its folder"
+        )
     with file.open("rb") as opened:
         magic = opened.read(4)
     if magic == b"GGUF":

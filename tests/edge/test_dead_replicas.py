@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import pytest
 
 from cloud_pool.app import build
 from cloud_pool.config.schema import Config, ServerConfig
@@ -67,6 +68,20 @@ async def test_the_next_request_skips_the_cloud(tmp_path: Path) -> None:
         assert record.snapshot.cloud.reachable
 
 
+async def test_readyz_and_the_log_name_the_model_until_it_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with before_nobody(tmp_path) as box:
+        await box.ask(tags="cloud")
+        await box.ask("another", tags="cloud")
+        (problem,) = (await box.get("/readyz")).json["problems"]
+        assert "has no server for m-large (large answered HTTP 503" in problem
+        assert [record.getMessage() for record in caplog.records].count(problem) == 1
+        assert box.parts.cloud is not None
+        box.parts.cloud.health.model_answered("m-large")
+        assert (await box.get("/readyz")).json["problems"] == []
+
+
 async def test_only_cloud_is_a_503_with_retry_after(tmp_path: Path) -> None:
     """503 with the reason and the gateway's own `Retry-After`, also for an immediate retry."""
     async with before_nobody(tmp_path) as box:
@@ -74,4 +89,5 @@ async def test_only_cloud_is_a_503_with_retry_after(tmp_path: Path) -> None:
             answer = await box.ask(headers={"x-causeway-prefer": "only_cloud"})
             assert (answer.status, answer.code) == (503, "all_attempts_failed")
             assert "cloud_unavailable" in answer.message
+            assert answer.headers["X-Request-ID"] == answer.headers["x-causeway-decision"]
             assert 1 <= int(answer.headers["Retry-After"]) <= 5

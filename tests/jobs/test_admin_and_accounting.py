@@ -86,7 +86,7 @@ async def test_dead_letters_are_listed_retried_and_purged(
     status, text = await asyncio.to_thread(dlq, "retry", first)
     assert (status, text.startswith(f"{first}\tleft")) == (1, True)
     assert await asyncio.to_thread(dlq, "purge", "--all") == (0, f"{second}\tpurged\n")
-    assert await asyncio.to_thread(dlq, "list") == (0, "")
+    assert await asyncio.to_thread(dlq, "list") == (0, "no dead letters\n")
     assert (await asyncio.to_thread(dlq, "purge"))[0] == 2
     today = JobStore(database, config)  # the command uses the real clock
     assert [record.id for record in (await today.claim("w", "large", ["standard"] * 3)).records] == [first]

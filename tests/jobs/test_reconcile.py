@@ -139,3 +139,11 @@ async def test_a_missing_audit_file_is_an_error(bed: Bed, files: tuple[str, ...]
         bed.config_file.write_text(json.dumps(settings))
     status, printed = await bed.reconcile(*files)
     assert (status, printed) == (2, "")
+
+
+async def test_a_file_without_acceptances_is_questioned(bed: Bed) -> None:
+    """A wrong file must not look like a clean result."""
+    for arguments, said in (((str(bed.config_file),), "are these the audit files"), (("missing",), "does not exist")):
+        command = ["reconcile", "--config", str(bed.config_file), *arguments]
+        found = await asyncio.to_thread(CliRunner().invoke, jobs, command)
+        assert said in found.stderr, found.output

@@ -270,7 +270,8 @@ class TenantRateLimiter:
             return RateLimited(f"Your limit is {limits.tokens_per_minute} tokens a minute.", retry_after_s=wait_s)
         if exhausted == "reserved":
             message = (
-                f"The rest of your budget of {limits.usd_per_day:g} USD a day is reserved for requests in progress."
+                f"The rest of your budget of {limits.usd_per_day:g} USD a day is reserved for requests in progress. "
+                "Retry, or ask for fewer `max_tokens`."
             )
             return RateLimited(message, retry_after_s=_RESERVED_RETRY_S)
         if exhausted == "share":

@@ -162,18 +162,20 @@ class CloudBackend:
                 self.health.breaker.cancelled(self._now())
             if isinstance(error, CloudUnavailable) and error.retry_after_s is not None:
                 self._skip_until[call.target.model] = self._now() + min(error.retry_after_s, _LONGEST_AWAY_S)
+                self.health.model_unavailable(call.target.model, error.message)
             raise
         except BaseException:
             self.health.breaker.cancelled(self._now())
             raise
         else:
             self.health.succeeded()
+            self.health.model_answered(call.target.model)
 
     def _refuse_skipped(self, call: BackendRequest, now: float) -> None:
         """Raises CloudUnavailable until the server's Retry-After has passed."""
         left_s = self._skip_until.get(call.target.model, now) - now
         if left_s > 0.0:
-            message = f"{call.target.name}: the cloud asked to retry later"
+            message = "skipped: it was unavailable a moment ago, and the cloud asked to retry later"
             raise CloudUnavailable(message, phase="connect", retry_after_s=left_s)
         self._skip_until.pop(call.target.model, None)
 

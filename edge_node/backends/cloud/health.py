@@ -34,6 +34,7 @@ class CloudHealth:
         self._gone = Fault(log, logging.WARNING, now)
         self._token_refused = Fault(log, logging.ERROR, now)
         self._breaker_open = Fault(log, logging.WARNING, now)
+        self._models_unavailable: dict[str, Fault] = {}
         self._refused_by_probe = False
         self.breaker = breaker
         self.reachable: bool | None = None  # None: neither answered nor failed yet
@@ -44,7 +45,7 @@ class CloudHealth:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        faults = (self._gone, self._token_refused, self._breaker_open)
+        faults = (self._gone, self._token_refused, self._breaker_open, *self._models_unavailable.values())
         return tuple(fault.problem for fault in faults if fault.problem)
 
     def answered(self, status: int, *, probe: bool = False) -> None:
@@ -67,6 +68,16 @@ class CloudHealth:
         """Note that no connection could be made, or that the probe failed."""
         self.reachable = False
         self._gone.begin(f"{self._name} cannot be reached: {_reason(error)}")
+
+    def model_unavailable(self, model: str, reason: str) -> None:
+        """Note that the server answers, and that nothing behind it can for this model."""
+        fault = self._models_unavailable.setdefault(model, Fault(log, logging.WARNING, self._now))
+        fault.begin(f"{self._name} has no server for {model} ({reason}): requests go to other targets")
+
+    def model_answered(self, model: str) -> None:
+        """Note that a call of the model succeeded."""
+        if fault := self._models_unavailable.pop(model, None):
+            fault.end(f"{self._name} answers for {model} again")
 
     def succeeded(self) -> None:
         """Report a call that the server answered."""

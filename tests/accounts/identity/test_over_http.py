@@ -205,6 +205,19 @@ async def test_usage_and_audit_are_recorded_without_content(
     assert "secret" not in path.read_text() + text
 
 
+async def test_every_error_has_the_clients_request_id(issuer: Issuer, tmp_path: Path) -> None:
+    """Also one for which nothing but the headers was read, and its audit record."""
+    path = tmp_path / "audit.jsonl"
+    async with running(config(issuer, audit_file=str(path))) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        for number, (bearer, status) in enumerate(
+            (("", 401), (token(issuer, scopes=("jobs",)), 403), (token(issuer), 400))
+        ):
+            headers = {"x-request-id": f"r{number}", "authorization": f"Bearer {bearer}"}
+            async with http.post("/v1/chat/completions", json={}, headers=headers) as reply:
+                assert (reply.status, reply.headers["x-request-id"]) == (status, f"r{number}")
+    assert [record["id"] for record in audited(path)] == ["r0", "r1", "r2"]
+
+
 async def test_a_broken_answer_leaves_one_audit_record(issuer: Issuer, tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     async with running(config(issuer, audit_file=str(path))) as gateway:
