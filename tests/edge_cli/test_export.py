@@ -52,4 +52,4 @@ def test_a_wrong_duration_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_folder_without_records_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     result = export(tmp_path)
     assert result.exit_code == 1
-    assert str(tmp_path / FILE) in result.stderr
+    assert f"{tmp_path / FILE}: give the daemon's own" in result.stderr
