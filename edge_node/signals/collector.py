@@ -99,7 +99,7 @@ class SignalCollector:
 
     def _prepare(self, policy: Policy) -> None:
         self._policy = policy
-        self._setup = BoxSetup(self._setup.engine, self._setup.cloud, dict(policy.model_temperatures))
+        self._setup = BoxSetup(self._setup.engine, self._setup.cloud, policy.model_temperatures)
         self._availability = TargetAvailability(policy.targets, self._setup)
 
     def _now_signals(self, second: int) -> NowSignals:

@@ -13,7 +13,9 @@ from rich.text import Text
 
 from router.checks.draft import try_draft
 from router.checks.explanation import explain
+from router.checks.replay.replay import replay as run_replay
 from router.errors import ConfigError, ModelNotFound
+from router.policy.compiled import Policy
 from router.policy.file import policy_schema
 from router.types import NowSignals
 
@@ -21,6 +23,8 @@ from ..repository.folder import check_fleet, is_fleet
 from ..repository.policies import CASES, CheckedPolicy, case_files, check_file, policy_files, run_file
 from ..repository.template import new_fleet
 from .output import Checked, lint_report, print_lint, print_problems, print_run
+from .records import RecordReader, record_files
+from .replay_output import print_bad_lines, print_replay, replay_document
 
 OK, FOUND, USAGE = 0, 1, 2
 """Exit codes: no errors; a policy or a case has errors; the command has nothing to check, or bad arguments."""
@@ -134,9 +138,64 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
 
 
 @main.command()
+@click.argument("new", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("more", nargs=-1, metavar="")
+@click.option("--old", type=click.Path(path_type=Path, dir_okay=False), help="Compare with this policy, not the past.")
+@click.option(
+    "--over",
+    multiple=True,
+    required=True,
+    metavar="RECORDS...",
+    help="Files or folders of JSON lines from `causeway-edge decisions export`; - is stdin. Repeatable.",
+)
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["human", "json"]),
+    default="human",
+    show_default=True,
+    help="Output for people, or one JSON object.",
+)
+@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True,
+              help="Requests that leave the device to list; 0: all. JSON lists all.")  # fmt: skip
+def replay(
+    new: Path, more: tuple[str, ...], old: Path | None, over: tuple[str, ...], output_format: str, limit: int
+) -> None:
+    """Replay recorded decisions under the policy NEW: what moves where, what leaves the device, cost and latency.
+
+    Exit code: 0 no request that stayed on the device would leave it, 1 at least one would or may, 2 the policy has
+    errors, there are no records, or bad arguments.
+    """
+    new_policy = _valid_policy(new)
+    old_policy = None if old is None else _valid_policy(old)
+    try:
+        reader = RecordReader(record_files((*over, *more)))
+    except OSError as error:
+        raise _Usage(str(error)) from error
+    report = run_replay(reader, new_policy, old_policy)
+    print_bad_lines(_console(stderr=True), reader)
+    if not report.requests and not report.undecided:
+        raise _Usage(f"no decision records in {', '.join((*over, *more))}")
+    if output_format == "json":
+        click.echo(msgspec.json.encode(replay_document(report, reader)))
+    else:
+        print_replay(_console(), report, reader, limit=limit)
+    raise SystemExit(FOUND if report.leaving else OK)
+
+
+@main.command()
 def schema() -> None:
     """Print the JSON schema of policy files, for editors."""
     click.echo(policy_schema(), nl=False)
+
+
+def _valid_policy(path: Path) -> Policy:
+    checked = check_file(path)
+    errors = [problem for problem in checked.problems if problem.severity == "error"]
+    print_problems(_console(stderr=True), errors)
+    if checked.policy is None:
+        raise SystemExit(USAGE)
+    return checked.policy
 
 
 class _Usage(click.ClickException):

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import msgspec
@@ -88,8 +88,7 @@ class Policy:
     cache: tuple[CacheRule, ...]
     limits: Limits
     default_temperature: float  # `request.temperature` if the client sets none: the highest of the targets
-    # Temperatures of the models of edge targets that declare none; None: it is not known, and 1.0 is assumed.
-    model_temperatures: Mapping[str, float | None]
+    own_temperature: frozenset[str]  # names of the edge targets that declare none: their models' own is used
     constraint_needs: RequiredSignals  # of `decide` with a named model: constraints only
     route_needs: RequiredSignals  # of `decide` with model `auto`: constraints and routes
     cache_needs: RequiredSignals  # of `plan_cache`: constraints and cache rules
@@ -97,6 +96,11 @@ class Policy:
     @property
     def needs(self) -> frozenset[str]:
         return self.route_needs.signals | self.cache_needs.signals
+
+    @property
+    def model_temperatures(self) -> dict[str, float | None]:
+        """Temperatures of models on the device whose target declares none; None: not known, and 1.0 is assumed."""
+        return {target.model: target.temperature for target in self.targets if target.name in self.own_temperature}
 
 
 def parse_policy(text: str, file: str = NAME, model_temperature: ModelTemperature = lambda _: None) -> Policy:
@@ -115,6 +119,32 @@ def parse_policy(text: str, file: str = NAME, model_temperature: ModelTemperatur
     first, *rest = [problem for problem in problems if problem.severity == "error"]
     more = f" (and {len(rest)} more)" if rest else ""
     raise PolicyError(first.message + more, where=str(first.location))
+
+
+def with_model_temperatures(policy: Policy, model_temperature: ModelTemperature) -> Policy:
+    """Return the policy as a box compiles it whose models have these temperatures."""
+    targets = {
+        target.name: msgspec.structs.replace(target, temperature=model_temperature(target.model))
+        if target.name in policy.own_temperature
+        else target
+        for target in policy.targets
+    }
+    temperature = _default_temperature(tuple(targets.values()))
+    constraints, routes, cache = (
+        [rule.when for rule in rules if rule.when is not None]
+        for rules in (policy.constraints, policy.routes, policy.cache)
+    )
+    return replace(
+        policy,
+        targets=tuple(targets.values()),
+        routes=tuple(
+            replace(route, targets=tuple(targets[target.name] for target in route.targets)) for route in policy.routes
+        ),
+        default_temperature=temperature,
+        constraint_needs=RequiredSignals(constraints, temperature),
+        route_needs=RequiredSignals([*constraints, *routes], temperature),
+        cache_needs=RequiredSignals([*constraints, *cache], temperature),
+    )
 
 
 def check_policy(
@@ -175,11 +205,9 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
         cache=cache,
         limits=Limits(doc.limits.concurrent, doc.limits.queue, None if isinstance(rps, UnsetType) else rps),
         default_temperature=temperature,
-        model_temperatures={
-            target.model: targets[name].temperature
-            for name, target in doc.targets.items()
-            if target.at == "edge" and isinstance(target.temperature, UnsetType)
-        },
+        own_temperature=frozenset(
+            name for name, t in doc.targets.items() if t.at == "edge" and isinstance(t.temperature, UnsetType)
+        ),
         constraint_needs=RequiredSignals(bound, temperature),
         route_needs=RequiredSignals([*bound, *(rule.when for rule in routes if rule.when is not None)], temperature),
         cache_needs=RequiredSignals([*bound, *(rule.when for rule in cache if rule.when is not None)], temperature),

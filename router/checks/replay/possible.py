@@ -1,0 +1,217 @@
+"""Decide a recorded request anew. Where a rule names a signal that was not recorded, return every possible decision.
+
+A signal that was not recorded is not absent: the box would have computed it for a policy that names it. So a rule whose
+condition hangs on such a signal may hold or not, and each case is decided by `decide` itself, under the policy with
+that rule's condition replaced by a constant:
+
+1. Constraints: one that is known to bind, binds. Else those that are not known all bind, or none does.
+2. Routes: every route that may hold before the first one that does.
+3. Cache rules: as routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import msgspec
+
+from ...decision.availability import TargetAvailability
+from ...decision.decide import decide, plan_cache
+from ...errors import InvalidRequest, ModelNotFound
+from ...policy.compiled import CacheRule, Policy, Route, Rule, with_model_temperatures
+from ...policy.signals import (
+    SIGNALS,
+    TEMPERATURE,
+    EvaluationFailure,
+    RequiredSignals,
+    SignalValues,
+    Value,
+    temperature_of,
+)
+from ...types import AUTO, BoxSetup, Decision, DecisionRecord, Request, Snapshot
+
+_R = TypeVar("_R", bound=Rule)
+_NONE: frozenset[str] = frozenset()
+_ALL_PRESENT: Final = BoxSetup(engine=True, cloud=True)
+
+
+class Possible(msgspec.Struct, frozen=True):
+    """The possible decisions of one request, none twice. None among them: the request is refused (no such model)."""
+
+    decisions: tuple[Decision | None, ...]
+    hangs_on: tuple[str, ...] = ()  # signals that were not recorded; () if there is one decision
+    constraint: str = ""  # constraints that may bind, and may not
+    cached: bool | None = False  # whether the cache may answer (for records of hits only); None: not known
+
+
+class PolicyReplay:
+    """Replays records under one policy. Policies with replaced rules, and those of other boxes, are made once each."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._by_temperatures: dict[tuple[float | None, ...], Policy] = {}
+        self._cases: dict[tuple[Policy, tuple[str, ...], bool, str | None], Policy] = {}
+        self._availability: dict[tuple[bool, bool], TargetAvailability] = {}
+
+    def possible(self, record: DecisionRecord, request: Request) -> Possible:
+        """Return the possible decisions of the recorded request. `request`: rebuilt from its features."""
+        policy, unrecorded = self._for_box(record, request)
+        snapshot = self._snapshot(record.snapshot)
+        cached: bool | None = False
+        if record.outcome.cache == "hit":
+            cached = self._cached(policy, record, request, snapshot, unrecorded)
+            if cached:
+                return Possible((), cached=True)
+        needs = policy.route_needs if request.model == AUTO else policy.constraint_needs
+        unknown = unrecorded & needs.signals
+        of_cache = unrecorded & policy.cache_needs.signals if cached is None else _NONE
+        if not unknown:
+            return Possible((_decide(policy, request, snapshot, record),), tuple(sorted(of_cache)), cached=cached)
+        values = _known_values(policy, needs, unknown, request, snapshot, record)
+        undecided = _undecided_constraints(policy, values, unknown)
+        routes: list[Route | None] = [None]
+        if request.model == AUTO and not request.resume:
+            routes = _may_hold(policy.routes, values, unknown)
+        found: list[Decision | None] = []
+        for binds in (True, False) if undecided else (True,):
+            for route in routes:
+                case = self._case(policy, undecided, binds, route, len(routes) > 1)
+                decision = _decide(case, request, snapshot, record)
+                if not any(_plan_of(one) == _plan_of(decision) for one in found):
+                    found.append(decision)
+        if len(found) == 1:
+            return Possible(tuple(found), tuple(sorted(of_cache)), cached=cached)
+        return Possible(tuple(found), tuple(sorted(unknown | of_cache)), ", ".join(undecided), cached)
+
+    def _for_box(self, record: DecisionRecord, request: Request) -> tuple[Policy, frozenset[str]]:
+        """Return the policy as the record's box compiles it, and the signals that are not known there."""
+        policy, unrecorded = self._policy, frozenset(record.unrecorded)
+        models = policy.model_temperatures
+        if not models:
+            return policy, unrecorded
+        known = {} if record.snapshot.setup is None else record.snapshot.setup.temperatures
+        if not models.keys() <= known.keys():
+            sets_own = request.kind == "embedding" or request.sampling.temperature is not None
+            return policy, unrecorded if sets_own else unrecorded | {TEMPERATURE}
+        key = tuple([known[model] for model in models])
+        if key not in self._by_temperatures:
+            same = key == tuple(models.values())
+            self._by_temperatures[key] = policy if same else with_model_temperatures(policy, known.__getitem__)
+        return self._by_temperatures[key], unrecorded
+
+    def _snapshot(self, recorded: Snapshot) -> Snapshot:
+        """Return the snapshot for the targets of this policy: those of the recorded one had other names."""
+        setup = recorded.setup or _ALL_PRESENT
+        key = (setup.engine, setup.cloud)
+        availability = self._availability.get(key)
+        if availability is None:
+            availability = self._availability[key] = TargetAvailability(self._policy.targets, setup)
+        return Snapshot(
+            device=recorded.device,
+            edge=recorded.edge,
+            cloud=recorded.cloud,
+            spend=recorded.spend,
+            now=recorded.now,
+            down=availability.down(recorded.edge, recorded.cloud),
+            absent=availability.absent,
+            setup=recorded.setup,
+        )
+
+    def _case(
+        self, policy: Policy, undecided: tuple[str, ...], binds: bool, route: Route | None, chosen: bool
+    ) -> Policy:
+        """Return the policy in which undecided constraints bind or do not, and `route` holds (if it is `chosen`)."""
+        name = ("" if route is None else route.name) if chosen else None
+        key = (policy, undecided, binds, name)
+        case = self._cases.get(key)
+        if case is None:
+            constraints = tuple(
+                replace(one, when=None) if one.name in undecided else one
+                for one in policy.constraints
+                if binds or one.name not in undecided
+            )
+            case = replace(policy, constraints=constraints)
+            if chosen:
+                case = replace(case, routes=() if route is None else (replace(route, when=None),))
+            self._cases[key] = case
+        return case
+
+    def _cached(
+        self, policy: Policy, record: DecisionRecord, request: Request, snapshot: Snapshot, unrecorded: frozenset[str]
+    ) -> bool | None:
+        unknown = unrecorded & policy.cache_needs.signals
+        if not unknown:
+            return plan_cache(policy, request, snapshot, record.estimates).exact is not None
+        values = _known_values(policy, policy.cache_needs, unknown, request, snapshot, record)
+        results = set()
+        for rule in _may_hold(policy.cache, values, unknown):
+            rules: tuple[CacheRule, ...] = () if rule is None else (replace(rule, when=None),)
+            plan = plan_cache(replace(policy, cache=rules), request, snapshot, record.estimates)
+            results.add(plan.exact is not None)
+        return results.pop() if len(results) == 1 else None
+
+
+def _decide(policy: Policy, request: Request, snapshot: Snapshot, record: DecisionRecord) -> Decision | None:
+    try:
+        return decide(policy, request, snapshot, record.estimates)
+    except (ModelNotFound, InvalidRequest):
+        return None
+
+
+def _plan_of(decision: Decision | None) -> object:
+    """Return what tells possible decisions apart: the reasons differ with every case."""
+    return decision and (decision.rule, [(plan.target.name, plan.handoff) for plan in decision.attempts])
+
+
+def _known_values(
+    policy: Policy,
+    needs: RequiredSignals,
+    unknown: frozenset[str],
+    request: Request,
+    snapshot: Snapshot,
+    record: DecisionRecord,
+) -> SignalValues:
+    """Return the signals without the unknown ones: neither their values nor whether they are present."""
+    values: dict[str, Value] = {}
+    for name in needs.signals - unknown:
+        spec = SIGNALS[name]
+        value = (
+            temperature_of(request, policy.default_temperature)
+            if name == TEMPERATURE
+            else spec.read(request, snapshot, record.estimates)
+        )
+        if value is not None:
+            values[spec.variable] = value
+        values[spec.presence_variable] = value is not None
+    return SignalValues(values)
+
+
+def _holds(rule: Rule, values: SignalValues, unknown: frozenset[str], *, on_failure: bool) -> bool | None:
+    """Return whether the rule holds; None if that hangs on an unknown signal."""
+    if rule.when is None:
+        return True
+    result = rule.when.evaluate(values)
+    if not isinstance(result, EvaluationFailure):
+        return result
+    return on_failure if unknown.isdisjoint(rule.when.signals) else None
+
+
+def _undecided_constraints(policy: Policy, values: SignalValues, unknown: frozenset[str]) -> tuple[str, ...]:
+    results = [(rule.name, _holds(rule, values, unknown, on_failure=True)) for rule in policy.constraints]
+    if any(result for _, result in results):
+        return ()  # bound in any case
+    return tuple(name for name, result in results if result is None)
+
+
+def _may_hold(rules: Sequence[_R], values: SignalValues, unknown: frozenset[str]) -> list[_R | None]:
+    """Return the rules of which one is the first to hold; None at the end if perhaps none does."""
+    found: list[_R | None] = []
+    for rule in rules:
+        result = _holds(rule, values, unknown, on_failure=False)
+        if result is not False:
+            found.append(rule)
+        if result is True:
+            return found
+    return [*found, None]

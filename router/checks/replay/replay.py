@@ -1,0 +1,220 @@
+"""What-if: replay recorded requests under a new policy, and report what changes. Pure and deterministic.
+
+Each record is decided anew from its features and signals (`possible`), the record shows which target then answers
+(`expected`), and the outcome is compared with the recorded one, or with that of an old policy. Three rules keep the
+report honest about privacy:
+
+1. An outcome that hangs on a signal that was not recorded is unknown, never unchanged.
+2. A request that no target in the cloud could answer before, and one can now, counts as leaving the device.
+3. Unknown counts as leaving if a constraint may not bind, or if the request could not leave before.
+
+The cache is not simulated: a recorded hit stays one while the new policy still caches such requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from ...decision.features import request_of
+from ...policy.compiled import Policy
+from ...types import DecisionRecord, Request
+from .expected import CACHE, CONFIDENCE, Expected, Place, expected, recorded
+from .possible import PolicyReplay
+from .report import Cause, CostChange, LeavingRequest, Move, ReplayReport, UnknownOutcome
+from .times import Times
+
+UNKNOWN: Final = "unknown"
+_DECIDED: Final = frozenset({"model_not_found", "invalid_value"})  # errors of `decide` itself
+
+
+def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Policy | None = None) -> ReplayReport:
+    """Return what changes under `new_policy`.
+
+    Args:
+        records: of one box or of many, each once.
+        new_policy: the policy to try.
+        old_policy: the policy to compare with; None: what was recorded.
+    """
+    tally = _Tally(new_policy, old_policy)
+    for position, record in enumerate(records):
+        tally.add(position, record)
+    return tally.report()
+
+
+class _Outcomes:
+    """The possible outcomes of one request under one policy, and what they hang on."""
+
+    __slots__ = ("constraint", "found", "hangs_on")
+
+    def __init__(self, found: tuple[Expected, ...], hangs_on: tuple[str, ...] = (), constraint: str = "") -> None:
+        self.found = found
+        self.hangs_on = hangs_on
+        self.constraint = constraint
+
+    @property
+    def place(self) -> Place | None:
+        """The one place; None if it is not known."""
+        first = self.found[0].place
+        return first if len(self.found) == 1 or all(one.place == first for one in self.found) else None
+
+    @property
+    def label(self) -> str:
+        return UNKNOWN if self.place is None else str(self.place)
+
+    @property
+    def rule(self) -> str:
+        return " or ".join(dict.fromkeys(one.rule for one in self.found if one.rule))
+
+
+class _Tally:
+    def __init__(self, new_policy: Policy, old_policy: Policy | None) -> None:
+        self._policy, self._old_policy = new_policy, old_policy
+        self._new = PolicyReplay(new_policy)
+        self._old = None if old_policy is None else PolicyReplay(old_policy)
+        self._requests = self._undecided = self._unchanged = 0
+        self._leaving: list[LeavingRequest] = []
+        self._moves: Counter[tuple[str, str, str, str, bool]] = Counter()
+        self._unknown: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
+        self._before_usd: list[float] = []
+        self._least_usd: list[float] = []
+        self._most_usd: list[float] = []
+        self._times = Times()
+
+    def add(self, position: int, record: DecisionRecord) -> None:
+        fact = recorded(record)
+        if self._old is None and _is_undecided(record):
+            self._undecided += 1
+            return
+        self._requests += 1
+        request = request_of(record.request)
+        before = _Outcomes((fact,)) if self._old is None else _outcomes(self._old, record, request)
+        after = _outcomes(self._new, record, request)
+        self._count(before, after)
+        cause = _cause(before, after)
+        if cause is not None:
+            self._leaving.append(_leaving(position, record, cause, before, after))
+        self._add_cost(record, fact, before, after)
+        self._times.add(record, fact.place, before.place, after.place)
+
+    def _count(self, before: _Outcomes, after: _Outcomes) -> None:
+        if after.place is None:
+            possible = tuple(sorted({str(one.place) for one in after.found}))
+            self._unknown[before.label, possible, after.hangs_on] += 1
+            return
+        moved = before.place is None or _key(before.place) != _key(after.place)
+        self._unchanged += not moved
+        self._moves[before.label, after.label, before.rule, after.rule, moved] += 1
+
+    def _add_cost(self, record: DecisionRecord, fact: Expected, before: _Outcomes, after: _Outcomes) -> None:
+        costs = [_usd(record, fact, one) for one in after.found]
+        self._before_usd.append(max(_usd(record, fact, one) for one in before.found))
+        self._least_usd.append(min(costs))
+        self._most_usd.append(max(costs))
+
+    def report(self) -> ReplayReport:
+        moves = [Move(*key[:4], requests=count, moved=key[4]) for key, count in self._moves.items()]
+        moves.sort(
+            key=lambda one: (not one.moved, -one.requests, one.before, one.after, one.rule_before, one.rule_after)
+        )
+        unknown = [UnknownOutcome(*key, requests=count) for key, count in self._unknown.items()]
+        unknown.sort(key=lambda one: (-one.requests, one.before, one.possible, one.hangs_on))
+        return ReplayReport(
+            policy=_label(self._policy),
+            old="" if self._old_policy is None else _label(self._old_policy),
+            requests=self._requests,
+            undecided=self._undecided,
+            leaving=tuple(self._leaving),
+            unchanged=self._unchanged,
+            moves=tuple(moves),
+            unknown=tuple(unknown),
+            cost=CostChange(
+                *(round(math.fsum(each), 6) for each in (self._before_usd, self._least_usd, self._most_usd))
+            ),
+            latency=self._times.change(),
+            targets=self._times.targets(),
+        )
+
+
+def _is_undecided(record: DecisionRecord) -> bool:
+    """Whether the request was refused, or abandoned, before a decision: nothing can be compared."""
+    answered = record.decision is not None or record.outcome.route == "cache"
+    return not answered and record.outcome.error not in _DECIDED
+
+
+def _outcomes(policy: PolicyReplay, record: DecisionRecord, request: Request) -> _Outcomes:
+    possible = policy.possible(record, request)
+    if possible.cached:
+        return _Outcomes((Expected(CACHE, may_leave=True),))
+    found: list[Expected] = []
+    hangs_on = possible.hangs_on
+    for decision in possible.decisions:
+        outcomes = expected(decision, record)
+        found += outcomes
+        if len(outcomes) > 1 and CONFIDENCE not in hangs_on:
+            hangs_on = (*hangs_on, CONFIDENCE)
+    if possible.cached is None:
+        found.append(Expected(CACHE, may_leave=True))
+    if len(found) == 1:
+        return _Outcomes((found[0],))
+    return _Outcomes(tuple(dict.fromkeys(found)), hangs_on, possible.constraint)
+
+
+def _cause(before: _Outcomes, after: _Outcomes) -> Cause | None:
+    """Return why the request counts as one that leaves the device; None if it does not."""
+    stayed = not all(one.left for one in before.found)
+    if not stayed or (len(after.found) > 1 and set(before.found) == set(after.found)):
+        return None
+    if all(one.left for one in after.found):
+        return "leaves"
+    confined = not any(one.may_leave for one in before.found)
+    if not (confined or after.constraint) or not any(one.may_leave for one in after.found):
+        return None
+    return "unknown" if after.place is None or after.constraint else "may_leave"
+
+
+def _leaving(
+    position: int, record: DecisionRecord, cause: Cause, before: _Outcomes, after: _Outcomes
+) -> LeavingRequest:
+    reasons = () if record.decision is None else record.decision.reasons
+    bound_by = [reason.rule for reason in reasons if reason.code == "constraint_held"]
+    if record.request.prefer == "only_on_device":
+        bound_by.append("only_on_device")
+    return LeavingRequest(
+        position=position,
+        id=record.id,
+        created=record.created,
+        kind=record.request.kind,
+        client=record.request.client,
+        tags=record.request.tags,
+        cause=cause,
+        before=before.label,
+        after=" or ".join(dict.fromkeys(str(one.place) for one in after.found)),
+        rule=after.rule,
+        bound_by=tuple(bound_by),
+        hangs_on=after.hangs_on,
+    )
+
+
+def _usd(record: DecisionRecord, fact: Expected, outcome: Expected) -> float:
+    """Return the recorded cost if the same model answers at the same price, else that of the same tokens there."""
+    recorded_outcome = record.outcome
+    if _key(fact.place) == _key(outcome.place) and fact.usd_per_1k_tokens == outcome.usd_per_1k_tokens:
+        return recorded_outcome.usd
+    if not outcome.usd_per_1k_tokens or recorded_outcome.cache == "coalesced":
+        return 0.0
+    usage = recorded_outcome.usage
+    tokens = usage.prompt_tokens + usage.completion_tokens
+    tokens = tokens or max((attempt.tokens for attempt in recorded_outcome.attempts), default=0)
+    return tokens / 1000.0 * outcome.usd_per_1k_tokens
+
+
+def _key(place: Place) -> tuple[str, str]:
+    """Return what makes two places the same: the model and its location, or the cache, or no answer."""
+    return (place.at, place.model) if place.at else (place.target, "")
+
+
+def _label(policy: Policy) -> str:
+    return f"{policy.name}@{policy.revision}"
