@@ -21,6 +21,8 @@ _CAUSES: dict[Cause, str] = {
     "unknown": "may go to the cloud: hangs on {signals}, not recorded",
 }
 
+_SHORT_CAUSES: dict[Cause, str] = {"leaves": "surely", "may_leave": "perhaps, as a fallback", "unknown": "unknown"}
+
 
 class LeavingReport(LeavingRequest, frozen=True):
     file: str
@@ -45,11 +47,7 @@ def summary(report: ReplayReport) -> str:
     if not report.leaving:
         return f"No request that stayed on the device would leave it, {of}{end}"
     causes = Counter(one.cause for one in report.leaving)
-    parts = [
-        f"{causes[cause]} {text}"
-        for cause, text in (("leaves", "surely"), ("may_leave", "perhaps, as a fallback"), ("unknown", "unknown"))
-        if causes[cause]  # type: ignore[index]
-    ]
+    parts = [f"{causes[cause]} {text}" for cause, text in _SHORT_CAUSES.items() if causes[cause]]
     bound = sum(bool(one.bound_by) for one in report.leaving)
     kept = f", {bound} of them bound to it before" if bound else ""
     leaving = f"{_count(len(report.leaving), 'request')} that stayed on the device would leave it{kept}"
