@@ -139,13 +139,13 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
 
 @main.command()
 @click.argument("new", type=click.Path(path_type=Path, dir_okay=False))
-@click.argument("more", nargs=-1, metavar="")
+@click.argument("more", nargs=-1, metavar="--over RECORDS...")
 @click.option("--old", type=click.Path(path_type=Path, dir_okay=False), help="Compare with this policy, not the past.")
 @click.option(
     "--over",
     multiple=True,
     required=True,
-    metavar="RECORDS...",
+    metavar="RECORDS",
     help="Files or folders of JSON lines from `causeway-edge decisions export`; - is stdin. Repeatable.",
 )
 @click.option(

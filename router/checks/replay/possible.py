@@ -11,6 +11,7 @@ that rule's condition replaced by a constant:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -25,6 +26,7 @@ from ...policy.signals import (
     SIGNALS,
     TEMPERATURE,
     EvaluationFailure,
+    Reader,
     RequiredSignals,
     SignalValues,
     Value,
@@ -175,17 +177,20 @@ def _known_values(
 ) -> SignalValues:
     """Return the signals without the unknown ones: neither their values nor whether they are present."""
     values: dict[str, Value] = {}
-    for name in needs.signals - unknown:
-        spec = SIGNALS[name]
-        value = (
-            temperature_of(request, policy.default_temperature)
-            if name == TEMPERATURE
-            else spec.read(request, snapshot, record.estimates)
-        )
+    for name, variable, presence, read in _readers(needs.signals - unknown):
+        value = read(request, snapshot, record.estimates)
+        if name == TEMPERATURE:
+            value = temperature_of(request, policy.default_temperature)
         if value is not None:
-            values[spec.variable] = value
-        values[spec.presence_variable] = value is not None
+            values[variable] = value
+        values[presence] = value is not None
     return SignalValues(values)
+
+
+@functools.cache
+def _readers(names: frozenset[str]) -> tuple[tuple[str, str, str, Reader], ...]:
+    specs = [SIGNALS[name] for name in sorted(names)]
+    return tuple((spec.name, spec.variable, spec.presence_variable, spec.read) for spec in specs)
 
 
 def _holds(rule: Rule, values: SignalValues, unknown: frozenset[str], *, on_failure: bool) -> bool | None:

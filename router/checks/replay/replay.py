@@ -47,26 +47,19 @@ def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Po
 class _Outcomes:
     """The possible outcomes of one request under one policy, and what they hang on."""
 
-    __slots__ = ("constraint", "found", "hangs_on")
+    __slots__ = ("constraint", "found", "hangs_on", "place", "rule")
 
     def __init__(self, found: tuple[Expected, ...], hangs_on: tuple[str, ...] = (), constraint: str = "") -> None:
+        first = found[0]
         self.found = found
         self.hangs_on = hangs_on
         self.constraint = constraint
-
-    @property
-    def place(self) -> Place | None:
-        """The one place; None if it is not known."""
-        first = self.found[0].place
-        return first if len(self.found) == 1 or all(one.place == first for one in self.found) else None
-
-    @property
-    def label(self) -> str:
-        return UNKNOWN if self.place is None else str(self.place)
-
-    @property
-    def rule(self) -> str:
-        return " or ".join(dict.fromkeys(one.rule for one in self.found if one.rule))
+        self.place: Place | None = first.place  # None: not known
+        self.rule = first.rule
+        if len(found) > 1:
+            self.rule = " or ".join(dict.fromkeys(one.rule for one in found if one.rule))
+            if any(one.place != first.place for one in found):
+                self.place = None
 
 
 class _Tally:
@@ -74,10 +67,10 @@ class _Tally:
         self._policy, self._old_policy = new_policy, old_policy
         self._new = PolicyReplay(new_policy)
         self._old = None if old_policy is None else PolicyReplay(old_policy)
-        self._requests = self._undecided = self._unchanged = 0
+        self._requests = self._undecided = 0
         self._leaving: list[LeavingRequest] = []
-        self._moves: Counter[tuple[str, str, str, str, bool]] = Counter()
-        self._unknown: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
+        self._moves: Counter[tuple[Place | None, Place, str, str]] = Counter()
+        self._unknown: Counter[tuple[Place | None, tuple[Place, ...], tuple[str, ...]]] = Counter()
         self._before_usd: list[float] = []
         self._least_usd: list[float] = []
         self._most_usd: list[float] = []
@@ -101,25 +94,29 @@ class _Tally:
 
     def _count(self, before: _Outcomes, after: _Outcomes) -> None:
         if after.place is None:
-            possible = tuple(sorted({str(one.place) for one in after.found}))
-            self._unknown[before.label, possible, after.hangs_on] += 1
-            return
-        moved = before.place is None or _key(before.place) != _key(after.place)
-        self._unchanged += not moved
-        self._moves[before.label, after.label, before.rule, after.rule, moved] += 1
+            possible = tuple(dict.fromkeys(one.place for one in after.found))
+            self._unknown[before.place, possible, after.hangs_on] += 1
+        else:
+            self._moves[before.place, after.place, before.rule, after.rule] += 1
 
     def _add_cost(self, record: DecisionRecord, fact: Expected, before: _Outcomes, after: _Outcomes) -> None:
         costs = [_usd(record, fact, one) for one in after.found]
-        self._before_usd.append(max(_usd(record, fact, one) for one in before.found))
+        self._before_usd.append(max([_usd(record, fact, one) for one in before.found]))
         self._least_usd.append(min(costs))
         self._most_usd.append(max(costs))
 
     def report(self) -> ReplayReport:
-        moves = [Move(*key[:4], requests=count, moved=key[4]) for key, count in self._moves.items()]
+        moves = [
+            Move(_name(before), _name(after), rule, rule_now, count, before is None or _key(before) != _key(after))
+            for (before, after, rule, rule_now), count in self._moves.items()
+        ]
         moves.sort(
             key=lambda one: (not one.moved, -one.requests, one.before, one.after, one.rule_before, one.rule_after)
         )
-        unknown = [UnknownOutcome(*key, requests=count) for key, count in self._unknown.items()]
+        unknown = [
+            UnknownOutcome(_name(before), tuple(sorted(map(str, possible))), hangs_on, count)
+            for (before, possible, hangs_on), count in self._unknown.items()
+        ]
         unknown.sort(key=lambda one: (-one.requests, one.before, one.possible, one.hangs_on))
         return ReplayReport(
             policy=_label(self._policy),
@@ -127,7 +124,7 @@ class _Tally:
             requests=self._requests,
             undecided=self._undecided,
             leaving=tuple(self._leaving),
-            unchanged=self._unchanged,
+            unchanged=sum(move.requests for move in moves if not move.moved),
             moves=tuple(moves),
             unknown=tuple(unknown),
             cost=CostChange(
@@ -190,7 +187,7 @@ def _leaving(
         client=record.request.client,
         tags=record.request.tags,
         cause=cause,
-        before=before.label,
+        before=_name(before.place),
         after=" or ".join(dict.fromkeys(str(one.place) for one in after.found)),
         rule=after.rule,
         bound_by=tuple(bound_by),
@@ -209,6 +206,10 @@ def _usd(record: DecisionRecord, fact: Expected, outcome: Expected) -> float:
     tokens = usage.prompt_tokens + usage.completion_tokens
     tokens = tokens or max((attempt.tokens for attempt in recorded_outcome.attempts), default=0)
     return tokens / 1000.0 * outcome.usd_per_1k_tokens
+
+
+def _name(place: Place | None) -> str:
+    return UNKNOWN if place is None else str(place)
 
 
 def _key(place: Place) -> tuple[str, str]:

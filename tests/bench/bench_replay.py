@@ -1,0 +1,72 @@
+"""(r) `causeway-fleet replay` of 100,000 records: seconds, in a process of its own, reading and printing included."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from router.decision.decide import decide
+from router.decision.features import features_of
+from router.policy.compiled import parse_policy
+from router.policy.signals import COSTLY
+from router.types import AttemptRecord, BoxSetup, DecisionRecord, Estimates, Outcome, Usage
+
+from .bench_decide import POLICY, mixed
+from .rows import Row
+
+RECORDS = 100_000
+LIMIT_S = 10.0
+ROOT = Path(__file__).parents[2]
+# Moves requests by signals that are recorded, and by one that often is not.
+NEW = POLICY.read_text().replace("request.prompt_tokens < 48", "request.prompt_tokens < 24 || edge.quality > 0.7")
+
+
+def main() -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        records, new = Path(folder) / "records.jsonl", Path(folder) / "new.yaml"
+        new.write_text(NEW)
+        _write(records)
+        command = [sys.executable, "-m", "fleet", "replay", str(new), "--over", str(records), "--format", "json"]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        started = time.monotonic()
+        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, check=False)
+        took_s = time.monotonic() - started
+        assert done.returncode in (0, 1), done.stderr.decode()
+        note = f"{RECORDS} records, {records.stat().st_size / 2**20:.0f} MiB"
+        return [Row("(r) what-if over 100,000 records", took_s, "s", LIMIT_S, note=note)]
+
+
+def _write(path: Path) -> None:
+    policy = parse_policy(POLICY.read_text(), str(POLICY))
+    setup = BoxSetup(engine=True, cloud=True)
+    made = []
+    for request, snapshot, estimates in mixed():
+        taken = msgspec.structs.replace(snapshot, setup=setup)
+        unrecorded = (COSTLY[1],) if request.model == "auto" else COSTLY
+        known = estimates if request.model == "auto" else Estimates()
+        decision = decide(policy, request, taken, known)
+        plans = decision.attempts[:1]
+        attempts = tuple(AttemptRecord(p.target.name, p.target.at, "done", 0.1, 40.0, 900.0, 30) for p in plans)
+        outcome = Outcome(
+            "ok" if plans else "error", 200, plans[0].target.at if plans else "none",
+            plans[0].target.name if plans else "", attempts=attempts, ttft_ms=40.0, total_ms=900.0,
+            usage=Usage(40, 30), finish_reason="stop",
+        )  # fmt: skip
+        made.append(DecisionRecord("", 0.0, features_of(request), known, unrecorded, taken, decision, outcome))
+    with path.open("wb") as lines:
+        for number in range(RECORDS):
+            one = made[number % len(made)]
+            outcome = msgspec.structs.replace(one.outcome, total_ms=500.0 + number % 997, ttft_ms=20.0 + number % 89)
+            record = msgspec.structs.replace(one, id=f"{number:024x}", created=1.7e9 + number, outcome=outcome)
+            lines.write(msgspec.json.encode(record) + b"\n")
+
+
+if __name__ == "__main__":
+    for row in main():
+        print(f"{row.name}: {row.value:.2f} {row.unit}  {row.note}")
