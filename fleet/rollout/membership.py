@@ -14,7 +14,7 @@ def stage_share(share: int, positions: Iterable[int]) -> int:
 
     Args:
         share: The stage's share as planned, of 100,000.
-        positions: `router.bundle.rollout.position` of each device that is neither pinned nor held.
+        positions: `router.bundle.rollout.position` of each device that is reachable and neither pinned nor held.
     """
     first = min(positions, default=None)
     return share if first is None else max(share, first + 1)

@@ -21,7 +21,7 @@ class RolloutStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     share: int
-    least_s: float = 600.0
+    least_s: float = 1200.0
     most_s: float = 86_400.0
     approval: bool = False
 
@@ -97,6 +97,8 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"metrics: one or more, each named once, not {names}")
         if min(self.soak_s, self.first_look_s, self.silence_s) <= 0 or self.least_requests < 1:
             raise ValueError("soak_s, first_look_s, silence_s and least_requests must be above 0")
+        if min(stage.least_s for stage in self.stages) <= self.silence_s:
+            raise ValueError(f"stages: least_s must be above silence_s ({self.silence_s:.0f}): silence shows only then")
         for name in ("quorum", "lost_margin", "false_rollback", "false_abort", "confidence"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} must be within 0 and 1, both excluded")

@@ -16,7 +16,7 @@ from fleet.rollout.verdict import Observations, Outcome
 from router.bundle.rollout import WHOLE, assigned_bundle, position
 
 S, E = RolloutState, RolloutEvent
-STAGES = (RolloutStage(1_000, least_s=300), RolloutStage(10_000, approval=True), RolloutStage(WHOLE))
+STAGES = (RolloutStage(1_000), RolloutStage(10_000, approval=True), RolloutStage(WHOLE))
 
 
 def rollout(*events: RolloutEvent, now: float = 1000.0) -> Rollout:
@@ -169,6 +169,7 @@ def test_each_rollout_draws_other_boxes() -> None:
         ({"stages": ()}, "one or more"),
         ({"stages": (RolloutStage(5), RolloutStage(5))}, "shares that grow"),
         ({"stages": (RolloutStage(5, approval=True),)}, "cannot wait for approval"),
+        ({"silence_s": 1200.0}, "least_s must be above silence_s"),
         ({"metrics": ()}, "each named once"),
         ({"soak_s": 0.0}, "must be above 0"),
         ({"false_abort": 1.0}, "false_abort must be within 0 and 1"),

@@ -1,0 +1,140 @@
+"""The simulated boxes: unequal on purpose, because equal ones would make every statistic look good."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.bundle.rollout import position
+
+from ..rollout.verdict import Observations
+
+LATENCY_BOUNDS_S = (0.5, 1.0, 2.0, 4.0)
+BOXES_OF_A_SITE = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What the new bundle changes on a box that runs it; the default changes nothing.
+
+    Attributes:
+        errors: Share of requests that fail in addition.
+        slower: Factor on latency.
+        silenced: Share of boxes that are never heard again.
+        rolled_back: Share of boxes whose own trial undoes it; 0.002 happens to a good bundle too.
+    """
+
+    errors: float = 0.0
+    slower: float = 1.0
+    silenced: float = 0.0
+    rolled_back: float = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedBoxes:
+    """Arrays with one entry a box.
+
+    Attributes:
+        positions: In the order of this rollout.
+        rates: Requests per second: lognormal, and a tenth of the boxes is idle.
+        errors: Share of failing requests of a box's own: mostly far below 1 %, one box of fifty has up to 20 %.
+        degraded: Share of degraded answers.
+        speeds: Median latency, seconds.
+        off_at: When the box goes dark, seconds; inf for most, before 0 for those that are off.
+        cloned: Two machines with one identity: not in the verdict.
+    """
+
+    positions: NDArray[np.int64]
+    rates: NDArray[np.float64]
+    errors: NDArray[np.float64]
+    degraded: NDArray[np.float64]
+    speeds: NDArray[np.float64]
+    off_at: NDArray[np.float64]
+    cloned: NDArray[np.bool_]
+
+    @property
+    def size(self) -> int:
+        return int(self.positions.size)
+
+
+def draw_boxes(rng: np.random.Generator, boxes: int, salt: str) -> SimulatedBoxes:
+    """Draw the boxes; their positions are the real hash of the salt and the device's id."""
+    flaky = rng.random(boxes) < 0.02
+    errors = np.where(flaky, rng.uniform(0.0, 0.2, boxes), rng.beta(0.5, 200.0, boxes))
+    rates = np.where(rng.random(boxes) < 0.1, 0.001, rng.lognormal(math.log(0.15), 0.8, boxes))
+    dark = rng.random(boxes)
+    # 3 % are off, and a box goes dark about once in 50 days.
+    off_at = np.where(dark < 0.03, -1e9, rng.exponential(50 * 86_400.0, boxes))
+    return SimulatedBoxes(
+        positions=np.fromiter((position(salt, f"box-{index}") for index in range(boxes)), np.int64, boxes),
+        rates=rates,
+        errors=errors,
+        degraded=rng.beta(0.5, 50.0, boxes),
+        speeds=rng.lognormal(math.log(0.6), 0.3, boxes),
+        off_at=off_at,
+        cloned=rng.random(boxes) < 0.001,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What happens to all boxes of a site, or to all boxes, between two looks: the same on both sides of a rollout."""
+
+    incident: float  # share of requests that fail everywhere
+    site_down: NDArray[np.bool_]  # bool [sites]: half of the requests there fail
+
+
+def draw_weather(rng: np.random.Generator, boxes: int) -> Weather:
+    incident = rng.uniform(0.0, 0.2) if rng.random() < 0.1 else 0.0
+    return Weather(incident, rng.random(-(-boxes // BOXES_OF_A_SITE)) < 0.01)
+
+
+def observe(
+    rng: np.random.Generator,
+    boxes: SimulatedBoxes,
+    chosen: NDArray[np.int64],
+    window: tuple[float, float],
+    weather: Weather,
+    silence_s: float,
+    effect: Effect | None = None,
+) -> Observations:
+    """Draw what the chosen boxes report of a window.
+
+    Args:
+        rng: Chance.
+        boxes: All boxes.
+        chosen: int64 [n], indices of the boxes.
+        window: From and until, seconds since the rollout began.
+        weather: Of this window.
+        silence_s: Of the settings.
+        effect: Of the new bundle; None for the control.
+    """
+    begins, ends = window
+    effect = effect or Effect()
+    watched = np.clip(np.minimum(boxes.off_at[chosen], ends) - begins, 0.0, None)
+    spans = _latency_shares(boxes.speeds[chosen] * effect.slower)
+    latency = rng.poisson((boxes.rates[chosen] * watched)[:, None] * spans)
+    requests = latency.sum(axis=1)
+    site_errors = 0.5 * weather.site_down[chosen // BOXES_OF_A_SITE]
+    chance = 1.0 - (1 - boxes.errors[chosen]) * (1 - effect.errors) * (1 - weather.incident) * (1 - site_errors)
+    return Observations(
+        requests=requests.astype(np.int64),
+        events={
+            "errors": rng.binomial(requests, chance).astype(np.int64),
+            "degraded": rng.binomial(requests, boxes.degraded[chosen]).astype(np.int64),
+        },
+        latency=latency.astype(np.int64),
+        silent=boxes.off_at[chosen] < ends - silence_s,
+    )
+
+
+_LOGITS = np.log(np.array(LATENCY_BOUNDS_S))
+
+
+def _latency_shares(speeds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Share of requests in each bucket, float64 [boxes, 5]: a logistic distribution of log latency, scale 0.3."""
+    below = 1.0 / (1.0 + np.exp(-(_LOGITS[None, :] - np.log(speeds)[:, None]) / 0.3))
+    return np.diff(below, axis=1, prepend=0.0, append=1.0)

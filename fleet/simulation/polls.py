@@ -1,0 +1,137 @@
+"""Polls, wakes and reconnects of many boxes as arrays of times; all chance comes from the generator given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PollModel:
+    """How boxes and control plane speak. Defaults are the agent's, or measured on a control plane of one process.
+
+    Attributes:
+        boxes_per_process: Parked long polls in one process; processes answer in parallel.
+        answers_per_s: Wakes, status posts or refusals that one process answers.
+        wait_s: Longest long poll; a box asks for a random time between half of it and all of it.
+        round_trip_s: Median; lognormal.
+        publish_s: From the decision to a signed plan.
+        fetches: Requests one after another for metadata and the plan.
+        activation_s: Median time to make the bundle before active again, which is still in the box's store; lognormal.
+        reconnect_s: The wait before reconnecting is random up to this.
+        reconnect_growth: Factor on that after each failure.
+        reconnect_most_s: The bound on that, seconds.
+        reconnecting: Share of boxes that are between two connections at any time.
+    """
+
+    boxes_per_process: int = 15_000
+    answers_per_s: float = 1_900.0
+    wait_s: float = 300.0
+    round_trip_s: float = 0.08
+    publish_s: float = 1.0
+    fetches: int = 4
+    activation_s: float = 4.0
+    reconnect_s: float = 60.0
+    reconnect_growth: float = 1.0
+    reconnect_most_s: float = 300.0
+    reconnecting: float = 0.01
+
+    def answer_rate(self, boxes: int) -> float:
+        """Answers in a second by as many processes as the boxes need."""
+        return self.answers_per_s * -(-boxes // self.boxes_per_process)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Arrivals at the control plane in the busiest second and on average, over `settled_s` seconds."""
+
+    peak_per_s: float
+    mean_per_s: float
+    settled_s: float
+
+    @property
+    def peak_over_mean(self) -> float:
+        return self.peak_per_s / self.mean_per_s
+
+
+def told_times(rng: np.random.Generator, boxes: int, fleet: int, model: PollModel) -> Times:
+    """Return when each box has the new plan, seconds after a decision.
+
+    Args:
+        rng: Chance.
+        boxes: Boxes to tell.
+        fleet: All boxes with a parked poll: each is woken, in random order, since the plan's change concerns all.
+        model: The model.
+    """
+    order = rng.choice(fleet, size=boxes, replace=False) / model.answer_rate(fleet)
+    late = rng.random(boxes) < model.reconnecting
+    order[late] = np.maximum(order[late], rng.uniform(0.0, model.reconnect_s, int(late.sum())))
+    trips = rng.lognormal(np.log(model.round_trip_s), 0.7, (boxes, 1 + model.fetches)).sum(axis=1)
+    return np.asarray(model.publish_s + order + trips, dtype=np.float64)
+
+
+def revert_times(rng: np.random.Generator, boxes: int, fleet: int, model: PollModel) -> Times:
+    """Return when each box has reported that it runs the bundle before, seconds after a verdict of fail."""
+    active = told_times(rng, boxes, fleet, model) + rng.lognormal(np.log(model.activation_s), 0.5, boxes)
+    return served(active, model.answer_rate(fleet))
+
+
+def served(arrivals: Times, rate: float) -> Times:
+    """Return when each arrival has been answered by a server that answers `rate` a second, first come first served."""
+    order = np.argsort(arrivals, kind="stable")
+    slots = np.arange(arrivals.size) / rate
+    # A queue's end: each is answered 1/rate after the one before, or after its own arrival.
+    finished = np.maximum.accumulate(arrivals[order] - slots) + slots + 1 / rate
+    times = np.empty_like(arrivals)
+    times[order] = finished
+    return times
+
+
+def reconnect_storm(rng: np.random.Generator, boxes: int, outage_s: float, model: PollModel) -> Load:
+    """All boxes lose their connection at once, and the control plane is back after `outage_s`.
+
+    Each attempt waits a random time from 0 ("full jitter": Brooker, "Exponential Backoff And Jitter", AWS Architecture
+    Blog, 2015). Growing waits make the storm worse here: the first boxes come at their old rate, the last ones late, so
+    that the peak is far above the mean.
+
+    Returns:
+        The load from the return of the control plane until 99 % of the boxes are connected.
+    """
+    capacity = model.answer_rate(boxes)
+    due = rng.uniform(0.0, model.reconnect_s, boxes)
+    attempts = np.zeros(boxes, dtype=np.int64)
+    arrivals: list[int] = []
+    connected, second, settled_at = 0, 0, 0
+    while connected < boxes:
+        now = np.flatnonzero((due >= second) & (due < second + 1))
+        arrivals.append(now.size)
+        rng.shuffle(now)
+        room = int(capacity) if second >= outage_s else 0
+        connected += min(room, now.size)
+        refused = now[room:]
+        due[now] = np.inf
+        attempts[refused] += 1
+        longest = np.minimum(model.reconnect_most_s, model.reconnect_s * model.reconnect_growth ** attempts[refused])
+        due[refused] = second + 1 + rng.uniform(0.0, longest)
+        second += 1
+        if not settled_at and connected >= 0.99 * boxes:
+            settled_at = second
+    counted = np.array(arrivals[int(outage_s) : settled_at])
+    return Load(float(counted.max()), float(counted.mean()), settled_at - outage_s)
+
+
+def polls_after_wake(rng: np.random.Generator, boxes: int, duration_s: float, model: PollModel) -> Load:
+    """All boxes were just woken: how their next polls spread over `duration_s`."""
+    counts = np.zeros(int(duration_s), dtype=np.int64)
+    due = rng.uniform(0.0, 2.0, boxes)
+    while due.size:
+        due = due + rng.uniform(model.wait_s / 2, model.wait_s, due.size)
+        due = due[due < counts.size]
+        counts += np.bincount(due.astype(np.int64), minlength=counts.size)
+    # The first polls come after half the longest wait; before, there is nothing to count.
+    counted = counts[int(model.wait_s / 2) :]
+    return Load(float(counted.max()), float(counted.mean()), model.wait_s)

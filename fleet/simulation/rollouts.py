@@ -1,0 +1,148 @@
+"""One simulated rollout: the real life, looks and verdict of `fleet.rollout`, on simulated boxes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.bundle.rollout import WHOLE
+
+from ..rollout.life import RolloutEvent, RolloutState
+from ..rollout.membership import stage_share
+from ..rollout.rollout import Rollout, apply, look, next_look
+from ..rollout.settings import RolloutSettings, RolloutStage
+from ..rollout.verdict import Observations
+from .boxes import Effect, SimulatedBoxes, draw_boxes, draw_weather, observe
+from .polls import PollModel, revert_times, told_times
+
+S, E = RolloutState, RolloutEvent
+MOST_LOOKS = 100  # a stage has about ten
+DEFAULT = RolloutSettings(tuple(RolloutStage(WHOLE * percent // 100) for percent in (1, 5, 25, 50, 100)))
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRun:
+    """How a simulated rollout went.
+
+    Attributes:
+        state: DONE, REVERTED, or PAUSED if no approver accepts inconclusive stages.
+        stage: Index of the stage that was reached; the number of stages is the soak.
+        pauses: Inconclusive stages.
+        took_s: Until DONE, the verdict of fail, or the pause.
+        exposed: Boxes that ran the new bundle, or had begun to.
+        reverted_s: float64 [exposed], from the verdict of fail until each reported that it runs the bundle before;
+            boxes that are off do so when they come back and are not in it.
+        reason: Of the abort.
+    """
+
+    state: RolloutState
+    stage: int
+    pauses: int
+    took_s: float
+    exposed: int
+    reverted_s: NDArray[np.float64]
+    reason: str
+
+
+def simulate_rollout(
+    seed: int,
+    boxes: int,
+    effect: Effect,
+    *,
+    accepts: bool = False,
+    settings: RolloutSettings = DEFAULT,
+    model: PollModel | None = None,
+) -> RolloutRun:
+    """Simulate one rollout to its end.
+
+    Args:
+        seed: Of all chance; the same seed gives the same run.
+        boxes: How many.
+        effect: Of the new bundle.
+        accepts: An approver accepts each inconclusive stage at once, so that the rollout goes on.
+        settings: Of the cohort.
+        model: Of the polls.
+    """
+    rng = np.random.default_rng(seed)
+    fleet = draw_boxes(rng, boxes, f"salt-{seed}")
+    run = _Run(rng, fleet, effect, settings, model or PollModel())
+    return run.to_the_end(seed, accepts)
+
+
+class _Run:
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        boxes: SimulatedBoxes,
+        effect: Effect,
+        settings: RolloutSettings,
+        model: PollModel,
+    ) -> None:
+        self.rng, self.effect, self.settings, self.model = rng, effect, settings, model
+        size = boxes.size
+        self.adopted = np.full(size, np.inf)  # when a box runs the new bundle
+        self.rolls_back = rng.random(size) < effect.rolled_back
+        self.silenced = rng.random(size) < effect.silenced
+        self.boxes = boxes
+
+    def to_the_end(self, seed: int, accepts: bool) -> RolloutRun:
+        least = stage_share(0, self.boxes.positions[self.boxes.off_at > 0].tolist())
+        rollout = Rollout(f"r{seed}", "simulated", "new", "old", f"salt-{seed}", self.settings)
+        for event in (E.SUBMIT, E.CHECK_PASSED, E.CHECK_PASSED):
+            rollout = apply(rollout, event, 0.0, least_share=least)
+        pauses, share, stage = 0, 0, 0
+        now = watched_from = 0.0
+        while rollout.state in (S.STAGE, S.SOAK):
+            if rollout.share > share or rollout.began == now:
+                share, watched_from = rollout.share, now
+                self._tell_members(share, now)
+            if rollout.looks >= MOST_LOOKS:
+                raise RuntimeError(f"stage {rollout.stage} made {MOST_LOOKS} looks without an end")
+            now = next_look(rollout)
+            stage = rollout.stage
+            rollout, _ = look(rollout, *self._observe(share, rollout.began, watched_from, now), now, least)
+            watched_from = now
+            if rollout.state is S.PAUSED:
+                pauses += 1
+            if rollout.state is S.PAUSED and accepts:
+                rollout = apply(rollout, E.ACCEPT, now, least_share=least)
+        return self._ended(rollout, stage, pauses, now)
+
+    def _tell_members(self, share: int, now: float) -> None:
+        fresh = (self.boxes.positions < share) & (self.boxes.off_at > now) & np.isinf(self.adopted)
+        count = int(fresh.sum())
+        told = told_times(self.rng, count, self.boxes.size, self.model)
+        # Download, checks on the box, and the swap.
+        self.adopted[fresh] = now + told + self.rng.lognormal(np.log(40.0), 0.6, count)
+        lost = fresh & self.silenced
+        self.boxes.off_at[lost] = np.minimum(self.boxes.off_at[lost], self.adopted[lost])
+
+    def _observe(self, share: int, began: float, watched_from: float, now: float) -> tuple[Observations, Observations]:
+        boxes = self.boxes
+        reachable = (boxes.off_at > began - self.settings.silence_s) & ~boxes.cloned
+        members = reachable & (boxes.positions < share)
+        tried = members & (self.adopted <= watched_from)
+        undone = tried & self.rolls_back
+        weather = draw_weather(self.rng, boxes.size)
+        window, silence_s = (watched_from, now), self.settings.silence_s
+        canary, control = (
+            observe(self.rng, boxes, np.flatnonzero(chosen), window, weather, silence_s, effect)
+            for chosen, effect in (
+                (tried & ~undone, self.effect),
+                (reachable & (boxes.positions >= share), None),
+            )
+        )
+        waiting = int((members & (self.adopted > now)).sum())
+        return replace(canary, rolled_back=int(undone.sum()), pending=waiting), control
+
+    def _ended(self, rollout: Rollout, stage: int, pauses: int, now: float) -> RolloutRun:
+        exposed = ~np.isinf(self.adopted)
+        reverted = np.empty(0)
+        if rollout.state is S.ABORTED:
+            back = exposed & (self.boxes.off_at > now)
+            reverted = revert_times(self.rng, int(back.sum()), self.boxes.size, self.model)
+            for event in (E.REVERT, E.ALL_REVERTED):
+                rollout = apply(rollout, event, now, reason=rollout.reason)
+        return RolloutRun(rollout.state, stage, pauses, now, int(exposed.sum()), reverted, rollout.reason)

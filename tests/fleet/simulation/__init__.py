@@ -1,0 +1,1 @@
+"""The simulated fleet: error rates of whole rollouts, reverts, storms."""
