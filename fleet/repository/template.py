@@ -40,6 +40,11 @@ cases:
     request: {prompt_tokens: 400, tags: [private]}
     expect: {targets: [small], on_device: true}
 """
+_IGNORED = """\
+# Private keys stay with their holders; blobs are copied from the published folder to where the boxes fetch them.
+*.pem
+published/blobs/
+"""
 
 
 def new_fleet(folder: Path) -> tuple[Path, ...]:
@@ -51,6 +56,7 @@ def new_fleet(folder: Path) -> tuple[Path, ...]:
     """
     files = {
         folder / FLEET_FILE: _FLEET.format(name=_name(folder)),
+        folder / ".gitignore": _IGNORED,
         folder / "policies" / "default.yaml": _POLICY,
         folder / "policies" / "cases" / "default.yaml": _CASES,
     }

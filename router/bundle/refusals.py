@@ -30,3 +30,70 @@ class DaemonTooOld(UpdateRefused):
     """The bundle needs a newer daemon."""
 
     code = "daemon_too_old"
+
+
+class BundleNotSigned(UpdateRefused):
+    """The rollout names a bundle that the role `artifacts` did not sign."""
+
+    code = "bundle_not_signed"
+
+
+# --- the signed metadata ---------------------------------------------------------------------------------------------
+
+
+class MetadataInvalid(UpdateRefused):
+    """The signed metadata is malformed or incomplete."""
+
+    code = "metadata_invalid"
+
+
+class TooFewSignatures(UpdateRefused):
+    """A role's metadata has fewer valid signatures than its threshold."""
+
+    code = "too_few_signatures"
+
+
+class MetadataRollback(UpdateRefused):
+    """The metadata is older than what this box has verified before (a rollback)."""
+
+    code = "metadata_rollback"
+
+
+class MetadataFrozen(UpdateRefused):
+    """The timestamp or the snapshot has expired: the source has brought nothing new since (a freeze), or the clock is
+    wrong."""
+
+    code = "metadata_frozen"
+
+
+class RoleExpired(UpdateRefused):
+    """The metadata of root, artifacts or rollout has expired."""
+
+    code = "role_expired"
+
+
+class MetadataMixed(UpdateRefused):
+    """A metadata file is not the one that the snapshot or the timestamp names (mix and match)."""
+
+    code = "metadata_mixed"
+
+
+# --- the download ----------------------------------------------------------------------------------------------------
+
+
+class EndlessData(UpdateRefused):
+    """The source sends more bytes than were signed, or than this file may have."""
+
+    code = "endless_data"
+
+
+class DownloadTooSlow(UpdateRefused):
+    """The download takes longer than its deadline, or runs below the least rate."""
+
+    code = "download_too_slow"
+
+
+class UpdateUnavailable(UpdateRefused):
+    """The source does not answer, or does not have a file."""
+
+    code = "update_unavailable"

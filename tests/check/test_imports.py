@@ -26,7 +26,7 @@ MAY_IMPORT = {
 EXTRAS = {
     "router": (),
     "models": ("engine", "cpu", "train"),
-    "fleet": (),
+    "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu"),
     "cloud_pool": ("cloud", "engine", "cpu"),
 }

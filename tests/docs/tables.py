@@ -23,6 +23,7 @@ from edge_node.config.layers import leaves_of
 from edge_node.config.schema import MEANING, Config, config_keys
 from edge_node.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from router import errors
+from router.bundle import refusals
 from router.policy.file import policy_schema
 from router.policy.signals import SIGNALS
 
@@ -223,6 +224,13 @@ def _tree(kind: type[errors.CausewayError]) -> Iterator[type[errors.CausewayErro
             yield from _tree(narrower)
 
 
+def refusal_table() -> str:
+    """The reasons for which a box refuses an update."""
+    classes = [kind for kind in vars(refusals).values() if isinstance(kind, type)]
+    kinds = [kind for kind in classes if issubclass(kind, refusals.UpdateRefused)]
+    return table(("code", "class", "meaning"), [(f"`{kind.code}`", kind.__name__, _summary(kind)) for kind in kinds])
+
+
 def _summary(kind: type) -> str:
     return " ".join((kind.__dict__.get("__doc__") or "").split("\n\n")[0].split())
 
@@ -297,6 +305,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "models-commands": lambda: _commands("causeway-models", models.cli.commands.main),
     "fleet-commands": lambda: _commands("causeway-fleet", fleet.cli.commands.main),
     "errors": error_table,
+    "refusals": refusal_table,
     "signals": signal_table,
     "policy-keys": policy_keys,
 }

@@ -12,7 +12,7 @@ from .progress import Progress, StepFailed, run
 # What the wheel of llama-cpp-python imports, and what an editable install of ours needs.
 RUN_EXTRAS = ("diskcache", "setuptools>=77", "wheel")
 # The SDK comes from this checkout.
-ROLES = ("--extra=edge", "--extra=cloud", "--extra=cpu", "--no-emit-package=causeway-sdk")
+ROLES = ("--extra=edge", "--extra=cloud", "--extra=fleet", "--extra=cpu", "--no-emit-package=causeway-sdk")
 BUILD = ("cmake>=3.25", "ninja", "scikit-build-core[pyproject]>=0.9.2", "pip")
 LLAMA = ("llama-cpp-python==0.3.36",)
 # The extra `train` without torch, and what a CPU build of torch depends on (see plan.py).

@@ -1,0 +1,234 @@
+"""Verify what a fleet publishes: python-tuf's client, with bounds of its own and a version floor that survives a crash.
+
+Nothing here chooses a transport: `fetch` maps a path such as ``tuf/metadata/timestamp.json`` to chunks of bytes.
+python-tuf does not sync its metadata to disk, and takes older signed metadata if its own copy was lost; the floor,
+which is synced, refuses that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from tuf.api import exceptions as tuf
+from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Timestamp
+from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
+
+from router.bundle.manifest import MAX_MANIFEST_BYTES, BundleManifest, read_manifest
+from router.bundle.refusals import (
+    BundleAltered,
+    BundleNotSigned,
+    DownloadTooSlow,
+    EndlessData,
+    MetadataFrozen,
+    MetadataInvalid,
+    MetadataMixed,
+    MetadataRollback,
+    RoleExpired,
+    TooFewSignatures,
+    UpdateRefused,
+    UpdateUnavailable,
+)
+from router.bundle.rollout import MAX_PLAN_BYTES, RolloutPlan, read_plan
+
+Fetch = Callable[[str], Iterator[bytes]]
+"""Yields the file at a path. Raises FileNotFoundError if the source does not have it, OSError if it cannot tell."""
+
+_METADATA, _TARGETS, _FLOOR = "tuf/metadata/", "tuf/targets/", "floor.json"
+_FRESHNESS = ("timestamp", "snapshot")
+_CONFIG = UpdaterConfig(root_max_length=256 * 1024, snapshot_max_length=256 * 1024, targets_max_length=2 * 1024 * 1024)
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """How long one update may take, metadata and manifests together, and its least rate after `grace_s`."""
+
+    deadline_s: float = 120.0
+    grace_s: float = 10.0
+    least_bytes_per_s: float = 256.0
+
+
+class UpdateVerifier:
+    """The verified state of one fleet, for one update: make a new one for each.
+
+    Args:
+        folder: A folder of its own for the metadata and the floor; made if it does not exist.
+        root: The root metadata that the box trusts, from its enrolment.
+        fetch: The source.
+        monotonic: Seconds that only grow.
+        bounds: Limits of the download.
+    """
+
+    def __init__(
+        self, folder: Path, root: bytes, fetch: Fetch, monotonic: Callable[[], float], bounds: Bounds | None = None
+    ) -> None:
+        self._folder = folder
+        self._fetcher = _BoundedFetcher(fetch, monotonic, bounds or Bounds())
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._translated("root"):
+            self._updater = Updater(
+                str(folder), _METADATA, None, _TARGETS, self._fetcher, config=_CONFIG, bootstrap=root
+            )
+
+    def refresh(self) -> None:
+        """Fetch and verify root, timestamp, snapshot and artifacts.
+
+        Raises:
+            UpdateRefused: One of its kinds; the message names the role.
+        """
+        with self._translated():
+            self._updater.refresh()
+        self._raise_floor()
+
+    def plan(self, cohort: str) -> RolloutPlan | None:
+        """Return the cohort's plan, None if it has none. Every bundle that it names is signed by artifacts.
+
+        Raises:
+            BundleNotSigned: The plan names another bundle.
+            BundleInvalid: The plan is malformed or another cohort's.
+            UpdateRefused: Another of its kinds.
+        """
+        with self._translated():
+            target = self._updater.get_targetinfo(f"rollouts/{cohort}.json")
+        if target is None:
+            return None
+        plan = read_plan(self._download(target, MAX_PLAN_BYTES), cohort)
+        for bundle in sorted(plan.bundles):
+            self._signed_bundle(bundle)
+        return plan
+
+    def manifest(self, bundle: str, daemon_version: str) -> BundleManifest:
+        """Fetch and verify the manifest of a bundle that artifacts signed.
+
+        Raises:
+            BundleNotSigned: Artifacts did not sign it.
+            UpdateRefused: Another of its kinds.
+        """
+        return read_manifest(self._download(self._signed_bundle(bundle), MAX_MANIFEST_BYTES), bundle, daemon_version)
+
+    def _signed_bundle(self, bundle: str) -> TargetFile:
+        with self._translated():
+            target = self._updater.get_targetinfo(f"bundles/{bundle}.json")
+        if target is None:
+            raise BundleNotSigned(f"bundle {bundle} is not signed by the role artifacts")
+        return target
+
+    def _download(self, target: TargetFile, max_bytes: int) -> bytes:
+        if target.length > max_bytes:
+            raise EndlessData(f"{target.path} has {target.length} bytes, at most {max_bytes} are accepted")
+        path = self._folder / "download"
+        try:
+            with self._translated():
+                self._updater.download_target(target, str(path))
+        except MetadataMixed as error:
+            raise BundleAltered(error.message) from error
+        return path.read_bytes()
+
+    def _raise_floor(self) -> None:
+        """Refuse versions below any that were verified before, then sync the present ones to disk."""
+        found = self._versions()
+        path = self._folder / _FLOOR
+        floor = _read_floor(path)
+        for role, version in floor.items():
+            if found.get(role, 0) < version:
+                message = f"{role} has version {found.get(role, 0)}, but version {version} was verified before"
+                raise MetadataRollback(message)
+        if found != floor:
+            _write_synced(path, msgspec.json.encode(found, order="deterministic"))
+
+    def _versions(self) -> dict[str, int]:
+        root = Metadata[Root].from_file(str(self._folder / "root.json")).signed
+        timestamp = Metadata[Timestamp].from_file(str(self._folder / "timestamp.json")).signed
+        snapshot = Metadata[Snapshot].from_file(str(self._folder / "snapshot.json")).signed
+        versions = {"root": root.version, "timestamp": timestamp.version, "snapshot": snapshot.version}
+        return versions | {name.removesuffix(".json"): meta.version for name, meta in snapshot.meta.items()}
+
+    @contextmanager
+    def _translated(self, role: str = "") -> Iterator[None]:
+        """Translate python-tuf's errors; the role is that of the file that was asked for last."""
+        try:
+            yield
+        except (tuf.RepositoryError, tuf.DownloadError) as error:
+            raise self._refusal(error, role or self._fetcher.role) from error
+
+    def _refusal(self, error: Exception, role: str) -> UpdateRefused:
+        if isinstance(error, tuf.ExpiredMetadataError):
+            if self._root_has_expired():
+                return RoleExpired(f"root: {error}")
+            return (MetadataFrozen if role in _FRESHNESS else RoleExpired)(f"{role}: {error}")
+        for known, refusal in _REFUSALS:
+            if isinstance(error, known):
+                return refusal(f"{role}: {error}")
+        return MetadataInvalid(f"{role}: {error}")
+
+    def _root_has_expired(self) -> bool:
+        return Metadata[Root].from_file(str(self._folder / "root.json")).signed.is_expired(datetime.now(UTC))
+
+
+_REFUSALS: tuple[tuple[type[Exception], type[UpdateRefused]], ...] = (
+    (tuf.UnsignedMetadataError, TooFewSignatures),
+    (tuf.BadVersionNumberError, MetadataRollback),
+    (tuf.LengthOrHashMismatchError, MetadataMixed),
+    (tuf.DownloadLengthMismatchError, EndlessData),
+    (tuf.SlowRetrievalError, DownloadTooSlow),
+    (tuf.DownloadError, UpdateUnavailable),
+)
+
+
+class _BoundedFetcher(FetcherInterface):
+    """Bounds the time and the rate of all files together; python-tuf bounds the length of each."""
+
+    def __init__(self, fetch: Fetch, monotonic: Callable[[], float], bounds: Bounds) -> None:
+        self._source = fetch
+        self._monotonic = monotonic
+        self._bounds = bounds
+        self._started = monotonic()
+        self._received = 0
+        self.role = "root"
+
+    def _fetch(self, url: str) -> Iterator[bytes]:
+        name = url.rpartition("/")[2].removesuffix(".json").rpartition(".")[2]
+        self.role = name if url.startswith(_METADATA) else url.removeprefix(_TARGETS)
+        try:
+            for chunk in self._source(url):
+                self._received += len(chunk)
+                self._check_rate(url)
+                yield chunk
+        except FileNotFoundError as error:
+            raise tuf.DownloadHTTPError(f"{url}: not there", 404) from error
+        except OSError as error:
+            raise tuf.DownloadError(f"{url}: {error}") from error
+
+    def _check_rate(self, url: str) -> None:
+        elapsed = self._monotonic() - self._started
+        if elapsed > self._bounds.deadline_s:
+            raise tuf.SlowRetrievalError(f"{url}: not complete after {self._bounds.deadline_s:g} s")
+        if elapsed > self._bounds.grace_s and self._received < elapsed * self._bounds.least_bytes_per_s:
+            rate = self._received / elapsed
+            raise tuf.SlowRetrievalError(f"{url}: {rate:.0f} bytes/s, least {self._bounds.least_bytes_per_s:g}")
+
+
+def _read_floor(path: Path) -> dict[str, int]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+    except FileNotFoundError:
+        return {}
+    except msgspec.DecodeError as error:
+        raise MetadataInvalid(f"{path}: the version floor is malformed: {error}") from error
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,195 @@
+"""`causeway-fleet keys | sign | diff`: what needs the packages of the extra `causeway[fleet]`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from router.bundle.refusals import UpdateRefused
+from router.errors import ConfigError
+
+from ..repository.build import BuiltBundle, build_bundles
+from ..repository.difference import manifest_changes
+from ..repository.folder import CheckedFleet, check_fleet
+from .output import print_problems
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
+
+    from ..trust.offline import RoleReport
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_EXTRA = ("tuf", "securesystemslib", "cryptography")
+_Folder = click.Path(path_type=Path, file_okay=False)
+_File = click.Path(path_type=Path, dir_okay=False, exists=True)
+_keys_option = click.option(
+    "--keys", "folder", type=_Folder, default=Path("keys"), show_default=True, help="Folder of the key files."
+)
+
+
+@click.group()
+def keys() -> None:
+    """Make and list the keys that sign a fleet."""
+
+
+@keys.command("new")
+@click.argument("name")
+@click.option(
+    "--keys", "folder", type=_Folder, default=Path("keys"), show_default=True, help="Folder of the key files."
+)
+@click.option("--passphrase", is_flag=True, help="Ask for a passphrase, which encrypts the key.")
+@click.option("--passphrase-file", type=_File, help="File with the passphrase on one line.")
+def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None) -> None:
+    """Make a key pair: NAME.pem (private, keep it apart) and NAME.pub (goes into git, for trust.yaml).
+
+    Exit code: 0 made, 1 a key of this name is there, 2 bad arguments.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise click.BadParameter("a name has 1 to 64 letters, digits or . _ -", param_hint="NAME")
+    secret = passphrase_file.read_bytes().strip() if passphrase_file else None
+    if passphrase and secret is None:
+        secret = click.prompt("Passphrase", hide_input=True, confirmation_prompt=True).encode()
+    with _errors():
+        from ..trust.keys import new_key
+
+        made = new_key(folder, name, secret)
+    click.echo(f"wrote {folder / name}.pem (private) and {folder / name}.pub, key {made.keyid[:12]}")
+
+
+@keys.command("list")
+@click.option(
+    "--keys", "folder", type=_Folder, default=Path("keys"), show_default=True, help="Folder of the key files."
+)
+def list_(folder: Path) -> None:
+    """List the keys of a folder, and which private keys lie there."""
+    with _errors():
+        from ..trust.keys import is_encrypted, list_keys
+
+        for key in list_keys(folder):
+            private = folder / f"{key.name}.pem"
+            state = "public" if not key.private else "encrypted" if is_encrypted(private) else "private"
+            click.echo(f"{key.name:20} {key.keyid[:12]}  {state}")
+
+
+@click.command()
+@click.argument("folder", type=_Folder)
+@click.option("--key", "key_files", type=_File, multiple=True, required=True, help="A private key; repeatable.")
+@click.option("--passphrase-file", type=_File, help="File with the passphrase of encrypted keys; otherwise asked for.")
+def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None) -> None:
+    """Sign the fleet in FOLDER: add these keys' signatures to what has changed, and publish what has enough of them.
+
+    Metadata that lacks signatures waits in FOLDER/pending for the next signer; FOLDER/published holds the static files
+    for the boxes. With the keys of rollout, snapshot and timestamp, the published files become visible to the boxes.
+    Exit code: 0 signed, 1 the fleet has errors, or a key is invalid.
+    """
+    checked = _valid_fleet(folder)
+    with _errors():
+        from ..trust.offline import sign_offline, signed_manifests
+        from ..trust.online import holds_online_role, publish_online
+        from ..trust.published import PublishedFolder
+        from ..trust.trust_file import read_trust
+
+        trust, problems = read_trust(folder)
+        if trust is None:
+            print_problems(_console(), problems)
+            raise SystemExit(1)
+        secret = passphrase_file.read_bytes().strip() if passphrase_file else None
+        signers = [_load(path, secret) for path in key_files]
+        published, now = PublishedFolder(folder), datetime.now(UTC)
+        for report in sign_offline(checked, trust, published, signers, now):
+            click.echo(_describe(report))
+        if holds_online_role(trust, signers):
+            version = publish_online(trust, published, signers, now)
+            click.echo(f"timestamp version {version}: boxes see the published files")
+        for cohort, manifest in signed_manifests(published).items():
+            for sha256 in published.missing_blobs(manifest):
+                click.echo(f"note: {cohort} needs the blob {sha256}; upload it to {published.path / 'blobs'}")
+
+
+@click.command()
+@click.argument("folder", type=_Folder)
+def diff(folder: Path) -> None:
+    """Show what the fleet in FOLDER would change on the boxes of each cohort, compared with what was signed last.
+
+    Exit code: 0 compared, 1 the fleet has errors.
+    """
+    checked = _valid_fleet(folder)
+    with _errors():
+        from ..trust.offline import signed_manifests
+        from ..trust.published import PublishedFolder
+
+        published = PublishedFolder(folder)
+        signed = signed_manifests(published)
+        built = build_bundles(checked, signed, int(datetime.now(UTC).timestamp()))
+        for name, bundle in built.items():
+            old = signed.get(name)
+            changes = manifest_changes(old, bundle.manifest)
+            click.echo(f"{name}: {'no change' if not changes else f'serial {bundle.manifest.serial}'}")
+            for change in changes:
+                click.echo(f"  {change}")
+            if old is not None and old.policy != bundle.manifest.policy:
+                _print_policy_diff(published.path / "blobs" / old.policy.sha256, bundle)
+        for name in sorted(set(signed) - set(built)):
+            click.echo(f"{name}: removed from fleet.yaml; its boxes keep what they run")
+
+
+def _valid_fleet(folder: Path) -> CheckedFleet:
+    checked = check_fleet(folder)
+    problems = [*checked.problems, *(problem for policy in checked.policies for problem in policy.problems)]
+    if any(problem.severity == "error" for problem in problems):
+        print_problems(_console(), problems)
+        raise SystemExit(1)
+    return checked
+
+
+def _load(path: Path, passphrase: bytes | None) -> CryptoSigner:
+    from ..trust.keys import is_encrypted, load_signer
+
+    if not is_encrypted(path):
+        return load_signer(path, None)
+    return load_signer(path, passphrase or click.prompt(f"Passphrase of {path}", hide_input=True).encode())
+
+
+def _describe(report: RoleReport) -> str:
+    if report.published:
+        by = f", signed by {', '.join(report.signed)}" if report.signed else ", unchanged"
+        return f"{report.role} version {report.version}: published{by}"
+    have = f"{len(report.signed)} of {report.threshold} signatures"
+    by = f" ({', '.join(report.signed)})" if report.signed else ""
+    return f"{report.role} version {report.version}: {have}{by}; may still sign: {', '.join(report.waiting)}"
+
+
+def _print_policy_diff(old: Path, bundle: BuiltBundle) -> None:
+    new = bundle.files[bundle.manifest.policy.sha256]
+    if not old.is_file():
+        return
+    before, after = (path.read_text(encoding="utf-8", errors="replace").splitlines() for path in (old, new))
+    for line in difflib.unified_diff(before, after, "signed", str(new), lineterm="", n=1):
+        click.echo(f"    {line}")
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Say what to do about a missing extra, and print our errors and the system's without a traceback."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        raise click.ClickException(f"{error.name} is not installed: pip install 'causeway[fleet]'") from error
+    except (ConfigError, UpdateRefused) as error:
+        raise click.ClickException(error.message) from error
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False)

@@ -1,0 +1,50 @@
+"""What a new bundle changes on the boxes of a cohort, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from router.bundle.manifest import BundleManifest, BundleModel
+
+
+def manifest_changes(old: BundleManifest | None, new: BundleManifest) -> list[str]:
+    """Compare two bundles of a cohort, apart from the policy's text. Empty: they are the same.
+
+    Args:
+        old: The bundle that was signed last; None: the cohort is new.
+        new: The bundle that the folder gives.
+    """
+    if old is None:
+        counts = f"{len(new.cases)} case files, {len(new.models)} models, {len(new.settings)} settings"
+        return [f"new cohort: policy, {counts}"]
+    return [
+        *(["policy changed"] if old.policy != new.policy else []),
+        *([f"cases changed: {len(old.cases)} files, now {len(new.cases)}"] if old.cases != new.cases else []),
+        *_models(old, new),
+        *_settings(old, new),
+        *([f"min_daemon: {old.min_daemon} -> {new.min_daemon}"] if old.min_daemon != new.min_daemon else []),
+    ]
+
+
+def _models(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
+    before, after = ({model.name: model for model in one.models} for one in (old, new))
+    for name in sorted({*before, *after}):
+        if name not in after:
+            yield f"model {name}: removed"
+        elif name not in before:
+            yield f"model {name}: added, {_size(after[name])}"
+        elif before[name].blob != after[name].blob:
+            yield f"model {name}: other weights, {_size(before[name])} -> {_size(after[name])}"
+        elif before[name] != after[name]:
+            yield f"model {name}: other golden prompts"
+
+
+def _size(model: BundleModel) -> str:
+    return f"{model.blob.size_bytes / 1e6:.1f} MB"
+
+
+def _settings(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
+    for key in sorted({*old.settings, *new.settings}):
+        before, after = old.settings.get(key), new.settings.get(key)
+        if before != after:
+            yield f"settings.{key}: {'unset' if before is None else before} -> {'unset' if after is None else after}"

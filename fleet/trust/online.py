@@ -1,0 +1,135 @@
+"""The online roles, which a server holds: `rollout` moves boxes between signed bundles, snapshot and timestamp say
+what is newest. Their metadata is short-lived, so boxes notice within days when it is no longer renewed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from securesystemslib.signer import CryptoSigner
+from tuf.api.metadata import Metadata, MetaFile, Snapshot, T, TargetFile, Targets, Timestamp
+
+from router.bundle.refusals import BundleNotSigned
+from router.bundle.rollout import RolloutPlan, encode_plan
+from router.errors import ConfigError
+
+from .published import ROLLOUT, PublishedFolder
+from .trust_file import Trust
+
+
+class OnlineKeyMissing(ConfigError):
+    """No key of an online role was given."""
+
+    code = "online_key_missing"
+
+
+class SignaturesMissing(ConfigError):
+    """Root or artifacts lack signatures: boxes would refuse the update."""
+
+    code = "signatures_missing"
+
+
+def publish_online(
+    trust: Trust,
+    folder: PublishedFolder,
+    signers: Sequence[CryptoSigner],
+    now: datetime,
+    plans: Mapping[str, RolloutPlan] | None = None,
+) -> int:
+    """Make what is signed visible to the boxes: sign rollout, snapshot and timestamp anew.
+
+    Args:
+        trust: The roles of `trust.yaml`.
+        folder: A folder with root and artifacts.
+        signers: At least one key of each online role.
+        now: The time, with a time zone.
+        plans: The plan of each cohort that has one; None: the published plans stay.
+
+    Returns:
+        The version of the timestamp.
+
+    Raises:
+        OnlineKeyMissing: A role has no key among `signers`.
+        SignaturesMissing: Root or artifacts lack signatures.
+        BundleNotSigned: A plan names a bundle that artifacts did not sign.
+    """
+    root, artifacts = folder.root(), folder.targets("targets")
+    if root is None or artifacts is None:
+        raise SignaturesMissing("root and artifacts need their signatures first")
+    if not root.signed.get_verification_result("targets", artifacts.signed_bytes, artifacts.signatures).verified:
+        raise SignaturesMissing("root names other keys now: artifacts needs their signatures first")
+    signer = _signer(trust, ROLLOUT, signers)
+    for role in ("snapshot", "timestamp"):
+        _signer(trust, role, signers)  # all or nothing
+    _publish(folder, ROLLOUT, Metadata(_rollout(folder, artifacts.signed, plans, _expiry(trust, ROLLOUT, now))), signer)
+    return publish_freshness(trust, folder, signers, now)
+
+
+def publish_freshness(trust: Trust, folder: PublishedFolder, signers: Sequence[CryptoSigner], now: datetime) -> int:
+    """Sign snapshot and timestamp of the newest artifacts and rollout; return the version of the timestamp.
+
+    Raises:
+        OnlineKeyMissing: A role has no key among `signers`.
+    """
+    newest = folder.newest("snapshot")
+    version = 1 if newest is None else newest[0] + 1
+    meta = {f"{role}.json": _meta(folder, role) for role in ("targets", ROLLOUT)}
+    snapshot = Snapshot(version=version, expires=_expiry(trust, "snapshot", now), meta=meta)
+    _publish(folder, "snapshot", Metadata(snapshot), _signer(trust, "snapshot", signers))
+    timestamp = Timestamp(
+        version=folder.timestamp_version() + 1,
+        expires=_expiry(trust, "timestamp", now),
+        snapshot_meta=_meta(folder, "snapshot"),
+    )
+    _publish(folder, "timestamp", Metadata(timestamp), _signer(trust, "timestamp", signers))
+    return timestamp.version
+
+
+def _expiry(trust: Trust, role: str, now: datetime) -> datetime:
+    return (now.astimezone(UTC) + timedelta(seconds=trust.roles[role].expires_s)).replace(microsecond=0)
+
+
+def holds_online_role(trust: Trust, signers: Sequence[CryptoSigner]) -> bool:
+    """Whether the signers hold every online role."""
+    given = {signer.public_key.keyid for signer in signers}
+    return all(given & {key.keyid for key in trust.roles[role].keys} for role in (ROLLOUT, "snapshot", "timestamp"))
+
+
+def _rollout(
+    folder: PublishedFolder, artifacts: Targets, plans: Mapping[str, RolloutPlan] | None, expires: datetime
+) -> Targets:
+    current = folder.targets(ROLLOUT)
+    targets = {} if current is None else dict(current.signed.targets)
+    if plans is not None:
+        targets = {}
+        for cohort, plan in plans.items():
+            unsigned = sorted(one for one in plan.bundles if f"bundles/{one}.json" not in artifacts.targets)
+            if unsigned:
+                raise BundleNotSigned(
+                    f"the rollout of {cohort} names bundle {unsigned[0]}, which artifacts has not signed"
+                )
+            path, content = f"rollouts/{cohort}.json", encode_plan(plan)
+            targets[path] = TargetFile.from_data(path, content, ["sha256"])
+            folder.write_target(path, content)
+    return Targets(version=1 if current is None else current.signed.version + 1, expires=expires, targets=targets)
+
+
+def _signer(trust: Trust, role: str, signers: Sequence[CryptoSigner]) -> CryptoSigner:
+    holders = {key.keyid for key in trust.roles[role].keys}
+    for signer in signers:
+        if signer.public_key.keyid in holders:
+            return signer
+    names = ", ".join(sorted(trust.names[keyid] for keyid in holders))
+    raise OnlineKeyMissing(f"the role {role} needs one of these keys: {names}")
+
+
+def _publish(folder: PublishedFolder, role: str, metadata: Metadata[T], signer: CryptoSigner) -> None:
+    metadata.sign(signer)
+    folder.write_metadata(role, metadata)
+
+
+def _meta(folder: PublishedFolder, role: str) -> MetaFile:
+    """Name the newest file of a role by version, length and hash, so that it cannot be exchanged for another."""
+    newest = folder.newest(role)
+    assert newest is not None
+    return MetaFile.from_data(newest[0], newest[1], ["sha256"])

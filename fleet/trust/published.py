@@ -1,0 +1,142 @@
+"""The folder of static files that boxes fetch, and the metadata that still waits for signatures.
+
+    published/tuf/metadata/   N.root.json, N.targets.json (artifacts), N.rollout.json, N.snapshot.json, timestamp.json
+    published/tuf/targets/    bundles/HASH.ID.json, rollouts/HASH.COHORT.json
+    published/blobs/SHA256    policies, cases, models
+    pending/                  root.json, targets.json: signed by fewer keys than needed
+
+A file, once there, is never changed (timestamp.json and root.json excepted), so a CDN may keep it for ever. Every file
+is complete before a signed one names it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import Metadata, Root, T, TargetFile, Targets, Timestamp
+from tuf.api.serialization.json import JSONSerializer
+
+from router.bundle.manifest import BundleManifest, blob_of
+from router.errors import ConfigError
+
+PUBLISHED, PENDING = "published", "pending"
+ROLLOUT = "rollout"
+
+
+class RepositoryInvalid(ConfigError):
+    """A file of the published folder is malformed."""
+
+    code = "repository_invalid"
+
+
+class PublishedFolder:
+    """Reads and writes the static files of one fleet. One program writes at a time."""
+
+    def __init__(self, fleet: Path) -> None:
+        """`fleet`: the folder with `fleet.yaml`."""
+        self.path = fleet / PUBLISHED
+        self.pending = fleet / PENDING
+        self._metadata = self.path / "tuf" / "metadata"
+        self._targets = self.path / "tuf" / "targets"
+
+    def root(self, version: int | None = None) -> Metadata[Root] | None:
+        """Return the root of that version, by default the newest; None if there is none."""
+        return self._read(Metadata[Root], self._newest("root", version))
+
+    def targets(self, role: str) -> Metadata[Targets] | None:
+        """Return the newest metadata of `targets` or `rollout`; None if there is none."""
+        return self._read(Metadata[Targets], self._newest(role, None))
+
+    def newest(self, role: str) -> tuple[int, bytes] | None:
+        """Return version and bytes of the newest metadata of a role; None if there is none."""
+        path = self._newest(role, None)
+        return None if path is None else (_version(path), path.read_bytes())
+
+    def read_pending(self, role: str, kind: type[Metadata[T]]) -> Metadata[T] | None:
+        return self._read(kind, self.pending / f"{role}.json")
+
+    def write_pending(self, role: str, metadata: Metadata[T]) -> None:
+        write_atomically(self.pending / f"{role}.json", metadata.to_bytes(JSONSerializer()))
+
+    def drop_pending(self, role: str) -> None:
+        (self.pending / f"{role}.json").unlink(missing_ok=True)
+
+    def write_metadata(self, role: str, metadata: Metadata[T]) -> None:
+        """Publish metadata under its version; the timestamp, which boxes ask for first, has none."""
+        content = metadata.to_bytes(JSONSerializer())
+        if role != "timestamp":
+            write_atomically(self._metadata / f"{metadata.signed.version}.{role}.json", content)
+        if role in ("timestamp", "root"):
+            write_atomically(self._metadata / f"{role}.json", content)
+
+    def timestamp_version(self) -> int:
+        """Return the version of the timestamp, 0 if there is none."""
+        metadata = self._read(Metadata[Timestamp], self._metadata / "timestamp.json")
+        return 0 if metadata is None else metadata.signed.version
+
+    def write_target(self, path: str, content: bytes) -> None:
+        folder, _, name = path.rpartition("/")
+        write_atomically(self._targets / folder / f"{blob_of(content).sha256}.{name}", content)
+
+    def read_target(self, target: TargetFile) -> bytes:
+        """Read a target's file, wherever its hash still fits.
+
+        Raises:
+            RepositoryInvalid: Missing or altered.
+        """
+        folder, _, name = target.path.rpartition("/")
+        path = self._targets / folder / f"{target.hashes['sha256']}.{name}"
+        try:
+            content = path.read_bytes()
+            target.verify_length_and_hashes(content)
+        except (OSError, RepositoryError) as error:
+            raise RepositoryInvalid(f"missing or altered: {error}", where=str(path)) from error
+        return content
+
+    def write_blob(self, sha256: str, source: Path) -> None:
+        """Copy a file to its place by its hash, unless it is there."""
+        target = self.path / "blobs" / sha256
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_name(f"{sha256}.partial")
+            shutil.copyfile(source, partial)
+            partial.replace(target)
+
+    def missing_blobs(self, manifest: BundleManifest) -> list[str]:
+        """Return the hashes of the blobs that are not in the published folder."""
+        return [blob.sha256 for blob in manifest.blobs if not (self.path / "blobs" / blob.sha256).is_file()]
+
+    def _newest(self, role: str, version: int | None) -> Path | None:
+        if version is not None:
+            path = self._metadata / f"{version}.{role}.json"
+            return path if path.is_file() else None
+        return max(self._metadata.glob(f"*.{role}.json"), key=_version, default=None)
+
+    def _read(self, kind: type[Metadata[T]], path: Path | None) -> Metadata[T] | None:
+        if path is None or not path.is_file():
+            return None
+        try:
+            return kind.from_bytes(path.read_bytes())
+        except RepositoryError as error:
+            raise RepositoryInvalid(f"not signed metadata: {error}", where=str(path)) from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file by rename, so that readers see the old content or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    with os.fdopen(handle, "wb") as file:
+        os.fchmod(handle, 0o644)
+        file.write(content)
+        file.flush()
+        os.fsync(handle)
+    Path(partial).replace(path)
+
+
+def _version(path: Path) -> int:
+    text = path.name.partition(".")[0]
+    return int(text) if text.isdecimal() else 0

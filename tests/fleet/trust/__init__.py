@@ -1,0 +1,1 @@
+"""Keys, roles and signatures of a fleet, and the attacks that a box refuses."""
