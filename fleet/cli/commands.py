@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -14,9 +15,11 @@ from rich.text import Text
 from router.checks.draft import try_draft
 from router.checks.explanation import explain
 from router.checks.replay.replay import replay as run_replay
+from router.documents.reader import did_you_mean
 from router.errors import ConfigError, ModelNotFound
 from router.policy.compiled import Policy
 from router.policy.file import policy_schema
+from router.policy.signals import SIGNALS
 from router.types import NowSignals
 
 from ..repository.folder import check_fleet, is_fleet
@@ -67,12 +70,17 @@ def init(folder: Path) -> None:
     help="Output for people, or one JSON object.",
 )
 @click.option("--strict", is_flag=True, help="Warnings count as errors.")
-def lint(paths: tuple[Path, ...], output_format: Literal["human", "json"], strict: bool) -> None:
+@click.option(
+    "--signals",
+    metavar="FILE|LIST",
+    help="Signals of device, edge and cloud that the boxes can read, as a list with commas or a file: warn of others.",
+)
+def lint(paths: tuple[Path, ...], output_format: Literal["human", "json"], strict: bool, signals: str | None) -> None:
     """Check policy files, all policies in a folder, or a fleet: a folder with a fleet.yaml.
 
     Problems are printed with file, line, column and key. Exit code: 0 no errors, 1 errors found, 2 nothing to check.
     """
-    checked = _checked(paths)
+    checked = _checked(paths, None if signals is None else _readable(signals))
     report = lint_report(checked)
     if output_format == "json":
         click.echo(msgspec.json.encode(report))
@@ -207,16 +215,31 @@ class _Usage(click.ClickException):
     exit_code = USAGE
 
 
-def _checked(paths: tuple[Path, ...]) -> list[Checked]:
+def _readable(signals: str) -> frozenset[str]:
+    """Return the signals of a list, or of the file of that name. `#` starts a comment."""
+    try:
+        text = Path(signals).read_text(encoding="utf-8") if Path(signals).is_file() else signals
+    except (OSError, UnicodeDecodeError) as error:
+        raise _Usage(f"--signals {signals[:100]}: {error}") from error
+    names = re.sub(r"#.*", "", text).replace(",", " ").split()
+    unknown = [name for name in names if name not in SIGNALS]
+    if unknown or not names:
+        near = did_you_mean(unknown[0], SIGNALS) if unknown else ""
+        what = f"unknown signal `{unknown[0][:100]}`{near}" if unknown else "names no signal"
+        raise _Usage(f"--signals: {what}; give a file or a list such as device.cpu,edge.queue")
+    return frozenset(names)
+
+
+def _checked(paths: tuple[Path, ...], readable: frozenset[str] | None = None) -> list[Checked]:
     """Check each path: a fleet with its policies, a folder of policies, or one policy."""
     found: list[Checked] = []
     for path in paths:
         if is_fleet(path):
-            fleet = check_fleet(path)
+            fleet = check_fleet(path, readable)
             found += [fleet, *fleet.policies]
             continue
         try:
-            found += [check_file(file) for file in policy_files((path,))]
+            found += [check_file(file, readable) for file in policy_files((path,))]
         except OSError as error:
             raise _Usage(str(error)) from error
     if not found:

@@ -49,11 +49,12 @@ def is_fleet(path: Path) -> bool:
     return (path / FLEET_FILE).is_file() if path.is_dir() else path.name == FLEET_FILE
 
 
-def check_fleet(path: Path) -> CheckedFleet:
+def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFleet:
     """Check `fleet.yaml`, the files that it names, and every policy in the folder. Never raises.
 
     Args:
         path: The folder, or its `fleet.yaml`.
+        readable: Signals that its boxes can read; None: not known.
     """
     file = path / FLEET_FILE if path.is_dir() else path
     try:
@@ -63,7 +64,8 @@ def check_fleet(path: Path) -> CheckedFleet:
     fleet, locations, problems = read_fleet(text, str(file))
     named = [] if fleet is None else [file.parent / cohort.policy for cohort in fleet.cohorts.values()]
     files = {*(path for path in named if path.is_file()), *policies_beside(file.parent)}
-    policies = tuple(check_file(path) for path in sorted({path.resolve(): path for path in sorted(files)}.values()))
+    once = sorted({path.resolve(): path for path in sorted(files)}.values())
+    policies = tuple(check_file(path, readable) for path in once)
     if fleet is not None:
         problems += (*fleet_problems(fleet, locations), *_file_problems(file.parent, fleet, locations))
     return CheckedFleet(file, fleet, policies, problems)

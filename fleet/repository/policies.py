@@ -54,14 +54,19 @@ def case_files(folder: Path) -> list[Path]:
     return yaml_in(folder / CASES) if (folder / CASES).is_dir() else []
 
 
-def check_file(path: Path) -> CheckedPolicy:
-    """Check one policy file. Never raises: that a file is unreadable is a problem of that file."""
+def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPolicy:
+    """Check one policy file. Never raises: that a file is unreadable is a problem of that file.
+
+    Args:
+        path: The file.
+        readable: Signals that its boxes can read; None: not known.
+    """
     try:
         # Invalid UTF-8 becomes U+FFFD, which keys and names must not contain, so that the problem gets a location.
         text = path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
         return CheckedPolicy(path, None, (Problem(SourceLocation(str(path)), error.strerror or str(error)),))
-    policy, problems = check_policy(text, str(path))
+    policy, problems = check_policy(text, str(path), readable=readable)
     return CheckedPolicy(path, policy, problems)
 
 

@@ -239,7 +239,7 @@ def conditions(tokens: list[Token]) -> list[list[Token]]:
     pending = [tokens]
     while pending:
         part = _unwrap(pending.pop())
-        pieces = _split(part, {"?", ":"}) or _split(part, {"||"}) or _split(part, {"&&"})
+        pieces = split(part, {"?", ":"}) or split(part, {"||"}) or split(part, {"&&"})
         if pieces:
             pending.extend(reversed(pieces))
         else:
@@ -249,11 +249,11 @@ def conditions(tokens: list[Token]) -> list[list[Token]]:
 
 def needed_signals(tokens: list[Token], *, negated: bool = False) -> frozenset[str]:
     """Return the signals without which the condition cannot be true (`negated`: cannot be false)."""
-    if pieces := _split(tokens, {"?", ":"}):
+    if pieces := split(tokens, {"?", ":"}):
         first, *rest = [needed_signals(piece, negated=negated) for piece in pieces]
         return first | frozenset.intersection(*rest)
     for sign, one_side_is_enough in (("||", not negated), ("&&", negated)):
-        if pieces := _split(tokens, {sign}):
+        if pieces := split(tokens, {sign}):
             sides = [needed_signals(piece, negated=negated) for piece in pieces]
             return frozenset.intersection(*sides) if one_side_is_enough else frozenset.union(*sides)
     if tokens and tokens[0].text == "!":
@@ -261,6 +261,13 @@ def needed_signals(tokens: list[Token], *, negated: bool = False) -> frozenset[s
     if tokens and tokens[0].text == "(" and _closing(tokens) == len(tokens) - 1:
         return needed_signals(tokens[1:-1], negated=negated)
     return frozenset(token.signal.name for token in tokens if token.signal is not None and not token.presence)
+
+
+def unbracketed(tokens: list[Token]) -> list[Token]:
+    """Remove the brackets around the whole."""
+    while tokens and tokens[0].text == "(" and _closing(tokens) == len(tokens) - 1:
+        tokens = tokens[1:-1]
+    return tokens
 
 
 def _unwrap(tokens: list[Token]) -> list[Token]:
@@ -283,7 +290,7 @@ def _closing(tokens: list[Token]) -> int:
     return len(tokens)
 
 
-def _split(tokens: list[Token], signs: set[str]) -> list[list[Token]]:
+def split(tokens: list[Token], signs: set[str]) -> list[list[Token]]:
     """Split at these signs outside brackets; [] if there is none."""
     pieces: list[list[Token]] = [[]]
     depth = 0

@@ -148,15 +148,24 @@ def with_model_temperatures(policy: Policy, model_temperature: ModelTemperature)
 
 
 def check_policy(
-    text: str, file: str = NAME, model_temperature: ModelTemperature = lambda _: None
+    text: str,
+    file: str = NAME,
+    model_temperature: ModelTemperature = lambda _: None,
+    readable: frozenset[str] | None = None,
 ) -> tuple[Policy | None, tuple[Problem, ...]]:
-    """Return the policy (None if a problem is an error) and all problems in the order of the file. Raises nothing."""
+    """Return the policy (None if a problem is an error) and all problems in the order of the file. Raises nothing.
+
+    Args:
+        file: its name in messages.
+        model_temperature: of an edge target that declares no `temperature`.
+        readable: signals that the policy's boxes can read; None: not known.
+    """
     doc, locations, problems = read_struct(text, file, PolicyDoc)
     if doc is None:
         return None, problems
     found = list(problems)
     conditions = _compile(doc, locations, found)
-    found += check_meaning(doc, locations, conditions)
+    found += check_meaning(doc, locations, conditions, readable)
     found.sort(key=lambda problem: (problem.location.line, problem.location.column))
     broken = any(problem.severity == "error" for problem in found)
     return None if broken else _build(doc, conditions, model_temperature), tuple(found)

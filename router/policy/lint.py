@@ -12,6 +12,7 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, did_you_mean
 from ..documents.strict_yaml import Problem
 from ..types import AUTO
+from .contradictions import contradiction
 from .expression import is_constant
 from .file import PolicyDoc, RouteDoc, TargetDoc, rules, seconds
 from .signals import SIGNALS, Expression
@@ -20,8 +21,10 @@ Conditions = Mapping[str, Expression]
 """The compiled conditions by path (``routes[0].when``)."""
 
 
-def check_meaning(doc: PolicyDoc, locations: KeyLocations, conditions: Conditions) -> list[Problem]:
-    """Return all errors and warnings of a policy."""
+def check_meaning(
+    doc: PolicyDoc, locations: KeyLocations, conditions: Conditions, readable: frozenset[str] | None = None
+) -> list[Problem]:
+    """Return all errors and warnings of a policy. `readable`: signals that its boxes can read; None: not known."""
     checks = _Checks(doc, locations, conditions)
     return [
         *checks.targets(),
@@ -32,7 +35,9 @@ def check_meaning(doc: PolicyDoc, locations: KeyLocations, conditions: Condition
         *checks.constraints(),
         *checks.lifetimes(),
         *checks.money(),
-        *checks.absent_signals(),
+        *checks.absent_signals(readable),
+        *checks.contradictions(),
+        *checks.unreadable(readable),
     ]
 
 
@@ -139,10 +144,30 @@ class _Checks:
             if not priced and any(signal.startswith("spend.") for signal in expression.signals):
                 yield self.warning(path, "spend.* stays 0: no target has `usd_per_1k_tokens`")
 
-    def absent_signals(self) -> Iterator[Problem]:
+    def contradictions(self) -> Iterator[Problem]:
+        """Find rules whose comparisons exclude each other, or lie outside of a signal's range."""
+        for path, expression in self.conditions.items():
+            if expression.signals and (reason := contradiction(expression.source)):
+                effect = "the constraint never binds" if path.startswith("constraints") else "the rule never holds"
+                yield self.warning(path, f"{effect}: {reason}")
+
+    def unreadable(self, readable: frozenset[str] | None) -> Iterator[Problem]:
+        """Find signals of the box that no box can read, of a known set of boxes."""
+        for path, expression in self.conditions.items() if readable is not None else ():
+            for name in sorted(expression.signals - (readable or frozenset())):
+                if name.partition(".")[0] not in ("device", "edge", "cloud"):
+                    continue  # those of the request, the time and the spending are readable anywhere
+                effect = ""
+                if name in expression.needed:
+                    effect = ": it always binds" if path.startswith("constraints") else ": the rule never holds"
+                yield self.warning(path, f"no box can read {name}{effect}")
+
+    def absent_signals(self, readable: frozenset[str] | None) -> Iterator[Problem]:
         """Find rules that do not hold where a signal is absent. A constraint applies then; `has()` shows intent."""
         for path, expression in self.conditions.items():
             for name in sorted(expression.needed - expression.presences):
+                if readable is not None and name.startswith(("device.", "edge.", "cloud.")):
+                    continue  # known to be readable, or reported as unreadable
                 if not path.startswith("constraints") and (lack := self._lack(name)):
                     yield self.warning(
                         path,

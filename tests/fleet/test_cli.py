@@ -217,3 +217,23 @@ def test_route_of_an_invalid_draft_names_the_mistake(folder: Path) -> None:
 @pytest.mark.parametrize(("setting", "code"), [("device.temp=1", 2), ("request.model=none", 1)])
 def test_route_with_a_wrong_setting_is_an_error(folder: Path, setting: str, code: int) -> None:
     assert run("route", folder / "default.yaml", "x", "--set", setting).exit_code == code
+
+
+# --- lint --signals --------------------------------------------------------------------------------------------------
+
+
+def test_lint_warns_of_signals_that_no_box_of_the_list_can_read(folder: Path) -> None:
+    """A list, or a file with comments."""
+    (folder.parent / "readable.txt").write_text("# of the kiosks\nedge.queue, cloud.reachable\n")
+    for signals in ("edge.queue,cloud.reachable", str(folder.parent / "readable.txt")):
+        result = run("lint", "--signals", signals, folder / "default.yaml")
+        assert result.exit_code == 0
+        assert "no box can read device.temperature_c" in result.output
+        assert "no box can read edge.queue" not in result.output
+
+
+@pytest.mark.parametrize("signals", ["device.temprature_c", "missing.txt", ","])
+def test_a_signal_list_with_a_mistake_is_a_usage_error(folder: Path, signals: str) -> None:
+    result = run("lint", "--signals", signals, folder / "default.yaml")
+    assert result.exit_code == 2
+    assert "--signals: " in result.output
