@@ -106,6 +106,7 @@ def issue(
     try:
         claims = msgspec.convert(document, Claims)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
+        allowed = "names have 1 to 64 letters, digits, `.`, `_` and `-`, and begin with a letter or digit"
+        raise ConfigError(f"a gateway would refuse this token: {error}; {allowed}") from error
     kid = public_jwk(key.public_key()).kid
     return jwt.encode(document, key, algorithm=ALGORITHM, headers={"kid": kid}), claims

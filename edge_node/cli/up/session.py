@@ -93,7 +93,7 @@ class _UpSession:
         except ChildProcessEnded as error:
             self._console.print(Text(str(error), style="red"))
             if self._options.cloud:
-                self._print("Run `make setup` to install what is missing, or start the edge alone with --no-cloud.")
+                self._print("If a part is not installed, run `make setup`; --no-cloud starts the edge alone.")
             return _FAILED
         finally:
             stopping.cancel()

@@ -48,7 +48,9 @@ def test_scopes_and_lifetime_are_set_and_checked(folder: Path) -> None:
     )
     assert claims.scope == "chat"
     assert claims.exp - claims.iat == 86400
-    assert run("issue", "--private", folder / "a.pem", "--tenant", "a b", "--device", "x").exit_code == 2
+    spaced = run("issue", "--private", folder / "a.pem", "--tenant", "a b", "--device", "x")
+    assert spaced.exit_code == 2
+    assert "1 to 64 letters, digits" in spaced.output
     assert run("issue", "--private", folder / "a.pem", "--tenant", "a", "--device", "x", "--days", "0").exit_code == 2
     assert run("issue", "--private", folder / "none.pem", "--tenant", "a", "--device", "x").exit_code == 2
 
