@@ -78,6 +78,7 @@ class UpdateVerifier:
 
         Raises:
             UpdateRefused: One of its kinds; the message names the role.
+            OSError: The folder cannot be read or written.
         """
         with self._translated():
             self._updater.refresh()
@@ -212,12 +213,12 @@ class _BoundedFetcher(FetcherInterface):
 
 
 def _read_floor(path: Path) -> dict[str, int]:
+    """Return the floor. A damaged one is none: a box with a failing disk must not be cut off from updates for ever,
+    and nobody can damage it from afar."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
-    except FileNotFoundError:
+    except (FileNotFoundError, msgspec.DecodeError):
         return {}
-    except msgspec.DecodeError as error:
-        raise MetadataInvalid(f"{path}: the version floor is malformed: {error}") from error
 
 
 def _write_synced(path: Path, content: bytes) -> None:

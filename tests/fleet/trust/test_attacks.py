@@ -88,6 +88,20 @@ def test_rollback_after_the_box_lost_metadata(fleet: SignedFleet, box: Box, tmp_
     assert refused(box({TIMESTAMP: old}).refresh) == "metadata_rollback"
 
 
+@pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"[]", b'{"root": "x"}'])
+@pytest.mark.parametrize("name", ["floor.json", "timestamp.json", "snapshot.json", "targets.json", "root.json"])
+def test_damaged_state_heals(fleet: SignedFleet, box: Box, tmp_path: Path, name: str, content: bytes) -> None:
+    """No damage of one file on the box's disk keeps it from the next update."""
+    bundle = fleet.release()
+    box().refresh()
+    path = tmp_path / "box" / name
+    path.unlink()
+    path.write_bytes(content)
+    update = box()
+    update.refresh()
+    assert update.plan("kiosk") == plan_of(bundle)
+
+
 def test_freeze(fleet: SignedFleet, box: Box) -> None:
     """The source never brings anything newer, until the timestamp has expired."""
     fleet.release(now=NOW - days(3))
