@@ -75,7 +75,7 @@ class App:
         except BaseException:
             self._state_folder.release()
             raise
-        parts.signals.sample_device()
+        parts.signals.sample()
         parts.cache.start()
         parts.decisions.start()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -180,7 +180,7 @@ class App:
                 parts.engines.start(tasks)
             if parts.cloud is not None:
                 tasks.start_soon(_every, 0.0, parts.cloud.watch)
-            tasks.start_soon(_every, _SAMPLE_S, _sync(parts.signals.sample_device))
+            tasks.start_soon(_every, _SAMPLE_S, _sync(parts.signals.sample))
             tasks.start_soon(_every, _POLL_S, parts.policies.poll)
             tasks.start_soon(_every, 0.0, self._reload)
             if self._notifier.watchdog_s is not None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from router.decision.decide import RequestMemo
-from router.decision.features import features_of
+from router.decision.decide import RequestMemo, features_of
 from router.errors import CausewayError, ClientGone, Draining
 from router.openai import CachedAnswer
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage

@@ -284,7 +284,7 @@ class Service:
         elif not _COSTLY.isdisjoint(needs.signals):
             await self._estimate(generation, needs.signals)
         decision = generation.decision = decide(policy, request, generation.snapshot, generation.estimates)
-        choices = request.sequences
+        choices = request.n * max(1, len(request.prompts))
         generation.sequence = AttemptSequence(
             decision, stream=request.stream, choices=choices, arrived=generation.arrived
         )

@@ -1,7 +1,8 @@
 """Build the snapshot for a decision: device readings, signals of the edge and the cloud, spending, and the time.
 
 The device is sampled about once a second; the other signals are read at each decision, because a burst of requests
-changes them. All of them are read, whatever the policy names: decision records keep them for replays.
+changes them. Costs count at once, and leave the sums of an hour, a day and a month within a second. All signals are
+read, whatever the policy names: decision records keep them for replays.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from router.decision.availability import TargetAvailability
 from router.policy.compiled import Policy
+from router.policy.signals import TargetAvailability
 from router.types import BoxSetup, CloudSignals, DeviceSignals, EdgeSignals, NowSignals, Snapshot, SpendSignals
 
 from ..clock import Clock
@@ -28,7 +29,9 @@ class CloudSource(Protocol):
 
 
 class SpendSource(Protocol):
-    def signals(self, second: int) -> SpendSignals: ...
+    current: SpendSignals
+
+    def refresh(self) -> None: ...
 
 
 class SignalCollector:
@@ -68,9 +71,10 @@ class SignalCollector:
         """The last device readings."""
         return self._device
 
-    def sample_device(self) -> None:
-        """Read the device signals; takes about a millisecond."""
+    def sample(self) -> None:
+        """Read the device signals and what was spent until now; takes about a millisecond."""
         self._device = self._read_device(self._clock.monotonic())
+        self._spend.refresh()
 
     def recent_snapshot(self, policy: Policy) -> Snapshot:
         """Return a snapshot that is up to 50 ms old: recent enough for a cache lookup, not for a decision."""
@@ -90,7 +94,7 @@ class SignalCollector:
             device=self._device,
             edge=edge,
             cloud=cloud,
-            spend=self._spend.signals(second),
+            spend=self._spend.current,
             now=self._now_signals(second),
             down=self._availability.down(edge, cloud),
             absent=self._availability.absent,

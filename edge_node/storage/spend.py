@@ -39,7 +39,9 @@ class SpendStore:
     def __init__(self, directory: Path | None, clock: Clock) -> None:
         self._clock = clock
         self._tracker = SpendTracker()
-        self._cache: tuple[int, SpendSignals] = (0, SpendSignals())  # (computed in this Unix second, signals)
+        self.current = SpendSignals()
+        """The sums as of the last cost or `refresh`: decisions read them at each request."""
+        self.refresh()
         self._database: BackgroundSqlite | None = None
         if directory is not None:
             # No lingering: a kill must not forget what was spent.
@@ -57,23 +59,18 @@ class SpendStore:
             log.warning("the spending of earlier runs cannot be read, it starts at 0: %s", type(error).__name__)
             return
         self._tracker = SpendTracker(restored=state)
+        self.refresh()
 
     def add(self, usd: float) -> None:
         """Add the cost of an answer, US dollars."""
-        now = self._clock.unix()
-        self._tracker.add(usd, now)
-        if self._cache[0] != int(now):
-            self._cache = (0, SpendSignals())
-        else:
-            self._cache = (int(now), _plus(self._cache[1], usd))
+        self._tracker.add(usd, self._clock.unix())
+        self.current = _plus(self.current, usd)
         if self._database is not None:
             self._database.write(Write(_PUT, functools.partial(_row, self._tracker.state()), _STATE_BYTES))
 
-    def signals(self, second: int) -> SpendSignals:
-        """Return the sums at a Unix second."""
-        if self._cache[0] != second:
-            self._cache = (second, self._tracker.signals(float(second)))
-        return self._cache[1]
+    def refresh(self) -> None:
+        """Let costs leave the sums of the hour, the day and the month as time passes. Call it about once a second."""
+        self.current = self._tracker.signals(self._clock.unix())
 
     def stats(self) -> SqliteStats | None:
         return None if self._database is None else self._database.stats()
@@ -84,7 +81,7 @@ class SpendStore:
 
 
 def _plus(signals: SpendSignals, usd: float) -> SpendSignals:
-    """Add an amount to sums of the same second: each request reads them, and adding them up anew takes longer."""
+    """Add an amount to the sums: adding them up anew takes longer."""
     return SpendSignals(*((known or 0.0) + usd for known in (signals.usd_hour, signals.usd_today, signals.usd_month)))
 
 

@@ -373,3 +373,42 @@ class CachePlanner:
             self._policy_scope = (policy, blake2b(targets, digest_size=16).digest())
         private = b"private:" + request.hints.client.encode("utf-8", "replace") if plan.private else b""
         return fingerprint(request, self._policy_scope[1] + private)
+
+
+# --- for decision records ---------------------------------------------------------------------------------------------
+
+_NAME_CHARACTERS: Final = 128  # no target and no model of a policy has a longer name
+
+
+def features_of(request: Request) -> RequestFeatures:
+    """Return what routing reads of a request, without its content; `features.request_of` is the way back."""
+    hints = request.hints
+    return RequestFeatures(
+        kind=request.kind,
+        model=_name(request.model),
+        client=_text(hints.client),
+        tags=tuple([_text(tag) for tag in hints.tags]),
+        prefer=hints.prefer,
+        deadline_ms=hints.deadline_ms,
+        stream=request.stream,
+        n=request.n,
+        prompts=len(request.prompts),
+        max_tokens=request.max_tokens,
+        temperature=request.sampling.temperature,
+        modalities=tuple(modalities(request)),
+        offers_tools=bool(request.tools),
+        tools=wants_tools(request),
+        json=wants_json(request),
+        logprobs=request.logprobs is not None,
+        continues=None if not request.resume else _name(split_token(request.resume)[0]),
+    )
+
+
+def _name(value: str) -> str:
+    """Cut a name that no policy can contain; one character more than the longest keeps it unknown."""
+    return _text(value[: _NAME_CHARACTERS + 1])
+
+
+def _text(value: str) -> str:
+    # Header bytes can decode to lone surrogates, which no encoder accepts; signals replace them in the same way.
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""What routing reads of a request, without its content: for decision records, and for replaying them.
+"""A request rebuilt from its recorded features (`decide.features_of`), to decide it anew.
 
 `decide`, `plan_cache` and every `request.*` signal give the same result for a request and for the one that `request_of`
 rebuilds from its features. A test compares them for any request.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..policy.signals import modalities, wants_json, wants_tools
 from ..types import (
     AudioPart,
     FilePart,
@@ -25,9 +24,8 @@ from ..types import (
     Tool,
     ToolChoice,
 )
-from .continue_token import join_token, split_token
+from .continue_token import join_token
 
-_NAME_CHARACTERS: Final = 128  # no target and no model of a policy has a longer name
 _PARTS: Final[dict[Modality, Part]] = {
     "text": TextPart(""),
     "image": ImagePart(""),
@@ -35,29 +33,6 @@ _PARTS: Final[dict[Modality, Part]] = {
     "file": FilePart(""),
 }
 _NO_PROMPT: Final = ("",)
-
-
-def features_of(request: Request) -> RequestFeatures:
-    hints = request.hints
-    return RequestFeatures(
-        kind=request.kind,
-        model=_name(request.model),
-        client=_text(hints.client),
-        tags=tuple([_text(tag) for tag in hints.tags]),
-        prefer=hints.prefer,
-        deadline_ms=hints.deadline_ms,
-        stream=request.stream,
-        n=request.n,
-        prompts=len(request.prompts),
-        max_tokens=request.max_tokens,
-        temperature=request.sampling.temperature,
-        modalities=tuple(modalities(request)),
-        offers_tools=bool(request.tools),
-        tools=wants_tools(request),
-        json=wants_json(request),
-        logprobs=request.logprobs is not None,
-        continues=None if not request.resume else _name(split_token(request.resume)[0]),
-    )
 
 
 def request_of(features: RequestFeatures) -> Request:
@@ -81,13 +56,3 @@ def request_of(features: RequestFeatures) -> Request:
         ),
         resume="" if features.continues is None else join_token(features.continues, "token"),
     )
-
-
-def _name(value: str) -> str:
-    """Cut a name that no policy can contain; one character more than the longest keeps it unknown."""
-    return _text(value[: _NAME_CHARACTERS + 1])
-
-
-def _text(value: str) -> str:
-    # Header bytes can decode to lone surrogates, which no encoder accepts; signals replace them in the same way.
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()

@@ -37,7 +37,7 @@ class AnswerEncoder:
         self._format = format_of(request.kind, request.logprobs)
         self._identity = identity(answer_id, created)
         self._model = model_json(model, system_fingerprint)
-        self._choices = request.sequences
+        self._choices = request.n * max(1, len(request.prompts))
         # With include_usage each event carries `usage`: null, until the last one brings the numbers.
         self._tail = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
         self._include_usage = request.include_usage

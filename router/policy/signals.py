@@ -3,7 +3,8 @@
 The table is also the source for the checks of expressions and for the documentation. A signal is `group.name`. A reader
 returns None if this box, or this request, has no such value: the signal is then absent.
 
-Conditions are compiled by `expression.py`. Only the signals that a policy names are read.
+Conditions are compiled by `expression.py`. Only the signals that a policy names are read. `TargetAvailability` tells
+from the signals which targets cannot answer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,20 @@ from typing import Literal
 import cel
 import msgspec
 
-from ..types import MODALITIES, Estimates, FilePart, ImagePart, Modality, Request, Snapshot, TextPart
+from ..types import (
+    MODALITIES,
+    BoxSetup,
+    CloudSignals,
+    EdgeSignals,
+    Estimates,
+    FilePart,
+    ImagePart,
+    Modality,
+    Request,
+    Snapshot,
+    Target,
+    TextPart,
+)
 
 SignalType = Literal["int", "double", "bool", "string", "list"]  # list: of strings
 Value = int | float | bool | str | list[str]
@@ -262,3 +276,29 @@ class RequiredSignals:
         for name, variable in self._presences:
             values[variable] = name not in absent
         return SignalValues(values, tuple(absent))
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+class TargetAvailability:
+    """Which targets of one policy cannot answer now (`down`), or never can on this box (`absent`)."""
+
+    def __init__(self, targets: Iterable[Target], setup: BoxSetup) -> None:
+        targets = tuple(targets)
+        self._edge = frozenset(target.name for target in targets if target.at == "edge")
+        self._cloud = frozenset(target.name for target in targets if target.at == "cloud")
+        self._cloud_models = tuple((target.model, target.name) for target in targets if target.at == "cloud")
+        self._has_engine = setup.engine
+        self.absent = (_NONE if setup.engine else self._edge) | (_NONE if setup.cloud else self._cloud)
+
+    def down(self, edge: EdgeSignals, cloud: CloudSignals) -> frozenset[str]:
+        """Return the targets that are known to be down. A cloud that was never probed counts as up."""
+        down = _NONE
+        if self._has_engine and not edge.loaded:
+            down |= self._edge
+        if cloud.reachable is False or cloud.breaker == "open":
+            down |= self._cloud
+        if cloud.unavailable_models:
+            down |= {name for model, name in self._cloud_models if model in cloud.unavailable_models}
+        return down

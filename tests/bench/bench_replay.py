@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.decision.decide import decide
-from router.decision.features import features_of
+from router.decision.decide import decide, features_of
 from router.policy.compiled import parse_policy
 from router.policy.signals import COSTLY
 from router.types import AttemptRecord, BoxSetup, DecisionRecord, Estimates, Outcome, Usage

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, read_stored
-from router.decision.features import features_of
+from router.decision.decide import features_of
 from router.types import DecisionRecord, Estimates, Message, Outcome, Request, Route, Snapshot
 
 from .scripted import until

@@ -67,7 +67,7 @@ async def test_costs_that_arrive_during_a_write_are_kept(tmp_path: Path) -> None
     store.close()
     again = SpendStore(tmp_path, CLOCK)
     await again.start()
-    assert again.signals(int(NOW)).usd_today == 100.0
+    assert again.current.usd_today == 100.0
     again.close()
 
 
@@ -87,7 +87,7 @@ async def test_a_lost_write_is_counted_and_made_good_by_the_next(tmp_path: Path)
     store.close()
     again = SpendStore(tmp_path, clock)
     await again.start()
-    assert again.signals(int(NOW)).usd_today == 3.0
+    assert again.current.usd_today == 3.0
     again.close()
 
 

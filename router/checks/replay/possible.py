@@ -18,7 +18,6 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from ...decision.availability import TargetAvailability
 from ...decision.decide import decide, plan_cache
 from ...errors import InvalidRequest, ModelNotFound
 from ...policy.compiled import CacheRule, Policy, Route, Rule, with_model_temperatures
@@ -29,6 +28,7 @@ from ...policy.signals import (
     Reader,
     RequiredSignals,
     SignalValues,
+    TargetAvailability,
     Value,
     temperature_of,
 )

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision.decide import decide, plan_cache
-from router.decision.features import features_of, request_of
+from router.decision.decide import decide, features_of, plan_cache
+from router.decision.features import request_of
 from router.errors import CausewayError
 from router.policy.compiled import parse_policy
 from router.policy.signals import COSTLY, SIGNALS

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from router.decision.availability import TargetAvailability
-from router.decision.decide import decide
-from router.decision.features import features_of
+from router.decision.decide import decide, features_of
 from router.policy.compiled import Policy
-from router.policy.signals import COSTLY
+from router.policy.signals import COSTLY, TargetAvailability
 from router.types import (
     AUTO,
     AttemptRecord,
