@@ -44,7 +44,7 @@ OLD = """
 server: {{port: 0, readiness_cache_s: 0}}
 tiers: [{{name: large, model: assistant-large, artifact: assistant-large, triton: "{large}"}}]
 redis: {redis}
-cache: {{enabled: true, ttl_s: 0.5}}
+cache: {{enabled: true, ttl_s: 0.5, redis_timeout_s: 0.7}}
 """
 CHAT = {"messages": [{"role": "user", "content": "wake me up at seven"}], "temperature": 0, "max_tokens": 60}
 LONG = {**CHAT, "max_tokens": 1900, "ignore_eos": True, "stream": True}
