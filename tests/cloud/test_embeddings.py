@@ -35,6 +35,8 @@ from router.types import Embeddings, Request
 from .conftest import TOKEN, Command, Pool, until
 from .test_triton_client import PATIENCE_S, Reply, Script, bed
 
+pytestmark = pytest.mark.slow
+
 TEXTS = Request(kind="embedding", model="stock", prompts=("one", "two", (3, 4)))
 VECTORS = {'"one"': "[0, 0.5]", '"two"': "[1, 0.5]", "[3,4]": "[2, 0.5]"}
 

@@ -15,6 +15,8 @@ from fleet.rollout.randomisation import binomial_tail, randomisation_p, sampling
 from fleet.rollout.settings import LATENCY, MetricLimit, RolloutSettings, RolloutStage
 from fleet.rollout.verdict import Observations, Outcome, judge
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = RolloutSettings((RolloutStage(1_000),))
 LEVEL = SETTINGS.level(1)
 

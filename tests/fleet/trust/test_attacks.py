@@ -17,6 +17,8 @@ from router.bundle.rollout import encode_plan
 from ..repository.fleets import edit
 from .signed_fleet import NOW, SignedFleet, days, plan_of, served, verifier
 
+pytestmark = pytest.mark.slow
+
 TIMESTAMP = "tuf/metadata/timestamp.json"
 
 
