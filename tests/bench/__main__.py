@@ -57,7 +57,8 @@ def markdown(names: list[str], rows: list[Row], took_s: float) -> str:
     lines = [
         "# Measured figures",
         "",
-        f"Command: `{command}` (`make bench`), {took_s:.0f} s, {datetime.now(UTC):%Y-%m-%d}.",
+        f"Command: `{command}`,",
+        f"{took_s:.0f} s, {datetime.now(UTC):%Y-%m-%d}.",
         f"Machine: {machine()}; load before the run {psutil.getloadavg()[0]:.1f}.",
         "",
         "Each figure is a ratio or difference within one run, of medians over interleaved rounds; the absolute figures",
