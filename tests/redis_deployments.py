@@ -85,7 +85,7 @@ class SentinelDeployment:
         return old
 
     def wait_for_promotion(self, old: RedisServer) -> None:
-        wait_until(lambda: self.master is not old and _role(self.master) == "master", "no replica was promoted")
+        wait_until(lambda: self.master is not old and self._failover_is_over(), "no replica was promoted")
 
     def fail_over_to(self, laggard: RedisServer) -> list[RedisServer]:
         """Kill every server but a replica that was killed before, and wait until that one, restarted, is promoted.
@@ -98,7 +98,7 @@ class SentinelDeployment:
         for server in killed:
             server.kill()
         laggard.start("--replicaof", f"127.0.0.1 {master.port}")
-        wait_until(lambda: self.master is laggard and _role(laggard) == "master", "the laggard was not promoted")
+        wait_until(lambda: self.master is laggard and self._failover_is_over(), "the laggard was not promoted")
         return killed
 
     def rejoin(self, server: RedisServer) -> None:
@@ -146,6 +146,19 @@ class SentinelDeployment:
     def _replicas_are_online(self, replicas: int) -> bool:
         with self.servers[0].client() as client:
             return str(client.info("replication")).count("'state': 'online'") == replicas
+
+    def _failover_is_over(self) -> bool:
+        """Whether every Sentinel names the promoted replica, and none still works at it.
+
+        A Sentinel whose promoted replica dies before the failover is over waits for it without end (Redis 7).
+        """
+        master = self.master
+        for port in self._sentinel_ports:
+            with self._sentinel(port) as sentinel:
+                state = sentinel.sentinel_master(MASTER)
+                if (state["port"], state["flags"]) != (master.port, "master"):
+                    return False
+        return _role(master) == "master"
 
     def _sentinels_agree(self, replicas: int) -> bool:
         for port in self._sentinel_ports:

@@ -1,0 +1,200 @@
+"""What a box and its control plane send each other over HTTP, all JSON. Times are unix seconds.
+
+    POST /v1/enroll            EnrolmentRequest → Enrolment           a join token, once
+    POST /v1/token             TokenRequest → IssuedToken             every few minutes
+    GET  /v1/wake?wait=SECONDS If-None-Match → 200 + ETag, or 304      an unsigned hint that something is new
+    POST /v1/status            StatusReport → StatusReply             after each change of state, and with each wake
+    POST /v1/telemetry         Telemetry → 204                        what the box did under a bundle
+    GET  /tuf/… /blobs/…       static files, see `router.bundle.manifest`
+
+The bodies of `POST /v1/token`, `/v1/status` and `/v1/telemetry` are signed: the header `SIGNATURE_HEADER` holds the
+device key's Ed25519 signature (base64url) over the path, a newline and the body's exact bytes. Nothing that a box does
+with its bundle rests on these messages: it obeys only signed metadata.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from .manifest import Name, Sha256
+from .rollout import Device
+
+SIGNATURE_HEADER = "x-causeway-signature"
+MAX_MESSAGE_BYTES = 64 * 1024
+LATENCY_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Upper bounds of the latency buckets; one more bucket holds what is slower."""
+
+Text = Annotated[str, Meta(max_length=1000)]
+Key = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{43}$")]  # a raw Ed25519 public key, base64url
+Labels = Annotated[dict[Annotated[str, Meta(max_length=63)], Annotated[str, Meta(max_length=63)]], Meta(max_length=32)]
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+class BoxState(StrEnum):
+    """The agent's states, in the order of an update that succeeds; then those of one that does not."""
+
+    IDLE = "idle"
+    CHECK = "check"
+    FETCH = "fetch"
+    VERIFY = "verify"
+    DRY_RUN = "dry_run"
+    STAGE = "stage"
+    ACTIVATE = "activate"
+    TRIAL = "trial"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    QUARANTINE = "quarantine"
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Unknown fields are ignored, so that an older side reads a newer one."""
+
+
+class EnrolmentRequest(_Message, frozen=True):
+    """A box asks for an identity.
+
+    Attributes:
+        token: The one-time join token.
+        public_key: Of the key that the box made for itself.
+        proof: The key's signature (base64url) over `enrolment_proof`.
+        name: The device id that the box wants; "": the control plane chooses.
+        labels: What the box says of itself, such as its role and region; a label of the join token wins.
+        site: Where it stands; "": a site of its own.
+    """
+
+    token: Annotated[str, Meta(max_length=256)]
+    public_key: Key
+    proof: Annotated[str, Meta(max_length=128)]
+    name: Annotated[str, Meta(pattern="^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$")] = ""
+    labels: Labels = {}
+    site: Annotated[str, Meta(max_length=128)] = ""
+    daemon: Annotated[str, Meta(max_length=64)] = ""
+
+
+class Enrolment(_Message, frozen=True):
+    """The identity of a box.
+
+    Attributes:
+        root: The fleet's root metadata (JSON text), from which the box trusts updates.
+        cohort: The cohort whose plan the box follows.
+    """
+
+    device: Device
+    tenant: Name
+    cohort: Name
+    fleet: Name
+    root: str
+
+
+class TokenRequest(_Message, frozen=True):
+    """Signed by the device key. `sent` and `nonce` make each request another one."""
+
+    device: Device
+    boot: Annotated[str, Meta(max_length=64)]
+    nonce: Annotated[str, Meta(max_length=64)]
+    sent: float
+
+
+class IssuedToken(_Message, frozen=True):
+    """A JWT for the control plane and the cloud gateways. `now` is the control plane's clock."""
+
+    token: str
+    expires_in_s: float
+    now: float
+    cohort: Name
+
+
+class StatusReport(_Message, frozen=True):
+    """What the box runs and does. Signed by the device key.
+
+    Attributes:
+        boot: Of this run of the box; two boxes with one identity have two.
+        seq: Grows with each report of a boot; an older one is a replay.
+        state: Of the agent.
+        running: The bundle that serves requests now; None: the factory's files.
+        wanted: The bundle that the plan assigns, if another one.
+        rollout: The rollout whose plan the box follows.
+        code: The code of the refusal or the trial's reason, "" if there is none.
+        reason: The same for people.
+        quarantined: Bundles that the box rolled back and does not try again.
+        unproven: The running bundle was committed without enough requests to prove it.
+        local_minute: Minute of the box's day; `local_weekday`: ISO, Monday is 1.
+        since: When the state was entered.
+    """
+
+    device: Device
+    boot: Annotated[str, Meta(max_length=64)]
+    seq: Count
+    sent: float
+    state: BoxState
+    running: Sha256 | None
+    wanted: Sha256 | None = None
+    rollout: Annotated[str, Meta(max_length=64)] = ""
+    code: Annotated[str, Meta(max_length=64)] = ""
+    reason: Text = ""
+    quarantined: Annotated[tuple[Sha256, ...], Meta(max_length=64)] = ()
+    unproven: bool = False
+    since: float = 0.0
+    daemon: Annotated[str, Meta(max_length=64)] = ""
+    local_weekday: Annotated[int, Meta(ge=1, le=7)] = 1
+    local_minute: Annotated[int, Meta(ge=0, lt=1440)] = 0
+
+
+class StatusReply(_Message, frozen=True):
+    """The answer to a status report; a hint about pace, which no box needs to be safe.
+
+    Attributes:
+        may_change: The box may begin to change to `wanted` now: the maintenance window is open and not too many boxes
+            of its site change.
+        retry_after_s: When to ask again, if it may not.
+        now: The control plane's clock.
+        cloned: The control plane sees two boxes with this identity.
+    """
+
+    may_change: bool
+    now: float
+    cohort: Name
+    retry_after_s: float = 60.0
+    cloned: bool = False
+
+
+class TelemetrySample(_Message, frozen=True):
+    """Requests under one bundle in an interval.
+
+    Attributes:
+        bundle: None: the factory's files.
+        latency: Requests by bucket of `LATENCY_BOUNDS_S`.
+    """
+
+    bundle: Sha256 | None
+    began: float
+    ended: float
+    requests: Count
+    errors: Count
+    degraded: Count
+    latency: Annotated[
+        tuple[Count, ...], Meta(min_length=len(LATENCY_BOUNDS_S) + 1, max_length=len(LATENCY_BOUNDS_S) + 1)
+    ]
+
+
+class Telemetry(_Message, frozen=True):
+    """Samples since the last telemetry. Idempotent: `(device, boot, seq)` is counted once. Signed by the device key."""
+
+    device: Device
+    boot: Annotated[str, Meta(max_length=64)]
+    seq: Count
+    samples: Annotated[tuple[TelemetrySample, ...], Meta(max_length=256)]
+
+
+def signed_bytes(path: str, body: bytes) -> bytes:
+    """Return what the device key signs for a request."""
+    return path.encode() + b"\n" + body
+
+
+def enrolment_proof(token: str, public_key: str) -> bytes:
+    """Return what a new device key signs, which proves that the box holds it."""
+    return f"causeway-enrol\n{token}\n{public_key}".encode()
