@@ -1,4 +1,7 @@
-"""Writes the lock files anew (`make lock`): versions and hashes, and nothing about where the packages come from."""
+"""Writes the lock files anew (`make lock`): versions and hashes, and nothing about where the packages come from.
+
+A version in a lock file stays while it fits pyproject.toml; delete the file first to take the newest of everything.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def _compile(
     sources = [hints] if project is None else [project, hints]
     plain = ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--generate-hashes"]
     draft = hints.with_name(target.name)
-    draft.unlink(missing_ok=True)
+    draft.write_text(target.read_text(encoding="utf-8") if target.exists() else "", encoding="utf-8")
     uv: list[str | Path] = [places.venv / "bin" / "uv", "pip", "compile", "-q", "--universal", "--python-version=3.11"]
     run(
         [*uv, *plain, *flags, "-o", draft, *sources],
