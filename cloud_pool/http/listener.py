@@ -30,7 +30,7 @@ MAX_CONNECTIONS = 4096
 """Fewer where the kernel allows the process few files: half of those."""
 _MAX_HEADERS = 64
 _BACKLOG = 1024
-_READ_BUFFER_BYTES = 64 * 1024  # of a body that nobody reads yet, and once more; then the client has to wait
+_READ_BUFFER_BYTES = 64 * 1024  # of a body that is not read yet, and once more; then the client has to wait
 _LINGER_S = 2.0  # for the rest of a body whose request was refused
 _CANCEL_S = 2.0  # for handlers that were cancelled
 _log = logging.getLogger("causeway.cloud.listener")

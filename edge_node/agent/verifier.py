@@ -214,7 +214,7 @@ class _BoundedFetcher(FetcherInterface):
 
 def _read_floor(path: Path) -> dict[str, int]:
     """Return the floor. A damaged one is none: a box with a failing disk must not be cut off from updates for ever,
-    and nobody can damage it from afar."""
+    and no remote party can damage it."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
     except (FileNotFoundError, msgspec.DecodeError):

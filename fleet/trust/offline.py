@@ -1,7 +1,7 @@
 """The offline roles: root says who holds each role, artifacts signs bundles. Signatures are collected one by one.
 
 New metadata waits in `pending` until enough keys have signed exactly those bytes. Each signer's folder is built anew
-and compared first, so nobody signs another content than the one in the signer's own checkout.
+and compared first, so each person signs only what is in the person's own checkout.
 """
 
 from __future__ import annotations

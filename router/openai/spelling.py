@@ -21,7 +21,7 @@ _OTHER_SERVERS: Final = frozenset({"models"})
 # One letter wrong in a name of four, two in a long one. `min_tokens` and `top_a`, which vLLM and others accept, are
 # further from `max_tokens` and `top_p`.
 _FIELD_SIMILARITY: Final = 0.87
-_OURS_SIMILARITY: Final = 0.75  # nobody else uses these names
+_OURS_SIMILARITY: Final = 0.75  # no other API uses these names
 _HEADER: Final = "x-causeway-"
 
 

@@ -21,6 +21,7 @@ import msgspec
 import psutil
 
 from .rows import Row
+from .streaming.run import process
 from .whole.load import Contestant, Plan, Round
 
 ROOT = Path(__file__).parents[2]
@@ -141,9 +142,8 @@ def _ask(port: int, body: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _bare(kind: str, argument: str = "") -> Iterator[int]:
-    with _process([sys.executable, "-m", "tests.bench.whole.bare", kind, argument]) as process:
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
+    with process("-m", "tests.bench.whole.bare", kind, argument) as (port, _):
+        yield int(port)
 
 
 @contextlib.contextmanager
@@ -161,22 +161,10 @@ def _daemon(directory: Path, upstream: int) -> Iterator[tuple[int, float, float]
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     started = time.perf_counter()
-    with _process([sys.executable, "-m", "edge_node", "serve", *flags]) as process:
-        assert process.stdout is not None
-        url = next(line for line in process.stdout if line.startswith(b"ready url=")).decode().strip()
+    with process("-m", "edge_node", "serve", *flags, ready="ready url=") as (url, pid):
         ready_s = time.perf_counter() - started
-        rss_mb = psutil.Process(process.pid).memory_info().rss / 2**20
+        rss_mb = psutil.Process(pid).memory_info().rss / 2**20
         yield int(url.rpartition(":")[2]), ready_s, rss_mb
-
-
-@contextlib.contextmanager
-def _process(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(10)
 
 
 if __name__ == "__main__":

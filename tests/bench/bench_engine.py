@@ -98,7 +98,7 @@ def _assistant(twin: Path) -> Path:
 
 
 def _prompt(number: int) -> tuple[int, ...]:
-    """Prompts that share nothing, so that nobody gains by remembering."""
+    """Prompts that share nothing, so that no cache helps."""
     return tuple(300 + (7 * number + 3 * place) % 200 for place in range(PROMPT_TOKENS))
 
 

@@ -11,8 +11,6 @@ import os
 import resource
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from .rows import Row
+from .streaming.run import process
 
 ROOT = Path(__file__).parents[2]
 IDLE = 2000
@@ -102,9 +101,8 @@ def _connected(address: Address) -> socket.socket:
 
 @contextlib.contextmanager
 def _upstream() -> Iterator[int]:
-    with _process([sys.executable, "-m", "tests.bench.whole.bare", "upstream"]) as process:
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
+    with process("-m", "tests.bench.whole.bare", "upstream") as (port, _):
+        yield int(port)
 
 
 @contextlib.contextmanager
@@ -122,17 +120,5 @@ def _daemon(folder: Path, upstream: int, max_connections: int) -> Iterator[tuple
         "log": "warning",
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    with _process([sys.executable, "-m", "edge_node", "serve", *flags]) as process:
-        assert process.stdout is not None
-        url = next(line for line in process.stdout if line.startswith(b"ready url=")).decode().strip()
+    with process("-m", "edge_node", "serve", *flags, ready="ready url=") as (url, _):
         yield ("127.0.0.1", int(url.rpartition(":")[2])), str(folder / "edge.sock")
-
-
-@contextlib.contextmanager
-def _process(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(10)

@@ -1,6 +1,6 @@
 """Content in a folder that all gateways and workers share, such as an NFS mount: one folder per file.
 
-A part is written beside its place, flushed to the disk and renamed, so that nobody sees half of one.
+A part is written beside its place, flushed to the disk and renamed, so that no reader sees half of one.
 """
 
 from __future__ import annotations

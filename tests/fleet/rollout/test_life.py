@@ -82,8 +82,8 @@ def test_a_good_rollout_reaches_done() -> None:
         if current.state is S.PAUSED:
             current = apply(current, E.ACCEPT, now)
         now = next_look(current)
-        nobody = observed(0, 0.0)
-        current, verdict = look(current, GOOD, nobody if current.share == WHOLE else CONTROL, now)
+        no_boxes = observed(0, 0.0)
+        current, verdict = look(current, GOOD, no_boxes if current.share == WHOLE else CONTROL, now)
         assert verdict.outcome is Outcome.PASS
         seen.append((current.state, current.share))
     assert [pair for index, pair in enumerate(seen) if index == 0 or seen[index - 1] != pair] == [
