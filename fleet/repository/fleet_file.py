@@ -12,12 +12,13 @@ from router.bundle.settings import SettingValue
 from router.documents.reader import KeyLocations, read_struct
 from router.documents.strict_yaml import Problem
 
+from .rollout_keys import RolloutDoc
+
 FLEET_FILE = "fleet.yaml"
 
 Label = Annotated[
     str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$", title="a label of 1 to 63 letters, digits or . / _ -")
 ]
-Percent = Annotated[float, Meta(gt=0, le=100, title="a share in percent, above 0 and at most 100")]
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,10 +37,6 @@ class ModelDoc(_Part, frozen=True):
     sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None
     size_bytes: Annotated[int, Meta(ge=1)] | None = None
     golden: tuple[GoldenDoc, ...] = ()  # tried on the box before the model serves
-
-
-class RolloutDoc(_Part, frozen=True):
-    stages: Annotated[tuple[Percent, ...], Meta(min_length=1)] = (1.0, 5.0, 25.0, 50.0, 100.0)  # of the cohort's boxes
 
 
 class CohortDoc(_Part, frozen=True):

@@ -9,6 +9,7 @@ from router.documents.reader import KeyLocations
 from router.documents.strict_yaml import Problem
 
 from .fleet_file import FleetDoc, ModelDoc
+from .rollout_keys import rollout_problems
 
 
 def fleet_problems(fleet: FleetDoc, locations: KeyLocations) -> tuple[Problem, ...]:
@@ -38,10 +39,8 @@ def _cohort(fleet: FleetDoc, name: str, locations: KeyLocations) -> Iterator[Pro
     for model, doc in cohort.models.items():
         if message := _model(doc):
             yield Problem(locations.find(f"{path}.models.{model}"), message)
-    stages = cohort.rollout.stages
-    if list(stages) != sorted(set(stages)) or stages[-1] != 100:
-        message = "stages must grow and end with 100"
-        yield Problem(locations.find(f"{path}.rollout.stages"), message)
+    for key, message in rollout_problems(cohort.rollout):
+        yield Problem(locations.find(f"{path}.rollout.{key}"), message)
 
 
 def _model(doc: ModelDoc) -> str:

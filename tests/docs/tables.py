@@ -22,6 +22,7 @@ from cloud_pool.redis.keys import REDIS_KEYS
 from edge_node.config.layers import leaves_of
 from edge_node.config.schema import MEANING, Config, config_keys
 from edge_node.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
+from fleet.repository.rollout_keys import RolloutDoc
 from router import errors
 from router.bundle import refusals
 from router.policy.file import policy_schema
@@ -304,6 +305,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "cloud-metrics": lambda: _metrics("cloud_pool"),
     "models-commands": lambda: _commands("causeway-models", models.cli.commands.main),
     "fleet-commands": lambda: _commands("causeway-fleet", fleet.cli.commands.main),
+    "rollout-keys": lambda: table(("key", "default", "meaning"), _gateway_rows(RolloutDoc, "rollout.", set())),
     "errors": error_table,
     "refusals": refusal_table,
     "signals": signal_table,
