@@ -5,11 +5,13 @@
     GET  /v1/wake?wait=SECONDS If-None-Match → 200 + ETag, or 304      an unsigned hint that something is new
     POST /v1/status            StatusReport → StatusReply             after each change of state, and with each wake
     POST /v1/telemetry         Telemetry → 204                        what the box did under a bundle
+    GET  /v1/revocations       If-None-Match → Revocations + ETag     for cloud gateways, as /.well-known/jwks.json
     GET  /tuf/… /blobs/…       static files, see `router.bundle.manifest`
 
 The bodies of `POST /v1/token`, `/v1/status` and `/v1/telemetry` are signed: the header `SIGNATURE_HEADER` holds the
 device key's Ed25519 signature (base64url) over the path, a newline and the body's exact bytes. Nothing that a box does
-with its bundle rests on these messages: it obeys only signed metadata.
+with its bundle rests on these messages: it obeys only signed metadata. `POST /v1/enroll` repeated with the same
+token and key gives the same identity again, because the first answer may have been lost.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class EnrolmentRequest(_Message, frozen=True):
     token: Annotated[str, Meta(max_length=256)]
     public_key: Key
     proof: Annotated[str, Meta(max_length=128)]
-    name: Annotated[str, Meta(pattern="^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$")] = ""
+    name: Annotated[str, Meta(pattern="^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")] = ""
     labels: Labels = {}
     site: Annotated[str, Meta(max_length=128)] = ""
     daemon: Annotated[str, Meta(max_length=64)] = ""
@@ -188,6 +190,21 @@ class Telemetry(_Message, frozen=True):
     boot: Annotated[str, Meta(max_length=64)]
     seq: Count
     samples: Annotated[tuple[TelemetrySample, ...], Meta(max_length=256)]
+
+
+class Revocations(_Message, frozen=True):
+    """What cloud gateways refuse, in the form of their own list. Nothing is ever withdrawn.
+
+    Attributes:
+        epoch: Grows when a backup of the control plane was restored; `version` with each change.
+        tokens: `jti` → unix time of its expiry; after that it may be left out.
+        devices: `tenant/device` → unix time; tokens that were issued until then are refused.
+    """
+
+    epoch: Count = 0
+    version: Count = 0
+    tokens: dict[str, float] = {}
+    devices: dict[str, float] = {}
 
 
 def signed_bytes(path: str, body: bytes) -> bytes:

@@ -19,7 +19,8 @@ WHOLE = 100_000
 """The share that includes every box; 1,000 is one percent."""
 MAX_PLAN_BYTES = 1024 * 1024
 
-Device = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Device = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+"""A box's id; also the `sub` of its tokens, which has at most 64 characters."""
 Salt = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
