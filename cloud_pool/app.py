@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from router.errors import ConfigError
 
 from .accounts.accounts import Accounts
-from .assembly import build_accounts, build_cache, build_pools, build_tracing
+from .assembly import build_accounts, build_cache, build_pools, build_tracing, tune_garbage_collector
 from .balancing.pools import Pools
 from .balancing.reload import reload_endpoints, reload_on_sighup
 from .cache.caching_service import CachingService
@@ -218,6 +218,7 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
 
 async def _serve(app: App, stop: asyncio.Event) -> None:
     await app.start()
+    tune_garbage_collector()
     print(f"ready url={app.url} operator={app.operator_url}", flush=True)
     await stop.wait()
     _log.info("draining")

@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 from router.errors import ConfigError
 
 from ...admission import AdmissionConfig, AdmissionSettings
-from ...assembly import build_accounts, build_cache, build_pools, build_tracing
+from ...assembly import build_accounts, build_cache, build_pools, build_tracing, tune_garbage_collector
 from ...balancing.reload import reload_endpoints, reload_on_sighup
 from ...cache.caching_service import CachingService
 from ...config.schema import Config, TierConfig
@@ -127,6 +127,7 @@ async def _work(
     await accounts.prepare()
     accounts.start(tasks)
     operator_url = f" operator={operator.url}" if serves_operators else ""
+    tune_garbage_collector()
     print(f"ready worker={runtime.worker.name}{operator_url}", flush=True)
     await runtime.run(stop)  # (3)
 
