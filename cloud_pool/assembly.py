@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
 from .accounts.identity.authenticator import OPERATOR_SCOPES, Authenticator
+from .accounts.identity.fleet import FleetTrust
 from .accounts.identity.key_set import KeySet
 from .accounts.identity.revocation import RevocationList
 from .accounts.identity.static_tokens import StaticTokens, load_tokens
@@ -70,9 +71,11 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
     """
     tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else StaticTokens()
     client = open_shared_redis(config.redis) if config.redis else None
-    keys = KeySet(Path(config.identity.key_file)) if config.identity.key_file else None
+    fleet = FleetTrust(config.identity.fleet) if config.identity.fleet.url else None
+    key_file = Path(config.identity.key_file) if config.identity.key_file else None
+    keys = KeySet(key_file, fleet) if config.identity.signed else None
     verifier = TokenVerifier(config.identity, keys) if keys is not None else None
-    revocations = RevocationList(config.identity, client)
+    revocations = RevocationList(config.identity, client, fleet)
     limiter, usage = (
         TenantRateLimiter(config.tenants, client, is_gateway=is_gateway),
         UsageRecorder(config.tenants, client),
@@ -87,13 +90,20 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
         usage_lost=lambda: usage.lost,
         audit_lost=lambda: audit.lost,
         key_file_stale=lambda: float(keys is not None and bool(keys.last_error)),
+        fleet_unreachable=lambda: float(fleet is not None and bool(fleet.last_error)),
     )
     region = config.identity.region
     authenticator = Authenticator(tokens, verifier, revocations, region=region)
     operator_tokens = load_tokens(Path(config.operator.token_file)) if config.operator.token_file else StaticTokens()
-    operators = Authenticator(operator_tokens, verifier, revocations, static_scopes=OPERATOR_SCOPES, region=region)
+    operators = Authenticator(
+        operator_tokens,
+        verifier if key_file is not None else None,  # the fleet's keys make no operators
+        revocations,
+        static_scopes=OPERATOR_SCOPES,
+        region=region,
+    )
     ledger = Ledger(accounting, audit, tenants)
-    return Accounts(authenticator, operators, ledger, accounting, audit, revocations, client)
+    return Accounts(authenticator, operators, ledger, accounting, audit, revocations, client, fleet)
 
 
 def open_shared_redis(address: RedisAddress) -> redis.asyncio.Redis:

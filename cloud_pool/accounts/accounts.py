@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from ..redis.layout import ensure_accounts_layout
 from .audit import AuditLog
 from .identity.authenticator import Authenticator
+from .identity.fleet import FleetTrust
 from .identity.revocation import RevocationList
 from .ledger import Ledger
 from .tenants.accounting import TenantAccounting
@@ -32,13 +33,17 @@ class Accounts(msgspec.Struct, frozen=True):
     audit: AuditLog
     revocations: RevocationList
     redis: redis.asyncio.Redis | None
+    fleet: FleetTrust | None = None
 
     async def prepare(self) -> None:
-        """Read the revocations before the first request. An unavailable Redis delays this by at most 3 s.
+        """Read keys and revocations before the first request. What is unavailable delays this by at most 3 s.
 
         Raises:
             ConfigError: the keys in Redis have the layout of another version
         """
+        if self.fleet is not None:
+            with anyio.move_on_after(_PREPARE_S):
+                await self.fleet.refresh()
         with anyio.move_on_after(_PREPARE_S):
             if self.redis is not None:
                 with suppress(RedisError, OSError):
@@ -50,11 +55,15 @@ class Accounts(msgspec.Struct, frozen=True):
         self.audit.start()
         tasks.start_soon(self.revocations.watch)
         tasks.start_soon(self.accounting.watch)
+        if self.fleet is not None:
+            tasks.start_soon(self.fleet.watch)
 
     async def close(self) -> None:
         """Write pending usage and audit records, each for at most a few seconds, and close the Redis connections."""
         with anyio.move_on_after(_FLUSH_S):
             await self.accounting.flush()
         await to_thread.run_sync(self.audit.close)
+        if self.fleet is not None:
+            await self.fleet.close()
         if self.redis is not None:
             await self.redis.aclose()

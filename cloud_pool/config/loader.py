@@ -133,6 +133,11 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
             config.identity,
             key_file=absolute(config.identity.key_file),
             revocations_file=absolute(config.identity.revocations_file),
+            fleet=msgspec.structs.replace(
+                config.identity.fleet,
+                ca_file=absolute(config.identity.fleet.ca_file),
+                copy_file=absolute(config.identity.fleet.copy_file),
+            ),
         ),
         degradation=msgspec.structs.replace(
             config.degradation, continue_key_file=absolute(config.degradation.continue_key_file)
@@ -156,12 +161,14 @@ def _absolute_redis(address: RedisAddress, absolute: Callable[[str], str]) -> Re
 
 
 def _check(config: Config) -> None:
-    if not (config.server.token_file or config.identity.key_file) and not _is_loopback(config.server.host):
+    if not (config.server.token_file or config.identity.signed) and not _is_loopback(config.server.host):
         raise ConfigError(
-            f"listening on {config.server.host} needs bearer tokens: set this key or identity.key_file",
+            f"listening on {config.server.host} needs bearer tokens: set this key, `identity.key_file` or "
+            "`identity.fleet.url`",
             where="server.token_file",
         )
     _check_operator(config)
+    config.identity.fleet.check()
     for where, address in (("redis", config.redis), ("cache.redis", config.cache.redis)):
         if address:
             parse_redis(address, where)

@@ -36,7 +36,7 @@ DEFAULT_TRITON = "127.0.0.1:8001"
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    host: str = "127.0.0.1"  # address to listen on; any other than loopback needs `token_file` or `identity.key_file`
+    host: str = "127.0.0.1"  # address to listen on; any other than loopback needs tokens: `token_file` or `identity`
     port: Port = 8090  # TCP port; 0: any free port, which the ready line names
     token_file: str = ""  # file with lines of `<device> <token or sha256:hex> [grants]`; empty: no static tokens
     max_body_bytes: Positive = 8 * 1024 * 1024  # a larger request body is refused with 413

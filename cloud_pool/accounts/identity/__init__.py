@@ -8,6 +8,7 @@
     claims.py          the claims and their checks, pure functions of the claims and `now`
     key_set.py         the public keys: a JWKS file that is read again when it changes
     revocation.py      tokens and devices that are refused before they expire: a list in Redis, a copy in each gateway
+    fleet.py           keys and revocations of a fleet's control plane, read over HTTP
     issuing.py         new keys and new tokens, for `causeway-cloud keys`
 
 A signed token is a JWT (RFC 7519) with an Ed25519 signature (RFC 8037). Only this algorithm is accepted, keys come

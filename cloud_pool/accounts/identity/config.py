@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
+
+from router.errors import ConfigError
 
 MAX_TOKEN_LIFETIME_S = 366 * 86400.0
 """Upper bound of `max_lifetime_s` on every gateway: a revoked token may be forgotten after this time."""
 WhenRevocationsStale = Literal["allow", "deny"]
 
 
+class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `identity.fleet`: the control plane that issues the boxes' tokens."""
+
+    url: str = ""  # of a control plane (`causeway-fleet serve`), whose boxes' tokens are accepted too; "": none
+    ca_file: str = ""  # PEM certificates of the authorities that are trusted for `url`; "": the system's
+    refresh_s: Annotated[float, Meta(gt=0, le=60)] = 10.0  # how often its keys and revocations are read
+    copy_file: str = ""  # the last copy on disk, for a start while the control plane is away; "": none
+
+    def check(self) -> None:
+        """Raises ConfigError for a URL that cannot be trusted: who answers there decides who may call this gateway."""
+        if not self.url:
+            return
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"must be a URL like https://fleet.example, not {self.url!r}", where="identity.fleet.url")
+        if parts.scheme == "http" and not _is_loopback(parts.hostname):
+            raise ConfigError("keys over plain HTTP could be anybody's: use https://", where="identity.fleet.url")
+
+
 class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `identity`: the signed tokens that the gateway accepts.
 
     `when_revocations_stale`: what a signed token gets while the copy of the revocations is older than
-    `revocations_max_age_s`.
+    `revocations_max_age_s`, that of Redis or that of the fleet.
 
     allow   The last copy stays in use, and each such token is counted: an unavailable Redis does not lock out devices.
     deny    503 identity_unavailable: no revoked token is accepted, but no other signed token is either.
     """
 
-    key_file: str = ""  # JWKS; "": no signed tokens
+    key_file: str = ""  # JWKS; "": no signed tokens but those of `fleet.url`
     issuer: str = "causeway"  # accepted `iss` claim
     audience: str = "causeway-cloud"  # accepted `aud` claim
     region: str = ""  # of this gateway: a token whose claim `regions` does not name it gets 403
@@ -35,3 +58,16 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revocations_file: str = ""  # the copy on disk, for a start while Redis is unavailable; "": none
     # `allow`: use the stale copy and count it; `deny`: 503 for every signed token
     when_revocations_stale: WhenRevocationsStale = "allow"
+    fleet: FleetConfig = FleetConfig()
+
+    @property
+    def signed(self) -> bool:
+        """Whether signed tokens are accepted."""
+        return bool(self.key_file or self.fleet.url)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -24,7 +24,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 import msgspec
@@ -98,14 +98,24 @@ class RevocationSnapshot(msgspec.Struct, frozen=True):
         return RevocationSnapshot(*max(self.position, other.position), tokens, devices)
 
 
+class FleetRevocations(Protocol):
+    """What a fleet's control plane revoked; `read_at` is monotonic, s."""
+
+    @property
+    def revocations(self) -> RevocationSnapshot: ...
+    @property
+    def read_at(self) -> float: ...
+
+
 class RevocationList:
-    """A gateway's copy of the revocations.
+    """A gateway's copy of the revocations, and those of its fleet, which never enter Redis.
 
     `stale_accepts` counts the requests that were accepted with a copy that was too old, `restored` the revocations
     that Redis had lost and got back. `last_error` is why the last refresh failed, "" if it did not.
 
     Args:
-        client: None for no list: nothing is revoked but what `revocations_file` holds
+        client: None for no list: nothing is revoked but what `revocations_file` and the fleet hold
+        fleet: None for no fleet
         clock: monotonic time, s
         wall_clock: unix time, s
     """
@@ -114,12 +124,14 @@ class RevocationList:
         self,
         config: IdentityConfig,
         client: redis.asyncio.Redis | None,
+        fleet: FleetRevocations | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._redis = client
+        self._fleet = fleet
         self._clock = clock
         self._wall_clock = wall_clock
         self._file = Path(config.revocations_file) if config.revocations_file else None
@@ -138,11 +150,14 @@ class RevocationList:
             AuthenticationFailed: the token or its device is revoked
             IdentityUnavailable: the copy is too old (`when_revocations_stale: deny`)
         """
-        if self._clock() - self._read_at > self._config.revocations_max_age_s:
+        read_at = self._read_at if self._fleet is None else min(self._read_at, self._fleet.read_at)
+        if self._clock() - read_at > self._config.revocations_max_age_s:
             if self._config.when_revocations_stale == "deny":
                 raise IdentityUnavailable("the list of revoked tokens cannot be read", retry_after_s=5.0)
             self.stale_accepts += 1
         self.current.check(owner, token_id, issued)
+        if self._fleet is not None:
+            self._fleet.revocations.check(owner, token_id, issued)
 
     async def watch(self) -> None:
         """Refresh every `revocations_refresh_s`, until cancelled."""

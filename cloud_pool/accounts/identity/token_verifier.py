@@ -2,9 +2,10 @@
 
 1. more than `max_token_bytes`: it is not even split
 2. a header with another algorithm than EdDSA, with an extension that must be understood (`crit`), or without a key id
-3. a key that is not in the key set
+3. a key that is not in the key set; while the fleet's keys have never been read, that is 503
 4. an invalid signature
 5. claims that are missing, malformed, or not for this gateway at this time
+6. the scope `admin` under a key of the fleet: a control plane is no operator of this gateway
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import OrderedDict
 import jwt
 import msgspec
 
-from router.errors import AuthenticationFailed
+from router.errors import AuthenticationFailed, IdentityUnavailable
 
 from .claims import Claims, check, check_time
 from .config import IdentityConfig
@@ -58,7 +59,12 @@ class TokenVerifier:
         return len(self._verified)
 
     def verify(self, token: str, *, now: float, now_unix: float) -> Claims:
-        """Return the claims of a token. `now` is monotonic, `now_unix` unix time, s. Raises AuthenticationFailed."""
+        """Return the claims of a token. `now` is monotonic, `now_unix` unix time, s.
+
+        Raises:
+            AuthenticationFailed: the token is refused
+            IdentityUnavailable: its key may be the fleet's, whose keys have never been read
+        """
         if len(token) > self._config.max_token_bytes:  # (1)
             raise AuthenticationFailed("the token is too long")
         self._keys.refresh(now)
@@ -82,14 +88,19 @@ class TokenVerifier:
         header = _header(token)
         key = self._keys.get(header.kid, now)
         if key is None:  # (3)
+            if self._keys.unread:
+                raise IdentityUnavailable("the keys of the fleet have not been read yet", retry_after_s=5.0)
             raise AuthenticationFailed("the token's key is not known here")
         try:
             decoded = jwt.decode_complete(token, key, algorithms=[ALGORITHM], options=_SIGNATURE_ONLY)  # (4)
-            return msgspec.convert(decoded["payload"], Claims)  # (5)
+            claims = msgspec.convert(decoded["payload"], Claims)  # (5)
         except jwt.InvalidTokenError as error:
             raise AuthenticationFailed("the token's signature is invalid") from error
         except (msgspec.ValidationError, RecursionError) as error:
             raise AuthenticationFailed(f"the token's claims are invalid: {error}") from error
+        if self._keys.is_fleets(header.kid) and "admin" in claims.scope.split():  # (6)
+            raise AuthenticationFailed("a token of the fleet cannot have the scope `admin`")
+        return claims
 
 
 def _header(token: str) -> _Header:

@@ -55,6 +55,7 @@ class TenantMetrics:
         usage_lost: ReadValue,
         audit_lost: ReadValue,
         key_file_stale: ReadValue,
+        fleet_unreachable: ReadValue,
     ) -> None:
         """Export these values; each is read at every scrape."""
         for name, text, read in (
@@ -82,3 +83,8 @@ class TenantMetrics:
             "1 while the last change of the key file is invalid and therefore not in use.",
             registry=self._registry,
         ).set_function(key_file_stale)
+        Gauge(
+            "causeway_cloud_fleet_unreachable",
+            "1 while keys and revocations of the fleet's control plane cannot be read.",
+            registry=self._registry,
+        ).set_function(fleet_unreachable)

@@ -1,0 +1,202 @@
+"""Keys and revocations of a fleet's control plane, so that the token of a box opens this gateway too.
+
+Both documents are read every `refresh_s` with their ETag:
+
+    GET URL/.well-known/jwks.json   the keys that sign the boxes' tokens
+    GET URL/v1/revocations          what is refused before it expires
+
+The keys are those of the last answer, so that a key which was removed there is refused here. Revocations are never
+withdrawn: a control plane that was restored from an older backup hides nothing. While the control plane is away the
+last copy stays in use, over a restart too with `copy_file`; the revocations then grow stale as Redis's do. The fleet's
+keys cannot grant the scope `admin`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import aiohttp
+import anyio
+import msgspec
+from anyio import to_thread
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from router.bundle.protocol import Revocations
+from router.errors import ConfigError
+
+from .config import FleetConfig
+from .key_set import Jwks, parse_keys
+from .revocation import RevocationSnapshot
+
+KEYS_PATH, REVOCATIONS_PATH = "/.well-known/jwks.json", "/v1/revocations"
+_READ_S = 10.0
+_MAX_KEYS_BYTES = 256 * 1024
+_MAX_REVOCATIONS_BYTES = 64 * 1024 * 1024
+_log = logging.getLogger("causeway.cloud.identity")
+
+
+class _Copy(msgspec.Struct, frozen=True):
+    """The copy on disk."""
+
+    keys: Jwks
+    revocations: RevocationSnapshot = RevocationSnapshot()
+
+
+class FleetTrust:
+    """What a fleet's control plane says about its boxes' tokens.
+
+    `keys` are by their `kid`; `revision` grows with each change of them. `last_error` is why the last refresh failed,
+    "" if it did not. Call `start`, `refresh` or `watch`, and `close`.
+
+    Args:
+        clock: monotonic time, s
+        wall_clock: unix time, s
+
+    Raises:
+        ConfigError: `ca_file` cannot be used
+    """
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config = config
+        self._url = config.url.rstrip("/")
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._tls = _tls_context(config)
+        self._session: aiohttp.ClientSession | None = None
+        self._etags: dict[str, str] = {}
+        self._jwks: Jwks | None = None
+        self._written: _Copy | None = None
+        self.keys: Mapping[str, Ed25519PublicKey] = {}
+        self.revision = 0
+        self.revocations = RevocationSnapshot()
+        self.read_at = float("-inf")  # monotonic s, both documents
+        self.last_error = ""
+        self._use_copy()
+
+    async def watch(self) -> None:
+        """Refresh every `refresh_s`, until cancelled."""
+        while True:
+            await self.refresh()
+            await anyio.sleep(self._config.refresh_s)
+
+    async def refresh(self) -> None:
+        """Read what changed. Errors are kept in `last_error`, never raised."""
+        try:
+            with anyio.fail_after(_READ_S):
+                await self._read_revocations()
+                await self._read_keys()
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, msgspec.DecodeError, ConfigError) as error:
+            if not self.last_error:
+                _log.warning("keys and revocations of the fleet at %s cannot be read: %s", self._url, error)
+            self.last_error = str(error) or type(error).__name__
+            return
+        if self.last_error:
+            _log.info("keys and revocations of the fleet at %s can be read again", self._url)
+        self.last_error = ""
+        self.read_at = self._clock()
+        await self._keep_copy()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    # --- the documents -----------------------------------------------------------------------------------------------
+
+    async def _read_keys(self) -> None:
+        content = await self._get(KEYS_PATH, _MAX_KEYS_BYTES)
+        if content is not None:
+            self._use_keys(msgspec.json.decode(content, type=Jwks))
+
+    def _use_keys(self, jwks: Jwks) -> None:
+        """Raises ConfigError."""
+        keys = parse_keys(jwks, f"{self._url}{KEYS_PATH}")
+        if jwks != self._jwks:
+            self._jwks, self.keys = jwks, keys
+            self.revision += 1
+
+    async def _read_revocations(self) -> None:
+        content = await self._get(REVOCATIONS_PATH, _MAX_REVOCATIONS_BYTES)
+        if content is not None:
+            told = msgspec.json.decode(content, type=Revocations)
+            snapshot = RevocationSnapshot(told.epoch, told.version, told.tokens, told.devices)
+            self.revocations = self.revocations.merged_with(snapshot, self._wall_clock())
+
+    async def _get(self, path: str, limit_bytes: int) -> bytes | None:
+        """Return the body, None if it has not changed. Raises ClientError, OSError, TimeoutError or ValueError."""
+        if self._session is None:
+            # Proxies of the environment are ignored and redirects are not followed: keys come from this host alone.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=self._tls), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+            )
+        headers = {"If-None-Match": self._etags[path]} if path in self._etags else {}
+        async with self._session.get(self._url + path, headers=headers, allow_redirects=False) as response:
+            if response.status == 304:
+                return None
+            if response.status != 200:
+                raise ValueError(f"{path} answered HTTP {response.status}")
+            body = bytearray()
+            async for piece in response.content.iter_any():
+                body += piece
+                if len(body) > limit_bytes:
+                    raise ValueError(f"{path} has more than {limit_bytes} bytes")
+            if "ETag" in response.headers:
+                self._etags[path] = response.headers["ETag"]
+            return bytes(body)
+
+    # --- the copy ----------------------------------------------------------------------------------------------------
+
+    def _use_copy(self) -> None:
+        path = Path(self._config.copy_file)
+        if not self._config.copy_file or not path.exists():
+            return
+        try:
+            copy = msgspec.json.decode(path.read_bytes(), type=_Copy)
+            self._use_keys(copy.keys)
+        except (OSError, msgspec.DecodeError, ConfigError) as error:
+            _log.warning("%s: the copy of the fleet's keys cannot be read: %s", path, error)
+            return
+        self.revocations = copy.revocations
+        self._written = copy
+
+    async def _keep_copy(self) -> None:
+        if not self._config.copy_file or self._jwks is None:
+            return
+        copy = _Copy(self._jwks, self.revocations)
+        if copy == self._written:
+            return
+        try:
+            await to_thread.run_sync(_write, Path(self._config.copy_file), msgspec.json.encode(copy))
+        except OSError as error:
+            _log.warning("%s: the copy of the fleet's keys cannot be written: %s", self._config.copy_file, error)
+            return
+        self._written = copy
+
+
+def _tls_context(config: FleetConfig) -> ssl.SSLContext | bool:
+    """Raises ConfigError."""
+    if not config.ca_file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=config.ca_file)
+    except OSError as error:
+        raise ConfigError(f"{config.ca_file}: {error}", where="identity.fleet.ca_file") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
