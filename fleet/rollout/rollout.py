@@ -23,6 +23,7 @@ class Rollout(msgspec.Struct, frozen=True):
         began: When the present stage or the soak began; looks are timed from here, also over a pause.
         entered: When it began or was resumed; the stage's `most_s` counts from here.
         looks: Looks made at this stage.
+        looked: When the last of them was made, else when the stage began.
         paused_in: STAGE or SOAK, to which RESUME returns.
         reason: Why the state was entered, for people.
     """
@@ -39,6 +40,7 @@ class Rollout(msgspec.Struct, frozen=True):
     began: float = 0.0
     entered: float = 0.0
     looks: int = 0
+    looked: float = 0.0
     paused_in: RolloutState = S.STAGE
     reason: str = ""
 
@@ -70,7 +72,7 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
     if state is S.SOAK:
         stage = len(rollout.settings.stages)
         return msgspec.structs.replace(
-            rollout, state=state, stage=stage, began=now, entered=now, looks=0, reason=reason
+            rollout, state=state, stage=stage, began=now, entered=now, looks=0, looked=now, reason=reason
         )
     if event is E.ABORT:
         # Published with the next plan: boxes outside the share return to the bundle before.
@@ -95,8 +97,10 @@ def look_due(rollout: Rollout, now: float) -> bool:
 
 
 def next_look(rollout: Rollout) -> float:
-    """Return when the next look is due, unix seconds."""
-    return rollout.began + rollout.settings.first_look_s * 2.0**rollout.looks
+    """Return when the next look is due, unix seconds. After a late look, as by a controller that was away, the next one
+    still has `first_look_s` to see something."""
+    first_look_s = rollout.settings.first_look_s
+    return max(rollout.began + first_look_s * 2.0**rollout.looks, rollout.looked + first_look_s)
 
 
 def look(
@@ -119,7 +123,7 @@ def look(
     """
     settings = rollout.settings
     verdict = judge(canary, control, settings, settings.level(rollout.looks + 1))
-    rollout = msgspec.structs.replace(rollout, looks=rollout.looks + 1)
+    rollout = msgspec.structs.replace(rollout, looks=rollout.looks + 1, looked=now)
     reason = "; ".join(verdict.reasons)
     if verdict.outcome is Outcome.FAIL:
         return apply(rollout, E.ABORT, now, reason=reason), verdict  # (1)
@@ -152,5 +156,5 @@ def _needs_approval(rollout: Rollout) -> bool:
 def _next_stage(rollout: Rollout, stage: int, now: float, reason: str, least_share: int) -> Rollout:
     share = min(WHOLE, max(rollout.settings.stages[stage].share, least_share))
     return msgspec.structs.replace(
-        rollout, state=S.STAGE, stage=stage, share=share, began=now, entered=now, looks=0, reason=reason
+        rollout, state=S.STAGE, stage=stage, share=share, began=now, entered=now, looks=0, looked=now, reason=reason
     )

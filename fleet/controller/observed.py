@@ -1,0 +1,176 @@
+"""The boxes of a cohort as the controller sees them, divided into canary and control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from router.bundle.protocol import LATENCY_BOUNDS_S
+from router.bundle.rollout import position
+
+from ..rollout.boxes import MINUTES_OF_DAY, MaintenanceWindow, is_silent
+from ..rollout.membership import stage_share
+from ..rollout.rollout import Rollout
+from ..rollout.verdict import Observations
+
+METADATA_ROLLBACK = "metadata_rollback"  # router.bundle.refusals.MetadataRollback
+_BUCKETS = len(LATENCY_BOUNDS_S) + 1
+_COUNTERS = 3 + _BUCKETS  # requests, errors, degraded, latency buckets
+
+
+class BoxView(msgspec.Struct, frozen=True):
+    """One box by its last report. Times are unix seconds by the control plane's clock.
+
+    Attributes:
+        heard: 0: never.
+        running: The bundle that serves; None: the factory's files.
+        running_since: When that was first heard.
+        rollout: The id of the plan that the box follows.
+        code: Of its last refusal.
+        left_out: Pinned, held, cloned or revoked: its plan is not the rollout's, or its reports are not to be trusted.
+        weekday: ISO weekday at the box when it was heard; `minute`: of its day.
+    """
+
+    device: str
+    heard: float
+    running: str | None
+    running_since: float = 0.0
+    quarantined: frozenset[str] = frozenset()
+    rollout: str = ""
+    code: str = ""
+    left_out: bool = False
+    weekday: int = 1
+    minute: int = 0
+
+
+Counts = Mapping[tuple[str, str], Sequence[int]]
+"""(device, bundle or "") → requests, errors, degraded and the latency buckets since the look before."""
+
+
+class Situation(msgspec.Struct, frozen=True):
+    """What a step of one rollout rests on.
+
+    Attributes:
+        boxes: All of the cohort.
+        counts: Since the look before.
+        windows: Maintenance windows of the cohort.
+    """
+
+    boxes: tuple[BoxView, ...] = ()
+    counts: Counts = {}
+    windows: tuple[MaintenanceWindow, ...] = ()
+
+
+def least_share(salt: str, boxes: Iterable[BoxView], since: float) -> int:
+    """Return the share that holds at least one box that was heard since then and takes part."""
+    return stage_share(0, (position(salt, box.device) for box in boxes if not box.left_out and box.heard >= since))
+
+
+def observe(rollout: Rollout, situation: Situation, now: float) -> tuple[Observations, Observations]:
+    """Return canary and control.
+
+    Boxes take part that were reachable when the stage began.
+
+    1. A member that runs the bundle, or went silent, is in the canary. Its requests under the bundle count if it ran it
+       since the look before; a box that has just changed has been watched for a shorter time than the control.
+    2. A member that rolled it back counts as such.
+    3. Another member is pending, unless no maintenance window is open there.
+    4. A box outside the share is in the control, unless it runs the bundle; its requests under other bundles count.
+    """
+    silence_s = rollout.settings.silence_s
+    reachable = [box for box in situation.boxes if not box.left_out and box.heard >= rollout.began - silence_s]
+    canary: list[BoxView] = []
+    control: list[BoxView] = []
+    rolled_back = pending = 0
+    for box in reachable:
+        silent = is_silent(box.heard, rollout.began, now, silence_s)
+        if position(rollout.salt, box.device) >= rollout.share:
+            if box.running != rollout.to_bundle:
+                control.append(box)  # (4)
+        elif rollout.to_bundle in box.quarantined:
+            rolled_back += 1  # (2)
+        elif silent or box.running == rollout.to_bundle:
+            canary.append(box)  # (1)
+        elif _window_is_open(box, situation.windows, now):
+            pending += 1  # (3)
+    own, others = _sums(situation.counts, rollout.to_bundle)
+    own = {box.device: own[box.device] for box in canary if box.running_since <= rollout.looked and box.device in own}
+    return (
+        _observations(canary, own, rollout, now, rolled_back, pending),
+        _observations(control, others, rollout, now),
+    )
+
+
+def still_to_revert(rollout: Rollout, boxes: Iterable[BoxView], now: float) -> int:
+    """Return how many boxes that can be reached run the bundle of an aborted rollout.
+
+    Without a bundle before it there is nothing to return to: 0.
+    """
+    if rollout.from_bundle is None:
+        return 0
+    return sum(
+        box.running == rollout.to_bundle and not box.left_out and now - box.heard <= rollout.settings.silence_s
+        for box in boxes
+    )
+
+
+def boxes_ahead(rollout: Rollout, boxes: Iterable[BoxView], known: frozenset[str]) -> list[str]:
+    """Return the devices that know more than the store does, as after a restored backup.
+
+    1. The box follows a plan of a rollout that the store does not know.
+    2. The box refuses the published metadata as older than what it verified before.
+
+    Args:
+        rollout: The newest of the cohort.
+        boxes: Of the cohort.
+        known: Ids of rollouts that the store has, or that an operator has acknowledged.
+    """
+    return sorted(
+        box.device
+        for box in boxes
+        if box.heard >= rollout.entered
+        and ((box.rollout and box.rollout not in known) or (box.code == METADATA_ROLLBACK and box.code not in known))
+    )
+
+
+def _window_is_open(box: BoxView, windows: Sequence[MaintenanceWindow], now: float) -> bool:
+    """By the box's own clock, which has gone on since it was heard."""
+    if not windows:
+        return True
+    days, minute = divmod(box.minute + int((now - box.heard) // 60), MINUTES_OF_DAY)
+    weekday = (box.weekday - 1 + days) % 7 + 1
+    return any(window.is_open(weekday, minute) for window in windows)
+
+
+def _sums(counts: Counts, bundle: str) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]]]:
+    """Counters by device, under this bundle and under all others."""
+    own: dict[str, NDArray[np.int64]] = {}
+    others: dict[str, NDArray[np.int64]] = {}
+    for (device, under), values in counts.items():
+        side, added = own if under == bundle else others, np.asarray(values, dtype=np.int64)
+        side[device] = side[device] + added if device in side else added
+    return own, others
+
+
+def _observations(
+    boxes: Sequence[BoxView],
+    counts: Mapping[str, NDArray[np.int64]],
+    rollout: Rollout,
+    now: float,
+    rolled_back: int = 0,
+    pending: int = 0,
+) -> Observations:
+    nothing = np.zeros(_COUNTERS, dtype=np.int64)
+    rows = np.array([counts.get(box.device, nothing) for box in boxes], dtype=np.int64).reshape(len(boxes), _COUNTERS)
+    silence_s = rollout.settings.silence_s
+    return Observations(
+        requests=rows[:, 0],
+        events={"errors": rows[:, 1], "degraded": rows[:, 2]},
+        latency=rows[:, 3:],
+        silent=np.array([is_silent(box.heard, rollout.began, now, silence_s) for box in boxes], dtype=np.bool_),
+        rolled_back=rolled_back,
+        pending=pending,
+    )

@@ -1,0 +1,118 @@
+"""One step of one rollout, as a pure function: what was observed in, the rollout as it goes on out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from router.bundle.rollout import RolloutPlan
+
+from ..rollout.life import RolloutEvent, RolloutState
+from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due
+from ..rollout.verdict import Verdict
+from .observed import Situation, least_share, observe, still_to_revert
+
+S, E = RolloutState, RolloutEvent
+CHECKED = (S.LINT, S.REPLAY)
+UNPUBLISHED = (S.DRAFT, *CHECKED)
+OPEN = (*CHECKED, *RUNNING, S.ABORTED)
+"""States in which a cohort takes no other rollout. A revert goes on beside the next one, which may be its cure."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """`verdict`: of the look that was made, if one was."""
+
+    rollout: Rollout
+    verdict: Verdict | None = None
+
+
+def checked(rollout: Rollout, problems: Sequence[str], boxes: Situation, now: float) -> Rollout:
+    """Return the rollout after LINT or REPLAY: the next state, or back to its author with the first problems."""
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        return apply(rollout, E.CHECK_FAILED, now, reason="; ".join(problems[:3]) + more)
+    least = least_share(rollout.salt, boxes.boxes, now - rollout.settings.silence_s)
+    return apply(rollout, E.CHECK_PASSED, now, least_share=least)
+
+
+def needs_boxes(rollout: Rollout, now: float) -> bool:
+    """Whether `step` would look at the boxes now; without, it needs none of them."""
+    return look_due(rollout, now) or rollout.state is S.REVERTING
+
+
+def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, now: float) -> Step:
+    """Return the rollout after what can be said now.
+
+    1. Its plan was published further than the store knows, so the store was restored from a backup: see `caught_up`.
+    2. A look is due: the verdict.
+    3. The stage's or the soak's time is over: PAUSED.
+    4. ABORTED and published so: REVERTING.
+    5. REVERTING, and no box that can be reached runs the bundle: REVERTED.
+    6. Else nothing.
+
+    Args:
+        rollout: As the store has it.
+        situation: Needed if `needs_boxes`.
+        published: The plan of the cohort that boxes get now.
+        now: Unix seconds.
+    """
+    ahead = caught_up(rollout, published, now)
+    if ahead is not rollout:
+        return Step(ahead)  # (1)
+    if look_due(rollout, now):
+        canary, control = observe(rollout, situation, now)
+        least = least_share(rollout.salt, situation.boxes, now - rollout.settings.silence_s)
+        return Step(*look(rollout, canary, control, now, least))  # (2)
+    if rollout.state in (S.STAGE, S.SOAK):
+        return Step(expire(rollout, now))  # (3)
+    if rollout.state is S.ABORTED and _is_published(rollout, published):
+        return Step(apply(rollout, E.REVERT, now, reason=rollout.reason))  # (4)
+    if rollout.state is S.REVERTING and not still_to_revert(rollout, situation.boxes, now):
+        return Step(apply(rollout, E.ALL_REVERTED, now, reason=rollout.reason))  # (5)
+    return Step(rollout)  # (6)
+
+
+def caught_up(rollout: Rollout, published: RolloutPlan | None, now: float) -> Rollout:
+    """Return the rollout as far as its published plan has gone.
+
+    The store is always ahead of what is published, because a decision is stored before its effect. If it is not, it was
+    restored from a backup.
+
+    1. Published with a share of 0 while the store says it runs: it had been aborted.
+    2. Published with a larger share: the share is taken over, at the stage that it fits, and the rollout is paused.
+    """
+    if published is None or published.rollout != rollout.id or rollout.state not in (*UNPUBLISHED, *RUNNING):
+        return rollout
+    if published.share == 0 and rollout.share > 0:
+        return apply(rollout, E.ABORT, now, reason="aborted before the store was restored from a backup")  # (1)
+    if published.share <= rollout.share:
+        return rollout
+    shares = [stage.share for stage in rollout.settings.stages]
+    stage = sum(share < published.share for share in shares)
+    reason = "the store was restored from a backup, the boxes are further: resume to go on from here"
+    return msgspec.structs.replace(  # (2)
+        rollout,
+        state=S.PAUSED,
+        paused_in=S.STAGE,
+        stage=min(stage, len(shares) - 1),
+        share=published.share,
+        began=now,
+        entered=now,
+        looks=0,
+        looked=now,
+        reason=reason,
+    )
+
+
+def paused_behind(rollout: Rollout, devices: Sequence[str], now: float) -> Rollout:
+    """Return the rollout paused because boxes know more than the store; unchanged if it does not run."""
+    if rollout.state not in (S.STAGE, S.SOAK):
+        return rollout
+    shown = ", ".join(devices[:3]) + (" …" if len(devices) > 3 else "")
+    reason = f"{len(devices)} boxes are ahead of the control plane ({shown}): was it restored from a backup?"
+    return apply(rollout, E.PAUSE, now, reason=reason)
+
+
+def _is_published(rollout: Rollout, published: RolloutPlan | None) -> bool:
+    return published is not None and published.rollout == rollout.id and published.share == rollout.share

@@ -1,0 +1,64 @@
+"""The audit log's hash chain: each row's hash covers the row before, so no row can be changed or removed unnoticed.
+
+Only the end can be cut off. A hash that was noted elsewhere shows that too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import msgspec
+
+FIRST = "0" * 64
+"""`previous` of the first row."""
+
+
+class AuditRow(msgspec.Struct, frozen=True):
+    """One change. `what` is JSON text; `at` is unix seconds."""
+
+    n: int
+    at: float
+    actor: str
+    action: str
+    what: str
+    previous: str
+    hash: str
+
+
+def next_row(last: AuditRow | None, at: float, actor: str, action: str, what: object) -> AuditRow:
+    """Return the row that follows `last`.
+
+    Args:
+        last: None: there is none yet.
+        at: Unix seconds.
+        actor: An operator, or `controller`.
+        action: Such as `rollout.pause`.
+        what: Encoded as JSON with sorted keys.
+    """
+    n, previous = (1, FIRST) if last is None else (last.n + 1, last.hash)
+    text = msgspec.json.encode(what, order="deterministic").decode()
+    return AuditRow(n, at, actor, action, text, previous, _hash(n, at, actor, action, text, previous))
+
+
+def first_fault(rows: Iterable[AuditRow], after: AuditRow | None = None) -> str:
+    """Return what is wrong with the first row that does not fit its chain, or "".
+
+    Args:
+        rows: In order, without gaps.
+        after: The row before the first one; None: they begin the log.
+    """
+    n, previous = (1, FIRST) if after is None else (after.n + 1, after.hash)
+    for row in rows:
+        if row.n != n:
+            return f"row {n} is missing: row {row.n} follows"
+        if row.previous != previous:
+            return f"row {row.n} does not follow the row before it: one of them was replaced"
+        if row.hash != _hash(row.n, row.at, row.actor, row.action, row.what, row.previous):
+            return f"row {row.n} was changed: its hash does not fit its content"
+        n, previous = row.n + 1, row.hash
+    return ""
+
+
+def _hash(n: int, at: float, actor: str, action: str, what: str, previous: str) -> str:
+    return hashlib.sha256(msgspec.json.encode((n, at, actor, action, what, previous))).hexdigest()

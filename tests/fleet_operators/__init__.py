@@ -1,0 +1,1 @@
+"""The operators' side of the control plane: controller, audit log, sign-in, HTTP interface, commands."""

@@ -1,0 +1,208 @@
+"""One step of a rollout: canary and control from boxes' reports, reverts, and a store that was restored."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fleet.controller.observed import BoxView, Situation, boxes_ahead, least_share, observe
+from fleet.controller.step import caught_up, checked, needs_boxes, paused_behind, step
+from fleet.rollout.boxes import MaintenanceWindow
+from fleet.rollout.life import RolloutEvent, RolloutState
+from fleet.rollout.membership import plan_of
+from fleet.rollout.rollout import Rollout, apply
+from fleet.rollout.settings import MetricLimit, RolloutSettings, RolloutStage
+from fleet.rollout.verdict import Outcome
+from router.bundle.rollout import WHOLE, position
+
+S, E = RolloutState, RolloutEvent
+OLD, NEW = "a" * 64, "b" * 64
+SETTINGS = RolloutSettings(
+    (RolloutStage(10_000), RolloutStage(50_000), RolloutStage(WHOLE)), (MetricLimit("errors", 0.02),)
+)
+START, NOW = 1000.0, 2300.0  # a look at 1150, 1300, 1600, 2200
+
+
+def staged(state: RolloutState = S.STAGE, *, stage: int = 0) -> Rollout:
+    rollout = Rollout("r1", "kiosk", NEW, OLD, "salt", SETTINGS)
+    for event in (E.SUBMIT, E.CHECK_PASSED, E.CHECK_PASSED):
+        rollout = apply(rollout, event, START)
+    for _ in range(stage):
+        rollout = apply(rollout, E.STAGE_PASSED, START)
+    if state is S.REVERTING:
+        rollout = apply(apply(rollout, E.ABORT, START, reason="bad"), E.REVERT, START)
+    return rollout
+
+
+def late(rollout: Rollout) -> Rollout:
+    """After three looks: the next is due at 2200 and watches from 1600."""
+    return msgspec.structs.replace(rollout, looks=3, looked=1600.0)
+
+
+def box(device: str, of: Rollout, **changes: object) -> BoxView:
+    """A healthy box: it runs what the rollout's share gives it."""
+    member = position(of.salt, device) < of.share
+    healthy = BoxView(device, NOW - 10, NEW if member else OLD, running_since=1100.0, rollout=of.id)
+    return msgspec.structs.replace(healthy, **changes)
+
+
+def fleet(rollout: Rollout, count: int = 200) -> tuple[BoxView, ...]:
+    return tuple(box(f"box-{index}", rollout) for index in range(count))
+
+
+def members(rollout: Rollout, boxes: tuple[BoxView, ...]) -> list[BoxView]:
+    return [one for one in boxes if position(rollout.salt, one.device) < rollout.share]
+
+
+def counts(boxes: tuple[BoxView, ...], bad: frozenset[str] = frozenset()) -> dict[tuple[str, str], list[int]]:
+    return {
+        (one.device, one.running or ""): [100, 30 if one.device in bad else 1, 0, *([100] + [0] * 8)] for one in boxes
+    }
+
+
+def test_a_good_look_passes_and_goes_on() -> None:
+    rollout = late(staged())
+    boxes = fleet(rollout)
+    done = step(rollout, Situation(boxes, counts(boxes)), None, NOW)
+    assert done.verdict is not None
+    assert done.verdict.outcome is Outcome.PASS
+    assert (done.rollout.state, done.rollout.stage, done.rollout.share) == (S.STAGE, 1, 50_000)
+
+
+def test_a_bad_look_aborts() -> None:
+    rollout = late(staged())
+    boxes = fleet(rollout)
+    bad = frozenset(one.device for one in members(rollout, boxes))
+    done = step(rollout, Situation(boxes, counts(boxes, bad)), None, NOW)
+    assert (done.rollout.state, done.rollout.share) == (S.ABORTED, 0)
+    assert "errors: 30.00%" in done.rollout.reason
+
+
+def test_between_looks_nothing_is_read_and_nothing_happens() -> None:
+    rollout = staged()
+    assert not needs_boxes(rollout, START + 149)
+    assert needs_boxes(rollout, START + 150)
+    assert step(rollout, Situation(), None, START + 149).rollout == rollout
+    assert step(rollout, Situation(), None, START + 149).verdict is None
+
+
+def test_a_look_after_a_long_absence_is_one_look() -> None:
+    """A controller that was away for hours looks once, and the next time after at least the first look's time."""
+    rollout = staged()
+    later = step(rollout, Situation(fleet(rollout)), None, START + 20_000).rollout
+    assert later.looks == 1
+    assert not needs_boxes(later, START + 20_149)
+    assert needs_boxes(later, START + 20_150)
+
+
+def test_who_is_canary_and_who_is_control() -> None:
+    rollout = late(staged(stage=1))
+    boxes = fleet(rollout)
+    inside = members(rollout, boxes)
+    outside = [one for one in boxes if one not in inside]
+    changes: dict[str, dict[str, object]] = {
+        inside[0].device: {"running": OLD, "quarantined": frozenset({NEW})},  # rolled back
+        inside[1].device: {"running": OLD},  # pending
+        inside[2].device: {"heard": START - 10_000.0, "running": OLD},  # off since long before the stage
+        inside[3].device: {"heard": START + 100, "running": OLD},  # went silent while it changed
+        inside[4].device: {"left_out": True},
+        inside[5].device: {"running_since": NOW - 50},  # has just changed: watched for a shorter time
+        outside[0].device: {"running": NEW},  # not a box of the control
+        outside[1].device: {"heard": START + 100},  # silent
+        outside[2].device: {"left_out": True},
+    }
+    boxes = tuple(msgspec.structs.replace(one, **changes.get(one.device, {})) for one in boxes)
+    canary, control = observe(rollout, Situation(boxes, counts(boxes)), NOW)
+    assert (canary.boxes, canary.rolled_back, canary.pending) == (len(inside) - 4, 1, 1)
+    assert int(canary.silent.sum()) == 1
+    assert int((canary.requests > 0).sum()) == len(inside) - 6  # not the silent one's old bundle, not the late one
+    assert control.boxes == len(outside) - 2
+    assert int(control.silent.sum()) == 1
+
+
+def test_boxes_outside_their_window_hold_up_nothing() -> None:
+    """The box said 21:59 an hour ago: its window has opened since."""
+    rollout = late(staged(stage=2))
+    night = (MaintenanceWindow(frozenset({1}), 22 * 60, 23 * 60),)
+    waiting = [box("1", rollout, running=OLD, minute=minute, heard=NOW - 60) for minute in (21 * 60, 21 * 60 + 59)]
+    canary, _ = observe(rollout, Situation(tuple(waiting), {}, night), NOW)
+    assert canary.pending == 1
+
+
+def test_a_stage_holds_at_least_one_box_that_takes_part() -> None:
+    rollout = Rollout("r1", "kiosk", NEW, OLD, "salt", RolloutSettings((RolloutStage(1), RolloutStage(WHOLE))))
+    for event in (E.SUBMIT, E.CHECK_PASSED):
+        rollout = apply(rollout, event, START)
+    boxes = [BoxView("off", 0.0, OLD), BoxView("held", NOW, OLD, left_out=True), BoxView("on", NOW, OLD)]
+    begun = checked(rollout, (), Situation(tuple(boxes)), NOW)
+    assert begun.share == position("salt", "on") + 1 == least_share("salt", boxes, NOW)
+
+
+def test_a_failed_check_goes_back_to_its_author() -> None:
+    rollout = apply(Rollout("r1", "kiosk", NEW, OLD, "salt", SETTINGS), E.SUBMIT, START)
+    failed = checked(rollout, ["one", "two", "three", "four"], Situation(), NOW)
+    assert (failed.state, failed.reason) == (S.DRAFT, "one; two; three (and 1 more)")
+
+
+def test_a_revert_ends_when_no_box_that_answers_runs_the_bundle() -> None:
+    rollout = staged(S.REVERTING)
+    back, dark = box("1", rollout, running=OLD), box("2", rollout, running=NEW, heard=NOW - 10_000)
+    slow = box("3", rollout, running=NEW)
+    assert step(rollout, Situation((back, slow)), None, NOW).rollout.state is S.REVERTING
+    assert step(rollout, Situation((back, dark)), None, NOW).rollout.state is S.REVERTED
+    first = msgspec.structs.replace(rollout, from_bundle=None)
+    assert step(first, Situation((slow,)), None, NOW).rollout.state is S.REVERTED, "nothing to return to"
+
+
+def test_an_abort_reverts_only_once_it_is_published() -> None:
+    rollout = apply(staged(), E.ABORT, START, reason="bad")
+    before = plan_of(staged(), {}, ())
+    assert step(rollout, Situation(), before, NOW).rollout == rollout
+    after = step(rollout, Situation(), plan_of(rollout, {}, ()), NOW).rollout
+    assert (after.state, after.reason) == (S.REVERTING, "bad")
+
+
+@pytest.mark.parametrize("share", [10_500, 50_000])
+def test_a_restored_store_takes_over_a_larger_published_share(share: int) -> None:
+    """The boxes are at stage 2 and the store at stage 1: it does not pull them back, and it waits for a person."""
+    restored = staged()
+    published = msgspec.structs.replace(plan_of(restored, {}, ()), share=share)
+    after = step(restored, Situation(), published, NOW).rollout
+    assert (after.state, after.stage, after.share, after.looks) == (S.PAUSED, 1, share, 0)
+    assert "restored from a backup" in after.reason
+    assert apply(after, E.RESUME, NOW).state is S.STAGE
+    assert caught_up(after, published, NOW) is after
+
+
+def test_a_restored_store_does_not_go_on_with_what_was_aborted() -> None:
+    restored = staged()
+    published = msgspec.structs.replace(plan_of(restored, {}, ()), share=0)
+    assert step(restored, Situation(), published, NOW).rollout.state is S.ABORTED
+
+
+def test_a_plan_that_is_behind_the_store_is_the_normal_case() -> None:
+    """The decision is stored first: the plan follows."""
+    rollout = staged(stage=1)
+    for published in (None, plan_of(staged(), {}, ()), msgspec.structs.replace(plan_of(rollout, {}, ()), rollout="r0")):
+        assert caught_up(rollout, published, NOW) is rollout
+
+
+def test_boxes_ahead_of_the_store_pause_it() -> None:
+    rollout = staged()
+    known = frozenset({"r0", "r1"})
+    boxes = (
+        box("same", rollout),
+        box("before", rollout, rollout="r0"),
+        box("fresh", rollout, rollout=""),
+        box("later", rollout, rollout="r2"),
+        box("refuses", rollout, code="metadata_rollback"),
+        box("long-ago", rollout, rollout="r2", heard=START - 1),
+    )
+    ahead = boxes_ahead(rollout, boxes, known)
+    assert ahead == ["later", "refuses"]
+    paused = paused_behind(rollout, ahead, NOW)
+    assert (paused.state, "2 boxes are ahead of the control plane (later, refuses)" in paused.reason) == (
+        S.PAUSED,
+        True,
+    )
+    assert boxes_ahead(rollout, boxes, known | {"r2", "metadata_rollback"}) == []
