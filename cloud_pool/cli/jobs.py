@@ -16,8 +16,10 @@ from router.errors import CausewayError, ConfigError
 from ..config.loader import Flags, load_config
 from ..config.schema import Config
 from ..jobs.config import with_shared_redis
+from ..jobs.errors import JobStoreUnavailable
 from ..jobs.store.job_store import JobStore
 from ..observability.logs import log_crashes, start_log
+from ..redis.config import shown_address
 from .process import LogLevel, refuse, until_stopped
 
 if TYPE_CHECKING:
@@ -194,6 +196,8 @@ def _run(source: _Source, work: Callable[[JobStores, Config], Awaitable[T]]) -> 
         stores = JobStores.open(settings)
         try:
             return await work(stores, config)
+        except JobStoreUnavailable as error:
+            refuse(f"{shown_address(settings.redis)}: {error.message}")
         finally:
             await stores.close()
 

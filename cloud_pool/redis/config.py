@@ -72,6 +72,12 @@ def with_url(address: RedisAddress, url: str) -> RedisAddress:
     return msgspec.structs.replace(address, url=url) if isinstance(address, RedisConfig) else url
 
 
+def shown_address(address: RedisAddress) -> str:
+    """Return the URL for messages: without a password."""
+    parts = urlsplit(address if isinstance(address, str) else address.url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+
 def parse_redis(address: RedisAddress, where: str) -> RedisTarget:
     """Check an address.
 

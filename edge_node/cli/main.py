@@ -15,6 +15,7 @@ from router.errors import ConfigError
 from ..config.schema import MEANING, Config, config_keys, config_variable
 from .options import (
     PATH,
+    check_policy_or_exit,
     command_line,
     config_options,
     load_config_or_exit,
@@ -177,6 +178,7 @@ def up(
 ) -> None:
     """Start Triton, the gateway and the daemon on this machine, ask demo questions, then serve until Ctrl-C."""
     config = load_config_or_exit(config_path, settings, flags)
+    check_policy_or_exit(config)
     from .up.resources import default_runs_dir, find_programs
     from .up.session import UpOptions, run
 

@@ -11,7 +11,8 @@ from typing import Any, NoReturn, TypeVar, get_args
 import click
 
 from causeway import Prefer, RequestOptions
-from router.errors import ConfigError
+from router.errors import ConfigError, PolicyError
+from router.policy.compiled import parse_policy
 
 from ..config.schema import Config, load_config
 
@@ -64,6 +65,19 @@ def load_config_or_exit(config_path: Path | None, settings: tuple[str, ...], fla
         return load_config(config_path, os.environ, by_key)
     except ConfigError as error:
         usage_error(str(error))
+
+
+def check_policy_or_exit(config: Config) -> None:
+    """Read the policy file; on an error print it and exit with status 2, before programs are started for it."""
+    if not config.policy:
+        return
+    path = Path(config.policy)
+    try:
+        parse_policy(path.read_text(encoding="utf-8"), str(path))
+    except PolicyError as error:
+        usage_error(str(error))
+    except (OSError, UnicodeDecodeError) as error:
+        usage_error(f"{path}: {error}")
 
 
 def command_line(config_path: Path | None, settings: tuple[str, ...], flags: Mapping[str, str | None]) -> list[str]:

@@ -109,10 +109,10 @@ class Api:
         except CausewayError as error:
             if http.path in _ANSWER_PATHS:
                 self._metrics.request_rejected(error.code)
-            return error_response(error)
+            return _refusal(http, error)
         except Exception as failure:
             log.error("%s failed unexpectedly: %s", http.path, redacted(failure))
-            return error_response(CausewayError("internal error"))
+            return _refusal(http, CausewayError("internal error"))
 
     def _handler(self, http: web.BaseRequest) -> Handler:
         """Raises NotFound or MethodNotAllowed."""
@@ -206,6 +206,13 @@ class Api:
 
     async def _prometheus(self, http: web.BaseRequest) -> web.StreamResponse:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE, "Server": SERVER})
+
+
+def _refusal(http: web.BaseRequest, error: CausewayError) -> web.Response:
+    """Return the answer to a request that has no decision, and log both under one id."""
+    request_id = _new_id()
+    log.debug("%s refused: %s (%s) request=%s", http.path, error.status, error.code, request_id)
+    return error_response(error, {"x-request-id": request_id})
 
 
 def _new_id() -> str:

@@ -108,7 +108,8 @@ def test(folder: Path) -> None:
         raise _Usage(f"no cases in {where}; add at least one, a test without cases does not pass")
     for file in invalid:
         print_problems(console, file.problems)
-    runs = [run_file(path) for path in files]
+    reported = {file.path.resolve() for file in invalid}
+    runs = [run_file(path, reported) for path in files]
     for run in runs:
         print_run(console, run)
     raise SystemExit(FOUND if invalid or any(run.failed for run in runs) else OK)

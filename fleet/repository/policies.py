@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -70,8 +71,13 @@ def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPol
     return CheckedPolicy(path, policy, problems)
 
 
-def run_file(path: Path) -> CaseRun:
-    """Run the cases of one file against the policy that it names. Never raises."""
+def run_file(path: Path, reported: Collection[Path] = ()) -> CaseRun:
+    """Run the cases of one file against the policy that it names. Never raises.
+
+    Args:
+        path: The case file.
+        reported: Resolved paths of policies whose problems the caller shows itself.
+    """
     try:
         text = path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
@@ -82,7 +88,8 @@ def run_file(path: Path) -> CaseRun:
     checked = check_file(path.parent / cases.policy)
     if checked.policy is None:
         invalid = Problem(locations.find("policy"), f"the policy {cases.policy} is invalid or missing")
-        return CaseRun(path, "", (), (invalid, *checked.problems))
+        known = (path.parent / cases.policy).resolve() in reported
+        return CaseRun(path, "", (), (invalid,) if known else (invalid, *checked.problems))
     return CaseRun(path, checked.label, tuple(run_cases(cases, locations, checked.policy)), ())
 
 

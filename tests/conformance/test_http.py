@@ -112,6 +112,16 @@ def test_every_answer_has_a_request_id(surface: Surface, path: str, stream: bool
     assert 8 <= len(reply.headers["x-request-id"]) <= 64
 
 
+@pytest.mark.parametrize("body", [b"{", b"{}"], ids=["broken", "incomplete"])
+@pytest.mark.parametrize("key", [None, "wrong"], ids=["known", "unknown key"])
+def test_every_refusal_has_a_request_id(surface: Surface, body: bytes, key: str | None) -> None:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    first, second = (surface.send("POST", "/v1/chat/completions", body, headers) for _ in range(2))
+    assert first.status == (400 if key is None else 401)
+    assert 8 <= len(first.headers["x-request-id"]) <= 64
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+
+
 @pytest.mark.parametrize("sent", ["", "my-id-1", "x" * 5000, "a b", "\xe9"])
 def test_any_request_id_of_the_client_is_accepted(surface: Surface, sent: str) -> None:
     reply = surface.post("/v1/chat/completions", surface.chat_body(max_tokens=2), {"x-request-id": sent})

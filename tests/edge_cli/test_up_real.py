@@ -44,6 +44,15 @@ def routes(printed: str) -> list[str]:
     return [line[34:].split()[0] for line in rows]
 
 
+def test_a_bad_policy_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("version: 1\nname: kiosk\ntarget: {}\n")
+    process = up(tmp_path / "runs", "--policy", str(tmp_path / "policy.yaml"))
+    assert process.returncode == 2
+    assert "policy.yaml:3:1" in process.stdout
+    assert "did you mean `targets`?" in process.stdout
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.triton
 @pytest.mark.engine
 @pytest.mark.slow

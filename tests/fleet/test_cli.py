@@ -135,7 +135,7 @@ def test_test_refuses_an_invalid_policy(folder: Path) -> None:
     spoil(folder, "at: edge", "at: egde", "private.yaml")
     result = run("test", folder)
     assert result.exit_code == 1
-    assert "`egde` is not one of" in result.output
+    assert result.output.count("`egde` is not one of") == 1
     (folder / "cases" / "private.yaml").unlink()
     assert run("test", folder).exit_code == 1
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import aiohttp
 import anyio
 import pytest
+from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
+from cloud_pool.cli.jobs import dlq
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.store.durability import DurabilityCheck
@@ -20,6 +22,7 @@ from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from router.errors import ConfigError
 from tests.cloud.conftest import Command, until
+from tests.redis_server import free_port
 
 from .redis_server import RedisServer
 from .scripted_worker import ScriptedRunner, answers
@@ -130,3 +133,12 @@ async def test_sigterm_ends_a_waiting_worker_with_status_0(stopped_redis: RedisS
     finally:
         status = command.stop()
     assert status == 0
+
+
+def test_a_command_names_the_redis_that_does_not_answer() -> None:
+    """Without the password of its URL."""
+    url = f"redis://user:secret@127.0.0.1:{free_port()}/0"
+    result = CliRunner().invoke(dlq, ["--redis", url, "list"])
+    assert result.exit_code == 2
+    assert url.replace("user:secret@", "") in result.output
+    assert "secret" not in result.output
