@@ -30,7 +30,12 @@ if importlib.util.find_spec("llama_cpp") is None:  # `make quick` compiles nothi
     ]
 
 # Fixtures that start a service, and the marker of every test that uses one of them.
-_SERVICES = {"redis_server": "redis", "jobs_redis": "redis", "triton_environment": "triton"}
+_SERVICES = {
+    "redis_server": "redis",
+    "jobs_redis": "redis",
+    "triton_environment": "triton",
+    "postgres_server": "postgres",
+}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -25,7 +25,7 @@ from router.types import NowSignals
 from ..repository.folder import check_fleet, is_fleet
 from ..repository.policies import CASES, CheckedPolicy, case_files, check_file, policy_files, run_file
 from ..repository.template import new_fleet
-from . import signing
+from . import serving, signing
 from .output import Checked, lint_report, print_lint, print_problems, print_run
 from .records import RecordReader, record_files
 from .replay_output import print_bad_lines, print_replay, replay_document
@@ -37,10 +37,10 @@ OK, FOUND, USAGE = 0, 1, 2
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="causeway", prog_name="causeway-fleet")
 def main() -> None:
-    """Check policies and fleets, run their test cases, and sign them."""
+    """Check policies and fleets, run their test cases, sign them, and serve them to boxes."""
 
 
-for _command in (signing.keys, signing.sign, signing.diff):
+for _command in (signing.keys, signing.sign, signing.diff, serving.serve):
     main.add_command(_command)
 
 

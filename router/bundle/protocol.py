@@ -2,7 +2,7 @@
 
     POST /v1/enroll            EnrolmentRequest → Enrolment           a join token, once
     POST /v1/token             TokenRequest → IssuedToken             every few minutes
-    GET  /v1/wake?wait=SECONDS If-None-Match → 200 + ETag, or 304      an unsigned hint that something is new
+    GET  /v1/wake?wait=SECONDS If-None-Match → Wake + ETag, or 304     an unsigned hint that something is new
     POST /v1/status            StatusReport → StatusReply             after each change of state, and with each wake
     POST /v1/telemetry         Telemetry → 204                        what the box did under a bundle
     GET  /v1/revocations       If-None-Match → Revocations + ETag     for cloud gateways, as /.well-known/jwks.json
@@ -93,7 +93,12 @@ class Enrolment(_Message, frozen=True):
 
 
 class TokenRequest(_Message, frozen=True):
-    """Signed by the device key. `sent` and `nonce` make each request another one."""
+    """Signed by the device key. `sent` and `nonce` make each request another one.
+
+    `sent` is by the control plane's clock as the box knows it: more than five minutes off is refused as
+    `request_stale`, and the header `Date` of that answer says the time. Each request's `sent` is later than the one
+    before, else it is refused as `token_request_replayed`.
+    """
 
     device: Device
     boot: Annotated[str, Meta(max_length=64)]
@@ -108,6 +113,13 @@ class IssuedToken(_Message, frozen=True):
     expires_in_s: float
     now: float
     cohort: Name
+
+
+class Wake(_Message, frozen=True):
+    """Something is new for the box's cohort: the signed metadata, or the pace. The request carries the bearer token."""
+
+    cohort: Name
+    now: float
 
 
 class StatusReport(_Message, frozen=True):

@@ -1,0 +1,54 @@
+"""`causeway-fleet serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+
+from router.errors import CausewayError
+
+_Folder = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--keys", type=_Folder, required=True, help="Folder with the private keys of the online roles.")
+@click.option("--data", type=_Folder, required=True, help="Folder of this server: its token key, SQLite's database.")
+@click.option(
+    "--listen", default="127.0.0.1:8090", show_default=True, metavar="HOST:PORT", help="Address; port 0: any."
+)
+@click.option("--database", default="", metavar="URL", help="postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.")
+@click.option("--issuer", default="causeway", show_default=True, help="Claim `iss` of the boxes' tokens.")
+def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issuer: str) -> None:
+    """Serve the control plane of the fleet in FOLDER.
+
+    Put a TLS proxy in front of it. Exit code: 0 stopped by a signal, 1 it cannot start, 2 bad arguments.
+    """
+    from ..server.serving import ServeSettings
+    from ..server.serving import serve as run
+
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(f"HOST:PORT, such as 0.0.0.0:8090, not {listen!r}", param_hint="--listen")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    settings = ServeSettings(folder, keys, data, database, issuer, host.strip("[]"), int(port))
+    try:
+        _run(run(settings))
+    except CausewayError as error:
+        raise click.ClickException(error.message) from error
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    """On uvloop where that is installed."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        asyncio.run(main)
+        return
+    uvloop.run(main)

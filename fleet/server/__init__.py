@@ -1,0 +1,12 @@
+"""The control plane over HTTP, for boxes, gateways and operators.
+
+app.py       one aiohttp application of all routes
+serving.py   `causeway-fleet serve`: reads the folder, opens the store, listens, drains
+plane.py     the parts that routes share, and the tasks beside them
+routes.py    what a route is; errors as JSON
+openapi.py   the OpenAPI document, from the routes and their structs
+boxes/       what boxes ask for: enrol, token, wake, status, telemetry
+wakes.py     parked polls, one event for each cohort
+files.py     signed metadata and blobs with cache headers
+health.py    /healthz, /readyz, /metrics
+"""

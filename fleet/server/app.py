@@ -1,0 +1,39 @@
+"""One aiohttp application of all routes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import msgspec
+from aiohttp import web
+
+from .boxes.api import device_routes
+from .files import file_routes
+from .health import health_routes
+from .openapi import PATH, openapi_document
+from .plane import ControlPlane
+from .routes import ApiRoute, errors_as_json
+
+
+def all_routes(plane: ControlPlane) -> list[ApiRoute]:
+    """Return every route of the control plane, `/openapi.json` among them."""
+    routes = [*device_routes(plane), *file_routes(plane.folder / "published"), *health_routes(plane)]
+    return [*routes, _openapi(routes)]
+
+
+def build_app(routes: Sequence[ApiRoute]) -> web.Application:
+    """Return the application. Bodies are bounded by their handlers, errors are JSON."""
+    app = web.Application(middlewares=[errors_as_json])
+    for route in routes:
+        app.router.add_route(route.method, route.path, route.handler)
+    return app
+
+
+def _openapi(routes: Sequence[ApiRoute]) -> ApiRoute:
+    async def send(_http: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json")
+
+    route = ApiRoute("GET", PATH, send, "This document.", response=dict)
+    body = msgspec.json.encode(openapi_document([*routes, route], version("causeway")))
+    return route

@@ -1,0 +1,187 @@
+"""What boxes ask for: enrol, token, wake, status, telemetry; and what gateways ask for: JWKS and revocations."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+from aiohttp import web
+
+from router.bundle.protocol import (
+    SIGNATURE_HEADER,
+    Enrolment,
+    EnrolmentRequest,
+    IssuedToken,
+    StatusReply,
+    StatusReport,
+    Telemetry,
+    TokenRequest,
+    Wake,
+)
+from router.errors import AuthenticationFailed, BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest
+
+from ...store.database import StoreUnavailable
+from ...store.grouped import TooManyMessages
+from ...store.revocations import Revocations, read_revocations
+from ...trust.published import PublishedFolder
+from ..plane import ControlPlane
+from ..routes import ApiRoute, decode_body, json_response, read_body
+from . import refusals
+from .enrolment import enrol_device
+from .messages import Answer, Message, SignedMessage
+from .tokens import TOKEN_S
+
+LONGEST_POLL_S = 300.0
+Errors = tuple[type[CausewayError], ...]
+_BODY: Errors = (BodyTooLarge, InvalidJSON, InvalidRequest)
+_SIGNED: Errors = (
+    *_BODY,
+    refusals.DeviceUnknown,
+    refusals.DeviceRevoked,
+    refusals.SignatureInvalid,
+    refusals.ForeignDevice,
+)
+_AWAY: Errors = (StoreUnavailable, TooManyMessages)
+_Message = TypeVar("_Message", StatusReport, Telemetry, TokenRequest)
+
+
+class DeviceApi:
+    """The handlers. `enrolled` counts boxes."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self._published = PublishedFolder(plane.folder)
+        self._revocations = (b"", "")  # the document and its ETag, as of a generation
+        self._revocations_of = ""
+
+    async def enrol(self, http: web.Request) -> web.StreamResponse:
+        plane = self._plane
+        request = decode_body(await read_body(http), EnrolmentRequest)
+        root = self._published.newest("root")
+        if root is None:
+            raise NotPublished("nothing is signed yet: `causeway-fleet sign` makes the root that boxes trust")
+        device = await enrol_device(plane.store, plane.fleet, request, plane.clock())
+        return json_response(
+            Enrolment(
+                device=device.id,
+                tenant=device.tenant,
+                cohort=device.cohort,
+                fleet=plane.fleet.name,
+                root=root[1].decode(),
+            )
+        )
+
+    async def token(self, http: web.Request) -> web.StreamResponse:
+        answer = await self._submit(http, TokenRequest)
+        now = self._plane.clock()
+        token = self._plane.key.issue(answer.device.id, answer.device.tenant, now)
+        return json_response(
+            IssuedToken(token=token, expires_in_s=TOKEN_S, now=now, cohort=answer.device.cohort),
+            headers={"cache-control": "no-store"},
+        )
+
+    async def status(self, http: web.Request) -> web.StreamResponse:
+        return json_response((await self._submit(http, StatusReport)).reply)
+
+    async def telemetry(self, http: web.Request) -> web.StreamResponse:
+        await self._submit(http, Telemetry)
+        return web.Response(status=204)
+
+    async def wake(self, http: web.Request) -> web.StreamResponse:
+        """Answer at once if the ETag is not the newest one, else when something is new."""
+        plane = self._plane
+        name = plane.key.device_of(http.headers.get("authorization", ""), plane.clock())
+        device = await plane.lookups.submit(name)
+        if device.revoked is not None:
+            raise refusals.DeviceRevoked(f"{name} was revoked: enrol with a new key and a new join token")
+        etag = http.headers.get("if-none-match", "")
+        generation = await plane.wakes.wait(device.cohort, etag, _seconds(http.query.get("wait", "0")))
+        headers = {"etag": generation.etag, "cache-control": "no-store"}
+        if generation.etag == etag:
+            return web.Response(status=304, headers=headers)
+        return json_response(Wake(cohort=device.cohort, now=plane.clock()), headers=headers)
+
+    async def jwks(self, _http: web.Request) -> web.StreamResponse:
+        return web.Response(
+            body=self._plane.key.jwks, content_type="application/json", headers={"cache-control": "max-age=30"}
+        )
+
+    async def revocations(self, http: web.Request) -> web.StreamResponse:
+        """Read the list when it has changed only: every gateway asks every few seconds."""
+        generation = self._plane.wakes.revocations.etag
+        if generation != self._revocations_of:
+            async with self._plane.store.read() as connection:
+                body = bytes(json_response(await read_revocations(connection)).body or b"")  # type: ignore[arg-type]
+            self._revocations = (body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+            self._revocations_of = generation
+        body, etag = self._revocations
+        headers = {"etag": etag, "cache-control": "no-cache"}
+        if http.headers.get("if-none-match") == etag:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    async def _submit(self, http: web.Request, kind: type[_Message]) -> Answer:
+        body = await read_body(http)
+        message: Message = decode_body(body, kind)
+        bearer = ""
+        if authorization := http.headers.get("authorization"):
+            try:
+                bearer = self._plane.key.device_of(authorization, self._plane.clock())
+            except AuthenticationFailed:
+                bearer = ""  # the signature decides; a box whose token has expired asks for a new one this way
+        signature = http.headers.get(SIGNATURE_HEADER, "")
+        return await self._plane.messages.submit(SignedMessage(message, http.path, body, signature, bearer))
+
+
+class NotPublished(CausewayError):
+    """The fleet has no signed root yet."""
+
+    status = 503
+    code = "not_published"
+
+
+def device_routes(plane: ControlPlane) -> list[ApiRoute]:
+    """Return the routes of boxes and gateways."""
+    api = DeviceApi(plane)
+    signature = {SIGNATURE_HEADER: "Signature of the device key over path, newline and body (Ed25519, base64url)."}
+    enrolment: Errors = (
+        refusals.EnrolmentProofInvalid,
+        refusals.JoinTokenUnknown,
+        refusals.JoinTokenUsed,
+        refusals.JoinTokenExpired,
+        refusals.NoCohort,
+        refusals.DeviceNameTaken,
+        refusals.DeviceRevoked,
+        NotPublished,
+    )
+    token_errors: Errors = (*_SIGNED, refusals.RequestStale, refusals.TokenRequestReplayed, *_AWAY)
+    return [
+        ApiRoute("POST", "/v1/enroll", api.enrol, "Enrol a box with a join token.", request=EnrolmentRequest,
+                 response=Enrolment, errors=(*_BODY, *enrolment, *_AWAY)),
+        ApiRoute("POST", "/v1/token", api.token, "Issue a token of ten minutes.", "device", request=TokenRequest,
+                 response=IssuedToken, headers=signature, errors=token_errors),
+        ApiRoute("GET", "/v1/wake", api.wake, "Wait until something is new for the box's cohort.", "device",
+                 response=Wake, query={"wait": f"Seconds, at most {LONGEST_POLL_S:.0f}."},
+                 headers={"if-none-match": "The newest ETag that the box has seen."},
+                 errors=(AuthenticationFailed, refusals.TokenExpired, refusals.DeviceUnknown, refusals.DeviceRevoked,
+                         InvalidRequest, *_AWAY)),
+        ApiRoute("POST", "/v1/status", api.status, "Report what the box runs and does.", "device",
+                 request=StatusReport, response=StatusReply, headers=signature,
+                 errors=(*_SIGNED, refusals.StatusReplayed, *_AWAY)),
+        ApiRoute("POST", "/v1/telemetry", api.telemetry, "Count requests; repeated telemetry is counted once.",
+                 "device", request=Telemetry, status=204, headers=signature, errors=(*_SIGNED, *_AWAY)),
+        ApiRoute("GET", "/.well-known/jwks.json", api.jwks, "The public keys of the tokens.", response=dict),
+        ApiRoute("GET", "/v1/revocations", api.revocations, "Devices whose tokens are refused, for gateways.",
+                 response=Revocations, headers={"if-none-match": "The ETag of the list that the gateway has."},
+                 errors=_AWAY),
+    ]  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = float("nan")
+    if not wait_s >= 0:
+        raise InvalidRequest(f"wait: a number of seconds, not {text[:40]!r}", param="wait")
+    return min(wait_s, LONGEST_POLL_S)

@@ -1,0 +1,121 @@
+"""Enrolment: a join token and the proof of a key become an identity."""
+
+from __future__ import annotations
+
+import secrets
+from base64 import urlsafe_b64decode
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from sqlalchemy.exc import IntegrityError
+
+from router.bundle.protocol import EnrolmentRequest, enrolment_proof
+
+from ...repository.fleet_file import FleetDoc, cohort_of
+from ...store.database import Store
+from ...store.enrolment import EnrolledDevice, JoinToken, enrol, find_device, find_join_token
+from .refusals import (
+    DeviceNameTaken,
+    DeviceRevoked,
+    EnrolmentProofInvalid,
+    JoinTokenExpired,
+    JoinTokenUnknown,
+    JoinTokenUsed,
+    NoCohort,
+)
+
+
+def verified(public_key: str, signature: str, signed: bytes) -> bool:
+    """Whether an Ed25519 signature is valid; key and signature in base64url."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(public_key + "="))
+        key.verify(urlsafe_b64decode(signature + "=" * (-len(signature) % 4)), signed)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+async def enrol_device(store: Store, fleet: FleetDoc, request: EnrolmentRequest, now: float) -> EnrolledDevice:
+    """Enrol a box.
+
+    1. The box holds its key.
+    2. The token is one of ours. A box that repeats its request, because the answer was lost, gets the same answer
+       again, and the token loses one use only.
+    3. The token is not expired and has a use left.
+    4. The token's labels win over those of the box. The cohort is the token's, or the first one that matches.
+    5. The name is free.
+
+    Args:
+        store: The database.
+        fleet: Its cohorts.
+        request: Of the box.
+        now: Unix seconds.
+
+    Raises:
+        EnrolmentProofInvalid: (1).
+        JoinTokenUnknown: (2).
+        DeviceRevoked: (2), and the device was revoked since.
+        JoinTokenExpired: (3).
+        JoinTokenUsed: (3).
+        NoCohort: (4).
+        DeviceNameTaken: (5).
+        StoreUnavailable: The database is away.
+    """
+    if not verified(request.public_key, request.proof, enrolment_proof(request.token, request.public_key)):  # (1)
+        raise EnrolmentProofInvalid("the proof is not a signature of this key over this token")
+    try:
+        async with store.write() as connection:
+            token = await find_join_token(connection, request.token)
+            if token is None:  # (2)
+                raise JoinTokenUnknown("no such join token was made here: make one with `causeway-fleet enroll`")
+            known = await find_device(connection, public_key=request.public_key)
+            if known is not None and known.join_token == token.hash:
+                if known.revoked is not None:
+                    raise DeviceRevoked(f"{known.id} was revoked: enrol with a new key and a new join token")
+                return known
+            _check(token, now)
+            labels = {**request.labels, **token.labels}
+            device = EnrolledDevice(
+                id=request.name or f"box-{secrets.token_hex(6)}",
+                tenant=token.tenant,
+                cohort=_cohort(fleet, token, labels),
+                public_key=request.public_key,
+                join_token=token.hash,
+                revoked=None,
+            )
+            if known is not None or await find_device(connection, name=device.id) is not None:  # (5)
+                raise DeviceNameTaken(f"a device {device.id!r} is enrolled already: choose another name")
+            await enrol(
+                connection,
+                token,
+                device=device.id,
+                cohort=device.cohort,
+                public_key=device.public_key,
+                labels=labels,
+                site=request.site,
+                daemon=request.daemon,
+                now=now,
+            )
+            return device
+    except IntegrityError as error:  # another process was faster
+        raise DeviceNameTaken(f"a device {request.name!r} is enrolled already: choose another name") from error
+
+
+def _check(token: JoinToken, now: float) -> None:
+    """(3)"""
+    if now >= token.expires:
+        raise JoinTokenExpired("the join token has expired: make a new one with `causeway-fleet enroll`")
+    if token.uses_left < 1:
+        raise JoinTokenUsed("the join token has enrolled as many boxes as it may; if you did not use it, it was stolen")
+
+
+def _cohort(fleet: FleetDoc, token: JoinToken, labels: dict[str, str]) -> str:
+    """(4)"""
+    if token.cohort:
+        if token.cohort not in fleet.cohorts:
+            raise NoCohort(f"the join token is for the cohort {token.cohort!r}, which the fleet no longer has")
+        return token.cohort
+    cohort = cohort_of(fleet, labels)
+    if cohort is None:
+        raise NoCohort(f"no cohort of the fleet matches the labels {labels}")
+    return cohort

@@ -1,0 +1,246 @@
+"""Signed messages of boxes: status reports, telemetry, token requests. Many of them are one transaction.
+
+For each message, in the order of arrival:
+
+1. The device is enrolled, and not revoked.
+2. The signature is of its key; the token that came along, if any, names the same device.
+3. The message is no replay: a report's `seq` grows within a boot, a token request's `sent` grows and is near our time.
+   Telemetry that was counted before is accepted again, and not counted.
+4. It changes the device's row, which is written once for all its messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router.bundle.protocol import (
+    StatusReply,
+    StatusReport,
+    Telemetry,
+    TelemetrySample,
+    TokenRequest,
+    signed_bytes,
+)
+from router.errors import CausewayError
+
+from ...rollout.boxes import Candidate, may_change
+from ...store.devices import CHANGING, Device, DeviceEvent, changing_at, lock_devices, write_reports
+from ...store.generations import CohortPace
+from ...store.telemetry import add_samples
+from .boots import read_history, write_history
+from .enrolment import verified
+from .refusals import (
+    DeviceRevoked,
+    DeviceUnknown,
+    ForeignDevice,
+    RequestStale,
+    SignatureInvalid,
+    StatusReplayed,
+    TokenRequestReplayed,
+)
+
+FRESH_S = 300.0
+"""How far `sent` of a token request may be off."""
+_RETRY_S = 60.0
+Message = StatusReport | Telemetry | TokenRequest
+
+
+class SignedMessage(msgspec.Struct, frozen=True):
+    """A message with what proves its sender.
+
+    Attributes:
+        path: That it was posted to.
+        body: Its exact bytes.
+        signature: Of the device key, base64url.
+        bearer: The device of the token that came along, "" for none.
+    """
+
+    message: Message
+    path: str
+    body: bytes
+    signature: str
+    bearer: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The device after the message; of a report, the reply."""
+
+    device: Device
+    reply: StatusReply | None = None
+
+
+class Messages:
+    """Handles messages. `handle` is the work of a `fleet.store.grouped.Grouped`.
+
+    Args:
+        pace: Returns the pace of a cohort.
+        clock: Unix time, s.
+    """
+
+    def __init__(self, pace: Callable[[str], CohortPace], clock: Callable[[], float]) -> None:
+        self._pace = pace
+        self._clock = clock
+
+    async def handle(
+        self, connection: AsyncConnection, messages: Sequence[SignedMessage]
+    ) -> list[Answer | CausewayError]:
+        """Handle messages in one transaction."""
+        now = self._clock()
+        group = _Group(await lock_devices(connection, {signed.message.device for signed in messages}), now)
+        answers: list[Answer | CausewayError] = []
+        asking = []
+        for signed in messages:
+            try:
+                device = group.accept(signed)
+            except CausewayError as error:
+                answers.append(error)
+                continue
+            if isinstance(signed.message, StatusReport):
+                asking.append(len(answers))
+            answers.append(Answer(device))
+        if asking:
+            await self._grant(connection, group, answers, asking)
+        await write_reports(connection, group.changed, group.events)
+        await add_samples(connection, group.samples, now)
+        return answers
+
+    async def _grant(
+        self, connection: AsyncConnection, group: _Group, answers: list[Answer | CausewayError], asking: list[int]
+    ) -> None:
+        """Tell each device that reported whether it may change."""
+        reports = [
+            (index, group.devices[answer.device.id]) for index in asking if isinstance(answer := answers[index], Answer)
+        ]
+        limited = {
+            device.site
+            for _, device in reports
+            if device.site and _wants(device) and self._pace(device.cohort).per_site
+        }
+        busy = dict(await changing_at(connection, limited, group.now)) if limited else {}
+        for device in group.devices.values():  # as they are after this group's reports
+            if device.site in limited and device.state in CHANGING:
+                busy[device.id] = device.site
+        for index, device in reports:
+            allowed = _may_change(device, self._pace(device.cohort), busy)
+            if allowed and _wants(device):
+                busy[device.id] = device.site
+                group.change(msgspec.structs.replace(device, granted=group.now))
+            reply = StatusReply(
+                may_change=allowed, now=group.now, cohort=device.cohort, retry_after_s=_RETRY_S, cloned=device.cloned
+            )
+            answers[index] = Answer(device, reply)
+
+
+class _Group:
+    """The devices of one transaction, changed message by message."""
+
+    def __init__(self, devices: dict[str, Device], now: float) -> None:
+        self.devices = devices
+        self.now = now
+        self.events: list[tuple[str, DeviceEvent]] = []
+        self.samples: list[tuple[str, TelemetrySample]] = []
+        self._changed: dict[str, None] = {}
+
+    @property
+    def changed(self) -> list[Device]:
+        return [self.devices[name] for name in self._changed]
+
+    def change(self, device: Device) -> None:
+        self.devices[device.id] = device
+        self._changed[device.id] = None
+
+    def accept(self, signed: SignedMessage) -> Device:
+        """Check a message, note what it changes, and return the device after it. Raises CausewayError."""
+        message = signed.message
+        device = self._sender(signed)
+        if isinstance(message, StatusReport):
+            after = self._report(device, message)
+        elif isinstance(message, Telemetry):
+            after = self._telemetry(device, message)
+        else:
+            after = self._token(device, message)
+        if after is not device:
+            self.change(after)
+        return after
+
+    def _sender(self, signed: SignedMessage) -> Device:
+        """(1), (2)"""
+        device = self.devices.get(signed.message.device)
+        if device is None:
+            raise DeviceUnknown(f"the device {signed.message.device!r} is not enrolled here")
+        if device.revoked is not None:
+            raise DeviceRevoked(f"{device.id} was revoked: enrol with a new key and a new join token")
+        if signed.bearer and signed.bearer != device.id:
+            raise ForeignDevice(f"the message names {device.id!r}, but the token is of {signed.bearer!r}")
+        if not verified(device.public_key, signed.signature, signed_bytes(signed.path, signed.body)):
+            raise SignatureInvalid(f"the message is not signed by the key of {device.id!r}")
+        return device
+
+    def _report(self, device: Device, report: StatusReport) -> Device:
+        """(3), (4)"""
+        history = read_history(device.boots_json).with_report(report.boot, report.seq)
+        if history is None:
+            raise StatusReplayed(f"boot {report.boot}: a report with seq {report.seq} or later was heard before")
+        now = self.now
+        after = msgspec.structs.replace(
+            device,
+            heard=now,
+            boots_json=write_history(history),
+            cloned=history.cloned,
+            daemon=report.daemon,
+            state=report.state.value,
+            state_since=device.state_since if device.state == report.state.value and device.heard else now,
+            running=report.running,
+            running_since=device.running_since if device.running == report.running and device.heard else now,
+            wanted=report.wanted,
+            rollout=report.rollout,
+            code=report.code,
+            reason=report.reason,
+            quarantined_json=msgspec.json.encode(report.quarantined).decode(),
+            unproven=report.unproven,
+            weekday=report.local_weekday,
+            minute=report.local_minute,
+            granted=0.0 if report.state in CHANGING else device.granted,
+        )
+        if _shown(after) != _shown(device) or not device.heard:
+            event = DeviceEvent(now, after.state, after.running, after.wanted, after.rollout, after.code, after.reason)
+            self.events.append((device.id, event))
+        return after
+
+    def _telemetry(self, device: Device, telemetry: Telemetry) -> Device:
+        """(3), (4)"""
+        history = read_history(device.boots_json).with_telemetry(telemetry.boot, telemetry.seq)
+        if history is None:
+            return device
+        self.samples += [(device.id, sample) for sample in telemetry.samples]
+        return msgspec.structs.replace(device, heard=self.now, boots_json=write_history(history))
+
+    def _token(self, device: Device, request: TokenRequest) -> Device:
+        """(3), (4)"""
+        if not abs(request.sent - self.now) <= FRESH_S:
+            raise RequestStale("`sent` is more than five minutes off: take the time from the header `Date`, ask again")
+        if request.sent <= device.token_sent:
+            raise TokenRequestReplayed("a token request with this or a later `sent` was answered before")
+        return msgspec.structs.replace(device, heard=self.now, token_sent=request.sent)
+
+
+def _shown(device: Device) -> tuple[object, ...]:
+    return device.state, device.running, device.wanted, device.rollout, device.code
+
+
+def _wants(device: Device) -> bool:
+    """Whether the device waits to change."""
+    return device.wanted is not None and device.wanted != device.running and device.state not in CHANGING
+
+
+def _may_change(device: Device, pace: CohortPace, busy: Mapping[str, str]) -> bool:
+    """A box that is changing goes on, and one that wants nothing is not held back."""
+    if device.state in CHANGING or not _wants(device):
+        return True
+    others = [site for name, site in busy.items() if name != device.id]
+    candidate = Candidate(device.id, device.site or None, 0, device.weekday, device.minute)
+    per_site = pace.per_site or len(others) + 1
+    return bool(may_change([candidate], others, pace.windows, per_site, reverting=pace.reverting))

@@ -1,0 +1,122 @@
+"""Tokens of boxes: JWTs that the control plane and the cloud gateways accept, signed with a key of this server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import jwt
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from jwt.algorithms import OKPAlgorithm
+
+from router.errors import AuthenticationFailed, ConfigError
+
+from .refusals import TokenExpired
+
+TOKEN_S = 600.0
+TO_GATEWAYS, TO_FLEET = "causeway-cloud", "causeway-fleet"
+_SCOPE = "chat jobs"
+_ALGORITHM = "EdDSA"
+_SKEW_S = 30.0
+_REQUIRED = ["iss", "aud", "sub", "tenant", "scope", "jti", "iat", "nbf", "exp"]
+
+
+class TokenKey:
+    """Signs and verifies tokens.
+
+    Attributes:
+        jwks: The public key as a JSON Web Key Set, for the gateways.
+
+    Args:
+        key: The private key.
+        issuer: The claim `iss`, which the gateways expect.
+    """
+
+    def __init__(self, key: Ed25519PrivateKey, issuer: str) -> None:
+        self._private = key
+        self._public = key.public_key()
+        self._issuer = issuer
+        x = urlsafe_b64encode(self._public.public_bytes_raw()).rstrip(b"=").decode()
+        thumbprint = hashlib.sha256(f'{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}'.encode())  # RFC 7638
+        self._kid = urlsafe_b64encode(thumbprint.digest()).rstrip(b"=").decode()
+        public = {"kid": self._kid, "kty": "OKP", "crv": "Ed25519", "alg": _ALGORITHM, "use": "sig", "x": x}
+        self.jwks = msgspec.json.encode({"keys": [public]})
+
+    def issue(self, device: str, tenant: str, now: float) -> str:
+        """Return a token that is valid for `TOKEN_S` from `now` (unix, s)."""
+        claims = {
+            "iss": self._issuer,
+            "aud": [TO_GATEWAYS, TO_FLEET],
+            "sub": device,
+            "tenant": tenant,
+            "scope": _SCOPE,
+            "jti": secrets.token_hex(12),
+            "iat": int(now),
+            "nbf": int(now),
+            "exp": int(now + TOKEN_S),
+        }
+        return jwt.encode(claims, self._private, algorithm=_ALGORITHM, headers={"kid": self._kid})
+
+    def device_of(self, authorization: str, now: float) -> str:
+        """Return the device that an `Authorization` header names.
+
+        Args:
+            authorization: The header's value, "" for none.
+            now: Unix seconds.
+
+        Raises:
+            AuthenticationFailed: No bearer token, or not one of this key.
+            TokenExpired: It has expired.
+        """
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise AuthenticationFailed("send `Authorization: Bearer <token>`; POST /v1/token issues tokens")
+        try:
+            claims = jwt.decode(
+                token.strip(),
+                self._public,
+                algorithms=[_ALGORITHM],
+                audience=TO_FLEET,
+                issuer=self._issuer,
+                # The clock is an argument.
+                options={"verify_exp": False, "verify_nbf": False, "verify_iat": False, "require": _REQUIRED},
+            )
+        except jwt.PyJWTError as error:
+            raise AuthenticationFailed(f"the token is not one of this control plane: {error}") from error
+        if not now < float(claims["exp"]) + _SKEW_S:
+            raise TokenExpired("the token has expired: ask for a new one")
+        return str(claims["sub"])
+
+
+def load_token_key(path: Path, issuer: str) -> TokenKey:
+    """Read the private key, a JWK; make one with mode 0600 if there is none.
+
+    Raises:
+        ConfigError: The file cannot be read or written, is readable by others, or holds no such key.
+    """
+    try:
+        if not path.exists():
+            _write_new(path)
+        if path.stat().st_mode & 0o077:
+            raise ConfigError("readable by others: chmod 600", where=str(path))
+        key = OKPAlgorithm.from_jwk(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(error.strerror or str(error), where=str(path)) from error
+    except (ValueError, jwt.InvalidKeyError) as error:
+        raise ConfigError(f"not an Ed25519 key as a JWK: {error}", where=str(path)) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError("not a private Ed25519 key", where=str(path))
+    return TokenKey(key, issuer)
+
+
+def _write_new(path: Path) -> None:
+    document = json.dumps(OKPAlgorithm.to_jwk(Ed25519PrivateKey.generate(), as_dict=True))
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(document.encode())
+        os.fsync(handle)

@@ -1,0 +1,60 @@
+"""/healthz: the process answers. /readyz: it can serve boxes. /metrics: for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import text
+
+from router.errors import Draining
+
+from ..store.database import StoreUnavailable
+from .plane import ControlPlane
+from .routes import ApiRoute, json_response
+
+METRICS = {
+    "causeway_fleet_parked_polls": "Polls that wait for something new.",
+    "causeway_fleet_messages": "Signed messages of boxes that were handled.",
+    "causeway_fleet_message_transactions": "Transactions that they took.",
+}
+
+
+class _PlaneCollector(Collector):
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+
+    def collect(self) -> Iterable[Metric]:
+        plane, values = self._plane, list(METRICS.items())
+        yield GaugeMetricFamily(*values[0], value=plane.wakes.parked)
+        yield CounterMetricFamily(*values[1], value=plane.messages.items)
+        yield CounterMetricFamily(*values[2], value=plane.messages.transactions)
+
+
+def health_routes(plane: ControlPlane) -> list[ApiRoute]:
+    """Return the three routes."""
+    registry = CollectorRegistry()
+    registry.register(_PlaneCollector(plane))
+
+    async def healthz(_http: web.Request) -> web.StreamResponse:
+        return json_response({"status": "ok"})
+
+    async def readyz(_http: web.Request) -> web.StreamResponse:
+        if plane.wakes.closing:
+            raise Draining("the control plane is shutting down")
+        async with plane.store.read() as connection:
+            await connection.execute(text("SELECT 1"))
+        return json_response({"status": "ready"})
+
+    async def metrics(_http: web.Request) -> web.StreamResponse:
+        return web.Response(body=generate_latest(registry), content_type="text/plain", charset="utf-8")
+
+    ready = (Draining, StoreUnavailable)
+    return [
+        ApiRoute("GET", "/healthz", healthz, "The process answers.", response=dict[str, str]),
+        ApiRoute("GET", "/readyz", readyz, "Boxes can be served.", response=dict[str, str], errors=ready),
+        ApiRoute("GET", "/metrics", metrics, "Metrics for Prometheus.", content_type="text/plain"),
+    ]

@@ -1,0 +1,131 @@
+"""`causeway-fleet serve`: from a fleet's folder to a listening control plane, and back to nothing when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import msgspec
+from aiohttp import web
+
+from router.errors import ConfigError
+
+from ..repository.fleet_file import FleetDoc
+from ..repository.folder import check_fleet
+from ..store.database import Store
+from .app import all_routes, build_app
+from .boxes.tokens import load_token_key
+from .plane import ControlPlane
+
+_BACKLOG = 4096
+_IDLE_S = 75.0  # of a connection between two requests
+_DRAIN_S = 5.0
+_log = logging.getLogger("causeway.fleet.server")
+
+
+class ServeSettings(msgspec.Struct, frozen=True):
+    """What `causeway-fleet serve` is told.
+
+    Attributes:
+        folder: The fleet's folder, with `fleet.yaml`, `trust.yaml` and `published`.
+        keys: Folder with the private keys of the online roles.
+        data: Folder of what belongs to this server: the token key, and SQLite's database.
+        database: "": SQLite in `data`.
+        issuer: The claim `iss` of the tokens, as the gateways' `identity.issuer`.
+        port: 0: any free one.
+    """
+
+    folder: Path
+    keys: Path
+    data: Path
+    database: str = ""
+    issuer: str = "causeway"
+    host: str = "127.0.0.1"
+    port: int = 8090
+
+
+@asynccontextmanager
+async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, str]]:
+    """Run a control plane and yield it with its URL.
+
+    Raises:
+        ConfigError: The fleet has errors, a folder cannot be used, or the address is taken.
+        StoreUnavailable: The database does not answer.
+    """
+    fleet = read_fleet_folder(settings.folder)
+    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = load_token_key(settings.data / "token-key.jwk", settings.issuer)
+    store = await Store.open(settings.database or f"sqlite:///{settings.data.resolve() / 'fleet.db'}")
+    try:
+        plane = ControlPlane(settings.folder, fleet, store, key)
+        await plane.wakes.refresh()
+        runner = web.AppRunner(
+            build_app(all_routes(plane)),
+            access_log=None,
+            handler_cancellation=True,  # a poll ends when its box leaves
+            keepalive_timeout=_IDLE_S,
+            shutdown_timeout=_DRAIN_S,
+        )
+        await runner.setup()
+        try:
+            url = await _listen(runner, settings)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(plane.run)
+                try:
+                    yield plane, url
+                    plane.wakes.close()
+                    await runner.cleanup()
+                finally:
+                    tasks.cancel_scope.cancel()
+        finally:
+            await runner.cleanup()
+    finally:
+        await store.close()
+
+
+def read_fleet_folder(folder: Path) -> FleetDoc:
+    """Read `fleet.yaml`. Raises ConfigError, which names the first error."""
+    checked = check_fleet(folder)
+    if checked.fleet is None or checked.failed:
+        problem = next(problem for problem in checked.problems if problem.severity == "error")
+        raise ConfigError(problem.message, where=str(problem.location))
+    return checked.fleet
+
+
+async def serve(settings: ServeSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises as `running`."""
+    allow_many_files()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with running(settings) as (plane, url):
+        _log.info("the fleet %s is served at %s", plane.fleet.name, url)
+        await stop.wait()
+        _log.info("stopping")
+
+
+def allow_many_files() -> None:
+    """Raise the process's file limit: each parked poll is a connection."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _listen(runner: web.AppRunner, settings: ServeSettings) -> str:
+    """Return the URL."""
+    site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
+    try:
+        await site.start()
+    except OSError as error:
+        taken = "another program listens there: stop it, or choose another address"
+        reason = taken if error.errno == errno.EADDRINUSE else error.strerror
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {reason}", where="--listen") from error
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{runner.addresses[0][1]}"

@@ -1,0 +1,14 @@
+"""The control plane's database: the only package that speaks SQL. SQLite in WAL mode, or PostgreSQL by its URL.
+
+    tables.py       every table
+    migrations/     Alembic's revisions, applied when the store opens
+    database.py     `Store`: connections, transactions, what a lost database looks like
+    grouped.py      many small writes in one transaction
+    enrolment.py    join tokens, new devices
+    devices.py      devices as rows: what they reported, what operators decided
+    telemetry.py    counters of requests by device and bundle, and what changed since a look
+    generations.py  what tells parked polls, and other processes, that something is new
+    revocations.py  devices whose tokens are refused
+
+Functions take the connection of the caller's transaction, so that several of them are one change.
+"""

@@ -1,0 +1,162 @@
+"""`Store`: the database of one control plane, its transactions, and what a lost database looks like."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
+
+import anyio
+import msgspec
+from asyncpg import InterfaceError as AsyncpgInterfaceError
+from asyncpg import PostgresError
+from sqlalchemy import URL, Column, ColumnElement, Text, bindparam, event, func, make_url, select
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from router.errors import CausewayError, ConfigError
+
+from .migrate import migrate
+
+_WRITES = "causeway_writes"
+_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+_CONNECT_S, _COMMAND_S, _BUSY_S = 5.0, 10.0, 5.0
+_POOL = 8
+_RETRY_S = 5.0
+
+
+class StoreUnavailable(CausewayError):
+    """The control plane's database does not answer now. Nothing was changed, or the change is repeatable."""
+
+    status = 503
+    code = "database_unavailable"
+    retryable = True
+
+
+class Store:
+    """One database. `read` and `write` are its only doors.
+
+    A transaction that fails because the database is away raises StoreUnavailable; the next one connects anew.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        """Use `Store.open`."""
+        self._engine = engine
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        # SQLite has one writer; those of this process wait here in order, others by its busy timeout.
+        self._turn = anyio.Lock() if self.is_sqlite else None
+
+    @classmethod
+    async def open(cls, url: str) -> Store:
+        """Connect, and bring the tables up to date.
+
+        Args:
+            url: ``sqlite:///PATH`` or ``postgresql://USER:PASSWORD@HOST/NAME``.
+
+        Raises:
+            ConfigError: The URL is malformed or names another database.
+            StoreUnavailable: The database does not answer.
+        """
+        engine = _engine(_with_driver(url))
+        store = cls(engine)
+        try:
+            with _translated():
+                async with engine.connect() as connection:
+                    await connection.run_sync(migrate)
+        except BaseException:
+            await engine.dispose()
+            raise
+        return store
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """Open a transaction that only reads.
+
+        Raises:
+            StoreUnavailable: The database is away.
+        """
+        with _translated():
+            async with self._engine.connect() as connection, connection.begin():
+                yield connection
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """Open a transaction that is committed, and durable, when the block ends without an exception.
+
+        Raises:
+            StoreUnavailable: The database is away. A commit may nevertheless have happened.
+        """
+        async with self._turn or nullcontext():
+            with _translated():
+                async with self._engine.connect() as plain:
+                    connection = await plain.execution_options(**{_WRITES: True})
+                    async with connection.begin():
+                        yield connection
+
+
+def one_of(connection: AsyncConnection, column: Column[str], values: Iterable[str]) -> ColumnElement[bool]:
+    """Return the condition that a column has one of these values. Its SQL does not change with their number."""
+    chosen = list(values)
+    if connection.dialect.name == "sqlite":
+        each = func.json_each(msgspec.json.encode(chosen).decode()).table_valued("value")
+        return column.in_(select(each.c.value))
+    return column == func.any(bindparam(None, chosen, type_=ARRAY(Text)))
+
+
+def _with_driver(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise ConfigError(f"not a database URL: {url!r}", where="--database") from error
+    driver = _DRIVERS.get(parsed.get_backend_name())
+    if driver is None:
+        raise ConfigError(
+            f"{parsed.get_backend_name()} is not supported: give sqlite:///PATH or postgresql://HOST/NAME",
+            where="--database",
+        )
+    return parsed.set(drivername=driver)
+
+
+def _engine(url: URL) -> AsyncEngine:
+    if url.get_backend_name() == "postgresql":
+        arguments: dict[str, Any] = {"timeout": _CONNECT_S, "command_timeout": _COMMAND_S}
+        return create_async_engine(url, connect_args=arguments, pool_size=_POOL, pool_timeout=_COMMAND_S)
+    engine = create_async_engine(url, pool_size=_POOL, pool_timeout=_COMMAND_S)
+    event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+    event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # the driver must not begin transactions by itself: see `_begin_sqlite`
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_S * 1000:.0f}"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Any) -> None:
+    """Take the writer's lock at the beginning: a reader that becomes a writer later can fail at once as busy."""
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+class _translated:  # noqa: N801
+    """Turns errors of a lost database into StoreUnavailable. Errors of the statement itself stay: they are faults."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None or isinstance(error, IntegrityError | ProgrammingError | CausewayError):
+            return
+        if isinstance(error, DBAPIError | PoolTimeoutError | PostgresError | AsyncpgInterfaceError | OSError):
+            reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0] or type(error).__name__
+            message = f"the control plane's database does not answer: {reason}"
+            raise StoreUnavailable(message, retry_after_s=_RETRY_S) from error

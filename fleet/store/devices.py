@@ -1,0 +1,208 @@
+"""Devices as rows: what they reported, what operators decided, and their history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import bindparam, delete, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router.bundle.protocol import BoxState
+
+from .database import one_of
+from .tables import device_events, devices
+
+CHANGING = (BoxState.STAGE, BoxState.ACTIVATE, BoxState.TRIAL, BoxState.ROLLBACK)
+"""States between the first effect of a change and its commit."""
+GRANT_S = 120.0
+"""A box that was told that it may change counts as changing for so long, until it reports that it does."""
+EVENTS_KEPT = 100
+_COUNT_EVENTS_S = 30 * 86400.0
+
+
+class Device(msgspec.Struct, frozen=True):
+    """One device. Times are unix seconds by the control plane's clock, 0: never.
+
+    Attributes:
+        site: "": a site of its own.
+        revoked: When; None: not.
+        held: It keeps what it runs.
+        pin: The bundle that it runs whatever the rollout says.
+        state_since: When the state was first heard.
+        running: None: the factory's files.
+        running_since: When this bundle was first heard to be running.
+        granted: When it was last told that it may change.
+    """
+
+    id: str
+    tenant: str
+    cohort: str
+    labels_json: str
+    site: str
+    public_key: str
+    enrolled: float
+    revoked: float | None
+    held: bool
+    pin: str | None
+    heard: float
+    token_sent: float
+    boots_json: str
+    cloned: bool
+    daemon: str
+    state: str
+    state_since: float
+    running: str | None
+    running_since: float
+    wanted: str | None
+    rollout: str
+    code: str
+    reason: str
+    quarantined_json: str
+    unproven: bool
+    weekday: int
+    minute: int
+    granted: float
+
+    @property
+    def owner(self) -> str:
+        """`tenant/device`, as the gateways name it."""
+        return f"{self.tenant}/{self.id}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return msgspec.json.decode(self.labels_json, type=dict[str, str])
+
+    @property
+    def quarantined(self) -> tuple[str, ...]:
+        return msgspec.json.decode(self.quarantined_json, type=tuple[str, ...])
+
+
+class DeviceEvent(msgspec.Struct, frozen=True):
+    """A change of state, bundle or code."""
+
+    at: float
+    state: str
+    running: str | None
+    wanted: str | None
+    rollout: str
+    code: str
+    reason: str
+
+
+_COLUMNS = [devices.c[name] for name in Device.__struct_fields__]
+_REPORTED = (
+    *("heard", "token_sent", "boots_json", "cloned", "daemon", "state", "state_since", "running", "running_since"),
+    *("wanted", "rollout", "code", "reason", "quarantined_json", "unproven", "weekday", "minute", "granted"),
+)
+_UPDATE = (
+    update(devices)
+    .where(devices.c.id == bindparam("b_id"))
+    .values({name: bindparam(f"b_{name}") for name in _REPORTED})
+)
+
+
+async def lock_devices(connection: AsyncConnection, ids: Iterable[str]) -> dict[str, Device]:
+    """Return the devices that exist, by id, locked until the transaction ends (in one order, against deadlocks)."""
+    chosen = select(*_COLUMNS).where(one_of(connection, devices.c.id, ids)).order_by(devices.c.id).with_for_update()
+    return {row[0]: Device(*row) for row in await connection.execute(chosen)}
+
+
+async def write_reports(
+    connection: AsyncConnection, changed: Sequence[Device], events: Sequence[tuple[str, DeviceEvent]]
+) -> None:
+    """Write what devices reported, and their events; operators' columns stay as they are."""
+    if changed:
+        rows = [{f"b_{name}": getattr(device, name) for name in ("id", *_REPORTED)} for device in changed]
+        await connection.execute(_UPDATE, rows)
+    if events:
+        rows = [{"device": device, **msgspec.structs.asdict(event)} for device, event in events]
+        await connection.execute(insert(device_events), rows)
+
+
+async def changing_at(connection: AsyncConnection, sites: Iterable[str], now: float) -> list[tuple[str, str]]:
+    """Return (device, site) of each box of these sites that changes its bundle, or was just allowed to."""
+    active = or_(devices.c.state.in_([*CHANGING]), devices.c.granted > now - GRANT_S)
+    chosen = select(devices.c.id, devices.c.site).where(one_of(connection, devices.c.site, sites), active)
+    return [(row.id, row.site) for row in await connection.execute(chosen)]
+
+
+async def read_device(connection: AsyncConnection, device: str) -> Device | None:
+    row = (await connection.execute(select(*_COLUMNS).where(devices.c.id == device))).first()
+    return None if row is None else Device(*row)
+
+
+async def read_devices(connection: AsyncConnection, ids: Iterable[str]) -> dict[str, Device]:
+    """Return the devices that exist, by id."""
+    chosen = select(*_COLUMNS).where(one_of(connection, devices.c.id, ids))
+    return {row[0]: Device(*row) for row in await connection.execute(chosen)}
+
+
+async def cohort_devices(connection: AsyncConnection, cohort: str) -> list[Device]:
+    """Return every device of a cohort that is not revoked, sorted by id."""
+    chosen = select(*_COLUMNS).where(devices.c.cohort == cohort, devices.c.revoked.is_(None)).order_by(devices.c.id)
+    return [Device(*row) for row in await connection.execute(chosen)]
+
+
+async def page_of_devices(
+    connection: AsyncConnection,
+    *,
+    cohort: str = "",
+    state: str = "",
+    site: str = "",
+    query: str = "",
+    after: str = "",
+    limit: int = 100,
+) -> list[Device]:
+    """Return devices sorted by id.
+
+    Args:
+        connection: Of a transaction.
+        cohort: "": any; likewise the others.
+        state: A `BoxState`, ``revoked``, ``cloned``, ``held`` or ``pinned``.
+        site: The whole name.
+        query: A part of the id, any case.
+        after: The id before the page.
+        limit: At most so many.
+    """
+    chosen = select(*_COLUMNS).where(devices.c.id > after).order_by(devices.c.id).limit(limit)
+    if cohort:
+        chosen = chosen.where(devices.c.cohort == cohort)
+    if state:
+        chosen = chosen.where(_STATES.get(state, devices.c.state == state))
+    if site:
+        chosen = chosen.where(devices.c.site == site)
+    if query:
+        chosen = chosen.where(func.lower(devices.c.id).contains(query.lower(), autoescape=True))
+    return [Device(*row) for row in await connection.execute(chosen)]
+
+
+_STATES: Mapping[str, Any] = {
+    "revoked": devices.c.revoked.is_not(None),
+    "cloned": devices.c.cloned,
+    "held": devices.c.held,
+    "pinned": devices.c.pin.is_not(None),
+}
+
+
+async def device_history(connection: AsyncConnection, device: str, limit: int = EVENTS_KEPT) -> list[DeviceEvent]:
+    """Return the newest events of a device, newest first."""
+    columns = [device_events.c[name] for name in DeviceEvent.__struct_fields__]
+    chosen = select(*columns).where(device_events.c.device == device).order_by(device_events.c.n.desc()).limit(limit)
+    return [DeviceEvent(*row) for row in await connection.execute(chosen)]
+
+
+async def set_operator_columns(connection: AsyncConnection, device: str, **columns: Any) -> bool:
+    """Set `held`, `pin`, `cohort` or `cloned` of a device; return whether it exists."""
+    done = await connection.execute(update(devices).where(devices.c.id == device).values(**columns))
+    return done.rowcount > 0
+
+
+async def forget_old_events(connection: AsyncConnection, now: float) -> None:
+    """Keep the newest `EVENTS_KEPT` events of each device, of the last 30 days."""
+    await connection.execute(delete(device_events).where(device_events.c.at < now - _COUNT_EVENTS_S))
+    newest_first = func.row_number().over(partition_by=device_events.c.device, order_by=device_events.c.n.desc())
+    numbered = select(device_events.c.n, newest_first.label("place")).subquery()
+    over = select(numbered.c.n).where(numbered.c.place > EVENTS_KEPT)
+    await connection.execute(delete(device_events).where(device_events.c.n.in_(over)))

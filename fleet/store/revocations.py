@@ -1,0 +1,60 @@
+"""Devices whose tokens are refused. The gateways read the list; it holds a device as long as a token could live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from sqlalchemy import delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from .generations import REVOCATIONS, advance
+from .tables import devices, generations, revocations
+
+_KEPT_S = 367 * 86400.0  # more than any gateway's `max_lifetime_s`
+
+
+class Revocations(msgspec.Struct, frozen=True):
+    """The list as the gateways read it.
+
+    Attributes:
+        epoch: Grows when the list was begun anew; here always 1.
+        version: Grows with each revocation.
+        tokens: Token id → unix time of its expiry.
+        devices: tenant/device → unix time; tokens that were issued until then are refused.
+    """
+
+    epoch: int
+    version: int
+    tokens: Mapping[str, float]
+    devices: Mapping[str, float]
+
+
+async def revoke(connection: AsyncConnection, device: str, now: float) -> bool:
+    """Revoke a device for good: its tokens, its key and its reports are refused from now on.
+
+    Returns:
+        Whether the device exists.
+    """
+    row = (await connection.execute(select(devices.c.tenant, devices.c.cohort).where(devices.c.id == device))).first()
+    if row is None:
+        return False
+    owner = f"{row.tenant}/{device}"
+    await connection.execute(update(devices).where(devices.c.id == device).values(revoked=now))
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    await connection.execute(
+        insert(revocations)
+        .values(owner=owner, at=now)
+        .on_conflict_do_update(index_elements=["owner"], set_={"at": now})
+    )
+    await connection.execute(delete(revocations).where(revocations.c.at < now - _KEPT_S))
+    await advance(connection, REVOCATIONS)
+    return True
+
+
+async def read_revocations(connection: AsyncConnection) -> Revocations:
+    """Return the whole list."""
+    version = await connection.scalar(select(generations.c.counter).where(generations.c.name == REVOCATIONS))
+    rows = await connection.execute(select(revocations.c.owner, revocations.c.at))
+    return Revocations(epoch=1, version=version or 0, tokens={}, devices={row.owner: row.at for row in rows})

@@ -1,0 +1,164 @@
+"""The tables. Times are unix seconds by the control plane's clock; a column that ends in `_json` holds JSON text."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
+
+from router.bundle.protocol import LATENCY_BOUNDS_S
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+LATENCY_COLUMNS = tuple(f"latency_{index}" for index in range(len(LATENCY_BOUNDS_S) + 1))
+COUNTERS = ("requests", "errors", "degraded", *LATENCY_COLUMNS)
+_ID, _NAME, _HASH = String(128), String(64), String(64)
+_Serial = BigInteger().with_variant(Integer, "sqlite")  # only an INTEGER primary key numbers itself in SQLite
+
+
+def _counters() -> list[Column[int]]:
+    return [Column(name, BigInteger, nullable=False, server_default="0") for name in COUNTERS]
+
+
+devices = Table(
+    "devices",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("tenant", _NAME, nullable=False),
+    Column("cohort", _NAME, nullable=False, index=True),
+    Column("labels_json", Text, nullable=False),
+    Column("site", _ID, nullable=False, index=True),  # "": a site of its own
+    Column("public_key", String(43), nullable=False, unique=True),
+    Column("join_token", _HASH, nullable=False),  # the hash of the token that it enrolled with
+    Column("enrolled", Float, nullable=False),
+    # By operators.
+    Column("revoked", Float),
+    Column("held", Boolean, nullable=False),
+    Column("pin", _HASH),
+    # By the box's messages.
+    Column("heard", Float, nullable=False),  # 0: never
+    Column("token_sent", Float, nullable=False),  # `sent` of its newest token request: an older one is a replay
+    Column("boots_json", Text, nullable=False),  # fleet.server.boxes.boots.BootHistory
+    Column("cloned", Boolean, nullable=False),
+    Column("daemon", _NAME, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("state_since", Float, nullable=False),  # when the state was first heard
+    Column("running", _HASH),
+    Column("running_since", Float, nullable=False),  # when `running` was first heard
+    Column("wanted", _HASH),
+    Column("rollout", _NAME, nullable=False),
+    Column("code", _NAME, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("quarantined_json", Text, nullable=False),
+    Column("unproven", Boolean, nullable=False),
+    Column("weekday", Integer, nullable=False),  # at the box, ISO
+    Column("minute", Integer, nullable=False),  # of the box's day
+    Column("granted", Float, nullable=False),  # when it was last told that it may change
+)
+
+device_events = Table(
+    "device_events",
+    metadata,
+    Column("n", _Serial, primary_key=True, autoincrement=True),
+    Column("device", _ID, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("running", _HASH),
+    Column("wanted", _HASH),
+    Column("rollout", _NAME, nullable=False),
+    Column("code", _NAME, nullable=False),
+    Column("reason", Text, nullable=False),
+    Index(None, "device", "n"),
+)
+
+join_tokens = Table(
+    "join_tokens",
+    metadata,
+    Column("hash", _HASH, primary_key=True),
+    Column("cohort", _NAME, nullable=False),  # "": by the box's labels
+    Column("tenant", _NAME, nullable=False),
+    Column("labels_json", Text, nullable=False),
+    Column("uses_left", Integer, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("expires", Float, nullable=False),
+)
+
+telemetry = Table(
+    "telemetry",  # all requests of a device under a bundle
+    metadata,
+    Column("device", _ID, primary_key=True),
+    Column("bundle", _HASH, primary_key=True),  # "": the factory's files
+    Column("heard", Float, nullable=False),
+    *_counters(),
+)
+
+telemetry_marks = Table(
+    "telemetry_marks",  # `telemetry` as it was at a rollout's last look
+    metadata,
+    Column("rollout", _NAME, primary_key=True),
+    Column("device", _ID, primary_key=True),
+    Column("bundle", _HASH, primary_key=True),
+    *_counters(),
+)
+
+revocations = Table(
+    "revocations",
+    metadata,
+    Column("owner", String(200), primary_key=True),  # tenant/device
+    Column("at", Float, nullable=False),  # tokens that were issued until then are refused
+)
+
+generations = Table(
+    "generations",
+    metadata,
+    Column("name", _NAME, primary_key=True),  # a cohort, or REVOCATIONS
+    Column("counter", BigInteger, nullable=False),
+    Column("nonce", String(16), nullable=False),  # after a restored backup a counter comes again, a nonce does not
+    Column("pace_json", Text, nullable=False),  # fleet.store.generations.CohortPace
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", _NAME, primary_key=True),
+    Column("cohort", _NAME, nullable=False, index=True),
+    Column("body_json", Text, nullable=False),  # fleet.rollout.rollout.Rollout
+    Column("created", Float, nullable=False),
+    Column("updated", Float, nullable=False),
+)
+
+looks = Table(
+    "looks",
+    metadata,
+    Column("n", _Serial, primary_key=True, autoincrement=True),
+    Column("rollout", _NAME, nullable=False, index=True),
+    Column("at", Float, nullable=False),
+    Column("stage", Integer, nullable=False),
+    Column("verdict_json", Text, nullable=False),
+)
+
+audit = Table(
+    "audit",  # append-only; each row's hash covers the row before
+    metadata,
+    Column("n", _Serial, primary_key=True, autoincrement=True),
+    Column("at", Float, nullable=False),
+    Column("actor", String(256), nullable=False),
+    Column("action", _NAME, nullable=False),
+    Column("what_json", Text, nullable=False),
+    Column("previous", _HASH, nullable=False),
+    Column("hash", _HASH, nullable=False),
+)
+
+sessions = Table(
+    "sessions",  # of operators
+    metadata,
+    Column("hash", _HASH, primary_key=True),  # of the session's secret
+    Column("operator", String(256), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("began", Float, nullable=False),
+    Column("expires", Float, nullable=False),
+)

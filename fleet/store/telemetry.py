@@ -1,0 +1,109 @@
+"""Counters of requests by device and bundle, for ever growing; a look counts what came since the look before.
+
+One row for each device and bundle: the table does not grow with time, and a look costs the same after a minute and
+after a day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import String, and_, delete, insert, literal, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router.bundle.protocol import TelemetrySample
+
+from .tables import COUNTERS, devices, telemetry, telemetry_marks
+
+_FORGET_S = 90 * 86400.0
+
+
+class BundleCounts(msgspec.Struct, frozen=True):
+    """Requests of one device under one bundle. `latency`: by bucket of `router.bundle.protocol.LATENCY_BOUNDS_S`."""
+
+    device: str
+    bundle: str | None
+    requests: int
+    errors: int
+    degraded: int
+    latency: tuple[int, ...]
+
+
+async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, TelemetrySample]], now: float) -> None:
+    """Add (device, sample) pairs to the counters. The caller has made sure that they are counted once."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for device, sample in samples:
+        counts = [sample.requests, sample.errors, sample.degraded, *sample.latency]
+        key = (device, sample.bundle or "")
+        sums[key] = [a + b for a, b in zip(sums[key], counts, strict=True)] if key in sums else counts
+    if not sums:
+        return
+    rows = [
+        {"device": device, "bundle": bundle, "heard": now, **dict(zip(COUNTERS, counts, strict=True))}
+        for (device, bundle), counts in sorted(sums.items())
+    ]
+    kind = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    adding = kind(telemetry)
+    grown: dict[str, Any] = {name: telemetry.c[name] + adding.excluded[name] for name in COUNTERS}
+    await connection.execute(
+        adding.on_conflict_do_update(
+            index_elements=["device", "bundle"], set_=grown | {"heard": adding.excluded.heard}
+        ),
+        rows,
+    )
+
+
+async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> list[BundleCounts]:
+    """Return what the devices of a cohort did since the rollout's mark; without a mark, since ever.
+
+    Args:
+        connection: Of a transaction.
+        rollout: Whose mark.
+        cohort: Devices that are not revoked are counted.
+    """
+    marks = telemetry_marks
+    same = and_(marks.c.rollout == rollout, marks.c.device == telemetry.c.device, marks.c.bundle == telemetry.c.bundle)
+    columns = [telemetry.c.device, telemetry.c.bundle]
+    columns += [telemetry.c[name] for name in COUNTERS]
+    columns += [marks.c[name] for name in COUNTERS]
+    chosen = (
+        select(*columns)
+        .join(devices, devices.c.id == telemetry.c.device)
+        .outerjoin(marks, same)
+        .where(devices.c.cohort == cohort, devices.c.revoked.is_(None))
+        .order_by(telemetry.c.device, telemetry.c.bundle)
+    )
+    return [_difference(row) for row in await connection.execute(chosen)]
+
+
+def _difference(row: Sequence[Any]) -> BundleCounts:
+    width = len(COUNTERS)
+    requests, errors, degraded, *latency = (
+        now - (before or 0) for now, before in zip(row[2 : 2 + width], row[2 + width :], strict=True)
+    )
+    return BundleCounts(row[0], row[1] or None, requests, errors, degraded, tuple(latency))
+
+
+async def mark(connection: AsyncConnection, rollout: str, cohort: str) -> None:
+    """Let the rollout's next look count from now on; call it in the transaction of the look before."""
+    await forget_mark(connection, rollout)
+    columns = ("device", "bundle", *COUNTERS)
+    now = (
+        select(literal(rollout, String), *(telemetry.c[name] for name in columns))
+        .join(devices, devices.c.id == telemetry.c.device)
+        .where(devices.c.cohort == cohort)
+    )
+    await connection.execute(insert(telemetry_marks).from_select(["rollout", *columns], now))
+
+
+async def forget_mark(connection: AsyncConnection, rollout: str) -> None:
+    """Drop the mark of a rollout that has ended."""
+    await connection.execute(delete(telemetry_marks).where(telemetry_marks.c.rollout == rollout))
+
+
+async def forget_old_counters(connection: AsyncConnection, now: float) -> None:
+    """Drop counters that have not grown for 90 days: those of bundles that no box runs any more."""
+    await connection.execute(delete(telemetry).where(telemetry.c.heard < now - _FORGET_S))

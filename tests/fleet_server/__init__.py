@@ -1,0 +1,1 @@
+"""The control plane on real sockets and real databases."""

@@ -1,0 +1,120 @@
+"""A control plane on a real database; every test runs on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from fleet.repository.template import new_fleet
+from fleet.server.plane import ControlPlane
+from fleet.server.serving import ServeSettings, running
+from fleet.store.enrolment import new_join_token
+
+from .box import Box
+from .postgres import PostgresServer, make_postgres
+
+FLEET = """version: 1
+name: stores
+cohorts:
+  kiosk:
+    match: {role: kiosk}
+    policy: policies/default.yaml
+  everyone:
+    policy: policies/default.yaml
+"""
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    server = make_postgres()
+    try:
+        yield server
+    finally:
+        server.stop()
+        server.remove()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'fleet.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.database()
+
+
+@pytest.fixture
+def fleet_folder(tmp_path: Path) -> Path:
+    """A fleet whose root metadata is there."""
+    folder = tmp_path / "fleet"
+    new_fleet(folder)
+    (folder / "fleet.yaml").write_text(FLEET)
+    metadata = folder / "published" / "tuf" / "metadata"
+    metadata.mkdir(parents=True)
+    for name in ("1.root.json", "root.json", "timestamp.json"):
+        (metadata / name).write_bytes(msgspec.json.encode({"signed": name}))
+    return folder
+
+
+class Plane:
+    """A running control plane, and boxes of it."""
+
+    def __init__(self, plane: ControlPlane, url: str, http: aiohttp.ClientSession) -> None:
+        self.plane = plane
+        self.url = url
+        self.http = http
+
+    def box(self, name: str = "") -> Box:
+        return Box(self.http, self.url, name)
+
+    async def join_token(self, *, cohort: str = "", uses: int = 1, expires_s: float = 3600.0, **labels: str) -> str:
+        now = datetime.now(UTC).timestamp()
+        async with self.plane.store.write() as connection:
+            return await new_join_token(
+                connection, cohort=cohort, tenant="acme", labels=labels, uses=uses, expires_s=expires_s, now=now
+            )
+
+    async def enrolled(self, name: str = "", **fields: object) -> Box:
+        """A box with an identity and a token."""
+        box = self.box(name)
+        assert (await box.enrol(await self.join_token(), **fields)).status == 200
+        assert (await box.ask_token()).status == 200
+        return box
+
+
+@asynccontextmanager
+async def serving(folder: Path, database: str) -> AsyncIterator[Plane]:
+    settings = ServeSettings(folder, folder / "keys", folder / "data", database, port=0)
+    async with AsyncExitStack() as stack:
+        plane, url = await stack.enter_async_context(running(settings))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Plane(plane, url, http)
+
+
+@pytest.fixture
+async def plane(fleet_folder: Path, database: str) -> AsyncIterator[Plane]:
+    """Its task groups are entered and left in one task, which pytest's set-up and tear-down are not."""
+    started: asyncio.Future[Plane] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+
+    async def host() -> None:
+        try:
+            async with serving(fleet_folder, database) as one:
+                started.set_result(one)
+                await stop.wait()
+        except Exception as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    task = asyncio.create_task(host())
+    yield await started
+    stop.set()
+    await task

@@ -1,0 +1,34 @@
+"""Boxes at the control plane: from the join token to reports that are heard."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.store.generations import advance
+
+from .conftest import Plane
+
+pytestmark = pytest.mark.slow
+
+
+async def test_a_box_enrols_reports_and_is_woken(plane: Plane) -> None:
+    box = plane.box("till-7")
+    enrolment = await box.enrol(await plane.join_token(role="kiosk"), labels={"role": "desk", "floor": "2"})
+    assert enrolment.body == {
+        "device": "till-7",
+        "tenant": "acme",
+        "cohort": "kiosk",  # a label of the join token wins
+        "fleet": "stores",
+        "root": '{"signed":"1.root.json"}',
+    }
+    issued = await box.ask_token()
+    assert (issued.body["expires_in_s"], issued.body["cohort"]) == (600.0, "kiosk")
+    reply = await box.report()
+    assert (reply.body["may_change"], reply.body["cloned"]) == (True, False)
+    etag = (await box.wake()).headers["etag"]
+    assert (await box.wake(etag)).status == 304
+    async with plane.plane.store.write() as connection:
+        await advance(connection, "kiosk")
+    woken = await box.wake(etag, wait_s=30)
+    assert (woken.status, woken.body["cohort"]) == (200, "kiosk")
+    assert woken.headers["etag"] != etag
