@@ -11,7 +11,7 @@ or `await app.serve()`, which does all three and ends on SIGTERM or SIGINT.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,11 +43,16 @@ from .storage.cache import AnswerCache
 from .storage.decisions import DecisionStore
 from .storage.policies import DEFAULT_POLICY, PolicyStore
 from .storage.spend import SpendStore
+from .storage.state_folder import StateFolderLock
 
 if TYPE_CHECKING:
+    from .agent.agent import Agent, FleetLink
+    from .agent.boot import Booted
     from .observability.tracing import RequestTracer
 
 __all__ = ["App", "build"]
+
+FLEET_FOLDER = "fleet"  # in the state folder
 
 
 def build(
@@ -56,6 +61,7 @@ def build(
     make_engine: Callable[[str], Engine] | None = None,
     clock: Clock | None = None,
     environ: Mapping[str, str] = os.environ,
+    fleet: FleetLink | None = None,
 ) -> App:
     """Construct one daemon, without starting it.
 
@@ -63,23 +69,30 @@ def build(
         make_engine: creates the engine of an edge target's model; by default from the model's artifact.
         clock: for tests.
         environ: for systemd's variables.
+        fleet: the fleet whose plan the daemon follows; without one it runs the last bundle that it verified, if any.
     """
     clock = clock or system_clock()
     state_dir = Path(config.state_dir) if config.state_dir else None
-    engines = EnginePool(make_engine or _engine_maker(config.engine)) if config.engine.enabled else None
+    factory = config
+    state_folder = StateFolderLock(state_dir)
+    booted, config = _boot(config, state_folder, clock)
+    model_dirs = [Path(folder) for folder in config.engine.model_dirs]  # the agent puts another bundle's first
+    engines = EnginePool(make_engine or _engine_maker(config.engine, model_dirs)) if config.engine.enabled else None
     cloud = CloudBackend(config.cloud) if config.cloud.url else None
     record_all = config.decisions.record == "all"
-    learned = LearnedEstimators([Path(folder) for folder in config.engine.model_dirs], always_quality=record_all)
+    learned = LearnedEstimators(model_dirs, always_quality=record_all)
     spend = SpendStore(state_dir, clock)
     signals = SignalCollector(clock, spend=spend, edge=engines, cloud=cloud, read_device=DeviceProbes().read)
     admission = Admission(AdmissionLimits())
     metrics = Metrics(lambda: read_gauges(parts))
 
+    model_temperature = _model_temperatures(model_dirs)
+
     def activate(policy: Policy) -> None:
         limits = policy.limits
         admission.set_limits(AdmissionLimits(limits.concurrent, limits.queue, limits.per_client_rps))
         metrics.set_targets(target.name for target in policy.targets)
-        service.use(policy)
+        service.use(policy, _cache_scope(config.engine, model_dirs))
         if engines is not None:
             engines.use(policy)
             learned.activate(policy)
@@ -90,7 +103,7 @@ def build(
         clock=clock,
         on_activate=activate,
         on_load=metrics.policy_loaded,
-        model_temperature=_model_temperatures(config.engine),
+        model_temperature=model_temperature,
     )
     cache = AnswerCache(
         memory_bytes=config.cache.memory_bytes,
@@ -117,10 +130,31 @@ def build(
         clock=clock,
         count_tokens=None if engines is None else engines.count,
         estimate_quality=None if engines is None else learned.quality,
-        scope=_cache_scope(config.engine),
         default_deadline_s=config.server.default_deadline_s,
         record_all=record_all,
     )
+
+    def restart() -> None:
+        app.restart()
+
+    def make_agent(fleet: FleetLink, booted: Booted) -> Agent:
+        # Imported only when needed, as for all of the fleet: most boxes are in none.
+        from .agent.agent import Agent
+        from .daemon.bundles import BundleHost
+
+        assert state_dir is not None
+        settings = {} if booted.bundle is None else booted.bundle.manifest.settings
+        return Agent(
+            folder=state_dir / FLEET_FOLDER,
+            booted=booted,
+            host=BundleHost(lambda: parts, factory, settings, model_dirs, model_temperature, restart),
+            clock=clock,
+            member=fleet.member,
+            source=fleet.source,
+            settings=fleet.settings,
+            may_change=fleet.may_change,
+        )
+
     parts = Components(
         started=clock.monotonic(),
         clock=clock,
@@ -140,6 +174,7 @@ def build(
             ConnectionTable("unix", config.server.max_connections, clock.monotonic),
         ),
         tracing=_tracing(config),
+        agent=None if fleet is None or booted is None else make_agent(fleet, booted),
     )
     api = Api(
         service=service,
@@ -151,7 +186,25 @@ def build(
         readiness=parts.readiness,
         tracing=parts.tracing,
     )
-    return App(config, parts, api, SystemdNotifier(environ))
+    app = App(config, parts, api, SystemdNotifier(environ), state_folder)
+    return app
+
+
+def _boot(config: Config, state_folder: StateFolderLock, clock: Clock) -> tuple[Booted | None, Config]:
+    """The bundle to start with, and the configuration under it; None for a box that was never in a fleet.
+
+    Raises:
+        ConfigError: another daemon uses the state folder.
+    """
+    state_dir = state_folder.folder
+    if state_dir is None or not (state_dir / FLEET_FOLDER).is_dir():
+        return None, config
+    state_folder.acquire()  # before this start is counted; the lifecycle releases it
+    from .agent.boot import boot
+    from .daemon.bundles import daemon_version, with_bundle
+
+    booted = boot(state_dir / FLEET_FOLDER, daemon_version(), clock.unix())
+    return booted, with_bundle(config, booted.bundle)
 
 
 def _backends(engines: EnginePool | None, cloud: CloudBackend | None) -> dict[Location, Backend]:
@@ -177,10 +230,10 @@ def _cloud_timeouts(config: Config) -> Timeouts:
     return Timeouts(first_token_s=config.cloud.first_token_timeout_s, whole_s=config.cloud.timeout_s)
 
 
-def _cache_scope(config: EngineConfig) -> bytes:
+def _cache_scope(config: EngineConfig, model_dirs: Sequence[Path]) -> bytes:
     """Model hashes and grammar settings: other weights or another grammar may give other answers."""
     try:
-        artifacts = list_artifacts([Path(folder) for folder in config.model_dirs])
+        artifacts = list_artifacts(model_dirs)
     except ArtifactError:
         return b""  # the engine reports it
     grammar = "calls" if config.restrict_tool_arguments else ""
@@ -190,12 +243,12 @@ def _cache_scope(config: EngineConfig) -> bytes:
     ).encode()
 
 
-def _model_temperatures(config: EngineConfig) -> ModelTemperature:
+def _model_temperatures(model_dirs: Sequence[Path]) -> ModelTemperature:
     """The manifests' temperatures, by model; 1 (what the engine uses) for a manifest that names none."""
 
     def temperature(model: str) -> float | None:
         try:
-            manifest = find_artifact(model, [Path(folder) for folder in config.model_dirs]).manifest
+            manifest = find_artifact(model, model_dirs).manifest
         except ArtifactError:
             return None  # the engine reports it
         return OPENAI_TEMPERATURE if manifest.temperature is None else manifest.temperature
@@ -203,14 +256,14 @@ def _model_temperatures(config: EngineConfig) -> ModelTemperature:
     return temperature
 
 
-def _engine_maker(config: EngineConfig) -> Callable[[str], Engine]:
+def _engine_maker(config: EngineConfig, model_dirs: Sequence[Path]) -> Callable[[str], Engine]:
     """Engines from artifacts: the configured folders are searched first, then the models that ship."""
 
     def make(model: str) -> Engine:
         # Imported only when needed: a box without an engine need not have its dependencies installed.
         from .backends.engine.backend import EngineBackend
 
-        artifact = find_artifact(model, [Path(folder) for folder in config.model_dirs])
+        artifact = find_artifact(model, model_dirs)
         manifest = artifact.manifest
         return EngineBackend(
             artifact.path,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 from tuf.api import exceptions as tuf
-from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Timestamp
+from tuf.api.metadata import Metadata, Root, Signed, Snapshot, TargetFile, Timestamp
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from router.bundle.manifest import MAX_MANIFEST_BYTES, BundleManifest, read_manifest
@@ -60,12 +60,22 @@ class UpdateVerifier:
         fetch: The source.
         monotonic: Seconds that only grow.
         bounds: Limits of the download.
+        not_before: It is at least so late, whatever the clock says: Unix seconds. Metadata that expired before is old,
+            also for a box whose clock stands in the past.
     """
 
     def __init__(
-        self, folder: Path, root: bytes, fetch: Fetch, monotonic: Callable[[], float], bounds: Bounds | None = None
+        self,
+        folder: Path,
+        root: bytes,
+        fetch: Fetch,
+        monotonic: Callable[[], float],
+        bounds: Bounds | None = None,
+        *,
+        not_before: float = 0.0,
     ) -> None:
         self._folder = folder
+        self._not_before = datetime.fromtimestamp(not_before, UTC)
         self._fetcher = _BoundedFetcher(fetch, monotonic, bounds or Bounds())
         folder.mkdir(parents=True, exist_ok=True)
         with self._translated("root"):
@@ -82,6 +92,7 @@ class UpdateVerifier:
         """
         with self._translated():
             self._updater.refresh()
+        self._check_time()
         self._raise_floor()
 
     def plan(self, cohort: str) -> RolloutPlan | None:
@@ -127,6 +138,20 @@ class UpdateVerifier:
         except MetadataMixed as error:
             raise BundleAltered(error.message) from error
         return path.read_bytes()
+
+    def _check_time(self) -> None:
+        """Compare with the least time what python-tuf compared with the clock."""
+        kinds: tuple[tuple[str, type[UpdateRefused]], ...] = (
+            ("root", RoleExpired),
+            ("timestamp", MetadataFrozen),
+            ("snapshot", MetadataFrozen),
+            ("targets", RoleExpired),
+        )
+        for role, refusal in kinds:
+            expires = _read_signed(self._folder / f"{role}.json").expires
+            if expires < self._not_before:
+                late = f"it is at least {self._not_before:%Y-%m-%d} (is the clock wrong?)"
+                raise refusal(f"{role}: expired at {expires:%Y-%m-%d %H:%M}, and {late}")
 
     def _raise_floor(self) -> None:
         """Refuse versions below any that were verified before, then sync the present ones to disk."""
@@ -210,6 +235,11 @@ class _BoundedFetcher(FetcherInterface):
         if elapsed > self._bounds.grace_s and self._received < elapsed * self._bounds.least_bytes_per_s:
             rate = self._received / elapsed
             raise tuf.SlowRetrievalError(f"{url}: {rate:.0f} bytes/s, least {self._bounds.least_bytes_per_s:g}")
+
+
+def _read_signed(path: Path) -> Signed:
+    signed: Signed = Metadata.from_file(str(path)).signed
+    return signed
 
 
 def _read_floor(path: Path) -> dict[str, int]:

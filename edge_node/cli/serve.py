@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Iterator
 
 import click
@@ -15,22 +17,29 @@ from ..observability.logs import start_log
 def run(config: Config) -> int:
     """Run the daemon until SIGTERM or Ctrl-C, drain it, and return the exit code.
 
+    For a bundle with other settings the program is executed anew, in the same process, after the drain.
+
     Raises:
         ConfigError: The daemon cannot start.
     """
     start_log(config)
 
-    async def run_daemon() -> None:
-        await build(config).serve(
+    async def run_daemon() -> bool:
+        app = build(config)
+        await app.serve(
             on_listening=lambda app: _print_summary(config, app), on_ready=lambda app: _print_ready(config, app)
         )
+        return app.restarting
 
     try:
         import uvloop
     except ImportError:  # optional: faster
-        asyncio.run(run_daemon())
+        restarting = asyncio.run(run_daemon())
     else:
-        uvloop.run(run_daemon())
+        restarting = uvloop.run(run_daemon())
+    if restarting:
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return 0
 
 

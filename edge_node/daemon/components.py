@@ -23,6 +23,7 @@ from ..storage.policies import PolicyStore
 from ..storage.spend import SpendStore
 
 if TYPE_CHECKING:
+    from ..agent.agent import Agent
     from ..observability.tracing import RequestTracer
 
 
@@ -45,6 +46,7 @@ class Components:
     cloud: CloudBackend | None
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     tracing: RequestTracer | None = None
+    agent: Agent | None = None  # of a box that joined a fleet
 
     def readiness(self) -> Readiness:
         """Ready when a target can answer: the engine is loaded, or the cloud is not known to be unreachable."""

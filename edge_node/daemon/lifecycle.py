@@ -11,7 +11,6 @@ import logging
 import resource
 import signal
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import anyio
 
@@ -34,13 +33,17 @@ _GC_THRESHOLD = 10_000  # allocations between collections of the youngest genera
 class App:
     """One daemon, constructed by `edge_node.app.build`."""
 
-    def __init__(self, config: Config, parts: Components, api: Api, notifier: SystemdNotifier) -> None:
+    def __init__(
+        self, config: Config, parts: Components, api: Api, notifier: SystemdNotifier, state_folder: StateFolderLock
+    ) -> None:
         self._config = config
         self._parts = parts
         self._notifier = notifier
         self._listener = HttpListener(config.server, api.handle, tcp=parts.connections[0], unix=parts.connections[1])
-        self._state_folder = StateFolderLock(Path(config.state_dir) if config.state_dir else None)
+        self._state_folder = state_folder
         self._stop = asyncio.Event()
+        self._stop_requested = asyncio.Event()  # by a signal, or by `restart`
+        self._restarting = False
         self._reload_requested = asyncio.Event()  # by SIGHUP
         self._listening = asyncio.Event()
         self._ready = asyncio.Event()  # a target can answer
@@ -59,6 +62,16 @@ class App:
     @property
     def parts(self) -> Components:
         return self._parts
+
+    @property
+    def restarting(self) -> bool:
+        """After `serve`: the caller shall start the daemon anew, with the settings of another bundle."""
+        return self._restarting
+
+    def restart(self) -> None:
+        """Let `serve` drain, close and end, to be started anew."""
+        self._restarting = True
+        self._stop_requested.set()
 
     async def start(self) -> None:
         """Start everything and listen. Requests may come at once: they wait for the engine within their deadline.
@@ -97,7 +110,10 @@ class App:
     async def drain(self) -> bool:
         """Refuse new requests and wait for those in progress. Returns False if some are left at the timeout."""
         log.info("draining for up to %g s, requests in progress: %d", self._config.server.drain_s, self.in_flight)
-        self._notifier.stopping("draining")
+        if self._restarting:
+            self._notifier.reloading("draining, to start anew with other settings")
+        else:
+            self._notifier.stopping("draining")
         self._parts.admission.drain()
         self._listener.stop_accepting()
         return await self._listener.drain(self._config.server.drain_s)
@@ -139,15 +155,17 @@ class App:
         a parent that dies (prctl(2), PR_SET_PDEATHSIG).
         """
         loop = asyncio.get_running_loop()
-        stop_requested, abort_requested = asyncio.Event(), asyncio.Event()
+        stop_requested, abort_requested = self._stop_requested, asyncio.Event()
 
         def terminate() -> None:
             if not stop_requested.is_set():
                 log.info("SIGTERM received")
+            self._restarting = False
             stop_requested.set()
 
         def interrupt() -> None:
             log.info("SIGINT received%s", ": the drain ends now" * stop_requested.is_set())
+            self._restarting = False
             (abort_requested if stop_requested.is_set() else stop_requested).set()
 
         await self.start()
@@ -186,6 +204,8 @@ class App:
             if self._notifier.watchdog_s is not None:
                 tasks.start_soon(_every, self._notifier.watchdog_s, self._ping_watchdog)
             tasks.start_soon(self._announce_ready)
+            if parts.agent is not None:
+                tasks.start_soon(parts.agent.run)
             started.set_result(None)
             await self._stop.wait()
             tasks.cancel_scope.cancel()

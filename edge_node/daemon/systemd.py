@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 
 
@@ -30,6 +31,10 @@ class SystemdNotifier:
     def watchdog(self) -> bool:
         """Ping the watchdog. Call it only after a trial routing decision succeeded."""
         return self._send("WATCHDOG=1", "")
+
+    def reloading(self, status: str = "") -> bool:
+        """Say that the daemon starts anew in the same process; `ready` follows."""
+        return self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}", status)
 
     def stopping(self, status: str = "") -> bool:
         return self._send("STOPPING=1", status)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import accumulate
+from math import inf
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,10 +18,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from router.bundle.protocol import LATENCY_BOUNDS_S
 from router.types import AUTO, AttemptRecord, Kind, Outcome, Target, Usage
+
+from .traffic import Traffic
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_REQUEST_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, *LATENCY_BOUNDS_S, 16.0, 30.0, 60.0)
+_TRAFFIC_BUCKETS = [bisect_left(LATENCY_BOUNDS_S, bound) for bound in (*_REQUEST_SECONDS, inf)]
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 _OPERATIONS: dict[Kind, str] = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings"}
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_response_model")
@@ -67,7 +73,7 @@ class Metrics:
         make = _MetricFactory(self.registry)
         self._requests = make.counter("causeway_edge_requests", "Requests, by route and result.", _REQUEST)
         self._request_s = make.histogram(
-            "causeway_edge_request_seconds", "Seconds from arrival to the last byte.", ("route",), _SECONDS
+            "causeway_edge_request_seconds", "Seconds from arrival to the last byte.", ("route",), _REQUEST_SECONDS
         )
         self._rejected = make.counter(
             "causeway_edge_rejected_requests",
@@ -122,6 +128,19 @@ class Metrics:
         self._requests.add((outcome.route, outcome.target, outcome.status, outcome.cache))
         self._request_s.observe((outcome.route,), outcome.total_ms / 1000.0)
 
+    def traffic(self) -> Traffic:
+        """Return the sums of all requests until now; sums the counters, which costs requests nothing."""
+        requests = errors = 0
+        for (_, _, status, _), count in self._requests.items():
+            requests += int(count) if status in ("ok", "error") else 0
+            errors += int(count) if status == "error" else 0
+        latency = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        for series in self._request_s.values():
+            for bucket, count in zip(_TRAFFIC_BUCKETS, series, strict=False):
+                latency[bucket] += int(count)
+        degraded = sum(count for _, count in self._fallbacks.items())
+        return Traffic(requests, errors, int(degraded), tuple(latency))
+
     def generation_finished(self, generation: FinishedGeneration) -> None:
         """Count a generation and its attempts, once for all requests that shared it."""
         for attempt in generation.attempts:
@@ -167,6 +186,9 @@ class _Counter(Collector):
     def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
         self._sums[labels] = self._sums.get(labels, 0.0) + amount
 
+    def items(self) -> Iterable[tuple[tuple[str, ...], float]]:
+        return self._sums.items()
+
     def _family(self) -> CounterMetricFamily:
         name, help_text, labels = self._description
         return CounterMetricFamily(name, help_text, labels=labels)
@@ -193,6 +215,10 @@ class _Histogram(Collector):
             series = self._series[labels] = [0] * (len(self._bounds) + 2)
         series[bisect_left(self._bounds, value)] += 1
         series[-1] += value
+
+    def values(self) -> Iterable[list[float]]:
+        """Return for each label values the count of each bucket, and the sum at the end."""
+        return self._series.values()
 
     def _family(self) -> HistogramMetricFamily:
         name, help_text, labels = self._description

@@ -79,7 +79,6 @@ class Service:
     Args:
         count_tokens: prompt length in tokens of the edge model; None on a box without an engine.
         estimate_quality: the signal `edge.quality`; None on a box without an engine.
-        scope: extra cache-key bytes, such as model hashes.
         default_deadline_s: time of a request that names no deadline.
         record_all: compute the costly signals of every request that is decided, for its record.
     """
@@ -98,7 +97,6 @@ class Service:
         clock: Clock,
         count_tokens: TokenCounter | None = None,
         estimate_quality: QualityEstimator | None = None,
-        scope: bytes = b"",
         default_deadline_s: float = 120.0,
         record_all: bool = False,
     ) -> None:
@@ -113,14 +111,19 @@ class Service:
         self._clock = clock
         self._count_tokens = count_tokens
         self._estimate_quality = estimate_quality
-        self._planner = CachePlanner(scope)
+        self._planner = CachePlanner()
         self._default_deadline_s = default_deadline_s
         self._record_all = record_all
         self._policy: Policy
 
-    def use(self, policy: Policy) -> None:
-        """Activate `policy` for requests that arrive from now on. Must be called before the first request."""
+    def use(self, policy: Policy, scope: bytes = b"") -> None:
+        """Activate `policy` for requests that arrive from now on. Must be called before the first request.
+
+        Args:
+            scope: extra cache-key bytes, such as model hashes.
+        """
         self._policy = policy
+        self._planner = CachePlanner(scope)
 
     async def answer(self, context: RequestContext) -> None:
         """Return when the last byte is handed to the client's connection.

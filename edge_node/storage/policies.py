@@ -134,6 +134,18 @@ class PolicyStore:
             self._activate(loaded)
             await asyncio.to_thread(self._persist, loaded.text)
 
+    async def follow(self, path: Path) -> None:
+        """Activate another policy file, and watch it from now on.
+
+        Raises:
+            PolicyError: It is invalid; the active policy and its file stay.
+        """
+        loaded = await asyncio.to_thread(self._read, path)
+        self._path = path
+        self._file_version = await asyncio.to_thread(_file_version_of, path)
+        self._activate(loaded)
+        await asyncio.to_thread(self._persist, loaded.text)
+
     async def poll(self) -> None:
         """Reload if the file has changed since it was last read."""
         if await asyncio.to_thread(_file_version_of, self._path) != self._file_version:

@@ -24,6 +24,10 @@ class StateFolderLock:
         self._folder = folder
         self._file: int | None = None
 
+    @property
+    def folder(self) -> Path | None:
+        return self._folder
+
     def acquire(self) -> None:
         """Lock the folder until `release` or the end of the process.
 

@@ -97,3 +97,87 @@ class UpdateUnavailable(UpdateRefused):
     """The source does not answer, or does not have a file."""
 
     code = "update_unavailable"
+
+
+# --- this box --------------------------------------------------------------------------------------------------------
+
+
+class DiskFull(UpdateRefused):
+    """The update does not fit on the box's disk, or the disk cannot be written."""
+
+    code = "disk_full"
+
+
+class PolicyUnusable(UpdateRefused):
+    """The policy is invalid for this daemon."""
+
+    code = "policy_unusable"
+
+
+class CasesFailed(UpdateRefused):
+    """A case of the bundle has another result on this box."""
+
+    code = "cases_failed"
+
+
+class ModelUnusable(UpdateRefused):
+    """A model of the bundle cannot be read, or the engine cannot load it."""
+
+    code = "model_unusable"
+
+
+class ModelTooLarge(UpdateRefused):
+    """A model needs more memory than this box has for models."""
+
+    code = "model_too_large"
+
+
+# --- the trial -------------------------------------------------------------------------------------------------------
+
+
+class GoldenAnswerDiffers(UpdateRefused):
+    """The model answers a golden prompt with another text."""
+
+    code = "golden_answer_differs"
+
+
+class ErrorsRose(UpdateRefused):
+    """More requests fail than before the change."""
+
+    code = "errors_rose"
+
+
+class DegradedRose(UpdateRefused):
+    """More answers come from a fallback than before the change."""
+
+    code = "degraded_rose"
+
+
+class LatencyRose(UpdateRefused):
+    """More requests are slow than before the change."""
+
+    code = "latency_rose"
+
+
+class HeatRose(UpdateRefused):
+    """The device is hotter than before the change, or throttled."""
+
+    code = "heat_rose"
+
+
+class Unhealthy(UpdateRefused):
+    """No target can answer, or an engine keeps crashing."""
+
+    code = "unhealthy"
+
+
+class BootsFailed(UpdateRefused):
+    """The daemon ended several times during the trial."""
+
+    code = "boots_failed"
+
+
+class Withdrawn(UpdateRefused):
+    """The plan no longer assigns the bundle that was on trial."""
+
+    code = "withdrawn"

@@ -1,0 +1,554 @@
+"""The agent: one box's way from what runs to what the fleet's plan assigns, one state at a time (see `journal`).
+
+    agent = Agent(folder=…, booted=boot(…), member=…, source=…, host=…, clock=…)
+    await agent.run()       # until it is cancelled; `wake` makes it look now
+
+`advance` takes one step and returns how long to wait before the next, so that tests need no time. Whatever fails leaves
+the box with what it ran: before ACTIVATE nothing changes, after it the bundle before comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from models.catalog.artifact import Manifest
+from router.bundle.manifest import BundleManifest
+from router.bundle.protocol import BoxState
+from router.bundle.refusals import (
+    CasesFailed,
+    DiskFull,
+    GoldenAnswerDiffers,
+    ModelTooLarge,
+    ModelUnusable,
+    PolicyUnusable,
+    UpdateRefused,
+    Withdrawn,
+)
+from router.bundle.rollout import RolloutPlan, assigned_bundle
+from router.policy.compiled import ModelTemperature, Policy
+from router.types import DecisionRecord
+
+from ..clock import Clock
+from ..observability.logs import redacted
+from ..observability.traffic import BoxCondition, Traffic
+from .boot import Booted, first_whole, rolled_back
+from .disk import Disk
+from .dry_run import check_cases, check_fit, check_policy, compare, describe
+from .journal import TRANSITIONS, Event, JournalRow, quarantine
+from .source import Download, DownloadBounds, Source, disk_refusal, from_thread
+from .store import InstalledBundle
+from .trial import Trial, TrialSettings
+
+log = logging.getLogger(__name__)
+
+BUILT_AT = 1_735_689_600.0
+"""Unix seconds, 2025-01-01: no right clock is before this. Raise it with a release."""
+_UNFIT = (CasesFailed, GoldenAnswerDiffers, ModelTooLarge, ModelUnusable, PolicyUnusable)
+_KEPT_BUNDLES = 2  # the running one and the one before
+_SPARE_BYTES = 64 * 1024 * 1024  # of the disk, for everything else
+_REPLAYED_RECORDS = 500
+_T = TypeVar("_T")
+
+
+class FleetMember(Protocol):
+    """Who this box is in its fleet. `root`: the fleet's root metadata, JSON text from the enrolment."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def cohort(self) -> str: ...
+
+    @property
+    def root(self) -> str: ...
+
+
+class Host(Protocol):
+    """The daemon that runs the bundles."""
+
+    @property
+    def daemon_version(self) -> str: ...
+
+    @property
+    def policy(self) -> Policy:
+        """The active policy."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """All memory of this box that models can take."""
+        ...
+
+    @property
+    def model_temperature(self) -> ModelTemperature: ...
+
+    def condition(self) -> BoxCondition: ...
+
+    async def records(self, limit: int) -> Sequence[DecisionRecord]:
+        """Return the newest decisions."""
+        ...
+
+    def known_model(self, name: str) -> Manifest | None:
+        """Return the description of a model that this box has; None: it has none of this name."""
+        ...
+
+    def needs_restart(self, bundle: InstalledBundle | None) -> bool:
+        """Whether the daemon must start anew to run this bundle; None: the factory's files."""
+        ...
+
+    async def use(self, bundle: InstalledBundle | None) -> None:
+        """Serve requests under this bundle from now on; no answer in progress is cut.
+
+        Raises:
+            UpdateRefused: It cannot be used; what was used before may still be.
+        """
+        ...
+
+    async def answer(self, model: str, prompt: str) -> str:
+        """Return the answer of a model on this box at temperature 0.
+
+        Raises:
+            UpdateRefused: It cannot answer.
+        """
+        ...
+
+    def restart(self) -> None:
+        """Let the daemon drain and start anew."""
+        ...
+
+
+class AgentSettings(msgspec.Struct, frozen=True):
+    """`check_s`: between two looks, if nothing wakes the agent. `retry_s`: after a refusal, doubled up to `check_s`."""
+
+    check_s: float = 900.0
+    retry_s: float = 30.0
+    trial: TrialSettings = TrialSettings()
+    download: DownloadBounds = DownloadBounds()
+    signed_step_s: float = 90 * 86400.0  # so far one signed time can move the floor of this box's clock
+
+
+async def at_once(_: str) -> float:
+    """Permission to change is given at once."""
+    return 0.0
+
+
+class FleetLink(msgspec.Struct, frozen=True):
+    """What joins a daemon to its fleet: see `Agent`."""
+
+    member: Callable[[], FleetMember]
+    source: Source
+    settings: AgentSettings = AgentSettings()
+    may_change: Callable[[str], Awaitable[float]] = at_once
+
+
+class Agent:
+    """The agent of one daemon.
+
+    Args:
+        folder: STATE_DIR/fleet.
+        booted: What the daemon started with.
+        member: Read at each look.
+        source: Where updates come from.
+        host: The daemon.
+        clock: Both clocks.
+        disk: How files are changed.
+        may_change: Asked before a bundle is activated. Returns 0.0: now; otherwise when to ask again, in seconds.
+        on_change: Called after each change of `state` or of `row`.
+        chance: Spreads retries; from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        booted: Booted,
+        member: Callable[[], FleetMember],
+        source: Source,
+        host: Host,
+        clock: Clock,
+        settings: AgentSettings | None = None,
+        disk: Disk | None = None,
+        may_change: Callable[[str], Awaitable[float]] = at_once,
+        on_change: Callable[[], None] = lambda: None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._folder = folder
+        self._store = booted.store
+        self._journal = booted.journal
+        self._row = booted.row
+        self._member = member
+        self._source = source
+        self._host = host
+        self._clock = clock
+        self._settings = settings or AgentSettings()
+        self._disk = disk or Disk()
+        self._may_change = may_change
+        self._on_change = on_change
+        self._chance = chance
+        self._woken = asyncio.Event()
+        self._wanted: str | None = None
+        self._manifest: BundleManifest | None = None
+        self._staged: InstalledBundle | None = None
+        self._trial: Trial | None = None
+        self._looked_at = -math.inf
+        self._undone = False
+        self._refusals = 0
+        self._earlier: list[Traffic] = []
+        self._steps: dict[BoxState, Callable[[], Awaitable[float]]] = {
+            BoxState.IDLE: self._idle,
+            BoxState.CHECK: self._check,
+            BoxState.FETCH: self._fetch,
+            BoxState.VERIFY: self._verify,
+            BoxState.DRY_RUN: self._dry_run,
+            BoxState.STAGE: self._stage,
+            BoxState.ACTIVATE: self._activate,
+            BoxState.TRIAL: self._try,
+            BoxState.COMMIT: self._commit,
+            BoxState.ROLLBACK: self._roll_back,
+            BoxState.QUARANTINE: self._leave_quarantine,
+        }
+
+    # --- what others may know ----------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> BoxState:
+        return self._row.state
+
+    @property
+    def row(self) -> JournalRow:
+        """What the agent remembers: code and reason of the last refusal, quarantined bundles, and so on."""
+        return self._row
+
+    @property
+    def running(self) -> str | None:
+        """The bundle that serves requests; None: the factory's files."""
+        return self._row.bundles[0] if self._row.bundles else None
+
+    @property
+    def wanted(self) -> str | None:
+        """The bundle that the plan assigns, if it is another one."""
+        return None if self._wanted == self.running else self._wanted
+
+    def wake(self) -> None:
+        """Look now: something may be new."""
+        self._woken.set()
+
+    # --- one step after the other ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follow the plan until this is cancelled."""
+        while True:
+            wait_s = await self.advance()
+            if wait_s > 0.0:
+                with anyio.move_on_after(None if math.isinf(wait_s) else wait_s):
+                    await self._woken.wait()
+                if self._woken.is_set():
+                    self._looked_at = -math.inf
+                self._woken.clear()
+
+    async def advance(self) -> float:
+        """Take one step; return the seconds until the next, which `wake` cuts short."""
+        try:
+            return await self._steps[self.state]()
+        except UpdateRefused as refusal:
+            return self._refused(refusal)
+        except OSError as error:
+            return self._refused(disk_refusal(error, str(error.filename or self._folder)))
+        except Exception as error:  # a fault of ours is no reason to stop looking for better bundles
+            log.exception("the agent failed in %s", self.state)
+            return self._refused(UpdateRefused(f"{type(error).__name__}: {redacted(error)}"))
+
+    def _refused(self, refusal: UpdateRefused) -> float:
+        """Follow the transition of a refusal in this state."""
+        events = TRANSITIONS[self.state]
+        log.warning("%s: %s: %s", self.state, refusal.code, refusal.message)
+        if self.state in (BoxState.COMMIT, BoxState.ROLLBACK, BoxState.QUARANTINE):
+            return self._settings.retry_s  # only a disk that cannot be written gets here: try again
+        if isinstance(refusal, Withdrawn) and Event.WITHDRAWN in events:
+            event = Event.WITHDRAWN
+        elif isinstance(refusal, _UNFIT) and Event.UNFIT in events:
+            event = Event.UNFIT
+        elif Event.FAILED in events and self._pointed():
+            event = Event.FAILED
+        else:
+            event = Event.REFUSED
+        code, reason = refusal.code, refusal.message[:1000]
+        if event is Event.REFUSED:
+            self._refusals += 1
+            self._enter(event, bundle=None, written=self.state is not BoxState.CHECK, code=code, reason=reason)
+            wait_s = min(self._settings.check_s, self._settings.retry_s * 2.0 ** min(self._refusals - 1, 10))
+            return wait_s * (0.5 + self._chance())
+        quarantined = self._row.quarantined
+        if event is Event.UNFIT:
+            assert self._row.bundle is not None
+            quarantined = quarantine(quarantined, self._row.bundle, f"{code}: {reason}")
+        self._enter(event, code=code, reason=reason, quarantined=quarantined)
+        return 0.0
+
+    def _pointed(self) -> bool:
+        pointer = self._store.pointer()
+        return self.state is BoxState.TRIAL or (
+            bool(pointer) and pointer is not None and pointer[0] == self._row.bundle
+        )
+
+    def _enter(self, event: Event, *, written: bool = True, must: bool = False, **changes: object) -> None:
+        """Write the row of the next state, then be in it.
+
+        Args:
+            must: The row has to be on the disk. Without it, a box whose disk is full goes on in memory.
+
+        Raises:
+            OSError: The row is not on the disk, and must be.
+        """
+        state = TRANSITIONS[self.state][event]
+        row = msgspec.structs.replace(self._row, state=state, at=self._clock.unix(), **changes)
+        if written:
+            try:
+                self._journal.append(row)
+            except OSError as error:
+                if must:
+                    raise
+                log.error("the fleet's journal cannot be written: %s", error.strerror or error)
+        self._row = row
+        log.info("fleet: %s%s", state, f" {row.bundle[:12]}" if row.bundle else "")
+        self._on_change()
+
+    # --- before anything changes -------------------------------------------------------------------------------------
+
+    async def _idle(self) -> float:
+        self._manifest = self._staged = self._trial = None
+        self._undone = False
+        self._earlier = [*self._earlier[-3:], self._host.condition().traffic]
+        self._enter(Event.BEGIN, written=False)
+        return 0.0
+
+    async def _check(self) -> float:
+        plan = await self._look()
+        wanted, running = self._wanted, self.running
+        self._refusals = 0
+        if plan is None or wanted is None or wanted == running or wanted in self._row.quarantined:
+            code, _, reason = self._row.quarantined.get(wanted or "", "").partition(": ")
+            self._enter(Event.NOTHING, written=False, code=code, reason=reason)
+            return self._settings.check_s
+        assert self._manifest is not None
+        signed_at = min(float(self._manifest.created), self._floor() + self._settings.signed_step_s)
+        self._enter(
+            Event.FOUND,
+            must=True,
+            bundle=wanted,
+            rollout=plan.rollout,
+            code="",
+            reason="",
+            boots=0,
+            restarts=False,
+            signed_at=max(self._row.signed_at, signed_at),
+        )
+        return 0.0
+
+    async def _look(self) -> RolloutPlan | None:
+        """Read the plan, and the manifest of the wanted bundle if it is another one. Raises UpdateRefused."""
+        member, running = self._member(), self.running
+        known = (running, *self._row.quarantined)
+        self._looked_at = self._clock.monotonic()
+
+        def look() -> tuple[RolloutPlan | None, str | None, BundleManifest | None]:
+            # Imported on demand: a daemon that never joined a fleet does not need it.
+            from .verifier import UpdateVerifier
+
+            update = UpdateVerifier(
+                self._folder / "tuf",
+                member.root.encode(),
+                from_thread(self._source),
+                self._clock.monotonic,
+                not_before=self._floor(),
+            )
+            update.refresh()
+            plan = update.plan(member.cohort)
+            wanted = None if plan is None else assigned_bundle(plan, member.device, running)
+            if wanted is None or wanted in known:
+                return plan, wanted, None
+            return plan, wanted, update.manifest(wanted, self._host.daemon_version)
+
+        plan, self._wanted, manifest = await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
+        self._manifest = manifest or self._manifest
+        return plan
+
+    def _floor(self) -> float:
+        """It is at least so late, whatever the clock says: Unix seconds."""
+        return max(BUILT_AT, self._row.signed_at)
+
+    async def _fetch(self) -> float:
+        manifest, bundle = self._update()
+        keep = {*self._row.bundles, bundle}
+        await _in_thread(lambda: self._store.collect(keep, manifest.blobs))
+        missing = await _in_thread(lambda: self._store.missing(manifest.blobs))
+        needed = sum(blob.size_bytes for blob in missing) + _SPARE_BYTES
+        if missing and self._store.free_bytes() < needed:
+            raise DiskFull(f"the update needs {needed} bytes of free disk, there are {self._store.free_bytes()}")
+        download = Download(self._source, self._disk, self._settings.download, self._clock.monotonic)
+        for blob in missing:
+            await download.fetch(blob, self._store.partial(blob))
+        self._enter(Event.DONE, must=True)
+        return 0.0
+
+    async def _verify(self) -> float:
+        manifest, _ = self._update()
+        for blob in manifest.blobs:
+            if not self._store.blob(blob).exists():
+                await asyncio.to_thread(self._store.accept, blob)
+        self._enter(Event.DONE, must=True)
+        return 0.0
+
+    async def _dry_run(self) -> float:
+        manifest, _ = self._update()
+        records = await self._host.records(_REPLAYED_RECORDS)
+        old = self._host.policy
+
+        def dry_run() -> None:
+            policy = check_policy(self._store.blob(manifest.policy), self._host.model_temperature)
+            check_cases(policy, [self._store.blob(case) for case in manifest.cases])
+            for model in manifest.models:
+                check_fit(model, self._store.blob(model.blob), self._host.memory_bytes)
+            compare(records, policy, old)
+
+        await _in_thread(dry_run)
+        self._enter(Event.DONE, must=True)
+        return 0.0
+
+    async def _stage(self) -> float:
+        manifest, bundle = self._update()
+        if self._staged is None:
+
+            def stage() -> InstalledBundle:
+                self._store.stage(bundle, manifest, lambda model, path: describe(model, path, self._host.known_model))
+                return self._store.load(bundle)
+
+            self._staged = await _in_thread(stage)
+        elif self._is_time_to_look():
+            await self._look()
+        if self._wanted != bundle:
+            raise Withdrawn(f"the plan assigns {self._wanted} now")
+        wait_s = await self._may_change(bundle)
+        if wait_s > 0.0:
+            return wait_s
+        self._enter(
+            Event.DONE, must=True, before=self._before(), restarts=self._host.needs_restart(self._staged), boots=0
+        )
+        return 0.0
+
+    def _before(self) -> BoxCondition:
+        now = self._host.condition()
+        return msgspec.structs.replace(now, traffic=now.traffic - self._earlier[0]) if self._earlier else now
+
+    def _update(self) -> tuple[BundleManifest, str]:
+        assert self._manifest is not None
+        assert self._row.bundle is not None
+        return self._manifest, self._row.bundle
+
+    # --- from the change on ------------------------------------------------------------------------------------------
+
+    async def _activate(self) -> float:
+        assert self._staged is not None
+        bundles = tuple(dict.fromkeys((self._staged.id, *self._row.bundles)))
+        self._store.point(bundles)
+        if self._row.restarts:
+            self._host.restart()
+            return math.inf
+        await self._host.use(self._staged)
+        self._enter(Event.DONE, bundles=bundles)
+        return 0.0
+
+    async def _try(self) -> float:
+        settings = self._settings.trial
+        now, condition = self._clock.monotonic(), self._host.condition()
+        if self._trial is None:
+            self._trial = Trial(settings, self._row.before, condition.traffic, now)
+            await self._ask_golden()
+            condition = self._host.condition()
+        if self._is_time_to_look():
+            await self._look_again()
+        now = self._clock.monotonic()
+        if self._trial.judge(now, condition):
+            self._enter(Event.DONE, must=True, unproven=False)
+            return 0.0
+        if self._trial.is_over(now):
+            self._enter(Event.DONE, must=True, unproven=True)
+            return 0.0
+        return settings.poll_s
+
+    async def _look_again(self) -> None:
+        """Withdraw the bundle if the plan does. A look that fails says nothing about the trial."""
+        try:
+            await self._look()
+        except UpdateRefused as refusal:
+            log.warning("%s: %s: %s", self.state, refusal.code, refusal.message)
+            return
+        if self._wanted != self._row.bundle:
+            raise Withdrawn(f"the plan assigns {self._wanted} now")
+
+    def _is_time_to_look(self) -> bool:
+        return self._clock.monotonic() - self._looked_at >= self._settings.check_s
+
+    async def _ask_golden(self) -> None:
+        assert self._row.bundle is not None
+        bundle = await _in_thread(lambda: self._store.load(str(self._row.bundle)))
+        for model in bundle.manifest.models:
+            for golden in model.golden:
+                answer = await self._host.answer(model.name, golden.prompt)
+                if answer != golden.answer:
+                    raise GoldenAnswerDiffers(
+                        f"{model.name} answers {golden.prompt[:80]!r} with {answer[:80]!r}, not {golden.answer[:80]!r}"
+                    )
+
+    async def _commit(self) -> float:
+        bundles = self._row.bundles[:_KEPT_BUNDLES]
+        self._store.point(bundles)
+        self._enter(Event.DONE, must=True, bundle=None, bundles=bundles, before=None, boots=0, code="", reason="")
+        await _in_thread(lambda: self._store.collect(bundles))
+        return 0.0
+
+    async def _roll_back(self) -> float:
+        back = rolled_back(self._row, self._clock.unix())
+        bundle, _ = await _in_thread(lambda: first_whole(self._store, back.bundles))
+        restarts = self._host.needs_restart(bundle)
+        if not self._undone and not restarts:
+            try:
+                await self._host.use(bundle)
+            except UpdateRefused as refusal:
+                log.error("the bundle before is not whole: %s: %s", refusal.code, refusal.message)
+        self._undone = True
+        bundles = back.bundles[back.bundles.index(bundle.id) :] if bundle else ()
+        self._store.point(bundles)
+        event = Event.WITHDRAWN if self._row.code == Withdrawn.code else Event.DONE
+        self._enter(
+            event,
+            must=True,
+            bundle=None,
+            bundles=bundles,
+            quarantined=back.quarantined,
+            before=None,
+            boots=0,
+            restarts=False,
+        )
+        if restarts:
+            self._host.restart()
+            return math.inf
+        return 0.0
+
+    async def _leave_quarantine(self) -> float:
+        self._enter(Event.DONE, must=True, bundle=None)
+        return 0.0
+
+
+async def _in_thread(work: Callable[[], _T]) -> _T:
+    return await asyncio.to_thread(work)

@@ -1,0 +1,140 @@
+"""What a daemon starts with: the last verified bundle, else the one before, else the factory's files.
+
+It needs no network and no part of the fleet's software beyond this: a damaged file is a reason to start with another
+bundle, never a reason not to start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from router.bundle.protocol import BoxState
+from router.bundle.refusals import BootsFailed, UpdateRefused
+
+from .disk import Disk
+from .journal import Journal, JournalRow, quarantine
+from .store import BundleStore, InstalledBundle
+
+log = logging.getLogger(__name__)
+
+JOURNAL = "journal.jsonl"
+MAX_BOOTS = 3
+_ON_TRIAL = (BoxState.ACTIVATE, BoxState.TRIAL)
+
+
+class Booted(msgspec.Struct, frozen=True):
+    """What to start with. `bundle` None: the factory's files. `row`: what the agent goes on from."""
+
+    bundle: InstalledBundle | None
+    row: JournalRow
+    store: BundleStore
+    journal: Journal
+
+
+def boot(
+    folder: Path, daemon_version: str, now: float, *, max_boots: int = MAX_BOOTS, disk: Disk | None = None
+) -> Booted:
+    """Choose what to start with, and count this start if a bundle is on trial. Never raises for damaged files.
+
+    1. A trial goes on, unless the daemon ended too often during it, or this start cannot be written down.
+    2. A rollback that was begun is completed.
+    3. Otherwise what the newest row says runs; without a row, what the pointer says.
+    4. A bundle that is damaged is passed over; the factory's files come last.
+
+    Args:
+        folder: STATE_DIR/fleet.
+        now: Unix seconds.
+    """
+    disk = disk or Disk()
+    store = BundleStore(folder, disk, daemon_version)
+    journal = Journal(folder / JOURNAL, disk)
+    write = _Writer(journal)
+    row, pointer = journal.last, store.pointer()
+    if row.state in _ON_TRIAL and row.bundle is not None and (pointer or ("",))[0] == row.bundle:
+        row = _count(row, now, max_boots, write)  # (1)
+    if row.state is BoxState.ROLLBACK:
+        row = rolled_back(row, now)  # (2)
+    elif row.state not in _ON_TRIAL or (pointer or ("",))[0] != row.bundle:
+        bundles = row.bundles if journal.rows else pointer or ()  # (3)
+        row = msgspec.structs.replace(row, state=BoxState.IDLE, bundles=bundles)
+    candidates = tuple(dict.fromkeys((*row.bundles, *(pointer or ()))))
+    bundle, refusal = first_whole(store, candidates)  # (4)
+    found = () if bundle is None else candidates[candidates.index(bundle.id) :]
+    if refusal is not None and row.bundles[:1] != found[:1]:
+        log.error("%s; the daemon starts with %s", refusal.message, "the bundle before" if found else "its own files")
+        row = msgspec.structs.replace(row, state=BoxState.IDLE, code=refusal.code, reason=refusal.message, at=now)
+    row = msgspec.structs.replace(row, bundles=found)
+    _persist(store, write, row, pointer)
+    return Booted(bundle, row, store, journal)
+
+
+def rolled_back(row: JournalRow, now: float) -> JournalRow:
+    """Return the row of a box that has returned to the bundle before the one in `row.bundle`."""
+    assert row.bundle is not None
+    bundles = tuple(bundle for bundle in row.bundles if bundle != row.bundle)
+    quarantined = row.quarantined
+    if row.code != "withdrawn":
+        quarantined = quarantine(quarantined, row.bundle, f"{row.code}: {row.reason}")
+    return msgspec.structs.replace(
+        row, state=BoxState.IDLE, at=now, bundle=None, bundles=bundles, quarantined=quarantined, boots=0, restarts=False
+    )
+
+
+class _Writer:
+    """Appends rows. `failed`: the disk did not take one."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def __call__(self, row: JournalRow) -> bool:
+        if row == self._journal.last:
+            return True
+        try:
+            self._journal.append(row)
+        except OSError as error:
+            log.error("the fleet's journal cannot be written: %s", error.strerror or error)
+            return False
+        return True
+
+
+def _count(row: JournalRow, now: float, max_boots: int, write: Callable[[JournalRow], bool]) -> JournalRow:
+    assert row.bundle is not None
+    boots = row.boots + (not row.restarts)
+    bundles = tuple(dict.fromkeys((row.bundle, *row.bundles)))
+    row = msgspec.structs.replace(
+        row, state=BoxState.TRIAL, at=now, boots=boots, restarts=False, bundles=bundles, code="", reason=""
+    )
+    if boots <= max_boots and write(row):
+        return row
+    reason = f"the daemon ended {boots} times during the trial" if boots > max_boots else "a trial cannot be counted"
+    log.error("bundle %s is rolled back: %s", row.bundle, reason)
+    row = msgspec.structs.replace(row, state=BoxState.ROLLBACK, code=BootsFailed.code, reason=reason)
+    write(row)
+    return row
+
+
+def first_whole(store: BundleStore, bundles: tuple[str, ...]) -> tuple[InstalledBundle | None, UpdateRefused | None]:
+    """Return the first bundle that can be used, and why the first of all cannot."""
+    first: UpdateRefused | None = None
+    for bundle in bundles:
+        try:
+            return store.load(bundle), first
+        except UpdateRefused as error:
+            first = first or error
+    return None, first
+
+
+def _persist(
+    store: BundleStore, write: Callable[[JournalRow], bool], row: JournalRow, pointer: tuple[str, ...] | None
+) -> None:
+    if pointer != row.bundles:
+        try:
+            store.point(row.bundles)
+        except OSError as error:
+            log.error("the fleet's pointer cannot be written: %s", error.strerror or error)
+            return  # the next start decides the same from the rows that are there
+    write(row)

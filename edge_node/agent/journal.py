@@ -1,0 +1,191 @@
+"""The agent's states, and the journal: a synced row before each effect, so that a restart knows what was begun.
+
+Each row is everything that the agent remembers, with a checksum. The last whole row counts; a row that a power cut left
+half written is none. IDLE and CHECK change nothing and write no row of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from enum import Enum, auto
+from pathlib import Path
+
+import msgspec
+
+from router.bundle.protocol import BoxState
+
+from ..observability.traffic import BoxCondition
+from .disk import Disk
+
+KEPT_ROWS = 64
+MAX_QUARANTINED = 64
+_COMPACT_BYTES = 1024 * 1024
+_DIGITS = 16
+
+
+class Event(Enum):
+    BEGIN = auto()  # time to look, or something may be new
+    NOTHING = auto()  # the box runs what it should, or may not change yet
+    FOUND = auto()  # the plan assigns another bundle
+    DONE = auto()
+    REFUSED = auto()  # the update is not usable now; the next look tries again
+    UNFIT = auto()  # this box can never run this bundle
+    FAILED = auto()
+    WITHDRAWN = auto()  # the plan no longer assigns the bundle that is on trial
+    RESTARTED = auto()  # the daemon started anew
+
+
+TRANSITIONS: Mapping[BoxState, Mapping[Event, BoxState]] = {
+    BoxState.IDLE: {Event.BEGIN: BoxState.CHECK},
+    BoxState.CHECK: {Event.NOTHING: BoxState.IDLE, Event.REFUSED: BoxState.IDLE, Event.FOUND: BoxState.FETCH},
+    # Until the pointer moves, nothing is in use: after a restart the next look begins anew, with the files that are
+    # there.
+    BoxState.FETCH: {
+        Event.DONE: BoxState.VERIFY,
+        Event.REFUSED: BoxState.IDLE,
+        Event.RESTARTED: BoxState.IDLE,
+    },
+    BoxState.VERIFY: {
+        Event.DONE: BoxState.DRY_RUN,
+        Event.REFUSED: BoxState.IDLE,
+        Event.RESTARTED: BoxState.IDLE,
+    },
+    BoxState.DRY_RUN: {
+        Event.DONE: BoxState.STAGE,
+        Event.UNFIT: BoxState.QUARANTINE,
+        Event.REFUSED: BoxState.IDLE,
+        Event.RESTARTED: BoxState.IDLE,
+    },
+    BoxState.STAGE: {Event.DONE: BoxState.ACTIVATE, Event.REFUSED: BoxState.IDLE, Event.RESTARTED: BoxState.IDLE},
+    # The pointer may have moved: if it has, a restart continues the trial, else nothing happened.
+    BoxState.ACTIVATE: {
+        Event.DONE: BoxState.TRIAL,
+        Event.FAILED: BoxState.ROLLBACK,
+        Event.REFUSED: BoxState.IDLE,
+        Event.RESTARTED: BoxState.TRIAL,
+    },
+    # A daemon that ends during a trial counts: after some boots the bundle has failed.
+    BoxState.TRIAL: {
+        Event.DONE: BoxState.COMMIT,
+        Event.FAILED: BoxState.ROLLBACK,
+        Event.WITHDRAWN: BoxState.ROLLBACK,
+        Event.RESTARTED: BoxState.TRIAL,
+    },
+    BoxState.COMMIT: {Event.DONE: BoxState.IDLE, Event.RESTARTED: BoxState.IDLE},
+    BoxState.ROLLBACK: {
+        Event.DONE: BoxState.QUARANTINE,
+        Event.WITHDRAWN: BoxState.IDLE,
+        Event.RESTARTED: BoxState.ROLLBACK,
+    },
+    BoxState.QUARANTINE: {Event.DONE: BoxState.IDLE, Event.RESTARTED: BoxState.IDLE},
+}
+"""A missing event cannot happen in that state."""
+
+
+class JournalRow(msgspec.Struct, frozen=True):
+    """What the agent remembers.
+
+    Attributes:
+        state: The state that begins with this row.
+        at: Unix seconds.
+        bundle: The bundle that the box changes to.
+        rollout: The rollout that assigned it.
+        bundles: The pointer as it was: the running bundle first, then those to return to.
+        code: Why the last update was refused or undone; "" if it was not.
+        reason: The same for people.
+        boots: Starts of the daemon during this trial that nobody asked for.
+        restarts: The agent itself asked for the next start.
+        unproven: The running bundle was committed without enough requests to prove it.
+        quarantined: The reason, by bundle that this box does not try again; the oldest first.
+        before: The time before the change, which the trial compares with.
+        signed_at: The newest signed time that was seen, Unix seconds: it is at least so late.
+    """
+
+    state: BoxState = BoxState.IDLE
+    at: float = 0.0
+    bundle: str | None = None
+    rollout: str = ""
+    bundles: tuple[str, ...] = ()
+    code: str = ""
+    reason: str = ""
+    boots: int = 0
+    restarts: bool = False
+    unproven: bool = False
+    quarantined: dict[str, str] = {}
+    before: BoxCondition | None = None
+    signed_at: float = 0.0
+
+
+class Journal:
+    """The rows of one box, in one file. Appends fail with OSError; `last` is then what it was."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path = path
+        self._disk = disk
+        content = _read(path)
+        self._rows = _rows_of(content)
+        self._damaged = bool(content) and not content.endswith(b"\n")  # the next row must not continue a half one
+
+    @property
+    def last(self) -> JournalRow:
+        return self._rows[-1] if self._rows else JournalRow()
+
+    @property
+    def rows(self) -> tuple[JournalRow, ...]:
+        """The newest rows, oldest first, for people."""
+        return tuple(self._rows)
+
+    def append(self, row: JournalRow) -> None:
+        """Write a row and sync it.
+
+        Raises:
+            OSError: It is not on the disk, for example because that is full.
+        """
+        try:
+            if self._is_large():
+                self._disk.replace_synced(self._path, b"".join(map(_encode, (*self._rows[1 - KEPT_ROWS :], row))))
+            else:
+                self._disk.append_synced(self._path, b"\n" * self._damaged + _encode(row))
+        except OSError:
+            self._damaged = True
+            raise
+        self._damaged = False
+        self._rows = [*self._rows[1 - KEPT_ROWS :], row]
+
+    def _is_large(self) -> bool:
+        try:
+            return self._path.stat().st_size > _COMPACT_BYTES
+        except OSError:
+            return False
+
+
+def quarantine(quarantined: Mapping[str, str], bundle: str, reason: str) -> dict[str, str]:
+    """Return the quarantined bundles with one more, the oldest left out if there are too many."""
+    others = {known: why for known, why in quarantined.items() if known != bundle}
+    return dict([*others.items(), (bundle, reason)][-MAX_QUARANTINED:])
+
+
+def _encode(row: JournalRow) -> bytes:
+    body = msgspec.json.encode(row)
+    return hashlib.sha256(body).hexdigest()[:_DIGITS].encode() + b" " + body + b"\n"
+
+
+def _rows_of(content: bytes) -> list[JournalRow]:
+    rows = []
+    for line in content.split(b"\n")[-2 * KEPT_ROWS :]:
+        body = line[_DIGITS + 1 :]
+        if hashlib.sha256(body).hexdigest()[:_DIGITS].encode() != line[:_DIGITS]:
+            continue
+        try:
+            rows.append(msgspec.json.decode(body, type=JournalRow))
+        except msgspec.DecodeError:
+            continue  # of another version
+    return rows[-KEPT_ROWS:]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,169 @@
+"""Where updates come from, and downloads that resume, with bounds of size, time and rate."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Protocol
+
+import anyio.from_thread
+import msgspec
+
+from router.bundle.manifest import Blob
+from router.bundle.refusals import DiskFull, DownloadTooSlow, EndlessData, UpdateUnavailable
+
+from .disk import Disk
+
+CHUNK_BYTES = 256 * 1024
+_WRITE_BYTES = 1024 * 1024
+
+
+class Source(Protocol):
+    """The published files of a fleet."""
+
+    def fetch(self, path: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yield a file from `offset` on, such as ``tuf/metadata/timestamp.json`` or ``blobs/SHA256``.
+
+        Raises:
+            FileNotFoundError: The source does not have it.
+            OSError: The source cannot tell.
+        """
+        ...
+
+
+class FolderSource:
+    """A folder as a fleet publishes it, for example on a USB stick."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def fetch(self, path: str, offset: int = 0) -> AsyncIterator[bytes]:
+        file = await asyncio.to_thread((self._folder / path).open, "rb")
+        try:
+            file.seek(offset)
+            while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield chunk
+        finally:
+            file.close()
+
+
+class DownloadBounds(msgspec.Struct, frozen=True):
+    """Of all blobs of an update together: the whole time, and the least rate after `grace_s` (of each blob)."""
+
+    deadline_s: float = 6 * 3600.0
+    grace_s: float = 30.0
+    least_bytes_per_s: float = 4096.0
+
+
+class Download:
+    """Fetches blobs into partial files. What is there already is kept, also over restarts and failed attempts."""
+
+    def __init__(self, source: Source, disk: Disk, bounds: DownloadBounds, monotonic: Callable[[], float]) -> None:
+        self._source = source
+        self._disk = disk
+        self._bounds = bounds
+        self._monotonic = monotonic
+        self._deadline = monotonic() + bounds.deadline_s
+
+    async def fetch(self, blob: Blob, partial: Path) -> None:
+        """Complete a partial file. Its content is not verified.
+
+        Raises:
+            UpdateUnavailable, DownloadTooSlow: What was received is kept.
+            EndlessData: The partial file is removed.
+            DiskFull: What was received is kept.
+        """
+        try:
+            await self._fetch(blob, partial)
+        except OSError as error:
+            raise disk_refusal(error, str(partial)) from error
+
+    async def _fetch(self, blob: Blob, partial: Path) -> None:
+        offset = _size(partial)
+        if offset > blob.size_bytes:
+            self._disk.remove(partial)
+            offset = 0
+        if offset == 0:
+            self._disk.create(partial, b"")
+        waiting = bytearray()
+        try:
+            async for chunk in self._chunks(blob, offset):
+                waiting += chunk
+                offset += len(chunk)
+                if offset > blob.size_bytes:
+                    waiting.clear()
+                    self._disk.remove(partial)
+                    raise EndlessData(f"blob {blob.sha256}: more than its {blob.size_bytes} bytes")
+                if len(waiting) >= _WRITE_BYTES:
+                    await asyncio.to_thread(self._disk.append, partial, bytes(waiting))
+                    waiting.clear()
+        finally:
+            if waiting:
+                self._disk.append(partial, bytes(waiting))
+        if offset < blob.size_bytes:
+            raise UpdateUnavailable(f"blob {blob.sha256}: the source ended after {offset} of {blob.size_bytes} bytes")
+
+    async def _chunks(self, blob: Blob, offset: int) -> AsyncIterator[bytes]:
+        """Yield what the source sends until the blob is complete, as long as it keeps the least rate."""
+        if offset == blob.size_bytes:
+            return
+        path, began, received = f"blobs/{blob.sha256}", self._monotonic(), 0
+        bounds = self._bounds
+        async with aclosing(_generator(self._source.fetch(path, offset))) as chunks:
+            while True:
+                slow_at = began + bounds.grace_s + received / bounds.least_bytes_per_s
+                left_s = min(slow_at, self._deadline) - self._monotonic()
+                try:
+                    async with asyncio.timeout(max(0.0, left_s)):
+                        chunk = await anext(chunks, b"")
+                except TimeoutError as error:
+                    raise DownloadTooSlow(
+                        f"{path}: {received} bytes in {self._monotonic() - began:.0f} s; "
+                        f"the least rate is {bounds.least_bytes_per_s:g} bytes/s"
+                    ) from error
+                except OSError as error:
+                    raise UpdateUnavailable(f"{path}: {error}") from error
+                if not chunk:
+                    return
+                received += len(chunk)
+                yield chunk
+
+
+def from_thread(source: Source) -> Callable[[str], Iterator[bytes]]:
+    """Return the source as a verifier reads it, from a thread that `anyio.to_thread` started."""
+
+    def fetch(path: str) -> Iterator[bytes]:
+        chunks = _generator(source.fetch(path))
+        try:
+            while chunk := anyio.from_thread.run(anext, chunks, b""):
+                yield chunk
+        finally:
+            anyio.from_thread.run(chunks.aclose)
+
+    return fetch
+
+
+def disk_refusal(error: OSError, where: str) -> DiskFull:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return DiskFull(f"{where}: {'the disk is full' if full else error.strerror or error}")
+
+
+async def _generator(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield nothing empty, so that b"" means the end; `aclose` closes the source's own generator."""
+    try:
+        async for chunk in chunks:
+            if chunk:
+                yield chunk
+    finally:
+        if (close := getattr(chunks, "aclose", None)) is not None:
+            await close()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

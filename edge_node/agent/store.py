@@ -1,0 +1,201 @@
+"""The bundles on this box: files by their content, shared between bundles, and one pointer to what runs.
+
+    blobs/SHA256           a policy, a case file or a model; SHA256.partial while it is fetched
+    bundles/ID/            manifest.json, and models/NAME/ as the engine reads it, with links into blobs
+    active.json            the pointer: the running bundle, then those to return to; after them come the factory's files
+
+Every file is complete and synced before it gets its name. Content is hashed again when a bundle is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from models.catalog.artifact import MANIFEST, Manifest, load_artifact, sha256_of
+from router.bundle.manifest import Blob, BundleManifest, BundleModel, encode_manifest, read_manifest
+from router.bundle.refusals import BundleAltered, UpdateRefused
+
+from .disk import Disk
+
+log = logging.getLogger(__name__)
+
+POINTER = "active.json"
+_WEIGHTS = "model.gguf"
+_PARTIAL = ".partial"
+
+
+class InstalledBundle(msgspec.Struct, frozen=True):
+    """A bundle whose files were verified on this box's disk."""
+
+    id: str
+    manifest: BundleManifest
+    policy: Path
+    models: Path  # a folder of artifacts, for `engine.model_dirs`
+
+
+class _Pointer(msgspec.Struct, frozen=True):
+    bundles: tuple[str, ...]
+
+
+class BundleStore:
+    """The store in one folder.
+
+    Args:
+        folder: STATE_DIR/fleet.
+        disk: How files are changed.
+        daemon_version: A bundle that needs a newer daemon cannot be loaded.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, daemon_version: str) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._daemon_version = daemon_version
+        self._blobs = folder / "store" / "blobs"
+        self._bundles = folder / "bundles"
+
+    # --- the pointer -------------------------------------------------------------------------------------------------
+
+    def pointer(self) -> tuple[str, ...] | None:
+        """Return the running bundle and those to return to; none of them: the factory's files. None: it is lost."""
+        try:
+            return msgspec.json.decode((self._folder / POINTER).read_bytes(), type=_Pointer).bundles
+        except FileNotFoundError:
+            return ()
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def point(self, bundles: Iterable[str]) -> None:
+        """Raises OSError: the pointer is as it was."""
+        self._disk.replace_synced(self._folder / POINTER, msgspec.json.encode(_Pointer(tuple(bundles))))
+
+    # --- blobs -------------------------------------------------------------------------------------------------------
+
+    def blob(self, blob: Blob) -> Path:
+        return self._blobs / blob.sha256
+
+    def partial(self, blob: Blob) -> Path:
+        return self._blobs / f"{blob.sha256}{_PARTIAL}"
+
+    def missing(self, blobs: Iterable[Blob]) -> list[Blob]:
+        """Return those that are not here, hashing the others; damaged ones are removed."""
+        self._disk.make_folders(self._blobs)
+        missing = []
+        for blob in blobs:
+            if not _has_content(self.blob(blob), blob):
+                self._disk.remove(self.blob(blob))
+                missing.append(blob)
+        return missing
+
+    def accept(self, blob: Blob) -> None:
+        """Hash a fetched file and give it its name.
+
+        Raises:
+            BundleAltered: It has another content; it is removed.
+        """
+        partial = self.partial(blob)
+        if not _has_content(partial, blob):
+            self._disk.remove(partial)
+            raise BundleAltered(f"blob {blob.sha256}: the fetched content has another sha256 or length")
+        self._disk.publish(partial, self.blob(blob))
+
+    def free_bytes(self) -> int:
+        found = os.statvfs(self._folder)
+        return found.f_bavail * found.f_frsize
+
+    # --- bundles -----------------------------------------------------------------------------------------------------
+
+    def stage(self, bundle: str, manifest: BundleManifest, describe: Callable[[BundleModel, Path], Manifest]) -> None:
+        """Make the bundle's folder, whole or not at all.
+
+        Args:
+            describe: Returns the description that the engine reads beside a model's weights.
+        """
+        folder = self._bundles / bundle
+        partial = self._bundles / f"{bundle}{_PARTIAL}"
+        self._disk.make_folders(self._bundles)
+        self._disk.remove(partial)
+        self._disk.remove(folder)
+        self._disk.make_folder(partial)
+        models = partial / "models"
+        self._disk.make_folder(models)
+        for model in manifest.models:
+            place = models / model.name
+            self._disk.make_folder(place)
+            self._disk.link(place / _WEIGHTS, f"../../../../store/blobs/{model.blob.sha256}")
+            described = describe(model, self.blob(model.blob))
+            self._write(place / MANIFEST, msgspec.json.encode(described))
+            self._disk.sync_folder(place)
+        self._disk.sync_folder(models)
+        self._write(partial / MANIFEST, encode_manifest(manifest))
+        self._disk.sync_folder(partial)
+        self._disk.rename(partial, folder)
+        self._disk.sync_folder(self._bundles)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        self._disk.create(path, content)
+        self._disk.sync(path)
+
+    def load(self, bundle: str) -> InstalledBundle:
+        """Read a bundle and hash all of its content again.
+
+        Raises:
+            UpdateRefused: It is not here, is damaged, or needs a newer daemon.
+        """
+        folder = self._bundles / bundle
+        try:
+            manifest = read_manifest((folder / MANIFEST).read_bytes(), bundle, self._daemon_version)
+            models = [load_artifact(folder / "models" / model.name) for model in manifest.models]
+        except (OSError, ValueError) as error:
+            raise BundleAltered(f"bundle {bundle}: {error}") from error
+        for blob in manifest.blobs:
+            if not _has_content(self.blob(blob), blob):
+                raise BundleAltered(f"bundle {bundle}: the file {self.blob(blob)} is damaged or not there")
+        for model, artifact in zip(manifest.models, models, strict=True):
+            if artifact.manifest.sha256 != model.blob.sha256 or not _has_link(artifact.path, self.blob(model.blob)):
+                raise BundleAltered(f"bundle {bundle}: the folder of the model {model.name} is damaged")
+        return InstalledBundle(bundle, manifest, self.blob(manifest.policy), folder / "models")
+
+    def collect(self, keep: Iterable[str], wanted: Iterable[Blob] = ()) -> None:
+        """Remove bundles that are not kept, and files that no kept bundle needs. Never raises."""
+        kept = set(keep)
+        needed = {blob.sha256 for blob in wanted}
+        for bundle in kept:
+            with contextlib.suppress(UpdateRefused, OSError):
+                content = (self._bundles / bundle / MANIFEST).read_bytes()
+                needed |= {blob.sha256 for blob in msgspec.json.decode(content, type=BundleManifest).blobs}
+        freed = 0
+        try:
+            for folder in self._listed(self._bundles):
+                if folder.name not in kept:
+                    self._disk.remove(folder)
+            for path in self._listed(self._blobs):
+                if path.name.removesuffix(_PARTIAL) not in needed:
+                    freed += path.stat().st_size
+                    self._disk.remove(path)
+        except OSError as error:
+            log.warning("old bundles cannot be removed: %s", error)
+        if freed:
+            log.info("files of old bundles were removed: %d bytes", freed)
+
+    def _listed(self, folder: Path) -> list[Path]:
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _has_content(path: Path, blob: Blob) -> bool:
+    try:
+        return path.stat().st_size == blob.size_bytes and sha256_of(path) == blob.sha256
+    except OSError:
+        return False
+
+
+def _has_link(path: Path, target: Path) -> bool:
+    try:
+        return path.samefile(target)
+    except OSError:
+        return False

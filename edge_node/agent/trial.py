@@ -1,0 +1,160 @@
+"""The trial of a bundle that serves: this box's requests now against the time before.
+
+A share rose if the number of such requests would occur with a probability below `chance` in a box whose share is that
+of the time before plus a margin (a one-sided exact binomial test). With 1 % margin and 200 requests, 5 % errors where
+there were none are found, 1 % are not. The control plane compares boxes with each other; this is each box's own brake.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from router.bundle.protocol import LATENCY_BOUNDS_S
+from router.bundle.refusals import DegradedRose, ErrorsRose, HeatRose, LatencyRose, Unhealthy, UpdateRefused
+
+from ..observability.traffic import BoxCondition, Traffic
+
+_LEAST_BEFORE = 20  # requests; fewer say nothing about the time before
+_SLOW_SHARE = 0.05  # slow: beyond a bound that at most this share of requests was beyond before
+
+
+class TrialSettings(msgspec.Struct, frozen=True):
+    """Bounds of a trial.
+
+    Attributes:
+        least_s: The trial takes at least so long.
+        least_requests: And at least so many requests.
+        longest_s: Then an idle box commits without enough requests, as unproven.
+        poll_s: Between two looks.
+        chance: Of a false alarm at one look, if a share lies at its margin.
+        errors_margin: Of the share of requests that fail; the other margins likewise.
+        hot_c: Heat counts above this temperature only.
+        heat_margin_c: And only so far above the time before.
+        unhealthy_s: So long may a box be unhealthy, or too hot, without a break.
+        crashes: So many engine children may crash.
+    """
+
+    least_s: float = 600.0
+    least_requests: int = 200
+    longest_s: float = 86400.0
+    poll_s: float = 5.0
+    chance: float = 1e-4
+    errors_margin: float = 0.01
+    degraded_margin: float = 0.05
+    latency_margin: float = 0.1
+    hot_c: float = 80.0
+    heat_margin_c: float = 10.0
+    unhealthy_s: float = 60.0
+    crashes: int = 2
+
+
+class Trial:
+    """One trial.
+
+    Args:
+        before: The time before; None: unknown.
+        start: The sums when the bundle began to serve.
+        began: Monotonic seconds, then.
+    """
+
+    def __init__(self, settings: TrialSettings, before: BoxCondition | None, start: Traffic, began: float) -> None:
+        self._settings = settings
+        self._before = before or BoxCondition()
+        self._start = start
+        self._began = began
+        self._well_at = began
+        self._cool_at = began
+
+    def judge(self, now: float, health: BoxCondition) -> bool:
+        """Return whether the bundle is proven.
+
+        Raises:
+            UpdateRefused: The bundle failed; the class says in what.
+        """
+        traffic = health.traffic - self._start
+        for refusal in (*self._health(now, health, traffic), *self._shares(traffic)):
+            raise refusal
+        elapsed_s = now - self._began
+        proven = elapsed_s >= self._settings.least_s and traffic.requests >= self._settings.least_requests
+        return proven and not health.problem
+
+    def is_over(self, now: float) -> bool:
+        """Whether an idle box commits now, unproven."""
+        return now - self._began >= self._settings.longest_s
+
+    def _health(self, now: float, health: BoxCondition, traffic: Traffic) -> Iterator[UpdateRefused]:
+        settings = self._settings
+        if not health.problem:
+            self._well_at = now
+        if not self._is_hot(health):
+            self._cool_at = now
+        if now - self._well_at >= settings.unhealthy_s:
+            yield Unhealthy(f"for {now - self._well_at:.0f} s: {health.problem}")
+        if now - self._cool_at >= settings.unhealthy_s:
+            yield HeatRose(f"{health.temperature_c} °C for {now - self._cool_at:.0f} s, {self._heat_before()} before")
+        if traffic.restarts > settings.crashes:
+            yield Unhealthy(f"{traffic.restarts} engine processes crashed")
+
+    def _is_hot(self, health: BoxCondition) -> bool:
+        before = self._before
+        if health.throttled and before.throttled is False:
+            return True
+        if health.temperature_c is None or before.temperature_c is None:
+            return False
+        rise = health.temperature_c - before.temperature_c
+        return health.temperature_c >= self._settings.hot_c and rise >= self._settings.heat_margin_c
+
+    def _heat_before(self) -> str:
+        return "unknown" if self._before.temperature_c is None else f"{self._before.temperature_c} °C"
+
+    def _shares(self, now: Traffic) -> Iterator[UpdateRefused]:
+        settings, before = self._settings, self._before.traffic
+        known = before.requests >= _LEAST_BEFORE
+        rows: list[tuple[type[UpdateRefused], str, int, int, float]] = [
+            (ErrorsRose, "failed", now.errors, before.errors, settings.errors_margin),
+            (DegradedRose, "were answered by a fallback", now.degraded, before.degraded, settings.degraded_margin),
+        ]
+        if known and any(before.latency):
+            bound = _slow_bound(before)
+            what = f"took longer than {LATENCY_BOUNDS_S[bound]:g} s"
+            slow, slow_before = sum(now.latency[bound + 1 :]), sum(before.latency[bound + 1 :])
+            rows.append((LatencyRose, what, slow, slow_before, settings.latency_margin))
+        for refusal, what, count, count_before, margin in rows:
+            share = count_before / before.requests if known else 0.0
+            if tail(count, now.requests, min(1.0, share + margin)) < settings.chance:
+                yield refusal(f"{count} of {now.requests} requests {what}; before {count_before} of {before.requests}")
+
+
+def _slow_bound(before: Traffic) -> int:
+    """Return the first bound that at most `_SLOW_SHARE` of the requests were beyond."""
+    return next(
+        (
+            bound
+            for bound in range(len(LATENCY_BOUNDS_S))
+            if sum(before.latency[bound + 1 :]) <= _SLOW_SHARE * sum(before.latency)
+        ),
+        len(LATENCY_BOUNDS_S) - 1,
+    )
+
+
+def tail(count: int, total: int, share: float) -> float:
+    """Return the probability of at least `count` of `total`, each with probability `share`."""
+    if count <= total * share or share >= 1.0:
+        return 1.0
+    log_term = (
+        math.lgamma(total + 1)
+        - math.lgamma(count + 1)
+        - math.lgamma(total - count + 1)
+        + count * math.log(share)
+        + (total - count) * math.log1p(-share)
+    )
+    term, probability = math.exp(log_term), 0.0
+    for at in range(count, total + 1):
+        probability += term
+        term *= (total - at) / (at + 1) * share / (1.0 - share)
+        if term < probability * 1e-12:
+            break
+    return min(1.0, probability)

@@ -1,0 +1,173 @@
+"""How the daemon takes a bundle of its fleet: a policy and models while it answers, settings by a restart in place.
+
+Settings are read where components are constructed, so another value means a drain and a new start of the program in the
+same process; that is simpler than components that change under a request, and a box changes its settings rarely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from models.catalog.artifact import ArtifactError, Manifest, find_artifact
+from router.bundle.refusals import ModelUnusable, PolicyUnusable
+from router.bundle.settings import SettingValue
+from router.errors import CausewayError, PolicyError
+from router.policy.compiled import ModelTemperature, Policy
+from router.types import DecisionRecord, Message, Request, Sampling, Target
+
+from ..agent.store import InstalledBundle
+from ..backends.backend import Backend, BackendRequest
+from ..config.schema import Config
+from ..observability.traffic import BoxCondition
+from ..storage.decisions import DecisionQuery
+from ..storage.policies import DEFAULT_POLICY
+from .components import Components
+
+_GOLDEN_S = 180.0  # of one prompt, loading the model included
+_GOLDEN_TOKENS = 256
+
+
+def daemon_version() -> str:
+    """Return the version that bundles are compared with."""
+    try:
+        return version("causeway")
+    except PackageNotFoundError:
+        return "0.0.0"
+
+
+def with_bundle(config: Config, bundle: InstalledBundle | None) -> Config:
+    """Return the configuration of a daemon that starts with this bundle; None: the factory's files."""
+    if bundle is None:
+        return config
+    config = with_settings(config, bundle.manifest.settings)
+    dirs = (str(bundle.models), *config.engine.model_dirs)
+    return msgspec.structs.replace(
+        config, policy=str(bundle.policy), engine=msgspec.structs.replace(config.engine, model_dirs=dirs)
+    )
+
+
+def with_settings(config: Config, settings: Mapping[str, SettingValue]) -> Config:
+    """Return the configuration with these values, by dotted key; the bundle's manifest has checked them."""
+    for key, value in settings.items():
+        section, _, name = key.rpartition(".")
+        if section:
+            part = msgspec.structs.replace(getattr(config, section), **{name: value})
+            config = msgspec.structs.replace(config, **{section: part})
+        else:
+            config = msgspec.structs.replace(config, **{name: value})
+    return config
+
+
+async def golden_answer(engine: Backend, model: str, prompt: str) -> str:
+    """Ask a model directly, past policy and cache, at temperature 0.
+
+    Raises:
+        ModelUnusable: It does not answer.
+    """
+    request = Request(
+        kind="chat",
+        model=model,
+        messages=(Message("user", prompt),),
+        sampling=Sampling(temperature=0.0),
+        max_tokens=_GOLDEN_TOKENS,
+    )
+    target = Target(name=model, at="edge", model=model)
+    deadline = asyncio.get_running_loop().time() + _GOLDEN_S
+    call = BackendRequest(id="golden", request=request, target=target, deadline=deadline)
+    try:
+        return "".join([chunk.text async for chunk in engine.generate(call) if chunk.index == 0])
+    except CausewayError as error:
+        raise ModelUnusable(f"{model}: {error.message}") from error
+
+
+class BundleHost:
+    """The daemon as its agent sees it.
+
+    Args:
+        parts: The daemon's components; called when they exist.
+        config: The configuration without a bundle.
+        settings: Of the bundle that the daemon started with.
+        model_dirs: The folders that models are found in, the bundle's first; changed here and read everywhere.
+        restart: Lets the daemon drain and start anew.
+    """
+
+    def __init__(
+        self,
+        parts: Callable[[], Components],
+        config: Config,
+        settings: Mapping[str, SettingValue],
+        model_dirs: list[Path],
+        model_temperature: ModelTemperature,
+        restart: Callable[[], None],
+    ) -> None:
+        self._parts = parts
+        self._config = config
+        self._running = with_settings(config, settings)
+        self._model_dirs = model_dirs
+        self._model_temperature = model_temperature
+        self._restart = restart
+
+    @property
+    def daemon_version(self) -> str:
+        return daemon_version()
+
+    @property
+    def policy(self) -> Policy:
+        return self._parts().policies.active
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(psutil.virtual_memory().total)
+
+    @property
+    def model_temperature(self) -> ModelTemperature:
+        return self._model_temperature
+
+    def condition(self) -> BoxCondition:
+        parts = self._parts()
+        readiness = parts.readiness()
+        traffic = parts.metrics.traffic()
+        if parts.engines is not None:
+            restarts = sum(count for _, count in parts.engines.restarts())
+            traffic = msgspec.structs.replace(traffic, restarts=restarts)
+        device = parts.signals.device
+        problem = "" if readiness.ready else f"no target can answer: {', '.join(readiness.waiting_for)}"
+        return BoxCondition(traffic, problem, device.temperature_c, device.throttled)
+
+    async def records(self, limit: int) -> Sequence[DecisionRecord]:
+        return await self._parts().decisions.find(DecisionQuery(limit=limit))
+
+    def known_model(self, name: str) -> Manifest | None:
+        try:
+            return find_artifact(name, self._model_dirs).manifest
+        except ArtifactError:
+            return None
+
+    def needs_restart(self, bundle: InstalledBundle | None) -> bool:
+        settings = {} if bundle is None else bundle.manifest.settings
+        return with_settings(self._config, settings) != self._running
+
+    async def use(self, bundle: InstalledBundle | None) -> None:
+        target = with_bundle(self._config, bundle)
+        before = list(self._model_dirs)
+        self._model_dirs[:] = [Path(folder) for folder in target.engine.model_dirs]
+        try:
+            await self._parts().policies.follow(Path(target.policy) if target.policy else DEFAULT_POLICY)
+        except PolicyError as error:
+            self._model_dirs[:] = before
+            raise PolicyUnusable(error.message) from error
+
+    async def answer(self, model: str, prompt: str) -> str:
+        engines = self._parts().engines
+        if engines is None:
+            raise ModelUnusable(f"{model}: this box runs no models (engine.enabled)")
+        return await golden_answer(engines, model, prompt)
+
+    def restart(self) -> None:
+        self._restart()
