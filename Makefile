@@ -10,7 +10,7 @@ ARGS ?=
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Set everything up: packages, llama.cpp, Triton, Redis, torch
+setup: ## Set everything up: packages, llama.cpp, Triton, Redis, Chromium, torch
 	@$(PREPARE) test
 
 # `exec`: Ctrl-C and SIGTERM reach the program itself, which drains, and its exit status is ours.
@@ -24,7 +24,7 @@ test: ## Set up, then check and run every test (ARGS='-k name' narrows)
 
 quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)
 	@$(PREPARE) quick
-	@exec $(BIN)/python -m pytest -q -n auto -m 'not (triton or redis or engine or slow)' --ignore tests/models/train $(ARGS)
+	@exec $(BIN)/python -m pytest -q -n auto -m 'not (triton or redis or chromium or engine or slow)' --ignore tests/models/train $(ARGS)
 
 check: ## Lint, format, types, import directions
 	@$(PREPARE) check

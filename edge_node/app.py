@@ -25,6 +25,8 @@ from .backends.cloud.backend import CloudBackend
 from .backends.engine.engines import Engine, EnginePool
 from .clock import Clock, system_clock
 from .config.schema import Config, EngineConfig
+from .console.routes import Console
+from .console.state import read_state
 from .daemon.components import Components, read_gauges
 from .daemon.lifecycle import App
 from .daemon.systemd import SystemdNotifier
@@ -176,15 +178,18 @@ def build(
         tracing=_tracing(config),
         agent=None if fleet is None or booted is None else make_agent(fleet, booted),
     )
+    reader = RequestReader(config.server)
+    console = Console(reader=reader, decisions=decisions, policies=policies, state=lambda: read_state(parts))
     api = Api(
         service=service,
-        reader=RequestReader(config.server),
+        reader=reader,
         policies=policies,
         decisions=decisions,
         metrics=metrics,
         clock=clock,
         readiness=parts.readiness,
         tracing=parts.tracing,
+        more_paths=console.paths(),
     )
     app = App(config, parts, api, SystemdNotifier(environ), state_folder)
     return app

@@ -35,6 +35,7 @@ _SERVICES = {
     "jobs_redis": "redis",
     "triton_environment": "triton",
     "postgres_server": "postgres",
+    "chromium": "chromium",
 }
 
 

@@ -4,6 +4,7 @@ POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
 POST /v1/route                                               the decision for such a request, without running it
 GET  /v1/models[/{id}]  /v1/decisions[/{id}]                 model names; records of past requests
 GET  /healthz /readyz /metrics                               liveness, readiness, Prometheus; these need no API key
+GET  /console…                                               the page, see `console.routes`
 GET  /health                                                 the same as /healthz, the name that vLLM uses
 """
 
@@ -60,7 +61,11 @@ class Readiness(msgspec.Struct, frozen=True):
 
 
 class Api:
-    """Routes requests to handlers. `readiness` is called for each probe and must be cheap."""
+    """Routes requests to handlers. `readiness` is called for each probe and must be cheap.
+
+    Args:
+        more_paths: method and handler of further paths, such as the console's.
+    """
 
     def __init__(
         self,
@@ -73,6 +78,7 @@ class Api:
         clock: Clock,
         readiness: Callable[[], Readiness],
         tracing: RequestTracer | None = None,
+        more_paths: Mapping[str, tuple[str, Handler]] = {},
     ) -> None:
         self._service = service
         self._reader = reader
@@ -94,6 +100,7 @@ class Api:
             "/health": ("GET", self._health),
             "/readyz": ("GET", self._ready),
             "/metrics": ("GET", self._prometheus),
+            **more_paths,
         }
         self._prefixes: tuple[tuple[str, Handler], ...] = (
             ("/v1/decisions/", self._decision),

@@ -65,6 +65,16 @@ class FinishedGeneration(msgspec.Struct, frozen=True):
     degraded: bool = False
 
 
+class RequestCount(msgspec.Struct, frozen=True):
+    """Requests with the same route and result."""
+
+    route: str
+    target: str
+    status: str
+    cache: str
+    count: int
+
+
 class Metrics:
     """All metrics of one daemon. `read_gauges` is called at each scrape."""
 
@@ -114,6 +124,13 @@ class Metrics:
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def request_counts(self) -> tuple[RequestCount, ...]:
+        """Return the finished requests by route and result."""
+        return tuple(
+            RequestCount(route, target, status, cache, int(count))
+            for (route, target, status, cache), count in self._requests.sums.items()
+        )
 
     def request_rejected(self, code: str) -> None:
         """Count a request for an answer that was rejected before routing. `code`: the error's code."""
@@ -181,10 +198,10 @@ class _Counter(Collector):
 
     def __init__(self, name: str, help_text: str, labels: tuple[str, ...]) -> None:
         self._description = (name, help_text, labels)
-        self._sums: dict[tuple[str, ...], float] = {}
+        self.sums: dict[tuple[str, ...], float] = {}
 
     def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
-        self._sums[labels] = self._sums.get(labels, 0.0) + amount
+        self.sums[labels] = self.sums.get(labels, 0.0) + amount
 
     def items(self) -> Iterable[tuple[tuple[str, ...], float]]:
         return self._sums.items()
@@ -198,7 +215,7 @@ class _Counter(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = self._family()
-        for labels, value in self._sums.items():
+        for labels, value in self.sums.items():
             family.add_metric(labels, value)
         return (family,)
 

@@ -108,13 +108,15 @@ class DecisionStore:
         """Return the matching records, newest first: those in memory, then those only on disk."""
         limit = max(0, min(query.limit, MAX_QUERY_LIMIT))
         found = [record for record in reversed(self._memory.values()) if _matches(record, query)][:limit]
-        if self._database is None or len(found) == limit:
+        oldest = next(iter(self._memory.values())).created if self._memory else math.inf
+        # The last: the console asks once a second for what is new, which is always in memory.
+        if self._database is None or len(found) == limit or oldest < query.since:
             return found
-        older = [record for record in await self._find_on_disk(query, limit) if record.id not in self._memory]
+        older = [record for record in await self._find_on_disk(query, oldest, limit) if record.id not in self._memory]
         return (found + older)[:limit]
 
-    async def _find_on_disk(self, query: DecisionQuery, limit: int) -> list[DecisionRecord]:
-        oldest = next(iter(self._memory.values())).created if self._memory else math.inf
+    async def _find_on_disk(self, query: DecisionQuery, oldest: float, limit: int) -> list[DecisionRecord]:
+        """Return the matching records that are not newer than `oldest`, Unix seconds."""
         where = ["created >= ?", "created <= ?"]
         values: list[Value] = [query.since, oldest]
         for column, value in (("route", query.route), ("target", query.target), ("status", query.status)):

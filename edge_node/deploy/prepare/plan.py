@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from .chromium import find_chromium, install_chromium
 from .environments import NETWORK_ADVICE, install_locked, make_environment
 from .llama import cached_wheel, expected_minutes, install_engine, wheel_key
 from .places import Places, child_environment
@@ -15,7 +16,7 @@ from .redis import install_redis
 from .steps import Step, digest
 from .triton import install_triton
 
-OPTIONAL = ("triton", "redis", "torch")
+OPTIONAL = ("triton", "redis", "chromium", "torch")
 # The release that our tests and our models were made with. In no lock file: see `_torch`.
 TORCH = "torch==2.13.0"
 
@@ -29,17 +30,18 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     development = _packages(places, "requirements-dev.txt")
     engine, triton, redis = _engine(places, environ), _triton(places, environ), _redis(places)
     training, torch = _packages(places, "requirements-train.txt"), _torch(places, environ)
+    chromium = _chromium(places)
     bench = [environment, packages, development, engine, project, triton, redis]
     compiled = [] if cached_wheel(places, environ) is None else [engine]
     goals = {
         "run": [environment, packages, engine, project, triton],
-        "test": [*bench, training, torch],
+        "test": [*bench, chromium, training, torch],
         "bench": bench,
         "check": [environment, packages, development, project],
         "quick": [environment, packages, development, *compiled, project],
         "train": [environment, packages, development, engine, project, training, torch],
     }
-    optional = {"triton": [triton], "redis": [redis], "torch": [training, torch]}
+    optional = {"triton": [triton], "redis": [redis], "chromium": [chromium], "torch": [training, torch]}
     left_out = {id(step) for name in skipped for step in optional[name]}
     return [step for step in goals[goal] if id(step) not in left_out]
 
@@ -129,6 +131,16 @@ def _redis(places: Places) -> Step:
         key="redis-server",
         there=lambda: shutil.which("redis-server") is not None,
         work=lambda progress: install_redis(places, progress),
+    )
+
+
+def _chromium(places: Places) -> Step:
+    return Step(
+        title="Chromium",
+        stamp=_stamp(places, "chromium"),
+        key="chromium",
+        there=lambda: find_chromium() is not None,
+        work=lambda progress: install_chromium(places, progress),
     )
 
 

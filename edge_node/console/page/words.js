@@ -1,0 +1,57 @@
+// Decision records in words. The texts are those of `causeway-edge route`.
+
+import { duration } from "./format.js";
+
+/** Mark, kind and text of each reason; {detail} and {target} are fields of the reason. */
+export const REASONS = {
+  rule_held: ["✓", "held", "held"],
+  rule_not_held: ["·", "", "did not hold"],
+  signal_absent: ["?", "", "{detail} cannot be read on this box, so it does not hold"],
+  rule_failed: ["!", "", "evaluation failed: {detail}"],
+  constraint_held: ["✓", "held", "constraint holds {detail}"],
+  constraint_excluded: ["✗", "", "constraint excluded {target} {detail}"],
+  preference_excluded: ["✗", "", "the request's preference excluded {target} {detail}"],
+  preference_ordered: ["↑", "", "the request's preference moved {target} forward {detail}"],
+  model_named: ["✓", "held", "the request names {target} {detail}"],
+  continued: ["✓", "held", "continues an answer of {target} {detail}"],
+  target_unable: ["✗", "", "{target} lacks a capability: {detail}"],
+  target_absent: ["✗", "", "{target} is not on this box: {detail}"],
+  target_down: ["↓", "", "{target} is down, tried last {detail}"],
+  no_route: ["✗", "", "no target is left {detail}"],
+  cache_rule_held: ["✓", "held", "cache rule held"],
+  cache_rule_not_held: ["·", "", "cache rule did not hold"],
+  cache_refused: ["✗", "", "not cached: {detail}"],
+};
+
+/** Return mark, kind and text of a reason; one that a newer daemon invents is shown by its code. */
+export function inWords(reason) {
+  const [mark, kind, template] = REASONS[reason.code] ?? ["·", "", `${reason.code} {target} {detail}`];
+  const text = template.replace("{detail}", reason.detail).replace("{target}", reason.target || "the target").trim();
+  return { mark, kind, text };
+}
+
+const PLACES = { edge: "on the device", cloud: "in the cloud", cache: "from the cache" };
+
+/** Return one sentence about what became of a request. */
+export function outcomeInWords(outcome) {
+  const time = duration(outcome.total_ms);
+  if (outcome.status === "cancelled") return `The client left after ${time}`;
+  if (outcome.status !== "ok" && outcome.http_status < 400) return `Broken off by ${outcome.error} after ${time}`;
+  if (outcome.status !== "ok") return `No answer: ${outcome.http_status} ${outcome.error} after ${time}`;
+  return `Answered ${PLACES[outcome.route] ?? ""} in ${time}`;
+}
+
+/** Return what decided: the rule, or what stood in its place. */
+export function decidedBy(record) {
+  const { decision, outcome } = record;
+  if (outcome.route === "cache" && decision === null) return "cached answer";
+  if (decision === null) return outcome.error || "refused before a decision";
+  return decision.rule || (decision.attempts.length ? "model named" : "no route");
+}
+
+/** Return the texts that the search looks into, in lower case. */
+export function searchable(record) {
+  const { request, outcome } = record;
+  const texts = [decidedBy(record), outcome.target, outcome.model, outcome.error, outcome.reason, request.client, request.kind, record.id];
+  return [...texts, ...request.tags].join(" ").toLowerCase();
+}

@@ -1,0 +1,127 @@
+"""The page's paths. Nothing here runs, and nothing is in memory, until a browser asks.
+
+GET  /console, /console/FILE     the page: static files, the same for everyone, without an API key
+GET  /console/state              the box at this moment
+POST /console/what-if            {id, signals: {name: value}} → a recorded request decided anew; nothing is run
+
+The last two need the API key where `server.keys` names some, as `/v1/decisions` does; the page asks for it. They answer
+the page that this daemon served and no other origin: nothing sends CORS headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from aiohttp import hdrs, web
+
+from router.checks.what_if import what_if
+from router.errors import InvalidJSON, InvalidRequest, NotFound
+from router.openai import check_media_type
+
+from ..http.api import Handler
+from ..http.request_reader import RequestReader
+from ..http.responses import JSON, SERVER
+from ..storage.decisions import DecisionStore
+from ..storage.policies import PolicyStore
+from .state import ConsoleState
+
+_PAGE: Final = Path(__file__).parent / "page"
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS: Final = {
+    "Server": SERVER,
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    signals: dict[str, object] = {}
+
+
+class Console:
+    """Answers the page's requests.
+
+    Args:
+        reader: Checks API keys and reads bodies.
+        decisions: The records.
+        policies: The active policy decides recorded requests anew.
+        state: Reads the box, for each request.
+    """
+
+    def __init__(
+        self,
+        *,
+        reader: RequestReader,
+        decisions: DecisionStore,
+        policies: PolicyStore,
+        state: Callable[[], ConsoleState],
+    ) -> None:
+        self._reader = reader
+        self._decisions = decisions
+        self._policies = policies
+        self._state = state
+
+    def paths(self) -> Mapping[str, tuple[str, Handler]]:
+        """Return the method and the handler of each path."""
+        files = {f"/console/{path.name}": path for path in _PAGE.iterdir() if path.suffix in _TYPES}
+        index = files.pop("/console/index.html")
+        return {
+            "/console": ("GET", partial(_file, index)),
+            **{name: ("GET", partial(_file, path)) for name, path in files.items()},
+            "/console/state": ("GET", self._read_state),
+            "/console/what-if": ("POST", self._what_if),
+        }
+
+    async def _read_state(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._reader.caller(http)
+        return _json(self._state())
+
+    async def _what_if(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._reader.caller(http)
+        check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
+        question = _parsed(await self._reader.body(http))
+        record = await self._decisions.get(question.id)
+        if record is None:
+            raise NotFound(f"no decision {question.id[:100]!r}; old ones are deleted")
+        return _json(what_if(self._policies.active, record, question.signals))
+
+
+def _parsed(body: bytes) -> _Question:
+    """Raises InvalidRequest."""
+    try:
+        return msgspec.json.decode(body, type=_Question)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the body must be {{id, signals}}: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidJSON("the body is not valid JSON") from None
+
+
+async def _file(path: Path, http: web.BaseRequest) -> web.StreamResponse:
+    content = await asyncio.to_thread(path.read_bytes)
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": tag}
+    if http.headers.get(hdrs.IF_NONE_MATCH) == tag:
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=content, headers={**headers, "Content-Type": _TYPES[path.suffix]})
+
+
+def _json(value: object) -> web.Response:
+    headers = {**HEADERS, "Content-Type": JSON, "Cache-Control": "no-store"}
+    return web.Response(body=msgspec.json.encode(value), headers=headers)

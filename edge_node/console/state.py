@@ -1,0 +1,60 @@
+"""What the page shows of the box at this moment, read when the page asks."""
+
+from __future__ import annotations
+
+import platform
+
+import msgspec
+
+from router.types import Snapshot
+
+from ..daemon.components import Components
+from ..http.api import Readiness
+from ..observability.metrics import RequestCount
+
+
+class ConsoleState(msgspec.Struct, frozen=True):
+    """The body of `/console/state`.
+
+    Attributes:
+        box: The host's name.
+        now: The box's clock, Unix seconds.
+        readiness: As in `/readyz`.
+        snapshot: The signals that a decision would read now.
+        running: Generations in progress, of `concurrent` at most.
+        waiting: Requests in the queue, of `queue` at most.
+        cache_entries: Answers in memory.
+        cache_bytes: Bytes of those answers.
+        requests: Requests since the daemon started.
+    """
+
+    box: str
+    now: float
+    readiness: Readiness
+    snapshot: Snapshot
+    running: int
+    waiting: int
+    concurrent: int
+    queue: int
+    cache_entries: int
+    cache_bytes: int
+    requests: tuple[RequestCount, ...]
+
+
+def read_state(parts: Components) -> ConsoleState:
+    """Return the state of the daemon with these parts."""
+    policy = parts.policies.active
+    admission, cache = parts.admission.stats(), parts.cache.stats()
+    return ConsoleState(
+        box=platform.node(),
+        now=parts.clock.unix(),
+        readiness=parts.readiness(),
+        snapshot=parts.signals.snapshot(policy),
+        running=admission.running,
+        waiting=admission.waiting,
+        concurrent=policy.limits.concurrent,
+        queue=policy.limits.queue,
+        cache_entries=cache.entries,
+        cache_bytes=cache.memory_bytes,
+        requests=parts.metrics.request_counts(),
+    )

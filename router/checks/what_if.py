@@ -1,0 +1,189 @@
+"""What if a signal had been different: decide one recorded request anew, under the active policy. Pure.
+
+The decision is made twice, with the recorded signals and with the changed ones, so that a difference is due to the
+changes and not to a policy that was replaced since the record was made. A costly signal that was not recorded is not
+absent: every decision that it allows is returned, and which signals they hang on (`replay.possible`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from ..decision.features import request_of
+from ..errors import InvalidRequest
+from ..policy.compiled import Policy
+from ..policy.signals import SIGNALS, SignalType, Value
+from ..types import Decision, DecisionRecord
+from .replay.possible import PolicyReplay
+
+_ESTIMATES: Final = {"request.prompt_tokens": "prompt_tokens", "edge.quality": "quality"}
+_LONGEST = 256  # characters of a text that is set
+
+
+class RecordedSignal(msgspec.Struct, frozen=True):
+    """One signal of a record.
+
+    Attributes:
+        values: All possible values, where they are known.
+        value: None: absent, or not recorded.
+        unrecorded: It was not computed: not absent, but not known.
+        named: A rule of the policy names it.
+    """
+
+    name: str
+    type: SignalType
+    unit: str
+    meaning: str
+    values: tuple[str, ...]
+    value: Value | tuple[str, ...] | None
+    unrecorded: bool
+    named: bool
+
+
+class Redecided(msgspec.Struct, frozen=True):
+    """What the policy decides for the request.
+
+    Attributes:
+        decisions: More than one if they hang on a signal that was not recorded; None: the request is refused.
+        hangs_on: Those signals.
+        cached: Whether the cache may answer, or keep the answer; None: not known.
+    """
+
+    decisions: tuple[Decision | None, ...]
+    hangs_on: tuple[str, ...]
+    cached: bool | None
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """A recorded request, decided anew twice by `policy@revision`: as recorded, and with the changes."""
+
+    id: str
+    policy: str
+    revision: str
+    signals: tuple[RecordedSignal, ...]
+    as_recorded: Redecided
+    changed: Redecided
+
+
+def what_if(policy: Policy, record: DecisionRecord, changes: Mapping[str, object]) -> WhatIf:
+    """Decide `record` under `policy` with its own signals and with `changes`.
+
+    Args:
+        policy: The active policy.
+        record: Of the request.
+        changes: Signal names and their new values; None makes a signal absent.
+
+    Raises:
+        InvalidRequest: A change names no signal, or has a value that the signal cannot have.
+    """
+    named = policy.route_needs.signals | policy.constraint_needs.signals | policy.cache_needs.signals
+    return WhatIf(
+        id=record.id,
+        policy=policy.name,
+        revision=policy.revision,
+        signals=tuple(_signal(record, name, named) for name in SIGNALS),
+        as_recorded=_decide(policy, record),
+        changed=_decide(policy, _change(record, changes)),
+    )
+
+
+def _signal(record: DecisionRecord, name: str, named: frozenset[str]) -> RecordedSignal:
+    spec = SIGNALS[name]
+    return RecordedSignal(
+        name=name,
+        type=spec.type,
+        unit=spec.unit,
+        meaning=spec.meaning,
+        values=spec.values,
+        value=_recorded(record, name),
+        unrecorded=name in record.unrecorded,
+        named=name in named,
+    )
+
+
+def _recorded(record: DecisionRecord, name: str) -> Value | tuple[str, ...] | None:
+    group, _, field = name.partition(".")
+    if name in _ESTIMATES:
+        value = getattr(record.estimates, _ESTIMATES[name])
+    else:
+        value = getattr(record.request if group == "request" else getattr(record.snapshot, group), field)
+    if value is None and name == "request.prefer":
+        return ""
+    # JSON has no NaN and no infinity.
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _change(record: DecisionRecord, changes: Mapping[str, object]) -> DecisionRecord:
+    """Raises InvalidRequest."""
+    request: dict[str, object] = {}
+    estimates: dict[str, object] = {}
+    groups: dict[str, dict[str, object]] = {}
+    for name, given in changes.items():
+        value = _checked(name, given)
+        group, _, field = name.partition(".")
+        if name in _ESTIMATES:
+            estimates[_ESTIMATES[name]] = value
+        elif group == "request":
+            request |= _features(field, value, name)
+        else:
+            groups.setdefault(group, {})[field] = value
+    replace = msgspec.structs.replace
+    snapshot = record.snapshot
+    return replace(
+        record,
+        request=replace(record.request, **request),
+        estimates=replace(record.estimates, **estimates),
+        snapshot=replace(snapshot, **{name: replace(getattr(snapshot, name), **new) for name, new in groups.items()}),
+        unrecorded=tuple(name for name in record.unrecorded if name not in changes),
+    )
+
+
+def _features(field: str, value: object, name: str) -> dict[str, object]:
+    if field == "prefer":
+        return {"prefer": value or None}
+    if field == "tools":
+        return {"tools": bool(value), "offers_tools": bool(value)}
+    if value is None and not SIGNALS[name].optional and field != "temperature":
+        raise InvalidRequest(f"`{name}` is never absent", param=name)
+    return {field: value}
+
+
+_TYPES: Final[Mapping[SignalType, tuple[object, str]]] = {
+    "int": (int, "a whole number"),
+    "double": (float, "a number"),
+    "bool": (bool, "true or false"),
+    "string": (str, "text"),
+    "list": (tuple[str, ...], "a list of texts"),
+}
+
+
+def _checked(name: str, value: object) -> object:
+    """Return the value in the signal's type; None for an absent one. Raises InvalidRequest."""
+    spec = SIGNALS.get(name)
+    if spec is None:
+        raise InvalidRequest(f"there is no signal {name[:64]!r}", param=name[:64])
+    if value is None:
+        return None
+    kind, expected = _TYPES[spec.type]
+    try:
+        converted: object = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"`{name}` must be {expected}", param=name) from None
+    texts = converted if isinstance(converted, tuple) else (converted,) if isinstance(converted, str) else ()
+    if spec.values and any(text not in spec.values for text in texts):
+        raise InvalidRequest(f"`{name}` must be one of {', '.join(filter(None, spec.values))}", param=name)
+    if any(len(text) > _LONGEST for text in texts):
+        raise InvalidRequest(f"`{name}` is longer than {_LONGEST} characters", param=name)
+    return converted
+
+
+def _decide(policy: Policy, record: DecisionRecord) -> Redecided:
+    replay, request, replace = PolicyReplay(policy), request_of(record.request), msgspec.structs.replace
+    # `possible` asks the cache only for a hit, and decides only what the cache does not answer.
+    missed = replay.possible(replace(record, outcome=replace(record.outcome, cache="miss")), request)
+    hit = replay.possible(replace(record, outcome=replace(record.outcome, cache="hit")), request)
+    return Redecided(missed.decisions, missed.hangs_on, hit.cached)
