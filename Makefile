@@ -24,7 +24,7 @@ test: ## Set up, then check and run every test (ARGS='-k name' narrows)
 
 quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)
 	@$(PREPARE) quick
-	@exec $(BIN)/python -m pytest -q -n auto -m 'not (triton or redis or chromium or engine or slow)' --ignore tests/models/train $(ARGS)
+	@exec $(BIN)/python -m pytest -q -n auto -m 'not (triton or redis or postgres or chromium or engine or slow)' --ignore tests/models/train $(ARGS)
 
 check: ## Lint, format, types, import directions
 	@$(PREPARE) check

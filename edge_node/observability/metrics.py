@@ -129,7 +129,7 @@ class Metrics:
         """Return the finished requests by route and result."""
         return tuple(
             RequestCount(route, target, status, cache, int(count))
-            for (route, target, status, cache), count in self._requests.sums.items()
+            for (route, target, status, cache), count in self._requests.items()
         )
 
     def request_rejected(self, code: str) -> None:
@@ -198,10 +198,10 @@ class _Counter(Collector):
 
     def __init__(self, name: str, help_text: str, labels: tuple[str, ...]) -> None:
         self._description = (name, help_text, labels)
-        self.sums: dict[tuple[str, ...], float] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
 
     def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
-        self.sums[labels] = self.sums.get(labels, 0.0) + amount
+        self._sums[labels] = self._sums.get(labels, 0.0) + amount
 
     def items(self) -> Iterable[tuple[tuple[str, ...], float]]:
         return self._sums.items()
@@ -215,7 +215,7 @@ class _Counter(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = self._family()
-        for labels, value in self.sums.items():
+        for labels, value in self._sums.items():
             family.add_metric(labels, value)
         return (family,)
 
