@@ -1,1 +1,2 @@
-"""The cloud. `backend` sends requests, `response_reader` reads the responses, `error_mapping` translates failures."""
+"""The cloud. `backend` sends requests, `credentials` keeps its token, `response_reader` reads the responses,
+`error_mapping` translates failures."""

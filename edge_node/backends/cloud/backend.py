@@ -37,6 +37,7 @@ from router.types import Chunk, CloudSignals, Embeddings, Kind, Request
 
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, UpstreamInfo
+from .credentials import BearerToken, Credentials
 from .error_mapping import client_error
 from .health import CloudHealth
 from .response_reader import MAX_ERROR_BYTES, StreamReader, read_body, read_error, read_whole, too_slow
@@ -49,19 +50,34 @@ _MAX_HEADER = 200  # characters of a response header that are kept
 _PROBE_BACKOFF = 4.0  # the longest pause between probes, in intervals
 _TIMER_STEP_S = 0.005  # timers may fire this much early
 _LONGEST_AWAY_S = 60.0  # upper bound of a server's Retry-After
+_KEY_ADVICE = "correct cloud.api_key or cloud.api_key_file and restart"
+_FLEET_ADVICE = "it is the fleet's: see `causeway-edge fleet status`, and whether the gateway trusts the fleet"
 # The server is healthy: it answered that the request is wrong.
 _REJECTIONS = (InvalidRequest, CloudRejected)
 
 
 class CloudBackend:
-    """One server: its connections, its circuit breaker and the signals about it."""
+    """One server: its connections, its circuit breaker and the signals about it.
+
+    Args:
+        credentials: Take the place of `cloud.api_key`: read at each request, and renewed once for a 401.
+        breaker: The circuit breaker.
+        now: The clock, monotonic seconds.
+    """
 
     def __init__(
-        self, config: CloudConfig, *, breaker: Breaker | None = None, now: Callable[[], float] = time.monotonic
+        self,
+        config: CloudConfig,
+        *,
+        credentials: Credentials | None = None,
+        breaker: Breaker | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        self._bearer = BearerToken(config.api_key, credentials)
         self._now = now
-        self.health = CloudHealth(config.url, breaker or Breaker(), now)
+        advice = _KEY_ADVICE if credentials is None else _FLEET_ADVICE
+        self.health = CloudHealth(config.url, breaker or Breaker(), now, advice)
         self._rtt_ms = Ewma(_RTT_HALF_LIFE_S)
         self._tier: str | None = None
         self._skip_until: dict[str, float] = {}  # by model, from Retry-After
@@ -75,12 +91,9 @@ class CloudBackend:
         if self._config.ca_file:
             verify = ssl.create_default_context(cafile=self._config.ca_file)
         connector = aiohttp.TCPConnector(limit=self._config.max_connections, keepalive_timeout=_IDLE_S, ssl=verify)
-        headers = {"Accept-Encoding": "identity", "User-Agent": "causeway-edge"}
-        if self._config.api_key:
-            headers["Authorization"] = f"Bearer {self._config.api_key}"
         self._session = aiohttp.ClientSession(
             connector=connector,
-            headers=headers,
+            headers={"Accept-Encoding": "identity", "User-Agent": "causeway-edge"},
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_s),
             auto_decompress=False,
@@ -186,10 +199,11 @@ class CloudBackend:
         return call.target.timeout_s or self._config.timeout_s
 
     async def _post(
-        self, call: BackendRequest, body: bytes, until: float, *, retry: bool = True
+        self, call: BackendRequest, body: bytes, until: float, *, retry: bool = True, renew: bool = True
     ) -> aiohttp.ClientResponse:
         """Send the request. Returns a response with status 200, its body unread; the caller must release it."""
         assert self._session is not None, "start() comes first"
+        token = self._bearer.put(self._session)
         try:
             async with asyncio.timeout_at(until):
                 response = await self._session.post(
@@ -197,7 +211,7 @@ class CloudBackend:
                 )
         except aiohttp.ServerDisconnectedError as error:
             if retry:  # the server closed an idle connection just as it was reused
-                return await self._post(call, body, until, retry=False)
+                return await self._post(call, body, until, retry=False, renew=renew)
             raise client_error(error, call.target.name, "send") from error
         except aiohttp.ClientError as error:
             failure = client_error(error, call.target.name, "send")
@@ -208,6 +222,9 @@ class CloudBackend:
             raise too_slow(call, "first_token") from error
         except OSError as error:
             raise client_error(error, call.target.name, "send") from error
+        if response.status == 401 and renew and await self._bearer.renewed(token, until):
+            response.release()
+            return await self._post(call, body, until, retry=retry, renew=False)
         self._note_response(response, probe=False)
         if response.status != 200:
             raise await read_error(response, call, until)
@@ -234,10 +251,12 @@ class CloudBackend:
     async def probe(self) -> bool:
         """Whether the server answers, with any HTTP status. Updates `reachable` and `rtt_ms`."""
         assert self._session is not None, "start() comes first"
-        started = self._now()
+        started, token = self._now(), self._bearer.put(self._session)
         try:
             with anyio.fail_after(_PROBE_S):
                 async with self._session.get(self._config.url + "/models", allow_redirects=False) as response:
+                    if response.status == 401 and await self._bearer.renewed(token, started + _PROBE_S):
+                        return await self.probe()
                     self._note_response(response, probe=True)
                     self._rtt_ms.add((self._now() - started) * 1000.0, self._now())
                     await read_body(response, MAX_ERROR_BYTES)

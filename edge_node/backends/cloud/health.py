@@ -26,11 +26,13 @@ class CloudHealth:
         url: of the server; only its host and port are logged.
         breaker: the circuit breaker.
         now: the clock, monotonic seconds.
+        advice: what to do about a token that is refused.
     """
 
-    def __init__(self, url: str, breaker: Breaker, now: Callable[[], float]) -> None:
+    def __init__(self, url: str, breaker: Breaker, now: Callable[[], float], advice: str) -> None:
         self._name = f"the cloud at {URL(url).host}:{URL(url).port}"
         self._now = now
+        self._advice = advice
         self._gone = Fault(log, logging.WARNING, now)
         self._token_refused = Fault(log, logging.ERROR, now)
         self._breaker_open = Fault(log, logging.WARNING, now)
@@ -57,9 +59,7 @@ class CloudHealth:
             self._gone.end(f"{self._name} is reachable again")
         if status == 401:
             self._refused_by_probe = probe and (self._refused_by_probe or not self.token_refused)
-            self._token_refused.begin(
-                f"{self._name} refuses the token (HTTP 401): correct cloud.api_key or cloud.api_key_file and restart"
-            )
+            self._token_refused.begin(f"{self._name} refuses the token (HTTP 401): {self._advice}")
         # A server may list its models without a token: a probe that succeeds proves nothing about requests.
         elif self._token_refused.problem and status < 400 and (not probe or self._refused_by_probe):
             self._token_refused.end(f"{self._name} accepts the token again")

@@ -1,0 +1,281 @@
+"""The control plane over HTTP: one method for each message of `router.bundle.protocol`, and the published files.
+
+Redirects are not followed, and proxies of the environment are ignored: a box speaks to the host that it joined alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from router.bundle.protocol import (
+    MAX_MESSAGE_BYTES,
+    SIGNATURE_HEADER,
+    Enrolment,
+    EnrolmentRequest,
+    IssuedToken,
+    StatusReply,
+    StatusReport,
+    Telemetry,
+    TokenRequest,
+    signed_bytes,
+)
+from router.errors import ConfigError
+
+_CONNECT_S = 10.0
+_ANSWER_S = 30.0
+_CHUNK_GAP_S = 60.0  # between two chunks of a file; the downloads have bounds of their own on top
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024  # an Enrolment carries the root metadata
+_T = TypeVar("_T")
+
+
+class FleetError(Exception):
+    """The control plane did not do what was asked."""
+
+
+class FleetUnreachable(FleetError):
+    """It did not answer, or cannot for now. `retry_after_s`: when it wants to be asked again, if it said so."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class FleetRefused(FleetError):
+    """It refuses this message; the same again will be refused again.
+
+    Attributes:
+        code: Why, such as `device_revoked`.
+        now: Its clock, unix seconds; None if it did not say.
+    """
+
+    def __init__(self, code: str, message: str, now: float | None = None) -> None:
+        super().__init__(f"{message} ({code})")
+        self.code = code
+        self.now = now
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """The answer to a long poll."""
+
+    etag: str
+    changed: bool
+
+
+class _Fault(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+
+
+class _FaultBody(msgspec.Struct):
+    error: _Fault = msgspec.field(default_factory=_Fault)
+
+
+class ControlPlane:
+    """The client. It connects on first use; `close` it.
+
+    Args:
+        url: Of the control plane.
+        ca_file: PEM file of the authorities that are trusted; "": the system's.
+        sign: The device key; None before the enrolment.
+
+    Raises:
+        ConfigError: The URL or the file cannot be used.
+    """
+
+    def __init__(self, url: str, ca_file: str = "", sign: Callable[[bytes], str] | None = None) -> None:
+        self._url = checked_url(url)
+        self._sign = sign
+        self._tls = _tls_context(ca_file)
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def name(self) -> str:
+        """For people: where it is."""
+        return f"the control plane at {urlsplit(self._url).netloc}"
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def enroll(self, request: EnrolmentRequest) -> Enrolment:
+        """Ask for an identity. Raises FleetError."""
+        return await self._post("/v1/enroll", request, Enrolment, signed=False)
+
+    async def token(self, request: TokenRequest) -> IssuedToken:
+        """Ask for a token. Raises FleetError."""
+        return await self._post("/v1/token", request, IssuedToken)
+
+    async def status(self, report: StatusReport) -> StatusReply:
+        """Report the box's state. Raises FleetError."""
+        return await self._post("/v1/status", report, StatusReply)
+
+    async def telemetry(self, telemetry: Telemetry) -> None:
+        """Report what the box did. Raises FleetError."""
+        await self._post("/v1/telemetry", telemetry, None)
+
+    async def wake(self, etag: str, wait_s: float, token: str) -> Wake:
+        """Wait until something may be new, at most `wait_s`. Raises FleetError."""
+        headers = {"Authorization": f"Bearer {token}"}
+        if etag:
+            headers["If-None-Match"] = etag
+        path = f"/v1/wake?wait={wait_s:.0f}"
+        async with (
+            self._exchange(wait_s + _ANSWER_S),
+            self._open().get(self._url + path, headers=headers, allow_redirects=False) as response,
+        ):
+            if response.status not in (200, 304):
+                raise await self._failure(response)
+            return Wake(response.headers.get("ETag", etag), response.status == 200)
+
+    async def fetch(self, path: str, offset: int = 0) -> AsyncGenerator[bytes]:
+        """Yield a published file from `offset` on, such as ``tuf/metadata/timestamp.json`` or ``blobs/SHA256``.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            OSError: It cannot be told.
+        """
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_CHUNK_GAP_S)
+        try:
+            async with self._open().get(
+                f"{self._url}/{path}", headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                if response.status in (404, 410):
+                    raise FileNotFoundError(f"{self.name} has no {path}")
+                if response.status == 416 and offset:
+                    return  # nothing is left
+                if response.status not in (200, 206):
+                    raise OSError(f"{self.name} answered HTTP {response.status} to {path}")
+                skipped = 0 if response.status == 206 else offset  # a server without ranges sends the whole file
+                async for chunk in response.content.iter_any():
+                    passed = min(skipped, len(chunk))
+                    skipped -= passed
+                    if passed < len(chunk):
+                        yield chunk[passed:] if passed else chunk
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise OSError(f"{self.name}: {_words(error)}") from error
+
+    async def _post(self, path: str, message: msgspec.Struct, kind: type[_T] | None, *, signed: bool = True) -> _T:
+        """Send a message; its answer, whose type is None for none."""
+        body = msgspec.json.encode(message)
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise FleetRefused("message_too_large", f"{path}: {len(body)} bytes")
+        headers = {"Content-Type": "application/json"}
+        if signed:
+            assert self._sign is not None, "enrolled boxes have a key"
+            headers[SIGNATURE_HEADER] = self._sign(signed_bytes(path, body))
+        async with (
+            self._exchange(_ANSWER_S),
+            self._open().post(self._url + path, data=body, headers=headers, allow_redirects=False) as response,
+        ):
+            if response.status not in (200, 201, 204):
+                raise await self._failure(response)
+            content = await _read(response)
+        if kind is None:
+            return None  # type: ignore[return-value]  # the caller's _T is None
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.DecodeError as error:
+            raise FleetUnreachable(f"{self.name} sent a malformed answer to {path}: {error}") from error
+
+    @asynccontextmanager
+    async def _exchange(self, seconds: float) -> AsyncIterator[None]:
+        """Bound the time of one exchange and translate what fails."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            raise FleetUnreachable(f"{self.name} does not answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise FleetUnreachable(f"{self.name} cannot be reached: {_words(error)}") from error
+
+    async def _failure(self, response: aiohttp.ClientResponse) -> FleetError:
+        """4xx but 408, 425 and 429 refuse the message for good; everything else may pass."""
+        try:
+            fault = msgspec.json.decode(await _read(response), type=_FaultBody).error
+        except (msgspec.DecodeError, aiohttp.ClientError):
+            fault = _Fault()
+        message = f"{self.name}: {fault.message[:1000] or f'HTTP {response.status}'}"
+        if 400 <= response.status < 500 and response.status not in (408, 425, 429):
+            return FleetRefused(fault.code or f"http_{response.status}", message, _date(response.headers))
+        wait = response.headers.get("Retry-After", "")
+        return FleetUnreachable(message, min(float(wait), 3600.0) if wait.isdecimal() else None)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=self._tls, limit=8),
+                headers={"User-Agent": "causeway-edge"},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+                trust_env=False,
+            )
+        return self._session
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _MAX_ANSWER_BYTES:
+            raise aiohttp.ClientPayloadError(f"more than {_MAX_ANSWER_BYTES} bytes")
+    return bytes(body)
+
+
+def checked_url(url: str) -> str:
+    """Return the URL without a slash at its end.
+
+    Raises:
+        ConfigError: Not https, except on loopback: the join token and the bearer tokens travel there.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"must be a URL like https://fleet.example, not {url!r}", where="fleet URL")
+    if not carries_secrets(url):
+        raise ConfigError("tokens over plain HTTP could be stolen: use https://", where="fleet URL")
+    return url.rstrip("/")
+
+
+def carries_secrets(url: str) -> bool:
+    """Whether a token may be sent there: https, or this machine."""
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        return True
+    try:
+        return ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return parts.hostname == "localhost"
+
+
+def _tls_context(ca_file: str) -> ssl.SSLContext | bool:
+    if not ca_file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigError(f"{error.strerror or error}", where=ca_file) from error
+
+
+def _date(headers: Mapping[str, str]) -> float | None:
+    try:
+        return parsedate_to_datetime(headers["Date"]).timestamp()
+    except (KeyError, ValueError):
+        return None
+
+
+def _words(error: BaseException) -> str:
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+        return os.strerror(cause.errno)
+    return str(cause) or type(cause).__name__

@@ -1,0 +1,190 @@
+"""Who this box is to its fleet: an identity on disk and the device key, which never leaves the box.
+
+    STATE_DIR/fleet/identity.json   device, tenant, cohort, control plane, root metadata
+    STATE_DIR/fleet/device.key      Ed25519, PEM, mode 0600
+
+A key in a TPM or a secure element is another `DeviceKey`, which `open_key` would choose.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from router.bundle.manifest import Name
+from router.bundle.rollout import Device
+from router.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+FOLDER, IDENTITY, KEY = "fleet", "identity.json", "device.key"
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `identity.json`.
+
+    Attributes:
+        cohort: As the control plane said last.
+        url: Of the control plane.
+        ca_file: PEM file of the authorities that are trusted for `url`; "": the system's.
+        root: The fleet's root metadata, from which updates are trusted.
+        joined: Unix seconds.
+    """
+
+    device: Device
+    tenant: Name
+    cohort: Name
+    fleet: Name
+    url: str
+    ca_file: str = ""
+    root: str
+    joined: float
+
+
+class DeviceKey(Protocol):
+    """The provider seam: a key that signs and cannot be read."""
+
+    @property
+    def public(self) -> str:
+        """The raw public key, base64url without padding."""
+        ...
+
+    def sign(self, data: bytes) -> str:
+        """Return the signature, base64url without padding."""
+        ...
+
+
+class FileKey:
+    """A key in a file with mode 0600."""
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+
+    @property
+    def public(self) -> str:
+        return _unpadded(self._private.public_key().public_bytes_raw())
+
+    def sign(self, data: bytes) -> str:
+        return _unpadded(self._private.sign(data))
+
+    @classmethod
+    def create(cls, path: Path) -> FileKey:
+        """Make a key and write it, synced to disk. Raises OSError, also if the file exists."""
+        private = Ed25519PrivateKey.generate()
+        pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        partial = path.with_name(f".{path.name}.partial")
+        partial.unlink(missing_ok=True)
+        _write(partial, pem, os.O_EXCL)
+        os.link(partial, path)  # unlike a rename, this fails if there is a key already
+        partial.unlink()
+        _sync_folder(path.parent)
+        return cls(private)
+
+    @classmethod
+    def load(cls, path: Path) -> FileKey:
+        """Read a key; one that others may read is closed to them and reported.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ConfigError: The file cannot be read, or is no such key.
+        """
+        try:
+            if path.stat().st_mode & 0o077:
+                log.warning(
+                    "%s was open to other users: its mode is 0600 now; if they may have read it, join anew", path
+                )
+                path.chmod(0o600)
+            private = load_pem_private_key(path.read_bytes(), password=None)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ConfigError(error.strerror or str(error), where=str(path)) from error
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise ConfigError(
+                "the device key is damaged: leave the fleet and join it again", where=str(path)
+            ) from error
+        if not isinstance(private, Ed25519PrivateKey):
+            raise ConfigError("not an Ed25519 key: leave the fleet and join it again", where=str(path))
+        return cls(private)
+
+
+def open_key(folder: Path) -> DeviceKey:
+    """Return the box's key, from the fleet's folder. Raises FileNotFoundError or ConfigError."""
+    return FileKey.load(folder / KEY)
+
+
+def new_key(folder: Path) -> DeviceKey:
+    """Return the key of an enrolment that was not completed, or a new one. Raises ConfigError."""
+    try:
+        return open_key(folder)
+    except FileNotFoundError:
+        pass
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return FileKey.create(folder / KEY)
+    except OSError as error:
+        raise ConfigError(f"the device key cannot be written: {error.strerror}", where=str(folder)) from error
+
+
+def read_identity(folder: Path) -> Identity | None:
+    """Return the identity in the fleet's folder, None if the box never joined. Raises ConfigError."""
+    path = folder / IDENTITY
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Identity)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(error.strerror or str(error), where=str(path)) from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"the identity is damaged: leave the fleet and join it again ({error})", where=str(path)
+        ) from error
+
+
+def write_identity(folder: Path, identity: Identity) -> None:
+    """Write the identity, synced and by rename. Raises OSError."""
+    write_synced(folder / IDENTITY, msgspec.json.format(msgspec.json.encode(identity)))
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Replace a file by rename, with mode 0600; it is on disk when this returns. Raises OSError."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    _write(partial, content, os.O_EXCL)
+    partial.replace(path)
+    _sync_folder(path.parent)
+
+
+def daemon_version() -> str:
+    try:
+        return version("causeway")
+    except PackageNotFoundError:
+        return "0.0.0"
+
+
+def _write(path: Path, content: bytes, flags: int) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unpadded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

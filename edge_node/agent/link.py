@@ -1,0 +1,294 @@
+"""The box's connection to its control plane, in the daemon: token, wakes, status and telemetry.
+
+    tokens      renewed by themselves, see `tokens.py`
+    wakes       a long poll of uniform(150, 300) s; after a lost connection the next one begins uniform(0, 60) s later
+    status      after each change of the agent's state, and with each wake
+    telemetry   each minute
+
+Nothing here decides what the box runs. Without its control plane the box goes on with what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from router.bundle.protocol import StatusReply
+
+from ..clock import Clock
+from ..observability.faults import Fault
+from ..observability.logs import redacted
+from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
+from .identity import DeviceKey, Identity, open_key, read_identity, write_identity, write_synced
+from .reporter import AgentReport, StatusWriter, TelemetryLog, TrafficSums
+from .tokens import RETRY_S, Sleep, TokenKeeper, Uniform
+
+log = logging.getLogger(__name__)
+
+LINK_FILE = "link.json"
+POLL_S = (150.0, 300.0)
+TELEMETRY_S = (50.0, 70.0)
+_LEAST_POLL_S = 1.0  # between two polls, whatever the control plane answers
+_ANSWERED_EARLY_S = 30.0  # a poll that nothing ended but its answer took at least so long
+_SURELY_AWAY = 2  # failures in a row: a single lost poll is nothing
+_REVOKED = ("device_revoked", "device_unknown")
+
+
+class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `link.json`, for `causeway-edge fleet status`. Times are unix seconds, 0: never."""
+
+    boot: str
+    heard: float = 0.0
+    problems: tuple[str, ...] = ()
+    cloned: bool = False
+    report: AgentReport = AgentReport()
+
+
+class FleetConnection:
+    """One box's connection. `follow` an agent before `run`, and call `changed` after each change of its state.
+
+    Args:
+        folder: STATE_DIR/fleet.
+        identity: Of this box.
+        key: Signs its messages.
+        clock: Both clocks.
+        read_traffic: The daemon's sums of requests.
+        uniform: Chance.
+        sleep: Waits for seconds.
+
+    Raises:
+        ConfigError: The control plane's URL or CA file cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: Identity,
+        key: DeviceKey,
+        *,
+        clock: Clock,
+        read_traffic: Callable[[], TrafficSums],
+        uniform: Uniform | None = None,
+        sleep: Sleep = anyio.sleep,
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._uniform = uniform or random.Random().uniform
+        self._sleep = sleep
+        self.identity = identity
+        self.boot = secrets.token_hex(8)
+        self.plane = ControlPlane(identity.url, identity.ca_file, key.sign)
+        self.tokens = TokenKeeper(identity, self.plane, boot=self.boot, clock=clock, uniform=self._uniform, sleep=sleep)
+        self._status = StatusWriter(identity.device, self.boot, clock.unix)
+        self._telemetry = TelemetryLog(identity.device, self.boot, read_traffic, clock.unix)
+        self._dirty = asyncio.Event()
+        self._reporting = asyncio.Lock()
+        self._failures = 0
+        self._heard = 0.0
+        self._recorded: LinkRecord | None = None
+        self._away = Fault(log, logging.WARNING, clock.monotonic)
+        self._clone = Fault(log, logging.ERROR, clock.monotonic)
+        self._agent_report: Callable[[], AgentReport] = AgentReport  # a box without an agent runs the factory's files
+        self._wake_agent: Callable[[], None] = lambda: None
+
+    def follow(self, report: Callable[[], AgentReport], wake: Callable[[], None]) -> None:
+        """Report this agent's state, and wake it when something may be new."""
+        self._agent_report, self._wake_agent = report, wake
+
+    @property
+    def cohort(self) -> str:
+        """The cohort whose plan the box follows."""
+        return self.identity.cohort
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What operators should look at."""
+        own = tuple(fault.problem for fault in (self._away, self._clone) if fault.problem)
+        return (*self.tokens.problems, *own)
+
+    def changed(self) -> None:
+        """The agent's state changed: report it."""
+        running = self._agent_report().running
+        self._telemetry.cut(running)
+        self._dirty.set()
+
+    async def may_change(self, wanted: str) -> float:
+        """Ask whether the box may begin to change to `wanted`: 0.0 is now, else when to ask again, in seconds."""
+        try:
+            reply = await self._report(msgspec.structs.replace(self._agent_report(), wanted=wanted))
+        except FleetError:
+            return max(1.0, self._uniform(*RETRY_S))
+        return 0.0 if reply.may_change else max(1.0, reply.retry_after_s)
+
+    async def run(self) -> None:
+        """Speak to the control plane until cancelled."""
+        self._telemetry.cut(self._agent_report().running)
+        async with anyio.create_task_group() as tasks:
+            for work in (self.tokens.run, self._wakes, self._statuses, self._telemetries):
+                tasks.start_soon(self._repeated, work)
+
+    async def close(self) -> None:
+        await self.plane.close()
+
+    # --- loops -------------------------------------------------------------------------------------------------------
+
+    async def _repeated(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+            except Exception as error:
+                log.error("the connection to the fleet failed unexpectedly: %s", redacted(error))
+            await self._sleep(self._uniform(*RETRY_S))
+
+    async def _wakes(self) -> None:
+        """Poll until the connection is lost."""
+        etag, polled = "", False
+        while True:
+            token = await self.tokens.wait()
+            began = self._clock.monotonic()
+            try:
+                woken = await self.plane.wake(etag, self._uniform(*POLL_S) if polled else 0.0, token)
+            except FleetRefused as error:
+                if await self.tokens.renew(token):
+                    continue
+                self._lost(error)
+                return
+            except FleetUnreachable as error:
+                self._lost(error)
+                return
+            self._found()
+            if woken.changed or not polled:
+                self._wake_agent()
+            etag, early = woken.etag, self._clock.monotonic() - began < _ANSWERED_EARLY_S
+            self._dirty.set()
+            if polled and early and not woken.changed:
+                await self._sleep(self._uniform(*RETRY_S))
+            elif early:
+                await self._sleep(_LEAST_POLL_S)
+            polled = True
+
+    async def _statuses(self) -> None:
+        """Report until the connection is lost; what changed meanwhile is reported afterwards."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            try:
+                await self._report(self._agent_report())
+            except FleetUnreachable:
+                self._dirty.set()
+                return
+            except FleetRefused:
+                continue
+
+    async def _telemetries(self) -> None:
+        while True:
+            await self._sleep(self._uniform(*TELEMETRY_S))
+            self._telemetry.cut(self._agent_report().running)
+            await self.send_telemetry()
+            self._keep_record()
+
+    async def send_telemetry(self) -> None:
+        """Send what waits, as far as the control plane takes it."""
+        while (message := self._telemetry.next()) is not None:
+            try:
+                await self.plane.telemetry(message)
+            except FleetUnreachable:
+                return
+            except FleetRefused as error:
+                if error.code in _REVOKED:
+                    self.tokens.refused(error)
+                    return
+                log.warning("the control plane does not take telemetry: %s", error)
+            self._telemetry.accepted()
+
+    # --- what was heard ----------------------------------------------------------------------------------------------
+
+    async def _report(self, report: AgentReport) -> StatusReply:
+        """Raises FleetError."""
+        async with self._reporting:
+            try:
+                reply = await self.plane.status(self._status.report(report))
+            except FleetRefused as error:
+                if error.code in _REVOKED:
+                    self.tokens.refused(error)
+                else:
+                    log.warning("the control plane does not take the status: %s", error)
+                raise
+        if reply.cloned:
+            self._clone.begin(
+                f"two boxes report as {self.identity.device} to the fleet {self.identity.fleet}: one was cloned; on "
+                "the copy run `causeway-edge fleet leave` and `fleet join`"
+            )
+        else:
+            self._clone.end(f"only one box reports as {self.identity.device} now")
+        self._follow(reply.cohort)
+        self._found()
+        return reply
+
+    def _follow(self, cohort: str) -> None:
+        if cohort == self.identity.cohort:
+            return
+        log.info("this box belongs to the cohort %s now, before to %s", cohort, self.identity.cohort)
+        self.identity = msgspec.structs.replace(self.identity, cohort=cohort)
+        try:
+            write_identity(self._folder, self.identity)
+        except OSError as error:
+            log.warning("the new cohort cannot be written to %s: %s", self._folder, error.strerror)
+        self._wake_agent()
+
+    def _found(self) -> None:
+        self._failures = 0
+        self._heard = self._clock.unix()
+        self._away.end(f"{self.plane.name} answers again")
+        self._keep_record()
+
+    def _lost(self, error: FleetError) -> None:
+        self._failures += 1
+        if self._failures >= _SURELY_AWAY:
+            self._away.begin(f"{error}; the box goes on with what it runs")
+        self._keep_record()
+
+    def _keep_record(self) -> None:
+        """Write what changed; `heard` alone is not worth a write to flash."""
+        record = LinkRecord(
+            boot=self.boot,
+            heard=self._heard,
+            problems=self.problems,
+            cloned=bool(self._clone.problem),
+            report=self._agent_report(),
+        )
+        if self._recorded is not None and msgspec.structs.replace(record, heard=self._recorded.heard) == self._recorded:
+            return
+        try:
+            write_synced(self._folder / LINK_FILE, msgspec.json.encode(record))
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._folder / LINK_FILE, error.strerror)
+            return
+        self._recorded = record
+
+
+def open_link(folder: Path, *, clock: Clock, read_traffic: Callable[[], TrafficSums]) -> FleetConnection | None:
+    """Return the link of a box that joined a fleet, else None.
+
+    Raises:
+        ConfigError: The identity or the key is damaged.
+    """
+    identity = read_identity(folder)
+    if identity is None:
+        return None
+    return FleetConnection(folder, identity, open_key(folder), clock=clock, read_traffic=read_traffic)
+
+
+def read_record(folder: Path) -> LinkRecord | None:
+    """Return what the daemon wrote last, None if there is nothing readable."""
+    try:
+        return msgspec.json.decode((folder / LINK_FILE).read_bytes(), type=LinkRecord)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,145 @@
+"""What the box tells its control plane: its state after each change, and sums of its requests each minute.
+
+Telemetry waits in memory while the control plane is away, for at most a day; then the oldest minutes are dropped, and
+counted. A message is repeated unchanged until it is answered, so that the control plane counts it once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from router.bundle.protocol import BoxState, StatusReport, Telemetry, TelemetrySample
+
+from .identity import daemon_version
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 1440
+"""Samples that wait: a day of minutes."""
+MAX_SAMPLES = 128
+"""Samples of one message, which must stay below `protocol.MAX_MESSAGE_BYTES`."""
+
+
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent's part of a `StatusReport`, whose attributes are explained there."""
+
+    state: BoxState = BoxState.IDLE
+    running: str | None = None
+    wanted: str | None = None
+    rollout: str = ""
+    code: str = ""
+    reason: str = ""
+    quarantined: tuple[str, ...] = ()
+    unproven: bool = False
+    since: float = 0.0
+
+
+class TrafficSums(Protocol):
+    """Requests since the daemon's start; `latency` by bucket of `protocol.LATENCY_BOUNDS_S`."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def errors(self) -> int: ...
+    @property
+    def degraded(self) -> int: ...
+    @property
+    def latency(self) -> tuple[int, ...]: ...
+
+
+class TelemetryLog:
+    """Cuts the daemon's sums into samples by bundle and minute, and keeps them until they were accepted.
+
+    `lost` counts samples that were dropped because too many waited.
+
+    Args:
+        device: The box's id.
+        boot: Of this run of the daemon.
+        read: The sums now.
+        unix: The clock, unix seconds.
+    """
+
+    def __init__(self, device: str, boot: str, read: Callable[[], TrafficSums], unix: Callable[[], float]) -> None:
+        self._device = device
+        self._boot = boot
+        self._read = read
+        self._unix = unix
+        self._last, self._began = read(), unix()
+        self._bundle: str | None = None
+        self._waiting: deque[TelemetrySample] = deque()
+        self._message: Telemetry | None = None
+        self._seq = 0
+        self.lost = 0
+
+    def __len__(self) -> int:
+        """Samples that wait, those of the message in transit included."""
+        return len(self._waiting) + (0 if self._message is None else len(self._message.samples))
+
+    def cut(self, bundle: str | None) -> None:
+        """End the sample. `bundle` serves from now on; None: the factory's files."""
+        sums, now, last = self._read(), self._unix(), self._last
+        requests = sums.requests - last.requests
+        if requests > 0:
+            self._waiting.append(
+                TelemetrySample(
+                    bundle=self._bundle,
+                    began=min(self._began, now),
+                    ended=now,
+                    requests=requests,
+                    errors=sums.errors - last.errors,
+                    degraded=sums.degraded - last.degraded,
+                    latency=tuple(late - early for late, early in zip(sums.latency, last.latency, strict=True)),
+                )
+            )
+        self._last, self._began, self._bundle = sums, now, bundle
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+            if not self.lost:
+                log.warning(
+                    "telemetry of more than a day waits for the control plane: the oldest is dropped from now on"
+                )
+            self.lost += 1
+
+    def next(self) -> Telemetry | None:
+        """The message to send: the same again until it was `accepted`. None: there is nothing."""
+        if self._message is None and self._waiting:
+            samples = tuple(self._waiting.popleft() for _ in range(min(MAX_SAMPLES, len(self._waiting))))
+            self._seq += 1
+            self._message = Telemetry(device=self._device, boot=self._boot, seq=self._seq, samples=samples)
+        return self._message
+
+    def accepted(self) -> None:
+        """The control plane has counted the message, or will never take it."""
+        self._message = None
+
+
+class StatusWriter:
+    """Makes reports, each with a higher number."""
+
+    def __init__(self, device: str, boot: str, unix: Callable[[], float]) -> None:
+        self._device = device
+        self._boot = boot
+        self._unix = unix
+        self._seq = 0
+        self._daemon = daemon_version()
+
+    def report(self, agent: AgentReport) -> StatusReport:
+        now = self._unix()
+        local = time.localtime(now)
+        self._seq += 1
+        return StatusReport(
+            device=self._device,
+            boot=self._boot,
+            seq=self._seq,
+            sent=now,
+            daemon=self._daemon,
+            local_weekday=local.tm_wday + 1,
+            local_minute=local.tm_hour * 60 + local.tm_min,
+            **msgspec.structs.asdict(agent),
+        )

@@ -1,0 +1,169 @@
+"""The box's token for its control plane and the cloud gateways: a JWT of ten minutes that is renewed by itself.
+
+The box's own clock matters little: a token's life is measured in monotonic time from its arrival, and a control plane
+that calls a request stale tells its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+
+from router.bundle.protocol import IssuedToken, TokenRequest
+
+from ..clock import Clock
+from ..observability.faults import Fault
+from .control_plane import ControlPlane, FleetError, FleetRefused
+from .identity import Identity
+
+log = logging.getLogger(__name__)
+
+Uniform = Callable[[float, float], float]
+Sleep = Callable[[float], Awaitable[None]]
+RETRY_S = (0.0, 60.0)
+"""The wait before another try is uniform in this, so that the boxes of a fleet do not come back together."""
+REFUSED_S = (300.0, 900.0)
+"""The same after a refusal, such as that of a revoked device."""
+_RENEW_AT = (0.5, 0.7)  # of the token's life
+_FRESH_S = 30.0  # a token of this age that is refused did not expire: another one is not better
+_SKEW_S = 120.0
+_OTHER_TIME = ("request_stale", "token_request_replayed")
+
+
+class TokenKeeper:
+    """Owns the token.
+
+    `token` is "" while there is none. `cohort` is what the control plane said last.
+
+    Args:
+        identity: Of this box.
+        plane: The control plane.
+        boot: Of this run of the daemon.
+        clock: Both clocks.
+        uniform: Chance: a number between two.
+        sleep: Waits for seconds.
+    """
+
+    def __init__(
+        self, identity: Identity, plane: ControlPlane, *, boot: str, clock: Clock, uniform: Uniform, sleep: Sleep
+    ) -> None:
+        self._identity = identity
+        self._plane = plane
+        self._boot = boot
+        self._clock = clock
+        self._uniform = uniform
+        self._sleep = sleep
+        self._renewing = asyncio.Lock()
+        self._there = asyncio.Event()
+        self._received = self._expires = float("-inf")  # monotonic s
+        self._life_s = 0.0
+        self._sent = 0.0
+        self._ahead_s = 0.0  # of the control plane's clock
+        self._expired = Fault(log, logging.WARNING, clock.monotonic)
+        self._refused = Fault(log, logging.ERROR, clock.monotonic)
+        self._wrong_clock = Fault(log, logging.WARNING, clock.monotonic)
+        self.token = ""
+        self.cohort = identity.cohort
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        faults = (self._refused, self._expired, self._wrong_clock)
+        return tuple(fault.problem for fault in faults if fault.problem)
+
+    async def wait(self) -> str:
+        """Return the token as soon as there is one."""
+        await self._there.wait()
+        return self.token
+
+    async def run(self) -> None:
+        """Get a token and renew it in time, until cancelled."""
+        while True:
+            await self._sleep(await self._renewed())
+
+    async def renew(self, refused: str) -> bool:
+        """Get another token than the one that was refused (HTTP 401); return whether there is one now."""
+        async with self._renewing:
+            if self.token and self.token != refused:
+                return True
+            if self._clock.monotonic() - self._received < _FRESH_S:
+                return False
+            try:
+                await self._issue()
+            except FleetError as error:
+                self._note(error)
+            return bool(self.token) and self.token != refused
+
+    def refused(self, error: FleetRefused) -> None:
+        """Note that the control plane does not know this box (any more)."""
+        self._refused.begin(
+            f"the fleet {self._identity.fleet} refuses this box: {error}; it goes on with what it runs, without fleet "
+            "and without the fleet's token for the cloud"
+        )
+        self._use("")
+
+    # --- renewal -----------------------------------------------------------------------------------------------------
+
+    async def _renewed(self) -> float:
+        """Renew the token; return when to do so again, seconds."""
+        async with self._renewing:
+            try:
+                await self._issue()
+            except FleetError as error:
+                self._note(error)
+                return self._uniform(*(REFUSED_S if isinstance(error, FleetRefused) else RETRY_S))
+        return self._life_s * self._uniform(*_RENEW_AT)
+
+    async def _issue(self) -> None:
+        """Raises FleetError."""
+        try:
+            issued = await self._ask()
+        except FleetRefused as error:
+            if error.code not in _OTHER_TIME or error.now is None:
+                raise
+            self._ahead_s = error.now + 1.0 - self._clock.unix()  # HTTP's dates are whole seconds
+            self._sent = 0.0
+            issued = await self._ask()
+        self._received = self._clock.monotonic()
+        self._life_s = issued.expires_in_s
+        self._expires = self._received + issued.expires_in_s
+        self._ahead_s = issued.now - self._clock.unix()
+        self.cohort = issued.cohort
+        self._check_clock()
+        self._use(issued.token)
+        self._expired.end("the fleet's token is renewed")
+        self._refused.end(f"the fleet {self._identity.fleet} accepts this box again")
+
+    async def _ask(self) -> IssuedToken:
+        self._sent = max(self._sent + 0.001, self._clock.unix() + self._ahead_s)
+        return await self._plane.token(
+            TokenRequest(device=self._identity.device, boot=self._boot, nonce=secrets.token_hex(16), sent=self._sent)
+        )
+
+    def _note(self, error: FleetError) -> None:
+        if isinstance(error, FleetRefused):
+            self.refused(error)
+        elif self._clock.monotonic() >= self._expires:
+            self._expired.begin(
+                f"the fleet's token has expired and cannot be renewed: {error}; requests stay on this box, as the "
+                "cloud refuses them"
+            )
+            self._use("")
+
+    def _use(self, token: str) -> None:
+        self.token = token
+        if token:
+            self._there.set()
+        else:
+            self._there.clear()
+
+    def _check_clock(self) -> None:
+        if abs(self._ahead_s) > _SKEW_S:
+            side = "behind" if self._ahead_s > 0 else "ahead of"
+            self._wrong_clock.begin(
+                f"this box's clock is {abs(self._ahead_s):.0f} s {side} the control plane's: set it, as updates that "
+                "are signed for a time depend on it"
+            )
+        else:
+            self._wrong_clock.end("this box's clock is right again")

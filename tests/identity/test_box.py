@@ -1,0 +1,485 @@
+"""A box's side of the wire against a control plane on real sockets; time and chance are the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from edge_node.agent import enrolment
+from edge_node.agent.control_plane import ControlPlane, FleetRefused, FleetUnreachable
+from edge_node.agent.identity import FileKey, new_key, open_key, read_identity
+from edge_node.agent.link import FleetConnection, open_link, read_record
+from edge_node.agent.reporter import MAX_SAMPLES, MAX_WAITING, AgentReport, TelemetryLog
+from edge_node.clock import Clock
+from router.bundle.protocol import LATENCY_BOUNDS_S, MAX_MESSAGE_BYTES, BoxState, StatusReply
+from router.errors import ConfigError
+
+from .scripted_plane import Refusal, ScriptedPlane
+
+BUNDLE, OTHER = "a" * 64, "b" * 64
+
+
+class Sums(msgspec.Struct):
+    requests: int = 0
+    errors: int = 0
+    degraded: int = 0
+    latency: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_S) + 1)
+
+    def add(self, requests: int) -> None:
+        self.requests += requests
+        self.latency = (self.latency[0] + requests, *self.latency[1:])
+
+
+class Time:
+    """A clock and a sleep: each sleeper waits until the test lets so much time pass."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.unix = time.time()
+        self._sleepers: list[tuple[float, anyio.Event]] = []
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        event = anyio.Event()
+        self._sleepers.append((self.now + seconds, event))
+        await event.wait()
+
+    async def pass_s(self, seconds: float) -> None:
+        """Let time pass, sleeper by sleeper."""
+        end = self.now + seconds
+        for _ in range(3):
+            await anyio.wait_all_tasks_blocked()
+        while due := [one for one in self._sleepers if one[0] <= end]:
+            first = min(due, key=lambda one: one[0])
+            self._sleepers.remove(first)
+            self.unix += max(0.0, first[0] - self.now)
+            self.now = max(self.now, first[0])
+            first[1].set()
+            await asyncio.sleep(0.02)
+        self.unix += end - self.now
+        self.now = end
+
+    def clock(self) -> Clock:
+        return Clock(monotonic=lambda: self.now, unix=lambda: self.unix)
+
+
+class Chance:
+    """Takes the middle, and remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[float, float]] = []
+
+    def __call__(self, low: float, high: float) -> float:
+        self.asked.append((low, high))
+        return (low + high) / 2
+
+
+@pytest.fixture
+async def plane() -> AsyncIterator[ScriptedPlane]:
+    async with ScriptedPlane().running() as plane:
+        yield plane
+
+
+async def joined(plane: ScriptedPlane, state_dir: Path, name: str = "kiosk-1") -> Path:
+    await enrolment.join(state_dir, enrolment.JoinRequest(url=plane.url, token="cwjoin_x", name=name), time.time())
+    return state_dir / "fleet"
+
+
+class Box:
+    def __init__(self, folder: Path) -> None:
+        self.time, self.chance, self.sums = Time(), Chance(), Sums()
+        identity = read_identity(folder)
+        assert identity is not None
+        self.folder = folder
+        self.link = FleetConnection(
+            folder,
+            identity,
+            open_key(folder),
+            clock=self.time.clock(),
+            read_traffic=lambda: msgspec.structs.replace(self.sums),
+            uniform=self.chance,
+            sleep=self.time.sleep,
+        )
+        self.report = AgentReport()
+        self.wakes = 0
+        self.link.follow(lambda: self.report, self._wake)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Box]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.link.run)
+            try:
+                yield self
+            finally:
+                tasks.cancel_scope.cancel()
+        await self.link.close()
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    with anyio.fail_after(20):
+        while not condition():  # noqa: ASYNC110 -- other tasks have no event for it
+            await anyio.sleep(0.01)
+
+
+# --- enrolment -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_key_is_made_on_the_box_and_closed_to_others(plane: ScriptedPlane, tmp_path: Path) -> None:
+    folder = await joined(plane, tmp_path)
+    assert stat.S_IMODE((folder / "device.key").stat().st_mode) == 0o600
+    assert plane.keys == {"kiosk-1": open_key(folder).public}
+    identity = read_identity(folder)
+    assert identity is not None
+    assert (identity.device, identity.cohort, identity.root) == ("kiosk-1", "kiosk", "{}")
+    assert "PRIVATE" not in (folder / "identity.json").read_text()
+
+
+async def test_a_key_that_others_may_read_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    new_key(tmp_path)
+    (tmp_path / "device.key").chmod(0o644)
+    open_key(tmp_path)
+    assert stat.S_IMODE((tmp_path / "device.key").stat().st_mode) == 0o600
+    assert "open to other users" in caplog.text
+
+
+def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
+    first = new_key(tmp_path)
+    with pytest.raises(FileExistsError):
+        FileKey.create(tmp_path / "device.key")
+    assert new_key(tmp_path).public == first.public
+
+
+@pytest.mark.parametrize("content", [b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
+def test_a_damaged_key_is_said(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "device.key").write_bytes(content)
+    with pytest.raises(ConfigError, match="join it again"):
+        open_key(tmp_path)
+
+
+async def test_a_lost_answer_is_asked_for_again_with_the_same_key(plane: ScriptedPlane, tmp_path: Path) -> None:
+    plane.lose = {"/v1/enroll"}
+    with pytest.raises(FleetUnreachable):
+        await joined(plane, tmp_path)
+    assert read_identity(tmp_path / "fleet") is None
+    before = dict(plane.keys)
+    plane.lose = set()
+    await joined(plane, tmp_path)
+    assert plane.keys == before
+
+
+@pytest.mark.parametrize("code", ["join_token_used", "join_token_expired", "join_token_unknown"])
+async def test_a_refused_enrolment_leaves_no_identity(plane: ScriptedPlane, tmp_path: Path, code: str) -> None:
+    plane.refusals = {"/v1/enroll": Refusal(403, code)}
+    with pytest.raises(FleetRefused, match=code) as caught:
+        await joined(plane, tmp_path)
+    assert caught.value.code == code
+    assert read_identity(tmp_path / "fleet") is None
+
+
+async def test_a_box_joins_one_fleet_at_a_time(plane: ScriptedPlane, tmp_path: Path) -> None:
+    await joined(plane, tmp_path)
+    with pytest.raises(ConfigError, match="leave it first"):
+        await joined(plane, tmp_path)
+    key = open_key(tmp_path / "fleet").public
+    enrolment.leave(tmp_path)
+    assert not (tmp_path / "fleet").exists()
+    await joined(plane, tmp_path)
+    assert open_key(tmp_path / "fleet").public != key
+
+
+@pytest.mark.parametrize("url", ["http://fleet.example", "fleet.example", "ftp://127.0.0.1"])
+async def test_a_join_token_is_not_sent_in_the_clear(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match="fleet URL"):
+        await enrolment.join(tmp_path, enrolment.JoinRequest(url=url, token="t"), 0.0)
+    assert not (tmp_path / "fleet").exists()
+
+
+def test_a_box_that_never_joined_has_no_link(tmp_path: Path) -> None:
+    assert open_link(tmp_path, clock=Clock(), read_traffic=Sums) is None
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_token_is_renewed_before_it_expires(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        await eventually(lambda: box.link.tokens.token == "token-1")
+        await box.time.pass_s(599)
+        await eventually(lambda: len(plane.tokens) == 2)
+        assert box.link.tokens.token == plane.tokens[-1]
+        assert len({request.nonce for request in plane.token_requests}) == len(plane.token_requests)
+        sent = [request.sent for request in plane.token_requests]
+        assert sent == sorted(set(sent))
+
+
+async def test_a_refused_token_is_renewed_once_for_all_that_ask(plane: ScriptedPlane, tmp_path: Path) -> None:
+    """A token that has just arrived is not renewed: another one would be refused as well."""
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        await eventually(lambda: box.link.tokens.token)
+        assert not await box.link.tokens.renew("token-1")
+        box.time.now += 31
+        renewed: list[bool] = []
+
+        async def renew() -> None:
+            renewed.append(await box.link.tokens.renew("token-1"))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(renew)
+        assert renewed == [True] * 5
+        assert plane.tokens == ["token-1", "token-2"]
+
+
+async def test_a_token_that_cannot_be_renewed_is_said_and_given_up(plane: ScriptedPlane, tmp_path: Path) -> None:
+    """And the box comes back by itself."""
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        plane.unix = lambda: box.time.unix
+        await eventually(lambda: box.link.tokens.token)
+        plane.refusals = {path: Refusal(503, "") for path in ("/v1/token", "/v1/wake", "/v1/status")}
+        plane.news()
+        await box.time.pass_s(500)
+        assert box.link.tokens.token == "token-1"
+        assert not any("expired" in problem for problem in box.link.problems)
+        await box.time.pass_s(200)
+        await eventually(lambda: any("expired" in problem for problem in box.link.problems))
+        assert box.link.tokens.token == ""
+        plane.refusals = {}
+        for _ in range(4):
+            await box.time.pass_s(60)
+        await eventually(lambda: box.link.tokens.token != "" and not box.link.problems)
+
+
+async def test_a_revoked_box_says_so_and_gives_up_its_token(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        await eventually(lambda: box.link.tokens.token)
+        plane.refusals = {path: Refusal(403, "device_revoked") for path in ("/v1/token", "/v1/status")}
+        box.link.changed()
+        await eventually(lambda: any("device_revoked" in problem for problem in box.link.problems))
+        assert box.link.tokens.token == ""
+        record = read_record(box.folder)
+        assert record is not None
+        await box.time.pass_s(1000)
+        await eventually(lambda: any("device_revoked" in problem for problem in read_problems(box.folder)))
+
+
+def read_problems(folder: Path) -> tuple[str, ...]:
+    record = read_record(folder)
+    return () if record is None else record.problems
+
+
+async def test_a_wrong_clock_does_not_lock_the_box_out(plane: ScriptedPlane, tmp_path: Path) -> None:
+    """40 days ahead: the control plane's time is used, and the difference is said."""
+    plane.check_time = True
+    box = Box(await joined(plane, tmp_path))
+    box.time.unix = time.time() + 40 * 86400
+    async with box.running():
+        await eventually(lambda: box.link.tokens.token)
+        assert any("clock" in problem for problem in box.link.problems)
+
+
+# --- wakes -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_change_wakes_the_agent(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        await plane.until(lambda: len(plane.polls) >= 1)
+        await eventually(lambda: box.wakes == 1)
+        await box.time.pass_s(2)
+        await plane.until(lambda: len(plane.polls) >= 2)
+        assert plane.polls[1] == ('"1"', 225.0)
+        plane.news()
+        await eventually(lambda: box.wakes == 2)
+        assert (150.0, 300.0) in box.chance.asked
+
+
+async def test_after_a_lost_connection_a_box_waits_up_to_a_minute(plane: ScriptedPlane, tmp_path: Path) -> None:
+    """One lost poll is no problem; two are, until the control plane answers again."""
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        await plane.until(lambda: len(plane.polls) >= 1)
+        plane.refusals = {"/v1/wake": Refusal(503, "")}
+        await box.time.pass_s(2)
+        await eventually(lambda: (0.0, 60.0) in box.chance.asked)
+        assert box.link.problems == ()
+        await box.time.pass_s(31)
+        await eventually(lambda: box.link.problems)
+        plane.refusals = {}
+        await box.time.pass_s(31)
+        await eventually(lambda: not box.link.problems)
+
+
+async def test_a_control_plane_that_never_waits_is_not_asked_in_a_loop(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        await plane.until(lambda: len(plane.polls) >= 1)
+        plane.generation = 0
+        await box.time.pass_s(2)
+        for _ in range(20):
+            plane.news()
+            await anyio.sleep(0.01)
+        assert len(plane.polls) <= 4
+
+
+# --- status and telemetry --------------------------------------------------------------------------------------------
+
+
+async def test_each_change_is_reported_in_order(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        await plane.until(lambda: len(plane.reports) >= 1)
+        for state in (BoxState.FETCH, BoxState.TRIAL):
+            box.report = AgentReport(state=state, running=BUNDLE, wanted=OTHER, since=5.0)
+            box.link.changed()
+            await plane.until(partial(_newest_is, plane, state))
+        assert [report.seq for report in plane.reports] == list(range(1, len(plane.reports) + 1))
+        assert {report.boot for report in plane.reports} == {box.link.boot}
+        assert (plane.reports[-1].running, plane.reports[-1].wanted) == (BUNDLE, OTHER)
+
+
+def _newest_is(plane: ScriptedPlane, state: BoxState) -> bool:
+    return plane.reports[-1].state is state
+
+
+async def test_two_runs_of_a_daemon_have_two_boots(plane: ScriptedPlane, tmp_path: Path) -> None:
+    folder = await joined(plane, tmp_path)
+    assert Box(folder).link.boot != Box(folder).link.boot
+
+
+async def test_the_reply_says_whether_the_box_may_change(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        assert await box.link.may_change(BUNDLE) == 0.0
+        assert plane.reports[-1].wanted == BUNDLE
+        plane.reply = StatusReply(may_change=False, now=0.0, cohort="kiosk", retry_after_s=77.0)
+        assert await box.link.may_change(BUNDLE) == 77.0
+        plane.refusals = {"/v1/status": Refusal(500, "")}
+        assert await box.link.may_change(BUNDLE) == 30.0
+
+
+async def test_a_clone_is_said(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        plane.reply = StatusReply(may_change=True, now=0.0, cohort="kiosk", cloned=True)
+        box.link.changed()
+        await eventually(lambda: any("cloned" in problem for problem in box.link.problems))
+        record = read_record(box.folder)
+        assert record is not None
+        assert record.cloned
+
+
+async def test_a_new_cohort_is_kept_over_a_restart(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        plane.reply = StatusReply(may_change=True, now=0.0, cohort="till")
+        box.link.changed()
+        await eventually(lambda: box.link.cohort == "till")
+        identity = read_identity(box.folder)
+        assert identity is not None
+        assert identity.cohort == "till"
+
+
+async def test_telemetry_is_counted_by_bundle(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        await plane.until(lambda: len(plane.reports) >= 1)
+        box.sums.add(3)
+        box.report = AgentReport(running=BUNDLE)
+        box.link.changed()
+        box.sums.add(2)
+        await box.time.pass_s(61)
+        await plane.until(lambda: len(plane.telemetry) >= 1)
+        samples = plane.telemetry[0].samples
+        assert [(sample.bundle, sample.requests, sample.latency[0]) for sample in samples] == [
+            (None, 3, 3),
+            (BUNDLE, 2, 2),
+        ]
+
+
+async def test_a_lost_answer_repeats_the_same_message(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        await plane.until(lambda: len(plane.reports) >= 1)
+        plane.lose = {"/v1/telemetry"}
+        box.sums.add(3)
+        await box.time.pass_s(61)
+        await plane.until(lambda: len(plane.telemetry) >= 1)
+        plane.lose = set()
+        box.sums.add(4)
+        await box.time.pass_s(61)
+        await plane.until(lambda: len(plane.telemetry) >= 3)
+        assert plane.telemetry[0] == plane.telemetry[1]
+        assert [message.seq for message in plane.telemetry] == [1, 1, 2]
+        assert plane.telemetry[2].samples[0].requests == 4
+
+
+def test_what_waits_is_bounded_and_its_loss_counted() -> None:
+    now, sums = Time(), Sums()
+    log = TelemetryLog("kiosk-1", "boot", lambda: msgspec.structs.replace(sums), lambda: now.unix)
+    for _ in range(MAX_WAITING + 10):
+        sums.add(1)
+        now.unix += 60
+        log.cut(BUNDLE)
+    assert (len(log), log.lost) == (MAX_WAITING, 10)
+    message = log.next()
+    assert message is not None
+    assert len(message.samples) == MAX_SAMPLES
+    assert len(msgspec.json.encode(message)) < MAX_MESSAGE_BYTES
+    received = 0
+    while message := log.next():
+        received += sum(sample.requests for sample in message.samples)
+        log.accepted()
+    assert received == MAX_WAITING
+
+
+def test_a_clock_that_steps_back_makes_no_backward_sample() -> None:
+    now, sums = Time(), Sums()
+    log = TelemetryLog("kiosk-1", "boot", lambda: msgspec.structs.replace(sums), lambda: now.unix)
+    sums.add(1)
+    now.unix -= 3600
+    log.cut(None)
+    message = log.next()
+    assert message is not None
+    assert message.samples[0].began <= message.samples[0].ended
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("offset", [0, 1, 70_000, 100_000])
+async def test_a_file_is_fetched_from_an_offset(plane: ScriptedPlane, ranges: bool, offset: int) -> None:
+    content = os.urandom(100_000)
+    plane.files["blobs/x"], plane.ranges = content, ranges
+    source = ControlPlane(plane.url)
+    fetched = b"".join([chunk async for chunk in source.fetch("blobs/x", offset)])
+    await source.close()
+    assert fetched == content[offset:]
+
+
+async def test_a_file_that_is_not_there_is_another_error_than_a_source_that_is_away(plane: ScriptedPlane) -> None:
+    source = ControlPlane(plane.url)
+    with pytest.raises(FileNotFoundError):
+        await anext(source.fetch("blobs/none"))
+    plane.refusals = {"/blobs/x": Refusal(500, "")}
+    with pytest.raises(OSError, match="500") as caught:
+        await anext(source.fetch("blobs/x"))
+    assert not isinstance(caught.value, FileNotFoundError)
+    await source.close()
+    away = ControlPlane("http://127.0.0.1:1")
+    with pytest.raises(OSError, match="refused"):
+        await anext(away.fetch("blobs/x"))
+    await away.close()
+
+
+async def test_a_fetch_that_is_left_closes_its_connection(plane: ScriptedPlane) -> None:
+    plane.files["blobs/x"] = bytes(5_000_000)
+    source = ControlPlane(plane.url)
+    async with aclosing(source.fetch("blobs/x")) as chunks:
+        assert await anext(chunks)
+    await source.close()
