@@ -15,11 +15,11 @@ import anyio
 import msgspec
 import pytest
 
-from edge_node.agent import enrolment
-from edge_node.agent.control_plane import ControlPlane, FleetRefused, FleetUnreachable
-from edge_node.agent.identity import FileKey, new_key, open_key, read_identity
-from edge_node.agent.link import FleetConnection, open_link, read_record
-from edge_node.agent.reporter import MAX_SAMPLES, MAX_WAITING, AgentReport, TelemetryLog
+from edge_node.agent.link import enrolment
+from edge_node.agent.link.connection import FleetConnection, open_link, read_record
+from edge_node.agent.link.control_plane import ControlPlane, FleetRefused, FleetUnreachable
+from edge_node.agent.link.identity import FileKey, new_key, open_key, read_identity
+from edge_node.agent.link.reporter import MAX_SAMPLES, MAX_WAITING, AgentReport, TelemetryLog
 from edge_node.clock import Clock
 from router.bundle.protocol import LATENCY_BOUNDS_S, MAX_MESSAGE_BYTES, BoxState, StatusReply
 from router.errors import ConfigError

@@ -22,9 +22,9 @@ import msgspec
 
 from router.bundle.protocol import StatusReply
 
-from ..clock import Clock
-from ..observability.faults import Fault
-from ..observability.logs import redacted
+from ...clock import Clock
+from ...observability.faults import Fault
+from ...observability.logs import redacted
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
 from .identity import DeviceKey, Identity, open_key, read_identity, write_identity, write_synced
 from .reporter import AgentReport, StatusWriter, TelemetryLog, TrafficSums

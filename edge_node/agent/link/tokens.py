@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 
 from router.bundle.protocol import IssuedToken, TokenRequest
 
-from ..clock import Clock
-from ..observability.faults import Fault
+from ...clock import Clock
+from ...observability.faults import Fault
 from .control_plane import ControlPlane, FleetError, FleetRefused
 from .identity import Identity
 

@@ -1,0 +1,9 @@
+"""The box's identity and its connection to the control plane.
+
+identity.py        the device key and who this box is, on disk
+enrolment.py       join and leave
+control_plane.py   the HTTP client: one method for each message, and the published files
+tokens.py          the box's token, which is renewed by itself
+reporter.py        status reports and telemetry
+connection.py      the loops of the daemon: tokens, wakes, status, telemetry
+"""
