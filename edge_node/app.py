@@ -79,7 +79,9 @@ def build(
     state_folder = StateFolderLock(state_dir)
     booted, config = _boot(config, state_folder, clock)
     model_dirs = [Path(folder) for folder in config.engine.model_dirs]  # the agent puts another bundle's first
-    engines = EnginePool(make_engine or _engine_maker(config.engine, model_dirs)) if config.engine.enabled else None
+    engines = None
+    if config.engine.enabled:
+        engines = EnginePool(make_engine or _engine_maker(config.engine, model_dirs), _weights_of(model_dirs))
     cloud = CloudBackend(config.cloud) if config.cloud.url else None
     record_all = config.decisions.record == "all"
     learned = LearnedEstimators(model_dirs, always_quality=record_all)
@@ -259,6 +261,18 @@ def _model_temperatures(model_dirs: Sequence[Path]) -> ModelTemperature:
         return OPENAI_TEMPERATURE if manifest.temperature is None else manifest.temperature
 
     return temperature
+
+
+def _weights_of(model_dirs: Sequence[Path]) -> Callable[[str], str]:
+    """The hash of a model's weights, as its manifest says it; "" for a model that is not there."""
+
+    def weights(model: str) -> str:
+        try:
+            return find_artifact(model, model_dirs).manifest.sha256
+        except ArtifactError:
+            return ""
+
+    return weights
 
 
 def _engine_maker(config: EngineConfig, model_dirs: Sequence[Path]) -> Callable[[str], Engine]:

@@ -7,20 +7,26 @@ same process; that is simpler than components that change under a request, and a
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import anyio
 import msgspec
 import psutil
 
 from models.catalog.artifact import ArtifactError, Manifest, find_artifact
-from router.bundle.refusals import ModelUnusable, PolicyUnusable
+from models.catalog.fit import estimate_memory
+from models.catalog.gguf import read_gguf
+from router.bundle.manifest import GoldenPrompt
+from router.bundle.refusals import GoldenAnswerDiffers, ModelUnusable, PolicyUnusable, UpdateRefused
 from router.bundle.settings import SettingValue
 from router.errors import CausewayError, PolicyError
 from router.policy.compiled import ModelTemperature, Policy
 from router.types import DecisionRecord, Message, Request, Sampling, Target
 
+from ..agent.dry_run import check_policy
 from ..agent.store import InstalledBundle
 from ..backends.backend import Backend, BackendRequest
 from ..config.schema import Config
@@ -31,6 +37,11 @@ from .components import Components
 
 _GOLDEN_S = 180.0  # of one prompt, loading the model included
 _GOLDEN_TOKENS = 256
+_LOAD_S = 300.0
+_BESIDE_TOKENS = 4096
+_BESIDE_SHARE = 0.8  # of the memory that is available now, for a model beside the others
+
+log = logging.getLogger(__name__)
 
 
 def daemon_version() -> str:
@@ -64,12 +75,22 @@ def with_settings(config: Config, settings: Mapping[str, SettingValue]) -> Confi
     return config
 
 
-async def golden_answer(engine: Backend, model: str, prompt: str) -> str:
+async def check_golden(engine: Backend, model: str, prompts: Sequence[GoldenPrompt]) -> None:
     """Ask a model directly, past policy and cache, at temperature 0.
 
     Raises:
+        GoldenAnswerDiffers: It answers something else.
         ModelUnusable: It does not answer.
     """
+    for golden in prompts:
+        answer = await _answer(engine, model, golden.prompt)
+        if answer != golden.answer:
+            raise GoldenAnswerDiffers(
+                f"{model} answers {golden.prompt[:80]!r} with {answer[:80]!r}, not {golden.answer[:80]!r}"
+            )
+
+
+async def _answer(engine: Backend, model: str, prompt: str) -> str:
     request = Request(
         kind="chat",
         model=model,
@@ -153,21 +174,63 @@ class BundleHost:
         settings = {} if bundle is None else bundle.manifest.settings
         return with_settings(self._config, settings) != self._running
 
-    async def use(self, bundle: InstalledBundle | None) -> None:
+    async def use(self, bundle: InstalledBundle | None, *, must: bool = False) -> None:
         target = with_bundle(self._config, bundle)
+        path = Path(target.policy) if target.policy else DEFAULT_POLICY
         before = list(self._model_dirs)
         self._model_dirs[:] = [Path(folder) for folder in target.engine.model_dirs]
         try:
-            await self._parts().policies.follow(Path(target.policy) if target.policy else DEFAULT_POLICY)
-        except PolicyError as error:
+            policy = await asyncio.to_thread(check_policy, path, self._model_temperature)
+            try:
+                await self._load_models(policy, bundle)
+            except UpdateRefused as refusal:
+                if not must:
+                    raise
+                log.error("%s: %s", refusal.code, refusal.message)
+            await self._parts().policies.follow(path)
+        except BaseException as error:
             self._model_dirs[:] = before
-            raise PolicyUnusable(error.message) from error
+            engines = self._parts().engines
+            if engines is not None:
+                with anyio.CancelScope(shield=True):
+                    await engines.drop_beside()
+            if isinstance(error, PolicyError):
+                raise PolicyUnusable(error.message) from error
+            raise
 
-    async def answer(self, model: str, prompt: str) -> str:
+    async def _load_models(self, policy: Policy, bundle: InstalledBundle | None) -> None:
+        """Load the models that are new beside those that answer, where memory allows, and ask them their prompts.
+
+        Raises:
+            ModelUnusable, GoldenAnswerDiffers: The policy must not become active.
+        """
+        engines = self._parts().engines
+        if engines is None:
+            return
+        prompts = {} if bundle is None else {model.name: model.golden for model in bundle.manifest.models}
+        for model in dict.fromkeys(target.model for target in policy.targets if target.at == "edge"):
+            if not engines.is_changed(model) or not self._fits_beside(model):
+                continue
+            deadline = asyncio.get_running_loop().time() + _LOAD_S
+            try:
+                engine = await engines.load_beside(model, deadline)
+            except (ArtifactError, CausewayError) as error:
+                raise ModelUnusable(f"{model}: {error}") from error
+            await check_golden(engine, model, prompts.get(model, ()))
+
+    def _fits_beside(self, model: str) -> bool:
+        try:
+            weights = find_artifact(model, self._model_dirs).path
+            need = estimate_memory(read_gguf(weights), context=_BESIDE_TOKENS, batch=1)
+        except ArtifactError:
+            return True  # loading it says what is wrong
+        return need.total_bytes < _BESIDE_SHARE * psutil.virtual_memory().available
+
+    async def check_model(self, model: str, prompts: Sequence[GoldenPrompt]) -> None:
         engines = self._parts().engines
         if engines is None:
             raise ModelUnusable(f"{model}: this box runs no models (engine.enabled)")
-        return await golden_answer(engines, model, prompt)
+        await check_golden(engines, model, prompts)
 
     def restart(self) -> None:
         self._restart()

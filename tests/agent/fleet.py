@@ -22,9 +22,9 @@ from fleet.trust.online import publish_online
 from fleet.trust.published import PublishedFolder
 from fleet.trust.trust_file import Trust, read_trust
 from models.catalog.artifact import Manifest
-from router.bundle.manifest import BundleManifest, bundle_id
+from router.bundle.manifest import BundleManifest, GoldenPrompt, bundle_id
 from router.bundle.protocol import BoxState
-from router.bundle.refusals import UpdateRefused
+from router.bundle.refusals import GoldenAnswerDiffers, UpdateRefused
 from router.bundle.rollout import WHOLE, RolloutPlan
 from router.policy.compiled import Policy, parse_policy
 from router.types import DecisionRecord
@@ -128,7 +128,7 @@ class ScriptedHost:
         self.used: list[str | None] = []
         self.restarts = 0
         self.now = BoxCondition()
-        self.answers: dict[str, str] = {}
+        self.nonsense = False
         self.refusal: UpdateRefused | None = None
         self.settings: dict[str, object] = {}
 
@@ -147,7 +147,7 @@ class ScriptedHost:
     def needs_restart(self, bundle: InstalledBundle | None) -> bool:
         return (dict(bundle.manifest.settings) if bundle else {}) != self.settings
 
-    async def use(self, bundle: InstalledBundle | None) -> None:
+    async def use(self, bundle: InstalledBundle | None, *, must: bool = False) -> None:
         if self.refusal is not None and bundle is not None:
             raise self.refusal
         self.bundle = None if bundle is None else bundle.id
@@ -155,8 +155,9 @@ class ScriptedHost:
         self.policy = parse_policy(text)
         self.used.append(self.bundle)
 
-    async def answer(self, model: str, prompt: str) -> str:
-        return self.answers.get(prompt, "")
+    async def check_model(self, model: str, prompts: Sequence[GoldenPrompt]) -> None:
+        if self.nonsense and prompts:
+            raise GoldenAnswerDiffers(f"{model} answers nonsense")
 
     def restart(self) -> None:
         self.restarts += 1

@@ -45,8 +45,16 @@ class ScriptedEngine:
         self.entered = asyncio.Event()
         self.closed = False
 
+    @property
+    def jobs(self) -> int:
+        return self.running
+
     async def start(self) -> None:
         self.state = "ready"
+
+    async def ready(self, deadline: float) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     async def count(self, request: Request) -> int | None:
         if self.fault == "stall":

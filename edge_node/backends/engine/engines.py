@@ -1,7 +1,8 @@
 """The engine children of this device: `EnginePool`, one engine per model, and `Supervisor`, which keeps a child alive.
 
 A new policy may name other models: their engines start when it is activated, and engines whose model is no longer named
-are closed. The states of a child:
+are closed once they have no jobs. Other weights under the same name are loaded beside the old ones (`load_beside`), or
+after those are gone. The states of a child:
 
     starting ──▶ ready ──▶ backing_off ──▶ starting …        it crashed
         └──────▶ failed ──▶ starting …                       the model cannot be loaded: requests fail at once
@@ -10,10 +11,12 @@ are closed. The states of a child:
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Literal, Protocol
 
+import anyio
 import anyio.abc
 
 from models.catalog.artifact import ArtifactError
@@ -29,6 +32,8 @@ from .restart_backoff import RestartBackoff
 
 log = logging.getLogger(__name__)
 
+_RETIRE_POLL_S = 0.25
+_IDLE_LOOKS = 3
 State = Literal["idle", "starting", "ready", "backing_off", "failed", "closed"]
 _WATCH_S = 1.0
 _MAX_RESTART_WAIT_S = (
@@ -48,7 +53,12 @@ class Engine(Backend, Protocol):
     @property
     def problem(self) -> str: ...
 
+    @property
+    def jobs(self) -> int: ...
+
     async def start(self) -> None: ...
+
+    async def ready(self, deadline: float) -> None: ...
 
     async def count(self, request: Request) -> int | None: ...
 
@@ -56,10 +66,19 @@ class Engine(Backend, Protocol):
 
 
 class EnginePool:
-    """The `Backend` of the location `edge`. `make` creates the engine of a model; it may raise ArtifactError."""
+    """The `Backend` of the location `edge`.
 
-    def __init__(self, make: Callable[[str], Engine]) -> None:
+    Args:
+        make: Creates the engine of a model; may raise ArtifactError.
+        weights: Returns what tells versions of a model apart, for example the hash of its weights.
+    """
+
+    def __init__(self, make: Callable[[str], Engine], weights: Callable[[str], str] = lambda _: "") -> None:
         self._make = make
+        self._weights = weights
+        self._loaded: dict[str, str] = {}  # model → the weights of its engine
+        self._beside: dict[str, Engine] = {}  # model → loaded, and not in use yet
+        self._retiring: set[Engine] = set()
         self._engines: dict[str, Engine] = {}
         self._missing: dict[str, str] = {}  # model → why it has no engine
         self._first_model = ""
@@ -87,11 +106,53 @@ class EnginePool:
         models = list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
         self._first_model = models[0] if models else ""
         self._missing = {model: reason for model, reason in self._missing.items() if model in models}
-        removed = [self._engines.pop(model) for model in list(self._engines) if model not in models]
-        added = [engine for model in models if (engine := self._add(model)) is not None]
+        outdated = [model for model in self._engines if model not in models or self.is_changed(model)]
+        retired = {model: self._engines.pop(model) for model in outdated}
+        self._retiring |= set(retired.values())
+        added = {model: engine for model in models if (engine := self._add(model)) is not None}
         if self._tasks is not None:
-            for work in (*[engine.close for engine in removed], *[engine.start for engine in added]):
-                self._tasks.start_soon(_guarded, work)
+            for model, engine in retired.items():
+                self._tasks.start_soon(_guarded, functools.partial(self._retire, engine, added.pop(model, None)))
+            for engine in added.values():
+                self._tasks.start_soon(_guarded, engine.start)
+
+    def is_changed(self, model: str) -> bool:
+        """Whether the engine of a model runs other weights than a new one would, or there is none."""
+        return model not in self._engines or self._loaded.get(model) != self._weights(model)
+
+    async def load_beside(self, model: str, deadline: float) -> Engine:
+        """Load a model's present weights beside the engine that answers; the next `use` takes it, `drop_beside` not.
+
+        Raises:
+            ArtifactError: There is no such model.
+            EngineUnavailable: It cannot be loaded until `deadline` (the loop's clock).
+        """
+        engine = self._make(model)
+        try:
+            await engine.start()
+            await engine.ready(deadline)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await engine.close()
+            raise
+        self._beside[model] = engine
+        return engine
+
+    async def drop_beside(self) -> None:
+        """Close what was loaded and is not in use."""
+        while self._beside:
+            await self._beside.popitem()[1].close()
+
+    async def _retire(self, engine: Engine, successor: Engine | None) -> None:
+        """Close an engine once it has no jobs, then start the one that takes its memory."""
+        idle_looks = 0
+        while idle_looks < _IDLE_LOOKS:  # a request that was just routed here has its job soon
+            await asyncio.sleep(_RETIRE_POLL_S)
+            idle_looks = 0 if engine.jobs else idle_looks + 1
+        await engine.close()
+        self._retiring.discard(engine)
+        if successor is not None:
+            await successor.start()
 
     def start(self, tasks: anyio.abc.TaskGroup) -> None:
         """Start the engines. `tasks` is the parent of everything that starts or closes them."""
@@ -103,8 +164,12 @@ class EnginePool:
         """A new engine for `model`; None if there is one already, or it cannot be created."""
         if model in self._engines:
             return None
+        if (loaded := self._beside.pop(model, None)) is not None:
+            self._engines[model], self._loaded[model] = loaded, self._weights(model)
+            return None
         try:
             engine = self._engines[model] = self._make(model)
+            self._loaded[model] = self._weights(model)
         except ArtifactError as error:
             self._missing[model] = str(error)
             log.error("no engine for %s: %s", model, error)
@@ -121,7 +186,8 @@ class EnginePool:
         return await self._engine(call.target.model).embed(call)
 
     async def close(self) -> None:
-        engines, self._engines = list(self._engines.values()), {}
+        engines, self._engines = [*self._engines.values(), *self._beside.values(), *self._retiring], {}
+        self._beside, self._retiring = {}, set()
         async with anyio.create_task_group() as closing:
             for engine in engines:
                 closing.start_soon(engine.close)
